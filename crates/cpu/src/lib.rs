@@ -1,1 +1,13 @@
-//! (being written)
+//! The Backend for CPUs: one set of operations, compiled for each instruction set and chosen once at start.
+//!
+//! Activations are f32, weights stay in the format and the place of their file, keys and values are f32.
+
+mod backend;
+mod math;
+mod memory;
+mod ops;
+mod pool;
+mod simd;
+
+pub use backend::{CpuBackend, CpuOptions};
+pub use simd::Isa;

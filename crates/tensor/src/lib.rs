@@ -2,9 +2,16 @@
 //!
 //! This crate depends on no other room. Devices (`cpu`) implement [`Backend`]; `model` calls it.
 
+mod backend;
 mod bytes;
 mod dtype;
 pub mod quant;
+mod tensor;
 
+pub use backend::{
+    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope, RopeStyle,
+    Routing, SequenceSpan, StoreKv,
+};
 pub use bytes::SharedBytes;
 pub use dtype::DType;
+pub use tensor::{Memory, Tensor};

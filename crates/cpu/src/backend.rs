@@ -1,0 +1,279 @@
+//! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
+
+use pellucid_tensor::{
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
+};
+
+use crate::memory::{self, HostMemory, SharedOutput, bytes, floats, floats_mut};
+use crate::ops::attention::{self, Pages};
+use crate::ops::{elementwise, experts, matmul, norm, rope};
+use crate::pool::Pool;
+use crate::simd::{Isa, Level, with_simd};
+
+/// How a [`CpuBackend`] is to run.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    pub num_threads: usize,
+    pub isa: Isa,
+}
+
+impl Default for CpuOptions {
+    /// Every core, and the best instruction set there is.
+    fn default() -> Self {
+        let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        CpuOptions { num_threads, isa: Isa::best() }
+    }
+}
+
+/// The CPU as a device.
+pub struct CpuBackend {
+    level: Level,
+    pool: Pool,
+}
+
+impl CpuBackend {
+    /// `None` when the machine lacks the instruction set.
+    pub fn new(options: CpuOptions) -> Option<Self> {
+        let level = Level::of(options.isa)?;
+        Some(CpuBackend { level, pool: Pool::new(options.num_threads.max(1)) })
+    }
+
+    /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
+    fn for_rows(&self, out: &mut Tensor, f: impl Fn(usize, &mut [f32]) + Sync) {
+        // Below this many numbers, waking threads costs more than the work.
+        const ENOUGH_FOR_THREADS: usize = 16 * 1024;
+        let (num_rows, cols) = (out.rows(), out.cols());
+        let out = floats_mut(out);
+        if num_rows * cols < ENOUGH_FOR_THREADS {
+            out.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| f(row, out));
+            return;
+        }
+        let output = SharedOutput::new(out);
+        self.pool.run(num_rows, &|row| {
+            // SAFETY: each task has its own row, and `out` stays borrowed until `run` returns.
+            f(row, unsafe { output.part(row * cols, cols) });
+        });
+    }
+
+    fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
+        let weight = matmul::Weight {
+            dtype: linear.weight.dtype(),
+            cols: linear.weight.cols(),
+            bytes: bytes(&linear.weight),
+        };
+        let bias = linear.bias.as_ref().map(floats);
+        with_simd!(self.level, simd => matmul::matmul(simd, &self.pool, x, weight, bias, out));
+    }
+}
+
+impl std::fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.description())
+    }
+}
+
+impl Backend for CpuBackend {
+    fn description(&self) -> String {
+        let num_threads = self.pool.num_threads();
+        let plural = if num_threads == 1 { "" } else { "s" };
+        format!("cpu ({}, {num_threads} thread{plural})", self.level.isa())
+    }
+
+    fn activation_dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
+        let too_large = || Error::OutOfMemory { device: "the CPU".into(), bytes: usize::MAX };
+        let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len)).ok_or_else(too_large)?;
+        Ok(Tensor::new(dtype, rows, cols, Box::new(HostMemory::zeroed(len)?)))
+    }
+
+    fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error> {
+        memory::resize_rows(tensor, rows)
+    }
+
+    fn weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        let HostWeight { dtype, rows, cols, bytes } = weight;
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
+        // f32 weights (norms and biases) are read in place as f32, which needs their alignment.
+        let misplaced = dtype == DType::F32 && bytes.as_ptr().align_offset(align_of::<f32>()) != 0;
+        let memory = if misplaced { HostMemory::copied(&bytes)? } else { HostMemory::Mapped(bytes) };
+        Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
+    }
+
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
+        with_simd!(self.level, simd => matmul::decode_row(simd, tensor.dtype(), bytes(tensor), out));
+        Ok(())
+    }
+
+    fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
+        floats_mut(tensor).copy_from_slice(values);
+        Ok(())
+    }
+
+    fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (ids.len(), table.cols()));
+        let dtype = table.dtype();
+        let row_bytes = dtype.bytes_for(table.cols()).expect("rows are whole blocks");
+        let table = bytes(table);
+        with_simd!(self.level, simd => self.for_rows(out, |row, out| {
+            let start = ids[row] as usize * row_bytes;
+            elementwise::embed_row(simd, dtype, &table[start..start + row_bytes], scale, out);
+        }));
+        Ok(())
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (rows.len(), x.cols()));
+        let (cols, x) = (x.cols(), floats(x));
+        self.for_rows(out, |row, out| out.copy_from_slice(&x[rows[row] as usize * cols..][..cols]));
+        Ok(())
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
+        assert!(x.cols().is_multiple_of(weight.len()));
+        let (cols, x, weight) = (x.cols(), floats(x), floats(weight));
+        with_simd!(self.level, simd => self.for_rows(out, |row, out| {
+            let x = &x[row * cols..(row + 1) * cols];
+            for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+                norm::rms_norm(simd, x, weight, eps, out);
+            }
+        }));
+        Ok(())
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
+        assert_eq!((weight.len(), bias.len()), (x.cols(), x.cols()));
+        let (cols, x, weight, bias) = (x.cols(), floats(x), floats(weight), floats(bias));
+        with_simd!(self.level, simd => self.for_rows(out, |row, out| {
+            norm::layer_norm(simd, &x[row * cols..(row + 1) * cols], weight, bias, eps, out);
+        }));
+        Ok(())
+    }
+
+    fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
+        let (cols, y) = (y.cols(), floats(y));
+        with_simd!(self.level, simd => self.for_rows(x, |row, x| {
+            elementwise::add(simd, &y[row * cols..(row + 1) * cols], x);
+        }));
+        Ok(())
+    }
+
+    fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error> {
+        with_simd!(self.level, simd => self.for_rows(x, |_, x| elementwise::soft_cap(simd, cap, x)));
+        Ok(())
+    }
+
+    fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
+        assert_eq!(x.rows(), out.rows());
+        self.matmul(floats(x), linear, floats_mut(out));
+        Ok(())
+    }
+
+    fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
+        with_simd!(self.level, simd => self.for_rows(x, |_, x| elementwise::activate(simd, activation, x)));
+        Ok(())
+    }
+
+    fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
+        let (cols, up) = (up.cols(), floats(up));
+        with_simd!(self.level, simd => self.for_rows(gate, |row, gate| {
+            elementwise::gate(simd, activation, &up[row * cols..(row + 1) * cols], gate);
+        }));
+        Ok(())
+    }
+
+    fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+        let (hidden, num_experts) = (mlp.x.cols(), mlp.experts.len());
+        assert_eq!(mlp.router_logits.cols(), num_experts);
+        assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
+        let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
+        let mut rows_of_expert: Vec<Vec<(usize, f32)>> = vec![Vec::new(); num_experts];
+        for (row, logits) in logits.chunks_exact(num_experts).enumerate() {
+            for (expert, weight) in experts::select(logits, mlp.routing) {
+                rows_of_expert[expert].push((row, weight));
+            }
+        }
+        let out = floats_mut(out);
+        out.fill(0.0);
+        for (expert, rows) in mlp.experts.iter().zip(&rows_of_expert) {
+            if rows.is_empty() {
+                continue;
+            }
+            let gathered: Vec<f32> = rows.iter().flat_map(|&(row, _)| &x[row * hidden..(row + 1) * hidden]).copied().collect();
+            let mut gate = vec![0.0; rows.len() * expert.gate.weight.rows()];
+            let mut up = vec![0.0; gate.len()];
+            let mut down = vec![0.0; gathered.len()];
+            self.matmul(&gathered, &expert.gate, &mut gate);
+            self.matmul(&gathered, &expert.up, &mut up);
+            with_simd!(self.level, simd => elementwise::gate(simd, mlp.activation, &up, &mut gate));
+            self.matmul(&gate, &expert.down, &mut down);
+            for (&(row, weight), down) in rows.iter().zip(down.chunks_exact(hidden)) {
+                for (out, down) in out[row * hidden..(row + 1) * hidden].iter_mut().zip(down) {
+                    *out += weight * down;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (positions.len(), 2 * frequencies.len()));
+        self.for_rows(out, |row, out| rope::angles_row(positions[row], frequencies, factor, out));
+        Ok(())
+    }
+
+    fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!(rope.angles.rows(), x.rows());
+        assert!(rope.angles.cols() <= rope.head_size && x.cols().is_multiple_of(rope.head_size));
+        let (cols, angles) = (rope.angles.cols(), floats(rope.angles));
+        with_simd!(self.level, simd => self.for_rows(x, |row, x| {
+            use crate::simd::Simd;
+            let angles = &angles[row * cols..(row + 1) * cols];
+            simd.vectorize(|| rope::rotate_row(x, angles, rope.head_size, rope.style));
+        }));
+        Ok(())
+    }
+
+    fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
+        let cols = store.shape.num_kv_heads * store.shape.head_size;
+        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
+        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
+        for (rows, blocks) in [(store.keys, &mut kv.keys), (store.values, &mut kv.values)] {
+            let blocks = floats_mut(blocks);
+            for (row, &slot) in floats(rows).chunks_exact(cols).zip(store.slots) {
+                attention::store_row(row, slot as usize, store.shape, blocks);
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
+        let shape = attention.shape;
+        let group = shape.num_heads / shape.num_kv_heads * shape.head_size;
+        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
+        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
+        assert_eq!(attention.positions.len(), num_rows);
+        let owners = attention::sequence_of_rows(attention.sequences, num_rows);
+        let (queries, keys, values) =
+            (floats(attention.queries), floats(&attention.kv.keys), floats(&attention.kv.values));
+        let output = SharedOutput::new(floats_mut(out));
+        with_simd!(self.level, simd => self.pool.run(num_rows * shape.num_kv_heads, &|task| {
+            let (row, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
+            let blocks = &attention.block_tables[attention.sequences[owners[row]].blocks.clone()];
+            let pages = Pages { keys, values, blocks, shape };
+            let offset = row * cols + kv_head * group;
+            // SAFETY: each task has its own heads of its own row, and `out` stays borrowed until `run` returns.
+            let out = unsafe { output.part(offset, group) };
+            let position = attention.positions[row] as usize;
+            attention::attend(simd, pages, &attention, position, kv_head, &queries[offset..offset + group], out);
+        }));
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Host memory behind a tensor: a mapped file's bytes as they are, or cache-line aligned bytes of our own.
+
+use std::any::Any;
+use std::fmt;
+
+use pellucid_tensor::{DType, Error, Memory, SharedBytes, Tensor};
+
+/// One cache line; a buffer of them starts on a 64-byte boundary, so that no vector load crosses a line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Line([u8; 64]);
+
+pub(crate) enum HostMemory {
+    /// Weights that stay in the page cache.
+    Mapped(SharedBytes),
+    Owned(Vec<Line>),
+}
+
+impl HostMemory {
+    pub(crate) fn zeroed(bytes: usize) -> Result<Self, Error> {
+        let num_lines = bytes.div_ceil(64);
+        let mut lines = Vec::new();
+        lines
+            .try_reserve_exact(num_lines)
+            .map_err(|_| Error::OutOfMemory { device: "the CPU".into(), bytes })?;
+        lines.resize(num_lines, Line([0; 64]));
+        Ok(HostMemory::Owned(lines))
+    }
+
+    pub(crate) fn copied(source: &[u8]) -> Result<Self, Error> {
+        let mut memory = HostMemory::zeroed(source.len())?;
+        memory.bytes_mut()[..source.len()].copy_from_slice(source);
+        Ok(memory)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            HostMemory::Mapped(bytes) => bytes,
+            // SAFETY: a `Line` is 64 plain bytes without padding, so a vector of them is that many initialised bytes.
+            HostMemory::Owned(lines) => unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64) },
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            HostMemory::Mapped(_) => panic!("a mapped weight is read-only"),
+            // SAFETY: as in `bytes`; every byte pattern is a valid `Line`, and `&mut self` makes the access unique.
+            HostMemory::Owned(lines) => unsafe {
+                std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 64)
+            },
+        }
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if matches!(self, HostMemory::Mapped(_)) { "mapped" } else { "owned" };
+        write!(f, "{kind} host memory of {} bytes", self.bytes().len())
+    }
+}
+
+impl Memory for HostMemory {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+fn host(tensor: &Tensor) -> &HostMemory {
+    tensor.memory().as_any().downcast_ref().expect("a tensor of the CPU backend")
+}
+
+fn host_mut(tensor: &mut Tensor) -> &mut HostMemory {
+    tensor.memory_mut().as_any_mut().downcast_mut().expect("a tensor of the CPU backend")
+}
+
+/// The stored bytes of a tensor, whole rows in order.
+pub(crate) fn bytes(tensor: &Tensor) -> &[u8] {
+    let len = tensor.dtype().bytes_for(tensor.len()).expect("rows are whole blocks");
+    &host(tensor).bytes()[..len]
+}
+
+/// The numbers of an f32 tensor.
+pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
+    assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
+    let bytes = bytes(tensor);
+    // SAFETY: every pattern of four bytes is a valid f32; `align_to` gives the aligned middle.
+    let (head, middle, tail) = unsafe { bytes.align_to::<f32>() };
+    assert!(head.is_empty() && tail.is_empty(), "f32 memory is aligned when it is made");
+    middle
+}
+
+pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
+    assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
+    let len = tensor.len();
+    let bytes = &mut host_mut(tensor).bytes_mut()[..len * 4];
+    // SAFETY: as in `floats`, and the bytes are borrowed uniquely.
+    let (_, middle, _) = unsafe { bytes.align_to_mut::<f32>() };
+    middle
+}
+
+/// Grows the memory of an activation when it is too small for `rows`.
+pub(crate) fn resize_rows(tensor: &mut Tensor, rows: usize) -> Result<(), Error> {
+    let needed = tensor.dtype().bytes_for(rows * tensor.cols()).expect("rows are whole blocks");
+    let memory = host_mut(tensor);
+    if memory.bytes().len() < needed {
+        *memory = HostMemory::zeroed(needed)?;
+    }
+    tensor.set_rows(rows);
+    Ok(())
+}
+
+/// A raw pointer to an output that several threads fill, each its own part.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedOutput {
+    start: *mut f32,
+    len: usize,
+}
+
+// SAFETY: the pointer is only used through `part`, whose callers promise that parts handed out at the same time do not overlap.
+unsafe impl Send for SharedOutput {}
+// SAFETY: see above.
+unsafe impl Sync for SharedOutput {}
+
+impl SharedOutput {
+    pub(crate) fn new(out: &mut [f32]) -> Self {
+        SharedOutput { start: out.as_mut_ptr(), len: out.len() }
+    }
+
+    /// The numbers `offset .. offset + len`.
+    ///
+    /// # Safety
+    /// The slice that `new` took is still borrowed by the caller, and no other part that is in use overlaps this one.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn part(&self, offset: usize, len: usize) -> &mut [f32] {
+        assert!(offset + len <= self.len);
+        // SAFETY: in bounds by the assertion; alive and unshared by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
+    }
+}

@@ -1,0 +1,164 @@
+//! `out[n][m] = x[n][k] · w[m][k] + bias[m]`, with w in any format.
+//!
+//! A few rows of w are decoded to f32 and multiplied with all rows of x while they are in the cache. Decoding costs the same for
+//! one row of x as for many; for one row it is most of the work, and the bound is the decoder's arithmetic, not memory.
+//! Bytes moved: w once, x once for each group of columns that a thread takes.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use pellucid_tensor::{DType, quant};
+
+use crate::memory::SharedOutput;
+use crate::pool::Pool;
+use crate::simd::Simd;
+
+/// A stored matrix: `rows` of `cols` numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Weight<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) cols: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Weight<'a> {
+    fn row(&self, row: usize) -> &'a [u8] {
+        let row_bytes = self.dtype.bytes_for(self.cols).expect("rows are whole blocks");
+        &self.bytes[row * row_bytes..(row + 1) * row_bytes]
+    }
+}
+
+/// The plain decoder of a format over a whole row, inlined into the caller so that it is compiled for the caller's instructions.
+#[inline(always)]
+fn decode_blocks<B: quant::BlockFormat>(bytes: &[u8], out: &mut [f32]) {
+    for (block, out) in bytes.chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::LEN)) {
+        B::decode(block, out);
+    }
+}
+
+/// Decodes one stored row.
+pub(crate) fn decode_row<S: Simd>(simd: S, dtype: DType, row: &[u8], out: &mut [f32]) {
+    macro_rules! decode {
+        ($format:ident) => {
+            simd.vectorize(|| decode_blocks::<quant::$format>(row, out))
+        };
+    }
+    match dtype {
+        DType::F32 => decode!(F32),
+        DType::F16 => decode!(F16),
+        DType::BF16 => decode!(BF16),
+        DType::Q4_0 => decode!(Q4_0),
+        DType::Q4_1 => decode!(Q4_1),
+        DType::Q5_0 => decode!(Q5_0),
+        DType::Q5_1 => decode!(Q5_1),
+        DType::Q8_0 => decode!(Q8_0),
+        DType::Q2_K => decode!(Q2_K),
+        DType::Q3_K => decode!(Q3_K),
+        DType::Q4_K => decode!(Q4_K),
+        DType::Q5_K => decode!(Q5_K),
+        DType::Q6_K => decode!(Q6_K),
+        DType::IQ4_NL => decode!(IQ4_NL),
+        DType::IQ4_XS => decode!(IQ4_XS),
+        DType::MXFP4 => decode!(MXFP4),
+    }
+}
+
+thread_local! {
+    /// Decoded rows of w; kept by each thread so that a step allocates nothing after the first.
+    static DECODED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Columns of the result that a thread takes at a time: whole tiles, and enough pieces to share out evenly.
+fn columns_per_task(num_cols: usize, num_threads: usize) -> usize {
+    const TILE: usize = 8;
+    (num_cols / (num_threads * 8)).next_multiple_of(TILE).clamp(TILE, 64)
+}
+
+pub(crate) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], w: Weight<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
+    let num_rows = x.len() / w.cols;
+    let num_cols = if num_rows == 0 { 0 } else { out.len() / num_rows };
+    assert_eq!(x.len(), num_rows * w.cols, "x is [rows][k]");
+    assert_eq!(out.len(), num_rows * num_cols, "out is [rows][m]");
+    let per_task = columns_per_task(num_cols, pool.num_threads());
+    let output = SharedOutput::new(out);
+    pool.run(num_cols.div_ceil(per_task), &|task| {
+        let columns = task * per_task..((task + 1) * per_task).min(num_cols);
+        DECODED.with_borrow_mut(|decoded| {
+            decoded.resize(S::TILE_COLS * w.cols, 0.0);
+            let mut column = columns.start;
+            while column < columns.end {
+                let group = column..columns.end.min(column + S::TILE_COLS);
+                for (i, c) in group.clone().enumerate() {
+                    decode_row(simd, w.dtype, w.row(c), &mut decoded[i * w.cols..(i + 1) * w.cols]);
+                }
+                let panel = Panel { x, decoded, k: w.cols, num_rows, num_cols, columns: group.clone(), bias };
+                // SAFETY: tasks own disjoint columns, and `out` stays borrowed until `run` returns.
+                unsafe { panel.multiply(simd, &output) };
+                column = group.end;
+            }
+        });
+    });
+}
+
+/// Up to `TILE_COLS` decoded rows of w, to be multiplied with every row of x.
+struct Panel<'a> {
+    x: &'a [f32],
+    decoded: &'a [f32],
+    k: usize,
+    num_rows: usize,
+    num_cols: usize,
+    columns: Range<usize>,
+    bias: Option<&'a [f32]>,
+}
+
+impl Panel<'_> {
+    /// # Safety
+    /// No other thread writes the panel's columns of `output`, and `output` is alive.
+    unsafe fn multiply<S: Simd>(&self, simd: S, output: &SharedOutput) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match self.columns.len() {
+                1 => self.all_rows::<S, 1>(simd, output),
+                2 => self.all_rows::<S, 2>(simd, output),
+                3 => self.all_rows::<S, 3>(simd, output),
+                _ => self.all_rows::<S, 4>(simd, output),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `multiply`.
+    unsafe fn all_rows<S: Simd, const C: usize>(&self, simd: S, output: &SharedOutput) {
+        let mut row = 0;
+        while row < self.num_rows {
+            let rows = (self.num_rows - row).min(S::TILE_ROWS);
+            // SAFETY: passed on from the caller.
+            unsafe {
+                match rows {
+                    1 => self.tile::<S, 1, C>(simd, row, output),
+                    2 => self.tile::<S, 2, C>(simd, row, output),
+                    3 => self.tile::<S, 3, C>(simd, row, output),
+                    4 => self.tile::<S, 4, C>(simd, row, output),
+                    5 => self.tile::<S, 5, C>(simd, row, output),
+                    _ => self.tile::<S, 6, C>(simd, row, output),
+                }
+            }
+            row += rows;
+        }
+    }
+
+    /// # Safety
+    /// As for `multiply`.
+    unsafe fn tile<S: Simd, const R: usize, const C: usize>(&self, simd: S, row: usize, output: &SharedOutput) {
+        let x: [&[f32]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.k..(row + r + 1) * self.k]);
+        let w: [&[f32]; C] = std::array::from_fn(|c| &self.decoded[c * self.k..(c + 1) * self.k]);
+        let products = simd.dot_tile(x, w);
+        for r in 0..R {
+            // SAFETY: these are the panel's own columns of one row.
+            let out = unsafe { output.part((row + r) * self.num_cols + self.columns.start, C) };
+            for c in 0..C {
+                out[c] = products[r][c] + self.bias.map_or(0.0, |bias| bias[self.columns.start + c]);
+            }
+        }
+    }
+}

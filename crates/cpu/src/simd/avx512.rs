@@ -1,0 +1,86 @@
+//! AVX-512: sixteen lanes a register, a tile of six by four in 24 of the 32.
+
+use std::arch::x86_64::*;
+
+use super::{Simd, padded};
+use crate::math::sum_lanes;
+
+/// Proof that the machine has AVX-512 F, BW, VL and DQ.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn detect() -> Option<Self> {
+        let available = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && super::Avx2::detect().is_some();
+        available.then_some(Avx512(()))
+    }
+}
+
+impl Simd for Avx512 {
+    const TILE_ROWS: usize = 6;
+    const TILE_COLS: usize = 4;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves that the features are there.
+        unsafe { with_features(f) }
+    }
+
+    #[inline(always)]
+    fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
+        // SAFETY: `self` proves that the features are there.
+        unsafe { dot_tile(x, w) }
+    }
+
+    #[inline(always)]
+    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
+fn with_features<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
+fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
+    let len = w[0].len();
+    assert!(x.iter().all(|x| x.len() == len) && w.iter().all(|w| w.len() == len));
+    let mut sums = [[_mm512_setzero_ps(); C]; R];
+    let whole = len / 16 * 16;
+    for k in (0..whole).step_by(16) {
+        // SAFETY: k + 16 <= len, which is the length of every slice.
+        let w: [__m512; C] = std::array::from_fn(|c| unsafe { _mm512_loadu_ps(w[c].as_ptr().add(k)) });
+        for r in 0..R {
+            // SAFETY: as above.
+            let x = unsafe { _mm512_loadu_ps(x[r].as_ptr().add(k)) };
+            for c in 0..C {
+                sums[r][c] = _mm512_fmadd_ps(x, w[c], sums[r][c]);
+            }
+        }
+    }
+    if whole < len {
+        for r in 0..R {
+            let x = padded(&x[r][whole..]);
+            for c in 0..C {
+                let w = padded(&w[c][whole..]);
+                // SAFETY: both arrays hold sixteen numbers.
+                let (x, w) = unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(w.as_ptr())) };
+                sums[r][c] = _mm512_fmadd_ps(x, w, sums[r][c]);
+            }
+        }
+    }
+    sums.map(|row| {
+        row.map(|sum| {
+            let mut lanes = [0.0; 16];
+            // SAFETY: the array holds sixteen numbers.
+            unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), sum) };
+            sum_lanes(lanes)
+        })
+    })
+}

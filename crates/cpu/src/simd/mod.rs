@@ -1,0 +1,207 @@
+//! Instruction sets. A value of an instruction set's type exists only where its instructions do: the type is the proof.
+//!
+//! All of them share one definition of a dot product, so that one row and many give the same bits: sixteen lanes, lane i summing
+//! the products at i, i + 16, i + 32 and so on in that order, then the fixed tree of [`crate::math::sum_lanes`]. AVX2 and AVX-512
+//! fuse the multiply with the add and agree to the bit; the scalar version rounds twice and is the oracle within a tolerance.
+
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub(crate) use scalar::Scalar;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use {avx2::Avx2, avx512::Avx512};
+
+/// The instructions that the operations are written against.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// The largest tile of dot products that stays in registers: rows of x by rows of w.
+    const TILE_ROWS: usize;
+    const TILE_COLS: usize;
+
+    /// Runs `f` compiled for this instruction set: plain loops inside it are vectorised accordingly.
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// `result[r][c]` is the dot product of `x[r]` and `w[c]`; all slices have the same length.
+    fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R];
+
+    /// `a * b + c`, fused where that is one instruction.
+    fn multiply_add(a: f32, b: f32, c: f32) -> f32;
+
+    fn dot(self, x: &[f32], w: &[f32]) -> f32 {
+        self.dot_tile([x], [w])[0][0]
+    }
+}
+
+/// An instruction set by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    Scalar,
+    Avx2,
+    Avx512,
+}
+
+impl Isa {
+    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        Level::of(self).is_some()
+    }
+
+    /// The fastest that this machine has.
+    pub fn best() -> Isa {
+        *Isa::ALL.iter().rev().find(|isa| isa.is_available()).expect("scalar is always available")
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
+            format!("unknown instruction set \"{name}\"; known are {}", known.join(", "))
+        })
+    }
+}
+
+/// The proof that an instruction set may be used, chosen once at start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Level {
+    Scalar(Scalar),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Level {
+    pub(crate) fn of(isa: Isa) -> Option<Level> {
+        match isa {
+            Isa::Scalar => Some(Level::Scalar(Scalar)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::detect().map(Level::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::detect().map(Level::Avx512),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => None,
+        }
+    }
+
+    pub(crate) fn isa(self) -> Isa {
+        match self {
+            Level::Scalar(_) => Isa::Scalar,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => Isa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => Isa::Avx512,
+        }
+    }
+}
+
+/// Evaluates an expression with `$simd` bound to the instruction set's own type, once for each.
+macro_rules! with_simd {
+    ($level:expr, $simd:ident => $body:expr) => {
+        match $level {
+            $crate::simd::Level::Scalar($simd) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::Level::Avx2($simd) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::Level::Avx512($simd) => $body,
+        }
+    };
+}
+pub(crate) use with_simd;
+
+/// The last, incomplete sixteen of a row, filled up with zeros: a fused multiply-add of zeros leaves a lane as it was.
+#[inline(always)]
+fn padded(tail: &[f32]) -> [f32; 16] {
+    let mut lanes = [0.0; 16];
+    lanes[..tail.len()].copy_from_slice(tail);
+    lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that exercise rounding: magnitudes over six decades, both signs.
+    fn numbers(len: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
+        (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let unit = (state >> 8) as f32 / (1 << 24) as f32 - 0.5;
+                unit * 10f32.powi((state % 7) as i32 - 3)
+            })
+            .collect()
+    }
+
+    fn tile_equals_single_dots(simd: impl Simd) {
+        for len in [0, 1, 15, 16, 17, 31, 64, 100, 577] {
+            let x: Vec<Vec<f32>> = (0..3).map(|r| numbers(len, r)).collect();
+            let w: Vec<Vec<f32>> = (0..4).map(|c| numbers(len, 100 + c)).collect();
+            let tile = simd.dot_tile([&x[0], &x[1], &x[2]], [&w[0], &w[1], &w[2], &w[3]]);
+            for r in 0..3 {
+                for c in 0..4 {
+                    assert_eq!(tile[r][c].to_bits(), simd.dot(&x[r], &w[c]).to_bits(), "length {len}, row {r}, column {c}");
+                    let exact: f64 = x[r].iter().zip(&w[c]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                    let size: f64 = x[r].iter().zip(&w[c]).map(|(&a, &b)| (f64::from(a) * f64::from(b)).abs()).sum();
+                    // Each lane adds len / 16 products and the tree four sums, each rounding to 2^-24 of the running size.
+                    let bound = size * (len as f64 / 16.0 + 6.0) * 2f64.powi(-24);
+                    assert!((f64::from(tile[r][c]) - exact).abs() <= bound, "length {len}: {} and {exact}", tile[r][c]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_tile_has_the_bits_of_its_single_dot_products() {
+        for isa in Isa::ALL {
+            match Level::of(isa) {
+                Some(level) => with_simd!(level, simd => tile_equals_single_dots(simd)),
+                None => eprintln!("skipped: this machine has no {isa}"),
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn avx2_and_avx512_agree_to_the_bit() {
+        let (Some(avx2), Some(avx512)) = (Avx2::detect(), Avx512::detect()) else {
+            eprintln!("skipped: this machine has not both");
+            return;
+        };
+        for len in [3, 16, 64, 333, 2048] {
+            let (x, w) = (numbers(len, 1), numbers(len, 2));
+            assert_eq!(avx2.dot(&x, &w).to_bits(), avx512.dot(&x, &w).to_bits(), "length {len}");
+        }
+    }
+
+    #[test]
+    fn names_read_back() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.name().parse::<Isa>().unwrap(), isa);
+        }
+        assert!("mmx".parse::<Isa>().unwrap_err().contains("avx512"));
+    }
+}

@@ -1,0 +1,37 @@
+//! The oracle: no instruction beyond the platform's baseline. Also what a machine without AVX2 runs.
+
+use super::Simd;
+use crate::math::sum_lanes;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scalar;
+
+impl Simd for Scalar {
+    const TILE_ROWS: usize = 1;
+    const TILE_COLS: usize = 1;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        f()
+    }
+
+    fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
+        x.map(|x| w.map(|w| dot(x, w)))
+    }
+
+    #[inline(always)]
+    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+}
+
+fn dot(x: &[f32], w: &[f32]) -> f32 {
+    assert_eq!(x.len(), w.len());
+    let mut lanes = [0.0f32; 16];
+    for (x, w) in x.chunks(16).zip(w.chunks(16)) {
+        for (lane, (x, w)) in lanes.iter_mut().zip(x.iter().zip(w)) {
+            *lane += x * w;
+        }
+    }
+    sum_lanes(lanes)
+}

@@ -1,0 +1,211 @@
+//! The operations that a transformer needs of a device, and the words in which `model` asks for them.
+//!
+//! Every operation writes into an output that the caller owns. A row of an output depends on the same row of the inputs alone
+//! (and, for attention, on the keys and values at its own and earlier positions): how many rows there are, and which, plays no
+//! part in the arithmetic of one. That is the ground of batch invariance, and a backend that cannot promise it says so.
+//!
+//! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::{DType, SharedBytes, Tensor};
+
+/// What can go wrong on a device while its operations are used as intended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("out of memory on {device}: {bytes} bytes were asked for")]
+    OutOfMemory { device: String, bytes: usize },
+    #[error("{device} failed in {operation}: {reason}")]
+    Device { device: String, operation: &'static str, reason: String },
+}
+
+/// A weight on its way from a file to a device: `rows` x `cols` numbers of `dtype`.
+#[derive(Debug, Clone)]
+pub struct HostWeight {
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    pub bytes: SharedBytes,
+}
+
+/// The nonlinearity of an MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x * sigmoid(x)
+    Silu,
+    /// x * Phi(x), with the error function
+    Gelu,
+    /// x * Phi(x), with the tanh approximation
+    GeluTanh,
+}
+
+/// Which two numbers of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// i and i + half: Hugging Face files, and most GGUF architectures.
+    Half,
+    /// 2i and 2i + 1: GGUF files of the Llama architecture, whose converter reorders the rows of Wq and Wk for it.
+    Interleaved,
+}
+
+/// The rows of a step that belong to one sequence, and the blocks that hold its keys and values.
+///
+/// `rows` are consecutive rows of the step; `blocks` is a range of the step's flat block tables. Position p of the sequence lies in
+/// block `block_tables[blocks.start + p / block_len]` at offset `p % block_len`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceSpan {
+    pub rows: Range<usize>,
+    pub blocks: Range<usize>,
+}
+
+/// The keys and values of one layer, in blocks: a row is a block, laid out as [kv head][offset in block][head_size].
+#[derive(Debug)]
+pub struct KvLayer {
+    pub keys: Tensor,
+    pub values: Tensor,
+}
+
+/// Shape of the attention heads and of the blocks that hold their keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShape {
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_size: usize,
+    pub block_len: usize,
+}
+
+/// Arguments of [`Backend::rope`].
+#[derive(Debug)]
+pub struct Rope<'a> {
+    /// From [`Backend::rope_angles`]: [rows][cos of every pair, then sin of every pair].
+    pub angles: &'a Tensor,
+    pub head_size: usize,
+    pub style: RopeStyle,
+}
+
+/// Arguments of [`Backend::store_kv`].
+#[derive(Debug)]
+pub struct StoreKv<'a> {
+    /// [rows][kv heads * head_size]
+    pub keys: &'a Tensor,
+    pub values: &'a Tensor,
+    /// For each row, block * block_len + offset.
+    pub slots: &'a [u32],
+    pub shape: HeadShape,
+}
+
+/// Arguments of [`Backend::attention`].
+#[derive(Debug)]
+pub struct Attention<'a> {
+    /// [rows][heads * head_size]
+    pub queries: &'a Tensor,
+    pub kv: &'a KvLayer,
+    pub positions: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    pub shape: HeadShape,
+    /// Factor on the dot product of query and key.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` when present.
+    pub soft_cap: Option<f32>,
+    /// A query at position p sees the positions p - window + 1 ..= p; without a window, 0 ..= p.
+    pub window: Option<usize>,
+}
+
+/// A linear map: `y = W x + b`, W as [out][in].
+#[derive(Debug)]
+pub struct Linear {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+/// The three maps of a gated MLP: `down(activation(gate x) * up x)`.
+#[derive(Debug)]
+pub struct GatedMlp {
+    pub gate: Linear,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+/// How a router's scores become expert weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    pub num_selected: usize,
+    /// Divide the selected probabilities by their sum.
+    pub normalize: bool,
+}
+
+/// Arguments of [`Backend::expert_mlp`].
+#[derive(Debug)]
+pub struct ExpertMlp<'a> {
+    /// [rows][hidden]
+    pub x: &'a Tensor,
+    /// [rows][experts], before the softmax.
+    pub router_logits: &'a Tensor,
+    pub routing: Routing,
+    pub experts: &'a [GatedMlp],
+    pub activation: Activation,
+}
+
+/// A device that can run a transformer.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// What computes, in words: device, instruction set, threads.
+    fn description(&self) -> String;
+
+    /// The format of activations.
+    fn activation_dtype(&self) -> DType;
+
+    // Memory.
+
+    /// A tensor of zeros.
+    fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error>;
+    /// Makes an activation `rows` long, growing its memory when needed; what it held is lost.
+    fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error>;
+    /// Brings a weight to the device. A CPU keeps a mapped file's bytes where they are.
+    fn weight(&self, weight: HostWeight) -> Result<Tensor, Error>;
+    /// Copies numbers to the host as f32.
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
+    /// Fills an activation from the host.
+    fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error>;
+
+    // From ids to rows, and choosing rows.
+
+    /// `out[r] = scale * table[ids[r]]`
+    fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// `out[r] = x[rows[r]]`
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error>;
+
+    // Normalisation, residuals, caps.
+
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each stretch of `weight.len()` numbers of a row (the whole row, or a head).
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// `out = (x - mean) / sqrt(var + eps) * weight + bias`
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// `x += y`
+    fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error>;
+    /// `x = cap * tanh(x / cap)`
+    fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error>;
+
+    // Linear maps and the MLP.
+
+    /// `out = W x + b` for each row x.
+    fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error>;
+    /// `x = activation(x)`
+    fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error>;
+    /// `gate = activation(gate) * up`
+    fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error>;
+    /// The weighted sum, over each row's selected experts in ascending order, of their gated MLPs.
+    fn expert_mlp(&self, experts: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error>;
+
+    // Attention.
+
+    /// The angles of a step, `cos` and `sin` of `position * frequency`, times `factor`: one row for each position.
+    fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// Turns the first `2 * frequencies` numbers of each head of `x` by the row's angles.
+    fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error>;
+    /// Writes each row's key and value into its slot.
+    fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error>;
+    /// Softmax attention of each row over its sequence's stored keys.
+    fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
+}
