@@ -9,8 +9,8 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope, RopeStyle,
-    Routing, SequenceSpan, StoreKv,
+    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope,
+    RopeStyle, Routing, SequenceSpan, StoreKv,
 };
 pub use bytes::SharedBytes;
 pub use dtype::DType;

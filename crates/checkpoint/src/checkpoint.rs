@@ -1,0 +1,172 @@
+//! [`Checkpoint`]: one type above every file format. Decides which reader opens a path, and finds tensors by name.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use pellucid_tensor::{DType, SharedBytes};
+
+use crate::error::{Error, quote};
+use crate::gguf::metadata::Metadata;
+use crate::hugging_face::HuggingFace;
+use crate::{gguf, hugging_face, map, pickle};
+
+const GGUF_CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+const GGUF_ARCHITECTURE: &str = "general.architecture";
+
+/// An opened model: its description, and its tensors as views on mapped bytes.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    source: Source,
+    tensors: Vec<TensorInfo>,
+    by_name: HashMap<String, usize>,
+    files: Vec<PathBuf>,
+    file_bytes: u64,
+}
+
+/// Where hyperparameters and tokenizer come from.
+#[derive(Debug)]
+pub enum Source {
+    Gguf(Metadata),
+    HuggingFace(HuggingFace),
+}
+
+/// What a file says about one tensor. Its bytes were checked to lie within the file.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    pub name: String,
+    pub dtype: DType,
+    /// Outermost dimension first; the last one is contiguous in memory. No dimension is zero; a scalar has none.
+    pub shape: Vec<usize>,
+    bytes: SharedBytes,
+}
+
+/// A tensor's description together with its bytes, still where the file has them.
+#[derive(Debug, Clone)]
+pub struct TensorView<'a> {
+    pub info: &'a TensorInfo,
+    pub bytes: SharedBytes,
+}
+
+/// What a format's reader hands over: everything but the index by name.
+pub(crate) struct Contents {
+    pub(crate) source: Source,
+    pub(crate) tensors: Vec<TensorInfo>,
+    /// Weight files in order, with their lengths in bytes.
+    pub(crate) files: Vec<(PathBuf, u64)>,
+}
+
+impl TensorInfo {
+    pub(crate) fn new(name: String, dtype: DType, shape: Vec<usize>, bytes: SharedBytes) -> TensorInfo {
+        TensorInfo { name, dtype, shape, bytes }
+    }
+
+    /// How many numbers the tensor holds. Cannot overflow: the product was checked when the file was opened.
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes that the tensor takes in its file.
+    pub fn num_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file (any part of a split one opens them all), a Hugging Face folder, or a file of such a folder.
+    pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+        let contents = read(path)?;
+        let mut by_name = HashMap::with_capacity(contents.tensors.len());
+        for (index, tensor) in contents.tensors.iter().enumerate() {
+            if by_name.insert(tensor.name.clone(), index).is_some() {
+                let what = format!("tensor {}", quote(&tensor.name));
+                return Err(Error::Duplicate { path: path.to_path_buf(), what });
+            }
+        }
+        // Both are read again later by name; a wrong type is said here, once, so that the getters can be plain.
+        if let Source::Gguf(metadata) = &contents.source {
+            metadata.opt_str(GGUF_CHAT_TEMPLATE)?;
+            metadata.opt_str(GGUF_ARCHITECTURE)?;
+        }
+        let file_bytes = contents.files.iter().map(|(_, bytes)| bytes).sum();
+        let files = contents.files.into_iter().map(|(file, _)| file).collect();
+        let Contents { source, tensors, .. } = contents;
+        Ok(Checkpoint { path: path.to_path_buf(), source, tensors, by_name, files, file_bytes })
+    }
+
+    /// The path that was opened, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The family of the model, by its file's own name for it: `general.architecture` of a GGUF, `model_type` of a `config.json`.
+    pub fn architecture(&self) -> Result<&str, Error> {
+        match &self.source {
+            Source::Gguf(metadata) => metadata.str(GGUF_ARCHITECTURE),
+            Source::HuggingFace(folder) => folder.model_type(),
+        }
+    }
+
+    /// All tensors, in the order of the files and of the data within each.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
+        self.find_tensor(name).ok_or_else(|| Error::MissingTensor { name: quote(name) })
+    }
+
+    pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let info = &self.tensors[*self.by_name.get(name)?];
+        Some(TensorView { info, bytes: info.bytes.clone() })
+    }
+
+    /// The text of the model's own chat template, unparsed.
+    pub fn chat_template(&self) -> Option<&str> {
+        match &self.source {
+            Source::Gguf(metadata) => metadata.opt_str(GGUF_CHAT_TEMPLATE).ok().flatten(),
+            Source::HuggingFace(folder) => folder.chat_template.as_deref(),
+        }
+    }
+
+    /// Bytes of all weight files together.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// The weight files, in order: the parts of a split GGUF, or the safetensors shards.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+}
+
+/// Picks the reader: a folder by its kind, a file by its magic first and by its name where it has none.
+fn read(path: &Path) -> Result<Contents, Error> {
+    let about = std::fs::metadata(path).map_err(|e| Error::io(path, "open the model", e))?;
+    if about.is_dir() {
+        return hugging_face::read_folder(path);
+    }
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
+    if let Some(reason) = pickle::by_name(path) {
+        return Err(pickle::refuse(path, reason));
+    }
+    match extension.as_str() {
+        "safetensors" => return hugging_face::read_weights_file(path),
+        "json" | "jinja" => return hugging_face::read_folder(hugging_face::folder_of(path)),
+        _ => {}
+    }
+    let bytes = map::map(path)?;
+    if let Some(reason) = pickle::by_magic(&bytes) {
+        return Err(pickle::refuse(path, reason));
+    }
+    if extension == "gguf" || bytes.starts_with(&gguf::MAGIC) {
+        return gguf::read(path, bytes);
+    }
+    let start = &bytes[..bytes.len().min(4)];
+    let found = format!("a file that starts with \"{}\"", start.escape_ascii());
+    Err(Error::NotAModel { path: path.to_path_buf(), found })
+}

@@ -1,0 +1,61 @@
+//! The numbers by which GGUF names tensor types, and which of them this engine reads.
+
+use pellucid_tensor::DType;
+
+/// The format of a type number, or the name of what is not supported.
+pub(crate) fn dtype(number: u32) -> Result<DType, String> {
+    Ok(match number {
+        0 => DType::F32,
+        1 => DType::F16,
+        2 => DType::Q4_0,
+        3 => DType::Q4_1,
+        6 => DType::Q5_0,
+        7 => DType::Q5_1,
+        8 => DType::Q8_0,
+        10 => DType::Q2_K,
+        11 => DType::Q3_K,
+        12 => DType::Q4_K,
+        13 => DType::Q5_K,
+        14 => DType::Q6_K,
+        20 => DType::IQ4_NL,
+        23 => DType::IQ4_XS,
+        30 => DType::BF16,
+        39 => DType::MXFP4,
+        _ => return Err(unsupported_name(number)),
+    })
+}
+
+/// Names of types that exist and are not read, so that the message says more than a number.
+fn unsupported_name(number: u32) -> String {
+    let name = match number {
+        4 => "Q4_2 (removed from the format)",
+        5 => "Q4_3 (removed from the format)",
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        31..=33 => "Q4_0 repacked (removed from the format)",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        36..=38 => "IQ4_NL repacked (removed from the format)",
+        40 => "NVFP4",
+        41 => "Q1_0",
+        _ => "unknown",
+    };
+    format!("{name} (number {number})")
+}
+
+/// The supported types as a list for messages.
+pub(crate) fn supported() -> String {
+    DType::ALL.map(DType::name).join(", ")
+}

@@ -1,0 +1,47 @@
+//! JSON and text files, read whole within a limit of bytes. serde_json itself bounds nesting at 128.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::Error;
+
+/// The text of a file, or `None` when there is none.
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(path, "open the file", e)),
+    };
+    let about = file.metadata().map_err(|e| Error::io(path, "read the file's length", e))?;
+    if !about.is_file() {
+        return Err(Error::invalid(path, "the file", "a regular file", "something else"));
+    }
+    if about.len() > limit {
+        let what = "the length in bytes".into();
+        return Err(Error::TooLarge { path: path.to_path_buf(), what, limit, found: about.len() });
+    }
+    // The limit holds for the read as well: the file may have grown since its length was asked for.
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes).map_err(|e| Error::io(path, "read the file", e))?;
+    String::from_utf8(bytes).map(Some).map_err(|e| Error::invalid(path, "the text", "UTF-8", e.utf8_error()))
+}
+
+pub(crate) fn read_optional(path: &Path, limit: u64) -> Result<Option<Value>, Error> {
+    let Some(text) = read_text(path, limit)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|source| Error::Json { path: path.to_path_buf(), source })
+}
+
+/// What a JSON value is, in words that fit "found ..." in an error.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a bool",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,222 @@
+//! A Hugging Face folder: `config.json` and its companions as JSON, weights as safetensors.
+//!
+//! Files of a download cache are symbolic links; they are followed. Names that come from a file (the shards of an index) must be
+//! plain names within the folder.
+
+mod json;
+mod safetensors;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::checkpoint::{Contents, Source};
+use crate::error::{Error, quote};
+use crate::pickle;
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Limits in bytes, some ten times above the largest real files or more: a tokenizer.json of 262,144 tokens takes 33 MB.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+const MAX_TEMPLATE_BYTES: u64 = 4 << 20;
+
+/// The JSON and text files of a model folder.
+#[derive(Debug, Clone)]
+pub struct HuggingFace {
+    pub config: Value,
+    pub generation_config: Option<Value>,
+    /// The text of `tokenizer.json`, for the tokenizer to parse.
+    pub tokenizer: Option<String>,
+    pub tokenizer_config: Option<Value>,
+    /// The text of `chat_template.jinja`, else the (default) template of `tokenizer_config.json`.
+    pub chat_template: Option<String>,
+}
+
+impl HuggingFace {
+    /// `model_type` of the config.
+    pub fn model_type(&self) -> Result<&str, Error> {
+        match self.config.get("model_type") {
+            Some(Value::String(name)) => Ok(name),
+            None => Err(Error::MissingKey { key: "\"model_type\" in config.json".into() }),
+            Some(other) => Err(Error::KeyType {
+                key: "\"model_type\" in config.json".into(),
+                expected: "a string",
+                found: json::kind(other).into(),
+            }),
+        }
+    }
+}
+
+/// The folder that a file lies in.
+pub(crate) fn folder_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+pub(crate) fn read_folder(folder: &Path) -> Result<Contents, Error> {
+    read(folder, None)
+}
+
+/// Opens the folder of a weight file. A file that is not among the folder's own weights is taken in their place.
+pub(crate) fn read_weights_file(file: &Path) -> Result<Contents, Error> {
+    read(folder_of(file), Some(file))
+}
+
+fn read(folder: &Path, given: Option<&Path>) -> Result<Contents, Error> {
+    let source = read_description(folder)?;
+    let mut weights = weight_files(folder, given.is_some())?;
+    if let Some(given) = given
+        && !weights.files.iter().any(|file| file.file_name() == given.file_name())
+    {
+        weights = Weights { files: vec![given.to_path_buf()], index: None };
+    }
+    let mut files = Vec::new();
+    let mut tensors = Vec::new();
+    for file in &weights.files {
+        let shard = safetensors::read(file)?;
+        files.push((file.clone(), shard.file_bytes));
+        tensors.extend(shard.tensors);
+    }
+    if let Some(index) = weights.index {
+        index.check(&tensors)?;
+    }
+    Ok(Contents { source: Source::HuggingFace(source), tensors, files })
+}
+
+fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
+    let config_path = folder.join(CONFIG);
+    let config = json::read_optional(&config_path, MAX_CONFIG_BYTES)?.ok_or_else(|| Error::MissingFile {
+        path: config_path.clone(),
+        needed_by: "a Hugging Face folder has a config.json beside its weights".into(),
+    })?;
+    if !config.is_object() {
+        return Err(Error::invalid(&config_path, "the configuration", "a JSON object", json::kind(&config)));
+    }
+    let tokenizer_config_path = folder.join("tokenizer_config.json");
+    let tokenizer_config = json::read_optional(&tokenizer_config_path, MAX_CONFIG_BYTES)?;
+    let chat_template = match json::read_text(&folder.join("chat_template.jinja"), MAX_TEMPLATE_BYTES)? {
+        Some(template) => Some(template),
+        None => match &tokenizer_config {
+            Some(config) => embedded_template(config, &tokenizer_config_path)?,
+            None => None,
+        },
+    };
+    Ok(HuggingFace {
+        config,
+        generation_config: json::read_optional(&folder.join("generation_config.json"), MAX_CONFIG_BYTES)?,
+        tokenizer: json::read_text(&folder.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?,
+        tokenizer_config,
+        chat_template,
+    })
+}
+
+/// `chat_template` of a tokenizer_config.json: one template, or a list of named ones of which "default" is taken.
+fn embedded_template(config: &Value, path: &Path) -> Result<Option<String>, Error> {
+    let wrong = |found: &Value| {
+        let expected = "a string, or a list of objects with the strings \"name\" and \"template\"";
+        Error::invalid(path, "key \"chat_template\"", expected, json::kind(found))
+    };
+    match config.get("chat_template") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(template)) => Ok(Some(template.clone())),
+        Some(Value::Array(templates)) => {
+            let mut default = None;
+            for entry in templates {
+                let text = |key| entry.get(key).and_then(Value::as_str);
+                let (Some(name), Some(template)) = (text("name"), text("template")) else { return Err(wrong(entry)) };
+                if name == "default" {
+                    default.get_or_insert(template);
+                }
+            }
+            Ok(default.map(str::to_owned))
+        }
+        Some(other) => Err(wrong(other)),
+    }
+}
+
+/// The weights of a folder, and the index that names them when they are sharded.
+struct Weights {
+    files: Vec<PathBuf>,
+    index: Option<Index>,
+}
+
+fn weight_files(folder: &Path, given: bool) -> Result<Weights, Error> {
+    let single = folder.join(SINGLE);
+    let index = folder.join(INDEX);
+    if single.exists() {
+        return Ok(Weights { files: vec![single], index: None });
+    }
+    if index.exists() {
+        return Index::read(folder, index);
+    }
+    if given {
+        return Ok(Weights { files: Vec::new(), index: None });
+    }
+    for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        let path = folder.join(name);
+        if path.exists() {
+            return Err(pickle::refuse(&path, "by its file name"));
+        }
+    }
+    let needed_by = format!("a Hugging Face folder has its weights there, or in shards that {INDEX} names");
+    Err(Error::MissingFile { path: single, needed_by })
+}
+
+/// `model.safetensors.index.json`: which shard holds which tensor.
+struct Index {
+    path: PathBuf,
+    /// Tensor names and the file name of the shard, in the order of the index.
+    weight_map: serde_json::Map<String, Value>,
+}
+
+impl Index {
+    fn read(folder: &Path, path: PathBuf) -> Result<Weights, Error> {
+        let Some(Value::Object(mut index)) = json::read_optional(&path, MAX_INDEX_BYTES)? else {
+            return Err(Error::invalid(&path, "the index", "a JSON object", "something else"));
+        };
+        let Some(Value::Object(weight_map)) = index.remove("weight_map") else {
+            return Err(Error::invalid(&path, "key \"weight_map\"", "an object of tensor and file names", "none"));
+        };
+        let mut names = std::collections::BTreeSet::new();
+        for (tensor, file) in &weight_map {
+            let what = || format!("the shard of tensor {}", quote(tensor));
+            let Value::String(name) = file else {
+                return Err(Error::invalid(&path, what(), "a file name", json::kind(file)));
+            };
+            if !is_plain_name(name) {
+                return Err(Error::invalid(&path, what(), "a plain *.safetensors file name", quote(name)));
+            }
+            names.insert(name.as_str());
+        }
+        let files: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
+        for file in &files {
+            if !file.exists() {
+                return Err(Error::MissingFile { path: file.clone(), needed_by: format!("{INDEX} names this shard") });
+            }
+        }
+        Ok(Weights { files, index: Some(Index { path, weight_map }) })
+    }
+
+    /// Every tensor that the index promises is in some shard; an index that promises more is out of date or cut.
+    fn check(&self, tensors: &[crate::checkpoint::TensorInfo]) -> Result<(), Error> {
+        let found: std::collections::HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+        match self.weight_map.keys().find(|name| !found.contains(name.as_str())) {
+            None => Ok(()),
+            Some(missing) => {
+                let what = format!("tensor {}", quote(missing));
+                Err(Error::invalid(&self.path, what, "to be in the shards that the index names", "in none of them"))
+            }
+        }
+    }
+}
+
+/// A name that stays within its folder on every system, and is not a pickle's.
+fn is_plain_name(name: &str) -> bool {
+    name.ends_with(".safetensors") && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
+}

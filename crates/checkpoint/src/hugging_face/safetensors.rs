@@ -1,0 +1,178 @@
+//! One safetensors file: a header length (u64), a JSON header, and the data that the header indexes without gaps.
+//!
+//! The `safetensors` crate reads each description. The checks over the whole file are made here: they name the tensor, they refuse
+//! a name that appears twice, and their sums are checked (the crate adds header length and data length unchecked, which a header
+//! with offsets near 2^64 overflows).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+
+use pellucid_tensor::{DType, SharedBytes};
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo as Description;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use crate::checkpoint::TensorInfo;
+use crate::error::{Error, quote};
+use crate::{gguf, map, pickle};
+
+/// The format allows 100 MB; a header of 10^5 tensors takes 15.
+const MAX_HEADER_BYTES: u64 = 64 << 20;
+const LENGTH_BYTES: u64 = 8;
+const MAX_DIMENSIONS: usize = 8;
+
+pub(crate) struct Shard {
+    pub(crate) tensors: Vec<TensorInfo>,
+    pub(crate) file_bytes: u64,
+}
+
+pub(crate) fn read(path: &Path) -> Result<Shard, Error> {
+    let bytes = map::map(path)?;
+    let header_bytes = header_bytes(path, &bytes)?;
+    let header: Header =
+        serde_json::from_slice(&header_bytes).map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
+
+    let data_start = LENGTH_BYTES as usize + header_bytes.len();
+    let data = bytes.slice(data_start..bytes.len()).unwrap_or_else(|| SharedBytes::from(Vec::new()));
+    let tensors = place(path, &data, header.tensors)?;
+    Ok(Shard { tensors, file_bytes: bytes.len() as u64 })
+}
+
+/// The JSON text of the header, copied out of the map.
+fn header_bytes(path: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    // A header length may start like a pickle, but its JSON starts at the ninth byte.
+    if bytes.get(LENGTH_BYTES as usize) != Some(&b'{')
+        && let Some(reason) = pickle::by_magic(bytes)
+    {
+        return Err(pickle::refuse(path, reason));
+    }
+    let truncated = |what: &str, offset, needed, left| Error::Truncated {
+        path: path.to_path_buf(),
+        what: what.into(),
+        offset,
+        needed,
+        left,
+    };
+    let Some((length, rest)) = bytes.split_first_chunk::<{ LENGTH_BYTES as usize }>() else {
+        return Err(truncated("the length of the header", 0, LENGTH_BYTES, bytes.len() as u64));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > rest.len() as u64 {
+        return Err(truncated("the header", LENGTH_BYTES, length, rest.len() as u64));
+    }
+    if length > MAX_HEADER_BYTES {
+        let what = "the length of the header in bytes".into();
+        return Err(Error::TooLarge { path: path.to_path_buf(), what, limit: MAX_HEADER_BYTES, found: length });
+    }
+    Ok(rest[..length as usize].to_vec())
+}
+
+/// The header's tensors in the order of the text, duplicates included, so that they can be refused by name.
+struct Header {
+    tensors: Vec<(String, Description)>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Header, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensor descriptions")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            // Free text of the writer, of no use to an engine.
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let description =
+                map.next_value().map_err(|e| serde::de::Error::custom(format_args!("tensor {}: {e}", quote(&name))))?;
+            tensors.push((name, description));
+        }
+        Ok(Header { tensors })
+    }
+}
+
+/// Cuts each tensor's bytes from the data. In the order of their offsets they must cover it without gap or overlap.
+fn place(path: &Path, data: &SharedBytes, mut tensors: Vec<(String, Description)>) -> Result<Vec<TensorInfo>, Error> {
+    tensors.sort_by_key(|(_, d)| d.data_offsets);
+    let mut placed = Vec::with_capacity(tensors.len());
+    let mut names = HashSet::with_capacity(tensors.len());
+    let mut previous_end = 0;
+    for (name, description) in tensors {
+        if !names.insert(name.clone()) {
+            return Err(Error::Duplicate { path: path.to_path_buf(), what: format!("tensor {}", quote(&name)) });
+        }
+        let (start, end) = description.data_offsets;
+        let (dtype, num_bytes) = checked_size(path, &name, &description)?;
+        let wrong_place = |expected| {
+            let (path, tensor) = (path.to_path_buf(), quote(&name));
+            Error::TensorPlace { path, tensor, start: start as u64, end: end as u64, expected }
+        };
+        if start != previous_end {
+            return Err(wrong_place(format!("a start at {previous_end}, where the tensor before it ends")));
+        }
+        if start.checked_add(num_bytes) != Some(end) {
+            return Err(wrong_place(format!("{num_bytes} bytes, by its type and shape")));
+        }
+        let Some(bytes) = data.slice(start..end) else {
+            return Err(wrong_place(format!("an end within the {} bytes of data that the file has", data.len())));
+        };
+        previous_end = end;
+        placed.push(TensorInfo::new(name, dtype, description.shape, bytes));
+    }
+    if previous_end != data.len() {
+        let found = format_args!("{previous_end} of {} bytes", data.len());
+        return Err(Error::invalid(path, "the data", "tensors that cover all of it", found));
+    }
+    Ok(placed)
+}
+
+fn checked_size(path: &Path, name: &str, description: &Description) -> Result<(DType, usize), Error> {
+    let dtype = match description.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        other => {
+            return Err(Error::UnsupportedTensorType {
+                path: path.to_path_buf(),
+                tensor: quote(name),
+                found: format!("{other:?}"),
+                supported: "F32, F16, BF16".into(),
+            });
+        }
+    };
+    let wrong_shape = |expected| Error::TensorShape {
+        path: path.to_path_buf(),
+        tensor: quote(name),
+        dtype: dtype.to_string(),
+        shape: shown_shape(&description.shape),
+        expected,
+    };
+    if description.shape.len() > MAX_DIMENSIONS {
+        return Err(wrong_shape("at most 8 dimensions"));
+    }
+    let dims: Vec<u64> = description.shape.iter().map(|&dim| dim as u64).collect();
+    let (_, num_bytes) = gguf::checked_shape(dtype, &dims).map_err(wrong_shape)?;
+    let num_bytes = usize::try_from(num_bytes).map_err(|_| wrong_shape("a size in bytes that fits the machine"))?;
+    Ok((dtype, num_bytes))
+}
+
+/// A shape for a message, cut where a hostile header has thousands of dimensions.
+fn shown_shape(shape: &[usize]) -> String {
+    match shape.get(..MAX_DIMENSIONS) {
+        Some(first) if shape.len() > MAX_DIMENSIONS => format!("{first:?}... ({} dimensions)", shape.len()),
+        _ => format!("{shape:?}"),
+    }
+}

@@ -1,0 +1,31 @@
+//! The one memory map. Weights are read in place: opening a model of any size costs its header, and the page cache is shared
+//! between processes that run the same file.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use pellucid_tensor::SharedBytes;
+
+use crate::error::Error;
+
+/// Maps a regular file read-only. An empty file gives empty bytes.
+pub(crate) fn map(path: &Path) -> Result<SharedBytes, Error> {
+    let file = File::open(path).map_err(|e| Error::io(path, "open the file", e))?;
+    let about = file.metadata().map_err(|e| Error::io(path, "read the file's length", e))?;
+    if !about.is_file() {
+        let found = if about.is_dir() { "a folder" } else { "something that is not a regular file" };
+        return Err(Error::NotAModel { path: path.to_path_buf(), found: found.into() });
+    }
+    if about.len() == 0 {
+        return Ok(SharedBytes::from(Vec::new()));
+    }
+    // SAFETY: the map is private to this process, read-only, and lives as long as any `SharedBytes` cut from it, so no reference
+    // outlives it and nothing here writes through it. What remains is another process changing the file meanwhile, against which no
+    // user-space program can guard a map. Its effect is kept to wrong numbers or a bus error: the length is the map's own and fixed,
+    // every access is bounds-checked against it, any bit pattern is a valid u8, and text and headers are copied out before they are
+    // validated, so no checked property (UTF-8, offsets) rests on bytes that can change afterwards.
+    let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, "map the file into memory", e))?;
+    Ok(SharedBytes::new(Arc::new(map)))
+}

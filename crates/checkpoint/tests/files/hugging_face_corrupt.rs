@@ -1,0 +1,326 @@
+//! Hugging Face folders with one thing wrong.
+
+use crate::build::{Folder, SMALL_HEADER, quick_error, safetensors, small_safetensors};
+use crate::hugging_face::sharded;
+
+/// The error of a folder whose weights are these bytes, which must come quickly.
+#[track_caller]
+fn weights_error(bytes: &[u8]) -> String {
+    let folder = Folder::hugging_face();
+    folder.put("model.safetensors", bytes);
+    let message = quick_error(folder.path());
+    assert!(message.contains("model.safetensors"), "names the file: {message}");
+    message
+}
+
+/// The error of a header over 22 bytes of data.
+#[track_caller]
+fn header_error(header: &str) -> String {
+    weights_error(&safetensors(header, &[0; 22]))
+}
+
+#[test]
+fn the_folder_that_the_cases_change_opens() {
+    assert!(Folder::hugging_face().open().is_ok());
+    assert!(sharded().open().is_ok());
+}
+
+#[test]
+fn cut_after_every_byte() {
+    let bytes = small_safetensors();
+    for len in 0..bytes.len() {
+        weights_error(&bytes[..len]);
+    }
+}
+
+#[test]
+fn huge_header_lengths() {
+    for huge in [1 << 27, 1 << 32, 1 << 62, 1 << 63, u64::MAX - 7, u64::MAX] {
+        let mut bytes = small_safetensors();
+        bytes[..8].copy_from_slice(&huge.to_le_bytes());
+        let message = weights_error(&bytes);
+        assert!(message.contains(&format!("the file ends within the header: expected {huge} bytes")), "{message}");
+    }
+}
+
+/// A file that really is that long, in holes that take no disk.
+#[test]
+fn a_header_past_the_limit_within_a_longer_file() {
+    let folder = Folder::hugging_face();
+    let length = (64 << 20) + 1;
+    let path = folder.put("model.safetensors", &u64::to_le_bytes(length));
+    std::fs::File::options().write(true).open(path).unwrap().set_len(1 << 30).unwrap();
+    let message = folder.error();
+    assert!(message.contains("expected at most 67108864, found 67108865"), "{message}");
+}
+
+#[test]
+fn headers_that_are_not_what_they_should_be() {
+    let cases = [
+        "",
+        "null",
+        "[]",
+        "{",
+        r#"{"a":1}"#,
+        r#"{"a":{}}"#,
+        r#"{"a":{"dtype":"F32","shape":[2,2]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[1e30],"data_offsets":[0,4]}}"#,
+        r#"{"a":{"dtype":"F32","shape":"4","data_offsets":[0,4]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,4]}}"#,
+    ];
+    for header in cases {
+        let message = header_error(header);
+        assert!(message.contains("not valid JSON"), "{header}: {message}");
+    }
+    assert!(header_error(cases[4]).contains(r#"tensor "a""#));
+    // Not UTF-8, and nesting without end.
+    weights_error(&[&2u64.to_le_bytes()[..], b"{\xff", &[0; 22]].concat());
+    for bomb in
+        ["[".repeat(100_000), r#"{"a":"#.repeat(100_000), format!(r#"{{"__metadata__":{}"#, "[".repeat(100_000))]
+    {
+        let message = header_error(&bomb);
+        assert!(message.contains("not valid JSON"), "{message}");
+    }
+}
+
+/// A header of one tensor.
+fn one(dtype: &str, shape: &str, offsets: &str) -> String {
+    format!(r#"{{"bad.weight":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+}
+
+#[test]
+fn offsets_outside_the_file() {
+    assert!(Folder::hugging_face().open().is_ok());
+    for (shape, offsets) in [
+        ("[6]", "[0,24]"),
+        ("[1]", "[22,26]"),
+        ("[1]", "[4,0]"),
+        ("[1]", "[18446744073709551612,18446744073709551615]"),
+        ("[1]", "[18446744073709551612,0]"),
+        ("[1]", "[9223372036854775808,9223372036854775812]"),
+        ("[4611686018427387903]", "[0,18446744073709551612]"),
+        ("[2305843009213693951]", "[0,9223372036854775804]"),
+        ("[4]", "[0,20]"),
+        ("[4]", "[0,12]"),
+    ] {
+        let message = header_error(&one("F32", shape, offsets));
+        assert!(message.contains(r#"tensor "bad.weight""#), "{shape} {offsets}: {message}");
+    }
+}
+
+/// Ends that each fit their shape and only overflow when the header's length is added.
+#[test]
+fn offsets_whose_sum_with_the_header_overflows() {
+    let eighth = 1u64 << 61;
+    let tensors: Vec<String> = (0..8u64)
+        .map(|i| {
+            let start = i * eighth;
+            let end = if i == 7 { u64::MAX - 7 } else { start + eighth };
+            let shape = (end - start) / 4;
+            format!(r#""t{i}":{{"dtype":"F32","shape":[{shape}],"data_offsets":[{start},{end}]}}"#)
+        })
+        .collect();
+    let message = weights_error(&safetensors(&format!("{{{}}}", tensors.join(",")), &[]));
+    assert!(message.contains(r#"tensor "t0""#), "{message}");
+}
+
+#[test]
+fn offsets_that_overlap_or_leave_gaps() {
+    let overlap = SMALL_HEADER.replace("[16,22]", "[15,21]");
+    assert!(
+        header_error(&overlap).contains(r#"tensor "b" lies at bytes 15 to 21 of the data: expected a start at 16"#)
+    );
+    let gap = SMALL_HEADER.replace("[16,22]", "[17,23]");
+    assert!(header_error(&gap).contains(r#"tensor "b" lies at bytes 17 to 23 of the data: expected a start at 16"#));
+    let message = weights_error(&safetensors(SMALL_HEADER, &[0; 23]));
+    assert!(message.contains("expected tensors that cover all of it, found 22 of 23 bytes"), "{message}");
+}
+
+#[test]
+fn shapes_that_overflow_or_are_empty() {
+    for shape in
+        ["[4294967296,4294967296]", "[18446744073709551615]", "[9223372036854775807,2]", "[65536,65536,65536,65536]"]
+    {
+        let message = header_error(&one("BF16", shape, "[0,22]"));
+        assert!(message.contains(r#"tensor "bad.weight""#) && message.contains("fits 63 bits"), "{message}");
+    }
+    assert!(header_error(&one("F32", "[0]", "[0,0]")).contains("expected dimensions above zero"));
+    let many = format!("[{}1]", "1,".repeat(100_000));
+    let message = header_error(&one("F32", &many, "[0,4]"));
+    assert!(message.contains("at most 8 dimensions") && message.len() < 500, "{message}");
+}
+
+#[test]
+fn unsupported_types_are_named_with_their_tensor() {
+    for dtype in ["I64", "F64", "U8", "BOOL", "F8_E4M3"] {
+        let message = header_error(&one(dtype, "[1]", "[0,4]"));
+        assert!(
+            message.contains(r#"tensor "bad.weight" has the unsupported type"#) && message.contains(dtype),
+            "{message}"
+        );
+        assert!(message.contains("supported are F32, F16, BF16"), "{message}");
+    }
+    let message = header_error(&one("Q4_0", "[1]", "[0,4]"));
+    assert!(message.contains(r#"tensor "bad.weight""#) && message.contains("Q4_0"), "{message}");
+}
+
+#[test]
+fn tensors_that_appear_twice() {
+    let twice = SMALL_HEADER.replace(r#""b""#, r#""a""#);
+    assert!(header_error(&twice).contains(r#"tensor "a" appears twice"#), "within a file");
+
+    // The second shard has a "first" of its own beside "second".
+    let folder = sharded();
+    let header = r#"{"first":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},
+        "second":{"dtype":"F16","shape":[1],"data_offsets":[4,6]}}"#;
+    folder.put("model-00002-of-00002.safetensors", &safetensors(header, &[0; 6]));
+    assert!(folder.error().contains(r#"tensor "first" appears twice"#), "across shards");
+}
+
+#[test]
+fn an_index_that_promises_more_than_the_shards_hold() {
+    let folder = sharded();
+    let index =
+        r#"{"weight_map": {"first": "model-00001-of-00002.safetensors", "third": "model-00002-of-00002.safetensors"}}"#;
+    folder.put("model.safetensors.index.json", index.as_bytes());
+    let message = folder.error();
+    assert!(
+        message.contains(r#"index.json: tensor "third": expected to be in the shards that the index names"#),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_index_that_leads_elsewhere() {
+    let outside = Folder::hugging_face();
+    let folder = sharded();
+    let absolute = outside.path().join("model.safetensors");
+    let names = [
+        "../model.safetensors",
+        "../x",
+        "sub/model.safetensors",
+        "..",
+        ".",
+        "",
+        "..\\model.safetensors",
+        "C:model.safetensors",
+        ".hidden.safetensors",
+        "pytorch_model.bin",
+        "config.json",
+        "a\0.safetensors",
+        absolute.to_str().unwrap(),
+    ];
+    for name in names {
+        let index = serde_json::json!({"weight_map": {"first": name}});
+        folder.put("model.safetensors.index.json", index.to_string().as_bytes());
+        let message = folder.error();
+        assert!(message.contains(r#"model.safetensors.index.json: the shard of tensor "first""#), "{message}");
+        assert!(message.contains("expected a plain *.safetensors file name"), "{message}");
+    }
+}
+
+#[test]
+fn an_index_that_is_wrong() {
+    let folder = sharded();
+    folder.remove("model-00002-of-00002.safetensors");
+    let message = folder.error();
+    assert!(
+        message.contains("model-00002-of-00002.safetensors: missing; model.safetensors.index.json names"),
+        "{message}"
+    );
+    for index in [
+        "",
+        "[]",
+        "null",
+        "{}",
+        r#"{"weight_map": []}"#,
+        r#"{"weight_map": {"first": 1}}"#,
+        r#"{"weight_map": {"first": null}}"#,
+    ] {
+        folder.put("model.safetensors.index.json", index.as_bytes());
+        assert!(folder.error().contains("model.safetensors.index.json: "), "{index}");
+    }
+}
+
+#[test]
+fn companions_that_are_wrong() {
+    let bomb = "[".repeat(100_000);
+    for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
+        for text in ["", "{", "{\"a\": 1} x", "\u{0}", &bomb] {
+            let folder = Folder::hugging_face();
+            folder.put(name, text.as_bytes());
+            let message = folder.error();
+            assert!(message.contains(&format!("{name}: not valid JSON")), "{message}");
+        }
+        let folder = Folder::hugging_face();
+        folder.put(name, b"\xff\xfe{}");
+        assert!(folder.error().contains(&format!("{name}: the text: expected UTF-8")));
+        let path = folder.put(name, b"");
+        std::fs::File::options().write(true).open(path).unwrap().set_len((16 << 20) + 1).unwrap();
+        assert!(folder.error().contains("expected at most 16777216, found 16777217"));
+    }
+    let folder = Folder::hugging_face();
+    folder.put("config.json", b"[]");
+    assert!(folder.error().contains("config.json: the configuration: expected a JSON object, found a list"));
+    for template in ["1", "{}", "[1]", r#"[{"name": "default"}]"#] {
+        let folder = Folder::hugging_face();
+        folder.put("tokenizer_config.json", format!(r#"{{"chat_template": {template}}}"#).as_bytes());
+        assert!(folder.error().contains(r#"tokenizer_config.json: key "chat_template": expected a string, or a list"#));
+    }
+}
+
+#[test]
+fn a_model_type_that_is_missing_or_no_string() {
+    let folder = Folder::hugging_face();
+    for (config, expected) in [("{}", "has no key"), (r#"{"model_type": 1}"#, "expected a string, found a number")] {
+        folder.put("config.json", config.as_bytes());
+        let message = folder.open().unwrap().architecture().unwrap_err().to_string();
+        assert!(message.contains(expected) && message.contains("model_type"), "{message}");
+    }
+}
+
+#[test]
+fn files_that_are_missing() {
+    let folder = Folder::hugging_face();
+    folder.remove("model.safetensors");
+    assert!(folder.error().contains("model.safetensors: missing"));
+    let folder = Folder::hugging_face();
+    folder.remove("config.json");
+    assert!(folder.error().contains("config.json: missing"));
+}
+
+#[test]
+fn pickles() {
+    // A folder that has nothing else.
+    for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        let folder = Folder::hugging_face();
+        folder.remove("model.safetensors");
+        folder.put(name, b"{}");
+        let message = folder.error();
+        assert!(message.contains(name) && message.contains("Python pickle"), "{message}");
+    }
+    // One beside safetensors is left alone.
+    let folder = Folder::hugging_face();
+    folder.put("pytorch_model.bin", b"\x80\x02.");
+    assert!(folder.open().is_ok());
+    // One that calls itself safetensors.
+    assert!(weights_error(b"PK\x03\x04\x00\x00\x08\x08\x00\x00archive/data.pkl").contains("Python pickle"));
+    assert!(weights_error(b"\x80\x02ctorch._utils\n_rebuild").contains("Python pickle"));
+}
+
+/// 0x0280 and 0x0580 are lengths that real headers have.
+#[test]
+fn a_header_length_that_looks_like_a_pickle_is_none() {
+    for length in [0x0280, 0x0580] {
+        let folder = Folder::hugging_face();
+        let header = format!("{SMALL_HEADER:length$}");
+        let bytes = safetensors(&header, &[0; 22]);
+        assert_eq!(bytes[0], 0x80);
+        folder.put("model.safetensors", &bytes);
+        assert_eq!(folder.open().unwrap().tensors().len(), 2);
+    }
+}

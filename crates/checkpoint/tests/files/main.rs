@@ -1,0 +1,11 @@
+//! Model files of every kind, whole and damaged, opened through the public API.
+//!
+//! A damaged file is always a small change to one that opens (the positive control), so that a test can only pass for the reason
+//! in its name.
+
+mod build;
+mod gguf;
+mod gguf_corrupt;
+mod hugging_face;
+mod hugging_face_corrupt;
+mod properties;

@@ -1,0 +1,102 @@
+//! Plain formats: F32, and the two 16-bit floats with their exact conversion to f32.
+//!
+//! ```text
+//! F16   s eeeee mmmmmmmmmm   (-1)^s 2^(e-15) (1 + m/2^10);  e = 0: (-1)^s m 2^-24;  e = 31: infinity or NaN
+//! BF16  s eeeeeeee mmmmmmm   the upper half of an f32
+//! ```
+//! Conversions are integer steps and selects: no table, no branch, no denormal operand, hence the same under any rounding or
+//! flush-to-zero mode.
+
+use super::{BlockFormat, fixed};
+use crate::DType;
+
+#[derive(Debug, Clone, Copy)]
+pub struct F32;
+#[derive(Debug, Clone, Copy)]
+pub struct F16;
+#[derive(Debug, Clone, Copy)]
+pub struct BF16;
+
+impl BlockFormat for F32 {
+    const DTYPE: DType = DType::F32;
+
+    #[inline(always)]
+    fn decode(block: &[u8], out: &mut [f32]) {
+        out[0] = f32::from_le_bytes(*fixed(block));
+    }
+}
+
+impl BlockFormat for F16 {
+    const DTYPE: DType = DType::F16;
+
+    #[inline(always)]
+    fn decode(block: &[u8], out: &mut [f32]) {
+        out[0] = f16_to_f32(u16::from_le_bytes(*fixed(block)));
+    }
+}
+
+impl BlockFormat for BF16 {
+    const DTYPE: DType = DType::BF16;
+
+    #[inline(always)]
+    fn decode(block: &[u8], out: &mut [f32]) {
+        out[0] = bf16_to_f32(u16::from_le_bytes(*fixed(block)));
+    }
+}
+
+/// The value of an IEEE half: exact for every finite number; infinities and NaN payloads are kept.
+#[inline(always)]
+pub fn f16_to_f32(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let magnitude = u32::from(bits & 0x7fff);
+    // Exponent and mantissa move up by the 13 mantissa bits that f32 has more; the exponent's bias grows by 127 - 15.
+    let normal = (magnitude << 13) + (112 << 23);
+    // The last mantissa bit of numbers in [0.5, 1) is worth 2^-24, which is what the last bit of a half without exponent is worth.
+    let subnormal = (f32::from_bits(0x3f00_0000 | magnitude) - 0.5).to_bits();
+    let special = (magnitude << 13) | 0x7f80_0000;
+    let finite = if magnitude < 0x0400 { subnormal } else { normal };
+    f32::from_bits(sign | if magnitude < 0x7c00 { finite } else { special })
+}
+
+/// The value of a bfloat16, which is an f32 without its lower mantissa bits.
+#[inline(always)]
+pub fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All 65,536 halves against the definition, evaluated in f64 where every step is exact.
+    #[test]
+    fn every_half_by_its_definition() {
+        for bits in 0..=u16::MAX {
+            let exponent = i32::from(bits >> 10 & 0x1f);
+            let mantissa = f64::from(bits & 0x03ff);
+            let magnitude = match exponent {
+                0 => mantissa * 2f64.powi(-24),
+                31 if mantissa == 0.0 => f64::INFINITY,
+                31 => f64::NAN,
+                _ => 2f64.powi(exponent - 15) * (1.0 + mantissa / 1024.0),
+            };
+            let expected = if bits & 0x8000 == 0 { magnitude } else { -magnitude } as f32;
+            let found = f16_to_f32(bits);
+            if expected.is_nan() {
+                assert!(found.is_nan(), "{bits:#06x}");
+                assert_eq!(found.to_bits() >> 13 & 0x3ff, u32::from(bits & 0x3ff), "payload of {bits:#06x}");
+            } else {
+                assert_eq!(found.to_bits(), expected.to_bits(), "{bits:#06x}");
+            }
+        }
+    }
+
+    /// A bfloat16 is the f32 of which it is the upper half, and nothing else is.
+    #[test]
+    fn every_bfloat16_is_an_upper_half() {
+        for bits in 0..=u16::MAX {
+            assert_eq!(bf16_to_f32(bits).to_bits(), u32::from_be_bytes([(bits >> 8) as u8, bits as u8, 0, 0]));
+        }
+        assert_eq!(bf16_to_f32(0x3fc0), 1.5);
+    }
+}
