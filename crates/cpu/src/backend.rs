@@ -56,11 +56,8 @@ impl CpuBackend {
     }
 
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
-        let weight = matmul::Weight {
-            dtype: linear.weight.dtype(),
-            cols: linear.weight.cols(),
-            bytes: bytes(&linear.weight),
-        };
+        let weight =
+            matmul::Weight { dtype: linear.weight.dtype(), cols: linear.weight.cols(), bytes: bytes(&linear.weight) };
         let bias = linear.bias.as_ref().map(floats);
         with_simd!(self.level, simd => matmul::matmul(simd, &self.pool, x, weight, bias, out));
     }
@@ -119,7 +116,10 @@ impl Backend for CpuBackend {
         let table = bytes(table);
         with_simd!(self.level, simd => self.for_rows(out, |row, out| {
             let start = ids[row] as usize * row_bytes;
-            elementwise::embed_row(simd, dtype, &table[start..start + row_bytes], scale, out);
+            matmul::decode_row(simd, dtype, &table[start..start + row_bytes], out);
+            if scale != 1.0 {
+                elementwise::scale(simd, scale, out);
+            }
         }));
         Ok(())
     }
@@ -184,7 +184,8 @@ impl Backend for CpuBackend {
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
         let (cols, up) = (up.cols(), floats(up));
         with_simd!(self.level, simd => self.for_rows(gate, |row, gate| {
-            elementwise::gate(simd, activation, &up[row * cols..(row + 1) * cols], gate);
+            elementwise::activate(simd, activation, gate);
+            elementwise::multiply(simd, &up[row * cols..(row + 1) * cols], gate);
         }));
         Ok(())
     }
@@ -206,13 +207,17 @@ impl Backend for CpuBackend {
             if rows.is_empty() {
                 continue;
             }
-            let gathered: Vec<f32> = rows.iter().flat_map(|&(row, _)| &x[row * hidden..(row + 1) * hidden]).copied().collect();
+            let gathered: Vec<f32> =
+                rows.iter().flat_map(|&(row, _)| &x[row * hidden..(row + 1) * hidden]).copied().collect();
             let mut gate = vec![0.0; rows.len() * expert.gate.weight.rows()];
             let mut up = vec![0.0; gate.len()];
             let mut down = vec![0.0; gathered.len()];
             self.matmul(&gathered, &expert.gate, &mut gate);
             self.matmul(&gathered, &expert.up, &mut up);
-            with_simd!(self.level, simd => elementwise::gate(simd, mlp.activation, &up, &mut gate));
+            with_simd!(self.level, simd => {
+                elementwise::activate(simd, mlp.activation, &mut gate);
+                elementwise::multiply(simd, &up, &mut gate);
+            });
             self.matmul(&gate, &expert.down, &mut down);
             for (&(row, weight), down) in rows.iter().zip(down.chunks_exact(hidden)) {
                 for (out, down) in out[row * hidden..(row + 1) * hidden].iter_mut().zip(down) {
@@ -234,9 +239,7 @@ impl Backend for CpuBackend {
         assert!(rope.angles.cols() <= rope.head_size && x.cols().is_multiple_of(rope.head_size));
         let (cols, angles) = (rope.angles.cols(), floats(rope.angles));
         with_simd!(self.level, simd => self.for_rows(x, |row, x| {
-            use crate::simd::Simd;
-            let angles = &angles[row * cols..(row + 1) * cols];
-            simd.vectorize(|| rope::rotate_row(x, angles, rope.head_size, rope.style));
+            rope::rotate_row(simd, x, &angles[row * cols..(row + 1) * cols], rope.head_size, rope.style);
         }));
         Ok(())
     }

@@ -47,7 +47,7 @@ pub(crate) fn silu(x: f32) -> f32 {
 /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x * sigmoid(2 ...).
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
     let inner = TWO_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x);
     x / (1.0 + exp(-inner))
 }

@@ -1,30 +1,67 @@
 //! Host memory behind a tensor: a mapped file's bytes as they are, or cache-line aligned bytes of our own.
 
+use std::alloc::Layout;
 use std::any::Any;
 use std::fmt;
+use std::ptr::NonNull;
 
 use pellucid_tensor::{DType, Error, Memory, SharedBytes, Tensor};
 
-/// One cache line; a buffer of them starts on a 64-byte boundary, so that no vector load crosses a line.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Line([u8; 64]);
+/// Bytes that start on a cache line, so that no vector load crosses one.
+///
+/// The operating system hands out zero pages and fills them in when they are first touched: KV memory for a long context costs
+/// nothing until it is used.
+pub(crate) struct AlignedBytes {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+const CACHE_LINE: usize = 64;
+
+// SAFETY: the bytes are owned by this value alone, like those of a `Vec<u8>`.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: a shared reference gives shared access to plain bytes only.
+unsafe impl Sync for AlignedBytes {}
+
+impl AlignedBytes {
+    fn zeroed(len: usize) -> Option<Self> {
+        // At least one line, because a layout of size zero must not be allocated.
+        let size = len.max(1).checked_next_multiple_of(CACHE_LINE)?;
+        let layout = Layout::from_size_align(size, CACHE_LINE).ok()?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(AlignedBytes { start, layout })
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: the allocation is `size` initialised bytes and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes the access unique.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this very layout, and freed once.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
 
 pub(crate) enum HostMemory {
     /// Weights that stay in the page cache.
     Mapped(SharedBytes),
-    Owned(Vec<Line>),
+    Owned(AlignedBytes),
 }
 
 impl HostMemory {
     pub(crate) fn zeroed(bytes: usize) -> Result<Self, Error> {
-        let num_lines = bytes.div_ceil(64);
-        let mut lines = Vec::new();
-        lines
-            .try_reserve_exact(num_lines)
-            .map_err(|_| Error::OutOfMemory { device: "the CPU".into(), bytes })?;
-        lines.resize(num_lines, Line([0; 64]));
-        Ok(HostMemory::Owned(lines))
+        AlignedBytes::zeroed(bytes)
+            .map(HostMemory::Owned)
+            .ok_or_else(|| Error::OutOfMemory { device: "the CPU".into(), bytes })
     }
 
     pub(crate) fn copied(source: &[u8]) -> Result<Self, Error> {
@@ -36,18 +73,14 @@ impl HostMemory {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             HostMemory::Mapped(bytes) => bytes,
-            // SAFETY: a `Line` is 64 plain bytes without padding, so a vector of them is that many initialised bytes.
-            HostMemory::Owned(lines) => unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64) },
+            HostMemory::Owned(bytes) => bytes.as_slice(),
         }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             HostMemory::Mapped(_) => panic!("a mapped weight is read-only"),
-            // SAFETY: as in `bytes`; every byte pattern is a valid `Line`, and `&mut self` makes the access unique.
-            HostMemory::Owned(lines) => unsafe {
-                std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 64)
-            },
+            HostMemory::Owned(bytes) => bytes.as_mut_slice(),
         }
     }
 }

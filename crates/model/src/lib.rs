@@ -1,1 +1,26 @@
-//! (being written)
+//! Ids to logits: one config-driven decoder for every supported family.
+//!
+//! `engine` builds a [`Batch`] a step and calls [`Model::forward`]; the arithmetic is done by a `Backend` that only the program
+//! chooses. Text, requests and sampling live elsewhere.
+
+mod architectures;
+mod attention;
+mod batch;
+mod config;
+mod decoder;
+mod error;
+mod kv_memory;
+mod loader;
+mod mlp;
+mod names;
+mod rope;
+mod sinusoidal;
+mod weights;
+
+pub use architectures::supported;
+pub use batch::{Batch, Chunk};
+pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions};
+pub use decoder::{Decoder, LoadOptions, Logits, Model, read_config};
+pub use error::Error;
+pub use kv_memory::{BLOCK_LEN, KvMemory};
+pub use rope::{Frequencies, Rope, RopeScaling};

@@ -1,1 +1,155 @@
-//! (being written)
+//! Development only: the goldens made by the reference implementation, and a plain way to run a model on them.
+//!
+//! See `fixtures/README.md` for how the goldens are made and how far two correct implementations differ.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Model};
+
+/// One golden: a tiny model, prompts, and the reference's logits at every position.
+#[derive(Debug)]
+pub struct Golden {
+    pub name: String,
+    pub folder: PathBuf,
+    pub prompts: Vec<Vec<u32>>,
+    /// The reference's greedy continuation of each prompt.
+    pub greedy: Vec<Vec<u32>>,
+    vocab_size: usize,
+    /// The file that a GGUF is compared with, when there is a GGUF: the format cannot carry every setting.
+    gguf_logits: Option<String>,
+    /// LongRoPE's factors change past this length.
+    original_context_len: Option<usize>,
+}
+
+/// The folder of all goldens.
+pub fn goldens_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/goldens")
+}
+
+/// Every golden, by name.
+pub fn goldens() -> Vec<Golden> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(goldens_folder())
+        .expect("the goldens are part of the repository")
+        .map(|entry| entry.expect("a readable folder").path())
+        .filter(|path| path.join("golden.json").exists())
+        .collect();
+    folders.sort();
+    folders.iter().map(|folder| Golden::read(folder)).collect()
+}
+
+fn ids(value: &serde_json::Value) -> Vec<Vec<u32>> {
+    serde_json::from_value(value.clone()).expect("a list of lists of ids")
+}
+
+impl Golden {
+    fn read(folder: &Path) -> Golden {
+        let read = |file: &str| -> serde_json::Value {
+            let text = std::fs::read_to_string(folder.join(file)).expect("a readable golden");
+            serde_json::from_str(&text).expect("valid JSON")
+        };
+        let (golden, config) = (read("golden.json"), read("config.json"));
+        Golden {
+            name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            folder: folder.to_owned(),
+            prompts: ids(&golden["prompts"]),
+            greedy: ids(&golden["greedy"]),
+            vocab_size: golden["shape"][0][1].as_u64().expect("a vocabulary size") as usize,
+            gguf_logits: golden["gguf"]["logits"].as_str().map(str::to_owned),
+            original_context_len: config["original_max_position_embeddings"].as_u64().map(|len| len as usize),
+        }
+    }
+
+    /// Where the model's files are, and the logits to compare with: the Hugging Face folder, and the GGUF when there is one.
+    pub fn sources(&self) -> Vec<(PathBuf, Vec<Vec<f32>>)> {
+        let mut sources = vec![(self.folder.clone(), self.logits("logits.bin"))];
+        if let Some(file) = &self.gguf_logits {
+            sources.push((self.folder.join("model.gguf"), self.logits(file)));
+        }
+        sources
+    }
+
+    /// For each prompt, [position][vocabulary] flattened.
+    fn logits(&self, file: &str) -> Vec<Vec<f32>> {
+        let bytes = std::fs::read(self.folder.join(file)).expect("a readable golden");
+        let mut values = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+        let logits: Vec<Vec<f32>> = (self.prompts.iter())
+            .map(|prompt| values.by_ref().take(prompt.len() * self.vocab_size).collect())
+            .collect();
+        assert_eq!(values.next(), None, "{file} holds one row for each position");
+        logits
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The context to load for when a prompt of `len` tokens is compared: the reference chooses LongRoPE's factors by that length.
+    pub fn context_len(&self, len: usize) -> Option<usize> {
+        self.original_context_len.filter(|&original| len <= original)
+    }
+}
+
+/// A CPU backend, or `None` with a word on stderr when the machine lacks the instruction set.
+pub fn cpu(isa: Isa, num_threads: usize) -> Option<Arc<CpuBackend>> {
+    let backend = CpuBackend::new(CpuOptions { num_threads, isa });
+    if backend.is_none() {
+        eprintln!("skipped: this machine has no {isa}");
+    }
+    backend.map(Arc::new)
+}
+
+/// A loaded model with KV memory of its own, driven chunk by chunk.
+#[derive(Debug)]
+pub struct Runner {
+    pub model: Decoder,
+    pub kv: KvMemory,
+}
+
+/// One sequence: its blocks in any order, and how many positions are stored.
+#[derive(Debug, Clone)]
+pub struct TestSequence {
+    pub blocks: Vec<u32>,
+    pub len: usize,
+}
+
+impl Runner {
+    pub fn load(path: &Path, backend: Arc<CpuBackend>, context_len: Option<usize>, num_blocks: usize) -> Runner {
+        let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let kv = KvMemory::new(model.config(), &*backend, num_blocks).expect("enough memory for a tiny model");
+        Runner { model, kv }
+    }
+
+    /// Runs one step of several chunks and gives all their logits, row after row.
+    pub fn step(&mut self, chunks: &mut [(&mut TestSequence, &[u32])]) -> Vec<Vec<f32>> {
+        let mut batch = Batch::default();
+        let mut lens: Vec<Range<usize>> = Vec::new();
+        for (sequence, ids) in chunks.iter_mut() {
+            let chunk = Chunk { ids, first_position: sequence.len, blocks: &sequence.blocks, wanted: 0..ids.len() };
+            batch.push(chunk, BLOCK_LEN);
+            lens.push(sequence.len..sequence.len + ids.len());
+            sequence.len += ids.len();
+        }
+        let logits = self.model.forward(&batch, &mut self.kv).expect("the batch is valid");
+        (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
+    }
+
+    /// Logits at every position of a prompt, computed in chunks of the given sizes (the last one repeats).
+    pub fn prompt(&mut self, prompt: &[u32], chunk_sizes: &[usize], blocks: Vec<u32>) -> Vec<f32> {
+        let mut sequence = TestSequence { blocks, len: 0 };
+        let mut logits = Vec::new();
+        let mut sizes =
+            chunk_sizes.iter().copied().chain(std::iter::repeat(*chunk_sizes.last().expect("a chunk size")));
+        while sequence.len < prompt.len() {
+            let size = sizes.next().expect("endless").min(prompt.len() - sequence.len);
+            let ids = &prompt[sequence.len..sequence.len + size];
+            logits.extend(self.step(&mut [(&mut sequence, ids)]).concat());
+        }
+        logits
+    }
+}

@@ -7,8 +7,9 @@
 
 use pellucid_tensor::{Attention, HeadShape, SequenceSpan};
 
+use super::elementwise;
 use crate::math;
-use crate::simd::Simd;
+use crate::simd::{Simd, vectorized};
 
 /// Positions in a tile; a power of two, unrelated to the length of a block.
 const TILE: usize = 32;
@@ -24,6 +25,7 @@ pub(crate) struct Pages<'a> {
 
 impl Pages<'_> {
     /// Index of the first number of the key (and of the value) at a position.
+    #[inline(always)]
     fn offset(&self, position: usize, kv_head: usize) -> usize {
         let HeadShape { num_kv_heads, head_size, block_len, .. } = self.shape;
         let block = self.blocks[position / block_len] as usize;
@@ -35,6 +37,7 @@ impl Pages<'_> {
         &self.keys[offset..offset + self.shape.head_size]
     }
 
+    #[inline(always)]
     fn value(&self, position: usize, kv_head: usize) -> &[f32] {
         let offset = self.offset(position, kv_head);
         &self.values[offset..offset + self.shape.head_size]
@@ -77,8 +80,7 @@ pub(crate) fn attend<S: Simd>(
         tile += TILE;
     }
     for running in running {
-        let scale = 1.0 / running.sum;
-        simd.vectorize(|| running.values.iter_mut().for_each(|value| *value *= scale));
+        elementwise::scale(simd, 1.0 / running.sum, running.values);
     }
 }
 
@@ -101,38 +103,36 @@ fn score<S: Simd>(
     for (j, score) in scores.iter_mut().enumerate().skip(i) {
         *score = simd.dot(query, pages.key(start + j, kv_head));
     }
-    let scale = attention.scale;
-    simd.vectorize(|| match attention.soft_cap {
-        None => scores.iter_mut().for_each(|score| *score *= scale),
-        Some(cap) => scores.iter_mut().for_each(|score| *score = cap * math::tanh(*score * scale / cap)),
-    });
+    elementwise::scale(simd, attention.scale, scores);
+    if let Some(cap) = attention.soft_cap {
+        elementwise::soft_cap(simd, cap, scores);
+    }
 }
 
-/// Adds one tile to the running softmax. Turns `scores` into weights.
-fn accumulate<S: Simd>(
-    simd: S,
-    pages: Pages<'_>,
-    kv_head: usize,
-    start: usize,
-    scores: &mut [f32],
-    running: &mut Running<'_>,
-) {
-    let largest = scores.iter().fold(running.largest, |largest, &score| largest.max(score));
-    let correction = math::exp(running.largest - largest);
-    simd.vectorize(|| scores.iter_mut().for_each(|score| *score = math::exp(*score - largest)));
-    running.largest = largest;
-    running.sum = running.sum * correction + scores.iter().sum::<f32>();
-    let values = &mut *running.values;
-    simd.vectorize(|| {
+vectorized! {
+    /// Adds one tile to the running softmax. Turns `scores` into weights.
+    fn accumulate<S: Simd>(
+        pages: Pages<'_>,
+        kv_head: usize,
+        start: usize,
+        scores: &mut [f32],
+        running: &mut Running<'_>,
+    ) {
+        let largest = scores.iter().fold(running.largest, |largest, &score| largest.max(score));
+        let correction = math::exp(running.largest - largest);
+        scores.iter_mut().for_each(|score| *score = math::exp(*score - largest));
+        running.largest = largest;
+        running.sum = running.sum * correction + scores.iter().sum::<f32>();
         if correction != 1.0 {
-            values.iter_mut().for_each(|value| *value *= correction);
+            running.values.iter_mut().for_each(|value| *value *= correction);
         }
         for (j, &weight) in scores.iter().enumerate() {
-            for (sum, value) in values.iter_mut().zip(pages.value(start + j, kv_head)) {
+            let value = pages.value(start + j, kv_head);
+            for (sum, value) in running.values.iter_mut().zip(value) {
                 *sum = S::multiply_add(weight, *value, *sum);
             }
         }
-    });
+    }
 }
 
 /// Writes one row's keys (or values), `[kv heads][head_size]`, into its slot of the blocks.

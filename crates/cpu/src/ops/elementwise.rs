@@ -1,37 +1,45 @@
-//! Row by row: embedding, residual sums, activations, soft caps.
+//! Row by row: residual sums, activations, soft caps.
 
-use pellucid_tensor::{Activation, DType};
+use pellucid_tensor::Activation;
 
-use super::matmul::decode_row;
 use crate::math;
-use crate::simd::Simd;
+use crate::simd::vectorized;
 
-/// `out = scale * row`, where `row` is one stored row of the embedding table.
-pub(crate) fn embed_row<S: Simd>(simd: S, dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
-    decode_row(simd, dtype, row, out);
-    if scale != 1.0 {
-        simd.vectorize(|| out.iter_mut().for_each(|value| *value *= scale));
+vectorized! {
+    /// `x *= factor`
+    pub(crate) fn scale<S: Simd>(factor: f32, x: &mut [f32]) {
+        x.iter_mut().for_each(|x| *x *= factor);
     }
 }
 
-pub(crate) fn add<S: Simd>(simd: S, y: &[f32], x: &mut [f32]) {
-    simd.vectorize(|| x.iter_mut().zip(y).for_each(|(x, y)| *x += y));
+vectorized! {
+    /// `x += y`
+    pub(crate) fn add<S: Simd>(y: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+    }
 }
 
-pub(crate) fn soft_cap<S: Simd>(simd: S, cap: f32, x: &mut [f32]) {
-    simd.vectorize(|| x.iter_mut().for_each(|x| *x = cap * math::tanh(*x / cap)));
+vectorized! {
+    /// `x = cap * tanh(x / cap)`
+    pub(crate) fn soft_cap<S: Simd>(cap: f32, x: &mut [f32]) {
+        x.iter_mut().for_each(|x| *x = cap * math::tanh(*x / cap));
+    }
 }
 
-pub(crate) fn activate<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
-    // The choice stands outside the loop: inside it would keep the loop from being vectorised.
-    simd.vectorize(|| match activation {
-        Activation::Silu => x.iter_mut().for_each(|x| *x = math::silu(*x)),
-        Activation::GeluTanh => x.iter_mut().for_each(|x| *x = math::gelu_tanh(*x)),
-        Activation::Gelu => x.iter_mut().for_each(|x| *x = math::gelu(*x)),
-    });
+vectorized! {
+    /// `x = activation(x)`. The choice stands outside the loops: inside, it would keep them from being vectorised.
+    pub(crate) fn activate<S: Simd>(activation: Activation, x: &mut [f32]) {
+        match activation {
+            Activation::Silu => x.iter_mut().for_each(|x| *x = math::silu(*x)),
+            Activation::GeluTanh => x.iter_mut().for_each(|x| *x = math::gelu_tanh(*x)),
+            Activation::Gelu => x.iter_mut().for_each(|x| *x = math::gelu(*x)),
+        }
+    }
 }
 
-pub(crate) fn gate<S: Simd>(simd: S, activation: Activation, up: &[f32], gate: &mut [f32]) {
-    activate(simd, activation, gate);
-    simd.vectorize(|| gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= up));
+vectorized! {
+    /// `x *= y`
+    pub(crate) fn multiply<S: Simd>(y: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(y).for_each(|(x, y)| *x *= y);
+    }
 }

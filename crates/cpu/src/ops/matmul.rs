@@ -11,7 +11,7 @@ use pellucid_tensor::{DType, quant};
 
 use crate::memory::SharedOutput;
 use crate::pool::Pool;
-use crate::simd::Simd;
+use crate::simd::{Simd, vectorized};
 
 /// A stored matrix: `rows` of `cols` numbers.
 #[derive(Clone, Copy)]
@@ -28,38 +28,27 @@ impl<'a> Weight<'a> {
     }
 }
 
-/// The plain decoder of a format over a whole row, inlined into the caller so that it is compiled for the caller's instructions.
-#[inline(always)]
-fn decode_blocks<B: quant::BlockFormat>(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::LEN)) {
-        B::decode(block, out);
-    }
-}
-
-/// Decodes one stored row.
-pub(crate) fn decode_row<S: Simd>(simd: S, dtype: DType, row: &[u8], out: &mut [f32]) {
-    macro_rules! decode {
-        ($format:ident) => {
-            simd.vectorize(|| decode_blocks::<quant::$format>(row, out))
-        };
-    }
-    match dtype {
-        DType::F32 => decode!(F32),
-        DType::F16 => decode!(F16),
-        DType::BF16 => decode!(BF16),
-        DType::Q4_0 => decode!(Q4_0),
-        DType::Q4_1 => decode!(Q4_1),
-        DType::Q5_0 => decode!(Q5_0),
-        DType::Q5_1 => decode!(Q5_1),
-        DType::Q8_0 => decode!(Q8_0),
-        DType::Q2_K => decode!(Q2_K),
-        DType::Q3_K => decode!(Q3_K),
-        DType::Q4_K => decode!(Q4_K),
-        DType::Q5_K => decode!(Q5_K),
-        DType::Q6_K => decode!(Q6_K),
-        DType::IQ4_NL => decode!(IQ4_NL),
-        DType::IQ4_XS => decode!(IQ4_XS),
-        DType::MXFP4 => decode!(MXFP4),
+vectorized! {
+    /// Decodes one stored row.
+    pub(crate) fn decode_row<S: Simd>(dtype: DType, row: &[u8], out: &mut [f32]) {
+        match dtype {
+            DType::F32 => quant::decode_blocks::<quant::F32>(row, out),
+            DType::F16 => quant::decode_blocks::<quant::F16>(row, out),
+            DType::BF16 => quant::decode_blocks::<quant::BF16>(row, out),
+            DType::Q4_0 => quant::decode_blocks::<quant::Q4_0>(row, out),
+            DType::Q4_1 => quant::decode_blocks::<quant::Q4_1>(row, out),
+            DType::Q5_0 => quant::decode_blocks::<quant::Q5_0>(row, out),
+            DType::Q5_1 => quant::decode_blocks::<quant::Q5_1>(row, out),
+            DType::Q8_0 => quant::decode_blocks::<quant::Q8_0>(row, out),
+            DType::Q2_K => quant::decode_blocks::<quant::Q2_K>(row, out),
+            DType::Q3_K => quant::decode_blocks::<quant::Q3_K>(row, out),
+            DType::Q4_K => quant::decode_blocks::<quant::Q4_K>(row, out),
+            DType::Q5_K => quant::decode_blocks::<quant::Q5_K>(row, out),
+            DType::Q6_K => quant::decode_blocks::<quant::Q6_K>(row, out),
+            DType::IQ4_NL => quant::decode_blocks::<quant::IQ4_NL>(row, out),
+            DType::IQ4_XS => quant::decode_blocks::<quant::IQ4_XS>(row, out),
+            DType::MXFP4 => quant::decode_blocks::<quant::MXFP4>(row, out),
+        }
     }
 }
 
@@ -76,7 +65,7 @@ fn columns_per_task(num_cols: usize, num_threads: usize) -> usize {
 
 pub(crate) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], w: Weight<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
     let num_rows = x.len() / w.cols;
-    let num_cols = if num_rows == 0 { 0 } else { out.len() / num_rows };
+    let num_cols = out.len().checked_div(num_rows).unwrap_or(0);
     assert_eq!(x.len(), num_rows * w.cols, "x is [rows][k]");
     assert_eq!(out.len(), num_rows * num_cols, "out is [rows][m]");
     let per_task = columns_per_task(num_cols, pool.num_threads());

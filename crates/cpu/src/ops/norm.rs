@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm over one stretch of numbers. Sums run in sixteen lanes and the fixed tree, like dot products.
 
 use crate::math::sum_lanes;
-use crate::simd::Simd;
+use crate::simd::vectorized;
 
 /// Sum of `f(x)` over a row.
 #[inline(always)]
@@ -19,25 +19,25 @@ fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     sum_lanes(lanes)
 }
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`
-pub(crate) fn rms_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    simd.vectorize(|| {
+vectorized! {
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`
+    pub(crate) fn rms_norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         let mean_square = sum(x, |x| x * x) / x.len() as f32;
         let factor = 1.0 / (mean_square + eps).sqrt();
         for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
             *out = x * factor * weight;
         }
-    });
+    }
 }
 
-/// `out = (x - mean) / sqrt(var + eps) * weight + bias`
-pub(crate) fn layer_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
-    simd.vectorize(|| {
+vectorized! {
+    /// `out = (x - mean) / sqrt(var + eps) * weight + bias`
+    pub(crate) fn layer_norm<S: Simd>(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
         let mean = sum(x, |x| x) / x.len() as f32;
         let variance = sum(x, |x| (x - mean) * (x - mean)) / x.len() as f32;
         let factor = 1.0 / (variance + eps).sqrt();
         for (((out, x), weight), bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
             *out = (x - mean) * factor * weight + bias;
         }
-    });
+    }
 }

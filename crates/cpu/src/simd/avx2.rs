@@ -2,8 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Simd, padded};
-use crate::math::sum_lanes;
+use super::{Isa, Simd, padded};
 
 /// Proof that the machine has AVX2, FMA, F16C and BMI2.
 #[derive(Debug, Clone, Copy)]
@@ -20,14 +19,9 @@ impl Avx2 {
 }
 
 impl Simd for Avx2 {
+    const ISA: Isa = Isa::Avx2;
     const TILE_ROWS: usize = 2;
     const TILE_COLS: usize = 2;
-
-    #[inline(always)]
-    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: `self` proves that the features are there.
-        unsafe { with_features(f) }
-    }
 
     #[inline(always)]
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
@@ -42,25 +36,23 @@ impl Simd for Avx2 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-fn with_features<R>(f: impl FnOnce() -> R) -> R {
-    f()
-}
-
-#[target_feature(enable = "avx2,fma,f16c,bmi2")]
 fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
     let len = w[0].len();
     assert!(x.iter().all(|x| x.len() == len) && w.iter().all(|w| w.len() == len));
     let mut sums = [[[_mm256_setzero_ps(); 2]; C]; R];
+    let mut columns = [_mm256_setzero_ps(); C];
     let whole = len / 16 * 16;
     for k in (0..whole).step_by(16) {
         for half in 0..2 {
-            // SAFETY: k + 16 <= len, which is the length of every slice.
-            let w: [__m256; C] = std::array::from_fn(|c| unsafe { _mm256_loadu_ps(w[c].as_ptr().add(k + 8 * half)) });
+            for c in 0..C {
+                // SAFETY: k + 16 <= len, which is the length of every slice.
+                columns[c] = unsafe { _mm256_loadu_ps(w[c].as_ptr().add(k + 8 * half)) };
+            }
             for r in 0..R {
                 // SAFETY: as above.
-                let x = unsafe { _mm256_loadu_ps(x[r].as_ptr().add(k + 8 * half)) };
+                let row = unsafe { _mm256_loadu_ps(x[r].as_ptr().add(k + 8 * half)) };
                 for c in 0..C {
-                    sums[r][c][half] = _mm256_fmadd_ps(x, w[c], sums[r][c][half]);
+                    sums[r][c][half] = _mm256_fmadd_ps(row, columns[c], sums[r][c][half]);
                 }
             }
         }
@@ -80,15 +72,21 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
             }
         }
     }
-    sums.map(|row| {
-        row.map(|[low, high]| {
-            let mut lanes = [0.0; 16];
-            // SAFETY: the array holds sixteen numbers.
-            unsafe {
-                _mm256_storeu_ps(lanes.as_mut_ptr(), low);
-                _mm256_storeu_ps(lanes.as_mut_ptr().add(8), high);
-            }
-            sum_lanes(lanes)
-        })
-    })
+    let mut products = [[0.0; C]; R];
+    for r in 0..R {
+        for c in 0..C {
+            products[r][c] = sum_lanes(sums[r][c][0], sums[r][c][1]);
+        }
+    }
+    products
+}
+
+/// The fixed tree of [`crate::math::sum_lanes`]: lanes 0 to 7 and 8 to 15, then halves of halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+pub(super) fn sum_lanes(low: __m256, high: __m256) -> f32 {
+    let eight = _mm256_add_ps(low, high);
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }

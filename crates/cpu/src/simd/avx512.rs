@@ -2,8 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Simd, padded};
-use crate::math::sum_lanes;
+use super::{Isa, Simd, padded};
 
 /// Proof that the machine has AVX-512 F, BW, VL and DQ.
 #[derive(Debug, Clone, Copy)]
@@ -21,14 +20,9 @@ impl Avx512 {
 }
 
 impl Simd for Avx512 {
+    const ISA: Isa = Isa::Avx512;
     const TILE_ROWS: usize = 6;
     const TILE_COLS: usize = 4;
-
-    #[inline(always)]
-    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: `self` proves that the features are there.
-        unsafe { with_features(f) }
-    }
 
     #[inline(always)]
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
@@ -43,24 +37,22 @@ impl Simd for Avx512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-fn with_features<R>(f: impl FnOnce() -> R) -> R {
-    f()
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
 fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
     let len = w[0].len();
     assert!(x.iter().all(|x| x.len() == len) && w.iter().all(|w| w.len() == len));
     let mut sums = [[_mm512_setzero_ps(); C]; R];
+    let mut columns = [_mm512_setzero_ps(); C];
     let whole = len / 16 * 16;
     for k in (0..whole).step_by(16) {
-        // SAFETY: k + 16 <= len, which is the length of every slice.
-        let w: [__m512; C] = std::array::from_fn(|c| unsafe { _mm512_loadu_ps(w[c].as_ptr().add(k)) });
+        for c in 0..C {
+            // SAFETY: k + 16 <= len, which is the length of every slice.
+            columns[c] = unsafe { _mm512_loadu_ps(w[c].as_ptr().add(k)) };
+        }
         for r in 0..R {
             // SAFETY: as above.
-            let x = unsafe { _mm512_loadu_ps(x[r].as_ptr().add(k)) };
+            let row = unsafe { _mm512_loadu_ps(x[r].as_ptr().add(k)) };
             for c in 0..C {
-                sums[r][c] = _mm512_fmadd_ps(x, w[c], sums[r][c]);
+                sums[r][c] = _mm512_fmadd_ps(row, columns[c], sums[r][c]);
             }
         }
     }
@@ -75,12 +67,12 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
             }
         }
     }
-    sums.map(|row| {
-        row.map(|sum| {
-            let mut lanes = [0.0; 16];
-            // SAFETY: the array holds sixteen numbers.
-            unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), sum) };
-            sum_lanes(lanes)
-        })
-    })
+    let mut products = [[0.0; C]; R];
+    for r in 0..R {
+        for c in 0..C {
+            let (low, high) = (_mm512_castps512_ps256(sums[r][c]), _mm512_extractf32x8_ps::<1>(sums[r][c]));
+            products[r][c] = super::avx2::sum_lanes(low, high);
+        }
+    }
+    products
 }

@@ -4,11 +4,11 @@
 //! the products at i, i + 16, i + 32 and so on in that order, then the fixed tree of [`crate::math::sum_lanes`]. AVX2 and AVX-512
 //! fuse the multiply with the add and agree to the bit; the scalar version rounds twice and is the oracle within a tolerance.
 
-mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod scalar;
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,8 +23,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: usize;
     const TILE_COLS: usize;
 
-    /// Runs `f` compiled for this instruction set: plain loops inside it are vectorised accordingly.
-    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+    const ISA: Isa;
 
     /// `result[r][c]` is the dot product of `x[r]` and `w[c]`; all slices have the same length.
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R];
@@ -132,6 +131,45 @@ macro_rules! with_simd {
 }
 pub(crate) use with_simd;
 
+/// Declares a function whose plain loops are compiled once for each instruction set; `S` names the set within its body.
+///
+/// The body is inlined into a wrapper that has the set's features switched on, which is what lets the compiler vectorise it. A
+/// closure handed to such a wrapper would not do: it keeps the features of the place where it was written.
+macro_rules! vectorized {
+    ($(#[$attribute:meta])* $visibility:vis fn $name:ident<S: Simd>($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+        $(#[$attribute])*
+        $visibility fn $name<S: $crate::simd::Simd>(_: S, $($argument: $type),*) $(-> $result)? {
+            #[inline(always)]
+            fn body<S: $crate::simd::Simd>($($argument: $type),*) $(-> $result)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+            fn avx2($($argument: $type),*) $(-> $result)? {
+                body::<$crate::simd::Avx2>($($argument),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
+            fn avx512($($argument: $type),*) $(-> $result)? {
+                body::<$crate::simd::Avx512>($($argument),*)
+            }
+
+            match S::ISA {
+                $crate::simd::Isa::Scalar => body::<$crate::simd::Scalar>($($argument),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the first argument, a value of S, proves that the instructions are there.
+                $crate::simd::Isa::Avx2 => unsafe { avx2($($argument),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::simd::Isa::Avx512 => unsafe { avx512($($argument),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => unreachable!("no value of another set exists here"),
+            }
+        }
+    };
+}
+pub(crate) use vectorized;
+
 /// The last, incomplete sixteen of a row, filled up with zeros: a fused multiply-add of zeros leaves a lane as it was.
 #[inline(always)]
 fn padded(tail: &[f32]) -> [f32; 16] {
@@ -163,7 +201,11 @@ mod tests {
             let tile = simd.dot_tile([&x[0], &x[1], &x[2]], [&w[0], &w[1], &w[2], &w[3]]);
             for r in 0..3 {
                 for c in 0..4 {
-                    assert_eq!(tile[r][c].to_bits(), simd.dot(&x[r], &w[c]).to_bits(), "length {len}, row {r}, column {c}");
+                    assert_eq!(
+                        tile[r][c].to_bits(),
+                        simd.dot(&x[r], &w[c]).to_bits(),
+                        "length {len}, row {r}, column {c}"
+                    );
                     let exact: f64 = x[r].iter().zip(&w[c]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                     let size: f64 = x[r].iter().zip(&w[c]).map(|(&a, &b)| (f64::from(a) * f64::from(b)).abs()).sum();
                     // Each lane adds len / 16 products and the tree four sums, each rounding to 2^-24 of the running size.

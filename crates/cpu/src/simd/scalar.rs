@@ -1,19 +1,15 @@
 //! The oracle: no instruction beyond the platform's baseline. Also what a machine without AVX2 runs.
 
-use super::Simd;
+use super::{Isa, Simd};
 use crate::math::sum_lanes;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scalar;
 
 impl Simd for Scalar {
+    const ISA: Isa = Isa::Scalar;
     const TILE_ROWS: usize = 1;
     const TILE_COLS: usize = 1;
-
-    #[inline(always)]
-    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        f()
-    }
 
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
         x.map(|x| w.map(|w| dot(x, w)))

@@ -1,0 +1,44 @@
+//! Llama 2 and 3, SmolLM2 and their kin; Mistral.
+//!
+//! The plain case that the others are told against: RMSNorm before attention and MLP, rotary positions, grouped queries, SiLU gates.
+//! Mistral adds a sliding window over all layers; in GGUF it is filed under Llama.
+
+use pellucid_tensor::RopeStyle;
+
+use super::{Blueprint, Family};
+use crate::Error;
+use crate::config::gguf::Keys;
+use crate::config::hugging_face::{self, Fields};
+use crate::config::{LayerConfig, Positions};
+
+pub(super) const LLAMA: Family = Family {
+    name: "llama",
+    gguf: "llama",
+    hugging_face: &["llama"],
+    read_gguf,
+    read_hugging_face: |fields, blueprint| {
+        blueprint.config = hugging_face::llama(fields)?;
+        Ok(())
+    },
+};
+
+pub(super) const MISTRAL: Family =
+    Family { name: "mistral", gguf: "", hugging_face: &["mistral"], read_gguf, read_hugging_face: read_mistral };
+
+fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    let config = &mut blueprint.config;
+    // The converter reorders the rows of Wq and Wk so that neighbours turn together.
+    if let Positions::Rope { style, .. } = &mut config.positions {
+        *style = RopeStyle::Interleaved;
+    }
+    let window = keys.opt_usize("attention.sliding_window")?.filter(|&window| window > 0);
+    config.layers.iter_mut().for_each(|layer| layer.window = window);
+    super::mixtral::read_gguf_experts(keys, config)
+}
+
+pub(super) fn read_mistral(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    blueprint.config = hugging_face::llama(fields)?;
+    let window = fields.opt_usize("sliding_window")?;
+    blueprint.config.layers.fill(LayerConfig { window, ..LayerConfig::PLAIN });
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! Mixtral: Mistral with a mixture of experts for the MLP; the weights of the chosen ones add up to one.
+
+use pellucid_tensor::Routing;
+
+use super::{Blueprint, Family, llama};
+use crate::Error;
+use crate::config::gguf::Keys;
+use crate::config::hugging_face::Fields;
+use crate::config::{DecoderConfig, Experts};
+
+pub(super) const MIXTRAL: Family = Family {
+    name: "mixtral",
+    gguf: "",
+    hugging_face: &["mixtral"],
+    read_gguf: |keys, blueprint| read_gguf_experts(keys, &mut blueprint.config),
+    read_hugging_face,
+};
+
+fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    llama::read_mistral(fields, blueprint)?;
+    let config = &mut blueprint.config;
+    config.experts = Some(Experts {
+        num_experts: fields.usize("num_local_experts")?,
+        mlp_size: config.mlp_size,
+        routing: Routing { num_selected: fields.usize("num_experts_per_tok")?, normalize: true },
+    });
+    config.layers.iter_mut().for_each(|layer| layer.experts = true);
+    blueprint.names.router = "layers.{}.block_sparse_moe.gate";
+    blueprint.names.expert_gate = "layers.{}.block_sparse_moe.experts.{expert}.w1";
+    blueprint.names.expert_down = "layers.{}.block_sparse_moe.experts.{expert}.w2";
+    blueprint.names.expert_up = "layers.{}.block_sparse_moe.experts.{expert}.w3";
+    Ok(())
+}
+
+/// GGUF files say by their expert count whether they are a mixture; all layers are.
+pub(super) fn read_gguf_experts(keys: Keys<'_>, config: &mut DecoderConfig) -> Result<(), Error> {
+    let Some(num_experts) = keys.opt_usize("expert_count")?.filter(|&count| count > 0) else { return Ok(()) };
+    config.experts = Some(Experts {
+        num_experts,
+        mlp_size: keys.opt_usize("expert_feed_forward_length")?.unwrap_or(config.mlp_size),
+        routing: Routing { num_selected: keys.usize("expert_used_count")?, normalize: true },
+    });
+    config.layers.iter_mut().for_each(|layer| layer.experts = true);
+    Ok(())
+}

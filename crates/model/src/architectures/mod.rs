@@ -1,0 +1,117 @@
+//! The families: each file reads a configuration, names the tensors, and says in a few lines how the family differs from Llama.
+
+mod gemma;
+mod gpt2;
+mod llama;
+mod mixtral;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod xglm;
+
+use pellucid_checkpoint::{Checkpoint, Source};
+
+use crate::config::DecoderConfig;
+use crate::config::gguf::Keys;
+use crate::config::hugging_face::Fields;
+use crate::names::{self, Names};
+use crate::{Error, config};
+
+/// A family: what files call it, and how its configuration is read.
+struct Family {
+    /// The name in messages.
+    name: &'static str,
+    /// `general.architecture` of GGUF files; empty when no such files exist.
+    gguf: &'static str,
+    /// `model_type` of Hugging Face configurations.
+    hugging_face: &'static [&'static str],
+    read_gguf: fn(Keys<'_>, &mut Blueprint) -> Result<(), Error>,
+    read_hugging_face: fn(Fields<'_>, &mut Blueprint) -> Result<(), Error>,
+}
+
+const FAMILIES: &[Family] = &[
+    llama::LLAMA,
+    llama::MISTRAL,
+    mixtral::MIXTRAL,
+    qwen2::QWEN2,
+    qwen3::QWEN3,
+    qwen3::QWEN3_MOE,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    phi3::PHI3,
+    gpt2::GPT2,
+    xglm::XGLM,
+];
+
+/// Names of the supported families.
+pub fn supported() -> Vec<&'static str> {
+    FAMILIES.iter().map(|family| family.name).collect()
+}
+
+/// Everything that the loader needs to know of a checkpoint.
+#[derive(Debug, Clone)]
+pub(crate) struct Blueprint {
+    pub(crate) config: DecoderConfig,
+    pub(crate) names: Names,
+    /// Norm weights are stored as their distance from one.
+    pub(crate) norms_from_one: bool,
+    /// Matrices are stored as [in][out].
+    pub(crate) transposed: bool,
+    /// The output projection is the embedding table, even where a file holds a copy of it.
+    pub(crate) tied: bool,
+}
+
+/// Reads a checkpoint's configuration. `context_len` loads the model for fewer tokens than it was made for.
+pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> Result<Blueprint, Error> {
+    let architecture = checkpoint.architecture()?;
+    let unsupported = || Error::UnsupportedArchitecture { found: architecture.into() };
+    let mut blueprint = match checkpoint.source() {
+        Source::Gguf(metadata) => {
+            let family =
+                FAMILIES.iter().find(|f| !f.gguf.is_empty() && f.gguf == architecture).ok_or_else(unsupported)?;
+            let keys = Keys::new(metadata, architecture);
+            let vocab_size = vocab_size(checkpoint, &names::GGUF)?;
+            let config = config::gguf::llama(keys, checkpoint, vocab_size)?;
+            let mut blueprint =
+                Blueprint { config, names: names::GGUF, norms_from_one: false, transposed: false, tied: false };
+            blueprint.config.architecture = family.name.into();
+            (family.read_gguf)(keys, &mut blueprint)?;
+            blueprint
+        }
+        Source::HuggingFace(files) => {
+            let family = FAMILIES.iter().find(|f| f.hugging_face.contains(&architecture)).ok_or_else(unsupported)?;
+            let fields = Fields::new(&files.config);
+            let mut blueprint = Blueprint {
+                config: DecoderConfig::EMPTY,
+                names: names::HUGGING_FACE,
+                norms_from_one: false,
+                transposed: false,
+                tied: fields.opt_bool("tie_word_embeddings")?.unwrap_or(false),
+            };
+            (family.read_hugging_face)(fields, &mut blueprint)?;
+            blueprint.config.architecture = family.name.into();
+            blueprint.config.vocab_size = vocab_size(checkpoint, &blueprint.names)?;
+            blueprint
+        }
+    };
+    let config = &mut blueprint.config;
+    if let Some(asked) = context_len {
+        if asked > config.context_len {
+            return Err(Error::ContextTooLong { asked, limit: config.context_len });
+        }
+        config.context_len = asked;
+    }
+    config.check()?;
+    Ok(blueprint)
+}
+
+/// Rows of the embedding table: what ids must stay below.
+fn vocab_size(checkpoint: &Checkpoint, names: &Names) -> Result<usize, Error> {
+    let candidates: Vec<String> =
+        names.prefixes.iter().map(|prefix| format!("{prefix}{}.weight", names.token_embedding)).collect();
+    let table = candidates.iter().find_map(|name| checkpoint.find_tensor(name));
+    match table {
+        Some(table) => Ok(table.info.shape.first().copied().unwrap_or(0)),
+        None => Err(Error::MissingTensor { names: candidates }),
+    }
+}

@@ -1,0 +1,64 @@
+//! Qwen3 and Qwen3-MoE: Qwen2 without the biases, with an RMSNorm over each head's query and key.
+//!
+//! The mixture keeps some layers dense when the configuration says so, and may leave the experts' weights unnormalised.
+
+use pellucid_tensor::Routing;
+
+use super::{Blueprint, Family, qwen2};
+use crate::Error;
+use crate::config::Experts;
+use crate::config::gguf::Keys;
+use crate::config::hugging_face::{self, Fields};
+
+pub(super) const QWEN3: Family = Family {
+    name: "qwen3",
+    gguf: "qwen3",
+    hugging_face: &["qwen3"],
+    read_gguf: |_, blueprint| {
+        blueprint.config.qk_norm = true;
+        Ok(())
+    },
+    read_hugging_face: read_dense,
+};
+
+pub(super) const QWEN3_MOE: Family = Family {
+    name: "qwen3-moe",
+    gguf: "qwen3moe",
+    hugging_face: &["qwen3_moe"],
+    read_gguf: read_gguf_mixture,
+    read_hugging_face: read_mixture,
+};
+
+fn read_dense(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    blueprint.config = hugging_face::llama(fields)?;
+    blueprint.config.qk_norm = true;
+    qwen2::read_windows(fields, &mut blueprint.config)
+}
+
+fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    blueprint.config.qk_norm = true;
+    super::mixtral::read_gguf_experts(keys, &mut blueprint.config)
+}
+
+fn read_mixture(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    read_dense(fields, blueprint)?;
+    let config = &mut blueprint.config;
+    let num_experts = match fields.opt_usize("num_experts")? {
+        Some(count) => count,
+        None => fields.usize("num_local_experts")?,
+    };
+    config.experts = Some(Experts {
+        num_experts,
+        mlp_size: fields.usize("moe_intermediate_size")?,
+        routing: Routing {
+            num_selected: fields.usize("num_experts_per_tok")?,
+            normalize: fields.opt_bool("norm_topk_prob")?.unwrap_or(false),
+        },
+    });
+    let step = fields.opt_usize("decoder_sparse_step")?.unwrap_or(1).max(1);
+    let dense = fields.opt_usizes("mlp_only_layers")?.unwrap_or_default();
+    for (i, layer) in config.layers.iter_mut().enumerate() {
+        layer.experts = !dense.contains(&i) && (i + 1).is_multiple_of(step);
+    }
+    Ok(())
+}

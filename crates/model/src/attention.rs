@@ -1,0 +1,63 @@
+//! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project back.
+
+use pellucid_tensor::{Attention, Backend, KvLayer, Rope, StoreKv, Tensor};
+
+use crate::config::Positions;
+use crate::decoder::Activations;
+use crate::weights::{AttentionWeights, Norm};
+use crate::{Batch, DecoderConfig, Error, KvMemory};
+
+/// Reads `normed`, leaves its result in `update`.
+pub(crate) fn forward(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    layer: usize,
+    weights: &AttentionWeights,
+    batch: &Batch,
+    kv: &mut KvLayer,
+    a: &mut Activations,
+) -> Result<(), Error> {
+    let layer = config.layers[layer];
+    let shape = KvMemory::shape(config);
+    backend.linear(&a.normed, &weights.query, &mut a.queries)?;
+    backend.linear(&a.normed, &weights.key, &mut a.keys)?;
+    backend.linear(&a.normed, &weights.value, &mut a.values)?;
+
+    if let (Some(query_norm), Some(key_norm)) = (&weights.query_norm, &weights.key_norm) {
+        // `attended` has the queries' width and is free until attention has run.
+        normalise_heads(backend, config, query_norm, &mut a.queries, &mut a.attended)?;
+        normalise_heads(backend, config, key_norm, &mut a.keys, &mut a.spare_keys)?;
+    }
+    if let Positions::Rope { style, .. } = config.positions {
+        let angles = &a.angles[layer.rope];
+        backend.rope(Rope { angles, head_size: config.head_size, style }, &mut a.queries)?;
+        backend.rope(Rope { angles, head_size: config.head_size, style }, &mut a.keys)?;
+    }
+    backend.store_kv(StoreKv { keys: &a.keys, values: &a.values, slots: &batch.slots, shape }, kv)?;
+    let attention = Attention {
+        queries: &a.queries,
+        kv,
+        positions: &batch.positions,
+        sequences: &batch.sequences,
+        block_tables: &batch.block_tables,
+        shape,
+        scale: config.attention_scale,
+        soft_cap: config.attention_soft_cap,
+        window: layer.window,
+    };
+    backend.attention(attention, &mut a.attended)?;
+    Ok(backend.linear(&a.attended, &weights.output, &mut a.update)?)
+}
+
+/// RMSNorm over each head, through `spare`, which ends up holding the old numbers.
+fn normalise_heads(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    norm: &Norm,
+    x: &mut Tensor,
+    spare: &mut Tensor,
+) -> Result<(), Error> {
+    backend.rms_norm(x, &norm.weight, config.norm_eps, spare)?;
+    std::mem::swap(x, spare);
+    Ok(())
+}

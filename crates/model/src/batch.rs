@@ -1,0 +1,85 @@
+//! One step's work: which tokens to compute, where their keys and values go, and whose logits are wanted.
+//!
+//! There is no prefill flag. A whole prompt, a piece of one and the next token of a reply are chunks of different lengths.
+
+use std::ops::Range;
+
+use pellucid_tensor::SequenceSpan;
+
+use crate::{DecoderConfig, Error};
+
+/// The next tokens of one sequence.
+#[derive(Debug, Clone)]
+pub struct Chunk<'a> {
+    pub ids: &'a [u32],
+    /// Position of the first of `ids`; the keys and values of all earlier positions are already stored.
+    pub first_position: usize,
+    /// The blocks of the sequence, enough for its positions up to the end of this chunk.
+    pub blocks: &'a [u32],
+    /// The rows of this chunk whose logits are wanted, counted from its start.
+    pub wanted: Range<usize>,
+}
+
+/// The chunks of a step, flattened.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
+    pub(crate) sequences: Vec<SequenceSpan>,
+    pub(crate) block_tables: Vec<u32>,
+    pub(crate) slots: Vec<u32>,
+    pub(crate) wanted: Vec<u32>,
+}
+
+impl Batch {
+    pub fn clear(&mut self) {
+        self.ids.clear();
+        self.positions.clear();
+        self.sequences.clear();
+        self.block_tables.clear();
+        self.slots.clear();
+        self.wanted.clear();
+    }
+
+    /// Adds a chunk of a sequence whose blocks hold `block_len` positions each.
+    pub fn push(&mut self, chunk: Chunk<'_>, block_len: usize) {
+        let positions = chunk.first_position..chunk.first_position + chunk.ids.len();
+        assert!(positions.end <= chunk.blocks.len() * block_len, "the blocks hold the chunk's positions");
+        assert!(chunk.wanted.end <= chunk.ids.len(), "wanted rows are rows of the chunk");
+        let first_row = self.ids.len();
+        let first_block = self.block_tables.len();
+        self.ids.extend_from_slice(chunk.ids);
+        self.block_tables.extend_from_slice(chunk.blocks);
+        for position in positions {
+            let block = chunk.blocks[position / block_len] as usize;
+            self.positions.push(position as u32);
+            self.slots.push((block * block_len + position % block_len) as u32);
+        }
+        self.wanted.extend(chunk.wanted.map(|row| (first_row + row) as u32));
+        self.sequences
+            .push(SequenceSpan { rows: first_row..self.ids.len(), blocks: first_block..self.block_tables.len() });
+    }
+
+    /// Rows to compute.
+    pub fn num_rows(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Rows of logits that the step gives, in the order of the chunks.
+    pub fn num_wanted(&self) -> usize {
+        self.wanted.len()
+    }
+
+    /// Refuses what would read or write outside the model's tables.
+    pub(crate) fn check(&self, config: &DecoderConfig) -> Result<(), Error> {
+        if let Some(row) = self.ids.iter().position(|&id| id as usize >= config.vocab_size) {
+            return Err(Error::IdOutsideVocabulary { id: self.ids[row], row, vocab_size: config.vocab_size });
+        }
+        match self.positions.iter().find(|&&position| position as usize >= config.context_len) {
+            Some(&position) => {
+                Err(Error::PositionOutsideContext { position: position as usize, context_len: config.context_len })
+            }
+            None => Ok(()),
+        }
+    }
+}

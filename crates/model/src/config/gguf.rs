@@ -1,0 +1,165 @@
+//! Reads the hyperparameters of a GGUF file: the keys are the same for all architectures but for their prefix.
+
+use pellucid_checkpoint::{Checkpoint, Metadata};
+use pellucid_tensor::{RopeStyle, quant};
+
+use super::{DecoderConfig, NormKind, Positions, plain_layers};
+use crate::Error;
+use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
+
+/// The metadata under an architecture's prefix.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'a> {
+    metadata: &'a Metadata,
+    prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) fn new(metadata: &'a Metadata, prefix: &'a str) -> Self {
+        Keys { metadata, prefix }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    pub(crate) fn opt_usize(&self, name: &str) -> Result<Option<usize>, Error> {
+        Ok(self.metadata.opt_u32(&self.key(name))?.map(|n| n as usize))
+    }
+
+    pub(crate) fn opt_f32(&self, name: &str) -> Result<Option<f32>, Error> {
+        Ok(self.metadata.opt_f32(&self.key(name))?)
+    }
+
+    pub(crate) fn usize(&self, name: &str) -> Result<usize, Error> {
+        Ok(self.metadata.u32(&self.key(name))? as usize)
+    }
+
+    /// For each layer, whether it slides: from a list of switches, or from a period whose last layer does not.
+    pub(crate) fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, Error> {
+        let key = self.key("attention.sliding_window_pattern");
+        if let Ok(Some(period)) = self.metadata.opt_u32(&key) {
+            let period = period.max(1) as usize;
+            return Ok(Some((0..num_layers).map(|layer| !(layer + 1).is_multiple_of(period)).collect()));
+        }
+        match self.metadata.opt_bools(&key)? {
+            Some(list) if list.len() != num_layers => Err(Error::BadSetting {
+                key,
+                expected: format!("{num_layers} switches, one for each layer"),
+                found: list.len().to_string(),
+            }),
+            list => Ok(list.map(<[bool]>::to_vec)),
+        }
+    }
+
+    /// A number that some files give once for each layer; a list is accepted when all its entries are equal.
+    fn same_for_all_layers(&self, name: &str) -> Result<Option<usize>, Error> {
+        let key = self.key(name);
+        match self.metadata.opt_u32(&key) {
+            Ok(number) => Ok(number.map(|n| n as usize)),
+            Err(wrong_type) => match self.metadata.opt_u32s(&key)? {
+                Some(list) if !list.is_empty() && list.iter().all(|n| *n == list[0]) => Ok(Some(list[0] as usize)),
+                Some(list) => Err(Error::BadSetting {
+                    key,
+                    expected: "the same number for every layer".into(),
+                    found: format!("{list:?}"),
+                }),
+                None => Err(wrong_type.into()),
+            },
+        }
+    }
+}
+
+/// The configuration of a Llama, from which the families say how they differ.
+pub(crate) fn llama(keys: Keys<'_>, checkpoint: &Checkpoint, vocab_size: usize) -> Result<DecoderConfig, Error> {
+    let missing = |name: &str| Error::MissingSetting { key: keys.key(name) };
+    let hidden_size = keys.usize("embedding_length")?;
+    let num_heads = keys.same_for_all_layers("attention.head_count")?.ok_or_else(|| missing("attention.head_count"))?;
+    let head_size = match keys.opt_usize("attention.key_length")? {
+        Some(size) => size,
+        None if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+        None => return Err(missing("attention.key_length")),
+    };
+    if let Some(value_length) = keys.opt_usize("attention.value_length")?.filter(|&length| length != head_size) {
+        return Err(Error::BadSetting {
+            key: keys.key("attention.value_length"),
+            expected: format!("{head_size}, the length of keys"),
+            found: value_length.to_string(),
+        });
+    }
+    let (norm, norm_eps) = match keys.opt_f32("attention.layer_norm_rms_epsilon")? {
+        Some(eps) => (NormKind::Rms, eps),
+        None => (
+            NormKind::Layer,
+            keys.opt_f32("attention.layer_norm_epsilon")?.ok_or_else(|| missing("attention.layer_norm_rms_epsilon"))?,
+        ),
+    };
+    let context_len = keys.usize("context_length")?;
+    let rotary_size = keys.opt_usize("rope.dimension_count")?.unwrap_or(head_size);
+    let scaling = scaling(keys, checkpoint, context_len)?;
+    let base = keys.opt_f32("rope.freq_base")?.unwrap_or(10_000.0);
+    Ok(DecoderConfig {
+        vocab_size,
+        hidden_size,
+        num_heads,
+        num_kv_heads: keys.same_for_all_layers("attention.head_count_kv")?.unwrap_or(num_heads),
+        head_size,
+        mlp_size: keys.same_for_all_layers("feed_forward_length")?.ok_or_else(|| missing("feed_forward_length"))?,
+        context_len,
+        norm,
+        norm_eps,
+        positions: Positions::Rope { tables: vec![Rope { base, rotary_size, scaling }], style: RopeStyle::Half },
+        attention_scale: 1.0 / (head_size as f32).sqrt(),
+        layers: plain_layers(keys.usize("block_count")?),
+        ..DecoderConfig::EMPTY
+    })
+}
+
+fn scaling(keys: Keys<'_>, checkpoint: &Checkpoint, context_len: usize) -> Result<RopeScaling, Error> {
+    if let (Some(long), Some(short)) =
+        (factors(checkpoint, "rope_factors_long.weight"), factors(checkpoint, "rope_factors_short.weight"))
+    {
+        let original = keys.usize("rope.scaling.original_context_length")?;
+        let attention_factor = keys
+            .opt_f32("rope.scaling.attn_factor")?
+            .unwrap_or_else(|| long_rope_attention_factor(context_len as f32, original as f32));
+        return Ok(RopeScaling::LongRope { short, long, original_context_len: original, attention_factor });
+    }
+    if let Some(factors) = factors(checkpoint, "rope_freqs.weight") {
+        return Ok(RopeScaling::Factors { factors });
+    }
+    let key = keys.key("rope.scaling.type");
+    let factor = || -> Result<f32, Error> { Ok(keys.metadata.f32(&keys.key("rope.scaling.factor"))?) };
+    match keys.metadata.opt_str(&key)? {
+        // Files from before the type was written give linear scaling by `scale_linear` alone.
+        None => match keys.opt_f32("rope.scale_linear")? {
+            Some(factor) if factor != 1.0 => Ok(RopeScaling::Linear { factor }),
+            _ => Ok(RopeScaling::None),
+        },
+        Some("none") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
+        Some("yarn") => {
+            let factor = factor()?;
+            Ok(RopeScaling::Yarn {
+                factor,
+                beta_fast: keys.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: keys.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_context_len: keys.opt_usize("rope.scaling.original_context_length")?.unwrap_or(context_len)
+                    as f32,
+                attention_factor: yarn_attention_factor(factor)
+                    * keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            })
+        }
+        Some(other) => {
+            Err(Error::BadSetting { key, expected: "none, linear, yarn or longrope".into(), found: other.into() })
+        }
+    }
+}
+
+/// A small tensor of divisors, one for each pair.
+fn factors(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
+    let tensor = checkpoint.find_tensor(name)?;
+    let mut factors = vec![0.0; tensor.info.num_elements()];
+    quant::decode(tensor.info.dtype, &tensor.bytes, &mut factors);
+    Some(factors)
+}

@@ -1,0 +1,291 @@
+//! Reads a Hugging Face `config.json`: typed fields with errors that name the key, and the parts that most families share.
+//!
+//! Two layouts are about: until 2025 `rope_theta` and `rope_scaling` stood at the top, since then `rope_parameters` holds both.
+
+use pellucid_tensor::{Activation, RopeStyle};
+use serde_json::Value;
+
+use super::{DecoderConfig, NormKind, Positions, plain_layers};
+use crate::Error;
+use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
+
+/// An object of `config.json`, with its place for error messages.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    object: &'a Value,
+    place: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(object: &'a Value) -> Self {
+        Fields { object, place: "" }
+    }
+
+    /// A key's value; `null` counts as absent.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    fn bad(&self, key: &str, expected: &str, found: &Value) -> Error {
+        let mut found = found.to_string();
+        if let Some((cut, _)) = found.char_indices().nth(80) {
+            found.truncate(cut);
+            found.push_str("...");
+        }
+        Error::BadSetting { key: format!("config.json: {}{key}", self.place), expected: expected.into(), found }
+    }
+
+    fn typed<T>(&self, key: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.bad(key, expected, value)),
+        }
+    }
+
+    pub(crate) fn opt_usize(&self, key: &str) -> Result<Option<usize>, Error> {
+        // The upper bound keeps every product of two settings within 64 bits.
+        let read = |value: &Value| value.as_u64().filter(|&n| n < 1 << 31).map(|n| n as usize);
+        self.typed(key, "a whole number from 0 to 2^31 - 1", read)
+    }
+
+    pub(crate) fn opt_f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        self.typed(key, "a number", |value| value.as_f64().map(|n| n as f32))
+    }
+
+    pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    /// Refuses a switch that would change the arithmetic in a way that is not built; absent counts as `value`.
+    pub(crate) fn must_be(&self, key: &str, value: bool) -> Result<(), Error> {
+        match self.opt_bool(key)? {
+            Some(found) if found != value => Err(self.bad(key, &value.to_string(), &Value::from(found))),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&'a str>, Error> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    pub(crate) fn opt_usizes(&self, key: &str) -> Result<Option<Vec<usize>>, Error> {
+        let read = |value: &Value| value.as_array()?.iter().map(|n| n.as_u64().map(|n| n as usize)).collect();
+        self.typed(key, "a list of whole numbers", read)
+    }
+
+    fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
+        let read = |value: &Value| value.as_array()?.iter().map(|n| n.as_f64().map(|n| n as f32)).collect();
+        self.typed(key, "a list of numbers", read)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A nested object.
+    pub(crate) fn opt_object(&self, key: &'a str) -> Result<Option<Fields<'a>>, Error> {
+        self.typed(key, "an object", |value| value.is_object().then_some(value))
+            .map(|object| object.map(|object| Fields { object, place: key }))
+    }
+
+    fn missing(&self, key: &str) -> Error {
+        Error::MissingSetting {
+            key: format!("config.json: {}{}{key}", self.place, if self.place.is_empty() { "" } else { "." }),
+        }
+    }
+
+    pub(crate) fn usize(&self, key: &str) -> Result<usize, Error> {
+        self.opt_usize(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(crate) fn f32(&self, key: &str) -> Result<f32, Error> {
+        self.opt_f32(key)?.ok_or_else(|| self.missing(key))
+    }
+}
+
+/// The configuration of a Llama, from which the families say how they differ.
+pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
+    let hidden_size = fields.usize("hidden_size")?;
+    let num_heads = fields.usize("num_attention_heads")?;
+    let head_size = head_size(fields, hidden_size, num_heads)?;
+    let rotary_size = rotary_size(fields, head_size)?;
+    Ok(DecoderConfig {
+        hidden_size,
+        num_heads,
+        num_kv_heads: fields.opt_usize("num_key_value_heads")?.unwrap_or(num_heads),
+        head_size,
+        mlp_size: fields.usize("intermediate_size")?,
+        context_len: fields.usize("max_position_embeddings")?,
+        norm: NormKind::Rms,
+        norm_eps: fields.f32("rms_norm_eps")?,
+        positions: Positions::Rope {
+            tables: vec![rope(fields, "rope_parameters", 10_000.0, rotary_size)?],
+            style: RopeStyle::Half,
+        },
+        activation: activation(fields, &["hidden_activation", "hidden_act"])?,
+        attention_scale: 1.0 / (head_size as f32).sqrt(),
+        layers: plain_layers(fields.usize("num_hidden_layers")?),
+        ..DecoderConfig::EMPTY
+    })
+}
+
+/// Gemma 3's configuration: the family's files leave out what equals the reference implementation's defaults.
+pub(crate) fn gemma3(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
+    let head_size = fields.opt_usize("head_dim")?.unwrap_or(256);
+    Ok(DecoderConfig {
+        hidden_size: fields.opt_usize("hidden_size")?.unwrap_or(2304),
+        num_heads: fields.opt_usize("num_attention_heads")?.unwrap_or(8),
+        num_kv_heads: fields.opt_usize("num_key_value_heads")?.unwrap_or(4),
+        head_size,
+        mlp_size: fields.opt_usize("intermediate_size")?.unwrap_or(9216),
+        context_len: fields.opt_usize("max_position_embeddings")?.unwrap_or(131_072),
+        norm_eps: fields.opt_f32("rms_norm_eps")?.unwrap_or(1e-6),
+        positions: Positions::Rope {
+            tables: vec![rope(fields, "full_attention", 1_000_000.0, head_size)?],
+            style: RopeStyle::Half,
+        },
+        activation: match fields.get("hidden_activation") {
+            Some(_) => activation(fields, &["hidden_activation"])?,
+            None => Activation::GeluTanh,
+        },
+        layers: plain_layers(fields.opt_usize("num_hidden_layers")?.unwrap_or(26)),
+        ..DecoderConfig::EMPTY
+    })
+}
+
+/// The base of the rotary positions of Gemma 3's sliding layers.
+pub(crate) fn gemma3_sliding_base(fields: Fields<'_>) -> Result<f32, Error> {
+    if fields.opt_object("rope_parameters")?.is_some() {
+        return Ok(rope(fields, "sliding_attention", 10_000.0, 0)?.base);
+    }
+    Ok(fields.opt_f32("rope_local_base_freq")?.unwrap_or(10_000.0))
+}
+
+pub(crate) fn head_size(fields: Fields<'_>, hidden_size: usize, num_heads: usize) -> Result<usize, Error> {
+    match fields.opt_usize("head_dim")? {
+        Some(head_size) => Ok(head_size),
+        None if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => Ok(hidden_size / num_heads),
+        None => Err(Error::BadSetting {
+            key: "config.json: num_attention_heads".into(),
+            expected: format!("a divisor of hidden_size {hidden_size}, or head_dim beside it"),
+            found: num_heads.to_string(),
+        }),
+    }
+}
+
+/// Numbers of a head that turn, by `partial_rotary_factor`.
+fn rotary_size(fields: Fields<'_>, head_size: usize) -> Result<usize, Error> {
+    let nested = fields.opt_object("rope_parameters")?;
+    let nested = nested.map(|rope| rope.opt_f32("partial_rotary_factor")).transpose()?.flatten();
+    let factor = nested.or(fields.opt_f32("partial_rotary_factor")?).unwrap_or(1.0);
+    Ok((head_size as f32 * factor) as usize)
+}
+
+/// The first of `keys` that is present, as an activation.
+pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation, Error> {
+    for key in keys {
+        if let Some(name) = fields.opt_str(key)? {
+            return match name {
+                "silu" | "swish" => Ok(Activation::Silu),
+                "gelu" => Ok(Activation::Gelu),
+                "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+                _ => Err(fields.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh", &Value::from(name))),
+            };
+        }
+    }
+    Err(fields.missing(keys[0]))
+}
+
+/// Rotary positions in either layout. `parameters` names the object of the newer one.
+pub(crate) fn rope(fields: Fields<'_>, parameters: &str, default_base: f32, rotary_size: usize) -> Result<Rope, Error> {
+    match fields.opt_object("rope_parameters")? {
+        Some(rope) if parameters != "rope_parameters" => {
+            let nested = fields.object.get("rope_parameters").and_then(|object| object.get(parameters));
+            match nested {
+                Some(object) => {
+                    rope_from(fields, Fields { object, place: "rope_parameters." }, default_base, rotary_size)
+                }
+                None => Err(rope.missing(parameters)),
+            }
+        }
+        Some(rope) => rope_from(fields, rope, default_base, rotary_size),
+        None => {
+            let base = fields.opt_f32("rope_theta")?.unwrap_or(default_base);
+            match fields.opt_object("rope_scaling")? {
+                Some(scaling) => rope_from(fields, scaling, base, rotary_size),
+                None => Ok(Rope { base, rotary_size, scaling: RopeScaling::None }),
+            }
+        }
+    }
+}
+
+fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize) -> Result<Rope, Error> {
+    let base = rope.opt_f32("rope_theta")?.unwrap_or(base);
+    let kind = match rope.opt_str("rope_type")? {
+        Some(kind) => kind,
+        None => rope.opt_str("type")?.unwrap_or("default"),
+    };
+    let original_context_len = || -> Result<usize, Error> {
+        let key = "original_max_position_embeddings";
+        match rope.opt_usize(key)?.or(config.opt_usize(key)?) {
+            Some(len) => Ok(len),
+            None => config.usize("max_position_embeddings"),
+        }
+    };
+    let scaling = match kind {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear { factor: rope.f32("factor")? },
+        "llama3" => RopeScaling::Llama3 {
+            factor: rope.f32("factor")?,
+            low_freq_factor: rope.f32("low_freq_factor")?,
+            high_freq_factor: rope.f32("high_freq_factor")?,
+            original_context_len: original_context_len()? as f32,
+        },
+        "yarn" => yarn(rope, original_context_len()?)?,
+        "longrope" | "su" => {
+            let original = original_context_len()?;
+            let stretched = config.usize("max_position_embeddings")?;
+            RopeScaling::LongRope {
+                short: rope.f32s("short_factor")?,
+                long: rope.f32s("long_factor")?,
+                original_context_len: original,
+                attention_factor: rope
+                    .opt_f32("attention_factor")?
+                    .unwrap_or_else(|| long_rope_attention_factor(stretched as f32, original as f32)),
+            }
+        }
+        _ => return Err(rope.bad("rope_type", "default, linear, llama3, yarn or longrope", &Value::from(kind))),
+    };
+    Ok(Rope { base, rotary_size, scaling })
+}
+
+fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Error> {
+    // These change the formula for families that are not supported; honouring them halfway would be silent.
+    for key in ["mscale", "mscale_all_dim"] {
+        if let Some(value) = rope.get(key) {
+            return Err(rope.bad(key, "absent", value));
+        }
+    }
+    if rope.opt_bool("truncate")? == Some(false) {
+        return Err(rope.bad("truncate", "true or absent", &Value::from(false)));
+    }
+    let factor = rope.f32("factor")?;
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: rope.opt_f32("beta_fast")?.unwrap_or(32.0),
+        beta_slow: rope.opt_f32("beta_slow")?.unwrap_or(1.0),
+        original_context_len: original_context_len as f32,
+        attention_factor: rope.opt_f32("attention_factor")?.unwrap_or_else(|| yarn_attention_factor(factor)),
+    })
+}
+
+/// For each layer, whether `layer_types` makes it a sliding one; `None` when the list is absent.
+pub(crate) fn sliding_layers(fields: Fields<'_>, num_layers: usize) -> Result<Option<Vec<bool>>, Error> {
+    let Some(value) = fields.get("layer_types") else { return Ok(None) };
+    let kinds = value.as_array().ok_or_else(|| fields.bad("layer_types", "a list", value))?;
+    if kinds.len() != num_layers {
+        return Err(fields.bad("layer_types", &format!("{num_layers} entries, one for each layer"), value));
+    }
+    let sliding = |kind: &Value| match kind.as_str() {
+        Some("sliding_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => Err(fields.bad("layer_types", "sliding_attention or full_attention", kind)),
+    };
+    kinds.iter().map(sliding).collect::<Result<_, _>>().map(Some)
+}

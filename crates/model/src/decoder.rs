@@ -1,0 +1,242 @@
+//! The decoder: embed, layers of attention and MLP on a residual stream, norm, logits. Read this first.
+//!
+//! Called by `engine` with one [`Batch`] a step. Knows no device, no request and no text.
+
+use std::sync::Arc;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_tensor::{Backend, DType, Tensor};
+
+use crate::architectures::{self, Blueprint};
+use crate::config::{NormKind, Positions};
+use crate::rope::Frequencies;
+use crate::weights::{Norm, Weights};
+use crate::{Batch, DecoderConfig, Error, KvMemory, attention, loader, mlp};
+
+/// Ids to logits.
+pub trait Model: Send {
+    fn config(&self) -> &DecoderConfig;
+
+    /// Computes the batch's rows, stores their keys and values, and gives the logits of the wanted rows.
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<&Logits, Error>;
+}
+
+/// Rows of logits over the vocabulary, in the order in which they were wanted.
+#[derive(Debug, Default)]
+pub struct Logits {
+    vocab_size: usize,
+    values: Vec<f32>,
+}
+
+impl Logits {
+    pub fn num_rows(&self) -> usize {
+        self.values.len() / self.vocab_size.max(1)
+    }
+
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.vocab_size..(row + 1) * self.vocab_size]
+    }
+}
+
+/// How to load a model.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadOptions {
+    /// Load for fewer tokens than the model was made for.
+    pub context_len: Option<usize>,
+}
+
+/// The decoder of every supported family.
+#[derive(Debug)]
+pub struct Decoder {
+    config: DecoderConfig,
+    backend: Arc<dyn Backend>,
+    weights: Weights,
+    ropes: Vec<Frequencies>,
+    activations: Activations,
+    logits: Logits,
+}
+
+/// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
+#[derive(Debug)]
+pub(crate) struct Activations {
+    /// The residual stream, [rows][hidden].
+    pub(crate) hidden: Tensor,
+    pub(crate) normed: Tensor,
+    /// What attention or the MLP adds to the stream.
+    pub(crate) update: Tensor,
+    pub(crate) queries: Tensor,
+    pub(crate) keys: Tensor,
+    /// Where normalised keys are written before they change places with `keys`.
+    pub(crate) spare_keys: Tensor,
+    pub(crate) values: Tensor,
+    pub(crate) attended: Tensor,
+    pub(crate) gate: Tensor,
+    pub(crate) up: Tensor,
+    pub(crate) router: Tensor,
+    /// One for each rotary table.
+    pub(crate) angles: Vec<Tensor>,
+    /// The wanted rows.
+    last: Tensor,
+    last_normed: Tensor,
+    logits: Tensor,
+}
+
+/// The configuration of a checkpoint, without loading its weights.
+pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
+    Ok(architectures::blueprint(checkpoint, None)?.config)
+}
+
+impl Decoder {
+    /// Loads a checkpoint. `progress` is told (layers done, layers in all).
+    pub fn load(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Decoder, Error> {
+        let blueprint = architectures::blueprint(checkpoint, options.context_len)?;
+        let weights = loader::load(checkpoint, &*backend, &blueprint, progress)?;
+        let Blueprint { config, .. } = blueprint;
+        let ropes = match &config.positions {
+            Positions::Rope { tables, .. } => tables.iter().map(|rope| rope.frequencies(config.context_len)).collect(),
+            _ => Vec::new(),
+        };
+        let activations = Activations::new(&config, &*backend, &ropes)?;
+        Ok(Decoder { config, backend, weights, ropes, activations, logits: Logits::default() })
+    }
+
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// `hidden = scale * embedding[id] (+ positions[position])`
+    fn embed(&mut self, batch: &Batch) -> Result<(), Error> {
+        let Decoder { config, backend, weights, activations, .. } = self;
+        backend.embed(&weights.embedding, &batch.ids, config.embedding_scale, &mut activations.hidden)?;
+        if let Some(positions) = &weights.positions {
+            backend.embed(positions, &batch.positions, 1.0, &mut activations.update)?;
+            backend.add(&activations.update, &mut activations.hidden)?;
+        }
+        for (rope, angles) in self.ropes.iter().zip(&mut activations.angles) {
+            backend.rope_angles(&batch.positions, &rope.frequencies, rope.factor, angles)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of the wanted rows alone: the output projection is the largest matrix of many models.
+    fn project(&mut self, batch: &Batch) -> Result<(), Error> {
+        let Decoder { config, backend, weights, activations, logits, .. } = self;
+        let num_wanted = batch.num_wanted();
+        for tensor in [&mut activations.last, &mut activations.last_normed, &mut activations.logits] {
+            backend.resize_rows(tensor, num_wanted)?;
+        }
+        backend.gather_rows(&activations.hidden, &batch.wanted, &mut activations.last)?;
+        apply_norm(&**backend, config, &weights.final_norm, &activations.last, &mut activations.last_normed)?;
+        backend.linear(&activations.last_normed, &weights.output, &mut activations.logits)?;
+        if let Some(cap) = config.logits_soft_cap {
+            backend.soft_cap(cap, &mut activations.logits)?;
+        }
+        logits.vocab_size = config.vocab_size;
+        logits.values.resize(num_wanted * config.vocab_size, 0.0);
+        backend.read(&activations.logits, &mut logits.values)?;
+        Ok(())
+    }
+}
+
+impl Model for Decoder {
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<&Logits, Error> {
+        batch.check(&self.config)?;
+        self.activations.resize(&*self.backend, batch.num_rows())?;
+        self.embed(batch)?;
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            let Decoder { config, backend, activations: a, .. } = self;
+            let backend = &**backend;
+
+            apply_norm(backend, config, &layer.attention_norm, &a.hidden, &mut a.normed)?;
+            attention::forward(backend, config, i, &layer.attention, batch, &mut kv.layers[i], a)?;
+            a.join(backend, config, layer.attention_output_norm.as_ref())?;
+
+            apply_norm(backend, config, &layer.mlp_norm, &a.hidden, &mut a.normed)?;
+            mlp::forward(backend, config, &layer.mlp, a)?;
+            a.join(backend, config, layer.mlp_output_norm.as_ref())?;
+        }
+        self.project(batch)?;
+        Ok(&self.logits)
+    }
+}
+
+impl Activations {
+    fn new(config: &DecoderConfig, backend: &dyn Backend, ropes: &[Frequencies]) -> Result<Self, Error> {
+        let dtype = backend.activation_dtype();
+        let rows = |cols: usize| backend.zeros(dtype, 0, cols);
+        let (hidden, head_size) = (config.hidden_size, config.head_size);
+        // Always f32: rotations are computed once a step, and logits leave the device.
+        let angles = |rope: &Frequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
+        Ok(Activations {
+            hidden: rows(hidden)?,
+            normed: rows(hidden)?,
+            update: rows(hidden)?,
+            queries: rows(config.num_heads * head_size)?,
+            keys: rows(config.num_kv_heads * head_size)?,
+            spare_keys: rows(config.num_kv_heads * head_size)?,
+            values: rows(config.num_kv_heads * head_size)?,
+            attended: rows(config.num_heads * head_size)?,
+            gate: rows(config.mlp_size)?,
+            up: rows(config.mlp_size)?,
+            router: rows(config.experts.map_or(1, |experts| experts.num_experts))?,
+            angles: ropes.iter().map(angles).collect::<Result<_, _>>()?,
+            last: rows(hidden)?,
+            last_normed: rows(hidden)?,
+            logits: backend.zeros(DType::F32, 0, config.vocab_size)?,
+        })
+    }
+
+    fn resize(&mut self, backend: &dyn Backend, num_rows: usize) -> Result<(), Error> {
+        let tensors = [
+            &mut self.hidden,
+            &mut self.normed,
+            &mut self.update,
+            &mut self.queries,
+            &mut self.keys,
+            &mut self.spare_keys,
+            &mut self.values,
+            &mut self.attended,
+            &mut self.gate,
+            &mut self.up,
+            &mut self.router,
+        ];
+        for tensor in tensors.into_iter().chain(&mut self.angles) {
+            backend.resize_rows(tensor, num_rows)?;
+        }
+        Ok(())
+    }
+
+    /// `hidden += norm(update)`, or `update` as it is.
+    fn join(&mut self, backend: &dyn Backend, config: &DecoderConfig, norm: Option<&Norm>) -> Result<(), Error> {
+        match norm {
+            Some(norm) => {
+                apply_norm(backend, config, norm, &self.update, &mut self.normed)?;
+                Ok(backend.add(&self.normed, &mut self.hidden)?)
+            }
+            None => Ok(backend.add(&self.update, &mut self.hidden)?),
+        }
+    }
+}
+
+pub(crate) fn apply_norm(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    norm: &Norm,
+    x: &Tensor,
+    out: &mut Tensor,
+) -> Result<(), Error> {
+    match (config.norm, &norm.bias) {
+        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out)?,
+        _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out)?,
+    }
+    Ok(())
+}

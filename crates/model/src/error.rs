@@ -1,0 +1,29 @@
+//! What can go wrong between a checkpoint and its logits.
+
+use crate::architectures;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("architecture \"{found}\" is not supported; supported are {}", architectures::supported().join(", "))]
+    UnsupportedArchitecture { found: String },
+    #[error("{key}: missing from the model's configuration")]
+    MissingSetting { key: String },
+    #[error("{key}: expected {expected}, found {found}")]
+    BadSetting { key: String, expected: String, found: String },
+    #[error("tensor \"{name}\": expected the shape {expected:?}, found {found:?}")]
+    BadShape { name: String, expected: Vec<usize>, found: Vec<usize> },
+    #[error("no tensor of the names {} is in the model", names.join(", "))]
+    MissingTensor { names: Vec<String> },
+    #[error("the model has {count} tensors that {architecture} does not use, such as \"{example}\"")]
+    UnusedTensors { architecture: String, count: usize, example: String },
+    #[error("a context of {asked} tokens was asked for, but the model was made for {limit} at most")]
+    ContextTooLong { asked: usize, limit: usize },
+    #[error("token id {id} in row {row} is outside the vocabulary of {vocab_size}")]
+    IdOutsideVocabulary { id: u32, row: usize, vocab_size: usize },
+    #[error("position {position} is outside the context of {context_len} tokens")]
+    PositionOutsideContext { position: usize, context_len: usize },
+    #[error(transparent)]
+    Checkpoint(#[from] pellucid_checkpoint::Error),
+    #[error(transparent)]
+    Device(#[from] pellucid_tensor::Error),
+}

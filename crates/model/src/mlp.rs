@@ -1,0 +1,37 @@
+//! The MLP of one layer: gated, plain, or a mixture of experts.
+
+use pellucid_tensor::{Backend, ExpertMlp};
+
+use crate::decoder::Activations;
+use crate::weights::MlpWeights;
+use crate::{DecoderConfig, Error};
+
+/// Reads `normed`, leaves its result in `update`.
+pub(crate) fn forward(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    weights: &MlpWeights,
+    a: &mut Activations,
+) -> Result<(), Error> {
+    match weights {
+        MlpWeights::Gated(mlp) => {
+            backend.linear(&a.normed, &mlp.gate, &mut a.gate)?;
+            backend.linear(&a.normed, &mlp.up, &mut a.up)?;
+            backend.gate(config.activation, &a.up, &mut a.gate)?;
+            backend.linear(&a.gate, &mlp.down, &mut a.update)?;
+        }
+        MlpWeights::Plain { up, down } => {
+            backend.linear(&a.normed, up, &mut a.up)?;
+            backend.activate(config.activation, &mut a.up)?;
+            backend.linear(&a.up, down, &mut a.update)?;
+        }
+        MlpWeights::Experts { router, experts } => {
+            backend.linear(&a.normed, router, &mut a.router)?;
+            let routing = config.experts.expect("checked with the configuration").routing;
+            let mlp =
+                ExpertMlp { x: &a.normed, router_logits: &a.router, routing, experts, activation: config.activation };
+            backend.expert_mlp(mlp, &mut a.update)?;
+        }
+    }
+    Ok(())
+}

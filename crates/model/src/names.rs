@@ -1,0 +1,95 @@
+//! What a file calls the parts of a decoder. `{}` stands for the layer's number, `{expert}` for the expert's.
+
+/// The names of a source's tensors, without the ending `.weight` or `.bias`. An empty name: this source has no such part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Names {
+    /// Prefixes that files of this kind come with; the first under which the token embedding is found holds for all.
+    pub(crate) prefixes: &'static [&'static str],
+    pub(crate) token_embedding: &'static str,
+    pub(crate) position_embedding: &'static str,
+    pub(crate) final_norm: &'static str,
+    /// Without a prefix.
+    pub(crate) output: &'static str,
+    pub(crate) attention_norm: &'static str,
+    pub(crate) query: &'static str,
+    pub(crate) key: &'static str,
+    pub(crate) value: &'static str,
+    /// Query, key and value stacked.
+    pub(crate) fused_qkv: &'static str,
+    pub(crate) attention_output: &'static str,
+    pub(crate) query_norm: &'static str,
+    pub(crate) key_norm: &'static str,
+    pub(crate) attention_output_norm: &'static str,
+    pub(crate) mlp_norm: &'static str,
+    pub(crate) gate: &'static str,
+    pub(crate) up: &'static str,
+    /// Gate and up stacked.
+    pub(crate) fused_gate_up: &'static str,
+    pub(crate) down: &'static str,
+    pub(crate) mlp_output_norm: &'static str,
+    pub(crate) router: &'static str,
+    pub(crate) expert_gate: &'static str,
+    pub(crate) expert_up: &'static str,
+    pub(crate) expert_down: &'static str,
+    /// Parts of names of tensors that files carry and the arithmetic does not need: cached masks and frequencies.
+    pub(crate) ignored: &'static [&'static str],
+}
+
+/// GGUF files of every architecture.
+pub(crate) const GGUF: Names = Names {
+    prefixes: &[""],
+    token_embedding: "token_embd",
+    position_embedding: "position_embd",
+    final_norm: "output_norm",
+    output: "output",
+    attention_norm: "blk.{}.attn_norm",
+    query: "blk.{}.attn_q",
+    key: "blk.{}.attn_k",
+    value: "blk.{}.attn_v",
+    fused_qkv: "blk.{}.attn_qkv",
+    attention_output: "blk.{}.attn_output",
+    query_norm: "blk.{}.attn_q_norm",
+    key_norm: "blk.{}.attn_k_norm",
+    attention_output_norm: "blk.{}.post_attention_norm",
+    mlp_norm: "blk.{}.ffn_norm",
+    gate: "blk.{}.ffn_gate",
+    up: "blk.{}.ffn_up",
+    fused_gate_up: "",
+    down: "blk.{}.ffn_down",
+    mlp_output_norm: "blk.{}.post_ffw_norm",
+    router: "blk.{}.ffn_gate_inp",
+    expert_gate: "blk.{}.ffn_gate_exps",
+    expert_up: "blk.{}.ffn_up_exps",
+    expert_down: "blk.{}.ffn_down_exps",
+    // Read with the configuration, not with the weights.
+    ignored: &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"],
+};
+
+/// Hugging Face folders of Llama and of the families that keep its names.
+pub(crate) const HUGGING_FACE: Names = Names {
+    prefixes: &["model."],
+    token_embedding: "embed_tokens",
+    position_embedding: "",
+    final_norm: "norm",
+    output: "lm_head",
+    attention_norm: "layers.{}.input_layernorm",
+    query: "layers.{}.self_attn.q_proj",
+    key: "layers.{}.self_attn.k_proj",
+    value: "layers.{}.self_attn.v_proj",
+    fused_qkv: "",
+    attention_output: "layers.{}.self_attn.o_proj",
+    query_norm: "layers.{}.self_attn.q_norm",
+    key_norm: "layers.{}.self_attn.k_norm",
+    attention_output_norm: "",
+    mlp_norm: "layers.{}.post_attention_layernorm",
+    gate: "layers.{}.mlp.gate_proj",
+    up: "layers.{}.mlp.up_proj",
+    fused_gate_up: "",
+    down: "layers.{}.mlp.down_proj",
+    mlp_output_norm: "",
+    router: "layers.{}.mlp.gate",
+    expert_gate: "layers.{}.mlp.experts.{expert}.gate_proj",
+    expert_up: "layers.{}.mlp.experts.{expert}.up_proj",
+    expert_down: "layers.{}.mlp.experts.{expert}.down_proj",
+    ignored: &["rotary_emb.inv_freq"],
+};

@@ -1,0 +1,145 @@
+//! The frequencies of rotary positions, and the ways in which a model's context was stretched after training.
+//!
+//! Pair i of `rotary_size / 2` turns by `position * base^(-2i / rotary_size)`; a scaling changes these frequencies, and some
+//! scalings also multiply cosine and sine by an attention factor.
+
+/// Rotary positions as a model defines them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    pub base: f32,
+    /// Numbers of a head that turn; even, at most the head's size.
+    pub rotary_size: usize,
+    pub scaling: RopeScaling,
+}
+
+/// How the trained positions were stretched.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Position interpolation: every frequency divided by the factor.
+    Linear {
+        factor: f32,
+    },
+    /// Llama 3: slow frequencies divided by the factor, fast ones kept, a smooth passage between.
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original_context_len: f32,
+    },
+    /// YaRN: the same idea, with the passage between two numbers of turns over the original context.
+    Yarn {
+        factor: f32,
+        beta_fast: f32,
+        beta_slow: f32,
+        original_context_len: f32,
+        attention_factor: f32,
+    },
+    /// A divisor for each frequency, as GGUF files carry Llama 3's scaling.
+    Factors {
+        factors: Vec<f32>,
+    },
+    /// LongRoPE: a divisor for each frequency, one set for short contexts and one for long ones.
+    ///
+    /// The set is chosen once, by the context that the model is loaded for: choosing by the length so far, as the reference does
+    /// within one forward pass, would change the positions that a cache already holds.
+    LongRope {
+        short: Vec<f32>,
+        long: Vec<f32>,
+        original_context_len: usize,
+        attention_factor: f32,
+    },
+}
+
+/// What the device needs: the frequencies, and the factor on cosine and sine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frequencies {
+    pub frequencies: Vec<f32>,
+    pub factor: f32,
+}
+
+impl Rope {
+    /// The frequencies for a model that is loaded for `context_len` tokens.
+    pub fn frequencies(&self, context_len: usize) -> Frequencies {
+        let base: Vec<f32> = (0..self.rotary_size / 2)
+            .map(|i| (1.0 / f64::from(self.base).powf(2.0 * i as f64 / self.rotary_size as f64)) as f32)
+            .collect();
+        let divided =
+            |divisors: &[f32]| base.iter().zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect();
+        match &self.scaling {
+            RopeScaling::None => Frequencies { frequencies: base, factor: 1.0 },
+            RopeScaling::Linear { factor } => {
+                Frequencies { frequencies: base.iter().map(|frequency| frequency / factor).collect(), factor: 1.0 }
+            }
+            RopeScaling::Factors { factors } => Frequencies { frequencies: divided(factors), factor: 1.0 },
+            RopeScaling::LongRope { short, long, original_context_len, attention_factor } => {
+                let divisors = if context_len > *original_context_len { long } else { short };
+                Frequencies { frequencies: divided(divisors), factor: *attention_factor }
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context_len } => {
+                let stretch = |frequency: f32| {
+                    let turns = original_context_len * frequency / std::f32::consts::TAU;
+                    let keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let keep = keep.clamp(0.0, 1.0);
+                    (1.0 - keep) * frequency / factor + keep * frequency
+                };
+                Frequencies { frequencies: base.iter().map(|&frequency| stretch(frequency)).collect(), factor: 1.0 }
+            }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor } => {
+                // The index of the pair that turns `beta` times over the original context.
+                let pair = |beta: f32| {
+                    let turns = f64::from(*original_context_len) / (f64::from(beta) * std::f64::consts::TAU);
+                    self.rotary_size as f64 * turns.ln() / (2.0 * f64::from(self.base).ln())
+                };
+                let low = pair(*beta_fast).floor().max(0.0);
+                let high = pair(*beta_slow).ceil().min(self.rotary_size as f64 - 1.0);
+                let width = if high > low { high - low } else { 0.001 };
+                let stretch = |(i, &frequency): (usize, &f32)| {
+                    let interpolated = ((i as f64 - low) / width).clamp(0.0, 1.0) as f32;
+                    frequency / factor * interpolated + frequency * (1.0 - interpolated)
+                };
+                Frequencies { frequencies: base.iter().enumerate().map(stretch).collect(), factor: *attention_factor }
+            }
+        }
+    }
+}
+
+/// YaRN's default factor on cosine and sine.
+pub(crate) fn yarn_attention_factor(factor: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+}
+
+/// LongRoPE's default factor on cosine and sine, for a context stretched from `original` to `stretched` tokens.
+pub(crate) fn long_rope_attention_factor(stretched: f32, original: f32) -> f32 {
+    let factor = stretched / original;
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_frequencies_fall_from_one_to_almost_one_over_base() {
+        let rope = Rope { base: 10_000.0, rotary_size: 8, scaling: RopeScaling::None };
+        let found = rope.frequencies(2048);
+        assert_eq!(found.frequencies.len(), 4);
+        for (found, expected) in found.frequencies.iter().zip([1.0, 0.1, 0.01, 0.001]) {
+            assert!((found - expected).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn long_rope_chooses_by_the_loaded_context() {
+        let scaling = RopeScaling::LongRope {
+            short: vec![1.0, 1.0],
+            long: vec![2.0, 4.0],
+            original_context_len: 100,
+            attention_factor: 1.25,
+        };
+        let rope = Rope { base: 10_000.0, rotary_size: 4, scaling };
+        assert_eq!(rope.frequencies(100).frequencies[0], 1.0);
+        assert_eq!(rope.frequencies(101).frequencies[0], 0.5);
+        assert_eq!(rope.frequencies(101).factor, 1.25);
+    }
+}
