@@ -2,6 +2,8 @@
 //!
 //! See `fixtures/README.md` for how the goldens are made and how far two correct implementations differ.
 
+pub mod backend_suite;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -29,26 +29,9 @@ impl<'a> Weight<'a> {
 }
 
 vectorized! {
-    /// Decodes one stored row.
+    /// Decodes stored rows: the plain decoders, compiled for the instruction set.
     pub(crate) fn decode_row<S: Simd>(dtype: DType, row: &[u8], out: &mut [f32]) {
-        match dtype {
-            DType::F32 => quant::decode_blocks::<quant::F32>(row, out),
-            DType::F16 => quant::decode_blocks::<quant::F16>(row, out),
-            DType::BF16 => quant::decode_blocks::<quant::BF16>(row, out),
-            DType::Q4_0 => quant::decode_blocks::<quant::Q4_0>(row, out),
-            DType::Q4_1 => quant::decode_blocks::<quant::Q4_1>(row, out),
-            DType::Q5_0 => quant::decode_blocks::<quant::Q5_0>(row, out),
-            DType::Q5_1 => quant::decode_blocks::<quant::Q5_1>(row, out),
-            DType::Q8_0 => quant::decode_blocks::<quant::Q8_0>(row, out),
-            DType::Q2_K => quant::decode_blocks::<quant::Q2_K>(row, out),
-            DType::Q3_K => quant::decode_blocks::<quant::Q3_K>(row, out),
-            DType::Q4_K => quant::decode_blocks::<quant::Q4_K>(row, out),
-            DType::Q5_K => quant::decode_blocks::<quant::Q5_K>(row, out),
-            DType::Q6_K => quant::decode_blocks::<quant::Q6_K>(row, out),
-            DType::IQ4_NL => quant::decode_blocks::<quant::IQ4_NL>(row, out),
-            DType::IQ4_XS => quant::decode_blocks::<quant::IQ4_XS>(row, out),
-            DType::MXFP4 => quant::decode_blocks::<quant::MXFP4>(row, out),
-        }
+        quant::decode(dtype, row, out);
     }
 }
 

@@ -58,7 +58,9 @@ pub fn decode_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
 
 /// Decodes whole rows of any format.
 ///
-/// Panics unless `bytes` is whole blocks and `out` has room for exactly their numbers.
+/// Panics unless `bytes` is whole blocks and `out` has room for exactly their numbers. Inlined, so that a caller with more instructions
+/// switched on gets them in every decoder.
+#[inline(always)]
 pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => decode_blocks::<F32>(bytes, out),

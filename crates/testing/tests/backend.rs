@@ -1,0 +1,23 @@
+//! The backend suite on the CPU: every instruction set that the machine has, on one thread and on several.
+
+use pellucid_cpu::Isa;
+use pellucid_testing::{backend_suite, cpu};
+
+#[test]
+fn every_operation_agrees_with_its_formula() {
+    for isa in Isa::ALL {
+        for num_threads in [1, 3] {
+            let Some(backend) = cpu(isa, num_threads) else { continue };
+            let checks = backend_suite::run(&*backend);
+            assert_eq!(checks.len(), 9, "the suite ran whole");
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
+    for isa in Isa::ALL {
+        let Some(backend) = cpu(isa, 2) else { continue };
+        backend_suite::rows_stand_alone(&*backend);
+    }
+}
