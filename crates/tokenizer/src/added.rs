@@ -1,0 +1,218 @@
+//! Tokens that are cut out of the text before everything else: control tokens and user-defined ones.
+//!
+//! One mechanism serves all encoders. At each position the longest token wins; what may match where is the caller's
+//! decision ([`Accept`]), which is how text that nobody vouches for never becomes a control token.
+
+use std::ops::Range;
+
+use crate::unicode::{Categories, LETTER, MARK, NUMBER};
+
+/// A token with the habits that tokenizer.json can give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AddedToken {
+    pub(crate) id: u32,
+    pub(crate) content: String,
+    /// Swallows white space before it.
+    pub(crate) lstrip: bool,
+    /// Swallows white space after it.
+    pub(crate) rstrip: bool,
+    /// Matches only where no word character stands beside it.
+    pub(crate) single_word: bool,
+}
+
+impl AddedToken {
+    pub(crate) fn plain(id: u32, content: &str) -> AddedToken {
+        AddedToken { id, content: content.to_owned(), lstrip: false, rstrip: false, single_word: false }
+    }
+}
+
+/// Decides whether a token may be cut out of these bytes of the text.
+pub(crate) trait Accept {
+    fn accept(&self, id: u32, at: Range<usize>) -> bool;
+}
+
+/// A stretch of text: a token that was cut out, or what lies between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stretch {
+    Token(u32),
+    Text(Range<usize>),
+}
+
+const NO_NODE: u32 = u32::MAX;
+
+#[derive(Default)]
+struct Node {
+    children: Vec<(u8, u32)>,
+    /// The token that ends here, as an index into `tokens`.
+    token: Option<u32>,
+}
+
+pub(crate) struct AddedTokens {
+    tokens: Vec<AddedToken>,
+    nodes: Vec<Node>,
+    /// The node of each first byte: most positions of a text are dismissed by this one look.
+    first: Box<[u32; 256]>,
+}
+
+impl AddedTokens {
+    pub(crate) fn new(tokens: Vec<AddedToken>) -> AddedTokens {
+        let mut trie = AddedTokens { tokens: Vec::new(), nodes: Vec::new(), first: Box::new([NO_NODE; 256]) };
+        for token in tokens {
+            trie.insert(token);
+        }
+        trie
+    }
+
+    fn insert(&mut self, token: AddedToken) {
+        let mut bytes = token.content.bytes();
+        let Some(first) = bytes.next() else { return };
+        if self.first[first as usize] == NO_NODE {
+            self.first[first as usize] = self.new_node();
+        }
+        let mut at = self.first[first as usize];
+        for byte in bytes {
+            at = match self.child(at, byte) {
+                Some(child) => child,
+                None => {
+                    let child = self.new_node();
+                    self.nodes[at as usize].children.push((byte, child));
+                    child
+                }
+            };
+        }
+        let index = self.tokens.len() as u32;
+        self.nodes[at as usize].token.get_or_insert(index);
+        self.tokens.push(token);
+    }
+
+    fn new_node(&mut self) -> u32 {
+        self.nodes.push(Node::default());
+        self.nodes.len() as u32 - 1
+    }
+
+    fn child(&self, node: u32, byte: u8) -> Option<u32> {
+        self.nodes[node as usize].children.iter().find(|(b, _)| *b == byte).map(|(_, child)| *child)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    pub(crate) fn tokens(&self) -> &[AddedToken] {
+        &self.tokens
+    }
+
+    /// The longest token at `at` that `accept` allows.
+    fn longest(&self, text: &str, at: usize, accept: &dyn Accept) -> Option<(&AddedToken, usize)> {
+        let bytes = text.as_bytes();
+        let mut node = self.first[bytes[at] as usize];
+        let mut end = at + 1;
+        let mut found = None;
+        while node != NO_NODE {
+            if let Some(index) = self.nodes[node as usize].token {
+                let token = &self.tokens[index as usize];
+                if accept.accept(token.id, at..end) {
+                    found = Some((token, end));
+                }
+            }
+            node = bytes.get(end).and_then(|&byte| self.child(node, byte)).unwrap_or(NO_NODE);
+            end += 1;
+        }
+        found
+    }
+
+    /// Cuts the text; stretches of text are never empty.
+    pub(crate) fn split(&self, text: &str, accept: &dyn Accept, emit: &mut dyn FnMut(Stretch)) {
+        let mut gap = 0;
+        let mut at = 0;
+        while !self.is_empty() && at < text.len() {
+            if self.first[text.as_bytes()[at] as usize] == NO_NODE {
+                at += 1;
+                continue;
+            }
+            let Some((token, end)) = self.longest(text, at, accept) else {
+                at += 1;
+                continue;
+            };
+            if token.single_word && !stands_alone(text, at..end) {
+                // The reference passes over the whole match here.
+                at = end;
+                continue;
+            }
+            let start = if token.lstrip { gap + text[gap..at].trim_end().len() } else { at };
+            let stop = if token.rstrip { text.len() - text[end..].trim_start().len() } else { end };
+            if gap < start {
+                emit(Stretch::Text(gap..start));
+            }
+            emit(Stretch::Token(token.id));
+            at = stop;
+            gap = stop;
+        }
+        if gap < text.len() {
+            emit(Stretch::Text(gap..text.len()));
+        }
+    }
+}
+
+/// Whether no word character touches the match.
+fn stands_alone(text: &str, at: Range<usize>) -> bool {
+    let categories = Categories::get();
+    // A word character: `\w` less the join controls, which no tokenizer in use has beside a single-word token.
+    let is_word = |c: char| c == '_' || categories.of(c) & (LETTER | MARK | NUMBER) != 0;
+    !text[..at.start].chars().next_back().is_some_and(is_word) && !text[at.end..].chars().next().is_some_and(is_word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Always;
+    impl Accept for Always {
+        fn accept(&self, _: u32, _: Range<usize>) -> bool {
+            true
+        }
+    }
+    struct Not(u32);
+    impl Accept for Not {
+        fn accept(&self, id: u32, _: Range<usize>) -> bool {
+            id != self.0
+        }
+    }
+
+    fn cut(tokens: &AddedTokens, text: &str, accept: &dyn Accept) -> Vec<Result<String, u32>> {
+        let mut out = Vec::new();
+        tokens.split(text, accept, &mut |stretch| {
+            out.push(match stretch {
+                Stretch::Token(id) => Err(id),
+                Stretch::Text(range) => Ok(text[range].to_owned()),
+            })
+        });
+        out
+    }
+
+    fn text(s: &str) -> Result<String, u32> {
+        Ok(s.to_owned())
+    }
+
+    #[test]
+    fn the_longest_token_wins_and_a_refused_one_gives_way_to_a_shorter() {
+        let tokens = AddedTokens::new(vec![AddedToken::plain(1, "<a"), AddedToken::plain(2, "<ab>")]);
+        assert_eq!(cut(&tokens, "x<ab>y<a", &Always), [text("x"), Err(2), text("y"), Err(1)]);
+        assert_eq!(cut(&tokens, "x<ab>", &Not(2)), [text("x"), Err(1), text("b>")]);
+        assert_eq!(cut(&tokens, "", &Always), []);
+    }
+
+    #[test]
+    fn stripping_and_single_words() {
+        let mut left = AddedToken::plain(1, "<l>");
+        left.lstrip = true;
+        let mut right = AddedToken::plain(2, "<r>");
+        right.rstrip = true;
+        let mut word = AddedToken::plain(3, "day");
+        word.single_word = true;
+        let tokens = AddedTokens::new(vec![left, right, word]);
+        assert_eq!(cut(&tokens, "a \n<l> b", &Always), [text("a"), Err(1), text(" b")]);
+        assert_eq!(cut(&tokens, "a <r>\u{3000} <l>", &Always), [text("a "), Err(2), Err(1)]);
+        assert_eq!(cut(&tokens, "day monday day.", &Always), [Err(3), text(" monday "), Err(3), text(".")]);
+    }
+}

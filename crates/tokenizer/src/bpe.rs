@@ -1,0 +1,201 @@
+//! Byte-pair encoding by ranked merges: over bytes (GPT-2, Llama 3, Qwen) or over characters (Gemma's and Llama 2's
+//! tokenizer.json). Called by the tokenizer for each piece that the pre-tokenizer cut.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::error::Error;
+use crate::merge::{Join, Pairs, Symbol, merge};
+use crate::vocabulary::{Vocabulary, char_of_byte};
+
+/// Pairs of ids are spread well by one multiplication.
+#[derive(Default)]
+pub(crate) struct PairHasher(u64);
+
+impl Hasher for PairHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = crate::vocabulary::hash_bytes(bytes);
+    }
+    fn write_u64(&mut self, pair: u64) {
+        let mixed = pair.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 29);
+    }
+}
+
+type MergeTable = HashMap<u64, Join, BuildHasherDefault<PairHasher>>;
+
+fn pair_key(left: u32, right: u32) -> u64 {
+    (left as u64) << 32 | right as u64
+}
+
+/// What the symbols are before any merge.
+enum Alphabet {
+    /// The id of each byte's token; `None` where the vocabulary lacks it.
+    Bytes(Box<[Option<u32>; 256]>),
+    /// Characters, looked up in the vocabulary; the bytes of one that is not there, if the vocabulary has byte tokens.
+    Characters { byte_tokens: Option<Box<[u32; 256]>> },
+}
+
+pub(crate) struct Bpe {
+    alphabet: Alphabet,
+    merges: MergeTable,
+    ignore_merges: bool,
+    unknown: Option<u32>,
+    fuse_unknown: bool,
+}
+
+/// The options of a BPE model beside its vocabulary and merges.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct BpeOptions {
+    /// Pieces are bytes in GPT-2's alphabet, else characters.
+    pub(crate) byte_level: bool,
+    /// Characters outside the vocabulary are spelled with byte tokens.
+    pub(crate) byte_fallback: bool,
+    /// A piece that is a token is taken whole.
+    pub(crate) ignore_merges: bool,
+    /// What stands for a symbol that has no token; without it the symbol is dropped, as the reference does.
+    pub(crate) unknown: Option<u32>,
+    /// Several unknown symbols in a row give one id.
+    pub(crate) fuse_unknown: bool,
+}
+
+impl Bpe {
+    /// `merges` in the order of their ranks. A merge that names a piece outside the vocabulary is an error; one that
+    /// would produce a control token is left out, so that no text can be merged into one.
+    pub(crate) fn new<'m>(
+        vocabulary: &Vocabulary,
+        merges: impl Iterator<Item = (&'m str, &'m str)>,
+        options: BpeOptions,
+    ) -> Result<Bpe, Error> {
+        let mut table = MergeTable::default();
+        let mut joined = String::new();
+        for (rank, (left, right)) in merges.enumerate() {
+            let rank = u32::try_from(rank).map_err(|_| Error::invalid("merges", "fewer than 2^32 merges", rank))?;
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right);
+            let find = |piece: &str| {
+                vocabulary.id_of(piece).ok_or_else(|| {
+                    Error::invalid(format!("merge {rank}"), "pieces of the vocabulary", format!("{piece:?}"))
+                })
+            };
+            let (left, right, id) = (find(left)?, find(right)?, find(&joined)?);
+            if vocabulary.is_mergeable(id) {
+                table.entry(pair_key(left, right)).or_insert(Join { rank, id });
+            }
+        }
+        let alphabet = if options.byte_level {
+            let mut ids = Box::new([None; 256]);
+            for (byte, id) in ids.iter_mut().enumerate() {
+                let mut buffer = [0; 4];
+                *id = vocabulary.mergeable(char_of_byte(byte as u8).encode_utf8(&mut buffer));
+            }
+            Alphabet::Bytes(ids)
+        } else {
+            let byte_tokens = options.byte_fallback.then(|| vocabulary.byte_tokens()).flatten();
+            Alphabet::Characters { byte_tokens }
+        };
+        Ok(Bpe {
+            alphabet,
+            merges: table,
+            ignore_merges: options.ignore_merges,
+            unknown: options.unknown,
+            fuse_unknown: options.fuse_unknown,
+        })
+    }
+
+    /// The ids that merges produce.
+    pub(crate) fn products(&self) -> impl Iterator<Item = u32> {
+        self.merges.values().map(|join| join.id)
+    }
+
+    /// Whether a symbol without a token can affect its neighbours, so that a piece must not be cut further.
+    pub(crate) fn fuses_unknown(&self) -> bool {
+        self.fuse_unknown && !matches!(self.alphabet, Alphabet::Characters { byte_tokens: Some(_) })
+    }
+
+    pub(crate) fn forbid_merging(&mut self, id: u32) {
+        self.merges.retain(|_, join| join.id != id);
+    }
+
+    /// Appends the ids of one piece.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        let Alphabet::Characters { byte_tokens } = &self.alphabet else {
+            return self.encode_bytes(vocabulary, piece.as_bytes(), scratch, ids);
+        };
+        if self.ignore_merges
+            && let Some(id) = vocabulary.mergeable(piece)
+        {
+            return ids.push(id);
+        }
+        let symbols = &mut scratch.symbols;
+        symbols.clear();
+        for (start, c) in piece.char_indices() {
+            let len = c.len_utf8();
+            match (vocabulary.mergeable(&piece[start..start + len]), byte_tokens) {
+                (None, Some(tokens)) => {
+                    for (at, &byte) in piece.as_bytes()[start..start + len].iter().enumerate() {
+                        self.push_symbol(symbols, Some(tokens[byte as usize]), start + at, 1);
+                    }
+                }
+                (id, _) => self.push_symbol(symbols, id, start, len),
+            }
+        }
+        merge(symbols, self);
+        ids.extend(symbols.iter().map(|symbol| symbol.id));
+    }
+
+    /// Appends the ids of one piece of a byte-level model; a piece need not end with a whole character.
+    pub(crate) fn encode_bytes(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &[u8],
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) {
+        let Alphabet::Bytes(table) = &self.alphabet else { return };
+        if self.ignore_merges {
+            scratch.spelled.clear();
+            scratch.spelled.extend(piece.iter().copied().map(char_of_byte));
+            if let Some(id) = vocabulary.mergeable(&scratch.spelled) {
+                return ids.push(id);
+            }
+        }
+        let symbols = &mut scratch.symbols;
+        symbols.clear();
+        for (start, &byte) in piece.iter().enumerate() {
+            self.push_symbol(symbols, table[byte as usize], start, 1);
+        }
+        merge(symbols, self);
+        ids.extend(symbols.iter().map(|symbol| symbol.id));
+    }
+
+    fn push_symbol(&self, symbols: &mut Vec<Symbol>, id: Option<u32>, start: usize, len: usize) {
+        let Some(id) = id.or(self.unknown) else { return };
+        if self.fuse_unknown
+            && Some(id) == self.unknown
+            && let Some(last) = symbols.last_mut().filter(|last| last.id == id)
+        {
+            last.len += len as u32;
+            return;
+        }
+        symbols.push(Symbol { id, start: start as u32, len: len as u32 });
+    }
+}
+
+impl Pairs for Bpe {
+    #[inline]
+    fn join(&self, left: Symbol, right: Symbol) -> Option<Join> {
+        self.merges.get(&pair_key(left.id, right.id)).copied()
+    }
+}
+
+/// Buffers that the encoders reuse from piece to piece.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) symbols: Vec<Symbol>,
+    pub(crate) spelled: String,
+}

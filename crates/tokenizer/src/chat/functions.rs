@@ -1,0 +1,437 @@
+//! What templates may call: the functions and filters that the reference implementation adds to Jinja, and printing as
+//! Python prints. None of them reaches outside the template.
+
+use std::fmt::Write;
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+
+use super::origin::{marked_like, unmarked};
+
+/// A moment for `strftime_now`, in whatever time zone the caller means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DateTime {
+    pub year: i32,
+    /// 1 to 12.
+    pub month: u8,
+    /// 1 to 31.
+    pub day: u8,
+    pub hour: u8,
+    pub minute: u8,
+    pub second: u8,
+}
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+
+impl DateTime {
+    /// Days since Sunday, by Sakamoto's method for the Gregorian calendar.
+    fn weekday(&self) -> usize {
+        const SHIFT: [i64; 12] = [0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4];
+        let month = usize::from(self.month.clamp(1, 12)) - 1;
+        let year = i64::from(self.year) - i64::from(month < 2);
+        let days = year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+        (days + SHIFT[month] + i64::from(self.day)).rem_euclid(7) as usize
+    }
+
+    /// C's strftime for the directives that templates use; another one is an error.
+    fn format(&self, format: &str) -> Result<String, Error> {
+        let mut out = String::new();
+        let mut chars = format.chars();
+        while let Some(c) = chars.next() {
+            if c != '%' {
+                out.push(c);
+                continue;
+            }
+            let mut directive = chars.next().unwrap_or('%');
+            // A dash leaves out the leading zero.
+            let width = if directive == '-' { 1 } else { 2 };
+            if directive == '-' {
+                directive = chars.next().unwrap_or('%');
+            }
+            let month = MONTHS[usize::from(self.month.clamp(1, 12)) - 1];
+            let weekday = WEEKDAYS[self.weekday()];
+            let hour_of_12 = (self.hour + 11) % 12 + 1;
+            // Writing to a string cannot fail.
+            let _ = match directive {
+                'Y' => write!(out, "{}", self.year),
+                'y' => write!(out, "{:0width$}", self.year.rem_euclid(100)),
+                'm' => write!(out, "{:0width$}", self.month),
+                'd' => write!(out, "{:0width$}", self.day),
+                'e' => write!(out, "{:2}", self.day),
+                'B' => write!(out, "{month}"),
+                'b' | 'h' => write!(out, "{}", &month[..3]),
+                'A' => write!(out, "{weekday}"),
+                'a' => write!(out, "{}", &weekday[..3]),
+                'H' => write!(out, "{:0width$}", self.hour),
+                'I' => write!(out, "{hour_of_12:0width$}"),
+                'M' => write!(out, "{:0width$}", self.minute),
+                'S' => write!(out, "{:0width$}", self.second),
+                'p' => write!(out, "{}", if self.hour < 12 { "AM" } else { "PM" }),
+                'F' => write!(out, "{}-{:02}-{:02}", self.year, self.month, self.day),
+                'T' => write!(out, "{:02}:{:02}:{:02}", self.hour, self.minute, self.second),
+                '%' => write!(out, "%"),
+                other => {
+                    let message = format!("strftime_now: %{other} is not supported");
+                    return Err(Error::new(ErrorKind::InvalidOperation, message));
+                }
+            };
+        }
+        Ok(out)
+    }
+}
+
+pub(super) fn strftime_now(now: Option<DateTime>) -> Value {
+    Value::from_function(move |format: String| match now {
+        Some(now) => now.format(&format),
+        None => {
+            let message = "the template asks for the date (strftime_now) and none was given";
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        }
+    })
+}
+
+/// `{% generation %}` and its end mark the assistant's text for training. They print nothing, but like every block tag
+/// they take part in white-space control, so each becomes an empty condition with the same dashes.
+pub(super) fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(end) = rest[start..].find("%}").map(|end| start + end) else { break };
+        let inner = &rest[start + 2..end];
+        let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        let stand_in = match word {
+            "generation" => Some("if true"),
+            "endgeneration" => Some("endif"),
+            _ => None,
+        };
+        out.push_str(&rest[..start + 2]);
+        match stand_in {
+            Some(stand_in) => out.push_str(&inner.replacen(word, stand_in, 1)),
+            None => out.push_str(inner),
+        }
+        out.push_str("%}");
+        rest = &rest[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// What Python can iterate over, which does not include `None`.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), Seq | Iterable | Map | String | Undefined)
+}
+
+/// Prints a value as Python's `str` does: `None`, `True`, lists and dictionaries with quoted strings.
+pub(super) fn format_like_python(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Undefined => Ok(()),
+        ValueKind::String => out.write_str(value.as_str().unwrap_or_default()).map_err(Error::from),
+        _ => {
+            let mut text = String::new();
+            python_repr(value, &mut text)?;
+            out.write_str(&text).map_err(Error::from)
+        }
+    }
+}
+
+fn python_repr(value: &Value, out: &mut String) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            let plain = |quote: char| text.chars().any(|c| unmarked(c) == quote);
+            let quote = if plain('\'') && !plain('"') { '"' } else { '\'' };
+            out.push(quote);
+            for c in text.chars() {
+                match unmarked(c) {
+                    '\n' => out.push_str("\\n"),
+                    '\r' => out.push_str("\\r"),
+                    '\t' => out.push_str("\\t"),
+                    p if p == '\\' || p == quote => out.extend(['\\', c]),
+                    _ => out.push(c),
+                }
+            }
+            out.push(quote);
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            out.push('[');
+            for (index, item) in value.try_iter()?.enumerate() {
+                if index > 0 {
+                    out.push_str(", ");
+                }
+                python_repr(&item, out)?;
+            }
+            out.push(']');
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (index, key) in value.try_iter()?.enumerate() {
+                if index > 0 {
+                    out.push_str(", ");
+                }
+                python_repr(&key, out)?;
+                out.push_str(": ");
+                python_repr(&value.get_item(&key)?, out)?;
+            }
+            out.push('}');
+        }
+        _ => {
+            let _ = write!(out, "{value}");
+        }
+    }
+    Ok(())
+}
+
+/// How the case of letters changes.
+#[derive(Clone, Copy)]
+enum Case {
+    Upper,
+    Lower,
+    Title,
+    Capitalize,
+}
+
+impl Case {
+    fn of_name(name: &str) -> Option<Case> {
+        Some(match name {
+            "upper" => Case::Upper,
+            "lower" => Case::Lower,
+            "title" => Case::Title,
+            "capitalize" => Case::Capitalize,
+            _ => return None,
+        })
+    }
+
+    /// A marked letter changes like the one it stands for, and keeps its mark.
+    fn apply(self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut begins = true;
+        for c in text.chars() {
+            let plain = unmarked(c);
+            let upper = match self {
+                Case::Upper => true,
+                Case::Lower => false,
+                Case::Title | Case::Capitalize => begins,
+            };
+            begins = matches!(self, Case::Title) && !plain.is_alphabetic();
+            if upper {
+                out.extend(plain.to_uppercase().map(|changed| marked_like(c, changed)));
+            } else {
+                out.extend(plain.to_lowercase().map(|changed| marked_like(c, changed)));
+            }
+        }
+        out
+    }
+}
+
+/// Adds the filters `upper`, `lower`, `title`, `capitalize` and `dictsort`, which must see through marks.
+pub(super) fn add_filters(environment: &mut Environment<'_>) {
+    for name in ["upper", "lower", "title", "capitalize"] {
+        if let Some(case) = Case::of_name(name) {
+            environment.add_filter(name, move |text: String| case.apply(&text));
+        }
+    }
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("dictsort", dictsort);
+}
+
+/// Python's methods of strings, lists and dictionaries.
+pub(super) fn call_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    match (value.as_str(), Case::of_name(method)) {
+        (Some(text), Some(case)) if arguments.is_empty() => Ok(Value::from(case.apply(text))),
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments),
+    }
+}
+
+/// The pairs of a dictionary in the order of their keys, or of their values with `by="value"`.
+fn dictsort(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let case_sensitive = options.get::<Option<bool>>("case_sensitive")?.unwrap_or(false);
+    let by_value = options.get::<Option<String>>("by")?.as_deref() == Some("value");
+    let reverse = options.get::<Option<bool>>("reverse")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let mut pairs = Vec::new();
+    for key in value.try_iter()? {
+        let item = value.get_item(&key)?;
+        let by = if by_value { &item } else { &key };
+        let order = match by.as_str() {
+            Some(text) => {
+                let plain: String = text.chars().map(unmarked).collect();
+                Value::from(if case_sensitive { plain } else { plain.to_lowercase() })
+            }
+            None => by.clone(),
+        };
+        pairs.push((order, Value::from(vec![key, item])));
+    }
+    pairs.sort_by(|(a, _), (b, _)| if reverse { b.cmp(a) } else { a.cmp(b) });
+    Ok(pairs.into_iter().map(|(_, pair)| pair).collect())
+}
+
+/// How a JSON text is laid out.
+struct Layout {
+    indent: Option<String>,
+    item_separator: String,
+    key_separator: String,
+    ensure_ascii: bool,
+    sort_keys: bool,
+}
+
+/// Python's `json.dumps` as the reference implementation offers it to templates: no HTML escapes, `indent`,
+/// `separators`, `sort_keys` and `ensure_ascii` as options.
+fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent = match options.get::<Option<Value>>("indent")? {
+        None => None,
+        Some(value) if value.is_none() || value.is_undefined() => None,
+        Some(value) => Some(match value.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(value.as_usize().unwrap_or(0).min(64)),
+        }),
+    };
+    let separators: Vec<String> = match options.get::<Option<Value>>("separators")? {
+        Some(pair) if !pair.is_none() => {
+            pair.try_iter()?.map(|part| part.as_str().unwrap_or_default().into()).collect()
+        }
+        _ => vec![if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()],
+    };
+    let [item, key] = <[String; 2]>::try_from(separators)
+        .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators are two strings"))?;
+    let layout = Layout {
+        indent,
+        item_separator: item,
+        key_separator: key,
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    let mut out = String::new();
+    write_json(value, &layout, 0, &mut out)?;
+    Ok(Value::from(out))
+}
+
+fn write_json(value: &Value, layout: &Layout, depth: usize, out: &mut String) -> Result<(), Error> {
+    // Values come from JSON and from template expressions, which nest no deeper than their source.
+    if depth > 256 {
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
+    }
+    let new_line = |depth: usize, out: &mut String| {
+        if let Some(indent) = &layout.indent {
+            out.push('\n');
+            out.push_str(&indent.repeat(depth));
+        }
+    };
+    match value.kind() {
+        ValueKind::None | ValueKind::Undefined => out.push_str("null"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        ValueKind::String => write_json_string(value.as_str().unwrap_or_default(), layout.ensure_ascii, out),
+        ValueKind::Map => {
+            let mut keys: Vec<Value> = value.try_iter()?.collect();
+            if layout.sort_keys {
+                keys.sort();
+            }
+            out.push('{');
+            let count = keys.len();
+            for (index, key) in keys.iter().enumerate() {
+                new_line(depth + 1, out);
+                match key.as_str() {
+                    Some(text) => write_json_string(text, layout.ensure_ascii, out),
+                    None => write_json_string(&key.to_string(), layout.ensure_ascii, out),
+                }
+                out.push_str(&layout.key_separator);
+                write_json(&value.get_item(key)?, layout, depth + 1, out)?;
+                if index + 1 < count {
+                    out.push_str(&layout.item_separator);
+                }
+            }
+            if count > 0 {
+                new_line(depth, out);
+            }
+            out.push('}');
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items: Vec<Value> = value.try_iter()?.collect();
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                new_line(depth + 1, out);
+                write_json(item, layout, depth + 1, out)?;
+                if index + 1 < items.len() {
+                    out.push_str(&layout.item_separator);
+                }
+            }
+            if !items.is_empty() {
+                new_line(depth, out);
+            }
+            out.push(']');
+        }
+        ValueKind::Number => {
+            let _ = write!(out, "{value}");
+        }
+        _ => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: not a JSON value")),
+    }
+    Ok(())
+}
+
+/// A marked character is escaped as the character it stands for, and keeps its mark.
+fn write_json_string(text: &str, ensure_ascii: bool, out: &mut String) {
+    out.push('"');
+    for c in text.chars() {
+        match unmarked(c) {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            plain if plain < ' ' => {
+                let _ = write!(out, "\\u{:04x}", plain as u32);
+            }
+            plain if ensure_ascii && !plain.is_ascii() => {
+                for unit in plain.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            _ => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_as_strftime_writes_them() {
+        let date = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
+        assert_eq!(
+            date.format("%d %b %Y|%A %B %-d|%H:%M:%S %I%p|%y-%m-%e%%").unwrap(),
+            "05 Nov 2026|Thursday November 5|15:04:09 03PM|26-11- 5%"
+        );
+        assert!(date.format("%Q").is_err());
+    }
+
+    #[test]
+    fn generation_tags_become_empty_conditions() {
+        let source = "{%- generation -%}a{% endgeneration %}\n{% if generation %}b{% endif %}";
+        assert_eq!(without_generation_tags(source), "{%- if true -%}a{% endif %}\n{% if generation %}b{% endif %}");
+    }
+}

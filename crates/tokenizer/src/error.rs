@@ -1,0 +1,49 @@
+//! The one error type of this crate. Every variant says what was read, what was expected and what was found.
+
+/// Why a tokenizer or a chat template could not be built, or a conversation not rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Checkpoint(#[from] pellucid_checkpoint::Error),
+
+    #[error("the model has no tokenizer: {0}")]
+    Missing(&'static str),
+
+    #[error("tokenizer model {found:?} is not supported; supported are {}", supported.join(", "))]
+    UnsupportedModel { found: String, supported: &'static [&'static str] },
+
+    #[error("pre-tokenizer {found:?} is not supported; supported are {}", supported.join(", "))]
+    UnsupportedPreTokenizer { found: String, supported: Vec<&'static str> },
+
+    #[error("{key}: expected {expected}, found {found}")]
+    Invalid { key: String, expected: String, found: String },
+
+    #[error("chat template does not compile: {0}")]
+    TemplateSyntax(String),
+
+    #[error("chat template failed: {0}")]
+    TemplateRender(String),
+
+    /// The template itself called `raise_exception`: the conversation is one the model was not trained on.
+    #[error("the model's chat template refuses this conversation: {0}")]
+    TemplateRefused(String),
+
+    #[error("message {index}: role {role:?} is not one of {}", allowed.join(", "))]
+    UnknownRole { index: usize, role: String, allowed: &'static [&'static str] },
+
+    #[error("chat template output is longer than {limit} bytes")]
+    TemplateTooLong { limit: usize },
+
+    #[error("chat template uses more than {limit} steps")]
+    TemplateTooSlow { limit: u64 },
+
+    /// The template turned message text into other text, so that its origin cannot be followed.
+    #[error("chat template: the origin of message text was lost: {0}")]
+    TemplateProvenance(String),
+}
+
+impl Error {
+    pub(crate) fn invalid(key: impl Into<String>, expected: impl Into<String>, found: impl ToString) -> Self {
+        Error::Invalid { key: key.into(), expected: expected.into(), found: found.to_string() }
+    }
+}

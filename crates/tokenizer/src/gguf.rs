@@ -1,0 +1,198 @@
+//! The tokenizer of a GGUF file, from its `tokenizer.ggml.*` keys.
+//!
+//! The keys do not say everything that the reference tokenizers do; what must be inferred from the pre-tokenizer's name
+//! or the architecture is inferred here and nowhere else.
+
+use pellucid_checkpoint::Metadata;
+
+use crate::added::{AddedToken, AddedTokens};
+use crate::adjacency::Adjacency;
+use crate::bpe::{Bpe, BpeOptions};
+use crate::error::Error;
+use crate::normalize::{Normalizer, Rewrite};
+use crate::pipeline::{Model, Pipeline, PreTokenizer, SpaceRule};
+use crate::pretokenize::{self, Named};
+use crate::spm::Spm;
+use crate::tokenizer::{END_NAMES, LeadingSpace, NamedIds, Tokenizer};
+use crate::vocabulary::{Kind, Spelling, Vocabulary};
+
+const MODELS: &[&str] = &["gpt2", "llama", "gemma4"];
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+
+pub(crate) fn load(metadata: &Metadata) -> Result<Tokenizer, Error> {
+    let model = match metadata.opt_str(MODEL)? {
+        None | Some("none" | "no_vocab") => return Err(Error::Missing("the file has no tokenizer.ggml.model")),
+        Some(model) => model,
+    };
+    match model {
+        "gpt2" => load_byte_level(metadata),
+        "llama" => load_sentencepiece(metadata),
+        "gemma4" => load_gemma4(metadata),
+        found => Err(Error::UnsupportedModel { found: found.to_owned(), supported: MODELS }),
+    }
+}
+
+fn load_byte_level(metadata: &Metadata) -> Result<Tokenizer, Error> {
+    let Named { stages, ignore_merges, add_bos, nfc } = pretokenize::named(metadata.str(PRE)?)?;
+    let vocabulary = load_vocabulary(metadata, Spelling::ByteLevel)?;
+    let named = load_named_ids(metadata, &vocabulary, NamedIds::default())?;
+    let options = BpeOptions { byte_level: true, ignore_merges, ..BpeOptions::default() };
+    let model = Model::Bpe(load_bpe(metadata, &vocabulary, options)?);
+    let pipeline = Pipeline {
+        pre_tokenizer: PreTokenizer::Ours { space: SpaceRule::Keep, stages, spelled_stages: Vec::new() },
+        model,
+        adjacency: None,
+    };
+    let rewrites = if nfc { vec![Rewrite::Nfc] } else { Vec::new() };
+    assemble(metadata, vocabulary, pipeline, rewrites, named, add_bos, LeadingSpace::Keep)
+}
+
+fn load_sentencepiece(metadata: &Metadata) -> Result<Tokenizer, Error> {
+    let vocabulary = load_vocabulary(metadata, Spelling::Metaspace)?;
+    let scores = metadata.f32s(SCORES)?;
+    if scores.len() != vocabulary.len() {
+        return Err(Error::invalid(SCORES, format!("{} scores", vocabulary.len()), scores.len()));
+    }
+    let usual = NamedIds { bos: Some(1), eos: Some(2), unknown: Some(0), ..NamedIds::default() };
+    let named = load_named_ids(metadata, &vocabulary, usual)?;
+    let space_prefix = metadata.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut rewrites = Vec::new();
+    if metadata.opt_bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false) {
+        rewrites.push(Rewrite::SqueezeSpaces);
+    }
+    if space_prefix {
+        rewrites.push(Rewrite::Prepend("▁".into()));
+    }
+    rewrites.push(Rewrite::Replace { from: " ".into(), to: "▁".into() });
+    let spm = Spm::new(&vocabulary, scores.into_iter(), named.unknown);
+    let tokens = (0..vocabulary.len() as u32).filter(|&id| vocabulary.is_mergeable(id));
+    let adjacency = Adjacency::new(tokens.map(|id| vocabulary.piece(id)));
+    let pipeline = Pipeline {
+        pre_tokenizer: PreTokenizer::Ours { space: SpaceRule::Keep, stages: Vec::new(), spelled_stages: Vec::new() },
+        model: Model::Spm(spm),
+        adjacency: Some(adjacency),
+    };
+    let leading = if space_prefix { LeadingSpace::StripOne } else { LeadingSpace::Keep };
+    assemble(metadata, vocabulary, pipeline, rewrites, named, true, leading)
+}
+
+/// Gemma 4: merges by rank over characters, with spaces as U+2581 and byte tokens for the rest.
+fn load_gemma4(metadata: &Metadata) -> Result<Tokenizer, Error> {
+    let vocabulary = load_vocabulary(metadata, Spelling::Metaspace)?;
+    let named = load_named_ids(metadata, &vocabulary, NamedIds::default())?;
+    let options =
+        BpeOptions { byte_fallback: true, unknown: named.unknown, fuse_unknown: true, ..BpeOptions::default() };
+    let bpe = load_bpe(metadata, &vocabulary, options)?;
+    let adjacency = (!bpe.fuses_unknown()).then(|| Adjacency::new(bpe.products().map(|id| vocabulary.piece(id))));
+    let pipeline = Pipeline {
+        pre_tokenizer: PreTokenizer::Ours { space: SpaceRule::Keep, stages: Vec::new(), spelled_stages: Vec::new() },
+        model: Model::Bpe(bpe),
+        adjacency,
+    };
+    let rewrites = vec![Rewrite::Replace { from: " ".into(), to: "▁".into() }];
+    assemble(metadata, vocabulary, pipeline, rewrites, named, true, LeadingSpace::Keep)
+}
+
+fn load_vocabulary(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary, Error> {
+    let tokens = metadata.strings(TOKENS)?;
+    let types = metadata.opt_i32s(TYPES)?;
+    if let Some(types) = &types
+        && types.len() != tokens.len()
+    {
+        return Err(Error::invalid(TYPES, format!("{} types", tokens.len()), types.len()));
+    }
+    let kind = |id: usize, piece: &str| {
+        let kind = match types.as_ref().map_or(1, |types| types[id]) {
+            1 => Kind::Normal,
+            2 => Kind::Unknown,
+            3 => Kind::Control,
+            4 => Kind::UserDefined,
+            6 => Kind::Byte,
+            _ => Kind::Unused,
+        };
+        // Some converted files have these as ordinary text, which would let any text end a turn.
+        let ends_turn = matches!(kind, Kind::Normal | Kind::UserDefined) && END_NAMES.contains(&piece);
+        if ends_turn { Kind::Control } else { kind }
+    };
+    Vocabulary::new(tokens.iter().enumerate().map(|(id, piece)| (piece, kind(id, piece))), spelling)
+}
+
+fn load_bpe(metadata: &Metadata, vocabulary: &Vocabulary, options: BpeOptions) -> Result<Bpe, Error> {
+    let merges = metadata.strings(MERGES)?;
+    // A piece may begin with a space, so the separator is looked for after the first character.
+    let split = |merge: &'_ str| -> Option<usize> {
+        let first = merge.chars().next()?.len_utf8();
+        merge[first..].find(' ').map(|at| at + first)
+    };
+    if let Some(bad) = merges.iter().find(|merge| split(merge).is_none()) {
+        return Err(Error::invalid(MERGES, "two pieces with a space between", format!("{bad:?}")));
+    }
+    let pairs = merges.iter().filter_map(|merge| split(merge).map(|at| (&merge[..at], &merge[at + 1..])));
+    Bpe::new(vocabulary, pairs, options)
+}
+
+fn load_named_ids(metadata: &Metadata, vocabulary: &Vocabulary, usual: NamedIds) -> Result<NamedIds, Error> {
+    let id = |name: &str, usual: Option<u32>| -> Result<Option<u32>, Error> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        match metadata.opt_u32(&key)? {
+            Some(id) if id as usize >= vocabulary.len() => {
+                Err(Error::invalid(key, format!("an id below {}", vocabulary.len()), id))
+            }
+            Some(id) => Ok(Some(id)),
+            None => Ok(usual.filter(|&id| (id as usize) < vocabulary.len())),
+        }
+    };
+    Ok(NamedIds {
+        bos: id("bos", usual.bos)?,
+        eos: id("eos", usual.eos)?,
+        eot: id("eot", usual.eot)?,
+        eom: id("eom", usual.eom)?,
+        // These two steer nothing; converters write them carelessly.
+        unknown: id("unknown", usual.unknown).unwrap_or(None),
+        padding: id("padding", usual.padding).unwrap_or(None),
+    })
+}
+
+fn assemble(
+    metadata: &Metadata,
+    vocabulary: Vocabulary,
+    pipeline: Pipeline,
+    rewrites: Vec<Rewrite>,
+    named: NamedIds,
+    add_bos: bool,
+    leading_space: LeadingSpace,
+) -> Result<Tokenizer, Error> {
+    let flag = |key: &str, usual: bool| metadata.opt_bool(key).map(|value| value.unwrap_or(usual));
+    let add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?;
+    let add_eos = flag("tokenizer.ggml.add_eos_token", false)?;
+    // Phi-3's SentencePiece tokenizers swallow the white space after their markers; the file has no key for it.
+    let swallow = metadata.opt_str("general.architecture")? == Some("phi3") && matches!(pipeline.model, Model::Spm(_));
+    let mut added = Vec::new();
+    for id in 0..vocabulary.len() as u32 {
+        if matches!(vocabulary.kind(id), Kind::Control | Kind::UserDefined | Kind::Unknown) {
+            let mut token = AddedToken::plain(id, vocabulary.piece(id));
+            token.rstrip = swallow && !matches!(token.content.as_str(), "<unk>" | "<s>" | "<|endoftext|>");
+            added.push(token);
+        }
+    }
+    let tokenizer = Tokenizer {
+        prefix: named.bos.filter(|_| add_bos).into_iter().collect(),
+        suffix: named.eos.filter(|_| add_eos).into_iter().collect(),
+        vocabulary,
+        added: AddedTokens::new(added),
+        added_normalized: AddedTokens::new(Vec::new()),
+        guarded: Vec::new(),
+        normalizer: Normalizer { rewrites, traced: None },
+        pipeline,
+        leading_space,
+        named,
+        end_ids: Vec::new(),
+    };
+    Ok(tokenizer.finish(&[]))
+}

@@ -1,0 +1,190 @@
+//! The parts of a tokenizer.json around the model: normalizer, pre-tokenizer, post-processor, decoder.
+//!
+//! Each is recognized piece by piece; a combination that is not recognized goes to the `tokenizers` crate whole.
+
+use serde_json::Value;
+use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
+
+use super::wrong;
+use crate::error::Error;
+use crate::normalize::{Normalizer, Rewrite};
+use crate::pipeline::{PreTokenizer, Prepend, SpaceRule};
+use crate::pretokenize::Stage;
+use crate::tokenizer::LeadingSpace;
+use crate::vocabulary::{METASPACE, Vocabulary};
+
+/// A part, or the parts of a `Sequence` under this key, nested ones flattened; nothing for null.
+fn flatten<'v>(part: &'v Value, key: &str) -> Vec<&'v Value> {
+    match part["type"].as_str() {
+        None => Vec::new(),
+        Some("Sequence") => part[key].as_array().into_iter().flatten().flat_map(|inner| flatten(inner, key)).collect(),
+        Some(_) => vec![part],
+    }
+}
+
+pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
+    if part.is_null() {
+        return Ok(Normalizer::default());
+    }
+    let foreign = |part: &Value| {
+        serde_json::from_value::<NormalizerWrapper>(part.clone())
+            .map_err(|error| Error::invalid("tokenizer.json: normalizer", "a known normalizer", error))
+    };
+    let mut rewrites = Vec::new();
+    for step in flatten(part, "normalizers") {
+        rewrites.push(match step["type"].as_str() {
+            Some("NFC") => Rewrite::Nfc,
+            Some("Prepend") => match step["prepend"].as_str() {
+                Some(text) => Rewrite::Prepend(text.to_owned()),
+                None => return Err(wrong("normalizer.prepend", "a string", &step["prepend"])),
+            },
+            Some("Replace") => match (step["pattern"]["String"].as_str(), step["content"].as_str()) {
+                (Some(from), Some(to)) if !from.is_empty() => Rewrite::Replace { from: from.into(), to: to.into() },
+                _ => Rewrite::Foreign(foreign(step)?),
+            },
+            Some("ByteLevel") => return Err(wrong("normalizer", "no ByteLevel (it belongs to pre_tokenizer)", step)),
+            _ => Rewrite::Foreign(foreign(step)?),
+        });
+    }
+    Ok(Normalizer { rewrites, traced: Some(foreign(part)?) })
+}
+
+pub(super) struct Cuts {
+    pub(super) cuts: PreTokenizer,
+    pub(super) byte_level: bool,
+}
+
+pub(super) fn pre_tokenizer(part: &Value, normalizer: &Value) -> Result<Cuts, Error> {
+    let steps = flatten(part, "pretokenizers");
+    let byte_level = steps.iter().any(|step| step["type"] == "ByteLevel");
+    if let Some(cuts) = recognize(&steps, normalizer)? {
+        return Ok(Cuts { cuts, byte_level });
+    }
+    let pre_tokenizer: PreTokenizerWrapper = serde_json::from_value(part.clone())
+        .map_err(|error| Error::invalid("tokenizer.json: pre_tokenizer", "a known pre-tokenizer", error))?;
+    let cuts = PreTokenizer::Foreign { pre_tokenizer: Box::new(pre_tokenizer), spelled: byte_level };
+    Ok(Cuts { cuts, byte_level })
+}
+
+/// Our own version of a list of steps, or `None`.
+fn recognize(steps: &[&Value], normalizer: &Value) -> Result<Option<PreTokenizer>, Error> {
+    let mut space = SpaceRule::Keep;
+    let mut stages = Vec::new();
+    let mut spelled_stages = Vec::new();
+    let mut spelled = false;
+    for (index, step) in steps.iter().enumerate() {
+        let flag = |name: &str, usual: bool| step[name].as_bool().unwrap_or(usual);
+        let stage = match step["type"].as_str() {
+            Some("ByteLevel") if !spelled => {
+                spelled = true;
+                if flag("add_prefix_space", true) {
+                    // Before later cuts the space would be put before every piece, which only the crate does.
+                    if index > 0 {
+                        return Ok(None);
+                    }
+                    space = SpaceRule::Prefix;
+                }
+                if flag("use_regex", true) {
+                    stages.push(Stage::Gpt2);
+                }
+                continue;
+            }
+            Some("Metaspace") if index == 0 => {
+                if step["replacement"].as_str() != Some("▁") {
+                    return Ok(None);
+                }
+                space = SpaceRule::Metaspace { prepend: prepend_scheme(step), split: flag("split", true) };
+                continue;
+            }
+            Some("Split") if is_moot(step, normalizer) => continue,
+            Some("Split") => match split_stage(step)? {
+                Some(stage) => stage,
+                None => return Ok(None),
+            },
+            Some("Digits") => Stage::Numbers(if flag("individual_digits", false) { 1 } else { usize::MAX }),
+            Some("Punctuation") if step["behavior"] == "Contiguous" => Stage::Punctuation,
+            _ => return Ok(None),
+        };
+        if spelled { spelled_stages.push(stage) } else { stages.push(stage) }
+    }
+    Ok(Some(PreTokenizer::Ours { space, stages, spelled_stages }))
+}
+
+fn prepend_scheme(step: &Value) -> Prepend {
+    match (step["prepend_scheme"].as_str(), step["add_prefix_space"].as_bool()) {
+        (Some("never"), _) | (None, Some(false)) => Prepend::Never,
+        (Some("first"), _) => Prepend::First,
+        _ => Prepend::Always,
+    }
+}
+
+/// A cut at a string that the normalizer has replaced everywhere, as Gemma's file has it for the space.
+fn is_moot(step: &Value, normalizer: &Value) -> bool {
+    let Some(wanted) = step["pattern"]["String"].as_str() else { return false };
+    flatten(normalizer, "normalizers").last().is_some_and(|last| {
+        last["type"] == "Replace"
+            && last["pattern"]["String"] == wanted
+            && last["content"].as_str().is_some_and(|content| !content.contains(wanted))
+    })
+}
+
+fn split_stage(step: &Value) -> Result<Option<Stage>, Error> {
+    let Some(pattern) = step["pattern"]["Regex"].as_str() else { return Ok(None) };
+    let stage = Stage::from_pattern(pattern)?;
+    // Where matches cover everything, removing what lies between them removes nothing.
+    let covers = matches!(stage, Stage::Gpt2 | Stage::Words { .. } | Stage::Cased { .. });
+    Ok(match (step["behavior"].as_str(), step["invert"].as_bool()) {
+        (Some("Isolated"), Some(false) | None) => Some(stage),
+        (Some("Removed"), Some(true)) if covers => Some(stage),
+        _ => None,
+    })
+}
+
+/// The ids before and after a text.
+pub(super) fn post_processor(part: &Value, vocabulary: &Vocabulary) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
+    let check = |id: &Value| match super::as_id(id) {
+        Some(id) if (id as usize) < vocabulary.len() => Ok(id),
+        _ => Err(wrong("post_processor", "ids of the vocabulary", id)),
+    };
+    for step in flatten(part, "processors") {
+        match step["type"].as_str() {
+            Some("TemplateProcessing") => {
+                let mut before = true;
+                for item in step["single"].as_array().into_iter().flatten() {
+                    if item.get("Sequence").is_some() {
+                        before = false;
+                        continue;
+                    }
+                    let name = item["SpecialToken"]["id"].as_str().unwrap_or_default();
+                    for id in step["special_tokens"][name]["ids"].as_array().into_iter().flatten() {
+                        if before { prefix.push(check(id)?) } else { suffix.push(check(id)?) }
+                    }
+                }
+            }
+            Some("RobertaProcessing" | "BertProcessing") => {
+                prefix.push(check(&step["cls"][1])?);
+                suffix.push(check(&step["sep"][1])?);
+            }
+            // ByteLevel moves offsets only.
+            _ => {}
+        }
+    }
+    Ok((prefix, suffix))
+}
+
+pub(super) fn leading_space(decoder: &Value) -> LeadingSpace {
+    for step in flatten(decoder, "decoders") {
+        match step["type"].as_str() {
+            Some("Strip") if step["content"] == " " && step["start"] == 1 => return LeadingSpace::StripOne,
+            Some("Metaspace")
+                if step["replacement"].as_str() == Some(METASPACE.encode_utf8(&mut [0; 4]))
+                    && prepend_scheme(step) != Prepend::Never =>
+            {
+                return LeadingSpace::DropInFirst;
+            }
+            _ => {}
+        }
+    }
+    LeadingSpace::Keep
+}

@@ -1,0 +1,138 @@
+//! The merge loop that byte-pair encoding by ranks and by scores share.
+//!
+//! A piece begins as one symbol a byte or character; the best adjacent pair is joined until no pair may be joined.
+//! Short pieces scan for the best pair, long ones keep candidates in a heap: O(n log n), so that a megabyte without a
+//! cut is no attack. What a pair is worth is the caller's [`Pairs`]; nothing here knows about text.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// One symbol: a token that covers `len` bytes from `start`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Symbol {
+    pub(crate) id: u32,
+    pub(crate) start: u32,
+    pub(crate) len: u32,
+}
+
+/// A join that the model allows: the lower `rank` goes first, and of equal ranks the leftmost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Join {
+    pub(crate) rank: u32,
+    pub(crate) id: u32,
+}
+
+pub(crate) trait Pairs {
+    fn join(&self, left: Symbol, right: Symbol) -> Option<Join>;
+}
+
+/// Up to this many symbols a scan over all pairs is cheaper than a heap.
+const SCAN_LIMIT: usize = 48;
+
+/// Joins symbols in place; what is left is the tokens in order.
+pub(crate) fn merge(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
+    if symbols.len() <= SCAN_LIMIT { merge_by_scan(symbols, pairs) } else { merge_by_heap(symbols, pairs) }
+}
+
+fn merge_by_scan(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
+    let mut joins: [Option<Join>; SCAN_LIMIT] = [None; SCAN_LIMIT];
+    for at in 1..symbols.len() {
+        joins[at - 1] = pairs.join(symbols[at - 1], symbols[at]);
+    }
+    loop {
+        let num_pairs = symbols.len().saturating_sub(1);
+        let mut best: Option<(u32, usize)> = None;
+        for (at, join) in joins[..num_pairs].iter().enumerate() {
+            if let Some(join) = join
+                && best.is_none_or(|(rank, _)| join.rank < rank)
+            {
+                best = Some((join.rank, at));
+            }
+        }
+        let Some((_, at)) = best else { return };
+        let Some(join) = joins[at] else { return };
+        symbols[at] = Symbol { id: join.id, start: symbols[at].start, len: symbols[at].len + symbols[at + 1].len };
+        symbols.remove(at + 1);
+        joins.copy_within(at + 1..num_pairs, at);
+        joins[num_pairs - 1] = None;
+        if at > 0 {
+            joins[at - 1] = pairs.join(symbols[at - 1], symbols[at]);
+        }
+        joins[at] = symbols.get(at + 1).and_then(|&right| pairs.join(symbols[at], right));
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// A candidate is stale when either side has changed since: symbols only ever grow, so the joined length tells.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    rank: u32,
+    left: u32,
+    len: u32,
+    id: u32,
+}
+
+fn merge_by_heap(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
+    let count = symbols.len() as u32;
+    let mut next: Vec<u32> = (1..=count).collect();
+    next[count as usize - 1] = NONE;
+    let mut previous: Vec<u32> = (0..count).map(|at| at.wrapping_sub(1)).collect();
+    let candidate = |symbols: &[Symbol], left: u32, right: u32| {
+        let (a, b) = (symbols[left as usize], symbols[right as usize]);
+        let join = pairs.join(a, b)?;
+        Some(Reverse(Candidate { rank: join.rank, left, len: a.len + b.len, id: join.id }))
+    };
+    let mut heap: BinaryHeap<_> =
+        (1..count).filter_map(|right| candidate(symbols.as_slice(), right - 1, right)).collect();
+    while let Some(Reverse(top)) = heap.pop() {
+        let left = top.left as usize;
+        let right = next[left];
+        // A symbol that was joined into its left neighbour has length zero.
+        if symbols[left].len == 0 || right == NONE || symbols[left].len + symbols[right as usize].len != top.len {
+            continue;
+        }
+        symbols[left].id = top.id;
+        symbols[left].len = top.len;
+        symbols[right as usize].len = 0;
+        let after = next[right as usize];
+        next[left] = after;
+        if after != NONE {
+            previous[after as usize] = top.left;
+            heap.extend(candidate(symbols, top.left, after));
+        }
+        if previous[left] != NONE {
+            heap.extend(candidate(symbols, previous[left], top.left));
+        }
+    }
+    symbols.retain(|symbol| symbol.len > 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A toy model: pairs of small ids join by a made-up but fixed rule.
+    struct Toy;
+    impl Pairs for Toy {
+        fn join(&self, left: Symbol, right: Symbol) -> Option<Join> {
+            let mix = left.id.wrapping_mul(31).wrapping_add(right.id.wrapping_mul(17)) % 23;
+            (mix < 12 && left.id < 40 && right.id < 40).then_some(Join { rank: mix, id: 3 + mix * 4 })
+        }
+    }
+
+    proptest! {
+        /// The heap and the scan are two ways to the same tokens.
+        #[test]
+        fn heap_agrees_with_scan(ids in prop::collection::vec(0u32..6, 1..SCAN_LIMIT)) {
+            let symbols: Vec<Symbol> =
+                ids.iter().enumerate().map(|(at, &id)| Symbol { id, start: at as u32, len: 1 }).collect();
+            let (mut scanned, mut heaped) = (symbols.clone(), symbols);
+            merge_by_scan(&mut scanned, &Toy);
+            merge_by_heap(&mut heaped, &Toy);
+            let plain = |list: &[Symbol]| list.iter().map(|s| (s.id, s.start, s.len)).collect::<Vec<_>>();
+            prop_assert_eq!(plain(&scanned), plain(&heaped));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! From a stretch of normalized text to ids: the pre-tokenizer cuts it into pieces, the model spells each piece.
+//! Called by the tokenizer for every stretch between added tokens; it knows nothing of added or control tokens.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper};
+
+use crate::adjacency::Adjacency;
+use crate::bpe::{Bpe, Scratch};
+use crate::pretokenize::{Stage, split_all};
+use crate::spm::Spm;
+use crate::unigram::Unigram;
+use crate::vocabulary::{METASPACE, Vocabulary, byte_of_char, char_of_byte};
+
+/// When a mark or a space is put before a stretch that does not begin with one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prepend {
+    Always,
+    /// Only before a stretch that begins the whole text.
+    First,
+    Never,
+}
+
+/// What happens to spaces before the cuts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpaceRule {
+    Keep,
+    /// A space is put before a stretch that begins with none (`ByteLevel` with `add_prefix_space`).
+    Prefix,
+    /// Spaces become U+2581; with `split`, each begins a new piece.
+    Metaspace {
+        prepend: Prepend,
+        split: bool,
+    },
+}
+
+pub(crate) enum PreTokenizer {
+    Ours {
+        space: SpaceRule,
+        stages: Vec<Stage>,
+        /// Cuts made after bytes were spelled in GPT-2's alphabet, as Falcon's tokenizer.json has them.
+        spelled_stages: Vec<Stage>,
+    },
+    /// A combination that only the `tokenizers` crate knows.
+    Foreign {
+        pre_tokenizer: Box<PreTokenizerWrapper>,
+        /// Its pieces are spelled in GPT-2's alphabet.
+        spelled: bool,
+    },
+}
+
+pub(crate) enum Model {
+    Bpe(Bpe),
+    Spm(Spm),
+    Unigram(Unigram),
+}
+
+pub(crate) struct Pipeline {
+    pub(crate) pre_tokenizer: PreTokenizer,
+    pub(crate) model: Model,
+    /// Extra cuts that change no id; `None` where the model's own cuts suffice or cutting could change ids.
+    pub(crate) adjacency: Option<Adjacency>,
+}
+
+/// Stretches shorter than this many bytes repeat too few words for remembering them to pay.
+const CACHE_FROM_BYTES: usize = 512;
+/// Longer pieces rarely repeat.
+const CACHED_PIECE_BYTES: usize = 48;
+
+/// Encodes pieces, remembering those of the current stretch: a piece seen before is copied from the ids already made.
+struct PieceEncoder<'p, 't> {
+    model: &'p Model,
+    vocabulary: &'p Vocabulary,
+    seen: Option<HashMap<&'t [u8], (usize, usize)>>,
+    scratch: Scratch,
+    ids: &'p mut Vec<u32>,
+}
+
+impl<'t> PieceEncoder<'_, 't> {
+    fn piece(&mut self, piece: &'t str) {
+        self.remembered(piece.as_bytes(), |this| match this.model {
+            Model::Bpe(bpe) => bpe.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
+            Model::Spm(spm) => spm.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
+            Model::Unigram(unigram) => unigram.encode(this.vocabulary, piece, this.ids),
+        });
+    }
+
+    /// A piece in GPT-2's alphabet; what is not in it never came from bytes, and cannot be spelled.
+    fn spelled_piece(&mut self, piece: &str) {
+        let Model::Bpe(bpe) = self.model else { return };
+        let bytes: Vec<u8> = piece.chars().filter_map(byte_of_char).collect();
+        bpe.encode_bytes(self.vocabulary, &bytes, &mut self.scratch, self.ids);
+    }
+
+    fn remembered(&mut self, key: &'t [u8], encode: impl FnOnce(&mut Self)) {
+        if key.len() > CACHED_PIECE_BYTES {
+            return encode(self);
+        }
+        if let Some(&(start, end)) = self.seen.as_ref().and_then(|seen| seen.get(key)) {
+            self.ids.extend_from_within(start..end);
+            return;
+        }
+        let start = self.ids.len();
+        encode(self);
+        let end = self.ids.len();
+        if let Some(seen) = &mut self.seen {
+            seen.insert(key, (start, end));
+        }
+    }
+}
+
+impl Pipeline {
+    /// Appends the ids of a normalized stretch; `first` when it begins the whole text.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, stretch: &str, first: bool, ids: &mut Vec<u32>) {
+        if stretch.is_empty() {
+            return;
+        }
+        let spaced = match &self.pre_tokenizer {
+            PreTokenizer::Ours { space, .. } => apply_space_rule(*space, stretch, first),
+            PreTokenizer::Foreign { .. } => Cow::Borrowed(stretch),
+        };
+        let seen = (spaced.len() >= CACHE_FROM_BYTES).then(HashMap::new);
+        let mut encoder = PieceEncoder { model: &self.model, vocabulary, seen, scratch: Scratch::default(), ids };
+        match &self.pre_tokenizer {
+            PreTokenizer::Ours { space, stages, spelled_stages } => {
+                let mut cut = |piece| match &self.adjacency {
+                    Some(adjacency) => adjacency.split(piece, &mut |part| encoder.piece(part)),
+                    None if spelled_stages.is_empty() => encoder.piece(piece),
+                    None => {
+                        let spelled: String = piece.bytes().map(char_of_byte).collect();
+                        split_all(spelled_stages, &spelled, &mut |part| encoder.spelled_piece(part));
+                    }
+                };
+                match space {
+                    SpaceRule::Metaspace { split: true, .. } => {
+                        split_before_marks(&spaced, &mut |piece| split_all(stages, piece, &mut cut))
+                    }
+                    _ => split_all(stages, &spaced, &mut cut),
+                }
+            }
+            PreTokenizer::Foreign { pre_tokenizer, spelled } => {
+                let mut text = PreTokenizedString::from(&*spaced);
+                // It fails only on its own inconsistencies; the whole stretch is then one piece.
+                if pre_tokenizer.pre_tokenize(&mut text).is_err() {
+                    text = PreTokenizedString::from(&*spaced);
+                }
+                for (piece, _, _) in text.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
+                    // These pieces live no longer than this loop, so they are not remembered.
+                    let mut one = PieceEncoder {
+                        model: encoder.model,
+                        vocabulary,
+                        seen: None,
+                        scratch: std::mem::take(&mut encoder.scratch),
+                        ids: &mut *encoder.ids,
+                    };
+                    if *spelled {
+                        one.spelled_piece(piece)
+                    } else {
+                        one.piece(piece)
+                    }
+                    encoder.scratch = one.scratch;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn forbid_merging(&mut self, id: u32) {
+        if let Model::Bpe(bpe) = &mut self.model {
+            bpe.forbid_merging(id);
+        }
+    }
+}
+
+fn apply_space_rule(rule: SpaceRule, stretch: &str, first: bool) -> Cow<'_, str> {
+    match rule {
+        SpaceRule::Keep => Cow::Borrowed(stretch),
+        SpaceRule::Prefix if stretch.starts_with(' ') => Cow::Borrowed(stretch),
+        SpaceRule::Prefix => Cow::Owned(format!(" {stretch}")),
+        SpaceRule::Metaspace { prepend, .. } => {
+            let mut marked = String::with_capacity(stretch.len() + stretch.len() / 3 + 3);
+            let wanted = match prepend {
+                Prepend::Always => true,
+                Prepend::First => first,
+                Prepend::Never => false,
+            };
+            if wanted && !stretch.starts_with([' ', METASPACE]) {
+                marked.push(METASPACE);
+            }
+            marked.extend(stretch.chars().map(|c| if c == ' ' { METASPACE } else { c }));
+            Cow::Owned(marked)
+        }
+    }
+}
+
+fn split_before_marks<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    let mut start = 0;
+    for (at, _) in text.match_indices(METASPACE).filter(|(at, _)| *at > 0) {
+        emit(&text[start..at]);
+        start = at;
+    }
+    emit(&text[start..]);
+}

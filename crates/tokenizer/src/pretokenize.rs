@@ -1,0 +1,320 @@
+//! Pre-tokenizers: how a text is cut into pieces before merging; no merge ever crosses a cut.
+//!
+//! A pre-tokenizer is a list of stages, each cutting the pieces of the one before. The loaders call [`named`] (the
+//! `tokenizer.ggml.pre` of a GGUF file) or [`Stage::from_pattern`] (the patterns in a tokenizer.json). The patterns are
+//! facts about the models; nothing here knows about ids or vocabularies.
+
+mod scan;
+
+use fancy_regex::{Regex, RegexBuilder};
+
+use crate::error::Error;
+
+/// One cut of the text. Every stage covers its whole input: concatenating the pieces gives the text back.
+#[derive(Debug, Clone)]
+pub(crate) enum Stage {
+    Gpt2,
+    /// Llama 3, Qwen 2 and their kin; see [`scan::words`].
+    Words {
+        digits: usize,
+        marks: bool,
+    },
+    /// GPT-4o, Tekken; see [`scan::cased`].
+    Cased {
+        digits: usize,
+        contractions: bool,
+    },
+    DeepSeek3,
+    /// Numbers cut out, at most so many characters together.
+    Numbers(usize),
+    /// Runs of punctuation cut out.
+    Punctuation,
+    /// Any other pattern: matches and the stretches between them are pieces.
+    Pattern(Regex),
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+
+/// Letters with case, as DeepSeek-LLM lists them.
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}\x{38E}-\x{3A1}\x{3A3}-\x{3F5}\x{3F7}-\x{481}\x{48A}-\x{52F}\x{531}-\x{556}\x{10A0}-\x{10C5}\x{13A0}-\x{13F5}\x{13F8}-\x{13FD}\x{1C90}-\x{1CBA}\x{1CBD}-\x{1CBF}\x{1D00}-\x{1D2B}\x{1D6B}-\x{1D77}\x{1D79}-\x{1D9A}\x{1E00}-\x{1F15}\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B}\x{1F5D}\x{1F5F}-\x{1F7D}\x{1F80}-\x{1FB4}\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC}\x{1FD0}-\x{1FD3}\x{1FD6}-\x{1FDB}\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}\x{2102}\x{2107}\x{210A}-\x{2113}\x{2115}\x{2119}-\x{211D}\x{2124}\x{2126}\x{2128}\x{212A}-\x{212D}\x{212F}-\x{2134}\x{2139}\x{213C}-\x{213F}\x{2145}-\x{2149}\x{214E}\x{2183}\x{2184}\x{2C00}-\x{2C7B}\x{2C7E}-\x{2CE4}\x{2CEB}-\x{2CEE}\x{2CF2}\x{2CF3}\x{A640}-\x{A66D}\x{A680}-\x{A69B}\x{A722}-\x{A76F}\x{A771}-\x{A787}\x{A78B}-\x{A78E}\x{AB70}-\x{ABBF}\x{FB00}-\x{FB06}\x{FB13}-\x{FB17}\x{FF21}-\x{FF3A}\x{FF41}-\x{FF5A}\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}]+";
+const DEEPSEEK_PUNCTUATION: &str = r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+";
+const DEEPSEEK_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+";
+const DEEPSEEK3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
+const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
+
+impl Stage {
+    /// The stage that cuts by a pattern: a scanner where we have one, else the regular expression itself.
+    pub(crate) fn from_pattern(pattern: &str) -> Result<Stage, Error> {
+        Ok(match pattern {
+            GPT2 => Stage::Gpt2,
+            LLAMA3 => Stage::Words { digits: 3, marks: false },
+            QWEN2 => Stage::Words { digits: 1, marks: false },
+            QWEN35 => Stage::Words { digits: 1, marks: true },
+            TEKKEN => Stage::Cased { digits: 1, contractions: false },
+            GPT4O => Stage::Cased { digits: 3, contractions: true },
+            DEEPSEEK3 => Stage::DeepSeek3,
+            r"\p{N}" => Stage::Numbers(1),
+            r"\p{N}{1,3}" => Stage::Numbers(3),
+            r"\p{N}+" => Stage::Numbers(usize::MAX),
+            _ => Stage::pattern(pattern)?,
+        })
+    }
+
+    /// No limit on backtracking: the reference has none, and a text must always get its ids.
+    fn pattern(pattern: &str) -> Result<Stage, Error> {
+        RegexBuilder::new(pattern)
+            .backtrack_limit(usize::MAX)
+            .build()
+            .map(Stage::Pattern)
+            .map_err(|error| Error::invalid("pre-tokenizer pattern", "a regular expression", error))
+    }
+
+    pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+        match self {
+            Stage::Gpt2 => scan::gpt2(text, emit),
+            Stage::Words { digits, marks } => scan::words(text, *digits, *marks, emit),
+            Stage::Cased { digits, contractions } => scan::cased(text, *digits, *contractions, emit),
+            Stage::DeepSeek3 => scan::deepseek3(text, emit),
+            Stage::Numbers(most) => scan::numbers(text, *most, emit),
+            Stage::Punctuation => scan::punctuation(text, emit),
+            Stage::Pattern(regex) => split_by_pattern(regex, text, emit),
+        }
+    }
+}
+
+fn split_by_pattern<'t>(regex: &Regex, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    let mut gap = 0;
+    // An error can only be the backtracking limit, which is off; the rest of the text then stays one piece.
+    for found in regex.find_iter(text).map_while(Result::ok) {
+        if found.start() == found.end() {
+            continue;
+        }
+        if gap < found.start() {
+            emit(&text[gap..found.start()]);
+        }
+        emit(found.as_str());
+        gap = found.end();
+    }
+    if gap < text.len() {
+        emit(&text[gap..]);
+    }
+}
+
+/// Cuts by all stages in turn.
+pub(crate) fn split_all<'t>(stages: &[Stage], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    match stages {
+        [] => emit(text),
+        [last] => last.split(text, emit),
+        [first, rest @ ..] => first.split(text, &mut |piece| split_all(rest, piece, emit)),
+    }
+}
+
+/// What a `tokenizer.ggml.pre` name stands for, beyond the cuts.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) stages: Vec<Stage>,
+    /// A piece that is itself a token is taken whole, without merging.
+    pub(crate) ignore_merges: bool,
+    /// The model prepends its beginning-of-sequence token unless the file says otherwise.
+    pub(crate) add_bos: bool,
+    /// The reference normalizes text to NFC first.
+    pub(crate) nfc: bool,
+}
+
+/// The recipe behind each supported name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Recipe {
+    Default,
+    Llama3,
+    Gpt2,
+    DigitsGpt2,
+    Qwen2,
+    Qwen35,
+    Cl100k,
+    Tekken,
+    Gpt4o,
+    DeepSeekLlm,
+    DeepSeekCoder,
+    DeepSeek3,
+    Falcon,
+}
+
+const NAMES: &[(&str, Recipe)] = &[
+    ("default", Recipe::Default),
+    ("llama3", Recipe::Llama3),
+    ("llama-v3", Recipe::Llama3),
+    ("llama-bpe", Recipe::Llama3),
+    ("falcon3", Recipe::Llama3),
+    ("falcon-h1", Recipe::Llama3),
+    ("pixtral", Recipe::Llama3),
+    ("lfm2", Recipe::Llama3),
+    ("gpt-2", Recipe::Gpt2),
+    ("phi-2", Recipe::Gpt2),
+    ("mpt", Recipe::Gpt2),
+    ("olmo", Recipe::Gpt2),
+    ("jais", Recipe::Gpt2),
+    ("trillion", Recipe::Gpt2),
+    ("exaone4", Recipe::Gpt2),
+    ("smollm", Recipe::DigitsGpt2),
+    ("starcoder", Recipe::DigitsGpt2),
+    ("refact", Recipe::DigitsGpt2),
+    ("command-r", Recipe::DigitsGpt2),
+    ("codeshell", Recipe::DigitsGpt2),
+    ("exaone", Recipe::DigitsGpt2),
+    ("minerva-7b", Recipe::DigitsGpt2),
+    ("qwen2", Recipe::Qwen2),
+    ("deepseek-r1-qwen", Recipe::Qwen2),
+    ("stablelm2", Recipe::Qwen2),
+    ("megrez", Recipe::Qwen2),
+    ("hunyuan", Recipe::Qwen2),
+    ("solar-open", Recipe::Qwen2),
+    ("grok-2", Recipe::Qwen2),
+    ("qwen35", Recipe::Qwen35),
+    ("dbrx", Recipe::Cl100k),
+    ("smaug-bpe", Recipe::Cl100k),
+    ("chatglm-bpe", Recipe::Cl100k),
+    ("glm4", Recipe::Cl100k),
+    ("tekken", Recipe::Tekken),
+    ("gpt-4o", Recipe::Gpt4o),
+    ("llama4", Recipe::Gpt4o),
+    ("minimax-m2", Recipe::Gpt4o),
+    ("deepseek-llm", Recipe::DeepSeekLlm),
+    ("deepseek-coder", Recipe::DeepSeekCoder),
+    ("deepseek-v3", Recipe::DeepSeek3),
+    ("hunyuan-dense", Recipe::DeepSeek3),
+    ("falcon", Recipe::Falcon),
+];
+
+/// The names whose reference tokenizer normalizes to NFC; GGUF has no key for it.
+const NFC_NAMES: &[&str] = &["qwen2", "command-r", "mpt", "olmo"];
+
+/// The pre-tokenizer of a `tokenizer.ggml.pre` name; an unknown name is an error that lists the known ones, because a
+/// wrong cut gives plausible ids and silently worse answers.
+pub(crate) fn named(name: &str) -> Result<Named, Error> {
+    let Some(&(_, recipe)) = NAMES.iter().find(|(known, _)| *known == name) else {
+        return Err(Error::UnsupportedPreTokenizer {
+            found: name.to_owned(),
+            supported: NAMES.iter().map(|(known, _)| *known).collect(),
+        });
+    };
+    let patterns = |list: &[&str]| list.iter().map(|p| Stage::from_pattern(p)).collect::<Result<Vec<_>, _>>();
+    let stages = match recipe {
+        Recipe::Default => patterns(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS])?,
+        Recipe::Llama3 | Recipe::Cl100k => patterns(&[LLAMA3])?,
+        Recipe::Gpt2 => patterns(&[GPT2])?,
+        Recipe::DigitsGpt2 => patterns(&[r"\p{N}", GPT2])?,
+        Recipe::Qwen2 => patterns(&[QWEN2])?,
+        Recipe::Qwen35 => patterns(&[QWEN35])?,
+        Recipe::Tekken => patterns(&[TEKKEN])?,
+        Recipe::Gpt4o => patterns(&[GPT4O])?,
+        Recipe::DeepSeekLlm => {
+            patterns(&[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, r"\p{N}+"])?
+        }
+        Recipe::DeepSeekCoder => patterns(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"])?,
+        Recipe::DeepSeek3 => patterns(&[r"\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3])?,
+        Recipe::Falcon => {
+            let mut stages = vec![Stage::Punctuation, Stage::Gpt2];
+            stages.extend(patterns(&[THREE_DIGITS])?);
+            stages
+        }
+    };
+    Ok(Named {
+        stages,
+        ignore_merges: matches!(recipe, Recipe::Llama3 | Recipe::Tekken) || name == "glm4",
+        add_bos: matches!(recipe, Recipe::Llama3 | Recipe::Tekken),
+        nfc: NFC_NAMES.contains(&name),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pieces<'t>(stage: &Stage, text: &'t str) -> Vec<&'t str> {
+        let mut out = Vec::new();
+        stage.split(text, &mut |piece| out.push(piece));
+        out
+    }
+
+    /// Text in which the alternatives of the patterns meet often, mixed with any Unicode at all.
+    fn nasty_text() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            4 => "[ \t\r\n]{1,4}",
+            4 => "'(s|S|ſ|t|re|RE|ve|ll|lL|d|M|x|r|l)?",
+            4 => "[a-zA-Z]{1,4}",
+            3 => "[0-9]{1,5}",
+            3 => "[!-/:-@\\[-`{-~]{1,3}",
+            2 => "[éÉßẞǅʰªא中あ가ก\u{301}\u{30a}\u{94d}\u{200d}]{1,3}",
+            2 => "[\u{a0}\u{85}\u{3000}\u{2028}\u{0}\u{1c}\u{feff}½Ⅷ²٣€☃😀]{1,3}",
+            2 => any::<char>().prop_map(String::from),
+        ];
+        prop::collection::vec(piece, 0..24).prop_map(|parts| parts.concat())
+    }
+
+    /// Compiled once: compiling costs more than all the cases.
+    fn scanners_and_patterns() -> &'static [(&'static str, Stage, Stage)] {
+        static ALL: OnceLock<Vec<(&str, Stage, Stage)>> = OnceLock::new();
+        ALL.get_or_init(|| {
+            let patterns = [GPT2, LLAMA3, QWEN2, QWEN35, TEKKEN, GPT4O, DEEPSEEK3, r"\p{N}", r"\p{N}{1,3}", r"\p{N}+"];
+            let mut all: Vec<_> = patterns
+                .iter()
+                .map(|&pattern| (pattern, Stage::from_pattern(pattern).unwrap(), Stage::pattern(pattern).unwrap()))
+                .collect();
+            assert!(all.iter().all(|(_, scanner, _)| !matches!(scanner, Stage::Pattern(_))), "each has a scanner");
+            let punctuation = r"(?:[[:punct:]]|\p{P})+";
+            all.push((punctuation, Stage::Punctuation, Stage::pattern(punctuation).unwrap()));
+            all
+        })
+    }
+
+    fn all_named() -> &'static [(&'static str, Named)] {
+        static ALL: OnceLock<Vec<(&str, Named)>> = OnceLock::new();
+        ALL.get_or_init(|| NAMES.iter().map(|(name, _)| (*name, named(name).unwrap())).collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        /// Every scanner gives exactly the cuts of its pattern.
+        #[test]
+        fn scanners_agree_with_their_patterns(text in nasty_text()) {
+            for (pattern, scanner, oracle) in scanners_and_patterns() {
+                prop_assert_eq!(pieces(scanner, &text), pieces(oracle, &text), "pattern {}", pattern);
+            }
+        }
+
+        /// No name loses or doubles a byte.
+        #[test]
+        fn pieces_cover_the_text(text in nasty_text()) {
+            for (name, named) in all_named() {
+                let mut joined = String::new();
+                split_all(&named.stages, &text, &mut |piece| joined.push_str(piece));
+                prop_assert_eq!(&joined, &text, "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let error = named("gpt-9").unwrap_err().to_string();
+        assert!(error.contains("gpt-9") && error.contains("llama-bpe") && error.contains("qwen2"), "{error}");
+    }
+
+    #[test]
+    fn long_white_space_is_cut_in_linear_time() {
+        let text = " ".repeat(2_000_000) + "x";
+        for pattern in [GPT2, LLAMA3, GPT4O, DEEPSEEK3] {
+            assert_eq!(pieces(&Stage::from_pattern(pattern).unwrap(), &text).len(), 2);
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Hand-written scanners for the pre-tokenizer patterns that most models use.
+//!
+//! A backtracking regular-expression engine spends most of the time of tokenizing on these patterns; the scanners give
+//! the same cuts in one pass. Each function is one alternation, written in the order of its alternatives; the tests in
+//! the parent module compare every scanner with its pattern on random text.
+
+use crate::unicode::{Categories, LETTER, LOWER_PART, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, UPPER_PART};
+
+/// A character at a byte position, with its categories.
+#[derive(Clone, Copy)]
+struct Look {
+    c: char,
+    flags: u8,
+    len: usize,
+}
+
+/// A text with category lookups by byte position.
+struct Text<'t> {
+    text: &'t str,
+    categories: &'static Categories,
+}
+
+impl<'t> Text<'t> {
+    fn new(text: &'t str) -> Self {
+        Text { text, categories: Categories::get() }
+    }
+
+    #[inline]
+    fn look(&self, at: usize) -> Option<Look> {
+        let byte = *self.text.as_bytes().get(at)?;
+        let c = if byte < 0x80 { byte as char } else { self.text[at..].chars().next()? };
+        Some(Look { c, flags: self.categories.of(c), len: c.len_utf8() })
+    }
+
+    /// The end of the run of characters from `at` that satisfy `keep`.
+    #[inline]
+    fn run(&self, mut at: usize, keep: impl Fn(Look) -> bool) -> usize {
+        while let Some(look) = self.look(at) {
+            if !keep(look) {
+                break;
+            }
+            at += look.len;
+        }
+        at
+    }
+
+    /// As [`Text::run`], for at most `count` characters.
+    #[inline]
+    fn run_up_to(&self, mut at: usize, count: usize, keep: impl Fn(Look) -> bool) -> usize {
+        for _ in 0..count {
+            match self.look(at) {
+                Some(look) if keep(look) => at += look.len,
+                _ => break,
+            }
+        }
+        at
+    }
+
+    /// The end of `'s|'t|'re|'ve|'m|'ll|'d` at `at`, or `None`.
+    /// Ignoring case takes in U+017F, the long s, as case folding does.
+    fn contraction(&self, at: usize, ignore_case: bool) -> Option<usize> {
+        let fold = |c: char| match c {
+            'ſ' if ignore_case => 's',
+            c if ignore_case => c.to_ascii_lowercase(),
+            c => c,
+        };
+        if self.look(at)?.c != '\'' {
+            return None;
+        }
+        let first = self.look(at + 1)?;
+        let end = at + 1 + first.len;
+        let second = || self.look(end).map(|look| fold(look.c));
+        match fold(first.c) {
+            's' | 't' | 'm' | 'd' => Some(end),
+            'r' | 'v' if second() == Some('e') => Some(end + 1),
+            'l' if second() == Some('l') => Some(end + 1),
+            _ => None,
+        }
+    }
+
+    /// `\s+(?!\S)|\s+` at `at`, where a space character stands: a run keeps its last character for the word that follows.
+    fn spaces(&self, at: usize) -> usize {
+        let mut end = at;
+        let mut last = at;
+        while let Some(look) = self.look(end) {
+            if look.flags & SPACE == 0 {
+                // Something other than white space follows: all but the last, unless there is only one.
+                return if last > at { last } else { end };
+            }
+            last = end;
+            end += look.len;
+        }
+        end
+    }
+
+    /// `\s*[\r\n]+` at `at`: up to the last line break of the run of white space, or `None` without one.
+    fn line_breaks(&self, at: usize) -> Option<usize> {
+        let mut end = at;
+        let mut after_break = None;
+        while let Some(look) = self.look(end) {
+            if look.flags & SPACE == 0 {
+                break;
+            }
+            end += look.len;
+            if is_line_break(look) {
+                after_break = Some(end);
+            }
+        }
+        after_break
+    }
+}
+
+fn is_line_break(look: Look) -> bool {
+    look.c == '\r' || look.c == '\n'
+}
+
+/// Neither white space nor a letter nor a number.
+fn is_other(look: Look) -> bool {
+    look.flags & (SPACE | LETTER | NUMBER) == 0
+}
+
+/// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+pub(super) fn gpt2<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    let scan = Text::new(text);
+    let mut at = 0;
+    while let Some(look) = scan.look(at) {
+        let end = gpt2_word(&scan, at, look);
+        emit(&text[at..end]);
+        at = end;
+    }
+}
+
+fn gpt2_word(scan: &Text<'_>, at: usize, look: Look) -> usize {
+    if let Some(end) = scan.contraction(at, false) {
+        return end;
+    }
+    let (start, first) = match look.c {
+        ' ' => match scan.look(at + 1) {
+            Some(next) => (at + 1, next),
+            None => return at + 1,
+        },
+        _ => (at, look),
+    };
+    if first.flags & LETTER != 0 {
+        scan.run(start, |l| l.flags & LETTER != 0)
+    } else if first.flags & NUMBER != 0 {
+        scan.run(start, |l| l.flags & NUMBER != 0)
+    } else if is_other(first) {
+        scan.run(start, is_other)
+    } else {
+        scan.spaces(at)
+    }
+}
+
+/// The family that began with Llama 3:
+/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+/// with `D` digits together; with `marks`, `\p{L}+` is `[\p{L}\p{M}]+` and the fourth alternative excludes `\p{M}`.
+pub(super) fn words<'t>(text: &'t str, digits: usize, marks: bool, emit: &mut dyn FnMut(&'t str)) {
+    let scan = Text::new(text);
+    let letters = if marks { LETTER | MARK } else { LETTER };
+    let mut at = 0;
+    while let Some(look) = scan.look(at) {
+        let end = words_word(&scan, at, look, digits, letters);
+        emit(&text[at..end]);
+        at = end;
+    }
+}
+
+fn words_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, letters: u8) -> usize {
+    if let Some(end) = scan.contraction(at, true) {
+        return end;
+    }
+    let is_letter = |l: Look| l.flags & letters != 0;
+    if is_letter(look) {
+        return scan.run(at, is_letter);
+    }
+    if look.flags & NUMBER != 0 {
+        return scan.run_up_to(at, digits, |l| l.flags & NUMBER != 0);
+    }
+    let next = scan.look(at + look.len);
+    if !is_line_break(look) && next.is_some_and(is_letter) {
+        return scan.run(at + look.len, is_letter);
+    }
+    let is_symbol = |l: Look| is_other(l) && l.flags & letters == 0;
+    if is_symbol(look) || (look.c == ' ' && next.is_some_and(is_symbol)) {
+        let end = scan.run(at + look.len, is_symbol);
+        return scan.run(end, is_line_break);
+    }
+    scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
+}
+
+/// The family of GPT-4o and Tekken, whose words end where lower case turns to upper case:
+/// `P?U*L+C?|P?U+L*C?|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+` with
+/// `P = [^\r\n\p{L}\p{N}]`, `U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`, `L = [\p{Ll}\p{Lm}\p{Lo}\p{M}]` and
+/// `C = (?i:'s|'t|'re|'ve|'m|'ll|'d)` where `contractions` are kept with their word.
+pub(super) fn cased<'t>(text: &'t str, digits: usize, contractions: bool, emit: &mut dyn FnMut(&'t str)) {
+    let scan = Text::new(text);
+    let mut at = 0;
+    while let Some(look) = scan.look(at) {
+        let end = cased_word(&scan, at, look, digits, contractions);
+        emit(&text[at..end]);
+        at = end;
+    }
+}
+
+fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contractions: bool) -> usize {
+    let can_lead = !is_line_break(look) && look.flags & (LETTER | NUMBER) == 0;
+    // The optional leading character is greedy: with it first, then without.
+    let starts = [can_lead.then_some(at + look.len), Some(at)];
+    let word = starts
+        .iter()
+        .flatten()
+        .find_map(|&start| cased_lower_end(scan, start))
+        .or_else(|| starts.iter().flatten().find_map(|&start| cased_upper_end(scan, start)));
+    if let Some(end) = word {
+        return if contractions { scan.contraction(end, true).unwrap_or(end) } else { end };
+    }
+    if look.flags & NUMBER != 0 {
+        return scan.run_up_to(at, digits, |l| l.flags & NUMBER != 0);
+    }
+    if is_other(look) || (look.c == ' ' && scan.look(at + 1).is_some_and(is_other)) {
+        let end = scan.run(at + look.len, is_other);
+        return scan.run(end, |l| is_line_break(l) || l.c == '/');
+    }
+    scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
+}
+
+/// `U*L+`: the upper part takes what it can; when no lower part follows, it gives back up to its last character
+/// that may also stand in the lower part (letters without case, marks).
+fn cased_lower_end(scan: &Text<'_>, start: usize) -> Option<usize> {
+    let mut upper_end = start;
+    let mut given_back = None;
+    while let Some(look) = scan.look(upper_end) {
+        if look.flags & UPPER_PART == 0 {
+            break;
+        }
+        upper_end += look.len;
+        if look.flags & LOWER_PART != 0 {
+            given_back = Some(upper_end);
+        }
+    }
+    let end = scan.run(upper_end, |l| l.flags & LOWER_PART != 0);
+    if end > upper_end { Some(end) } else { given_back }
+}
+
+/// `U+L*`, tried only where `U*L+` failed.
+fn cased_upper_end(scan: &Text<'_>, start: usize) -> Option<usize> {
+    let upper_end = scan.run(start, |l| l.flags & UPPER_PART != 0);
+    (upper_end > start).then(|| scan.run(upper_end, |l| l.flags & LOWER_PART != 0))
+}
+
+/// DeepSeek-V3's last stage. Characters that no alternative takes stay together as one piece.
+/// ``[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
+pub(super) fn deepseek3<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    let scan = Text::new(text);
+    let mut gap = 0;
+    let mut at = 0;
+    while let Some(look) = scan.look(at) {
+        let Some(end) = deepseek3_word(&scan, at, look) else {
+            at += look.len;
+            continue;
+        };
+        if gap < at {
+            emit(&text[gap..at]);
+        }
+        emit(&text[at..end]);
+        at = end;
+        gap = end;
+    }
+    if gap < at {
+        emit(&text[gap..at]);
+    }
+}
+
+fn deepseek3_word(scan: &Text<'_>, at: usize, look: Look) -> Option<usize> {
+    let next = scan.look(at + look.len);
+    if look.c.is_ascii_punctuation() && next.is_some_and(|n| n.c.is_ascii_alphabetic()) {
+        return Some(scan.run(at + 1, |l| l.c.is_ascii_alphabetic()));
+    }
+    let in_word = |l: Look| l.flags & (LETTER | MARK) != 0;
+    let can_lead = !is_line_break(look) && look.flags & (LETTER | PUNCTUATION | SYMBOL) == 0;
+    if in_word(look) || (can_lead && next.is_some_and(in_word)) {
+        return Some(scan.run(at + look.len, in_word));
+    }
+    let is_mark = |l: Look| l.flags & (PUNCTUATION | SYMBOL) != 0;
+    if is_mark(look) || (look.c == ' ' && next.is_some_and(is_mark)) {
+        let end = scan.run(at + look.len, is_mark);
+        return Some(scan.run(end, is_line_break));
+    }
+    if look.flags & SPACE != 0 {
+        return Some(scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at)));
+    }
+    None
+}
+
+/// Cuts at numbers: each alone (`\p{N}` isolated) or up to `most` together, the rest in the pieces between.
+pub(super) fn numbers<'t>(text: &'t str, most: usize, emit: &mut dyn FnMut(&'t str)) {
+    let scan = Text::new(text);
+    let mut gap = 0;
+    let mut at = 0;
+    while let Some(look) = scan.look(at) {
+        if look.flags & NUMBER == 0 {
+            at += look.len;
+            continue;
+        }
+        if gap < at {
+            emit(&text[gap..at]);
+        }
+        let end = scan.run_up_to(at, most, |l| l.flags & NUMBER != 0);
+        emit(&text[at..end]);
+        at = end;
+        gap = end;
+    }
+    if gap < at {
+        emit(&text[gap..at]);
+    }
+}
+
+/// Cuts out runs of punctuation: `\p{P}` and the ASCII symbols that C's `ispunct` takes in.
+pub(super) fn punctuation<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+    let scan = Text::new(text);
+    let is_punctuation = |l: Look| l.c.is_ascii_punctuation() || l.flags & PUNCTUATION != 0;
+    let mut at = 0;
+    while let Some(look) = scan.look(at) {
+        let inside = is_punctuation(look);
+        let end = scan.run(at + look.len, |l| is_punctuation(l) == inside);
+        emit(&text[at..end]);
+        at = end;
+    }
+}

@@ -1,0 +1,79 @@
+//! SentencePiece's byte-pair encoding: adjacent symbols are joined where the joined text is a token, best score first.
+//! The GGUF tokenizer model "llama" (Llama 2, Mistral, Gemma, Phi-3). Called by the tokenizer for each piece.
+
+use crate::bpe::Scratch;
+use crate::merge::{Join, Pairs, Symbol, merge};
+use crate::vocabulary::Vocabulary;
+
+/// Marks a character that has no token of its own.
+const NO_TOKEN: u32 = u32::MAX;
+
+pub(crate) struct Spm {
+    /// The rank of each id: the order of the scores, best first.
+    ranks: Vec<u32>,
+    byte_tokens: Option<Box<[u32; 256]>>,
+    /// What stands for a character with no token where there are no byte tokens.
+    unknown: Option<u32>,
+}
+
+impl Spm {
+    /// `scores[id]` for every id of the vocabulary.
+    pub(crate) fn new(vocabulary: &Vocabulary, scores: impl Iterator<Item = f32>, unknown: Option<u32>) -> Spm {
+        Spm { ranks: scores.map(rank_of_score).collect(), byte_tokens: vocabulary.byte_tokens(), unknown }
+    }
+
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        let symbols = &mut scratch.symbols;
+        symbols.clear();
+        symbols.extend(piece.char_indices().map(|(start, c)| {
+            let len = c.len_utf8();
+            let id = vocabulary.mergeable(&piece[start..start + len]).unwrap_or(NO_TOKEN);
+            Symbol { id, start: start as u32, len: len as u32 }
+        }));
+        merge(symbols, &ByScore { spm: self, vocabulary, piece });
+        for symbol in symbols {
+            if symbol.id != NO_TOKEN {
+                ids.push(symbol.id);
+            } else if let Some(byte_tokens) = &self.byte_tokens {
+                let bytes = &piece.as_bytes()[symbol.start as usize..(symbol.start + symbol.len) as usize];
+                ids.extend(bytes.iter().map(|&byte| byte_tokens[byte as usize]));
+            } else {
+                ids.extend(self.unknown);
+            }
+        }
+    }
+}
+
+struct ByScore<'s> {
+    spm: &'s Spm,
+    vocabulary: &'s Vocabulary,
+    piece: &'s str,
+}
+
+impl Pairs for ByScore<'_> {
+    fn join(&self, left: Symbol, right: Symbol) -> Option<Join> {
+        let joined = &self.piece[left.start as usize..(right.start + right.len) as usize];
+        let id = self.vocabulary.mergeable(joined)?;
+        Some(Join { rank: self.spm.ranks[id as usize], id })
+    }
+}
+
+/// Maps scores to integers so that a higher score is a lower rank; total, so that even NaN is no trouble.
+fn rank_of_score(score: f32) -> u32 {
+    // Positive zero: -0.0 and 0.0 are the same score.
+    let bits = (score + 0.0).to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !ascending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_follow_scores() {
+        let scores = [f32::INFINITY, 3.5, 0.0, -1.0, -1.5, -1e9, f32::NEG_INFINITY];
+        assert!(scores.windows(2).all(|pair| rank_of_score(pair[0]) < rank_of_score(pair[1])));
+        assert_eq!(rank_of_score(-0.0), rank_of_score(0.0));
+    }
+}

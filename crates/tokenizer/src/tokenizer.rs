@@ -1,0 +1,367 @@
+//! The tokenizer: text to ids and back. The server and the CLI call this; the engine never sees it.
+//!
+//! Encoding has three steps, the same for every kind of model: added tokens are cut out (and it is decided here which
+//! of them a text may give), the stretches between are normalized, and the pipeline turns each into ids.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source};
+
+use crate::added::{Accept, AddedTokens, Stretch};
+use crate::error::Error;
+use crate::normalize::Normalizer;
+use crate::pipeline::Pipeline;
+use crate::segment::Segment;
+use crate::text_stream::TextStream;
+use crate::vocabulary::{Kind, TokenInfo, Vocabulary};
+
+/// What happens to a space at the very beginning of decoded text, because encoding put one there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeadingSpace {
+    Keep,
+    /// One space is taken off.
+    StripOne,
+    /// The first token loses all its spaces.
+    DropInFirst,
+}
+
+/// Ids with a name of their own. Each is a valid id.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NamedIds {
+    pub(crate) bos: Option<u32>,
+    pub(crate) eos: Option<u32>,
+    pub(crate) eot: Option<u32>,
+    pub(crate) eom: Option<u32>,
+    pub(crate) unknown: Option<u32>,
+    pub(crate) padding: Option<u32>,
+}
+
+/// Text to ids and back, for one model. Immutable in use: share it by reference or in an `Arc`.
+pub struct Tokenizer {
+    pub(crate) vocabulary: Vocabulary,
+    /// Matched on the text as it is.
+    pub(crate) added: AddedTokens,
+    /// Matched on normalized text.
+    pub(crate) added_normalized: AddedTokens,
+    /// By id: what text that nobody vouches for must not become.
+    pub(crate) guarded: Vec<bool>,
+    pub(crate) normalizer: Normalizer,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) leading_space: LeadingSpace,
+    pub(crate) named: NamedIds,
+    pub(crate) prefix: Vec<u32>,
+    pub(crate) suffix: Vec<u32>,
+    pub(crate) end_ids: Vec<u32>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.vocabulary.len())
+    }
+}
+
+/// Names that end a turn in some model family; they count where the vocabulary has them as control tokens.
+pub(crate) const END_NAMES: [&str; 11] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<｜end▁of▁sentence｜>",
+    "<|return|>",
+    "<|call|>",
+];
+
+/// Which added tokens a text may give.
+enum Permission<'p> {
+    /// None that steers the model.
+    Plain(&'p Vocabulary),
+    All,
+    /// Guarded ones only wholly within these ranges, which are sorted and do not touch.
+    Trusted {
+        ranges: &'p [Range<usize>],
+        guarded: &'p [bool],
+    },
+}
+
+impl Accept for Permission<'_> {
+    fn accept(&self, id: u32, at: Range<usize>) -> bool {
+        match self {
+            Permission::Plain(vocabulary) => !matches!(vocabulary.kind(id), Kind::Control | Kind::Unknown),
+            Permission::All => true,
+            Permission::Trusted { ranges, guarded } => {
+                !guarded[id as usize] || {
+                    let after = ranges.partition_point(|range| range.start <= at.start);
+                    after > 0 && at.end <= ranges[after - 1].end
+                }
+            }
+        }
+    }
+}
+
+/// As another permission, for normalized text: positions are traced back to the text before normalizing.
+struct BeforeNormalizing<'p> {
+    permission: &'p Permission<'p>,
+    normalizer: &'p Normalizer,
+    /// The stretch as it was, and where it begins in the whole text.
+    stretch: &'p str,
+    offset: usize,
+    guarded: &'p [bool],
+}
+
+impl Accept for BeforeNormalizing<'_> {
+    fn accept(&self, id: u32, at: Range<usize>) -> bool {
+        if !matches!(self.permission, Permission::Trusted { .. }) || !self.guarded[id as usize] {
+            return self.permission.accept(id, at);
+        }
+        // What cannot be traced is not trusted.
+        self.normalizer
+            .origin(self.stretch, at)
+            .is_some_and(|origin| self.permission.accept(id, origin.start + self.offset..origin.end + self.offset))
+    }
+}
+
+impl Tokenizer {
+    /// The tokenizer of a model: GGUF metadata, or tokenizer.json with tokenizer_config.json.
+    ///
+    /// User-defined tokens that the model's chat template uses as structure are guarded (see [`Tokenizer::guard`]).
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Tokenizer, Error> {
+        match checkpoint.source() {
+            Source::Gguf(metadata) => Tokenizer::from_gguf(metadata),
+            Source::HuggingFace(folder) => Tokenizer::from_hugging_face(folder),
+        }
+    }
+
+    /// As [`Tokenizer::from_checkpoint`], from the metadata of a GGUF file.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, Error> {
+        let mut tokenizer = crate::gguf::load(metadata)?;
+        if let Some(template) = metadata.opt_str("tokenizer.chat_template")? {
+            tokenizer.guard(template);
+        }
+        Ok(tokenizer)
+    }
+
+    /// As [`Tokenizer::from_checkpoint`], from the files of a Hugging Face folder.
+    pub fn from_hugging_face(folder: &HuggingFace) -> Result<Tokenizer, Error> {
+        let mut tokenizer = crate::json::load(folder)?;
+        if let Some(template) = &folder.chat_template {
+            tokenizer.guard(template);
+        }
+        Ok(tokenizer)
+    }
+
+    /// Collects the ids that end a turn and guards the control tokens; the last step of every loader.
+    pub(crate) fn finish(mut self, more_end_ids: &[u32]) -> Tokenizer {
+        let count = self.vocabulary.len() as u32;
+        self.guarded = (0..count).map(|id| matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown)).collect();
+        let is_control = |id: &u32| self.vocabulary.kind(*id) == Kind::Control;
+        let named = [self.named.eos, self.named.eot, self.named.eom];
+        let well_known = END_NAMES.iter().filter_map(|name| self.vocabulary.id_of(name)).filter(is_control);
+        let all = named.into_iter().flatten().chain(more_end_ids.iter().copied()).chain(well_known);
+        let mut end_ids: Vec<u32> = Vec::new();
+        for id in all.filter(|&id| id < count) {
+            if !end_ids.contains(&id) {
+                end_ids.push(id);
+            }
+        }
+        // In the "harmony" format `<|end|>` ends a message, not the turn; `<|return|>` and `<|call|>` end the turn.
+        let harmony = ["<|return|>", "<|call|>"].iter().all(|name| self.vocabulary.id_of(name).is_some());
+        if harmony && let Some(end) = self.vocabulary.id_of("<|end|>") {
+            end_ids.retain(|&id| id != end);
+        }
+        self.end_ids = end_ids;
+        self
+    }
+
+    /// Guards every user-defined token that occurs in a chat template's source, such as `<tool_call>` or `<think>`: in
+    /// [`Tokenizer::encode_segments`] untrusted text no longer gives them. Control tokens are always guarded. Pieces of
+    /// letters, digits and white space alone are text, not structure. [`Tokenizer::from_checkpoint`] has done this for the model's own
+    /// template; call it for a template from elsewhere.
+    pub fn guard(&mut self, template: &str) {
+        for added in [&self.added, &self.added_normalized] {
+            for token in added.tokens() {
+                let piece = self.vocabulary.piece(token.id);
+                let is_mark = |c: char| !c.is_alphanumeric() && !c.is_whitespace();
+                if piece.contains(is_mark) && template.contains(piece) {
+                    self.guarded[token.id as usize] = true;
+                }
+            }
+        }
+        for id in (0..self.guarded.len() as u32).filter(|&id| self.guarded[id as usize]) {
+            if self.vocabulary.is_mergeable(id) {
+                self.vocabulary.forbid_merging(id);
+                self.pipeline.forbid_merging(id);
+            }
+        }
+    }
+
+    /// Whether untrusted segments can never give this id by spelling it. (The unknown token is guarded as well, but
+    /// still stands for characters that a model cannot spell.)
+    pub fn is_guarded(&self, id: u32) -> bool {
+        self.guarded.get(id as usize).copied().unwrap_or(false)
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// The ids of a text alone: nothing is prepended, and control tokens in it are plain text.
+    /// User-defined tokens are found, as the reference tokenizers do.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        self.encode_with(text, &Permission::Plain(&self.vocabulary))
+    }
+
+    /// The ids of a text in which control tokens are read; nothing is prepended. For trusted text only.
+    pub fn encode_special(&self, text: &str) -> Vec<u32> {
+        self.encode_with(text, &Permission::All)
+    }
+
+    /// The ids of a rendered conversation.
+    ///
+    /// The segments are one text: their boundaries cut nothing, so the ids are those of the reference tokenizer on the
+    /// joined text. Only one thing differs: a guarded token is found only where it lies wholly within trusted text
+    /// (neighbouring trusted segments count as one); anywhere else its characters are plain text.
+    pub fn encode_segments(&self, segments: &[Segment]) -> Vec<u32> {
+        let mut text = String::with_capacity(segments.iter().map(|segment| segment.text.len()).sum());
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for segment in segments.iter().filter(|segment| !segment.text.is_empty()) {
+            let start = text.len();
+            text.push_str(&segment.text);
+            if segment.trusted {
+                match ranges.last_mut() {
+                    Some(last) if last.end == start => last.end = text.len(),
+                    _ => ranges.push(start..text.len()),
+                }
+            }
+        }
+        self.encode_with(&text, &Permission::Trusted { ranges: &ranges, guarded: &self.guarded })
+    }
+
+    fn encode_with(&self, text: &str, permission: &Permission<'_>) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.added.split(text, permission, &mut |stretch| match stretch {
+            Stretch::Token(id) => ids.push(id),
+            Stretch::Text(range) => self.encode_stretch(text, range, permission, &mut ids),
+        });
+        ids
+    }
+
+    fn encode_stretch(&self, text: &str, range: Range<usize>, permission: &Permission<'_>, ids: &mut Vec<u32>) {
+        let stretch = &text[range.clone()];
+        let first = range.start == 0;
+        let normalized = self.normalizer.apply(stretch);
+        if self.added_normalized.is_empty() {
+            return self.pipeline.encode(&self.vocabulary, &normalized, first, ids);
+        }
+        let accept = BeforeNormalizing {
+            permission,
+            normalizer: &self.normalizer,
+            stretch,
+            offset: range.start,
+            guarded: &self.guarded,
+        };
+        self.added_normalized.split(&normalized, &accept, &mut |part| match part {
+            Stretch::Token(id) => ids.push(id),
+            Stretch::Text(part) => {
+                self.pipeline.encode(&self.vocabulary, &normalized[part.clone()], first && part.start == 0, ids)
+            }
+        });
+    }
+
+    /// The ids that the model expects before the text (usually a beginning-of-sequence token, or nothing).
+    pub fn prefix(&self) -> &[u32] {
+        &self.prefix
+    }
+
+    /// The ids that the model expects after the text; seldom any.
+    pub fn suffix(&self) -> &[u32] {
+        &self.suffix
+    }
+
+    pub fn token(&self, id: u32) -> Option<TokenInfo<'_>> {
+        ((id as usize) < self.vocabulary.len()).then(|| TokenInfo {
+            piece: self.vocabulary.piece(id),
+            bytes: self.vocabulary.bytes(id),
+            kind: self.vocabulary.kind(id),
+        })
+    }
+
+    /// The id of a piece as the model file spells it.
+    pub fn id_of(&self, piece: &str) -> Option<u32> {
+        self.vocabulary.id_of(piece)
+    }
+
+    /// The bytes of a sequence. Ids past the vocabulary give nothing. The space that encoding puts before a text is
+    /// taken off again, as the reference does.
+    pub fn decode_bytes(&self, ids: &[u32], skip_control: bool) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut start = true;
+        for &id in ids {
+            bytes.extend_from_slice(&self.decode_token(id, skip_control, &mut start));
+        }
+        bytes
+    }
+
+    /// The text of a sequence; U+FFFD only where the bytes are not UTF-8.
+    pub fn decode(&self, ids: &[u32], skip_control: bool) -> String {
+        String::from_utf8_lossy(&self.decode_bytes(ids, skip_control)).into_owned()
+    }
+
+    /// One token's part of the decoded bytes; `start` says whether the text begins here, and is cleared once it has.
+    pub(crate) fn decode_token(&self, id: u32, skip_control: bool, start: &mut bool) -> Cow<'_, [u8]> {
+        if id as usize >= self.vocabulary.len()
+            || (skip_control && matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown))
+        {
+            return Cow::Borrowed(&[]);
+        }
+        let bytes = self.vocabulary.bytes(id);
+        if !*start || bytes.is_empty() {
+            return bytes;
+        }
+        *start = false;
+        match self.leading_space {
+            LeadingSpace::StripOne if bytes.starts_with(b" ") => Cow::Owned(bytes[1..].to_vec()),
+            LeadingSpace::DropInFirst if self.vocabulary.kind(id) != Kind::Control => {
+                Cow::Owned(bytes.iter().copied().filter(|&byte| byte != b' ').collect())
+            }
+            _ => bytes,
+        }
+    }
+
+    /// A stream that turns ids into text as they come.
+    pub fn stream(&self, skip_control: bool) -> TextStream<'_> {
+        TextStream::new(self, skip_control)
+    }
+
+    /// Beginning of sequence.
+    pub fn bos(&self) -> Option<u32> {
+        self.named.bos
+    }
+
+    /// End of sequence.
+    pub fn eos(&self) -> Option<u32> {
+        self.named.eos
+    }
+
+    /// End of turn, where the model file names one apart from [`Tokenizer::eos`].
+    pub fn eot(&self) -> Option<u32> {
+        self.named.eot
+    }
+
+    pub fn unknown(&self) -> Option<u32> {
+        self.named.unknown
+    }
+
+    pub fn padding(&self) -> Option<u32> {
+        self.named.padding
+    }
+
+    /// Every id that ends an answer.
+    pub fn end_ids(&self) -> &[u32] {
+        &self.end_ids
+    }
+}

@@ -1,0 +1,254 @@
+//! The vocabulary: the piece, the kind and the bytes of every id, and the way back from a piece to its id.
+//!
+//! All encoders and the decoder look tokens up here. It knows how a piece spells bytes, and nothing about how text is cut.
+
+use std::borrow::Cow;
+
+use crate::error::Error;
+
+/// What a token is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Ordinary text.
+    Normal,
+    /// Steers the model (turns, beginning and end); never made from untrusted text.
+    Control,
+    /// Text that is cut out before everything else, such as `<think>` or a run of spaces.
+    UserDefined,
+    /// One raw byte, written `<0xE2>`.
+    Byte,
+    /// What an encoder writes for text it cannot spell.
+    Unknown,
+    /// A place in the table that no text leads to.
+    Unused,
+}
+
+/// A token as [`crate::Tokenizer::token`] shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenInfo<'v> {
+    /// The piece as the model file spells it: `Ġhello`, `▁hello`, `<0x0A>`.
+    pub piece: &'v str,
+    /// The bytes that it stands for in text. Not always whole characters.
+    pub bytes: Cow<'v, [u8]>,
+    pub kind: Kind,
+}
+
+/// How normal pieces spell bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// One character a byte, in GPT-2's printable alphabet.
+    ByteLevel,
+    /// UTF-8, with U+2581 for a space.
+    Metaspace,
+}
+
+/// Far beyond any vocabulary in use (262,144), and small enough that tables of it are harmless.
+pub(crate) const MAX_TOKENS: usize = 1 << 24;
+
+const EMPTY_SLOT: u32 = u32::MAX;
+pub(crate) const METASPACE: char = '\u{2581}';
+
+pub(crate) struct Vocabulary {
+    /// All pieces, end to end; piece `id` ends at `ends[id]`.
+    text: String,
+    ends: Vec<u32>,
+    kinds: Vec<Kind>,
+    /// Whether merging may produce this id; false for control tokens and for what a chat template uses as structure.
+    mergeable: Vec<bool>,
+    /// Open addressing by the piece's hash; the size is a power of two, at most half full.
+    slots: Vec<u32>,
+    spelling: Spelling,
+}
+
+impl Vocabulary {
+    /// Pieces in the order of their ids. Of equal pieces the first keeps the name.
+    pub(crate) fn new<'p>(
+        pieces: impl ExactSizeIterator<Item = (&'p str, Kind)>,
+        spelling: Spelling,
+    ) -> Result<Vocabulary, Error> {
+        let count = pieces.len();
+        if count == 0 || count > MAX_TOKENS {
+            return Err(Error::invalid("tokens", format!("1 to {MAX_TOKENS} tokens"), count));
+        }
+        let mut vocabulary = Vocabulary {
+            text: String::new(),
+            ends: Vec::with_capacity(count),
+            kinds: Vec::with_capacity(count),
+            mergeable: Vec::with_capacity(count),
+            slots: vec![EMPTY_SLOT; (count * 2).next_power_of_two()],
+            spelling,
+        };
+        for (piece, kind) in pieces {
+            vocabulary.push(piece, kind)?;
+        }
+        Ok(vocabulary)
+    }
+
+    fn push(&mut self, piece: &str, kind: Kind) -> Result<(), Error> {
+        let id = self.ends.len() as u32;
+        self.text.push_str(piece);
+        let end = u32::try_from(self.text.len())
+            .map_err(|_| Error::invalid("tokens", "less than 4 GiB of token text", self.text.len()))?;
+        self.ends.push(end);
+        self.kinds.push(kind);
+        self.mergeable.push(matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Byte));
+        if !piece.is_empty() {
+            let slot = self.slot(piece.as_bytes());
+            if self.slots[slot] == EMPTY_SLOT {
+                self.slots[slot] = id;
+            }
+        }
+        Ok(())
+    }
+
+    /// The slot that holds this piece, or the empty one where it would go.
+    fn slot(&self, piece: &[u8]) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = hash_bytes(piece) as usize & mask;
+        while self.slots[slot] != EMPTY_SLOT && self.piece_bytes(self.slots[slot]) != piece {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn range(&self, id: u32) -> std::ops::Range<usize> {
+        let id = id as usize;
+        let start = if id == 0 { 0 } else { self.ends[id - 1] as usize };
+        start..self.ends[id] as usize
+    }
+
+    fn piece_bytes(&self, id: u32) -> &[u8] {
+        &self.text.as_bytes()[self.range(id)]
+    }
+
+    /// Panics past the vocabulary; callers check with [`Vocabulary::len`].
+    pub(crate) fn piece(&self, id: u32) -> &str {
+        &self.text[self.range(id)]
+    }
+
+    pub(crate) fn kind(&self, id: u32) -> Kind {
+        self.kinds[id as usize]
+    }
+
+    pub(crate) fn id_of(&self, piece: &str) -> Option<u32> {
+        let id = self.slots[self.slot(piece.as_bytes())];
+        (id != EMPTY_SLOT).then_some(id)
+    }
+
+    /// The id of a piece that ordinary text may become.
+    pub(crate) fn mergeable(&self, piece: &str) -> Option<u32> {
+        self.id_of(piece).filter(|&id| self.is_mergeable(id))
+    }
+
+    pub(crate) fn is_mergeable(&self, id: u32) -> bool {
+        self.mergeable[id as usize]
+    }
+
+    /// From now on only a match of the whole piece in trusted text gives this id.
+    pub(crate) fn forbid_merging(&mut self, id: u32) {
+        self.mergeable[id as usize] = false;
+    }
+
+    /// Ids of the 256 byte tokens `<0x00>` to `<0xFF>`, or `None` unless all are there.
+    pub(crate) fn byte_tokens(&self) -> Option<Box<[u32; 256]>> {
+        let mut ids = Box::new([0; 256]);
+        for (byte, id) in ids.iter_mut().enumerate() {
+            *id = self.mergeable(&format!("<0x{byte:02X}>"))?;
+        }
+        Some(ids)
+    }
+
+    /// The bytes that a token stands for in text.
+    pub(crate) fn bytes(&self, id: u32) -> Cow<'_, [u8]> {
+        let piece = self.piece(id);
+        match (self.kind(id), self.spelling) {
+            (Kind::Byte, _) => match parse_byte_piece(piece) {
+                Some(byte) => Cow::Owned(vec![byte]),
+                None => Cow::Borrowed(piece.as_bytes()),
+            },
+            (Kind::Normal | Kind::Unused, Spelling::ByteLevel) => {
+                // A piece with a character outside the alphabet is not byte-level: it stands for itself.
+                piece.chars().map(byte_of_char).collect::<Option<Vec<u8>>>().map_or(piece.as_bytes().into(), Cow::Owned)
+            }
+            (Kind::Normal | Kind::UserDefined | Kind::Unused, Spelling::Metaspace) if piece.contains(METASPACE) => {
+                Cow::Owned(piece.replace(METASPACE, " ").into_bytes())
+            }
+            _ => Cow::Borrowed(piece.as_bytes()),
+        }
+    }
+}
+
+/// `<0xE2>` as its byte.
+pub(crate) fn parse_byte_piece(piece: &str) -> Option<u8> {
+    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// GPT-2's printable alphabet: a byte that prints stands for itself, the others follow from U+0100 in order.
+pub(crate) fn char_of_byte(byte: u8) -> char {
+    match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => byte as char,
+        // 33 bytes up to the space, then 0x7F to 0xA0, then 0xAD.
+        0x00..=0x20 => char::from_u32(0x100 + byte as u32).unwrap_or(' '),
+        0x7F..=0xA0 => char::from_u32(0x121 + (byte - 0x7F) as u32).unwrap_or(' '),
+        0xAD => '\u{143}',
+    }
+}
+
+pub(crate) fn byte_of_char(c: char) -> Option<u8> {
+    match c as u32 {
+        point @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(point as u8),
+        point @ 0x100..=0x120 => Some((point - 0x100) as u8),
+        point @ 0x121..=0x142 => Some((point - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+/// A multiply-and-rotate hash: the keys come from the model file or are short, and a collision costs time only.
+pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
+    const K: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut hash = bytes.len() as u64;
+    let mut chunks = bytes.chunks_exact(8);
+    for chunk in &mut chunks {
+        let word = chunk.iter().rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
+        hash = (hash.rotate_left(23) ^ word).wrapping_mul(K);
+    }
+    let tail = chunks.remainder().iter().rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
+    hash = (hash.rotate_left(23) ^ tail).wrapping_mul(K);
+    hash ^ (hash >> 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_alphabet_is_a_bijection() {
+        let mut seen = std::collections::HashSet::new();
+        for byte in 0..=255u8 {
+            let c = char_of_byte(byte);
+            assert!(seen.insert(c));
+            assert_eq!(byte_of_char(c), Some(byte));
+        }
+        assert_eq!(char_of_byte(b' '), 'Ġ');
+        assert_eq!(char_of_byte(b'\n'), 'Ċ');
+        assert_eq!(byte_of_char(' '), None);
+    }
+
+    #[test]
+    fn pieces_are_found_and_spelled() {
+        let pieces = [("Ġa", Kind::Normal), ("<0x0A>", Kind::Byte), ("<s>", Kind::Control), ("中", Kind::Normal)];
+        let vocabulary = Vocabulary::new(pieces.into_iter(), Spelling::ByteLevel).unwrap();
+        assert_eq!(vocabulary.id_of("<s>"), Some(2));
+        assert_eq!(vocabulary.mergeable("<s>"), None);
+        assert_eq!(vocabulary.id_of("b"), None);
+        assert_eq!(&*vocabulary.bytes(0), b" a");
+        assert_eq!(&*vocabulary.bytes(1), b"\n");
+        assert_eq!(&*vocabulary.bytes(3), "中".as_bytes());
+    }
+}
