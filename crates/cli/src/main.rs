@@ -1,1 +1,60 @@
-fn main() {}
+//! The program `pellucid`: parse, run one command, say how it went.
+
+mod args;
+mod clock;
+mod commands;
+mod format;
+mod hub;
+mod hyperparameters;
+mod interrupt;
+mod loaded;
+mod output;
+mod stdin;
+mod tokens;
+
+use anyhow::Result;
+use args::{Cli, Command};
+use clap::Parser;
+use interrupt::Interrupt;
+use output::{Output, is_reader_gone};
+use std::io::Write;
+use std::panic::{self, PanicHookInfo};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    panic::set_hook(Box::new(own_fault));
+    // The hook has said what there is to say; all that remains is the status.
+    let Ok(result) = panic::catch_unwind(run) else { return ExitCode::FAILURE };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_reader_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let cli = Cli::parse();
+    let interrupt = Interrupt::install();
+    let hub = cli.hub(interrupt.clone())?;
+    let mut output = Output::new();
+    match &cli.command {
+        Command::Run(args) => commands::run::run(args, &hub, &interrupt, &mut output),
+        Command::Pull(args) => commands::pull::run(args, &hub, &mut output),
+        Command::List(args) => commands::list::run(args, &hub, &mut output),
+        Command::Rm(args) => commands::rm::run(args, &hub, &mut output),
+        Command::Inspect(args) => commands::inspect::run(args, &hub, &mut output),
+        Command::Tokenize(args) => commands::tokenize::run(args, &hub, &mut output),
+        Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
+    }?;
+    Ok(output.flush()?)
+}
+
+/// A panic is a fault of this program, and is said as one.
+fn own_fault(info: &PanicHookInfo) {
+    let place = info.location().map_or_else(String::new, |place| format!(" ({}:{})", place.file(), place.line()));
+    let what = info.payload_as_str().unwrap_or("no further word");
+    let _ = writeln!(std::io::stderr(), "error: pellucid met a fault of its own{place}: {what}; please report it");
+}

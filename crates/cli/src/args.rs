@@ -1,0 +1,127 @@
+//! The argument room: what can be typed, and the only place that reads the environment.
+//!
+//! `main` parses a [`Cli`] and asks it for the [`Hub`] it describes; commands get meaning, not strings.
+
+use crate::commands::{
+    inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs, pull::PullArgs, rm::RmArgs, run::RunArgs,
+    tokenize::TokenizeArgs,
+};
+use crate::hub::{Hub, Remote, Token};
+use crate::interrupt::Interrupt;
+use anyhow::{Result, anyhow};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+const DEFAULT_STALL_S: u64 = 30;
+
+/// An LLM inference engine that you can see through.
+///
+/// MODEL is the path of a GGUF file or of a Hugging Face folder, or the name of
+/// a pulled model (`pellucid list` shows them). Results go to standard output,
+/// everything else to standard error.
+#[derive(Debug, Parser)]
+#[command(name = "pellucid", version, verbatim_doc_comment, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(RunArgs),
+    Pull(PullArgs),
+    List(ListArgs),
+    Rm(RmArgs),
+    Inspect(InspectArgs),
+    Tokenize(TokenizeArgs),
+    Perplexity(PerplexityArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model store")]
+struct StoreArgs {
+    /// Folder of the model store
+    /// [default: PELLUCID_HOME or the cache folder]
+    #[arg(long, global = true, verbatim_doc_comment, value_name = "DIR")]
+    models_dir: Option<PathBuf>,
+
+    /// Hub that models are pulled from
+    /// [default: HF_ENDPOINT or huggingface.co]
+    #[arg(long, global = true, verbatim_doc_comment, value_name = "URL")]
+    endpoint: Option<String>,
+
+    /// Seconds of silence before a retry
+    #[arg(long, global = true, verbatim_doc_comment, value_name = "SECONDS", default_value_t = DEFAULT_STALL_S, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    stall_timeout: u64,
+}
+
+impl Cli {
+    /// The store and hub that the arguments and the environment describe.
+    pub(crate) fn hub(&self, interrupt: Interrupt) -> Result<Hub> {
+        let root = match &self.store.models_dir {
+            Some(folder) => folder.clone(),
+            None => store_folder()?,
+        };
+        let remote = Remote {
+            endpoint: self
+                .store
+                .endpoint
+                .clone()
+                .or_else(|| variable("HF_ENDPOINT"))
+                .unwrap_or(DEFAULT_ENDPOINT.into()),
+            // A token copied from a page often brings its line end along, which no header may hold.
+            token: variable("HF_TOKEN").map(|token| Token::new(token.trim().to_owned())),
+            stall: Duration::from_secs(self.store.stall_timeout),
+            python: "python3".into(),
+        };
+        Ok(Hub::new(root, remote, interrupt))
+    }
+}
+
+/// The store's folder by the customs of the system.
+fn store_folder() -> Result<PathBuf> {
+    if let Some(home) = variable("PELLUCID_HOME") {
+        return Ok(home.into());
+    }
+    // The specification of these folders says that a relative path is to be ignored.
+    let cache = variable("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = cache.or_else(|| match std::env::consts::OS {
+        "windows" => variable("LOCALAPPDATA").map(PathBuf::from),
+        "macos" => variable("HOME").map(|home| PathBuf::from(home).join("Library/Caches")),
+        _ => variable("HOME").map(|home| PathBuf::from(home).join(".cache")),
+    });
+    let cache = cache.ok_or_else(|| {
+        anyhow!("no folder for models is known, since HOME is not set; name one with --models-dir or PELLUCID_HOME")
+    })?;
+    Ok(cache.join("pellucid"))
+}
+
+/// An environment variable that is set to something.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_says_what_it_does() {
+        for command in Cli::command().get_subcommands() {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{} {} has no help", command.get_name(), argument.get_id());
+            }
+        }
+    }
+}

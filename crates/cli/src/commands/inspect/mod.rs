@@ -1,0 +1,97 @@
+//! `pellucid inspect`: what a model is, what it costs in memory, and how it reads a text.
+
+mod report;
+mod text;
+
+use crate::format::grouped;
+use crate::hub::Hub;
+use crate::output::Output;
+use crate::tokens;
+use anyhow::Result;
+use pellucid_checkpoint::Checkpoint;
+use pellucid_tensor::DType;
+use pellucid_tokenizer::Tokenizer;
+use report::Report;
+use std::io::Write;
+
+/// Show what a model is, what memory it takes, and how it splits a text
+///
+/// With TEXT, the tokens of that text follow, one a line: id, piece, bytes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InspectArgs {
+    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    model: String,
+
+    /// Text to show token by token
+    text: Option<String>,
+
+    /// Tokens a sequence may hold, for the KV memory
+    /// [default: what the model was made for]
+    #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    context: Option<u64>,
+
+    /// Sequences at once, for the KV memory
+    #[arg(long, value_name = "SEQUENCES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+
+    /// KV memory in f32, f16 or bf16 [default: f32, what the engine uses]
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvType::F32, hide_default_value = true, hide_possible_values = true)]
+    kv_type: KvType,
+
+    /// List every tensor with its type, shape and bytes
+    #[arg(long)]
+    tensors: bool,
+
+    /// Print one JSON object, sizes in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum KvType {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl KvType {
+    fn dtype(self) -> DType {
+        match self {
+            KvType::F32 => DType::F32,
+            KvType::F16 => DType::F16,
+            KvType::Bf16 => DType::BF16,
+        }
+    }
+}
+
+pub(crate) fn run(args: &InspectArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    let path = hub.resolve(Some(&args.model))?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let report = Report::gather(&checkpoint, args)?;
+    // A model whose tokenizer we cannot read is still worth looking at, unless a text is to be read.
+    let tokenizer = match (Tokenizer::from_checkpoint(&checkpoint), &args.text) {
+        (Ok(tokenizer), _) => Some(tokenizer),
+        (Err(error), Some(_)) => return Err(error.into()),
+        (Err(_), None) => None,
+    };
+    let tokens = match (&tokenizer, &args.text) {
+        (Some(tokenizer), Some(text)) => Some((tokenizer, tokenizer.encode(text))),
+        _ => None,
+    };
+    if args.json {
+        let mut json = report.to_json(tokenizer.as_ref(), args.tensors);
+        if let Some((tokenizer, ids)) = &tokens {
+            json["tokens"] = tokens::to_json(tokenizer, ids)?;
+        }
+        return Ok(output.write_json(&json)?);
+    }
+    text::write_report(&report, tokenizer.as_ref(), output)?;
+    if args.tensors {
+        text::write_tensors(&checkpoint, output)?;
+    }
+    if let Some((tokenizer, ids)) = &tokens {
+        writeln!(output, "\n{} tokens", grouped(ids.len() as u64))?;
+        tokens::write_table(tokenizer, ids, output)?;
+    }
+    Ok(())
+}

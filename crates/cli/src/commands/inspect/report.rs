@@ -1,0 +1,133 @@
+//! What `inspect` shows, gathered before it becomes text or JSON.
+
+use super::InspectArgs;
+use crate::hyperparameters::Hyperparameters;
+use crate::tokens;
+use anyhow::{Context, Result};
+use pellucid_checkpoint::Checkpoint;
+use pellucid_tensor::DType;
+use pellucid_tokenizer::Tokenizer;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Everything that is shown, before it becomes text or JSON.
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) architecture: String,
+    pub(super) numbers: Hyperparameters,
+    pub(super) num_parameters: u64,
+    pub(super) types: BTreeMap<DType, TypeTotal>,
+    pub(super) kv: Option<KvMemory>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct TypeTotal {
+    pub(super) tensors: u64,
+    pub(super) parameters: u64,
+    pub(super) bytes: u64,
+}
+
+/// The memory of keys and values, in bytes.
+#[derive(Debug)]
+pub(super) struct KvMemory {
+    pub(super) dtype: DType,
+    pub(super) per_token: u64,
+    /// `None` when neither the model nor the user names a context.
+    pub(super) total: Option<KvTotal>,
+}
+
+/// What the keys and values of `batch` sequences of `context_tokens` each take.
+#[derive(Debug)]
+pub(super) struct KvTotal {
+    pub(super) context_tokens: u64,
+    pub(super) batch: u64,
+    pub(super) bytes: u64,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn gather(checkpoint: &'a Checkpoint, args: &InspectArgs) -> Result<Report<'a>> {
+        let numbers = Hyperparameters::read(checkpoint)?;
+        let mut types: BTreeMap<DType, TypeTotal> = BTreeMap::new();
+        for tensor in checkpoint.tensors() {
+            let total = types.entry(tensor.dtype).or_default();
+            total.tensors += 1;
+            total.parameters += tensor.num_elements() as u64;
+            total.bytes += tensor.num_bytes() as u64;
+        }
+        let kv = KvMemory::of(&numbers, args)?;
+        Ok(Report {
+            checkpoint,
+            architecture: checkpoint.architecture()?.to_owned(),
+            num_parameters: types.values().map(|total| total.parameters).sum(),
+            numbers,
+            types,
+            kv,
+        })
+    }
+
+    pub(super) fn to_json(&self, tokenizer: Option<&Tokenizer>, with_tensors: bool) -> Value {
+        let numbers = &self.numbers;
+        let type_json = |(dtype, total): (&DType, &TypeTotal)| json!({ "type": dtype.name(), "tensors": total.tensors, "parameters": total.parameters, "bytes": total.bytes });
+        let types: Vec<_> = self.types.iter().map(type_json).collect();
+        let special_json = |(purpose, id): &(&str, u64)| {
+            let piece = tokenizer.and_then(|tokenizer| tokens::piece(tokenizer, *id));
+            json!({ "for": purpose, "id": id, "piece": piece })
+        };
+        let special: Vec<_> = numbers.special_ids.iter().map(special_json).collect();
+        let mut report = json!({
+            "name": numbers.name,
+            "architecture": self.architecture,
+            "parameters": self.num_parameters,
+            "file_bytes": self.checkpoint.file_bytes(),
+            "files": self.checkpoint.files(),
+            "context_tokens": numbers.context_tokens,
+            "vocabulary": numbers.vocabulary,
+            "layers": numbers.num_layers,
+            "width": numbers.width,
+            "heads": numbers.num_heads,
+            "kv_heads": single(&numbers.kv_heads).map_or_else(|| json!(numbers.kv_heads), |heads| json!(heads)),
+            "key_size": numbers.key_size,
+            "value_size": numbers.value_size,
+            "experts": numbers.num_experts,
+            "chat_template": self.checkpoint.chat_template().is_some(),
+            "special_ids": special,
+            "prepended_ids": tokenizer.map(Tokenizer::prefix),
+            "tensor_types": types,
+            "kv_memory": self.kv.as_ref().map(|kv| json!({
+                "type": kv.dtype.name(),
+                "bytes_per_token": kv.per_token,
+                "context_tokens": kv.total.as_ref().map(|total| total.context_tokens),
+                "batch": kv.total.as_ref().map(|total| total.batch),
+                "bytes": kv.total.as_ref().map(|total| total.bytes),
+            })),
+        });
+        if with_tensors {
+            report["tensors"] = self.checkpoint.tensors().iter().map(|tensor| {
+                json!({ "name": tensor.name, "type": tensor.dtype.name(), "shape": tensor.shape, "bytes": tensor.num_bytes() })
+            }).collect();
+        }
+        report
+    }
+}
+
+impl KvMemory {
+    /// `None` for a file that does not say what its attention is like.
+    fn of(numbers: &Hyperparameters, args: &InspectArgs) -> Result<Option<KvMemory>> {
+        let dtype = args.kv_type.dtype();
+        let Some(per_token) = numbers.kv_bytes_per_token(dtype.block_bytes() as u64) else { return Ok(None) };
+        let total = |context_tokens: u64| {
+            let bytes = per_token.checked_mul(context_tokens).and_then(|bytes| bytes.checked_mul(args.batch));
+            let bytes = bytes.context("the KV memory for this context and batch is more than 2^64 bytes")?;
+            anyhow::Ok(KvTotal { context_tokens, batch: args.batch, bytes })
+        };
+        let total = args.context.or(numbers.context_tokens).map(total).transpose()?;
+        Ok(Some(KvMemory { dtype, per_token, total }))
+    }
+}
+
+/// The one value that all entries have.
+pub(super) fn single(values: &[u64]) -> Option<u64> {
+    let first = *values.first()?;
+    values.iter().all(|value| *value == first).then_some(first)
+}

@@ -1,0 +1,63 @@
+//! `pellucid list`: what is in the store.
+
+use crate::format::bytes_text;
+use crate::hub::{Format, Hub, Manifest};
+use crate::output::Output;
+use anyhow::Result;
+use serde_json::json;
+use std::io::{IsTerminal, Write};
+
+/// Show the pulled models: name, size, format, date and path
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListArgs {
+    /// Print a JSON array, with files, hashes and sizes in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &ListArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    let manifests = hub.store.manifests()?;
+    if args.json {
+        let models: Vec<_> = manifests.iter().map(|manifest| model_json(hub, manifest)).collect();
+        return Ok(output.write_json(&models)?);
+    }
+    if manifests.is_empty() && std::io::stderr().is_terminal() {
+        let _ =
+            writeln!(std::io::stderr(), "no models in {} yet; try `pellucid pull smollm2`", hub.store.root().display());
+    }
+    for manifest in &manifests {
+        let damaged = if hub.store.damage(manifest).is_some() { "  (damaged: pull it again)" } else { "" };
+        writeln!(output, "{}{damaged}", manifest.name)?;
+        // The date alone: the time of day is in the JSON.
+        let date = manifest.pulled.split('T').next().unwrap_or_default();
+        let size = bytes_text(manifest.bytes());
+        writeln!(
+            output,
+            "  {size}  {}  {date}  {}",
+            format_text(manifest.format),
+            hub.store.entry(manifest).display()
+        )?;
+    }
+    Ok(())
+}
+
+fn format_text(format: Format) -> &'static str {
+    match format {
+        Format::Gguf => "gguf",
+        Format::Safetensors => "safetensors",
+    }
+}
+
+fn model_json(hub: &Hub, manifest: &Manifest) -> serde_json::Value {
+    json!({
+        "name": manifest.name,
+        "bytes": manifest.bytes(),
+        "format": format_text(manifest.format),
+        "path": hub.store.entry(manifest),
+        "pulled": manifest.pulled,
+        "source": manifest.source,
+        "revision": manifest.revision,
+        "complete": hub.store.damage(manifest).is_none(),
+        "files": manifest.files,
+    })
+}

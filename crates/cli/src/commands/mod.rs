@@ -1,0 +1,9 @@
+//! One file for each command: its arguments, and `run`.
+
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod perplexity;
+pub(crate) mod pull;
+pub(crate) mod rm;
+pub(crate) mod run;
+pub(crate) mod tokenize;

@@ -1,0 +1,107 @@
+//! `pellucid perplexity`: how well a model predicts a text, the usual check of a quantization or of an engine.
+
+use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+
+use crate::hub::Hub;
+use crate::loaded::{self, ComputeArgs};
+use crate::output::Output;
+use crate::stdin;
+
+/// Measure how well a model predicts a text
+///
+/// The text's tokens are cut into windows. Each window starts from nothing, and
+/// every token of it but the first is predicted from those before it; an
+/// incomplete last window is left out. Perplexity is exp of the mean negative
+/// log-likelihood: lower is better.
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct PerplexityArgs {
+    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    model: String,
+
+    /// Text file, or - for standard input
+    file: PathBuf,
+
+    /// Tokens in a window
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
+    window: u32,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    let text = if args.file.as_os_str() == "-" {
+        stdin::read_text()?
+    } else {
+        let bytes = std::fs::read(&args.file).with_context(|| format!("could not read {}", args.file.display()))?;
+        stdin::utf8(bytes, &args.file.display().to_string())?
+    };
+    let path = hub.resolve(Some(&args.model))?;
+    let mut loaded = loaded::load(&path, &args.compute)?;
+    let ids = [loaded.tokenizer.prefix(), &loaded.tokenizer.encode(&text)].concat();
+    let window = args.window as usize;
+    let windows: Vec<&[u32]> = ids.chunks_exact(window).collect();
+    if windows.is_empty() {
+        bail!(
+            "the text has {} tokens, fewer than one window of {window}; give a longer text or a smaller --window",
+            ids.len()
+        );
+    }
+    let bar = bar(windows.len() * window);
+    let mut losses = Vec::new();
+    for (i, ids) in windows.iter().enumerate() {
+        let scored = loaded.session.score(ids, |event| {
+            if let pellucid_engine::Event::Prefill { done, .. } = event {
+                bar.set_position((i * window + done) as u64);
+            }
+            ControlFlow::Continue(())
+        })?;
+        losses.extend(scored.unwrap_or_default());
+    }
+    bar.finish_and_clear();
+    let count = losses.len() as f64;
+    let mean = losses.iter().sum::<f64>() / count;
+    let variance = losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+    let perplexity = mean.exp();
+    // To first order, the error of exp(mean) is exp(mean) times the standard error of the mean.
+    let error = perplexity * (variance / count).sqrt();
+    if !perplexity.is_finite() {
+        bail!("the model's logits are not numbers: the mean negative log-likelihood is {mean}");
+    }
+    if args.json {
+        let result = json!({
+            "perplexity": perplexity,
+            "standard_error": error,
+            "mean_negative_log_likelihood": mean,
+            "tokens": ids.len(),
+            "scored_tokens": losses.len(),
+            "windows": windows.len(),
+            "window_tokens": window,
+        });
+        return Ok(output.write_json(&result)?);
+    }
+    writeln!(output, "perplexity {perplexity:.4} +/- {error:.4}")?;
+    writeln!(output, "{} of {} tokens scored, {} windows of {window}", losses.len(), ids.len(), windows.len())?;
+    Ok(())
+}
+
+fn bar(num_tokens: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(num_tokens as u64), ProgressDrawTarget::stderr_with_hz(10));
+    let style = ProgressStyle::with_template("scoring {bar:24} {pos}/{len} tokens {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}

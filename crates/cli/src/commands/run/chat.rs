@@ -1,0 +1,77 @@
+//! The chat: lines with editing and history in, replies out, the conversation kept.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use pellucid_tokenizer::message;
+use rustyline::error::ReadlineError;
+use rustyline::history::MemHistory;
+use rustyline::{Config, Editor};
+use serde_json::Value;
+
+use super::answer::Answerer;
+use crate::output::Output;
+
+const HELP: &str =
+    "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply, \\ at a line's end goes on below";
+
+pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &mut Output) -> Result<()> {
+    let mut editor: Editor<(), MemHistory> = Editor::with_history(Config::default(), MemHistory::new())
+        .context("could not take over the terminal for line editing")?;
+    say(HELP);
+    let mut messages: Vec<Value> = system.iter().cloned().collect();
+    loop {
+        let text = match read(&mut editor) {
+            Ok(text) => text,
+            Err(ReadlineError::Interrupted) => {
+                say("(Ctrl-D or /exit leaves)");
+                continue;
+            }
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(error).context("could not read a line"),
+        };
+        match text.trim() {
+            "" => continue,
+            "/exit" | "/quit" | "/bye" => return Ok(()),
+            "/help" | "/?" => {
+                say(HELP);
+                continue;
+            }
+            "/new" | "/clear" => {
+                messages = system.iter().cloned().collect();
+                say("(a new conversation)");
+                continue;
+            }
+            unknown if unknown.starts_with('/') && !unknown.contains(' ') && unknown.len() > 1 => {
+                say(&format!("there is no {unknown}: {HELP}"));
+                continue;
+            }
+            _ => {}
+        }
+        messages.push(message("user", &text));
+        match answerer.answer(&messages, output) {
+            Ok(reply) => messages.push(message("assistant", &reply)),
+            // The question is taken back, so that a shorter one can follow: the conversation before it is not lost.
+            Err(error) if !crate::output::is_reader_gone(&error) => {
+                messages.pop();
+                say(&format!("error: {error:#}"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// One message: a line, or several of which all but the last end in a backslash.
+fn read(editor: &mut Editor<(), MemHistory>) -> Result<String, ReadlineError> {
+    let mut text = editor.readline("> ")?;
+    while let Some(line) = text.strip_suffix('\\') {
+        text = format!("{line}\n{}", editor.readline("| ")?);
+    }
+    // A line that cannot be remembered is still a line.
+    let _ = editor.add_history_entry(text.as_str());
+    Ok(text)
+}
+
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

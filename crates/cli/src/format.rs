@@ -1,0 +1,121 @@
+//! Numbers, sizes and dates as people read them. Pure.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A size in decimal units (1 kB is 1000 bytes), as disks and download pages count.
+pub(crate) fn bytes_text(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1000.0;
+    let mut unit = 0;
+    // 999.95 would print as 1000.0.
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Digits in groups of three: 98362432 is `98,362,432`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count of parameters with three figures: 134515008 is `135 M`.
+pub(crate) fn count_text(count: u64) -> String {
+    const UNITS: [(f64, &str); 4] = [(1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")];
+    let value = count as f64;
+    for (scale, unit) in UNITS {
+        if value >= scale {
+            let scaled = value / scale;
+            let decimals = if scaled < 9.995 {
+                2
+            } else if scaled < 99.95 {
+                1
+            } else {
+                0
+            };
+            return format!("{scaled:.decimals$}{unit}");
+        }
+    }
+    count.to_string()
+}
+
+/// A text from a file, fit for a terminal: control characters and marks that turn the writing direction are escaped.
+pub(crate) fn plain(text: &str) -> String {
+    let steers = |c: char| {
+        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if steers(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
+/// The present moment in UTC as RFC 3339 has it: `2026-11-15T03:08:46Z`.
+pub(crate) fn utc_now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    utc_text(seconds)
+}
+
+/// Seconds since 1970 as a date, by counting days in the proleptic Gregorian calendar with years that begin in March, so that
+/// the leap day comes last.
+fn utc_text(seconds: u64) -> String {
+    const DAYS_IN_400_YEARS: u64 = 146_097;
+    // Days from 0000-03-01 to 1970-01-01.
+    const EPOCH_OFFSET_DAYS: u64 = 719_468;
+    let days = seconds / 86_400 + EPOCH_OFFSET_DAYS;
+    let day_of_era = days % DAYS_IN_400_YEARS;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    // Months from March have 31, 30, 31, 30, 31 days, twice, then 31 and February: 153 days in each five.
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = days / DAYS_IN_400_YEARS * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_counts() {
+        assert_eq!(bytes_text(999), "999 B");
+        assert_eq!(bytes_text(98_362_432), "98.4 MB");
+        assert_eq!(bytes_text(999_960), "1.0 MB");
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(98_362_432), "98,362,432");
+        assert_eq!(count_text(134_515_008), "135 M");
+        assert_eq!(count_text(1_543_714_304), "1.54 B");
+        assert_eq!(count_text(12), "12");
+    }
+
+    #[test]
+    fn names_cannot_steer_a_terminal() {
+        assert_eq!(plain("a\u{1b}[31m\nb é 模"), "a\\u{1b}[31m\\nb é 模");
+        assert_eq!(plain("\u{202e}x"), "\\u{202e}x");
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(utc_text(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc_text(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(utc_text(1_794_712_126), "2026-11-15T03:08:46Z");
+        assert_eq!(utc_text(4_107_542_400), "2100-03-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,215 @@
+//! One file from the hub into the store: resumed after a break, checked at every step it can be checked.
+//!
+//! `pull.rs` calls [`fetch`] once a file, holding the repository's lock.
+
+use super::failure::Failure;
+use super::http::{Answer, Client, bare_etag, text};
+use super::listing::check_status;
+use super::part::{Expected, Part};
+use super::screen::{Progress, Screen};
+use crate::format::bytes_text;
+use crate::interrupt::Interrupt;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+use ureq::http::HeaderMap;
+
+/// Attempts in a row that bring nothing before we give up, and attempts in all, for a server that brings a byte each time.
+const MAX_IDLE_ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 50;
+
+/// A file to fetch.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) url: String,
+    /// The name for people.
+    pub(crate) label: &'a str,
+    pub(crate) target: &'a Path,
+    pub(crate) expected: Expected,
+    /// Names the content: a part left by an earlier run is continued only if it was of the same content.
+    pub(crate) identity: &'a str,
+}
+
+/// Why one attempt did not bring the whole file.
+enum Broken {
+    /// The connection went away or fell silent; what came is kept and the next attempt goes on from there.
+    Off(String),
+    /// The part at hand is of no use: begin again.
+    Anew(&'static str),
+    Failed(Failure),
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Broken {
+        Broken::Failed(failure)
+    }
+}
+
+/// Fetches a file to its place and returns its sha256.
+pub(crate) fn fetch(
+    client: &Client,
+    wanted: &Wanted,
+    screen: &Screen,
+    interrupt: &Interrupt,
+) -> Result<String, Failure> {
+    let mut part = Part::open(wanted.target, wanted.identity, wanted.expected.bytes)?;
+    let kept = format!("what came so far is kept in {}; run again to resume", part.path().display());
+    let _leaving = interrupt.leaving(kept);
+    let mut expected = wanted.expected.clone();
+    match fill(client, wanted, &mut part, &mut expected, screen) {
+        Ok(()) => part.finish(&expected, client.host()),
+        Err(failure) => {
+            if part.len() == 0 {
+                part.discard()?;
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Attempts until the part has all its bytes.
+fn fill(
+    client: &Client,
+    wanted: &Wanted,
+    part: &mut Part,
+    expected: &mut Expected,
+    screen: &Screen,
+) -> Result<(), Failure> {
+    let mut idle_attempts = 0;
+    let mut last = String::new();
+    for _ in 0..MAX_ATTEMPTS {
+        let before = part.len();
+        if before == expected.bytes {
+            return Ok(());
+        }
+        match attempt(client, wanted, part, expected, screen) {
+            Ok(()) => continue,
+            Err(Broken::Failed(failure)) => return Err(failure),
+            Err(Broken::Anew(why)) => {
+                part.restart()?;
+                idle_attempts += 1;
+                last = why.to_owned();
+            }
+            Err(Broken::Off(why)) => {
+                idle_attempts = if part.len() > before { 0 } else { idle_attempts + 1 };
+                last = why;
+            }
+        }
+        if idle_attempts == MAX_IDLE_ATTEMPTS {
+            break;
+        }
+        screen.say(&format!("{}: {last}; going on from {}", wanted.label, bytes_text(part.len())));
+    }
+    Err(gave_up(part, expected, &last))
+}
+
+fn gave_up(part: &Part, expected: &Expected, why: &str) -> Failure {
+    Failure::remote(format!(
+        "{why}; {} of {} are kept in {}, run the command again to resume",
+        bytes_text(part.len()),
+        bytes_text(expected.bytes),
+        part.path().display()
+    ))
+}
+
+/// One request and its body. Learns the hash from the hub's headers when the listing did not give it.
+fn attempt(
+    client: &Client,
+    wanted: &Wanted,
+    part: &mut Part,
+    expected: &mut Expected,
+    screen: &Screen,
+) -> Result<(), Broken> {
+    let answer = client.get(&wanted.url, part.len())?;
+    let status = answer.response.status().as_u16();
+    if status == 416 && part.len() > 0 {
+        return Err(Broken::Anew("the server has no such range"));
+    }
+    check_status(client, &answer, wanted.label)?;
+    check_linked(&answer, expected)?;
+    let headers = answer.response.headers();
+    if status == 206 && !continues(headers, part.len(), expected.bytes) {
+        return Err(Broken::Anew("the server sent another range than asked for"));
+    }
+    let etag = answer.linked.etag.as_deref().or_else(|| text(headers, "etag").map(bare_etag)).map(str::to_owned);
+    if status == 200 && part.len() > 0 {
+        screen.say(&format!("{}: the server does not resume, starting over", wanted.label));
+        part.restart()?;
+    }
+    if !part.agrees_with(etag.as_deref())? {
+        return Err(Broken::Anew("the file changed at the server"));
+    }
+    let rest = expected.bytes - part.len();
+    if let Some(length) = text(headers, "content-length").and_then(|length| length.parse::<u64>().ok())
+        && length != rest
+    {
+        let message = format!("{} announced {length} bytes for {}, expected {rest}", answer.host, wanted.label);
+        return Err(Failure::remote(message).into());
+    }
+    let progress = screen.transfer(wanted.label, part.len(), expected.bytes);
+    receive(answer, part, expected.bytes, &progress)
+}
+
+/// Writes the body to the part; a body that goes on past the expected end is cut off, so that no server can fill the disk.
+fn receive(answer: Answer, part: &mut Part, bytes: u64, progress: &Progress) -> Result<(), Broken> {
+    let host = answer.host;
+    let mut body = answer.response.into_body().into_reader();
+    let mut buffer = vec![0; 1 << 18];
+    while part.len() < bytes {
+        let count = match body.read(&mut buffer) {
+            Ok(0) => return Err(Broken::Off(format!("{host} ended the connection early"))),
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Broken::Off(broken_off(error, &host))),
+        };
+        if count as u64 > bytes - part.len() {
+            return Err(Failure::remote(format!("{host} sent more than the {bytes} bytes expected")).into());
+        }
+        part.append(&buffer[..count])?;
+        progress.at(part.len());
+    }
+    Ok(())
+}
+
+fn broken_off(error: std::io::Error, host: &str) -> String {
+    match ureq::Error::from(error) {
+        ureq::Error::Timeout(_) => format!("{host} fell silent"),
+        ureq::Error::Io(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            format!("{host} ended the connection early")
+        }
+        error => format!("the connection to {host} broke ({error})"),
+    }
+}
+
+/// The hub's own word about a large file: it must be the file that we came for.
+fn check_linked(answer: &Answer, expected: &mut Expected) -> Result<(), Failure> {
+    let host = &answer.host;
+    if let Some(bytes) = answer.linked.bytes
+        && bytes != expected.bytes
+    {
+        return Err(Failure::remote(format!(
+            "the hub holds another file than expected: {bytes} bytes, not {}",
+            expected.bytes
+        )));
+    }
+    let Some(etag) = answer.linked.etag.as_deref().map(str::to_ascii_lowercase) else { return Ok(()) };
+    if etag.len() != 64 || !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(());
+    }
+    match &expected.sha256 {
+        Some(wanted) if *wanted != etag => Err(Failure::remote(format!(
+            "the hub announces another file than expected (by way of {host}): sha256 expected {wanted}, announced {etag}"
+        ))),
+        _ => {
+            expected.sha256 = Some(etag);
+            Ok(())
+        }
+    }
+}
+
+/// Whether `Content-Range: bytes START-END/TOTAL` goes on where the part ends.
+fn continues(headers: &HeaderMap, start: u64, total: u64) -> bool {
+    let range = text(headers, "content-range").and_then(|range| range.strip_prefix("bytes "));
+    let Some((span, of)) = range.and_then(|range| range.split_once('/')) else { return false };
+    let Some((first, last)) = span.split_once('-') else { return false };
+    first.parse() == Ok(start) && last.parse() == Ok(total - 1) && (of == "*" || of.parse() == Ok(total))
+}

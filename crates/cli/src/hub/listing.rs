@@ -1,0 +1,315 @@
+//! What a repository of the hub holds, and which of it makes a model.
+//!
+//! `pull.rs` asks. The listing comes from the network: every name in it is checked before anything else looks at it.
+
+use super::failure::Failure;
+use super::http::{Answer, Client, escaped, origin, text};
+use super::name::{ModelRef, Pick, check_path, check_target};
+use crate::format::bytes_text;
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io::Read;
+
+/// The hub sends at most a thousand files a page; no repository that holds a model comes near these bounds.
+const MAX_PAGES: usize = 20;
+const MAX_PAGE_BYTES: u64 = 16 << 20;
+
+/// A file of a repository.
+#[derive(Debug, Clone)]
+pub(crate) struct RemoteFile {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    /// Known for files of the large-file store, where the object's name is its hash.
+    pub(crate) sha256: Option<String>,
+    /// Changes whenever the content does.
+    pub(crate) identity: String,
+}
+
+/// The files that make one model, the one to open first.
+#[derive(Debug)]
+pub(crate) struct Selection {
+    pub(crate) format: Format,
+    pub(crate) files: Vec<RemoteFile>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Format {
+    Gguf,
+    /// A Hugging Face folder.
+    Safetensors,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    #[serde(default)]
+    oid: String,
+    lfs: Option<LargeFile>,
+}
+
+#[derive(Deserialize)]
+struct LargeFile {
+    oid: String,
+    size: u64,
+}
+
+/// All files of a repository at a revision.
+pub(crate) fn fetch(client: &Client, model: &ModelRef, revision: &str) -> Result<Vec<RemoteFile>, Failure> {
+    // A revision such as refs/pr/1 is one component of the URL.
+    let revision = escaped(revision).replace('/', "%2F");
+    let mut url = client.url(&format!("/api/models/{}/{}/tree/{revision}?recursive=true", model.owner, model.repo));
+    let mut files = Vec::new();
+    for _ in 0..MAX_PAGES {
+        let answer = client.get(&url, 0)?;
+        check_status(client, &answer, &format!("{}/{}", model.owner, model.repo))?;
+        let next = next_page(&answer);
+        let mut page = Vec::new();
+        let body = answer.response.into_body().into_reader();
+        body.take(MAX_PAGE_BYTES)
+            .read_to_end(&mut page)
+            .map_err(|error| Failure::remote(format!("the listing of {model} broke off: {error}")))?;
+        let entries: Vec<Entry> = serde_json::from_slice(&page).map_err(|error| {
+            Failure::remote(format!("{} answered with something that is no file listing: {error}", client.host()))
+        })?;
+        for entry in entries.into_iter().filter(|entry| entry.kind == "file") {
+            files.push(remote_file(entry).map_err(Failure::Remote)?);
+        }
+        match next {
+            // The next page must not be where a stranger wants our requests to go.
+            Some(next)
+                if next.parse().is_ok_and(|next| Some(origin(&next)) == url.parse().ok().map(|u| origin(&u))) =>
+            {
+                url = next;
+            }
+            Some(_) => return Err(Failure::remote("the listing continues on another host, which is refused")),
+            None => return Ok(files),
+        }
+    }
+    Err(Failure::remote(format!("{model} lists more than {MAX_PAGES} pages of files")))
+}
+
+/// Any answer but success, as a sentence that says what to do.
+pub(crate) fn check_status(client: &Client, answer: &Answer, what: &str) -> Result<(), Failure> {
+    let host = &answer.host;
+    let token = if client.has_token() { "the token in HF_TOKEN was not accepted" } else { "HF_TOKEN is not set" };
+    let message = match answer.response.status().as_u16() {
+        200 | 206 => return Ok(()),
+        // The hub answers 401 for repositories that do not exist, so that nobody can probe for private ones.
+        401 => format!("{host} wants a token for {what} (401): it does not exist, or is private or gated ({token})"),
+        403 => {
+            format!("{host} does not give out {what} (403): accept its terms on its page, then set HF_TOKEN ({token})")
+        }
+        404 => format!("{what} does not exist at {host} (404); check the spelling and the revision"),
+        429 => format!("{host} asks to slow down (429); try again in a few minutes"),
+        status @ 500.. => format!("{host} has a problem of its own ({status}); try again later"),
+        status => format!("{host} answered {status} for {what}"),
+    };
+    Err(Failure::remote(message))
+}
+
+fn remote_file(entry: Entry) -> Result<RemoteFile> {
+    check_path(&entry.path).context("the hub's listing was refused")?;
+    let (bytes, sha256) = match entry.lfs {
+        None => (entry.size, None),
+        Some(lfs) => {
+            if lfs.oid.len() != 64 || !lfs.oid.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                bail!("the hub's listing gives {:?} a hash that is no sha256: {:?}", entry.path, lfs.oid);
+            }
+            (lfs.size, Some(lfs.oid.to_ascii_lowercase()))
+        }
+    };
+    let identity = sha256.clone().unwrap_or(entry.oid);
+    Ok(RemoteFile { path: entry.path, bytes, sha256, identity })
+}
+
+/// The `Link: <...>; rel="next"` header.
+fn next_page(answer: &Answer) -> Option<String> {
+    let link = text(answer.response.headers(), "link")?;
+    let next = link.split(',').find(|part| part.contains("rel=\"next\""))?;
+    Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
+}
+
+/// Chooses the files of the model that `model` means.
+pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
+    let groups = gguf_groups(files);
+    let chosen: Vec<_> = match &model.pick {
+        Pick::Any => groups.values().collect(),
+        Pick::Tag(tag) => groups.values().filter(|group| has_tag(&group[0].path, tag)).collect(),
+        Pick::File(path) => groups.values().filter(|group| group.iter().any(|file| file.path == *path)).collect(),
+    };
+    let selection = match (chosen.as_slice(), &model.pick) {
+        ([one], _) => Selection { format: Format::Gguf, files: whole(one)? },
+        ([], Pick::Any) if groups.is_empty() => folder(model, files)?,
+        ([], _) if groups.is_empty() => bail!("{}/{} holds no GGUF file", model.owner, model.repo),
+        ([], _) => bail!(
+            "no GGUF file of {}/{} matches `{model}`; it holds\n{}",
+            model.owner,
+            model.repo,
+            choices(groups.values())
+        ),
+        (several, _) => bail!(
+            "{model} means {} GGUF models; name one as {}/{}:TAG (such as Q4_K_M) or by its file:\n{}",
+            several.len(),
+            model.owner,
+            model.repo,
+            choices(several.iter().copied())
+        ),
+    };
+    for file in &selection.files {
+        check_target(&file.path)?;
+    }
+    Ok(selection)
+}
+
+/// The GGUF models of a listing, each with all its parts in order. Projectors for images and importance matrices are GGUF
+/// files too, but no models.
+fn gguf_groups(files: &[RemoteFile]) -> BTreeMap<String, Vec<RemoteFile>> {
+    let mut groups: BTreeMap<String, Vec<RemoteFile>> = BTreeMap::new();
+    for file in files {
+        let lower = file.path.to_ascii_lowercase();
+        let base = lower.rsplit('/').next().unwrap_or_default();
+        if !lower.ends_with(".gguf") || base.contains("mmproj") || base.contains("imatrix") {
+            continue;
+        }
+        let key = split_name(&file.path).map_or(file.path.as_str(), |(stem, _, _)| stem);
+        groups.entry(key.to_owned()).or_default().push(file.clone());
+    }
+    for group in groups.values_mut() {
+        group.sort_by(|a, b| a.path.cmp(&b.path));
+    }
+    groups
+}
+
+/// A group whose parts are all there: of `name-00001-of-00003.gguf`, three.
+fn whole(group: &[RemoteFile]) -> Result<Vec<RemoteFile>> {
+    if let Some((stem, _, count)) = split_name(&group[0].path) {
+        let complete = group.len() == count
+            && group.iter().enumerate().all(|(index, file)| split_name(&file.path) == Some((stem, index + 1, count)));
+        if !complete {
+            bail!("the split model {stem} is incomplete at the hub: {} of {count} parts are listed", group.len());
+        }
+    }
+    Ok(group.to_vec())
+}
+
+/// Stem, number and count of a part of a split GGUF.
+fn split_name(path: &str) -> Option<(&str, usize, usize)> {
+    let rest = path.strip_suffix(".gguf")?;
+    let (rest, count) = rest.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let five_digits = |text: &str| (text.len() == 5).then(|| text.parse().ok()).flatten();
+    Some((stem, five_digits(number)?, five_digits(count)?))
+}
+
+/// Whether a path holds a tag as a word of its own: `Q4_K` is not in `x-Q4_K_M.gguf`.
+pub(crate) fn has_tag(path: &str, tag: &str) -> bool {
+    let (path, tag) = (path.to_ascii_uppercase(), tag.to_ascii_uppercase());
+    let in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    path.match_indices(&tag).any(|(at, _)| {
+        !path[..at].chars().next_back().is_some_and(in_word)
+            && !path[at + tag.len()..].chars().next().is_some_and(in_word)
+    })
+}
+
+/// The files of a Hugging Face folder: weights, config, tokenizer.
+fn folder(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
+    const COMPANIONS: [&str; 13] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "tokenizer.model",
+        "vocab.json",
+        "merges.txt",
+        "model.safetensors.index.json",
+        "LICENSE",
+    ];
+    // Folders below the top hold other formats of the same weights, as does `consolidated.safetensors` beside `model-*`.
+    let top: Vec<_> = files.iter().filter(|file| !file.path.contains('/')).collect();
+    let mut weights: Vec<_> = top.iter().filter(|file| file.path.ends_with(".safetensors")).copied().collect();
+    if weights.iter().any(|file| file.path.starts_with("model")) {
+        weights.retain(|file| file.path.starts_with("model"));
+    }
+    if weights.is_empty() {
+        bail!(
+            "{}/{} holds neither GGUF nor safetensors files at its top; other formats (.bin, .pt, .onnx) are not read",
+            model.owner,
+            model.repo
+        );
+    }
+    if !top.iter().any(|file| file.path == "config.json") {
+        bail!("{}/{} holds safetensors but no config.json, which says what they mean", model.owner, model.repo);
+    }
+    let companions = top.iter().filter(|file| COMPANIONS.contains(&file.path.as_str())).copied();
+    Ok(Selection { format: Format::Safetensors, files: companions.chain(weights).cloned().collect() })
+}
+
+fn choices<'a>(groups: impl Iterator<Item = &'a Vec<RemoteFile>>) -> String {
+    let lines = groups.map(|group| {
+        let bytes = group.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
+        let parts = if group.len() > 1 { format!(" in {} parts", group.len()) } else { String::new() };
+        format!("  {} ({}{parts})", group[0].path, bytes_text(bytes))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(paths: &[&str]) -> Vec<RemoteFile> {
+        let file = |path: &&str| RemoteFile { path: path.to_string(), bytes: 1, sha256: None, identity: String::new() };
+        paths.iter().map(file).collect()
+    }
+
+    /// The chosen paths, or the error.
+    fn chosen(name: &str, paths: &[&str]) -> Result<Vec<String>, String> {
+        select(&ModelRef::parse(name).unwrap(), &listing(paths))
+            .map(|selection| selection.files.into_iter().map(|file| file.path).collect())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn one_gguf_is_the_model() {
+        assert_eq!(chosen("o/r", &["README.md", "a.gguf", "mmproj-a.gguf", "imatrix.gguf"]).unwrap(), ["a.gguf"]);
+    }
+
+    #[test]
+    fn several_ggufs_need_a_choice() {
+        let files = ["m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.q8_0.gguf"];
+        let error = chosen("o/r", &files).unwrap_err();
+        assert!(error.contains("3 GGUF models") && files.iter().all(|file| error.contains(file)), "{error}");
+        assert_eq!(chosen("o/r:q4_k_m", &files).unwrap(), ["m-Q4_K_M.gguf"]);
+        assert_eq!(chosen("o/r:Q8_0", &files).unwrap(), ["m.q8_0.gguf"]);
+        assert_eq!(chosen("o/r/m-Q4_K_S.gguf", &files).unwrap(), ["m-Q4_K_S.gguf"]);
+        assert!(chosen("o/r:Q4_K", &files).unwrap_err().contains("matches `o/r:Q4_K`"));
+    }
+
+    #[test]
+    fn split_ggufs_come_whole() {
+        let parts = ["q/m-00002-of-00002.gguf", "q/m-00001-of-00002.gguf"];
+        let whole = ["q/m-00001-of-00002.gguf", "q/m-00002-of-00002.gguf"];
+        assert_eq!(chosen("o/r", &parts).unwrap(), whole);
+        assert_eq!(chosen("o/r/q/m-00002-of-00002.gguf", &parts).unwrap(), whole);
+        assert!(chosen("o/r", &parts[..1]).unwrap_err().contains("incomplete"));
+    }
+
+    #[test]
+    fn safetensors_come_as_a_folder() {
+        let files =
+            ["config.json", "model.safetensors", "consolidated.safetensors", "x/model.safetensors", "a.py", "a.bin"];
+        assert_eq!(chosen("o/r", &files).unwrap(), ["config.json", "model.safetensors"]);
+        assert!(chosen("o/r", &["pytorch_model.bin"]).unwrap_err().contains("neither GGUF nor safetensors"));
+        assert!(chosen("o/r", &["model.safetensors"]).unwrap_err().contains("no config.json"));
+    }
+}

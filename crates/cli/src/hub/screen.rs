@@ -1,0 +1,81 @@
+//! What a pull tells the person who waits: a bar on a terminal, plain lines elsewhere, on standard error in both cases.
+
+use crate::format::bytes_text;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// Redraws a second; more only costs time on slow terminals.
+const FRAMES_PER_SECOND: u8 = 10;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Screen {
+    interactive: bool,
+}
+
+impl Screen {
+    pub(crate) fn new() -> Screen {
+        Screen { interactive: std::io::stderr().is_terminal() }
+    }
+
+    /// One line. A standard error that is closed is no reason to stop a download.
+    pub(crate) fn say(&self, line: &str) {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+
+    /// A transfer of `total` bytes that begins at `start`.
+    pub(crate) fn transfer(&self, label: &str, start: u64, total: u64) -> Progress {
+        if !self.interactive {
+            let from = if start > 0 { format!(", resuming at {}", bytes_text(start)) } else { String::new() };
+            self.say(&format!("{label}: {}{from}", bytes_text(total)));
+            return Progress { bar: None };
+        }
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(FRAMES_PER_SECOND));
+        bar.set_style(style("{msg} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"));
+        bar.set_message(label.to_owned());
+        bar.set_position(start);
+        // Without this the rate of a resumed transfer would count the bytes of the earlier run.
+        bar.reset_eta();
+        Progress { bar: Some(bar) }
+    }
+
+    /// Work of unknown length.
+    pub(crate) fn spinner(&self, label: &str) -> Progress {
+        if !self.interactive {
+            self.say(label);
+            return Progress { bar: None };
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(FRAMES_PER_SECOND));
+        bar.set_style(style("{spinner} {msg} {elapsed}"));
+        bar.set_message(label.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Progress { bar: Some(bar) }
+    }
+}
+
+/// Cleared from the terminal when dropped.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    pub(crate) fn at(&self, position: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(position);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A template that does not parse leaves the plain bar: no reason to stop.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}

@@ -1,0 +1,279 @@
+//! The model store on disk: where files lie, what is pulled, and who may change it now.
+//!
+//! ```text
+//! ROOT/models/OWNER/REPO/FILE                    the files, as the repository has them
+//! ROOT/models/OWNER/REPO/FILE.part, .part.json   a download that can be resumed
+//! ROOT/models/OWNER/REPO/.manifests/FILE.json    one for each pulled model: name, source, files, sha256, sizes, date
+//! ROOT/locks/OWNER--REPO.lock                    held while a process changes that repository's folder
+//! ```
+//! Nothing else keeps state: deleting ROOT deletes the store. `pull.rs` writes, `list` and `rm` read and remove.
+
+use super::failure::{Failure, disk_error, on_disk};
+use super::known;
+use super::listing::Format;
+use super::name::{ModelRef, Pick, check_target, is_plain_name};
+use super::part::with_suffix;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// A manifest is a few hundred bytes a file; this bounds what a damaged one can make us read.
+const MAX_MANIFEST_BYTES: u64 = 4 << 20;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    root: PathBuf,
+}
+
+/// A pulled model.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// What `list` shows and every MODEL argument takes.
+    pub(crate) name: String,
+    pub(crate) owner: String,
+    pub(crate) repo: String,
+    pub(crate) revision: String,
+    /// Where the bytes came from: a URL of the hub, or a Python package.
+    pub(crate) source: String,
+    pub(crate) format: Format,
+    /// The one to open comes first in a GGUF model.
+    pub(crate) files: Vec<StoredFile>,
+    /// UTC, RFC 3339.
+    pub(crate) pulled: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct StoredFile {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) sha256: String,
+}
+
+/// The right to change one repository's folder; given back when dropped, or by the system when the process ends.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Store {
+    pub(crate) fn new(root: PathBuf) -> Store {
+        Store { root }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn folder(&self, owner: &str, repo: &str) -> PathBuf {
+        self.root.join("models").join(owner).join(repo)
+    }
+
+    /// Takes the lock of a repository. When another process holds it, waits after calling `busy`.
+    pub(crate) fn lock(&self, owner: &str, repo: &str, busy: impl FnOnce()) -> Result<Lock, Failure> {
+        let (file, path) = self.open_lock(owner, repo)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                busy();
+                file.lock().map_err(on_disk("lock", &path))?;
+            }
+            Err(TryLockError::Error(error)) => return Err(on_disk("lock", &path)(error)),
+        }
+        Ok(Lock { _file: file })
+    }
+
+    fn open_lock(&self, owner: &str, repo: &str) -> Result<(File, PathBuf), Failure> {
+        let folder = self.root.join("locks");
+        fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
+        let path = folder.join(format!("{owner}--{repo}.lock"));
+        let open = File::options().create(true).truncate(false).write(true).open(&path);
+        Ok((open.map_err(on_disk("write", &path))?, path))
+    }
+
+    /// Every pulled model, by name. A manifest that cannot be read is an error that names it.
+    pub(crate) fn manifests(&self) -> Result<Vec<Manifest>> {
+        let mut manifests = Vec::new();
+        for owner in entries(&self.root.join("models"))? {
+            for repo in entries(&owner)? {
+                for path in entries(&repo.join(".manifests"))? {
+                    if path.extension().is_some_and(|extension| extension == "json") {
+                        manifests.push(read_manifest(&path)?);
+                    }
+                }
+            }
+        }
+        manifests.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(manifests)
+    }
+
+    /// The pulled model that a name means. Several of one repository are an error that lists them.
+    pub(crate) fn find(&self, name: &str) -> Result<Option<Manifest>> {
+        let mut found = self.manifests()?;
+        if let Some(at) = found.iter().position(|manifest| manifest.name == name) {
+            return Ok(Some(found.swap_remove(at)));
+        }
+        let model = match known::find(name) {
+            Some(known) => ModelRef {
+                owner: known.owner.to_owned(),
+                repo: known.repo.to_owned(),
+                pick: Pick::File(known.file.to_owned()),
+            },
+            None => match ModelRef::parse(name) {
+                Ok(model) => model,
+                Err(_) => return Ok(None),
+            },
+        };
+        found.retain(|manifest| manifest.is_meant_by(&model));
+        if found.len() > 1 {
+            let names: Vec<_> = found.iter().map(|manifest| manifest.name.as_str()).collect();
+            bail!("`{name}` means {} pulled models; name one: {}", found.len(), names.join(", "));
+        }
+        Ok(found.pop())
+    }
+
+    pub(crate) fn write(&self, manifest: &Manifest) -> Result<(), Failure> {
+        let path = self.manifest_path(manifest);
+        let folder = self.folder(&manifest.owner, &manifest.repo).join(".manifests");
+        fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
+        let text = serde_json::to_string_pretty(manifest).map_err(|error| Failure::Local(error.into()))?;
+        let part = with_suffix(&path, ".part");
+        fs::write(&part, text + "\n").map_err(on_disk("write", &part))?;
+        fs::rename(&part, &path).map_err(on_disk("write", &path))
+    }
+
+    fn manifest_path(&self, manifest: &Manifest) -> PathBuf {
+        let file = match manifest.format {
+            Format::Gguf => manifest.files.first().map_or("model", |file| file.path.as_str()),
+            Format::Safetensors => "folder",
+        };
+        let folder = self.folder(&manifest.owner, &manifest.repo).join(".manifests");
+        folder.join(format!("{}.json", file.replace('/', "--")))
+    }
+
+    /// The file or folder to open.
+    pub(crate) fn entry(&self, manifest: &Manifest) -> PathBuf {
+        let folder = self.folder(&manifest.owner, &manifest.repo);
+        match (manifest.format, manifest.files.first()) {
+            (Format::Gguf, Some(file)) => folder.join(&file.path),
+            _ => folder,
+        }
+    }
+
+    /// The first file of a model that is not there or has another size.
+    pub(crate) fn damage(&self, manifest: &Manifest) -> Option<PathBuf> {
+        let folder = self.folder(&manifest.owner, &manifest.repo);
+        manifest.files.iter().find_map(|file| {
+            let path = folder.join(&file.path);
+            let whole = fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() == file.bytes);
+            (!whole).then_some(path)
+        })
+    }
+
+    /// Removes a model: its manifest and those of its files that no other model uses. Returns the bytes freed.
+    pub(crate) fn remove(&self, manifest: &Manifest) -> Result<u64> {
+        let (lock, path) = self.open_lock(&manifest.owner, &manifest.repo)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!("{} is being pulled by another process", manifest.name),
+            Err(TryLockError::Error(error)) => return Err(disk_error("lock", &path, &error)),
+        }
+        let own = self.manifest_path(manifest);
+        let others: Vec<_> = self.manifests()?.into_iter().filter(|other| self.manifest_path(other) != own).collect();
+        let folder = self.folder(&manifest.owner, &manifest.repo);
+        let mut freed = 0;
+        for file in &manifest.files {
+            let shared = others.iter().any(|other| {
+                (&other.owner, &other.repo) == (&manifest.owner, &manifest.repo)
+                    && other.files.iter().any(|kept| kept.path == file.path)
+            });
+            if shared {
+                continue;
+            }
+            let path = folder.join(&file.path);
+            for path in [with_suffix(&path, ".part"), with_suffix(&path, ".part.json"), path] {
+                freed += remove_file(&path)?;
+            }
+            remove_empty_folders(path_parent(&folder, &file.path), &folder);
+        }
+        // The manifest goes last: a removal that was cut short can be asked for again.
+        remove_file(&own)?;
+        remove_empty_folders(Some(folder.join(".manifests")), &self.root.join("models"));
+        Ok(freed)
+    }
+}
+
+impl Manifest {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add)
+    }
+
+    fn is_meant_by(&self, model: &ModelRef) -> bool {
+        (&self.owner, &self.repo) == (&model.owner, &model.repo)
+            && match &model.pick {
+                Pick::Any => true,
+                Pick::Tag(tag) => self.files.first().is_some_and(|file| super::listing::has_tag(&file.path, tag)),
+                Pick::File(path) => self.files.iter().any(|file| file.path == *path),
+            }
+    }
+}
+
+/// The entries of a folder, in order; a folder that is not there has none.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let listed = match fs::read_dir(folder) {
+        Ok(listed) => listed,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(error) => return Err(disk_error("read", folder, &error)),
+    };
+    let mut paths = Vec::new();
+    for entry in listed {
+        paths.push(entry.map_err(|error| disk_error("read", folder, &error))?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Reads a manifest and checks every name in it, since `rm` deletes what it names.
+fn read_manifest(path: &Path) -> Result<Manifest> {
+    let refused = || format!("the manifest {} is damaged; delete it, and pull the model again", path.display());
+    let size = fs::metadata(path).map_err(|error| disk_error("read", path, &error))?.len();
+    if size > MAX_MANIFEST_BYTES {
+        bail!("{}: it has {size} bytes", refused());
+    }
+    let text = fs::read(path).map_err(|error| disk_error("read", path, &error))?;
+    let manifest: Manifest = serde_json::from_slice(&text).with_context(refused)?;
+    if !is_plain_name(&manifest.owner) || !is_plain_name(&manifest.repo) || manifest.files.is_empty() {
+        bail!("{}: it names no repository or no file", refused());
+    }
+    for file in &manifest.files {
+        check_target(&file.path).with_context(refused)?;
+    }
+    Ok(manifest)
+}
+
+/// Removes a file that may not be there; returns its size.
+fn remove_file(path: &Path) -> Result<u64> {
+    let bytes = match fs::symlink_metadata(path) {
+        Ok(found) => found.len(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(disk_error("read", path, &error)),
+    };
+    fs::remove_file(path).map_err(|error| disk_error("remove", path, &error))?;
+    Ok(bytes)
+}
+
+fn path_parent(folder: &Path, file: &str) -> Option<PathBuf> {
+    folder.join(file).parent().map(Path::to_owned)
+}
+
+/// Removes a folder and those above it, up to but not including `top`, as far as they are empty.
+fn remove_empty_folders(mut folder: Option<PathBuf>, top: &Path) {
+    while let Some(path) = folder {
+        if !path.starts_with(top) || path == top || fs::remove_dir(&path).is_err() {
+            return;
+        }
+        folder = path.parent().map(Path::to_owned);
+    }
+}

@@ -1,0 +1,168 @@
+//! The few numbers of a model that `inspect` shows, read straight from its file.
+//!
+//! Every one of them may be missing: a file that holds only a vocabulary has none. Who runs a model asks the model room
+//! instead, which demands what its architecture needs.
+
+use anyhow::{Context, Result, bail};
+use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source, Value};
+
+/// A model's dimensions and special ids.
+#[derive(Debug, Default)]
+pub(crate) struct Hyperparameters {
+    pub(crate) name: Option<String>,
+    pub(crate) num_layers: Option<u64>,
+    pub(crate) num_heads: Option<u64>,
+    /// One entry a layer; families with uneven layers exist.
+    pub(crate) kv_heads: Vec<u64>,
+    /// Numbers in a key of one head, and in a value.
+    pub(crate) key_size: Option<u64>,
+    pub(crate) value_size: Option<u64>,
+    pub(crate) width: Option<u64>,
+    pub(crate) num_experts: Option<u64>,
+    pub(crate) context_tokens: Option<u64>,
+    pub(crate) vocabulary: Option<u64>,
+    /// What each id is for, and the id.
+    pub(crate) special_ids: Vec<(&'static str, u64)>,
+}
+
+/// Bounds for products: no real model comes near, and no product of them overflows.
+const MAX_LAYERS: u64 = 1 << 16;
+const MAX_SIZE: u64 = 1 << 32;
+
+impl Hyperparameters {
+    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Hyperparameters> {
+        let read = match checkpoint.source() {
+            Source::Gguf(metadata) => from_gguf(metadata, checkpoint.architecture()?)?,
+            Source::HuggingFace(folder) => from_config(folder)?,
+        };
+        for (what, value, limit) in [
+            ("number of layers", read.num_layers, MAX_LAYERS),
+            ("number of heads", read.num_heads, MAX_LAYERS),
+            ("number of key/value heads", read.kv_heads.iter().copied().max(), MAX_LAYERS),
+            ("size of a key", read.key_size, MAX_SIZE),
+            ("size of a value", read.value_size, MAX_SIZE),
+        ] {
+            if let Some(value) = value.filter(|value| *value > limit) {
+                bail!("the model's {what} is {value}, expected at most {limit}");
+            }
+        }
+        Ok(read)
+    }
+
+    /// Bytes of keys and values that one token leaves in memory: over all layers, heads x (key + value) x bytes a number.
+    /// Windows that would forget old tokens are not taken into account.
+    pub(crate) fn kv_bytes_per_token(&self, bytes_per_number: u64) -> Option<u64> {
+        let heads: u64 = self.kv_heads.iter().sum();
+        if heads == 0 {
+            return None;
+        }
+        let pair = self.key_size?.checked_add(self.value_size?)?;
+        heads.checked_mul(pair)?.checked_mul(bytes_per_number)
+    }
+}
+
+/// The keys of a GGUF file carry the architecture's name as a prefix.
+fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Hyperparameters> {
+    let number = |key: &str| metadata.opt_u64(&format!("{architecture}.{key}"));
+    let num_layers = number("block_count")?;
+    let num_heads = match metadata.get(&format!("{architecture}.attention.head_count")) {
+        // A head count for each layer: what is shown as one number is the largest.
+        Some(Value::Array(_)) => {
+            let heads = metadata.opt_u32s(&format!("{architecture}.attention.head_count"))?;
+            heads.and_then(|heads| heads.into_iter().max()).map(u64::from)
+        }
+        _ => number("attention.head_count")?,
+    };
+    let kv_key = format!("{architecture}.attention.head_count_kv");
+    let kv_heads = match metadata.get(&kv_key) {
+        Some(Value::Array(_)) => metadata.opt_u32s(&kv_key)?.unwrap_or_default().into_iter().map(u64::from).collect(),
+        _ => per_layer(num_layers, number("attention.head_count_kv")?.or(num_heads)),
+    };
+    let width = number("embedding_length")?;
+    let shared = quotient(width, num_heads);
+    let vocabulary = match metadata.opt_strings("tokenizer.ggml.tokens")? {
+        Some(tokens) => Some(tokens.len() as u64),
+        None => number("vocab_size")?,
+    };
+    let mut special_ids = Vec::new();
+    for (purpose, key) in [
+        ("begin", "bos_token_id"),
+        ("end", "eos_token_id"),
+        ("end of turn", "eot_token_id"),
+        ("unknown", "unknown_token_id"),
+        ("padding", "padding_token_id"),
+    ] {
+        if let Some(id) = metadata.opt_u64(&format!("tokenizer.ggml.{key}"))? {
+            special_ids.push((purpose, id));
+        }
+    }
+    Ok(Hyperparameters {
+        name: metadata.opt_str("general.name")?.map(str::to_owned),
+        num_layers,
+        num_heads,
+        kv_heads,
+        key_size: number("attention.key_length")?.or(shared),
+        value_size: number("attention.value_length")?.or(shared),
+        width,
+        num_experts: number("expert_count")?.filter(|count| *count > 0),
+        context_tokens: number("context_length")?,
+        vocabulary,
+        special_ids,
+    })
+}
+
+/// A `config.json` has the same numbers under the names that each family's authors chose.
+fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
+    // Models that also see images keep the language model's numbers one level down.
+    let config = folder.config.get("text_config").unwrap_or(&folder.config);
+    let number = |names: &[&str]| -> Result<Option<u64>> {
+        let found = names.iter().find_map(|name| Some((name, config.get(name).filter(|value| !value.is_null())?)));
+        let Some((name, value)) = found else { return Ok(None) };
+        let number = value
+            .as_u64()
+            .with_context(|| format!("`{name}` in config.json: expected a whole number, found {value}"))?;
+        Ok(Some(number))
+    };
+    let num_layers = number(&["num_hidden_layers", "n_layer", "num_layers"])?;
+    let num_heads = number(&["num_attention_heads", "n_head", "attention_heads"])?;
+    let width = number(&["hidden_size", "n_embd", "d_model"])?;
+    let head_size = number(&["head_dim"])?.or(quotient(width, num_heads));
+    let mut special_ids = Vec::new();
+    for (purpose, key) in [("begin", "bos_token_id"), ("end", "eos_token_id"), ("padding", "pad_token_id")] {
+        // Generation settings are the newer word; some list several ids.
+        let sources = [folder.generation_config.as_ref(), Some(config)];
+        let value = sources.into_iter().flatten().find_map(|source| source.get(key).filter(|value| !value.is_null()));
+        let ids = value.map_or(&[][..], |value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
+        special_ids.extend(ids.iter().filter_map(|id| Some((purpose, id.as_u64()?))));
+    }
+    Ok(Hyperparameters {
+        name: folder
+            .config
+            .get("_name_or_path")
+            .and_then(|name| name.as_str())
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned),
+        num_layers,
+        num_heads,
+        kv_heads: per_layer(num_layers, number(&["num_key_value_heads"])?.or(num_heads)),
+        key_size: head_size,
+        value_size: head_size,
+        width,
+        num_experts: number(&["num_local_experts", "num_experts"])?,
+        context_tokens: number(&["max_position_embeddings", "n_positions"])?,
+        vocabulary: number(&["vocab_size"])?,
+        special_ids,
+    })
+}
+
+/// The same count for each layer; nothing when either is unknown or the number of layers is absurd.
+fn per_layer(num_layers: Option<u64>, heads: Option<u64>) -> Vec<u64> {
+    match (num_layers, heads) {
+        (Some(layers), Some(heads)) if layers <= MAX_LAYERS => vec![heads; layers as usize],
+        _ => Vec::new(),
+    }
+}
+
+fn quotient(total: Option<u64>, parts: Option<u64>) -> Option<u64> {
+    total?.checked_div(parts?)
+}

@@ -1,0 +1,88 @@
+//! Ctrl-C: what is said before the program leaves, or what is stopped in its stead.
+//!
+//! `main` installs the one handler; a command that would leave something behind says so for as long as that is true, and one that
+//! can stop short of leaving asks to be told.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The status that shells give a program stopped by Ctrl-C: 128 plus the signal's number.
+const INTERRUPTED_STATUS: i32 = 130;
+
+/// A handle on the process's one interrupt handler.
+#[derive(Debug, Clone)]
+pub(crate) struct Interrupt {
+    message: Arc<Mutex<Option<String>>>,
+    wish: Arc<AtomicU8>,
+}
+
+/// Nobody listens: Ctrl-C leaves the program.
+const LEAVE: u8 = 0;
+/// Somebody is at work who will stop when asked.
+const LISTENING: u8 = 1;
+/// It has been asked; the next Ctrl-C leaves after all.
+const ASKED: u8 = 2;
+
+impl Interrupt {
+    /// Takes over Ctrl-C (and the request to terminate). Without a handler the program still works: it then ends wordlessly.
+    pub(crate) fn install() -> Interrupt {
+        let interrupt = Interrupt { message: Arc::default(), wish: Arc::new(AtomicU8::new(LEAVE)) };
+        let (message, wish) = (interrupt.message.clone(), interrupt.wish.clone());
+        let _ = ctrlc::set_handler(move || {
+            if wish.compare_exchange(LISTENING, ASKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return;
+            }
+            let message = message.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let _ = match message {
+                Some(message) => writeln!(std::io::stderr(), "\ninterrupted: {message}"),
+                None => writeln!(std::io::stderr()),
+            };
+            std::process::exit(INTERRUPTED_STATUS);
+        });
+        interrupt
+    }
+
+    /// Says `message` when Ctrl-C comes while the returned value lives.
+    pub(crate) fn leaving(&self, message: String) -> Leaving {
+        *self.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+        Leaving { message: self.message.clone() }
+    }
+
+    /// While the returned value lives, the first Ctrl-C asks it to stop and does nothing else.
+    pub(crate) fn stopping(&self) -> Stopping {
+        self.wish.store(LISTENING, Ordering::Relaxed);
+        Stopping { wish: self.wish.clone() }
+    }
+}
+
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Stopping {
+    wish: Arc<AtomicU8>,
+}
+
+impl Stopping {
+    /// Whether Ctrl-C has come.
+    pub(crate) fn asked(&self) -> bool {
+        self.wish.load(Ordering::Relaxed) == ASKED
+    }
+}
+
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        self.wish.store(LEAVE, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Leaving {
+    message: Arc<Mutex<Option<String>>>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        *self.message.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

@@ -1,0 +1,71 @@
+//! A model ready to answer: opened, its tokenizer and template read, its weights on the device the arguments chose.
+//!
+//! `run` and `perplexity` share it. This is the one place of the program that picks a device.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use pellucid_checkpoint::Checkpoint;
+use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_engine::Session;
+use pellucid_model::{Decoder, LoadOptions};
+use pellucid_tensor::Backend;
+use pellucid_tokenizer::{ChatTemplate, Tokenizer};
+
+/// How to compute; the same flags for every command that runs a model.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Computing")]
+pub(crate) struct ComputeArgs {
+    /// Threads to compute with [default: every core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// Instructions: scalar, avx2 or avx512
+    /// [default: the best that the machine has]
+    #[arg(long, verbatim_doc_comment, value_name = "NAME")]
+    cpu_isa: Option<Isa>,
+
+    /// Tokens that prompt and reply may take together
+    /// [default: what the model was made for]
+    #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+}
+
+/// Everything that answering takes.
+pub(crate) struct Loaded {
+    pub(crate) tokenizer: Tokenizer,
+    /// Absent for models that were not trained to converse.
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) session: Session,
+}
+
+pub(crate) fn load(path: &Path, args: &ComputeArgs) -> Result<Loaded> {
+    let checkpoint = Checkpoint::open(path)?;
+    let tokenizer = Tokenizer::from_checkpoint(&checkpoint).with_context(|| path.display().to_string())?;
+    let template = match checkpoint.chat_template() {
+        Some(source) => Some(ChatTemplate::compile(source, &tokenizer)?),
+        None => None,
+    };
+    let backend = backend(args)?;
+    let options = LoadOptions { context_len: args.context.map(|tokens| tokens as usize) };
+    let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ())
+        .with_context(|| path.display().to_string())?;
+    let session = Session::new(Box::new(model), &*backend)?;
+    Ok(Loaded { tokenizer, template, session })
+}
+
+fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
+    let defaults = CpuOptions::default();
+    let options = CpuOptions {
+        num_threads: args.threads.map_or(defaults.num_threads, usize::from),
+        isa: args.cpu_isa.unwrap_or(defaults.isa),
+    };
+    match CpuBackend::new(options) {
+        Some(backend) => Ok(Arc::new(backend)),
+        None => {
+            let available: Vec<&str> = Isa::ALL.iter().filter(|isa| isa.is_available()).map(|isa| isa.name()).collect();
+            bail!("--cpu-isa {}: this machine does not have it; it has {}", options.isa, available.join(", "))
+        }
+    }
+}
