@@ -59,7 +59,7 @@ pub struct Decoder {
 /// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Activations {
-    /// The residual stream, [rows][hidden].
+    /// The residual stream, `[rows][hidden]`.
     pub(crate) hidden: Tensor,
     pub(crate) normed: Tensor,
     /// What attention or the MLP adds to the stream.

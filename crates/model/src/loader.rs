@@ -282,7 +282,7 @@ impl Loader<'_> {
         Ok(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes })
     }
 
-    /// A matrix that the file stores as [in][out], turned round; its format is a plain one.
+    /// A matrix that the file stores as `[in][out]`, turned round; its format is a plain one.
     fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
         let tensor = self.find(name)?;
         expect_shape(&tensor, &[cols, rows])?;

@@ -5,7 +5,7 @@ use pellucid_tensor::{DType, HostWeight};
 /// XGLM counts positions from 2: the first two rows belonged to padding in the library that it was trained with.
 const FIRST_POSITION: usize = 2;
 
-/// [context][hidden]: the sines of all frequencies, then the cosines; the frequencies fall from 1 to 1 / 10,000.
+/// `[context][hidden]`: the sines of all frequencies, then the cosines; the frequencies fall from 1 to 1 / 10,000.
 pub(crate) fn table(context_len: usize, hidden_size: usize) -> HostWeight {
     let half = hidden_size / 2;
     let step = 10_000f64.ln() / (half as f64 - 1.0).max(1.0);

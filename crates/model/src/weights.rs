@@ -5,13 +5,13 @@ use pellucid_tensor::{GatedMlp, Linear, Tensor};
 /// Immutable once loaded.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// [vocabulary][hidden]
+    /// `[vocabulary][hidden]`
     pub(crate) embedding: Tensor,
-    /// [context][hidden], for learned and sinusoidal positions.
+    /// `[context][hidden]`, for learned and sinusoidal positions.
     pub(crate) positions: Option<Tensor>,
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: Norm,
-    /// [vocabulary][hidden]; absent when it is the embedding table.
+    /// `[vocabulary][hidden]`; absent when it is the embedding table.
     pub(crate) output: Linear,
 }
 

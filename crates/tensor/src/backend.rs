@@ -59,7 +59,7 @@ pub struct SequenceSpan {
     pub blocks: Range<usize>,
 }
 
-/// The keys and values of one layer, in blocks: a row is a block, laid out as [kv head][offset in block][head_size].
+/// The keys and values of one layer, in blocks: a row is a block, laid out as `[kv head][offset in block][head_size]`.
 #[derive(Debug)]
 pub struct KvLayer {
     pub keys: Tensor,
@@ -87,7 +87,7 @@ pub struct Rope<'a> {
 /// Arguments of [`Backend::store_kv`].
 #[derive(Debug)]
 pub struct StoreKv<'a> {
-    /// [rows][kv heads * head_size]
+    /// `[rows][kv heads * head_size]`
     pub keys: &'a Tensor,
     pub values: &'a Tensor,
     /// For each row, block * block_len + offset.
@@ -98,7 +98,7 @@ pub struct StoreKv<'a> {
 /// Arguments of [`Backend::attention`].
 #[derive(Debug)]
 pub struct Attention<'a> {
-    /// [rows][heads * head_size]
+    /// `[rows][heads * head_size]`
     pub queries: &'a Tensor,
     pub kv: &'a KvLayer,
     pub positions: &'a [u32],
@@ -113,7 +113,7 @@ pub struct Attention<'a> {
     pub window: Option<usize>,
 }
 
-/// A linear map: `y = W x + b`, W as [out][in].
+/// A linear map: `y = W x + b`, W as `[out][in]`.
 #[derive(Debug)]
 pub struct Linear {
     pub weight: Tensor,
@@ -139,9 +139,9 @@ pub struct Routing {
 /// Arguments of [`Backend::expert_mlp`].
 #[derive(Debug)]
 pub struct ExpertMlp<'a> {
-    /// [rows][hidden]
+    /// `[rows][hidden]`
     pub x: &'a Tensor,
-    /// [rows][experts], before the softmax.
+    /// `[rows][experts]`, before the softmax.
     pub router_logits: &'a Tensor,
     pub routing: Routing,
     pub experts: &'a [GatedMlp],

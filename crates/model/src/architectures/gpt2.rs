@@ -1,5 +1,5 @@
 //! GPT-2: learned positions, LayerNorm, biases everywhere, a plain MLP with the tanh form of GELU, one matrix for query, key and value.
-//! Hugging Face files store its matrices as [in][out].
+//! Hugging Face files store its matrices as `[in][out]`.
 
 use pellucid_tensor::Activation;
 

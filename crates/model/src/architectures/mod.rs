@@ -55,7 +55,7 @@ pub(crate) struct Blueprint {
     pub(crate) names: Names,
     /// Norm weights are stored as their distance from one.
     pub(crate) norms_from_one: bool,
-    /// Matrices are stored as [in][out].
+    /// Matrices are stored as `[in][out]`.
     pub(crate) transposed: bool,
     /// The output projection is the embedding table, even where a file holds a copy of it.
     pub(crate) tied: bool,
