@@ -36,10 +36,6 @@ pub enum Error {
 
     #[error("chat template uses more than {limit} steps")]
     TemplateTooSlow { limit: u64 },
-
-    /// The template turned message text into other text, so that its origin cannot be followed.
-    #[error("chat template: the origin of message text was lost: {0}")]
-    TemplateProvenance(String),
 }
 
 impl Error {

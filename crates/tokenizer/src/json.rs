@@ -3,6 +3,7 @@
 //! Vocabulary, merges and scores go into our own models, which can be told that no text may become a control token.
 //! Normalizers and pre-tokenizers that we have no fast version of are left to the `tokenizers` crate ([`parts`]).
 
+mod charsmap;
 mod parts;
 
 use pellucid_checkpoint::HuggingFace;
@@ -58,7 +59,7 @@ fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
     };
     let names = SpecialNames::read(config);
     let table = TokenTable::new(pieces, root, model, &names)?;
-    let vocabulary = Vocabulary::new(table.pieces.iter().map(|(piece, kind)| (piece.as_str(), *kind)), spelling)?;
+    let mut vocabulary = Vocabulary::new(table.pieces.iter().map(|(piece, kind)| (piece.as_str(), *kind)), spelling)?;
     let unknown = match model_type {
         "BPE" => model["unk_token"].as_str().and_then(|piece| vocabulary.id_of(piece)),
         _ => as_id(&model["unk_id"]).filter(|&id| (id as usize) < vocabulary.len()),
@@ -90,6 +91,11 @@ fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
     let normalizer = parts::normalizer(&root["normalizer"])?;
     let (prefix, suffix) = parts::post_processor(&root["post_processor"], &vocabulary)?;
     let (added, added_normalized) = table.added(&normalizer);
+    for token in added_normalized.tokens() {
+        if vocabulary.piece(token.id) != token.content {
+            vocabulary.set_text(token.id, &token.content);
+        }
+    }
     Ok(Tokenizer {
         added,
         added_normalized,
@@ -194,16 +200,21 @@ impl SpecialNames {
 /// All tokens of the file by id, and the added ones with their habits.
 struct TokenTable {
     pieces: Vec<(String, Kind)>,
+    /// With each, whether it matches normalized text.
     added: Vec<(AddedToken, bool)>,
+    /// Ids may leave gaps, but not so many that a small file makes a large table.
+    bound: usize,
 }
 
 impl TokenTable {
     fn new(model_pieces: Pieces, root: &Value, model: &Value, names: &SpecialNames) -> Result<TokenTable, Error> {
         let byte_fallback = model["byte_fallback"].as_bool().unwrap_or(false);
-        let mut table = TokenTable { pieces: Vec::new(), added: Vec::new() };
+        let mut table = TokenTable { pieces: Vec::new(), added: Vec::new(), bound: 0 };
+        let num_added = root["added_tokens"].as_array().map_or(0, Vec::len);
+        table.bound = (model_pieces.len() + num_added) * 4 + 65_536;
         for (piece, id) in model_pieces {
             let kind = if byte_fallback && parse_byte_piece(&piece).is_some() { Kind::Byte } else { Kind::Normal };
-            table.place(id, piece, kind);
+            table.place(id, piece, kind)?;
         }
         let no_tokens = Vec::new();
         let unknown = match model["unk_token"].as_str() {
@@ -224,7 +235,7 @@ impl TokenTable {
                 true => Kind::Control,
                 false => Kind::UserDefined,
             };
-            table.place(id as usize, content.to_owned(), kind);
+            table.place(id as usize, content.to_owned(), kind)?;
             let token = AddedToken {
                 id: id as u32,
                 content: content.to_owned(),
@@ -250,11 +261,19 @@ impl TokenTable {
         }
     }
 
-    fn place(&mut self, id: usize, piece: String, kind: Kind) {
+    fn place(&mut self, id: usize, piece: String, kind: Kind) -> Result<(), Error> {
+        if id >= self.bound {
+            return Err(Error::invalid(
+                format!("tokenizer.json: id of {piece:?}"),
+                format!("an id below {}", self.bound),
+                id,
+            ));
+        }
         if id >= self.pieces.len() {
             self.pieces.resize(id + 1, (String::new(), Kind::Unused));
         }
         self.pieces[id] = (piece, kind);
+        Ok(())
     }
 
     /// The tokens that match text as it is, and those that match it normalized.

@@ -3,6 +3,7 @@
 //! All encoders and the decoder look tokens up here. It knows how a piece spells bytes, and nothing about how text is cut.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use crate::error::Error;
 
@@ -58,6 +59,8 @@ pub(crate) struct Vocabulary {
     /// Open addressing by the piece's hash; the size is a power of two, at most half full.
     slots: Vec<u32>,
     spelling: Spelling,
+    /// The few tokens whose text is not what their piece spells.
+    other_bytes: HashMap<u32, Vec<u8>>,
 }
 
 impl Vocabulary {
@@ -77,6 +80,7 @@ impl Vocabulary {
             mergeable: Vec::with_capacity(count),
             slots: vec![EMPTY_SLOT; (count * 2).next_power_of_two()],
             spelling,
+            other_bytes: HashMap::new(),
         };
         for (piece, kind) in pieces {
             vocabulary.push(piece, kind)?;
@@ -162,8 +166,16 @@ impl Vocabulary {
         Some(ids)
     }
 
+    /// Lets a token stand for other text than its piece spells: one that matched normalized text stands for that.
+    pub(crate) fn set_text(&mut self, id: u32, text: &str) {
+        self.other_bytes.insert(id, text.replace(METASPACE, " ").into_bytes());
+    }
+
     /// The bytes that a token stands for in text.
     pub(crate) fn bytes(&self, id: u32) -> Cow<'_, [u8]> {
+        if let Some(bytes) = self.other_bytes.get(&id) {
+            return Cow::Borrowed(bytes);
+        }
         let piece = self.piece(id);
         match (self.kind(id), self.spelling) {
             (Kind::Byte, _) => match parse_byte_piece(piece) {

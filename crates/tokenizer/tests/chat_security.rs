@@ -338,7 +338,7 @@ fn text_of_the_private_planes_is_kept() {
     let template = ChatTemplate::compile(&source, &tokenizer).unwrap();
     // Forged marks: the characters that would stand for `<|im_end|>`, and others of those planes.
     let forged: String = "<|im_end|>".chars().map(|c| char::from_u32(c as u32 + 0xF_0000).unwrap()).collect();
-    let text = format!("a{forged}\u{FFFD}\u{10FFFD}\u{FDD0}b");
+    let text = format!("a{forged}\u{FFFD}\u{10FFFD}\u{FDD0}\u{20000}𠀋b");
     let messages = [message("user", &text)];
     let segments = template.render(&Conversation { messages: &messages, ..Conversation::default() }).unwrap();
     assert!(segments.iter().any(|segment| segment.text == text && !segment.trusted), "{segments:?}");

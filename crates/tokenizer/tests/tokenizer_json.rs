@@ -4,7 +4,7 @@
 mod common;
 
 use pellucid_tokenizer::{Kind, Tokenizer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const FAMILIES: [&str; 13] = [
     "gpt2",
@@ -128,4 +128,64 @@ fn texts_of_the_reference_library() {
             );
         }
     }
+}
+
+/// Each edit makes a good file bad; the error says where.
+#[test]
+fn bad_files_are_errors_that_name_the_place() {
+    type Edit = fn(&mut Value);
+    let cases: [(&str, Edit, &str); 18] = [
+        ("gpt2", |t| *t = json!("text"), "model"),
+        (
+            "gpt2",
+            |t| t["model"] = json!({ "type": "WordPiece" }),
+            "\"WordPiece\" is not supported; supported are BPE, Unigram",
+        ),
+        ("gpt2", |t| t["model"]["vocab"] = json!([]), "model.vocab"),
+        ("gpt2", |t| t["model"]["vocab"]["a"] = json!(-1), "model.vocab[\"a\"]"),
+        ("gpt2", |t| t["model"]["vocab"]["a"] = json!(1u64 << 40), "model.vocab[\"a\"]"),
+        ("gpt2", |t| t["model"]["vocab"]["a"] = json!((1 << 24) - 1), "an id below"),
+        ("gpt2", |t| t["model"]["merges"] = json!({}), "model.merges"),
+        ("gpt2", |t| t["model"]["merges"][0] = json!("joined"), "model.merges[0]"),
+        ("gpt2", |t| t["model"]["merges"][0] = json!(["q", "no such piece"]), "merge 0"),
+        ("gpt2", |t| t["model"]["continuing_subword_prefix"] = json!("##"), "continuing_subword_prefix"),
+        ("gpt2", |t| t["added_tokens"][0]["id"] = json!(1u64 << 33), "added_tokens[0]"),
+        ("gpt2", |t| t["added_tokens"][0]["content"] = json!(7), "added_tokens[0]"),
+        ("gpt2", |t| t["pre_tokenizer"] = json!({ "type": "Nonesuch" }), "pre_tokenizer"),
+        ("llama3", |t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(("), "pattern"),
+        ("llama3", |t| t["post_processor"]["special_tokens"]["<|start|>"]["ids"][0] = json!(99999), "post_processor"),
+        ("qwen2", |t| t["normalizer"] = json!({ "type": "Nonesuch" }), "normalizer"),
+        (
+            "xglm",
+            |t| t["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!("/////w=="),
+            "precompiled_charsmap",
+        ),
+        ("xglm", |t| t["model"]["vocab"][5] = json!(["piece"]), "model.vocab[5]"),
+    ];
+    for (family, edit, expected) in cases {
+        let mut folder = common::fixture(family);
+        let mut tokenizer: Value = serde_json::from_str(folder.tokenizer.as_ref().unwrap()).unwrap();
+        edit(&mut tokenizer);
+        folder.tokenizer = Some(tokenizer.to_string());
+        let error = Tokenizer::from_hugging_face(&folder).unwrap_err().to_string();
+        assert!(error.contains(expected), "{family}: {error:?} should name {expected:?}");
+    }
+    let mut folder = common::fixture("gpt2");
+    folder.tokenizer = Some("{".into());
+    assert!(Tokenizer::from_hugging_face(&folder).unwrap_err().to_string().contains("tokenizer.json"));
+    folder.tokenizer = None;
+    assert!(Tokenizer::from_hugging_face(&folder).unwrap_err().to_string().contains("tokenizer.json"));
+}
+
+#[test]
+fn ids_that_end_a_turn_come_from_all_files() {
+    let mut folder = common::fixture("llama3");
+    let id = |name: &str| Tokenizer::from_hugging_face(&common::fixture("llama3")).unwrap().id_of(name).unwrap();
+    folder.tokenizer_config = Some(json!({ "eos_token": "<|end|>", "bos_token": { "content": "<|start|>" } }));
+    folder.generation_config = Some(json!({ "eos_token_id": [id("<|lstrip|>"), id("<|end|>"), 1u64 << 40] }));
+    folder.config = json!({ "eos_token_id": id("<|rstrip|>") });
+    let tokenizer = Tokenizer::from_hugging_face(&folder).unwrap();
+    assert_eq!(tokenizer.end_ids(), [id("<|end|>"), id("<|lstrip|>"), id("<|rstrip|>")]);
+    assert_eq!(tokenizer.bos(), Some(id("<|start|>")));
+    assert_eq!(tokenizer.prefix(), [id("<|start|>")]);
 }

@@ -13,6 +13,7 @@
 //! template writes. Such tokens become plain text, even where the template wrote them: safe, at the cost of the
 //! template's own use of exactly those tokens in this one conversation.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use serde_json::Value;
@@ -24,16 +25,15 @@ use crate::tokenizer::Tokenizer;
 
 /// Planes 15 and 16 are private use. Plane 15 holds the marks of plane 0, plane 16 those of plane 1.
 const FIRST_MARK: u32 = 0xF_0000;
-/// Stands for a character from outside that is itself of these planes.
+/// Stands for a character from outside that is beyond planes 0 and 1 and so has no marked form.
 const STAND_IN: char = char::REPLACEMENT_CHARACTER;
 
-/// The marked form of a visible character; white space and the far planes, which no token is made of, stay.
+/// The marked form of a visible character; white space stays.
 fn marked(c: char) -> char {
     match c {
         c if c.is_whitespace() => c,
         '\0'..='\u{1FFFF}' => char::from_u32(c as u32 + FIRST_MARK).unwrap_or(c),
-        c if c as u32 >= FIRST_MARK => STAND_IN,
-        c => c,
+        _ => STAND_IN,
     }
 }
 
@@ -140,16 +140,15 @@ impl Origins {
             collect_text(value, Some(name), &mut outside);
         }
         let mut ranges: Vec<Range<usize>> = Vec::new();
-        for token in self.guarded.tokens() {
-            let mut found = text.match_indices(&token.content).peekable();
-            if found.peek().is_some() && self.could_come_from(&token.content, &outside) {
-                ranges.extend(found.map(|(at, part)| at..at + part.len()));
+        let mut judged: HashMap<u32, bool> = HashMap::new();
+        self.guarded.find_all(text, &mut |token, range| {
+            if *judged.entry(token.id).or_insert_with(|| self.could_come_from(&token.content, &outside)) {
+                ranges.push(range);
             }
-        }
-        ranges.sort_by_key(|range| range.start);
+        });
         let mut segments = Vec::new();
         let mut end = 0;
-        for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        for range in ranges {
             let start = range.start.max(end);
             if start >= range.end {
                 continue;
@@ -279,7 +278,7 @@ fn segments_by_marks(text: &str, marked: &str) -> Option<Vec<Segment>> {
     let mut others = marked.chars();
     for c in text.chars() {
         let other = others.next()?;
-        let same = if is_marked(c) { other == STAND_IN } else { unmarked(other) == c };
+        let same = unmarked(other) == c || (other == STAND_IN && c > '\u{1FFFF}');
         if !same {
             return None;
         }
@@ -317,7 +316,7 @@ mod tests {
             assert_eq!(is_marked(marked(c)), !c.is_whitespace());
         }
         assert_eq!(marked('\u{10FFFF}'), STAND_IN);
-        assert_eq!(marked('\u{20000}'), '\u{20000}');
+        assert_eq!(marked('\u{20000}'), STAND_IN);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
-use super::wrong;
+use super::{charsmap, wrong};
 use crate::error::Error;
 use crate::normalize::{Normalizer, Rewrite};
 use crate::pipeline::{PreTokenizer, Prepend, SpaceRule};
@@ -32,6 +32,11 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
     };
     let mut rewrites = Vec::new();
     for step in flatten(part, "normalizers") {
+        if step["type"] == "Precompiled"
+            && let Err(reason) = charsmap::check(step["precompiled_charsmap"].as_str().unwrap_or_default())
+        {
+            return Err(Error::invalid("tokenizer.json: normalizer.precompiled_charsmap", "a sound map", reason));
+        }
         rewrites.push(match step["type"].as_str() {
             Some("NFC") => Rewrite::Nfc,
             Some("Prepend") => match step["prepend"].as_str() {

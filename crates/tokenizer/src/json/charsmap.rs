@@ -1,0 +1,103 @@
+//! The check of a SentencePiece character map before the `tokenizers` crate gets it.
+//!
+//! A map is a little-endian length in bytes, a double-array trie of 32-bit units, and the replacement texts, each ended
+//! by a zero byte. The crate follows the trie without looking at its bounds, so here every step that any text could
+//! take is walked once.
+
+/// Why a map is refused, or `Ok` when no text can lead outside of it. `base64` is the field of tokenizer.json.
+pub(super) fn check(base64: &str) -> Result<(), &'static str> {
+    let bytes = decode_base64(base64).ok_or("not base64")?;
+    let (length, rest) = bytes.split_first_chunk().ok_or("shorter than its length field")?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let trie = rest.get(..length).ok_or("a trie longer than the map")?;
+    let texts = std::str::from_utf8(&rest[length / 4 * 4..]).map_err(|_| "replacement texts are not UTF-8")?;
+    let units: Vec<u32> =
+        trie.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]])).collect();
+    walk(&units, texts)
+}
+
+/// Where a unit's children begin, relative to its own place.
+fn offset(unit: u32) -> usize {
+    ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize
+}
+
+fn walk(units: &[u32], texts: &str) -> Result<(), &'static str> {
+    let root = *units.first().ok_or("an empty trie")?;
+    let mut seen = vec![false; units.len()];
+    let mut open = vec![offset(root)];
+    while let Some(base) = open.pop() {
+        for byte in 1..=255usize {
+            let place = base ^ byte;
+            let unit = *units.get(place).ok_or("a step outside of the trie")?;
+            if unit & (1 << 31 | 0xFF) != byte as u32 || std::mem::replace(&mut seen[place], true) {
+                continue;
+            }
+            let children = place ^ offset(unit);
+            if unit >> 8 & 1 == 1 {
+                let value = units.get(children).ok_or("a leaf outside of the trie")? & !(1 << 31);
+                if !texts.is_char_boundary(value as usize) {
+                    return Err("a replacement outside of the texts");
+                }
+            }
+            open.push(children);
+        }
+    }
+    Ok(())
+}
+
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let text = text.trim_end_matches('=');
+    let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
+    let mut bits = 0u32;
+    let mut num_bits = 0;
+    for byte in text.bytes() {
+        let digit = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(digit);
+        num_bits += 6;
+        if num_bits >= 8 {
+            num_bits -= 8;
+            out.push((bits >> num_bits) as u8);
+            bits &= (1 << num_bits) - 1;
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_read() {
+        assert_eq!(decode_base64("TWFu").unwrap(), b"Man");
+        assert_eq!(decode_base64("TWE=").unwrap(), b"Ma");
+        assert_eq!(decode_base64("+/8=").unwrap(), [0xFB, 0xFF]);
+        assert_eq!(decode_base64("T*"), None);
+    }
+
+    #[test]
+    fn maps_that_lead_outside_are_refused() {
+        assert!(check("").is_err());
+        // A length of 2^32 - 1.
+        assert_eq!(check("/////w=="), Err("a trie longer than the map"));
+        assert_eq!(walk(&[0], ""), Err("a step outside of the trie"));
+        let mut units = vec![0u32; 512];
+        assert_eq!(walk(&units, ""), Ok(()));
+        // The root's child for 'a' is a leaf whose value lies past the texts.
+        units[0] = 256 << 10;
+        units[256 ^ 97] = 97 | 1 << 8 | 1 << 10;
+        units[256 ^ 97 ^ 1] = 1 << 31 | 5;
+        assert_eq!(walk(&units, "abc"), Err("a replacement outside of the texts"));
+        assert_eq!(walk(&units, "abcdef\0"), Ok(()));
+        // Its children begin far outside.
+        units[256 ^ 97] = 97 | 0xFFFF << 10;
+        assert_eq!(walk(&units, "abc"), Err("a step outside of the trie"));
+    }
+}

@@ -1,0 +1,200 @@
+//! Tokenizers of small hand-made GGUF files: what the keys mean, and what a bad file gets.
+
+use std::path::PathBuf;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_tokenizer::{Error, Kind, Tokenizer};
+
+/// A value of a GGUF key, of the kinds that tokenizers use.
+#[derive(Clone)]
+enum Field {
+    Text(&'static str),
+    Number(u32),
+    Flag(bool),
+    Texts(Vec<String>),
+    Numbers(Vec<i32>),
+    Scores(Vec<f32>),
+}
+
+/// A GGUF file with no tensors.
+fn file(fields: &[(&str, Field)]) -> Vec<u8> {
+    fn text(out: &mut Vec<u8>, text: &str) {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    }
+    fn array(out: &mut Vec<u8>, kind: u32, len: usize) {
+        out.extend(9u32.to_le_bytes());
+        out.extend(kind.to_le_bytes());
+        out.extend((len as u64).to_le_bytes());
+    }
+    let mut out = b"GGUF".to_vec();
+    out.extend(3u32.to_le_bytes());
+    out.extend(0u64.to_le_bytes());
+    out.extend((fields.len() as u64).to_le_bytes());
+    for (key, field) in fields {
+        text(&mut out, key);
+        match field {
+            Field::Text(value) => {
+                out.extend(8u32.to_le_bytes());
+                text(&mut out, value);
+            }
+            Field::Number(value) => {
+                out.extend(4u32.to_le_bytes());
+                out.extend(value.to_le_bytes());
+            }
+            Field::Flag(value) => {
+                out.extend(7u32.to_le_bytes());
+                out.push(u8::from(*value));
+            }
+            Field::Texts(values) => {
+                array(&mut out, 8, values.len());
+                values.iter().for_each(|value| text(&mut out, value));
+            }
+            Field::Numbers(values) => {
+                array(&mut out, 5, values.len());
+                values.iter().for_each(|value| out.extend(value.to_le_bytes()));
+            }
+            Field::Scores(values) => {
+                array(&mut out, 6, values.len());
+                values.iter().for_each(|value| out.extend(value.to_le_bytes()));
+            }
+        }
+    }
+    out
+}
+
+fn load(fields: &[(&str, Field)]) -> Result<Tokenizer, Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("model.gguf");
+    std::fs::write(&path, file(fields)).unwrap();
+    Tokenizer::from_checkpoint(&Checkpoint::open(&path)?)
+}
+
+fn with<'k>(base: &[(&'k str, Field)], key: &'k str, field: Option<Field>) -> Vec<(&'k str, Field)> {
+    let mut fields: Vec<_> = base.iter().filter(|(known, _)| *known != key).cloned().collect();
+    fields.extend(field.map(|field| (key, field)));
+    fields
+}
+
+fn texts(list: &[&str]) -> Field {
+    Field::Texts(list.iter().map(|text| (*text).to_owned()).collect())
+}
+
+/// SentencePiece with the control token `</s>` reachable by merging, and no byte tokens but two.
+fn sentencepiece() -> Vec<(&'static str, Field)> {
+    let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "ab", "<", "/", "s", ">", "</", "s>", "<tag>"];
+    let kinds = [2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4];
+    let scores = [0., 0., 0., -9., -9., -9., -1., -2., -9., -9., -9., -9., -3., -3., 0.];
+    vec![
+        ("general.architecture", Field::Text("llama")),
+        ("tokenizer.ggml.model", Field::Text("llama")),
+        ("tokenizer.ggml.tokens", texts(&tokens)),
+        ("tokenizer.ggml.token_type", Field::Numbers(kinds.to_vec())),
+        ("tokenizer.ggml.scores", Field::Scores(scores.to_vec())),
+    ]
+}
+
+fn byte_level() -> Vec<(&'static str, Field)> {
+    let mut tokens = vec!["a", "b", "Ġ", "ab", "Ġab", "<|im_end|>", "<bos>", "n"];
+    tokens.push("Ċ");
+    vec![
+        ("general.architecture", Field::Text("llama")),
+        ("tokenizer.ggml.model", Field::Text("gpt2")),
+        ("tokenizer.ggml.pre", Field::Text("gpt-2")),
+        ("tokenizer.ggml.tokens", texts(&tokens)),
+        ("tokenizer.ggml.token_type", Field::Numbers(vec![1, 1, 1, 1, 1, 1, 3, 1, 1])),
+        ("tokenizer.ggml.merges", texts(&["a b", "Ġ ab"])),
+        ("tokenizer.ggml.bos_token_id", Field::Number(6)),
+    ]
+}
+
+#[test]
+fn sentencepiece_merges_by_score_and_never_into_a_control_token() {
+    let tokenizer = load(&sentencepiece()).unwrap();
+    let ids = |text: &str| tokenizer.encode(text);
+    let id = |piece: &str| tokenizer.id_of(piece).unwrap();
+    assert_eq!(ids("ab"), [id("▁a"), id("b")], "▁a has the better score");
+    assert_eq!(ids(" "), [id("▁"), id("▁")]);
+    assert!(ids("").is_empty());
+    assert_eq!(ids("</s>"), [id("▁"), id("</"), id("s>")], "plain text");
+    assert_eq!(tokenizer.encode_special("</s>"), [2]);
+    assert_eq!(tokenizer.encode_special("a</s>a"), [id("▁a"), 2, id("▁a")], "a space before each stretch");
+    assert_eq!(ids("a<tag>b"), [id("▁a"), id("<tag>"), id("▁"), id("b")]);
+    assert_eq!(ids("中"), [id("▁"), id("<unk>")]);
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.unknown()), (Some(1), Some(2), Some(0)));
+    assert_eq!((tokenizer.prefix(), tokenizer.suffix()), (&[1][..], &[][..]));
+    assert_eq!(tokenizer.end_ids(), [2]);
+    assert_eq!(tokenizer.decode(&[1, id("▁a"), id("▁"), id("b")], true), "a b");
+}
+
+#[test]
+fn flags_of_the_file_are_followed() {
+    let plain = with(&sentencepiece(), "tokenizer.ggml.add_space_prefix", Some(Field::Flag(false)));
+    let plain = with(&plain, "tokenizer.ggml.add_bos_token", Some(Field::Flag(false)));
+    let plain = with(&plain, "tokenizer.ggml.add_eos_token", Some(Field::Flag(true)));
+    let tokenizer = load(&plain).unwrap();
+    assert_eq!(tokenizer.encode("ab"), [tokenizer.id_of("ab").unwrap()]);
+    assert_eq!((tokenizer.prefix(), tokenizer.suffix()), (&[][..], &[2][..]));
+    let ids = tokenizer.encode(" a");
+    assert_eq!(tokenizer.decode(&ids, false), " a", "without a prefix the space is text");
+    let squeezed = with(&plain, "tokenizer.ggml.remove_extra_whitespaces", Some(Field::Flag(true)));
+    let tokenizer = load(&squeezed).unwrap();
+    assert_eq!(tokenizer.encode("  a   b "), tokenizer.encode("a b"));
+}
+
+#[test]
+fn byte_level_merges_and_names() {
+    let tokenizer = load(&byte_level()).unwrap();
+    assert_eq!(tokenizer.encode("ab ab\n"), [3, 4, 8]);
+    // The file calls it ordinary text, which would let any text end the turn.
+    assert_eq!(tokenizer.token(5).unwrap().kind, Kind::Control);
+    assert_eq!(tokenizer.end_ids(), [5]);
+    assert_eq!(tokenizer.encode("<|im_end|>"), [7], "only the bytes that the vocabulary has");
+    assert!(tokenizer.prefix().is_empty(), "GPT-2 prepends nothing");
+    let llama = with(&byte_level(), "tokenizer.ggml.pre", Some(Field::Text("llama-bpe")));
+    assert_eq!(load(&llama).unwrap().prefix(), [6], "Llama 3 does");
+}
+
+#[test]
+fn bad_files_are_errors_that_name_the_key() {
+    let spm = sentencepiece();
+    let bpe = byte_level();
+    let cases: Vec<(Vec<(&str, Field)>, &str)> = vec![
+        (with(&spm, "tokenizer.ggml.model", None), "tokenizer.ggml.model"),
+        (
+            with(&spm, "tokenizer.ggml.model", Some(Field::Text("bert"))),
+            "\"bert\" is not supported; supported are gpt2, llama",
+        ),
+        (with(&spm, "tokenizer.ggml.tokens", None), "tokenizer.ggml.tokens"),
+        (with(&with(&spm, "tokenizer.ggml.token_type", None), "tokenizer.ggml.tokens", Some(texts(&[]))), "tokens"),
+        (with(&spm, "tokenizer.ggml.scores", None), "tokenizer.ggml.scores"),
+        (with(&spm, "tokenizer.ggml.scores", Some(Field::Scores(vec![0.0]))), "tokenizer.ggml.scores"),
+        (with(&spm, "tokenizer.ggml.token_type", Some(Field::Numbers(vec![1; 3]))), "tokenizer.ggml.token_type"),
+        (with(&spm, "tokenizer.ggml.bos_token_id", Some(Field::Number(15))), "tokenizer.ggml.bos_token_id"),
+        (with(&spm, "tokenizer.ggml.eos_token_id", Some(Field::Number(u32::MAX))), "tokenizer.ggml.eos_token_id"),
+        (with(&spm, "tokenizer.ggml.eot_token_id", Some(Field::Text("x"))), "tokenizer.ggml.eot_token_id"),
+        (with(&spm, "tokenizer.ggml.add_bos_token", Some(Field::Number(1))), "tokenizer.ggml.add_bos_token"),
+        (with(&bpe, "tokenizer.ggml.pre", None), "tokenizer.ggml.pre"),
+        (
+            with(&bpe, "tokenizer.ggml.pre", Some(Field::Text("nonesuch"))),
+            "\"nonesuch\" is not supported; supported are default",
+        ),
+        (with(&bpe, "tokenizer.ggml.merges", None), "tokenizer.ggml.merges"),
+        (with(&bpe, "tokenizer.ggml.merges", Some(texts(&["ab"]))), "tokenizer.ggml.merges"),
+        (with(&bpe, "tokenizer.ggml.merges", Some(texts(&["a x"]))), "merge 0"),
+        (with(&bpe, "tokenizer.ggml.merges", Some(texts(&["a b", "b a"]))), "merge 1"),
+        (with(&bpe, "tokenizer.ggml.merges", Some(texts(&[""]))), "tokenizer.ggml.merges"),
+    ];
+    for (fields, expected) in cases {
+        let error = load(&fields).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error:?} should name {expected:?}");
+    }
+}
+
+#[test]
+fn odd_scores_do_no_harm() {
+    let scores = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MIN, f32::MAX, -0.0, 0.0, 1.0];
+    let scores: Vec<f32> = scores.iter().copied().cycle().take(15).collect();
+    let tokenizer = load(&with(&sentencepiece(), "tokenizer.ggml.scores", Some(Field::Scores(scores)))).unwrap();
+    assert_eq!(tokenizer.decode(&tokenizer.encode("ab</s>a b"), false), "ab</s>a b");
+}

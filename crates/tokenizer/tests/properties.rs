@@ -1,0 +1,80 @@
+//! What holds for any text: no control token out of plain text, and no change by where segments are cut.
+
+mod common;
+
+use std::sync::OnceLock;
+
+use pellucid_tokenizer::{Kind, Segment, Tokenizer};
+use proptest::prelude::*;
+
+const FAMILIES: [&str; 6] = ["llama3", "qwen2", "llama2", "mistral", "gemma", "xglm"];
+
+fn tokenizers() -> &'static [Tokenizer] {
+    static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let load = |name: &&str| {
+            let mut tokenizer = Tokenizer::from_hugging_face(&common::fixture(name)).unwrap();
+            tokenizer.guard("<tool> </tool> <mask>");
+            tokenizer
+        };
+        FAMILIES.iter().map(load).collect()
+    })
+}
+
+/// Text with whole, broken and nested tokens in it.
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        3 => prop::sample::select(vec![
+            "<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|start|>", "<|end|>", "<|lstrip|>", "<|rstrip|>", "<tool>", "</tool>",
+            "<h1>", "day", "<|e", "nd|>", "<", "|", "▁", "\n\n", " ",
+        ]).prop_map(String::from),
+        1 => "[a-zA-Z0-9 ]{1,6}",
+        1 => "\\PC{1,3}",
+    ];
+    prop::collection::vec(piece, 0..16).prop_map(|parts| parts.concat())
+}
+
+fn steers(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
+    ids.iter().any(|&id| tokenizer.token(id).unwrap().kind == Kind::Control)
+}
+
+proptest! {
+    #[test]
+    fn plain_text_never_steers(which in 0..FAMILIES.len(), text in text()) {
+        let tokenizer = &tokenizers()[which];
+        prop_assert!(!steers(tokenizer, &tokenizer.encode(&text)));
+    }
+
+    #[test]
+    fn untrusted_segments_give_no_guarded_token(which in 0..FAMILIES.len(), parts in prop::collection::vec(text(), 0..5)) {
+        let tokenizer = &tokenizers()[which];
+        let segments: Vec<Segment> = parts.iter().map(|part| Segment::untrusted(part.as_str())).collect();
+        let ids = tokenizer.encode_segments(&segments);
+        let guarded = |id: &u32| tokenizer.is_guarded(*id) && tokenizer.token(*id).unwrap().kind != Kind::Unknown;
+        prop_assert!(!ids.iter().any(guarded), "{:?}", ids);
+    }
+
+    #[test]
+    fn trusted_segments_are_one_text(which in 0..FAMILIES.len(), parts in prop::collection::vec(text(), 0..5)) {
+        let tokenizer = &tokenizers()[which];
+        let segments: Vec<Segment> = parts.iter().map(|part| Segment::trusted(part.as_str())).collect();
+        prop_assert_eq!(tokenizer.encode_segments(&segments), tokenizer.encode_special(&parts.concat()));
+    }
+
+    /// In a mixed text there are at most as many of each guarded token as the trusted parts alone hold.
+    #[test]
+    fn mixed_segments_gain_nothing(which in 0..FAMILIES.len(), parts in prop::collection::vec((text(), any::<bool>()), 0..5)) {
+        let tokenizer = &tokenizers()[which];
+        let segments: Vec<Segment> = parts.iter().map(|(text, trusted)| Segment { text: text.clone(), trusted: *trusted }).collect();
+        let ids = tokenizer.encode_segments(&segments);
+        // Neighbouring trusted parts count as one; the untrusted between them are replaced by a break.
+        let trusted: String = parts.iter().map(|(text, trusted)| if *trusted { text.as_str() } else { "\u{2028}" }).collect();
+        for id in ids.iter().copied().filter(|&id| tokenizer.is_guarded(id)) {
+            let token = tokenizer.token(id).unwrap();
+            if token.kind != Kind::Unknown {
+                let found = ids.iter().filter(|&&other| other == id).count();
+                prop_assert!(found <= trusted.matches(token.piece).count(), "{} in {:?}", token.piece, segments);
+            }
+        }
+    }
+}
