@@ -3,6 +3,7 @@
 //! A [`Session`] serves one sequence at a time. The loop that serves many at once will take its place behind the same request.
 
 mod error;
+pub mod kv_cache;
 mod request;
 mod session;
 mod stats;
