@@ -1,144 +1,231 @@
-//! The choice of a token: greedy, or a draw at a temperature.
+//! The chain: parameters become an ordered list of steps once, and each token goes through that list.
 //!
-//! The draw is a race. Every token i gets the time `-ln(u_i) / p_i`, with u_i keyed by seed, position and token, and the fastest wins.
-//! That is exactly a draw from p, needs no sort and no running sum, and does not depend on the order of the candidates.
+//! `engine` makes a [`Sampler`] a request and calls it once a token. It knows logits and ids: no text, no device, no clock.
 
-use crate::philox::uniform;
+use crate::candidates::{Candidates, Workspace};
+use crate::draw::{Outcome, race};
+use crate::logprobs::{Logprobs, ModelView};
+use crate::params::{Mirostat, SamplingParams};
+use crate::steps::token_rules::TokenRules;
+use crate::steps::{Step, mirostat};
+use crate::trace::{Recorder, TokenTrace};
+use crate::{Error, History, StepKind};
 
-/// How to choose.
+/// Chooses tokens by one request's parameters. Immutable: what moves is in [`History`] and [`State`].
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    steps: Vec<Step>,
+    seed: u64,
+    vocab_size: usize,
+    logprobs: Option<u32>,
+    penalty_window: Option<u32>,
+    mirostat: Option<Mirostat>,
+    end_ids: Vec<u32>,
+    stop_ids: Vec<u32>,
+}
+
+/// What one choice depends on, besides the sampler.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// One a token of the vocabulary, as the model gave them.
+    pub logits: &'a [f32],
+    pub history: &'a History,
+    /// Of the token to be chosen, in the whole sequence: the number of tokens before it.
+    pub position: u32,
+    /// What a grammar allows: token t is bit t % 32 of word t / 32, 1 for allowed. `None` allows everything.
+    pub mask: Option<&'a [u32]>,
+}
+
+/// All that a sampler remembers of a sequence from token to token, and only mirostat reads it.
+///
+/// It is a copy away from being saved: speculation keeps one for each drafted position, and [`Sampler::replay`] makes it anew.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SamplingParams {
-    /// Logits are divided by it; 0 chooses the highest logit.
-    pub temperature: f32,
-    pub seed: u64,
+pub struct State {
+    /// The most surprising token that mirostat lets through, in bits.
+    pub mu: f64,
 }
 
-/// Why no token could be chosen, or why the parameters were refused.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-pub enum Error {
-    #[error("temperature: expected 0 to {MAX_TEMPERATURE}, found {found}")]
-    Temperature { found: f32 },
-    #[error("the model gave a logit that is not a number for token {token}")]
-    NotANumber { token: u32 },
-    #[error("every token is ruled out: no logit is finite")]
-    NothingLeft,
+/// A chosen token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    pub token: u32,
+    /// Whether the token ends the sequence.
+    pub end: Option<End>,
+    /// Where the parameters ask for them.
+    pub logprobs: Option<Logprobs>,
 }
 
-/// Far above any use: at 100, odds of a million to one become 1.15 to one.
-pub const MAX_TEMPERATURE: f32 = 100.0;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// One of `end_ids`: the model says that it is done.
+    EndOfSequence,
+    /// One of `stop_ids`.
+    Stop,
+}
 
-/// Below every value of ln(-ln u): the largest u is 1 - 2^-25, whose value is -17.33.
-const FASTEST_START: f64 = -17.4;
+/// The chain for some parameters. What is at its neutral value is left out; the mask and the draw are always there.
+fn chain(params: &SamplingParams, vocab_size: usize) -> Vec<Step> {
+    let order = params.samplers.as_deref().unwrap_or(&StepKind::MOVABLE);
+    let num_edits = order.iter().take_while(|kind| kind.edits()).count();
+    let (edits, rest) = order.split_at(num_edits);
+    let kinds = [
+        &[StepKind::LogitBias, StepKind::TokenRules],
+        edits,
+        &[StepKind::Mask],
+        rest,
+        &[StepKind::Mirostat, StepKind::Draw],
+    ];
+    kinds.concat().into_iter().filter(|&kind| params.uses(kind)).map(|kind| step(kind, params, vocab_size)).collect()
+}
 
-impl SamplingParams {
-    pub fn check(&self) -> Result<(), Error> {
-        if (0.0..=MAX_TEMPERATURE).contains(&self.temperature) {
-            Ok(())
-        } else {
-            Err(Error::Temperature { found: self.temperature })
+fn step(kind: StepKind, params: &SamplingParams, vocab_size: usize) -> Step {
+    let p = params;
+    match kind {
+        StepKind::LogitBias => Step::LogitBias(p.logit_bias.clone()),
+        StepKind::TokenRules => Step::TokenRules(TokenRules::new(p, vocab_size)),
+        StepKind::Repetition => Step::Repetition { penalty: p.repetition_penalty },
+        StepKind::FrequencyPresence => {
+            Step::FrequencyPresence { frequency: p.frequency_penalty, presence: p.presence_penalty }
         }
+        StepKind::Dry => Step::Dry(p.dry.clone()),
+        StepKind::Mask => Step::Mask,
+        StepKind::Temperature if p.dynamic_temperature_range == 0.0 => Step::Temperature { temperature: p.temperature },
+        StepKind::Temperature => Step::DynamicTemperature {
+            temperature: p.temperature,
+            range: p.dynamic_temperature_range,
+            exponent: p.dynamic_temperature_exponent,
+        },
+        StepKind::TopNSigma => Step::TopNSigma { n: p.top_n_sigma },
+        StepKind::TopK => Step::TopK { k: p.top_k },
+        StepKind::Typical => Step::Typical { p: p.typical_p },
+        StepKind::TopP => Step::TopP { p: p.top_p },
+        StepKind::MinP => Step::MinP { p: p.min_p },
+        StepKind::Xtc => Step::Xtc { probability: p.xtc_probability, threshold: p.xtc_threshold },
+        StepKind::Mirostat => Step::Mirostat(p.mirostat.unwrap_or_default()),
+        StepKind::Draw => Step::Draw,
     }
 }
 
-/// Chooses the token at `position` from its logits.
-pub fn sample(logits: &[f32], position: u32, params: &SamplingParams) -> Result<u32, Error> {
-    params.check()?;
-    if let Some(token) = logits.iter().position(|logit| logit.is_nan()) {
-        return Err(Error::NotANumber { token: token as u32 });
+impl Sampler {
+    /// Checks the parameters and builds the chain.
+    pub fn new(params: &SamplingParams, vocab_size: usize) -> Result<Sampler, Error> {
+        params.check()?;
+        params.check_ids(vocab_size)?;
+        Ok(Sampler {
+            steps: chain(params, vocab_size),
+            seed: params.seed,
+            vocab_size,
+            logprobs: params.logprobs,
+            penalty_window: params.penalty_window,
+            mirostat: params.mirostat,
+            end_ids: params.end_ids.clone(),
+            stop_ids: params.stop_ids.clone(),
+        })
     }
-    let best = argmax(logits).ok_or(Error::NothingLeft)?;
-    let largest = logits[best as usize];
-    // A temperature so low that dividing by it overflows is greedy in all but name.
-    let inverse = 1.0 / params.temperature;
-    if params.temperature == 0.0 || !inverse.is_finite() {
-        return Ok(best);
+
+    /// The steps by name and setting, in order: the very list that runs.
+    pub fn steps(&self) -> impl Iterator<Item = (StepKind, String)> + '_ {
+        self.steps.iter().map(|step| (step.kind(), step.setting()))
     }
-    // The logarithm of a race time, -ln(u) / p with p proportional to exp((logit - largest) / T): logarithms neither overflow nor
-    // underflow, and the fastest in one is the fastest in the other.
-    let start = |token: u32| libm::log(-libm::log(f64::from(uniform(params.seed, position, token))));
-    let mut winner = (start(best), best);
-    for (token, &logit) in logits.iter().enumerate() {
-        let handicap = f64::from((largest - logit) * inverse);
-        // Who cannot win with the luckiest number of all need not draw one.
-        if FASTEST_START + handicap >= winner.0 || token as u32 == best {
-            continue;
+
+    /// A history that counts what this sampler's penalties look at.
+    pub fn history(&self, prompt: &[u32]) -> History {
+        History::new(prompt, self.penalty_window)
+    }
+
+    /// The state of a sequence that has no output.
+    pub fn state(&self) -> State {
+        State { mu: self.mirostat.as_ref().map_or(0.0, mirostat::first_mu) }
+    }
+
+    /// Chooses a token. On an error the state is as it was.
+    pub fn sample(&self, input: &Input<'_>, state: &mut State, space: &mut Workspace) -> Result<Choice, Error> {
+        let (set, _, view) = self.run(input, state, space, false)?;
+        let outcome = race(&set, self.seed, input.position, false).ok_or(Error::NothingLeft)?;
+        self.advance(&set, outcome.winner.logit, state);
+        Ok(self.choice(input, &outcome, view.as_ref()))
+    }
+
+    /// Chooses the same token, and tells how.
+    pub fn trace(
+        &self,
+        input: &Input<'_>,
+        state: &mut State,
+        space: &mut Workspace,
+    ) -> Result<(Choice, TokenTrace), Error> {
+        let (set, recorder, view) = self.run(input, state, space, true)?;
+        let outcome = race(&set, self.seed, input.position, true).ok_or(Error::NothingLeft)?;
+        self.advance(&set, outcome.winner.logit, state);
+        let choice = self.choice(input, &outcome, view.as_ref());
+        let (recorder, view) = (recorder.ok_or(Error::NothingLeft)?, view.ok_or(Error::NothingLeft)?);
+        let logprob = view.logprob(input.logits[choice.token as usize]);
+        Ok((choice, recorder.finish(input.position, &outcome, logprob)))
+    }
+
+    /// Moves the state over a token that was chosen before, from the same logits: how a sequence that was dropped and computed anew
+    /// gets its state back. `input.history` is the history before the token.
+    pub fn replay(&self, input: &Input<'_>, token: u32, state: &mut State, space: &mut Workspace) -> Result<(), Error> {
+        if self.mirostat.is_none() {
+            return Ok(());
         }
-        let time = start(token as u32) + handicap;
-        if time < winner.0 {
-            winner = (time, token as u32);
-        }
-    }
-    Ok(winner.1)
-}
-
-/// The highest logit, ties to the lowest token; `None` when no logit is above minus infinity.
-fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(f32, u32)> = None;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.map_or(f32::NEG_INFINITY, |best| best.0) {
-            best = Some((logit, token as u32));
-        }
-    }
-    best.map(|best| best.1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn draw(logits: &[f32], position: u32, temperature: f32) -> u32 {
-        sample(logits, position, &SamplingParams { temperature, seed: 42 }).unwrap()
+        let (set, _, _) = self.run(input, state, space, false)?;
+        let logit = set.logit(token).ok_or(Error::NotReplayable { token, position: input.position })?;
+        self.advance(&set, logit, state);
+        Ok(())
     }
 
-    #[test]
-    fn greedy_takes_the_highest_and_ties_go_to_the_lowest_token() {
-        assert_eq!(draw(&[1.0, 3.0, 2.0, 3.0], 0, 0.0), 1);
-        assert_eq!(draw(&[f32::NEG_INFINITY, -5.0], 9, 0.0), 1);
-    }
-
-    #[test]
-    fn the_race_follows_the_softmax() {
-        // The logits of numerics' known answer: at temperature 1 the first has about 0.83.
-        let logits = [8.7f32, 6.2, 5.9, 5.1, 4.3, 4.1, 3.8];
-        for temperature in [0.5, 1.0, 2.0] {
-            let weights: Vec<f64> = logits.iter().map(|&l| (f64::from(l) / f64::from(temperature)).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            const DRAWS: u32 = 200_000;
-            let mut counts = [0u32; 7];
-            for position in 0..DRAWS {
-                counts[draw(&logits, position, temperature) as usize] += 1;
+    /// Every step but the draw. The recorder and, where it is there, the view of the model's own probabilities are for the trace.
+    pub(crate) fn run<'a>(
+        &self,
+        input: &Input<'a>,
+        state: &State,
+        space: &'a mut Workspace,
+        traced: bool,
+    ) -> Result<(Candidates<'a>, Option<Recorder>, Option<ModelView>), Error> {
+        self.check(input)?;
+        let mut set = Candidates::new(input.logits, space)?;
+        let view = match self.logprobs {
+            Some(num_top) => Some(ModelView::new(&mut set, num_top)),
+            None => traced.then(|| ModelView::new(&mut set, 0)),
+        };
+        let mut recorder = traced.then(|| Recorder::new(&mut set));
+        for step in self.steps.iter().filter(|step| !matches!(step, Step::Draw)) {
+            step.apply(&mut set, input, self.seed, state.mu)?;
+            if let Some(recorder) = recorder.as_mut().filter(|_| step.applies(input)) {
+                recorder.step(step, &mut set);
             }
-            let chi_square: f64 = (counts.iter().zip(&weights))
-                .map(|(&count, weight)| {
-                    let expected = weight / total * f64::from(DRAWS);
-                    (f64::from(count) - expected).powi(2) / expected
-                })
-                .sum();
-            // Six degrees of freedom: one correct generator in a thousand exceeds 22.5.
-            assert!(chi_square < 22.5, "temperature {temperature}: chi-square {chi_square}, counts {counts:?}");
+        }
+        Ok((set, recorder, view))
+    }
+
+    fn check(&self, input: &Input<'_>) -> Result<(), Error> {
+        if input.logits.len() != self.vocab_size {
+            return Err(Error::NumLogits { expected: self.vocab_size, found: input.logits.len() });
+        }
+        let expected = self.vocab_size.div_ceil(32);
+        match input.mask {
+            Some(words) if words.len() != expected => Err(Error::MaskLength { expected, found: words.len() }),
+            _ => Ok(()),
         }
     }
 
-    #[test]
-    fn the_same_seed_and_position_give_the_same_token() {
-        let logits: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin() * 4.0).collect();
-        let tokens: Vec<u32> = (0..50).map(|position| draw(&logits, position, 1.0)).collect();
-        assert_eq!(tokens, (0..50).map(|position| draw(&logits, position, 1.0)).collect::<Vec<_>>());
-        assert!(tokens.windows(2).any(|pair| pair[0] != pair[1]), "positions draw anew");
-        let other = sample(&logits, 0, &SamplingParams { temperature: 1.0, seed: 43 }).unwrap();
-        assert!((0..50).any(|position| draw(&logits, position, 1.0) != other));
+    /// Mirostat learns from the token that was chosen.
+    fn advance(&self, set: &Candidates<'_>, logit: f32, state: &mut State) {
+        if let Some(mirostat) = &self.mirostat {
+            state.mu = mirostat::next_mu(mirostat, state.mu, set.probabilities().of(logit));
+        }
     }
 
-    #[test]
-    fn extremes_are_neither_panics_nor_nonsense() {
-        assert_eq!(draw(&[0.0, f32::MAX, -f32::MAX], 3, 1e-45), 1);
-        assert_eq!(draw(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY], 1, 100.0), 1);
-        let params = SamplingParams { temperature: 1.0, seed: 0 };
-        assert_eq!(sample(&[0.0, f32::NAN], 0, &params), Err(Error::NotANumber { token: 1 }));
-        assert_eq!(sample(&[f32::NEG_INFINITY; 3], 0, &params), Err(Error::NothingLeft));
-        assert_eq!(sample(&[], 0, &params), Err(Error::NothingLeft));
-        for temperature in [-1.0, f32::NAN, f32::INFINITY, 100.1] {
-            assert!(sample(&[0.0], 0, &SamplingParams { temperature, seed: 0 }).is_err(), "{temperature} is refused");
-        }
+    fn choice(&self, input: &Input<'_>, outcome: &Outcome, view: Option<&ModelView>) -> Choice {
+        let token = outcome.winner.id;
+        let end = if self.end_ids.contains(&token) {
+            Some(End::EndOfSequence)
+        } else if self.stop_ids.contains(&token) {
+            Some(End::Stop)
+        } else {
+            None
+        };
+        let logprobs = view.filter(|_| self.logprobs.is_some()).map(|view| view.report(input.logits[token as usize]));
+        Choice { token, end, logprobs }
     }
 }

@@ -1,0 +1,154 @@
+//! Passes over a whole row of logits, in blocks of 64, written so that a compiler turns them into vector instructions.
+//!
+//! The largest logit of each block is the index by which the steps find their few candidates without looking at the rest again.
+//! Every sum here has one order, fixed by this file and by nothing else, so that its bits are the same on every machine.
+
+use crate::Error;
+use crate::exponential::{LEAST_EXPONENT, exp_of_nonpositive};
+
+pub(crate) const BLOCK: usize = 64;
+/// Values summed or compared side by side; the order of a sum depends on it.
+const LANES: usize = 16;
+
+/// The largest logit of each block into `maxima`; NaN anywhere is an error that names the token.
+pub(crate) fn scan(logits: &[f32], maxima: &mut Vec<f32>) -> Result<(), Error> {
+    let (blocks, rest) = logits.as_chunks::<BLOCK>();
+    maxima.clear();
+    let mut nan = [0u32; LANES];
+    for block in blocks {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for row in block.as_chunks::<LANES>().0 {
+            for lane in 0..LANES {
+                lanes[lane] = if row[lane] > lanes[lane] { row[lane] } else { lanes[lane] };
+                nan[lane] |= u32::from(row[lane].is_nan());
+            }
+        }
+        maxima.push(largest_lane(lanes));
+    }
+    if !rest.is_empty() {
+        maxima.push(largest(rest));
+    }
+    if nan != [0; LANES] || rest.iter().any(|logit| logit.is_nan()) {
+        let token = logits.iter().position(|logit| logit.is_nan()).unwrap_or_default() as u32;
+        return Err(Error::NotANumber { token });
+    }
+    Ok(())
+}
+
+/// The largest of a few logits, -inf for none.
+pub(crate) fn largest(logits: &[f32]) -> f32 {
+    let (rows, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for row in rows {
+        for lane in 0..LANES {
+            lanes[lane] = if row[lane] > lanes[lane] { row[lane] } else { lanes[lane] };
+        }
+    }
+    rest.iter().fold(largest_lane(lanes), |best, &logit| if logit > best { logit } else { best })
+}
+
+#[inline(always)]
+fn largest_lane(mut lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            let other = lanes[lane + width];
+            lanes[lane] = if other > lanes[lane] { other } else { lanes[lane] };
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// How many logits of a block are above `low`, and at or below `high`.
+#[inline(always)]
+pub(crate) fn num_between(block: &[f32; BLOCK], low: f32, high: f32) -> usize {
+    block.iter().map(|&logit| u32::from(logit > low) & u32::from(logit <= high)).sum::<u32>() as usize
+}
+
+/// What the probabilities of a set are made from. With h = (largest - logit) / T, a candidate's probability is e^-h / total.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Mass {
+    /// The sum of e^-h: at least 1, for the most probable has h = 0.
+    pub(crate) total: f64,
+    /// The sum of h e^-h.
+    pub(crate) handicap: f64,
+}
+
+impl Mass {
+    /// In nats: the mean of -ln p = h + ln total.
+    pub(crate) fn entropy(&self) -> f64 {
+        libm::log(self.total) + self.handicap / self.total
+    }
+
+    /// Adds a block of logits, none of which is above `largest`.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, block: &[f32; BLOCK], largest: f32, inverse_temperature: f32) {
+        let (mut weights, mut handicaps) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for row in block.as_chunks::<LANES>().0 {
+            for lane in 0..LANES {
+                let x = (row[lane] - largest) * inverse_temperature;
+                let weight = exp_of_nonpositive(x);
+                weights[lane] += weight;
+                // Where the weight is 0, x may be -inf, and 0 times that would not be a number.
+                handicaps[lane] -= weight * if x > LEAST_EXPONENT { x } else { LEAST_EXPONENT };
+            }
+        }
+        self.total += f64::from(sum_lanes(weights));
+        self.handicap += f64::from(sum_lanes(handicaps));
+    }
+}
+
+/// The mass of a whole row. Blocks whose every weight is 0 are passed over, which leaves the sums as they are.
+pub(crate) fn mass(logits: &[f32], maxima: &[f32], largest: f32, inverse_temperature: f32) -> Mass {
+    let (blocks, rest) = logits.as_chunks::<BLOCK>();
+    let mut mass = Mass::default();
+    for (block, &highest) in blocks.iter().zip(maxima) {
+        if (highest - largest) * inverse_temperature >= LEAST_EXPONENT {
+            mass.add(block, largest, inverse_temperature);
+        }
+    }
+    if !rest.is_empty() {
+        mass.add(&padded(rest.iter().copied()), largest, inverse_temperature);
+    }
+    mass
+}
+
+/// At most a block of logits, filled up with those of nobody.
+pub(crate) fn padded(logits: impl Iterator<Item = f32>) -> [f32; BLOCK] {
+    let mut block = [f32::NEG_INFINITY; BLOCK];
+    for (place, logit) in block.iter_mut().zip(logits) {
+        *place = logit;
+    }
+    block
+}
+
+#[inline(always)]
+fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Number, sum and sum of squares of the logits above -inf, the last two taken from `origin`.
+pub(crate) fn moments(logits: &[f32], origin: f64) -> (usize, f64, f64) {
+    const WIDTH: usize = 8;
+    let (mut counts, mut sums, mut squares) = ([0u32; WIDTH], [0.0f64; WIDTH], [0.0f64; WIDTH]);
+    let (rows, rest) = logits.as_chunks::<WIDTH>();
+    let last: [f32; WIDTH] = std::array::from_fn(|lane| rest.get(lane).copied().unwrap_or(f32::NEG_INFINITY));
+    for row in rows.iter().chain([&last]) {
+        for lane in 0..WIDTH {
+            let counted = row[lane] > f32::NEG_INFINITY;
+            let distance = if counted { f64::from(row[lane]) - origin } else { 0.0 };
+            counts[lane] += u32::from(counted);
+            sums[lane] += distance;
+            squares[lane] += distance * distance;
+        }
+    }
+    (counts.iter().sum::<u32>() as usize, sums.iter().sum(), squares.iter().sum())
+}

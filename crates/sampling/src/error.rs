@@ -1,0 +1,40 @@
+//! Every way that this room refuses: parameters out of range, by name; logits that mean nothing; a set with nobody in it.
+
+/// Why parameters were refused, or why no token could be chosen.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    #[error("{name}: expected {low} to {high}, found {found}")]
+    OutOfRange { name: &'static str, low: f64, high: f64, found: f64 },
+    #[error("{name}: expected at most {limit} entries, found {found}")]
+    TooMany { name: &'static str, limit: usize, found: usize },
+    #[error("{name}: expected at least one entry, found none")]
+    Empty { name: &'static str },
+    #[error("{name}: token {token} is listed twice")]
+    ListedTwice { name: &'static str, token: u32 },
+    #[error("{name}: token {token} is outside the vocabulary of {vocab_size}")]
+    OutsideVocabulary { name: &'static str, token: u32, vocab_size: usize },
+    #[error("samplers: no step is called {found:?}; expected {expected}")]
+    UnknownStep { found: String, expected: String },
+    #[error("samplers: {step} is listed twice")]
+    StepTwice { step: &'static str },
+    #[error("samplers: {step} has its fixed place and cannot be listed")]
+    StepFixed { step: &'static str },
+    #[error("samplers: {step} is set but not listed, so it would do nothing; list it or leave it neutral")]
+    StepLeftOut { step: &'static str },
+    #[error("{step}: mirostat does its own truncation; leave {step} neutral or mirostat off")]
+    MirostatTruncates { step: &'static str },
+    #[error("preset: no preset is called {found:?}; expected {expected}")]
+    UnknownPreset { found: String, expected: String },
+    #[error("vocabulary: expected 1 to {limit} tokens, found {found}")]
+    VocabularySize { limit: usize, found: usize },
+    #[error("logits: expected {expected}, one a token, found {found}")]
+    NumLogits { expected: usize, found: usize },
+    #[error("mask: expected {expected} words of 32 tokens, found {found}")]
+    MaskLength { expected: usize, found: usize },
+    #[error("the model gave a logit that is not a number for token {token}")]
+    NotANumber { token: u32 },
+    #[error("every token is ruled out")]
+    NothingLeft,
+    #[error("token {token} at position {position} is not one that these parameters could have chosen")]
+    NotReplayable { token: u32, position: u32 },
+}

@@ -1,0 +1,121 @@
+//! The tokens of a sequence so far, with their counts kept as tokens come and go.
+//!
+//! The engine pushes each token that it commits; speculation and beam search may pop. Penalties read the counts, DRY reads the ids.
+
+use std::collections::BTreeMap;
+
+/// How often a token is in the penalty window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    pub prompt: u32,
+    pub output: u32,
+}
+
+/// Prompt and output of one sequence.
+#[derive(Debug, Clone)]
+pub struct History {
+    ids: Vec<u32>,
+    prompt_len: usize,
+    /// How many last tokens are counted.
+    window: usize,
+    /// Counts of the tokens in the window, and of no others. Ordered by id, so that the walk over logits goes forward in memory.
+    counts: BTreeMap<u32, Count>,
+}
+
+impl History {
+    /// A sequence that has its prompt and no output. `window`: how many last tokens are counted, all when `None`.
+    pub fn new(prompt: &[u32], window: Option<u32>) -> Self {
+        let window = window.map_or(usize::MAX, |window| window as usize);
+        let mut history = History { ids: prompt.to_vec(), prompt_len: prompt.len(), window, counts: BTreeMap::new() };
+        for index in prompt.len().saturating_sub(window)..prompt.len() {
+            history.enter(index);
+        }
+        history
+    }
+
+    /// Prompt and output, oldest first.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    pub fn output(&self) -> &[u32] {
+        &self.ids[self.prompt_len..]
+    }
+
+    /// Distinct tokens of the window with their counts, by ascending id.
+    pub fn counts(&self) -> impl Iterator<Item = (u32, Count)> + '_ {
+        self.counts.iter().map(|(&token, &count)| (token, count))
+    }
+
+    pub fn push(&mut self, token: u32) {
+        self.ids.push(token);
+        self.enter(self.ids.len() - 1);
+        if self.ids.len() > self.window {
+            self.leave(self.ids.len() - 1 - self.window);
+        }
+    }
+
+    /// Takes the last output token back; `None` when there is none.
+    pub fn pop(&mut self) -> Option<u32> {
+        if self.ids.len() == self.prompt_len {
+            return None;
+        }
+        self.leave(self.ids.len() - 1);
+        if self.ids.len() > self.window {
+            self.enter(self.ids.len() - 1 - self.window);
+        }
+        self.ids.pop()
+    }
+
+    fn enter(&mut self, index: usize) {
+        let count = self.counts.entry(self.ids[index]).or_default();
+        *(if index < self.prompt_len { &mut count.prompt } else { &mut count.output }) += 1;
+    }
+
+    fn leave(&mut self, index: usize) {
+        if let Some(count) = self.counts.get_mut(&self.ids[index]) {
+            *(if index < self.prompt_len { &mut count.prompt } else { &mut count.output }) -= 1;
+            if *count == Count::default() {
+                self.counts.remove(&self.ids[index]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts made anew from the ids.
+    fn recount(history: &History, window: usize) -> Vec<(u32, Count)> {
+        let mut counts: BTreeMap<u32, Count> = BTreeMap::new();
+        for index in history.ids.len().saturating_sub(window)..history.ids.len() {
+            let count = counts.entry(history.ids[index]).or_default();
+            if index < history.prompt_len {
+                count.prompt += 1;
+            } else {
+                count.output += 1;
+            }
+        }
+        counts.into_iter().collect()
+    }
+
+    #[test]
+    fn counts_follow_pushes_and_pops() {
+        for window in [None, Some(1), Some(3), Some(8), Some(100)] {
+            let mut history = History::new(&[5, 5, 1, 2, 9], window);
+            let size = window.map_or(usize::MAX, |window| window as usize);
+            for step in 0u32..60 {
+                if step % 3 == 2 {
+                    history.pop();
+                } else {
+                    history.push(step * step % 7);
+                }
+                assert_eq!(history.counts().collect::<Vec<_>>(), recount(&history, size), "{window:?}, step {step}");
+            }
+            while history.pop().is_some() {}
+            assert_eq!(history.ids(), [5, 5, 1, 2, 9], "the prompt stays");
+            assert_eq!(history.counts().collect::<Vec<_>>(), recount(&history, size));
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Log probabilities of the model itself: of the raw logits, before bias, penalties, masks and temperature.
+//!
+//! A bias can therefore never lift a hidden token into view.
+
+use crate::candidates::{Candidate, Candidates};
+use crate::probabilities::Probabilities;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprobs {
+    /// ln p of the chosen token; -inf where the model itself ruled it out.
+    pub chosen: f32,
+    /// The most probable tokens with their ln p, as many as were asked for, ties to the lower id.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What has to be seen of the raw logits before the first step changes them.
+#[derive(Debug)]
+pub(crate) struct ModelView {
+    probabilities: Probabilities,
+    top: Vec<Candidate>,
+}
+
+impl ModelView {
+    pub(crate) fn new(set: &mut Candidates<'_>, num_top: u32) -> Self {
+        let top = if num_top == 0 { Vec::new() } else { set.highest(num_top as usize) };
+        ModelView { probabilities: set.probabilities(), top }
+    }
+
+    pub(crate) fn logprob(&self, logit: f32) -> f32 {
+        self.probabilities.ln_of(logit) as f32
+    }
+
+    pub(crate) fn report(&self, chosen: f32) -> Logprobs {
+        let top = self.top.iter().map(|candidate| (candidate.id, self.logprob(candidate.logit))).collect();
+        Logprobs { chosen: self.logprob(chosen), top }
+    }
+}

@@ -1,0 +1,93 @@
+//! Sets of parameters by use, for people who do not want to think about eleven numbers.
+//!
+//! A preset is a starting point: the CLI and the server lay the user's own parameters over it and show the result.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Error, SamplingParams};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Preset {
+    Code,
+    Factual,
+    Chat,
+    Creative,
+    Brainstorm,
+}
+
+impl Preset {
+    pub const ALL: [Preset; 5] = [Preset::Code, Preset::Factual, Preset::Chat, Preset::Creative, Preset::Brainstorm];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Preset::Code => "code",
+            Preset::Factual => "factual",
+            Preset::Chat => "chat",
+            Preset::Creative => "creative",
+            Preset::Brainstorm => "brainstorm",
+        }
+    }
+
+    /// What the preset sets; everything else is neutral.
+    pub fn params(self) -> SamplingParams {
+        let neutral = SamplingParams::default();
+        match self {
+            // The setting at which code models are compared for a single attempt (pass@1): close to greedy, with the tail cut.
+            // No penalty on repetition: programs repeat themselves for good reasons.
+            Preset::Code => SamplingParams { temperature: 0.2, top_p: 0.95, ..neutral },
+            // Knowledge is measured greedily: where one answer is right, a draw can only miss it.
+            Preset::Factual => SamplingParams { temperature: 0.0, ..neutral },
+            // The neighbourhood of what the makers of today's chat models ship: temperature 0.6 to 0.7, top-p 0.8 to 0.9, with a
+            // top-k as a fence against the far tail.
+            Preset::Chat => SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.9, ..neutral },
+            // The model's own spread, with the tail cut in proportion to how sure the model is: min-p keeps text coherent at
+            // temperatures where top-p no longer does (Nguyen et al., "Turning up the heat", 2024).
+            Preset::Creative => SamplingParams { temperature: 1.0, min_p: 0.05, presence_penalty: 0.3, ..neutral },
+            // Hotter still, and half of the time the obvious continuations are taken off the table (XTC at its author's values).
+            Preset::Brainstorm => SamplingParams {
+                temperature: 1.3,
+                min_p: 0.05,
+                xtc_probability: 0.5,
+                xtc_threshold: 0.1,
+                presence_penalty: 0.6,
+                ..neutral
+            },
+        }
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Preset {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Preset::ALL.into_iter().find(|preset| preset.name() == name).ok_or_else(|| Error::UnknownPreset {
+            found: name.chars().take(40).collect(),
+            expected: Preset::ALL.map(Preset::name).join(", "),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_are_valid_and_found_by_name() {
+        for preset in Preset::ALL {
+            assert_eq!(preset.params().check(), Ok(()), "{preset}");
+            assert_eq!(preset.name().parse(), Ok(preset));
+        }
+        let refused = "poetry".parse::<Preset>().unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "preset: no preset is called \"poetry\"; expected code, factual, chat, creative, brainstorm"
+        );
+    }
+}

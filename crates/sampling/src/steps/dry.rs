@@ -1,0 +1,99 @@
+//! DRY, "don't repeat yourself" (text-generation-webui, pull request 5677, 2024): against phrases that come again.
+//!
+//! Let n be the length of the longest suffix of the text that also stands before an earlier occurrence of a token. Choosing that
+//! token would make the repeat n + 1 long. When n reaches the allowed length, `multiplier * base^(n - allowed_length)` is subtracted
+//! from the token's logit. The suffix does not reach back over a sequence breaker, and a token that is a breaker by itself is free.
+
+use std::collections::BTreeMap;
+
+use crate::candidates::Candidates;
+use crate::history::History;
+use crate::params::Dry;
+use crate::steps::penalties::bounded;
+
+pub(crate) fn dry(set: &mut Candidates<'_>, history: &History, dry: &Dry) {
+    let range = dry.range.map_or(usize::MAX, |range| range as usize);
+    let ids = &history.ids()[history.ids().len().saturating_sub(range)..];
+    let longest = len_after_last_breaker(ids, &dry.breakers);
+    if longest < dry.allowed_length as usize {
+        return;
+    }
+    suffix_repeats(ids, set.repeats());
+    // The longest repeat that each token would continue.
+    let mut penalised: BTreeMap<u32, u32> = BTreeMap::new();
+    for (index, &repeat) in set.repeats().iter().enumerate().skip(1) {
+        let repeat = repeat.min(longest as u32);
+        if repeat >= dry.allowed_length {
+            // In reversed order, what stands after a stretch in the text is at the index before it.
+            let longest = penalised.entry(ids[ids.len() - index]).or_default();
+            *longest = repeat.max(*longest);
+        }
+    }
+    penalised.retain(|token, _| !dry.breakers.iter().any(|breaker| breaker == &[*token]));
+    set.edit(penalised.into_iter(), |logit, repeat| {
+        let length = f64::from(repeat - dry.allowed_length);
+        bounded(logit, f64::from(logit) - f64::from(dry.multiplier) * libm::pow(f64::from(dry.base), length))
+    });
+}
+
+/// How many tokens stand after the end of the last breaker; all when there is none.
+fn len_after_last_breaker(ids: &[u32], breakers: &[Vec<u32>]) -> usize {
+    // Few tokens end a breaker, so few places need a closer look.
+    let mut lasts: Vec<u32> = breakers.iter().filter_map(|breaker| breaker.last().copied()).collect();
+    lasts.sort_unstable();
+    let ends_here = |end: usize| {
+        lasts.binary_search(&ids[end - 1]).is_ok() && breakers.iter().any(|breaker| ids[..end].ends_with(breaker))
+    };
+    (1..=ids.len()).rev().find(|&end| ends_here(end)).map_or(ids.len(), |end| ids.len() - end)
+}
+
+/// `repeats[i]`: the length of the longest common suffix of the whole text and of the text without its last i tokens.
+///
+/// The Z algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997) on the text read backwards: linear, because inside
+/// the rightmost stretch already known to equal the beginning, an answer that ends before the stretch does is copied.
+fn suffix_repeats(ids: &[u32], repeats: &mut Vec<u32>) {
+    let len = ids.len();
+    let backwards = |index: usize| ids[len - 1 - index];
+    repeats.clear();
+    repeats.resize(len, 0);
+    let (mut left, mut right) = (0, 0);
+    for index in 1..len {
+        let mut same = if index < right { (repeats[index - left] as usize).min(right - index) } else { 0 };
+        while index + same < len && backwards(same) == backwards(index + same) {
+            same += 1;
+        }
+        repeats[index] = same as u32;
+        if index + same > right {
+            (left, right) = (index, index + same);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_agree_with_their_definition() {
+        for modulus in [1u32, 2, 3, 7] {
+            let ids: Vec<u32> = (0..80u32).map(|i| (i * i / 3 + i / 5) % modulus).collect();
+            let mut repeats = Vec::new();
+            suffix_repeats(&ids, &mut repeats);
+            for index in 1..ids.len() {
+                let shorter = &ids[..ids.len() - index];
+                let same = shorter.iter().rev().zip(ids.iter().rev()).take_while(|(a, b)| a == b).count();
+                assert_eq!(repeats[index] as usize, same, "modulus {modulus}, index {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn breakers_end_a_repeat() {
+        let ids = [1, 2, 3, 9, 1, 2];
+        assert_eq!(len_after_last_breaker(&ids, &[]), 6);
+        assert_eq!(len_after_last_breaker(&ids, &[vec![9]]), 2);
+        assert_eq!(len_after_last_breaker(&ids, &[vec![3, 9], vec![1]]), 1);
+        assert_eq!(len_after_last_breaker(&ids, &[vec![1, 2]]), 0);
+        assert_eq!(len_after_last_breaker(&ids, &[vec![9, 3]]), 6);
+    }
+}
