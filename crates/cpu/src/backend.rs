@@ -104,6 +104,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        assert!(from < rows && to < rows, "rows of the tensor");
+        floats_mut(tensor).copy_within(from * cols..(from + 1) * cols, to * cols);
+        Ok(())
+    }
+
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
         floats_mut(tensor).copy_from_slice(values);
         Ok(())

@@ -7,6 +7,12 @@ use crate::decoder::Activations;
 use crate::weights::{AttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, Error, KvMemory};
 
+/// Keys and values of the layer, in blocks.
+pub(crate) struct LayerMemory<'a> {
+    pub(crate) layer: &'a mut KvLayer,
+    pub(crate) block_len: usize,
+}
+
 /// Reads `normed`, leaves its result in `update`.
 pub(crate) fn forward(
     backend: &dyn Backend,
@@ -14,11 +20,11 @@ pub(crate) fn forward(
     layer: usize,
     weights: &AttentionWeights,
     batch: &Batch,
-    kv: &mut KvLayer,
+    kv: LayerMemory<'_>,
     a: &mut Activations,
 ) -> Result<(), Error> {
     let layer = config.layers[layer];
-    let shape = KvMemory::shape(config);
+    let shape = KvMemory::shape(config, kv.block_len);
     backend.linear(&a.normed, &weights.query, &mut a.queries)?;
     backend.linear(&a.normed, &weights.key, &mut a.keys)?;
     backend.linear(&a.normed, &weights.value, &mut a.values)?;
@@ -33,10 +39,10 @@ pub(crate) fn forward(
         backend.rope(Rope { angles, head_size: config.head_size, style }, &mut a.queries)?;
         backend.rope(Rope { angles, head_size: config.head_size, style }, &mut a.keys)?;
     }
-    backend.store_kv(StoreKv { keys: &a.keys, values: &a.values, slots: &batch.slots, shape }, kv)?;
+    backend.store_kv(StoreKv { keys: &a.keys, values: &a.values, slots: &batch.slots, shape }, kv.layer)?;
     let attention = Attention {
         queries: &a.queries,
-        kv,
+        kv: kv.layer,
         positions: &batch.positions,
         sequences: &batch.sequences,
         block_tables: &batch.block_tables,

@@ -60,6 +60,35 @@ impl Batch {
             .push(SequenceSpan { rows: first_row..self.ids.len(), blocks: first_block..self.block_tables.len() });
     }
 
+    /// The token of each row.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// The position of each row in its sequence.
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// Where each row's keys and values go: block * block_len + offset.
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// The rows and blocks of each sequence; the blocks are a range of [`Batch::block_tables`].
+    pub fn sequences(&self) -> &[SequenceSpan] {
+        &self.sequences
+    }
+
+    pub fn block_tables(&self) -> &[u32] {
+        &self.block_tables
+    }
+
+    /// The rows whose logits are wanted.
+    pub fn wanted(&self) -> &[u32] {
+        &self.wanted
+    }
+
     /// Rows to compute.
     pub fn num_rows(&self) -> usize {
         self.ids.len()

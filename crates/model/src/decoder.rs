@@ -8,6 +8,7 @@ use pellucid_checkpoint::Checkpoint;
 use pellucid_tensor::{Backend, DType, Tensor};
 
 use crate::architectures::{self, Blueprint};
+use crate::attention::LayerMemory;
 use crate::config::{NormKind, Positions};
 use crate::rope::Frequencies;
 use crate::weights::{Norm, Weights};
@@ -29,6 +30,12 @@ pub struct Logits {
 }
 
 impl Logits {
+    /// For models of another shape than the decoder.
+    pub fn new(vocab_size: usize, values: Vec<f32>) -> Self {
+        assert!(vocab_size > 0 && values.len().is_multiple_of(vocab_size), "whole rows of logits");
+        Logits { vocab_size, values }
+    }
+
     pub fn num_rows(&self) -> usize {
         self.values.len() / self.vocab_size.max(1)
     }
@@ -152,12 +159,14 @@ impl Model for Decoder {
         batch.check(&self.config)?;
         self.activations.resize(&*self.backend, batch.num_rows())?;
         self.embed(batch)?;
+        let block_len = kv.block_len();
         for (i, layer) in self.weights.layers.iter().enumerate() {
             let Decoder { config, backend, activations: a, .. } = self;
             let backend = &**backend;
 
             apply_norm(backend, config, &layer.attention_norm, &a.hidden, &mut a.normed)?;
-            attention::forward(backend, config, i, &layer.attention, batch, &mut kv.layers[i], a)?;
+            let memory = LayerMemory { layer: &mut kv.layers[i], block_len };
+            attention::forward(backend, config, i, &layer.attention, batch, memory, a)?;
             a.join(backend, config, layer.attention_output_norm.as_ref())?;
 
             apply_norm(backend, config, &layer.mlp_norm, &a.hidden, &mut a.normed)?;

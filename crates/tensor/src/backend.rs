@@ -166,6 +166,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error>;
     /// Copies numbers to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
+    /// Copies one row of a tensor over another.
+    fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error>;
     /// Fills an activation from the host.
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error>;
 
