@@ -1,13 +1,31 @@
-//! Why a request was refused or ended early.
+//! Why a request was refused, or ended without a reply.
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
     #[error("the prompt is empty: a model needs at least one token to continue from")]
     EmptyPrompt,
     #[error("the prompt has {prompt} tokens, but the context holds {context}, of which one is needed for the reply")]
     PromptTooLong { prompt: usize, context: usize },
-    #[error(transparent)]
-    Model(#[from] pellucid_model::Error),
+    #[error("token id {id} of the prompt is outside the vocabulary of {vocab_size}")]
+    IdOutsideVocabulary { id: u32, vocab_size: usize },
+    #[error("{name}: expected {expected}, found {found}")]
+    OutOfRange { name: &'static str, expected: String, found: String },
+    #[error("beam search does not go together with {name}")]
+    NotWithBeams { name: &'static str },
+    #[error("the request needs {needed} blocks of KV memory, but there are {have} in all")]
+    NeverFits { needed: usize, have: usize },
+    #[error("the request needs {needed} blocks of KV memory, but its tenant's quota is {quota}")]
+    OverQuota { needed: usize, quota: usize },
+    #[error("{waiting} requests wait already; try again later")]
+    QueueFull { waiting: usize },
+    #[error("the engine has stopped")]
+    Stopped,
+    /// The model or its device failed; the requests of that step end, the engine goes on.
+    #[error("the model failed: {0}")]
+    Model(String),
     #[error(transparent)]
     Sampling(#[from] pellucid_sampling::Error),
+    /// A fault of this program while it served one request, which ends; the others do not notice.
+    #[error("a fault of the engine ended this request: {0}")]
+    Fault(String),
 }

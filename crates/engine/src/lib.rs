@@ -1,14 +1,24 @@
-//! Requests to tokens: ids in, ids out. Text lives in `tokenizer` and in the program; devices are chosen by the program.
+//! Many requests, one loop: ids in, ids out. Text lives in `tokenizer` and in the program; devices are chosen by the program.
 //!
-//! A [`Session`] serves one sequence at a time. The loop that serves many at once will take its place behind the same request.
+//! Read [`engine`](Engine) first: admit, schedule, run, commit. Around it stand the scheduler (pure), the KV cache (bookkeeping of blocks),
+//! beam search, and the handle that puts the loop on a thread of its own.
 
+mod beam;
+mod engine;
 mod error;
+mod event;
+mod handle;
+mod job;
 pub mod kv_cache;
 mod request;
-mod session;
+pub mod scheduler;
 mod stats;
 
+pub use beam::{Beam, BeamParams, EarlyStopping};
+pub use engine::{Engine, EngineOptions};
 pub use error::Error;
-pub use request::{FinishReason, Request};
-pub use session::{Event, Reply, Session};
-pub use stats::Stats;
+pub use event::{Event, EventSink, FinishReason, TokenEvent};
+pub use handle::{EngineHandle, TokenStream};
+pub use kv_cache::{Scope, TenantId};
+pub use request::Request;
+pub use stats::{EngineStats, RequestStats};

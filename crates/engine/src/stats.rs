@@ -1,23 +1,52 @@
-//! The numbers that people ask for after a reply.
+//! The numbers that people ask for, of a request and of the engine.
 
 use std::time::Duration;
 
-/// Counts and times of one reply.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Stats {
+/// Counts and times of one request.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RequestStats {
     pub prompt_tokens: usize,
-    /// Prompt tokens whose keys and values were already stored by the turn before.
+    /// Prompt tokens whose keys and values were found instead of computed.
     pub cached_tokens: usize,
+    /// Over all choices, those that were not returned included.
     pub output_tokens: usize,
+    pub preemptions: usize,
+    /// From submission to the first step that computed for it.
+    pub queue_time: Duration,
+    /// From submission to the first token.
     pub time_to_first_token: Duration,
-    /// From the first token to the last.
+    /// From the first token to the end.
     pub decode_time: Duration,
+    /// From submission to the end.
+    pub total_time: Duration,
+    /// Steps that computed a token after the first.
+    pub decode_steps: usize,
 }
 
-impl Stats {
-    /// Mean time for each token after the first; `None` when there is at most one.
+impl RequestStats {
+    /// Mean time of a step after the first token; `None` when there was none.
     pub fn time_per_output_token(&self) -> Option<Duration> {
-        let later_tokens = u32::try_from(self.output_tokens.checked_sub(1)?).ok()?;
-        self.decode_time.checked_div(later_tokens)
+        self.decode_time.checked_div(u32::try_from(self.decode_steps).ok()?)
     }
+}
+
+/// Counts of the engine since it started, and what it holds now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    pub steps: u64,
+    /// Tokens computed that a sequence already had: prompts, and what was computed again after a preemption.
+    pub prefill_tokens: u64,
+    /// Tokens computed one at a time behind the sequence's end.
+    pub decode_tokens: u64,
+    pub cached_tokens: u64,
+    pub finished_requests: u64,
+    pub cancelled_requests: u64,
+    pub failed_requests: u64,
+    pub preemptions: u64,
+    pub num_waiting: usize,
+    /// Sequences in the batch.
+    pub num_running: usize,
+    pub blocks_in_use: usize,
+    pub blocks_idle: usize,
+    pub num_blocks: usize,
 }

@@ -90,9 +90,11 @@ struct Suite<'a> {
     numbers: Numbers,
 }
 
+type Check = fn(&mut Suite<'_>);
+
 /// Runs the suite and gives the names of its checks. Panics at the first that fails, with what differed.
 pub fn run(backend: &dyn Backend) -> Vec<&'static str> {
-    let checks: [(&'static str, fn(&mut Suite<'_>)); 9] = [
+    let checks: [(&'static str, Check); 9] = [
         ("linear, every format", linear),
         ("embed and gather", embed),
         ("rms norm, rows and heads", rms_norm),

@@ -3,6 +3,11 @@
 //! See `fixtures/README.md` for how the goldens are made and how far two correct implementations differ.
 
 pub mod backend_suite;
+mod collected;
+mod fake_model;
+
+pub use collected::{Collected, Outcome};
+pub use fake_model::FakeModel;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -123,7 +128,8 @@ impl Runner {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let kv = KvMemory::new(model.config(), &*backend, num_blocks).expect("enough memory for a tiny model");
+        let kv =
+            KvMemory::new(model.config(), &*backend, num_blocks, BLOCK_LEN).expect("enough memory for a tiny model");
         Runner { model, kv }
     }
 

@@ -1,21 +1,23 @@
 //! Who owns which block of KV memory: reserve, grow, fork, release, and find again what a tenant has computed before.
 //!
 //! Blocks are counted references. A sequence holds a [`BlockTable`], which cannot be cloned: it is made by [`KvCache::admit`] or
-//! [`KvCache::fork`] and given back with [`KvCache::release`]. A full block whose content is known is entered into its tenant's index
-//! and stays findable after its last user has gone, until the memory is needed.
+//! [`KvCache::fork`] and given back with [`KvCache::release`]. A request holds a [`Reservation`], from which all its tables grow, so that
+//! what was admitted cannot fail for memory later. A full block whose content is known is entered into its tenant's index and stays
+//! findable after its last user has gone, until the memory is needed.
 //!
 //! Isolation is by structure: there is one index for each tenant (and salt), and no lookup without one. Blocks of prefixes that the
 //! operator declared shared live in an index of their own.
 //!
 //! Nothing here touches memory or a device: copies that copy-on-write asks for are returned to the caller.
 
+mod audit;
 mod index;
 mod table;
 
 use std::collections::HashMap;
 
 pub use index::{Scope, TenantId};
-pub use table::{BlockCopy, BlockTable};
+pub use table::{BlockCopy, BlockTable, Reservation};
 
 use index::{Index, Key, Keyer};
 
@@ -33,10 +35,12 @@ pub enum NoRoom {
     Quota { needed: usize, quota: usize, available: usize },
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Block {
     /// Tables that hold it.
     num_users: u32,
+    /// Who is charged for it while it is used or idle.
+    owner: TenantId,
     /// What it holds, once it is full and entered into an index.
     content: Option<Content>,
 }
@@ -55,7 +59,7 @@ struct Content {
 /// What a tenant holds.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Blocks in tables, shared ones counted for each table.
+    /// Blocks in tables; one that several tables share counts once.
     pub in_use: usize,
     /// Blocks that nobody uses and that can be found again.
     pub idle: usize,
@@ -88,7 +92,9 @@ impl KvCache {
         assert!(block_len > 0, "a block holds at least one position");
         KvCache {
             block_len,
-            blocks: (0..num_blocks).map(|_| Block::default()).collect(),
+            blocks: (0..num_blocks)
+                .map(|_| Block { num_users: 0, owner: Scope::SHARED.tenant, content: None })
+                .collect(),
             // Taken from the end, so that the lowest numbers go first.
             free: (0..num_blocks as BlockId).rev().collect(),
             indexes: HashMap::new(),
@@ -109,6 +115,10 @@ impl KvCache {
     /// Bounds the blocks that a tenant may hold, in use and idle together.
     pub fn set_quota(&mut self, tenant: TenantId, num_blocks: usize) {
         self.quotas.insert(tenant, num_blocks);
+    }
+
+    pub fn quota(&self, tenant: TenantId) -> Option<usize> {
+        self.quotas.get(&tenant).copied()
     }
 
     pub fn num_blocks(&self) -> usize {
@@ -138,81 +148,114 @@ impl KvCache {
         self.usage.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Begins a sequence: finds the longest prefix of `prompt` that the tenant may see, and reserves what `num_positions` in all will take.
+    /// Begins a request: finds the longest prefix of `prompt` that the tenant may see, and promises `num_blocks` in all, found ones included.
     ///
-    /// At least the prompt's last token is left to compute, because its logits are wanted.
-    pub fn admit(&mut self, scope: Scope, prompt: &[u32], num_positions: usize) -> Result<(BlockTable, usize), NoRoom> {
+    /// Gives the table, the promise for the rest, and how many of the prompt's tokens were found. At least the prompt's last token is
+    /// left to compute, because its logits are wanted.
+    pub fn admit(
+        &mut self,
+        scope: Scope,
+        prompt: &[u32],
+        num_blocks: usize,
+    ) -> Result<(BlockTable, Reservation, usize), NoRoom> {
         assert!(!prompt.is_empty(), "a sequence begins with a token");
         self.clock += 1;
         let found = self.find_prefix(scope, &prompt[..prompt.len() - 1]);
-        let needed = self.blocks_for(num_positions.max(prompt.len())) - found.len();
+        let needed = num_blocks.max(self.blocks_for(prompt.len())) - found.len();
         // Found blocks that are idle now will be in use: they cannot also be evicted for the rest.
         let idle_found = found.iter().filter(|found| self.blocks[found.block as usize].num_users == 0).count();
+        let reservation = self.reserve_beside(scope.tenant, needed, idle_found)?;
+        let mut table = BlockTable::new(scope);
+        for found in &found {
+            self.take_found(found.block);
+            table.push_found(found.block, found.key);
+        }
+        Ok((table, reservation, found.len() * self.block_len))
+    }
+
+    /// A table for another sequence of a request that runs already: what can be found of `tokens`, on the request's reservation.
+    pub fn attach(&mut self, scope: Scope, tokens: &[u32], reservation: &mut Reservation) -> (BlockTable, usize) {
+        let mut table = BlockTable::new(scope);
+        for found in self.find_prefix(scope, &tokens[..tokens.len() - 1]) {
+            // An idle block that is used now covers a part of what was promised.
+            if self.blocks[found.block as usize].num_users == 0 && !self.draw_on(reservation) {
+                break;
+            }
+            self.take_found(found.block);
+            table.push_found(found.block, found.key);
+        }
+        let num_cached = table.blocks().len() * self.block_len;
+        (table, num_cached)
+    }
+
+    /// A table for a sequence that begins anew, without looking for a prefix.
+    pub fn empty_table(&self, scope: Scope) -> BlockTable {
+        BlockTable::new(scope)
+    }
+
+    /// Promises blocks.
+    pub fn reserve(&mut self, tenant: TenantId, num_blocks: usize) -> Result<Reservation, NoRoom> {
+        self.reserve_beside(tenant, num_blocks, 0)
+    }
+
+    /// Promises blocks, while `idle_found` idle ones are about to be used.
+    fn reserve_beside(&mut self, tenant: TenantId, needed: usize, idle_found: usize) -> Result<Reservation, NoRoom> {
         let available = self.num_available().saturating_sub(idle_found);
         if needed > available {
             return Err(NoRoom::Memory { needed, available });
         }
-        self.check_quota(scope.tenant, needed, idle_found)?;
-        let mut table = BlockTable::new(scope);
-        for found in &found {
-            self.take_idle(found.block);
-            table.push_found(found.block, found.key);
-        }
-        let usage = self.usage.entry(scope.tenant).or_default();
-        usage.in_use += found.len();
-        usage.reserved += needed;
+        self.check_quota(tenant, needed + idle_found)?;
+        self.usage.entry(tenant).or_default().reserved += needed;
         self.reserved += needed;
-        table.reserved = needed;
-        Ok((table, found.len() * self.block_len))
+        Ok(Reservation { tenant, num_blocks: needed })
     }
 
-    /// Makes sure that the table covers `num_positions`, from its reservation first and from what is available after that.
-    pub fn grow(&mut self, table: &mut BlockTable, num_positions: usize) -> Result<(), NoRoom> {
+    /// Takes a promise back.
+    pub fn cancel(&mut self, mut reservation: Reservation) {
+        self.usage.entry(reservation.tenant).or_default().reserved -= reservation.num_blocks;
+        self.reserved -= reservation.num_blocks;
+        reservation.num_blocks = 0;
+    }
+
+    /// Makes sure that the table covers `num_positions`, from the promise first and from what is available after that.
+    pub fn grow(
+        &mut self,
+        table: &mut BlockTable,
+        reservation: &mut Reservation,
+        num_positions: usize,
+    ) -> Result<(), NoRoom> {
         while table.blocks().len() < self.blocks_for(num_positions) {
-            let block = self.take_block(table)?;
+            let block = self.take_block(reservation)?;
             table.push(block);
         }
         Ok(())
     }
 
     /// Makes the block of `position` the table's alone before it is written; the copy that this takes is the caller's to do.
-    pub fn make_writable(&mut self, table: &mut BlockTable, position: usize) -> Result<Option<BlockCopy>, NoRoom> {
+    pub fn make_writable(
+        &mut self,
+        table: &mut BlockTable,
+        reservation: &mut Reservation,
+        position: usize,
+    ) -> Result<Option<BlockCopy>, NoRoom> {
         let i = position / self.block_len;
         let from = table.blocks()[i];
         if self.blocks[from as usize].num_users == 1 && self.blocks[from as usize].content.is_none() {
             return Ok(None);
         }
-        let to = self.take_block(table)?;
+        let to = self.take_block(reservation)?;
         table.replace(i, to);
         self.leave_block(from);
-        self.usage.entry(table.scope().tenant).or_default().in_use -= 1;
         Ok(Some(BlockCopy { from, to }))
     }
 
-    /// A second table over the same blocks, with a reservation of its own for `num_positions` in all.
-    ///
-    /// A block that is partly filled is copied by whichever of the two writes first, so both get one more block promised.
-    pub fn fork(&mut self, table: &mut BlockTable, num_positions: usize) -> Result<BlockTable, NoRoom> {
-        let copies = usize::from(table.blocks().len() > table.num_known());
-        let growth = self.blocks_for(num_positions).saturating_sub(table.blocks().len());
-        let needed = growth + 2 * copies;
-        let available = self.num_available();
-        if needed > available {
-            return Err(NoRoom::Memory { needed, available });
-        }
-        let tenant = table.scope().tenant;
-        self.check_quota(tenant, needed + table.blocks().len(), 0)?;
-        let mut fork = table.fork();
+    /// A second table over the same blocks.
+    pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
+        let fork = table.fork();
         for &block in fork.blocks() {
             self.blocks[block as usize].num_users += 1;
         }
-        fork.reserved = growth + copies;
-        table.reserved += copies;
-        let usage = self.usage.entry(tenant).or_default();
-        usage.in_use += fork.blocks().len();
-        usage.reserved += needed;
-        self.reserved += needed;
-        Ok(fork)
+        fork
     }
 
     /// Enters every block that `tokens` fill into the index; their keys and values are stored.
@@ -227,23 +270,28 @@ impl KvCache {
             // Another sequence of the scope may have computed the same block at the same time: the first stays the findable one.
             if self.blocks[block as usize].content.is_none() && index.insert(key, block) {
                 let tokens = tokens[range].into();
-                self.blocks[block as usize].content =
-                    Some(Content { scope, key, depth: i as u32, tokens, last_used: self.clock });
+                let entry = &mut self.blocks[block as usize];
+                entry.content = Some(Content { scope, key, depth: i as u32, tokens, last_used: self.clock });
+                let owner = std::mem::replace(&mut entry.owner, scope.tenant);
+                self.usage.entry(owner).or_default().in_use -= 1;
+                self.usage.entry(scope.tenant).or_default().in_use += 1;
             }
             table.set_known(key);
         }
     }
 
-    /// Gives a sequence's blocks back; those that can be found again stay until their memory is needed.
-    pub fn release(&mut self, mut table: BlockTable) {
-        let usage = self.usage.entry(table.scope().tenant).or_default();
-        usage.in_use -= table.blocks().len();
-        usage.reserved -= table.reserved;
-        self.reserved -= table.reserved;
-        table.reserved = 0;
-        for block in table.take_blocks() {
-            self.leave_block(block);
-        }
+    /// Gives a sequence's blocks back; those that can be found again stay until their memory is needed. Gives the number of blocks that
+    /// nobody uses any more.
+    pub fn release(&mut self, mut table: BlockTable) -> usize {
+        table.take_blocks().into_iter().filter(|&block| self.leave_block(block)).count()
+    }
+
+    /// Gives a sequence's blocks back to the request that it belongs to: what nobody uses any more is promised to it again.
+    pub fn release_into(&mut self, table: BlockTable, reservation: &mut Reservation) {
+        let num_blocks = self.release(table);
+        self.usage.entry(reservation.tenant).or_default().reserved += num_blocks;
+        self.reserved += num_blocks;
+        reservation.num_blocks += num_blocks;
     }
 
     /// The longest chain of findable blocks that `tokens` begins with.
@@ -271,44 +319,49 @@ impl KvCache {
         if self.shared_prefixes.iter().any(declared) { Scope::SHARED } else { scope }
     }
 
-    /// A block that holds nothing, charged to the table's reservation while it lasts.
-    fn take_block(&mut self, table: &mut BlockTable) -> Result<BlockId, NoRoom> {
-        let tenant = table.scope().tenant;
-        if table.reserved == 0 {
-            let available = self.num_available();
-            if available == 0 {
-                return Err(NoRoom::Memory { needed: 1, available });
-            }
-            self.check_quota(tenant, 1, 0)?;
+    /// A block that holds nothing, charged to the reservation while it lasts.
+    fn take_block(&mut self, reservation: &mut Reservation) -> Result<BlockId, NoRoom> {
+        if reservation.num_blocks == 0 {
+            self.check_quota(reservation.tenant, 1)?;
+        }
+        if !self.draw_on(reservation) {
+            return Err(NoRoom::Memory { needed: 1, available: 0 });
         }
         let block = match self.free.pop() {
             Some(block) => block,
             None => self.evict_one().expect("what is reserved or available can be had"),
         };
-        let usage = self.usage.entry(tenant).or_default();
-        usage.in_use += 1;
-        if table.reserved > 0 {
-            table.reserved -= 1;
-            usage.reserved -= 1;
-            self.reserved -= 1;
-        }
-        self.blocks[block as usize].num_users = 1;
+        self.usage.entry(reservation.tenant).or_default().in_use += 1;
+        let entry = &mut self.blocks[block as usize];
+        entry.owner = reservation.tenant;
+        entry.num_users = 1;
         Ok(block)
     }
 
-    /// Room under the tenant's quota for `needed` more blocks, made by evicting its own idle ones.
-    fn check_quota(&mut self, tenant: TenantId, needed: usize, idle_found: usize) -> Result<(), NoRoom> {
+    /// Uses up one promised block; without a promise, one that is available. False when there is none.
+    fn draw_on(&mut self, reservation: &mut Reservation) -> bool {
+        if reservation.num_blocks == 0 {
+            return self.num_available() > 0;
+        }
+        reservation.num_blocks -= 1;
+        self.usage.entry(reservation.tenant).or_default().reserved -= 1;
+        self.reserved -= 1;
+        true
+    }
+
+    /// Whether the tenant's quota has room for `needed` more blocks; its idle ones can make way.
+    fn check_quota(&self, tenant: TenantId, needed: usize) -> Result<(), NoRoom> {
         let Some(&quota) = self.quotas.get(&tenant) else { return Ok(()) };
         let usage = self.usage(tenant);
-        // Idle blocks that are about to be used count as used.
-        let held = usage.in_use + usage.reserved + idle_found;
+        let held = usage.in_use + usage.reserved;
         if held + needed > quota {
             return Err(NoRoom::Quota { needed, quota, available: quota.saturating_sub(held) });
         }
         Ok(())
     }
 
-    fn take_idle(&mut self, block: BlockId) {
+    /// One more user of a block that was found.
+    fn take_found(&mut self, block: BlockId) {
         let clock = self.clock;
         let entry = &mut self.blocks[block as usize];
         entry.num_users += 1;
@@ -316,18 +369,23 @@ impl KvCache {
         if entry.num_users == 1 {
             let index = self.indexes.get_mut(&content.scope).expect("the index that found it");
             index.remove_idle(content.last_used, content.depth, block);
-            self.usage.entry(content.scope.tenant).or_default().idle -= 1;
+            let usage = self.usage.entry(entry.owner).or_default();
+            usage.idle -= 1;
+            usage.in_use += 1;
         }
         content.last_used = clock;
     }
 
-    fn leave_block(&mut self, block: BlockId) {
+    /// Whether nobody uses the block any more.
+    fn leave_block(&mut self, block: BlockId) -> bool {
         let clock = self.clock;
         let entry = &mut self.blocks[block as usize];
         entry.num_users -= 1;
         if entry.num_users > 0 {
-            return;
+            return false;
         }
+        let owner = entry.owner;
+        self.usage.entry(owner).or_default().in_use -= 1;
         match &mut entry.content {
             None => self.free.push(block),
             Some(content) => {
@@ -339,6 +397,7 @@ impl KvCache {
                 self.keep_within_quota(scope.tenant);
             }
         }
+        true
     }
 
     /// Evicts a tenant's own idle blocks until what it holds fits its quota.

@@ -1,7 +1,9 @@
 //! The blocks of one sequence.
 
-use super::index::{Key, Scope};
-use super::{BlockId, KvCache};
+use super::BlockId;
+#[allow(unused_imports)] // Named in documentation.
+use super::KvCache;
+use super::index::{Key, Scope, TenantId};
 
 /// Which block holds which positions of a sequence. Made and given back by [`KvCache`] alone, and never cloned.
 #[derive(Debug)]
@@ -11,8 +13,29 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
     /// The keys of the full blocks, in order.
     keys: Vec<Key>,
-    /// Blocks promised to it and not taken yet.
-    pub(super) reserved: usize,
+}
+
+/// Blocks promised to a request and not taken yet. Given back with [`KvCache::cancel`].
+#[derive(Debug)]
+#[must_use = "a reservation must be given back with KvCache::cancel"]
+pub struct Reservation {
+    pub(super) tenant: TenantId,
+    pub(super) num_blocks: usize,
+}
+
+impl Reservation {
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        debug_assert!(
+            self.num_blocks == 0 || std::thread::panicking(),
+            "a reservation was dropped instead of cancelled"
+        );
+    }
 }
 
 /// Copy one block's keys and values to another, in every layer, before the next step.
@@ -24,7 +47,7 @@ pub struct BlockCopy {
 
 impl BlockTable {
     pub(super) fn new(scope: Scope) -> Self {
-        BlockTable { scope, blocks: Vec::new(), keys: Vec::new(), reserved: 0 }
+        BlockTable { scope, blocks: Vec::new(), keys: Vec::new() }
     }
 
     pub fn blocks(&self) -> &[BlockId] {
@@ -63,9 +86,9 @@ impl BlockTable {
         self.keys.truncate(i);
     }
 
-    /// The same blocks without a reservation; the caller counts the references.
+    /// The same blocks; the caller counts the references.
     pub(super) fn fork(&self) -> BlockTable {
-        BlockTable { scope: self.scope, blocks: self.blocks.clone(), keys: self.keys.clone(), reserved: 0 }
+        BlockTable { scope: self.scope, blocks: self.blocks.clone(), keys: self.keys.clone() }
     }
 
     pub(super) fn take_blocks(&mut self) -> Vec<BlockId> {
@@ -76,11 +99,9 @@ impl BlockTable {
 impl Drop for BlockTable {
     fn drop(&mut self) {
         // A leak would only show much later, as memory that never comes back.
-        let leaked = !self.blocks.is_empty() || self.reserved > 0;
         debug_assert!(
-            !leaked || std::thread::panicking(),
-            "a block table was dropped without {}",
-            std::any::type_name::<KvCache>()
+            self.blocks.is_empty() || std::thread::panicking(),
+            "a block table was dropped instead of released"
         );
     }
 }

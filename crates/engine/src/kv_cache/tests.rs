@@ -14,10 +14,12 @@ fn tenant(id: u32) -> Scope {
 
 /// Computes a whole prompt and gives it back, as a request that ends at once.
 fn serve(cache: &mut KvCache, scope: Scope, prompt: &[u32]) -> usize {
-    let (mut table, cached) = cache.admit(scope, prompt, prompt.len()).expect("room");
-    cache.grow(&mut table, prompt.len()).expect("reserved");
+    let (mut table, mut reservation, cached) = cache.admit(scope, prompt, 0).expect("room");
+    cache.grow(&mut table, &mut reservation, prompt.len()).expect("reserved");
+    assert_eq!(reservation.num_blocks(), 0, "what was promised is what was needed");
     cache.remember(&mut table, prompt);
     cache.release(table);
+    cache.cancel(reservation);
     cached
 }
 
@@ -68,16 +70,18 @@ fn a_collision_of_keys_gives_no_wrong_block() {
 #[test]
 fn reservations_are_kept_and_what_does_not_fit_is_refused() {
     let mut cache = cache(4);
-    let (mut first, _) = cache.admit(tenant(1), &prompt(2, 0), 12).expect("three of four");
+    let (mut first, mut first_promise, _) = cache.admit(tenant(1), &prompt(2, 0), 3).expect("three of four");
     assert_eq!(cache.num_available(), 1);
-    let refused = cache.admit(tenant(2), &prompt(2, 50), 8).expect_err("two are not left");
+    let refused = cache.admit(tenant(2), &prompt(2, 50), 2).expect_err("two are not left");
     assert_eq!(refused, NoRoom::Memory { needed: 2, available: 1 });
-    let (mut second, _) = cache.admit(tenant(2), &prompt(2, 50), 4).expect("the last one");
-    cache.grow(&mut second, 4).expect("reserved");
-    assert!(cache.grow(&mut second, 5).is_err(), "beyond its reservation there is nothing");
-    cache.grow(&mut first, 12).expect("what was promised is there");
-    cache.release(first);
-    cache.release(second);
+    let (mut second, mut second_promise, _) = cache.admit(tenant(2), &prompt(2, 50), 1).expect("the last one");
+    cache.grow(&mut second, &mut second_promise, 4).expect("reserved");
+    assert!(cache.grow(&mut second, &mut second_promise, 5).is_err(), "beyond its reservation there is nothing");
+    cache.grow(&mut first, &mut first_promise, 12).expect("what was promised is there");
+    for (table, promise) in [(first, first_promise), (second, second_promise)] {
+        cache.release(table);
+        cache.cancel(promise);
+    }
     assert_eq!((cache.num_available(), cache.num_in_use()), (4, 0));
 }
 
@@ -112,7 +116,7 @@ fn a_quota_bounds_what_a_tenant_holds() {
         serve(&mut cache, tenant(1), &prompt(12, 1000 * i));
         assert!(cache.usage(TenantId(1)).idle <= 4);
     }
-    let refused = cache.admit(tenant(1), &prompt(2, 0), 20).expect_err("five blocks are above the quota");
+    let refused = cache.admit(tenant(1), &prompt(2, 0), 5).expect_err("five blocks are above the quota");
     assert_eq!(refused, NoRoom::Quota { needed: 5, quota: 4, available: 4 });
 }
 
@@ -120,105 +124,97 @@ fn a_quota_bounds_what_a_tenant_holds() {
 fn forks_share_until_one_writes() {
     let mut cache = cache(16);
     let tokens = prompt(6, 0);
-    let (mut first, _) = cache.admit(tenant(1), &tokens, 12).expect("room");
-    cache.grow(&mut first, 6).expect("reserved");
+    // One full block for both, and two more for each.
+    let (mut first, mut promise, _) = cache.admit(tenant(1), &tokens, 5).expect("room");
+    cache.grow(&mut first, &mut promise, 6).expect("reserved");
     cache.remember(&mut first, &tokens);
-    let mut second = cache.fork(&mut first, 12).expect("room");
+    let mut second = cache.fork(&first);
     assert_eq!(first.blocks(), second.blocks());
     assert_eq!(cache.num_in_use(), 2);
 
-    let copy = cache.make_writable(&mut second, 6).expect("reserved").expect("the block is shared");
+    let copy = cache.make_writable(&mut second, &mut promise, 6).expect("reserved").expect("the block is shared");
     assert_eq!(copy.from, first.blocks()[1]);
     assert_ne!(first.blocks()[1], second.blocks()[1]);
     assert_eq!(first.blocks()[0], second.blocks()[0], "the full block stays shared");
-    assert_eq!(cache.make_writable(&mut first, 6).expect("reserved"), None, "alone again");
+    assert_eq!(cache.make_writable(&mut first, &mut promise, 6).expect("reserved"), None, "alone again");
 
-    cache.grow(&mut first, 12).expect("reserved");
-    cache.grow(&mut second, 12).expect("reserved");
+    cache.grow(&mut first, &mut promise, 12).expect("reserved");
+    cache.grow(&mut second, &mut promise, 12).expect("reserved");
+    assert_eq!(promise.num_blocks(), 0);
+    cache.release_into(second, &mut promise);
+    assert_eq!(promise.num_blocks(), 2, "the second's own blocks are promised again");
     cache.release(first);
-    cache.release(second);
+    cache.cancel(promise);
     assert_eq!((cache.num_in_use(), cache.num_available()), (0, 16));
+}
+
+struct Live {
+    table: BlockTable,
+    reservation: Reservation,
+    tokens: Vec<u32>,
 }
 
 /// Random admissions, growth, forks, writes and releases, with everything counted again after each.
 #[test]
 fn no_block_is_lost_or_owned_twice() {
     let mut state = 12345u64;
-    let mut random = move |below: u64| {
+    let mut random = move |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
+        ((state >> 33) % below as u64) as usize
     };
     let mut cache = cache(24);
     cache.set_quota(TenantId(2), 9);
-    let mut live: Vec<(BlockTable, Vec<u32>)> = Vec::new();
+    let mut live: Vec<Live> = Vec::new();
     for _ in 0..20_000 {
-        match random(5) {
-            0 | 1 => {
+        let any = if live.is_empty() { None } else { Some(random(live.len())) };
+        match (random(5), any) {
+            (0 | 1, _) => {
                 let scope = tenant(random(3) as u32);
-                let len = 1 + random(14) as usize;
-                let tokens = prompt(len, 100 * random(4) as u32);
-                if let Ok((table, cached)) = cache.admit(scope, &tokens, len + random(8) as usize) {
-                    assert!(cached < len);
-                    live.push((table, tokens));
+                let tokens = prompt(1 + random(14), 100 * random(4) as u32);
+                if let Ok((table, reservation, cached)) = cache.admit(scope, &tokens, random(6)) {
+                    assert!(cached < tokens.len());
+                    live.push(Live { table, reservation, tokens });
                 }
             }
-            2 if !live.is_empty() => {
-                let i = random(live.len() as u64) as usize;
-                let (table, tokens) = &mut live[i];
-                if cache.grow(table, tokens.len()).is_ok() {
-                    let last = tokens.len() - 1;
-                    let _ = cache.make_writable(table, last);
+            (2, Some(i)) => {
+                let Live { table, reservation, tokens } = &mut live[i];
+                if cache.grow(table, reservation, tokens.len()).is_ok() {
+                    let _ = cache.make_writable(table, reservation, tokens.len() - 1);
                     cache.remember(table, tokens);
                     tokens.push(random(3) as u32);
                 }
             }
-            3 if !live.is_empty() => {
-                let i = random(live.len() as u64) as usize;
-                let (table, tokens) = &mut live[i];
-                let tokens = tokens.clone();
-                if let Ok(fork) = cache.fork(table, tokens.len() + 2) {
-                    live.push((fork, tokens));
+            (3, Some(i)) => {
+                let (tenant, tokens) = (live[i].table.scope().tenant, live[i].tokens.clone());
+                if let Ok(reservation) = cache.reserve(tenant, random(3)) {
+                    let table = cache.fork(&live[i].table);
+                    live.push(Live { table, reservation, tokens });
                 }
             }
-            _ if !live.is_empty() => {
-                let (table, _) = live.swap_remove(random(live.len() as u64) as usize);
-                cache.release(table);
+            (_, Some(i)) => {
+                let Live { table, mut reservation, .. } = live.swap_remove(i);
+                if random(2) == 0 {
+                    cache.release_into(table, &mut reservation);
+                } else {
+                    cache.release(table);
+                }
+                cache.cancel(reservation);
             }
             _ => {}
         }
         check(&cache, &live);
     }
-    live.drain(..).for_each(|(table, _)| cache.release(table));
+    for Live { table, reservation, .. } in live.drain(..) {
+        cache.release(table);
+        cache.cancel(reservation);
+    }
     check(&cache, &[]);
     assert_eq!(cache.num_available(), 24);
 }
 
-fn check(cache: &KvCache, live: &[(BlockTable, Vec<u32>)]) {
-    let mut users = vec![0u32; cache.num_blocks()];
-    for (table, _) in live {
-        table.blocks().iter().for_each(|&block| users[block as usize] += 1);
-    }
-    for (block, entry) in cache.blocks.iter().enumerate() {
-        assert_eq!(entry.num_users, users[block], "block {block}: references");
-        let is_free = cache.free.contains(&(block as BlockId));
-        assert!(!is_free || (users[block] == 0 && entry.content.is_none()), "block {block} is free and not empty");
-    }
-    let reserved: usize = live.iter().map(|(table, _)| table.reserved).sum();
-    assert_eq!(cache.reserved, reserved);
+fn check(cache: &KvCache, live: &[Live]) {
+    cache
+        .audit(live.iter().map(|live| &live.table), live.iter().map(|live| &live.reservation))
+        .expect("the books are right");
     assert_eq!(cache.free.len() + cache.num_idle() + cache.num_in_use(), cache.num_blocks());
-    assert!(cache.free.len() + cache.num_idle() >= cache.reserved, "more is promised than there is");
-    for tenant in 0..3 {
-        let in_use: usize = live
-            .iter()
-            .filter(|(table, _)| table.scope().tenant == TenantId(tenant))
-            .map(|(table, _)| table.blocks().len())
-            .sum();
-        assert_eq!(cache.usage(TenantId(tenant)).in_use, in_use);
-    }
-    // A block that two tenants hold would be a leak: nothing is declared shared here.
-    for (a, _) in live {
-        for (b, _) in live.iter().filter(|(b, _)| b.scope() != a.scope()) {
-            assert!(a.blocks().iter().all(|block| !b.blocks().contains(block)), "two tenants hold one block");
-        }
-    }
 }

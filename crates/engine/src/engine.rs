@@ -1,0 +1,259 @@
+//! The loop: admit, schedule, run, commit. One thread owns it; nothing in it is shared, locked or asynchronous.
+
+mod admission;
+mod commit;
+mod memory;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
+use pellucid_sampling::Workspace;
+use pellucid_tensor::Backend;
+
+use crate::job::{Job, JobId};
+use crate::kv_cache::{KvCache, TenantId};
+use crate::scheduler::{Pending, Served, share_out};
+use crate::{EngineStats, Error, Event, EventSink, Request};
+
+/// How an engine runs.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineOptions {
+    /// Blocks of KV memory, and positions in each.
+    pub num_blocks: usize,
+    pub block_len: usize,
+    /// Sequences that decode at once.
+    pub max_sequences: usize,
+    /// Rows of a step at most; at least `max_sequences`.
+    pub step_tokens: usize,
+    /// Tokens of one prompt in a step at most: how long others may have to wait for their next token.
+    pub chunk_len: usize,
+    /// Requests that may wait.
+    pub max_waiting: usize,
+    /// Admit by what a request needs now, not by what it may come to need; when memory runs out, someone is computed again later.
+    pub overcommit: bool,
+    /// Keys the hashes of the prefix cache.
+    pub secret: [u8; 32],
+}
+
+/// Serves many requests with one model.
+#[allow(missing_debug_implementations)] // Its model would print weights.
+pub struct Engine {
+    model: Box<dyn Model>,
+    backend: Arc<dyn Backend>,
+    kv: KvMemory,
+    cache: KvCache,
+    options: EngineOptions,
+    /// By tenant, in the order in which they come in.
+    waiting: BTreeMap<TenantId, Vec<(JobId, Job)>>,
+    running: BTreeMap<JobId, Job>,
+    next_id: JobId,
+    served: Served,
+    stats: EngineStats,
+    batch: Batch,
+    workspace: Workspace,
+}
+
+/// A sequence's part of a step.
+#[derive(Debug, Clone)]
+struct Planned {
+    job: JobId,
+    /// Index among the job's sequences.
+    sequence: usize,
+    num_tokens: usize,
+    is_decode: bool,
+    /// Rows of this chunk whose logits are wanted, counted from its start.
+    wanted: Range<usize>,
+}
+
+impl Engine {
+    pub fn new(model: Box<dyn Model>, backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Engine, Error> {
+        assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
+        assert!(options.max_sequences > 0 && options.chunk_len > 0);
+        let kv = KvMemory::new(model.config(), &*backend, options.num_blocks, options.block_len)
+            .map_err(|error| Error::Model(error.to_string()))?;
+        Ok(Engine {
+            cache: KvCache::new(options.num_blocks, options.block_len, options.secret),
+            model,
+            backend,
+            kv,
+            options,
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            next_id: 0,
+            served: Served::default(),
+            stats: EngineStats::default(),
+            batch: Batch::default(),
+            workspace: Workspace::default(),
+        })
+    }
+
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// For the operator's settings: shared prefixes and quotas.
+    pub fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// Checks a request and puts it into the queue. Its events go to `sink`.
+    pub fn submit(&mut self, request: Request, sink: Box<dyn EventSink>) -> Result<(), Error> {
+        let sampler = request.check(self.model.config(), self.options.max_sequences)?;
+        self.check_fits(&request)?;
+        let waiting = self.num_waiting();
+        if waiting >= self.options.max_waiting {
+            return Err(Error::QueueFull { waiting });
+        }
+        let job = Job::new(request, sampler, sink, Instant::now());
+        let id = self.next_id;
+        self.next_id += 1;
+        self.enqueue(id, job);
+        Ok(())
+    }
+
+    /// One round. Gives false when there is nothing left to do.
+    pub fn step(&mut self) -> bool {
+        self.admit();
+        let plan = self.schedule();
+        if plan.is_empty() {
+            return self.num_waiting() > 0 || !self.running.is_empty();
+        }
+        match self.run(&plan) {
+            Ok(logits) => self.commit(&plan, &logits),
+            Err(error) => self.fail(&plan, error),
+        }
+        self.stats.steps += 1;
+        true
+    }
+
+    /// Gives every running sequence a part of the step, and makes sure of the memory that it takes.
+    fn schedule(&mut self) -> Vec<Planned> {
+        let mut rows: Vec<(JobId, usize)> = Vec::new();
+        let mut pending: Vec<Pending> = Vec::new();
+        for (&id, job) in &self.running {
+            // Beams advance together: none goes on before all have caught up.
+            let caught_up = job.sequences.iter().all(|sequence| sequence.num_left() <= 1);
+            let waits_for_others = job.search.is_some() && job.sequences.len() > 1 && !caught_up;
+            for (i, sequence) in job.sequences.iter().enumerate().filter(|(_, sequence)| sequence.is_running()) {
+                let is_decode = sequence.num_left() == 1 && sequence.num_computed >= job.request.prompt.len();
+                let num_left = sequence.num_left() - usize::from(waits_for_others);
+                if num_left > 0 {
+                    rows.push((id, i));
+                    pending.push(Pending { tenant: job.tenant(), num_left, is_decode: is_decode && !waits_for_others });
+                }
+            }
+        }
+        let given = share_out(&pending, self.options.step_tokens, self.options.chunk_len, &self.served);
+        let mut plan = Vec::new();
+        for (((id, sequence), pending), num_tokens) in rows.into_iter().zip(&pending).zip(given) {
+            if num_tokens > 0 && self.make_room(id, sequence, num_tokens) {
+                let wanted = self.wanted_rows(id, sequence, num_tokens);
+                plan.push(Planned { job: id, sequence, num_tokens, is_decode: pending.is_decode, wanted });
+            }
+        }
+        // Making room may have preempted someone who was planned before.
+        let here: BTreeSet<JobId> = self.running.keys().copied().collect();
+        plan.retain(|planned| here.contains(&planned.job));
+        plan
+    }
+
+    /// The last row of a chunk that ends where the sequence does; every row of a prompt that is to be scored.
+    fn wanted_rows(&self, id: JobId, sequence: usize, num_tokens: usize) -> Range<usize> {
+        let job = &self.running[&id];
+        let sequence = &job.sequences[sequence];
+        if job.request.score_prompt && sequence.num_computed < job.request.prompt.len() {
+            return 0..num_tokens;
+        }
+        let is_complete = sequence.num_computed + num_tokens == sequence.tokens.len();
+        (if is_complete { num_tokens - 1 } else { num_tokens })..num_tokens
+    }
+
+    /// One forward pass over the plan. A panic in the model is an error of this step alone.
+    fn run(&mut self, plan: &[Planned]) -> Result<Vec<Vec<f32>>, Error> {
+        self.batch.clear();
+        for planned in plan {
+            let sequence = &self.running[&planned.job].sequences[planned.sequence];
+            let start = sequence.num_computed;
+            let table = sequence.table.as_ref().expect("a planned sequence has blocks");
+            let chunk = Chunk {
+                ids: &sequence.tokens[start..start + planned.num_tokens],
+                first_position: start,
+                blocks: table.blocks(),
+                wanted: planned.wanted.clone(),
+            };
+            self.batch.push(chunk, self.options.block_len);
+        }
+        let Engine { model, batch, kv, .. } = self;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let logits: &Logits = model.forward(batch, kv)?;
+            Ok((0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect())
+        }));
+        match outcome {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err::<_, pellucid_model::Error>(error)) => Err(Error::Model(error.to_string())),
+            Err(panic) => Err(Error::Fault(panic_message(&panic))),
+        }
+    }
+
+    /// Ends every request of a step that failed.
+    fn fail(&mut self, plan: &[Planned], error: Error) {
+        let jobs: BTreeSet<JobId> = plan.iter().map(|planned| planned.job).collect();
+        for id in jobs {
+            self.end_with(id, error.clone());
+        }
+    }
+
+    /// Ends one request with an error.
+    fn end_with(&mut self, id: JobId, error: Error) {
+        if let Some(mut job) = self.running.remove(&id) {
+            job.release(&mut self.cache);
+            job.sink.send(Event::Failed(error));
+            self.stats.failed_requests += 1;
+        }
+    }
+
+    /// Counts the blocks again, for simulators and tests.
+    pub fn audit(&self) -> Result<(), String> {
+        let jobs = || self.running.values().chain(self.waiting.values().flatten().map(|(_, job)| job));
+        let tables = jobs().flat_map(|job| &job.sequences).filter_map(|sequence| sequence.table.as_ref());
+        self.cache.audit(tables, jobs().filter_map(|job| job.reservation.as_ref()))
+    }
+
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.values().map(Vec::len).sum()
+    }
+
+    /// What has happened since the start, and what is held now.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            num_waiting: self.num_waiting(),
+            num_running: self.running.values().flat_map(|job| &job.sequences).filter(|s| s.is_running()).count(),
+            blocks_in_use: self.cache.num_in_use(),
+            blocks_idle: self.cache.num_idle(),
+            num_blocks: self.cache.num_blocks(),
+            ..self.stats
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// Whoever is still served gets no more events; the blocks go back all the same, so that a leak can never hide behind an exit.
+    fn drop(&mut self) {
+        let Engine { running, waiting, cache, .. } = self;
+        let jobs = running.values_mut().chain(waiting.values_mut().flatten().map(|(_, job)| job));
+        jobs.for_each(|job| job.release(cache));
+    }
+}
+
+fn panic_message(panic: &Box<dyn std::any::Any + Send>) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
+}

@@ -1,0 +1,257 @@
+//! What a step gave: keys and values are accounted for, tokens are drawn, replies end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use pellucid_sampling::{Choice, End, Input, Sampler, TokenTrace, Workspace};
+
+use super::{Engine, Planned, panic_message};
+use crate::beam::log_sum_exp;
+use crate::job::{Job, JobId, Sequence};
+use crate::{Error, Event, FinishReason, TokenEvent};
+
+/// The logits of the rows that a planned chunk wanted.
+struct Rows<'a> {
+    planned: &'a Planned,
+    rows: &'a [Vec<f32>],
+}
+
+impl Engine {
+    pub(super) fn commit(&mut self, plan: &[Planned], logits: &[Vec<f32>]) {
+        let now = Instant::now();
+        let mut rest = logits;
+        let mut by_job: Vec<(JobId, Vec<Rows<'_>>)> = Vec::new();
+        for planned in plan {
+            let (rows, later) = rest.split_at(planned.wanted.len());
+            rest = later;
+            let rows = Rows { planned, rows };
+            match by_job.last_mut().filter(|(id, _)| *id == planned.job) {
+                Some((_, parts)) => parts.push(rows),
+                None => by_job.push((planned.job, vec![rows])),
+            }
+        }
+        for (id, parts) in by_job {
+            self.account(id, &parts);
+            // A fault while one request is served must not reach the others.
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.commit_job(id, &parts, now)));
+            match outcome {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => self.end_with(id, error),
+                Err(panic) => self.end_with(id, Error::Fault(panic_message(&panic))),
+            }
+        }
+    }
+
+    /// Notes what is stored now, and enters full blocks into the tenant's index.
+    fn account(&mut self, id: JobId, parts: &[Rows<'_>]) {
+        let Engine { running, cache, served, stats, .. } = self;
+        let job = running.get_mut(&id).expect("a planned job runs");
+        for Rows { planned, .. } in parts {
+            let sequence = &mut job.sequences[planned.sequence];
+            sequence.num_computed += planned.num_tokens;
+            let table = sequence.table.as_mut().expect("a running sequence has blocks");
+            cache.remember(table, &sequence.tokens[..sequence.num_computed]);
+            served.charge(job.request.scope.tenant, planned.num_tokens);
+            let counter = if planned.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
+            *counter += planned.num_tokens as u64;
+        }
+    }
+
+    fn commit_job(&mut self, id: JobId, parts: &[Rows<'_>], now: Instant) -> Result<(), Error> {
+        let job = self.running.get_mut(&id).expect("a planned job runs");
+        if let Some(started) = job.started.filter(|_| job.stats.queue_time.is_zero()) {
+            job.stats.queue_time = started - job.arrived;
+        }
+        for Rows { planned, rows } in parts {
+            let sequence = &job.sequences[planned.sequence];
+            if sequence.num_computed < job.request.prompt.len() {
+                let (computed, total) = (sequence.num_computed, job.request.prompt.len());
+                job.sink.send(Event::Prompt { computed, total });
+            }
+            if job.request.score_prompt {
+                score_prompt(job, planned, rows);
+            }
+        }
+        let complete: Vec<&Rows<'_>> =
+            parts.iter().filter(|part| job.sequences[part.planned.sequence].num_left() == 0).collect();
+        if complete.is_empty() {
+            return Ok(());
+        }
+        if job.first_token.is_none() {
+            job.first_token = Some(now);
+            job.stats.time_to_first_token = now - job.arrived;
+        } else {
+            job.stats.decode_steps += 1;
+        }
+        if job.search.is_some() {
+            self.advance_beams(id, &complete)?;
+        } else {
+            self.draw(id, &complete)?;
+        }
+        self.finish_if_done(id, now);
+        Ok(())
+    }
+
+    /// Draws the next token of every sequence that has logits; after the prompt, the other choices begin from the same ones.
+    fn draw(&mut self, id: JobId, complete: &[&Rows<'_>]) -> Result<(), Error> {
+        let Engine { running, cache, workspace, model, .. } = self;
+        let job = running.get_mut(&id).expect("a planned job runs");
+        let config = model.config();
+        if job.sequences.len() < job.request.width() {
+            fork_choices(job, cache, config.vocab_size)?;
+        }
+        let shares_prompt =
+            complete.len() == 1 && job.sequences.iter().all(|s| s.tokens.len() == job.request.prompt.len());
+        let targets: Vec<(usize, &[f32])> = if shares_prompt {
+            let logits = complete[0].rows.last().expect("the last row was wanted");
+            (0..job.sequences.len()).map(|i| (i, logits.as_slice())).collect()
+        } else {
+            let logits = |part: &&Rows<'_>| part.rows.last().expect("the last row was wanted").len();
+            debug_assert!(complete.iter().all(|part| logits(part) == config.vocab_size));
+            complete.iter().map(|part| (part.planned.sequence, part.rows[part.rows.len() - 1].as_slice())).collect()
+        };
+        let (holds_back, trace) = (job.holds_back(), job.request.trace);
+        let (prompt_len, max_tokens) = (job.request.prompt.len(), job.request.max_tokens);
+        for (i, logits) in targets {
+            let sequence = &mut job.sequences[i];
+            let (choice, trace) = choose(sequence, logits, trace, workspace)?;
+            let mut finish = match choice.end {
+                Some(End::EndOfSequence) => Some(FinishReason::End),
+                Some(End::Stop) => Some(FinishReason::Stop),
+                None => None,
+            };
+            if finish.is_none() {
+                sequence.tokens.push(choice.token);
+                sequence.history.push(choice.token);
+                sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
+                job.stats.output_tokens += 1;
+                let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs: choice.logprobs, trace };
+                if holds_back {
+                    sequence.held.push(event)
+                } else {
+                    job.sink.send(Event::Token(event))
+                }
+                let num_output = sequence.tokens.len() - prompt_len;
+                finish = if max_tokens == Some(num_output) {
+                    Some(FinishReason::MaxTokens)
+                } else {
+                    (sequence.tokens.len() >= config.context_len).then_some(FinishReason::Context)
+                };
+            }
+            if let Some(reason) = finish {
+                sequence.finish = Some(reason);
+                if let Some(table) = sequence.table.take() {
+                    cache.release(table);
+                }
+                if !holds_back {
+                    job.sink.send(Event::ChoiceEnd { choice: sequence.choice, reason });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the logits of all beams to the search, and turns the sequences into those that it wants next.
+    fn advance_beams(&mut self, id: JobId, complete: &[&Rows<'_>]) -> Result<(), Error> {
+        let Engine { running, cache, model, .. } = self;
+        let job = running.get_mut(&id).expect("a planned job runs");
+        let num_running = job.sequences.len();
+        assert_eq!(complete.len(), num_running, "beams advance together");
+        let mut rows: Vec<&[f32]> = vec![&[]; num_running];
+        for part in complete {
+            rows[part.planned.sequence] = part.rows.last().expect("the last row was wanted");
+        }
+        if let Some(token) = rows.iter().flat_map(|row| row.iter()).position(|logit| logit.is_nan()) {
+            let token = (token % model.config().vocab_size) as u32;
+            return Err(pellucid_sampling::Error::NotANumber { token }.into());
+        }
+        let is_full = job.sequences.iter().any(|sequence| sequence.tokens.len() + 1 >= model.config().context_len);
+        let search = job.search.as_mut().expect("a beam search");
+        let next = search.advance(&rows).filter(|_| !is_full);
+        let reservation = job.reservation.as_mut().expect("a running job has a reservation");
+        let Some(next) = next else {
+            for sequence in &mut job.sequences {
+                sequence.finish = Some(FinishReason::End);
+                if let Some(table) = sequence.table.take() {
+                    cache.release(table);
+                }
+            }
+            return Ok(());
+        };
+        job.stats.output_tokens += 1;
+        let mut sequences = Vec::with_capacity(next.len());
+        for (choice, continuation) in next.iter().enumerate() {
+            let parent = &job.sequences[continuation.parent];
+            let mut sequence = Sequence::new(choice, &parent.tokens, parent.sampler.clone());
+            sequence.tokens.push(continuation.token);
+            sequence.num_computed = parent.num_computed;
+            sequence.table = parent.table.as_ref().map(|table| cache.fork(table));
+            sequences.push(sequence);
+        }
+        let old = std::mem::replace(&mut job.sequences, sequences);
+        for table in old.into_iter().filter_map(|sequence| sequence.table) {
+            cache.release_into(table, reservation);
+        }
+        Ok(())
+    }
+
+    fn finish_if_done(&mut self, id: JobId, now: Instant) {
+        if !self.running.get(&id).is_some_and(Job::is_finished) {
+            return;
+        }
+        let mut job = self.running.remove(&id).expect("it was just there");
+        job.release(&mut self.cache);
+        job.complete(now);
+        self.stats.finished_requests += 1;
+    }
+}
+
+/// The other choices of a request, over the prompt's blocks. Choice i draws with the seed plus i.
+fn fork_choices(job: &mut Job, cache: &mut crate::kv_cache::KvCache, vocab_size: usize) -> Result<(), Error> {
+    for choice in job.sequences.len()..job.request.width() {
+        let mut params = job.request.sampling.clone();
+        params.seed = params.seed.wrapping_add(choice as u64);
+        let first = &job.sequences[0];
+        let mut sequence = Sequence::new(choice, &job.request.prompt, Sampler::new(&params, vocab_size)?);
+        sequence.num_computed = first.num_computed;
+        sequence.table = first.table.as_ref().map(|table| cache.fork(table));
+        job.sequences.push(sequence);
+    }
+    Ok(())
+}
+
+fn choose(
+    sequence: &mut Sequence,
+    logits: &[f32],
+    trace: bool,
+    workspace: &mut Workspace,
+) -> Result<(Choice, Option<Box<TokenTrace>>), Error> {
+    let Sequence { sampler, history, state, tokens, .. } = sequence;
+    let input = Input { logits, history, position: tokens.len() as u32, mask: None };
+    if trace {
+        let (choice, trace) = sampler.trace(&input, state, workspace)?;
+        return Ok((choice, Some(Box::new(trace))));
+    }
+    Ok((sampler.sample(&input, state, workspace)?, None))
+}
+
+/// ln p of the prompt's tokens that this chunk's rows predict; sent once all are known.
+fn score_prompt(job: &mut Job, planned: &Planned, rows: &[Vec<f32>]) {
+    let prompt = &job.request.prompt;
+    let sequence = &job.sequences[planned.sequence];
+    let start = sequence.num_computed - planned.num_tokens;
+    if start >= prompt.len() || job.prompt_logprobs.len() + 1 >= prompt.len() {
+        return;
+    }
+    for (row, position) in planned.wanted.clone().map(|row| start + row).enumerate() {
+        // After a preemption the rows come again; what is known stays.
+        if position == job.prompt_logprobs.len() && position + 1 < prompt.len() {
+            let logits = &rows[row];
+            let logprob = f64::from(logits[prompt[position + 1] as usize]) - log_sum_exp(logits);
+            job.prompt_logprobs.push(logprob as f32);
+        }
+    }
+    if job.prompt_logprobs.len() + 1 == prompt.len() {
+        job.sink.send(Event::PromptLogprobs(job.prompt_logprobs.clone()));
+    }
+}

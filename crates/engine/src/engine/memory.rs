@@ -1,0 +1,64 @@
+//! Room for a step: blocks for the rows that are to be written, copies of shared ones, and preemption when memory has run out.
+
+use super::Engine;
+use crate::Error;
+use crate::job::JobId;
+use crate::kv_cache::{BlockCopy, NoRoom};
+
+impl Engine {
+    /// Makes sure that a sequence can write its next `num_tokens` positions; false when it was preempted or ended instead.
+    pub(super) fn make_room(&mut self, id: JobId, sequence: usize, num_tokens: usize) -> bool {
+        loop {
+            if !self.running.contains_key(&id) {
+                return false;
+            }
+            match self.try_make_room(id, sequence, num_tokens) {
+                Ok(copy) => {
+                    let copied =
+                        copy.map_or(Ok(()), |BlockCopy { from, to }| self.kv.copy_block(&*self.backend, from, to));
+                    return match copied {
+                        Ok(()) => true,
+                        Err(error) => {
+                            self.end_with(id, Error::Model(error.to_string()));
+                            false
+                        }
+                    };
+                }
+                Err(_) => {
+                    let victim = self.victim();
+                    if !victim.is_some_and(|victim| self.preempt(victim)) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    fn try_make_room(&mut self, id: JobId, sequence: usize, num_tokens: usize) -> Result<Option<BlockCopy>, NoRoom> {
+        let job = self.running.get_mut(&id).expect("a running job");
+        let reservation = job.reservation.as_mut().expect("a running job has a reservation");
+        let sequence = &mut job.sequences[sequence];
+        let table = sequence.table.as_mut().expect("a running sequence has blocks");
+        self.cache.grow(table, reservation, sequence.num_computed + num_tokens)?;
+        self.cache.make_writable(table, reservation, sequence.num_computed)
+    }
+
+    /// Who gives way when memory has run out: the lowest priority, and of those the latest to come.
+    fn victim(&self) -> Option<JobId> {
+        self.running.iter().min_by_key(|(id, job)| (job.request.priority, std::cmp::Reverse(**id))).map(|(&id, _)| id)
+    }
+
+    /// Takes a request out of the batch and back into the queue, with its tokens. The last one running is never taken: nobody else could
+    /// make room for it.
+    pub(super) fn preempt(&mut self, id: JobId) -> bool {
+        if self.running.len() < 2 {
+            return false;
+        }
+        let Some(mut job) = self.running.remove(&id) else { return false };
+        job.release(&mut self.cache);
+        job.stats.preemptions += 1;
+        self.stats.preemptions += 1;
+        self.enqueue(id, job);
+        true
+    }
+}

@@ -1,0 +1,158 @@
+//! A request while it is served: its sequences, its blocks, its numbers. Owned by the loop.
+
+use std::time::Instant;
+
+use pellucid_sampling::{History, Sampler, State};
+
+use crate::beam::BeamSearch;
+use crate::kv_cache::{BlockTable, KvCache, Reservation, TenantId};
+use crate::{Event, EventSink, FinishReason, Request, RequestStats, TokenEvent};
+
+/// Requests are numbered in the order of their arrival.
+pub(crate) type JobId = u64;
+
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) sink: Box<dyn EventSink>,
+    pub(crate) sequences: Vec<Sequence>,
+    /// What its sequences may still take; present while it runs.
+    pub(crate) reservation: Option<Reservation>,
+    pub(crate) search: Option<BeamSearch>,
+    /// ln p of the prompt's tokens, as they become known.
+    pub(crate) prompt_logprobs: Vec<f32>,
+    pub(crate) arrived: Instant,
+    pub(crate) started: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) stats: RequestStats,
+}
+
+/// One growing list of tokens.
+pub(crate) struct Sequence {
+    pub(crate) choice: usize,
+    /// Prompt and output.
+    pub(crate) tokens: Vec<u32>,
+    /// Positions whose keys and values are stored.
+    pub(crate) num_computed: usize,
+    /// Present while it runs.
+    pub(crate) table: Option<BlockTable>,
+    pub(crate) sampler: Sampler,
+    pub(crate) history: History,
+    pub(crate) state: State,
+    pub(crate) finish: Option<FinishReason>,
+    /// For `best_of`: the tokens held back, and the sum of their log probabilities.
+    pub(crate) held: Vec<TokenEvent>,
+    pub(crate) total_logprob: f64,
+}
+
+impl Sequence {
+    pub(crate) fn new(choice: usize, prompt: &[u32], sampler: Sampler) -> Sequence {
+        Sequence {
+            choice,
+            tokens: prompt.to_vec(),
+            num_computed: 0,
+            table: None,
+            history: sampler.history(prompt),
+            state: sampler.state(),
+            sampler,
+            finish: None,
+            held: Vec::new(),
+            total_logprob: 0.0,
+        }
+    }
+
+    pub(crate) fn num_left(&self) -> usize {
+        self.tokens.len() - self.num_computed
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.finish.is_none() && self.table.is_some()
+    }
+
+    /// Mean log probability of the output, by which `best_of` chooses.
+    fn mean_logprob(&self) -> f64 {
+        self.total_logprob / self.held.len().max(1) as f64
+    }
+}
+
+impl Job {
+    pub(crate) fn new(request: Request, sampler: Sampler, sink: Box<dyn EventSink>, now: Instant) -> Job {
+        let search = request.beams.map(|params| {
+            let max_tokens = request.max_tokens.unwrap_or(usize::MAX);
+            BeamSearch::new(params, &request.sampling.end_ids, max_tokens)
+        });
+        let stats = RequestStats { prompt_tokens: request.prompt.len(), ..RequestStats::default() };
+        let first = Sequence::new(0, &request.prompt, sampler);
+        Job {
+            request,
+            sink,
+            sequences: vec![first],
+            reservation: None,
+            search,
+            prompt_logprobs: Vec::new(),
+            arrived: now,
+            started: None,
+            first_token: None,
+            stats,
+        }
+    }
+
+    pub(crate) fn tenant(&self) -> TenantId {
+        self.request.scope.tenant
+    }
+
+    /// Sequences that it runs now, or will run once its prompt is computed.
+    pub(crate) fn num_slots(&self) -> usize {
+        let has_begun = self.sequences.iter().any(|sequence| sequence.tokens.len() > self.request.prompt.len());
+        if has_begun {
+            self.sequences.iter().filter(|sequence| sequence.finish.is_none()).count()
+        } else {
+            self.request.width()
+        }
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.finish.is_some())
+    }
+
+    /// Tokens are held back while it is not known which choices will be returned.
+    pub(crate) fn holds_back(&self) -> bool {
+        self.request.best_of > self.request.num_choices
+    }
+
+    /// Gives every block back and forgets what was computed; the tokens stay, so that it can be computed again to the same bits.
+    pub(crate) fn release(&mut self, cache: &mut KvCache) {
+        for sequence in &mut self.sequences {
+            sequence.num_computed = 0;
+            if let Some(table) = sequence.table.take() {
+                cache.release(table);
+            }
+        }
+        if let Some(reservation) = self.reservation.take() {
+            cache.cancel(reservation);
+        }
+    }
+
+    /// Sends what is still to be said and the numbers.
+    pub(crate) fn complete(&mut self, now: Instant) {
+        if let Some(search) = self.search.take() {
+            self.sink.send(Event::Beams(search.results()));
+        } else if self.holds_back() {
+            self.send_best();
+        }
+        self.stats.total_time = now - self.arrived;
+        self.stats.decode_time = self.first_token.map_or_else(Default::default, |first| now - first);
+        self.sink.send(Event::Done(self.stats));
+    }
+
+    fn send_best(&mut self) {
+        self.sequences.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()).then(a.choice.cmp(&b.choice)));
+        for (choice, sequence) in self.sequences.iter_mut().take(self.request.num_choices).enumerate() {
+            for token in sequence.held.drain(..) {
+                self.sink.send(Event::Token(TokenEvent { choice, ..token }));
+            }
+            if let Some(reason) = sequence.finish {
+                self.sink.send(Event::ChoiceEnd { choice, reason });
+            }
+        }
+    }
+}

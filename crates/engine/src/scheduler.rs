@@ -1,0 +1,163 @@
+//! Who computes how much in the next step, and who comes in next. Pure: no clock, no device, no channel.
+//!
+//! Prefill, chunked prefill and decode are one thing here: a sequence has tokens left to compute and is given some of them.
+
+use std::collections::HashMap;
+
+use crate::kv_cache::TenantId;
+
+/// What a running sequence has left to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pending {
+    pub tenant: TenantId,
+    pub num_left: usize,
+    /// A chunk may not be cut: the rows belong together (one token of a reply).
+    pub is_decode: bool,
+}
+
+/// Tokens for each sequence in the next step, in the order given.
+///
+/// Decode rows come first, so that a long prompt delays the others' next token by one chunk at most. What is left of the budget goes to
+/// prompts, the tenant that was served least first, in chunks of at most `chunk_len`.
+pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &Served) -> Vec<usize> {
+    let mut given = vec![0; pending.len()];
+    let mut left = budget;
+    for (given, pending) in given.iter_mut().zip(pending).filter(|(_, pending)| pending.is_decode) {
+        *given = pending.num_left.min(left);
+        left -= *given;
+    }
+    let mut prompts: Vec<usize> = (0..pending.len()).filter(|&i| !pending[i].is_decode).collect();
+    // A stable sort: within a tenant the order given stays.
+    prompts.sort_by_key(|&i| served.tokens(pending[i].tenant));
+    for i in prompts {
+        given[i] = pending[i].num_left.min(chunk_len).min(left);
+        left -= given[i];
+    }
+    given
+}
+
+/// Tokens computed for each tenant: the measure of fair shares.
+///
+/// A tenant that was away does not come back with a claim to everything it missed: it starts level with the least served of those present.
+#[derive(Debug, Default, Clone)]
+pub struct Served {
+    tokens: HashMap<TenantId, u64>,
+}
+
+impl Served {
+    pub fn tokens(&self, tenant: TenantId) -> u64 {
+        self.tokens.get(&tenant).copied().unwrap_or(0)
+    }
+
+    pub fn charge(&mut self, tenant: TenantId, num_tokens: usize) {
+        *self.tokens.entry(tenant).or_default() += num_tokens as u64;
+    }
+
+    /// A tenant that has no work comes with some; `present` are those who have.
+    pub fn arrive(&mut self, tenant: TenantId, present: impl Iterator<Item = TenantId>) {
+        if let Some(least) = present.filter(|other| *other != tenant).map(|other| self.tokens(other)).min() {
+            let tokens = self.tokens.entry(tenant).or_default();
+            *tokens = (*tokens).max(least);
+        }
+    }
+}
+
+/// A tenant with requests that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contender {
+    pub tenant: TenantId,
+    /// Sequences that it has running.
+    pub num_running: usize,
+}
+
+/// The tenant whose request comes in next: the one with the fewest running sequences, then the least served, then the lower number.
+pub fn next_tenant(contenders: &[Contender], served: &Served) -> Option<TenantId> {
+    contenders.iter().min_by_key(|c| (c.num_running, served.tokens(c.tenant), c.tenant)).map(|c| c.tenant)
+}
+
+/// The tenant that must give up running sequences so that `needy` can begin `num_slots`: the one with the most, if it has more than its
+/// share and `needy` would have no more than its own.
+pub fn must_yield(running: &[Contender], needy: Contender, num_slots: usize, max_sequences: usize) -> Option<TenantId> {
+    let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.num_running > 0).count() + 1;
+    let share = (max_sequences / num_tenants).max(1);
+    // Without this, two tenants whose requests are wider than a share would take each other's place for ever.
+    if needy.num_running + num_slots > share {
+        return None;
+    }
+    let largest = running.iter().filter(|c| c.tenant != needy.tenant).max_by_key(|c| (c.num_running, c.tenant))?;
+    (largest.num_running > share).then_some(largest.tenant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decode(tenant: u32) -> Pending {
+        Pending { tenant: TenantId(tenant), num_left: 1, is_decode: true }
+    }
+
+    fn prompt(tenant: u32, num_left: usize) -> Pending {
+        Pending { tenant: TenantId(tenant), num_left, is_decode: false }
+    }
+
+    #[test]
+    fn decode_rows_come_first_and_a_long_prompt_gets_a_chunk() {
+        let served = Served::default();
+        let pending = [prompt(1, 1000), decode(1), decode(2), prompt(2, 3)];
+        assert_eq!(share_out(&pending, 64, 32, &served), [32, 1, 1, 3]);
+        assert_eq!(share_out(&pending, 10, 32, &served), [8, 1, 1, 0]);
+        assert_eq!(share_out(&pending, 2, 32, &served), [0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn the_least_served_tenants_prompt_comes_first() {
+        let mut served = Served::default();
+        served.charge(TenantId(1), 100);
+        assert_eq!(share_out(&[prompt(1, 40), prompt(2, 40)], 40, 32, &served), [8, 32]);
+    }
+
+    #[test]
+    fn who_was_away_starts_level() {
+        let mut served = Served::default();
+        served.charge(TenantId(1), 500);
+        served.charge(TenantId(2), 700);
+        served.arrive(TenantId(3), [TenantId(1), TenantId(2)].into_iter());
+        assert_eq!(served.tokens(TenantId(3)), 500);
+        served.arrive(TenantId(2), [TenantId(1)].into_iter());
+        assert_eq!(served.tokens(TenantId(2)), 700, "nobody's account is lowered");
+    }
+
+    #[test]
+    fn only_who_has_more_than_its_share_yields() {
+        let c = |tenant, num_running| Contender { tenant: TenantId(tenant), num_running };
+        assert_eq!(must_yield(&[c(1, 8)], c(2, 0), 1, 8), Some(TenantId(1)));
+        assert_eq!(must_yield(&[c(1, 8)], c(2, 0), 5, 8), None, "five are more than the needy tenant's own share");
+        assert_eq!(must_yield(&[c(1, 4), c(2, 4)], c(2, 4), 1, 8), None);
+        assert_eq!(must_yield(&[c(1, 4), c(2, 3)], c(2, 3), 1, 8), None, "four of eight is no more than its share");
+        assert_eq!(must_yield(&[], c(2, 0), 1, 8), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_budget_is_kept_and_used(
+            rows in prop::collection::vec((0u32..4, 1usize..200, any::<bool>()), 0..40),
+            budget in 1usize..300,
+            chunk_len in 1usize..100,
+        ) {
+            let pending: Vec<Pending> = rows
+                .iter()
+                .map(|&(tenant, left, is_decode)| Pending { tenant: TenantId(tenant), num_left: if is_decode { 1 } else { left }, is_decode })
+                .collect();
+            let given = share_out(&pending, budget, chunk_len, &Served::default());
+            let total: usize = given.iter().sum();
+            prop_assert!(total <= budget);
+            for (given, pending) in given.iter().zip(&pending) {
+                prop_assert!(*given <= pending.num_left);
+                prop_assert!(pending.is_decode || *given <= chunk_len);
+            }
+            let wanted: usize = pending.iter().map(|p| if p.is_decode { 1 } else { p.num_left.min(chunk_len) }).sum();
+            prop_assert_eq!(total, wanted.min(budget), "nothing is left lying while somebody waits");
+        }
+    }
+}

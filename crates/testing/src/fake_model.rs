@@ -1,0 +1,120 @@
+//! A model whose logits are a pure function of the tokens before them, read back from the KV memory.
+//!
+//! It stores each token's id as its key and computes from what the block tables lead to. A wrong block, a missing copy, a stale slot or
+//! somebody else's tokens therefore change its output, and the expected output needs no engine to compute.
+
+use std::sync::Arc;
+
+use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits, MlpKind, Model, NormKind, Positions};
+use pellucid_tensor::{Activation, Backend, HeadShape, StoreKv, Tensor};
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct FakeModel {
+    config: DecoderConfig,
+    backend: Arc<CpuBackend>,
+    logits: Logits,
+    /// Stored ids, as last read.
+    stored: Vec<f32>,
+    keys: Tensor,
+    /// A sequence whose tokens contain this id gets logits that are not numbers.
+    pub poison: Option<u32>,
+    /// A batch that contains this id makes the model panic.
+    pub bomb: Option<u32>,
+}
+
+impl FakeModel {
+    pub fn new(vocab_size: usize, context_len: usize) -> FakeModel {
+        let config = DecoderConfig {
+            architecture: "fake".into(),
+            vocab_size,
+            hidden_size: 1,
+            num_heads: 1,
+            num_kv_heads: 1,
+            head_size: 1,
+            mlp_size: 1,
+            context_len,
+            norm: NormKind::Rms,
+            norm_eps: 1e-5,
+            output_norms: false,
+            qk_norm: false,
+            positions: Positions::Learned,
+            mlp: MlpKind::Plain,
+            activation: Activation::Silu,
+            experts: None,
+            embedding_scale: 1.0,
+            attention_scale: 1.0,
+            attention_soft_cap: None,
+            logits_soft_cap: None,
+            layers: vec![LayerConfig::PLAIN],
+        };
+        let backend = CpuBackend::new(CpuOptions { num_threads: 1, isa: Isa::Scalar }).expect("scalar is always there");
+        let keys = backend.zeros(pellucid_tensor::DType::F32, 0, 1).expect("no memory at all");
+        FakeModel {
+            config,
+            backend: Arc::new(backend),
+            logits: Logits::default(),
+            stored: Vec::new(),
+            keys,
+            poison: None,
+            bomb: None,
+        }
+    }
+
+    pub fn backend(&self) -> Arc<CpuBackend> {
+        self.backend.clone()
+    }
+
+    /// The logits after these tokens.
+    pub fn logits_after(tokens: impl Iterator<Item = u32>, vocab_size: usize) -> Vec<f32> {
+        let hash = tokens.fold(0xCBF2_9CE4_8422_2325u64, |hash, token| {
+            (hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23)
+        });
+        (0..vocab_size as u64)
+            .map(|token| {
+                let mixed = (hash ^ token.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+                ((mixed >> 40) as f32 / (1u64 << 24) as f32) * 6.0
+            })
+            .collect()
+    }
+}
+
+impl Model for FakeModel {
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<&Logits, Error> {
+        if let Some(bomb) = self.bomb {
+            assert!(!batch.ids().contains(&bomb), "the bomb went off");
+        }
+        let block_len = kv.block_len();
+        let shape = HeadShape { num_heads: 1, num_kv_heads: 1, head_size: 1, block_len };
+        self.backend.resize_rows(&mut self.keys, batch.num_rows())?;
+        let ids: Vec<f32> = batch.ids().iter().map(|&id| id as f32).collect();
+        self.backend.write(&ids, &mut self.keys)?;
+        let store = StoreKv { keys: &self.keys, values: &self.keys, slots: batch.slots(), shape };
+        self.backend.store_kv(store, &mut kv.layers[0])?;
+        self.stored.resize(kv.num_blocks() * block_len, 0.0);
+        self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
+
+        let mut values = Vec::new();
+        for &row in batch.wanted() {
+            let row = row as usize;
+            let sequence = batch.sequences().iter().find(|sequence| sequence.rows.contains(&row)).expect("an owner");
+            let blocks = &batch.block_tables()[sequence.blocks.clone()];
+            let token = |position: usize| {
+                self.stored[blocks[position / block_len] as usize * block_len + position % block_len] as u32
+            };
+            let positions = 0..=batch.positions()[row] as usize;
+            if self.poison.is_some_and(|poison| positions.clone().any(|position| token(position) == poison)) {
+                values.extend(std::iter::repeat_n(f32::NAN, self.config.vocab_size));
+            } else {
+                values.extend(FakeModel::logits_after(positions.map(token), self.config.vocab_size));
+            }
+        }
+        self.logits = Logits::new(self.config.vocab_size, values);
+        Ok(&self.logits)
+    }
+}

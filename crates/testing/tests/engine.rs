@@ -1,0 +1,251 @@
+//! The engine's promises: the same bits whoever else is served, limits that are kept, faults that stay with their request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_cpu::Isa;
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request, Scope, TenantId};
+use pellucid_model::{Decoder, LoadOptions};
+use pellucid_sampling::SamplingParams;
+use pellucid_testing::{Collected, FakeModel, Outcome, cpu, goldens, goldens_folder};
+
+const OPTIONS: EngineOptions = EngineOptions {
+    num_blocks: 400,
+    block_len: 4,
+    max_sequences: 32,
+    step_tokens: 64,
+    chunk_len: 16,
+    max_waiting: 1000,
+    overcommit: false,
+    secret: [3; 32],
+};
+
+fn engine(golden: &str, num_threads: usize, options: EngineOptions) -> Engine {
+    let backend = cpu(Isa::best(), num_threads).expect("the best there is");
+    let checkpoint = Checkpoint::open(&goldens_folder().join(golden)).expect("a golden");
+    let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions::default(), &mut |_, _| ()).expect("it loads");
+    Engine::new(Box::new(model), backend, options).expect("an engine")
+}
+
+fn fake(options: EngineOptions, change: impl FnOnce(&mut FakeModel)) -> Engine {
+    let mut model = FakeModel::new(24, 60);
+    change(&mut model);
+    let backend = model.backend();
+    Engine::new(Box::new(model), backend, options).expect("an engine")
+}
+
+fn request(prompt: Vec<u32>, seed: u64) -> Request {
+    let sampling = SamplingParams { temperature: 1.0, seed, logprobs: Some(0), ..SamplingParams::default() };
+    Request { max_tokens: Some(10), ..Request::new(prompt, sampling) }
+}
+
+fn finish(engine: &mut Engine) {
+    while engine.step() {
+        engine.audit().expect("the books are right");
+    }
+}
+
+fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
+    let collected: Vec<Collected> = requests.iter().map(|_| Collected::default()).collect();
+    for (request, collected) in requests.iter().zip(&collected) {
+        engine.submit(request.clone(), Box::new(collected.clone())).expect("it is accepted");
+    }
+    finish(engine);
+    collected.iter().map(Collected::outcome).collect()
+}
+
+/// Prompts that share beginnings, so that caches have something to find.
+fn prompts(count: usize, vocab: u32) -> Vec<Vec<u32>> {
+    (0..count as u32).map(|i| (0..5 + i % 29).map(|j| (j * 7 + (i % 5) * 11 + j * (i % 3)) % vocab).collect()).collect()
+}
+
+/// Tokens and the bits of their log probabilities.
+fn bits(outcome: &Outcome) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    assert_eq!(outcome.error, None);
+    (outcome.tokens.clone(), outcome.logprob_bits.clone())
+}
+
+#[test]
+fn alone_or_in_company_cold_or_cached_preempted_or_not_the_bits_are_the_same() {
+    for golden in goldens() {
+        // LongRoPE and the smallest contexts included; every family takes the same road.
+        let requests: Vec<Request> =
+            prompts(24, 90).into_iter().enumerate().map(|(i, p)| request(p, i as u64 % 4)).collect();
+        let mut alone = Vec::new();
+        let mut single = engine(&golden.name, 1, EngineOptions { max_sequences: 1, chunk_len: 64, ..OPTIONS });
+        for request in &requests {
+            alone.push(bits(&serve(&mut single, std::slice::from_ref(request))[0]));
+        }
+        let settings = [
+            OPTIONS,
+            EngineOptions { chunk_len: 1, ..OPTIONS },
+            EngineOptions { max_sequences: 3, step_tokens: 7, chunk_len: 5, ..OPTIONS },
+            // Memory for a few sequences only, given out too freely: requests are preempted and computed again.
+            EngineOptions { num_blocks: 24, overcommit: true, ..OPTIONS },
+        ];
+        for (i, options) in settings.into_iter().enumerate() {
+            let mut engine = engine(&golden.name, 2, options);
+            for warmth in ["cold", "warm"] {
+                let together = serve(&mut engine, &requests);
+                for (j, outcome) in together.iter().enumerate() {
+                    assert!(bits(outcome) == alone[j], "{}: request {j}, setting {i}, {warmth} differs", golden.name);
+                }
+            }
+            let stats = engine.stats();
+            assert!(stats.cached_tokens > 0, "{}: the second round finds what the first stored", golden.name);
+            assert!(i != 3 || stats.preemptions > 0, "{}: memory was tight", golden.name);
+        }
+    }
+}
+
+#[test]
+fn logits_that_are_not_numbers_end_their_request_alone() {
+    let requests: Vec<Request> = (0..6).map(|i| request(vec![i, i + 1, 3], 1)).collect();
+    let healthy: Vec<_> = serve(&mut fake(OPTIONS, |_| ()), &requests).iter().map(bits).collect();
+    let mut with_poison = requests.clone();
+    with_poison.insert(3, request(vec![1, 23, 2], 1));
+    let outcomes = serve(&mut fake(OPTIONS, |model| model.poison = Some(23)), &with_poison);
+    assert!(matches!(outcomes[3].error, Some(Error::Sampling(pellucid_sampling::Error::NotANumber { .. }))));
+    let mut found: Vec<_> = Vec::new();
+    for (i, outcome) in outcomes.iter().enumerate().filter(|(i, _)| *i != 3) {
+        // A neighbour that drew the poisoned token itself ends with it, by right.
+        if outcome.error.is_none() {
+            found.push(i);
+            assert!(bits(outcome) == healthy[if i > 3 { i - 1 } else { i }], "neighbour {i} is untouched");
+        }
+    }
+    assert!(!found.is_empty());
+}
+
+#[test]
+fn a_panic_in_the_model_ends_that_step_and_the_engine_goes_on() {
+    let mut engine = fake(OPTIONS, |model| model.bomb = Some(22));
+    let outcome = &serve(&mut engine, &[request(vec![22], 1)])[0];
+    assert!(matches!(&outcome.error, Some(Error::Fault(message)) if message.contains("bomb")), "{outcome:?}");
+    let sampling = SamplingParams { banned_tokens: vec![22], temperature: 1.0, ..SamplingParams::default() };
+    let after = Request { max_tokens: Some(5), ..Request::new(vec![1, 2], sampling) };
+    assert_eq!(serve(&mut engine, &[after])[0].error, None);
+    assert_eq!(engine.stats().blocks_in_use, 0);
+}
+
+#[test]
+fn limits_are_kept_and_named() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let plain = |max_tokens| Request { max_tokens, ..Request::new(vec![1, 2, 3], SamplingParams::default()) };
+    let outcomes = serve(&mut engine, &[plain(Some(4)), plain(None)]);
+    assert_eq!((outcomes[0].tokens[0].len(), outcomes[0].finish[0]), (4, Some(FinishReason::MaxTokens)));
+    assert_eq!((outcomes[1].tokens[0].len(), outcomes[1].finish[0]), (57, Some(FinishReason::Context)));
+    let late = Request { deadline: Some(Duration::ZERO), ..plain(None) };
+    assert_eq!(serve(&mut engine, &[late])[0].finish, [Some(FinishReason::Deadline)]);
+
+    let refused = |request: Request| {
+        let mut engine = fake(EngineOptions { num_blocks: 4, max_waiting: 1, ..OPTIONS }, |_| ());
+        engine.submit(request, Box::new(Collected::default())).expect_err("it is refused")
+    };
+    assert_eq!(refused(Request::new(vec![], SamplingParams::default())), Error::EmptyPrompt);
+    let long = Request::new(vec![1; 60], SamplingParams::default());
+    assert_eq!(refused(long), Error::PromptTooLong { prompt: 60, context: 60 });
+    let outside = Request::new(vec![1, 24], SamplingParams::default());
+    assert_eq!(refused(outside), Error::IdOutsideVocabulary { id: 24, vocab_size: 24 });
+    assert_eq!(refused(plain(None)), Error::NeverFits { needed: 15, have: 4 });
+    assert!(matches!(refused(Request { num_choices: 0, ..plain(Some(1)) }), Error::OutOfRange { name: "n", .. }));
+    let mut engine = fake(EngineOptions { max_waiting: 1, ..OPTIONS }, |_| ());
+    engine.submit(plain(Some(1)), Box::new(Collected::default())).expect("the first waits");
+    let second = engine.submit(plain(Some(1)), Box::new(Collected::default()));
+    assert_eq!(second, Err(Error::QueueFull { waiting: 1 }));
+}
+
+#[test]
+fn several_choices_are_the_replies_of_their_seeds_and_best_of_takes_the_most_probable() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let prompt = vec![4, 5, 6, 7, 8];
+    let alone: Vec<Vec<u32>> =
+        (0..4).map(|i| serve(&mut engine, &[request(prompt.clone(), 10 + i)])[0].tokens[0].clone()).collect();
+    let together = &serve(&mut engine, &[Request { num_choices: 4, best_of: 4, ..request(prompt.clone(), 10) }])[0];
+    assert_eq!(together.tokens, alone);
+    let best = &serve(&mut engine, &[Request { num_choices: 2, best_of: 4, ..request(prompt, 10) }])[0];
+    let mean = |bits: &Vec<u32>| bits.iter().map(|&b| f64::from(f32::from_bits(b))).sum::<f64>() / bits.len() as f64;
+    let mut ranked: Vec<usize> = (0..4).collect();
+    ranked.sort_by(|&a, &b| mean(&together.logprob_bits[b]).total_cmp(&mean(&together.logprob_bits[a])));
+    assert_eq!(best.tokens, [alone[ranked[0]].clone(), alone[ranked[1]].clone()]);
+}
+
+#[test]
+fn a_flood_leaves_the_other_tenant_its_share() {
+    let options = EngineOptions { max_sequences: 8, num_blocks: 200, ..OPTIONS };
+    let of = |tenant, i: u32| Request {
+        scope: Scope::of(TenantId(tenant)),
+        ..request(vec![i % 20, (i / 20) % 20, tenant, 7, i % 3], u64::from(i))
+    };
+    let mut engine = fake(options, |_| ());
+    let flood: Vec<Collected> = (0..400).map(|_| Collected::default()).collect();
+    for (i, collected) in flood.iter().enumerate() {
+        engine.submit(of(1, i as u32), Box::new(collected.clone())).expect("accepted");
+    }
+    // The flood has all places when the quiet tenant comes.
+    (0..5).for_each(|_| assert!(engine.step()));
+    let quiet: Vec<Collected> = (0..4).map(|_| Collected::default()).collect();
+    for (i, collected) in quiet.iter().enumerate() {
+        engine.submit(of(2, i as u32), Box::new(collected.clone())).expect("accepted");
+    }
+    let count = |all: &[Collected]| -> usize {
+        all.iter().map(|c| c.outcome().tokens.iter().map(Vec::len).sum::<usize>()).sum()
+    };
+    let before = count(&flood);
+    let mut steps = 0;
+    while quiet.iter().any(|collected| !collected.is_over()) {
+        assert!(engine.step());
+        steps += 1;
+    }
+    let (theirs, ours) = (count(&flood) - before, count(&quiet));
+    assert!(ours * 100 >= 45 * (ours + theirs), "{ours} tokens for the quiet tenant, {theirs} for the flood");
+    // Alone, four requests of five prompt tokens and ten of output take eleven steps.
+    assert!(steps <= 22, "{steps} steps, where eleven would do alone");
+    finish(&mut engine);
+}
+
+#[test]
+fn prompts_can_be_scored() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let prompt: Vec<u32> = (0..37).map(|i| i * 5 % 24).collect();
+    let scored = Request { score_prompt: true, max_tokens: Some(1), ..request(prompt.clone(), 0) };
+    let outcomes = serve(&mut engine, &[scored.clone(), scored]);
+    assert_eq!(outcomes[0].prompt_logprobs.len(), 36);
+    assert_eq!(outcomes[0].prompt_logprobs, outcomes[1].prompt_logprobs, "nothing was skipped for being cached");
+    for (i, found) in outcomes[0].prompt_logprobs.iter().enumerate() {
+        let logits = FakeModel::logits_after(prompt[..=i].iter().copied(), 24);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let expected = f64::from(logits[prompt[i + 1] as usize]) - sum.ln();
+        assert!((f64::from(*found) - expected).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn a_dropped_stream_frees_its_blocks_and_the_handle_serves_many() {
+    let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |_| ())));
+    let endless = Request { max_tokens: None, ..request(vec![1, 2, 3], 1) };
+    let stream = handle.submit(endless).expect("accepted");
+    let first = std::iter::from_fn(|| stream.next_event()).find(|event| matches!(event, Event::Token(_)));
+    assert!(first.is_some());
+    drop(stream);
+    let threads: Vec<_> = (0..8)
+        .map(|i| {
+            let handle = handle.clone();
+            std::thread::spawn(move || {
+                let stream = handle.submit(request(vec![i, 2, 3], 5)).expect("accepted");
+                std::iter::from_fn(|| stream.next_event()).filter(|event| matches!(event, Event::Token(_))).count()
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().expect("no panic"), 10);
+    }
+    let stats = handle.stats().expect("it runs");
+    assert_eq!((stats.blocks_in_use, stats.num_running), (0, 0));
+    assert_eq!(stats.finished_requests + stats.cancelled_requests, 9);
+    // A handle that goes away in the middle of a reply leaves nothing behind either: debug builds would panic on a lost block.
+    let unfinished = handle.submit(Request { max_tokens: None, ..request(vec![9], 1) }).expect("accepted");
+    drop(handle);
+    drop(unfinished);
+}

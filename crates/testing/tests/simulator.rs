@@ -1,0 +1,183 @@
+//! A seeded simulator of the engine: random arrivals, lengths, cancels, floods, quotas and tiny memory, with a fake model.
+//!
+//! After every step the books are counted again; every reply that ends well is the one that the model's pure function gives; everything
+//! ends. A failure names its seed: run that one alone with `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
+
+use pellucid_engine::{Engine, EngineOptions, Error, Request, Scope, TenantId};
+use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
+use pellucid_testing::{Collected, FakeModel};
+
+const VOCAB: usize = 24;
+const CONTEXT: usize = 40;
+/// Submissions, cancels and steps in all.
+const OPERATIONS: usize = 1_000_000;
+/// Steps that everything left must end within, once nothing new comes: every request needs at most a few dozen, one after the other.
+const PATIENCE: usize = 20_000;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+
+    fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+}
+
+struct Live {
+    request: Request,
+    collected: Collected,
+}
+
+#[test]
+fn a_million_operations_leave_the_books_in_order() {
+    if let Ok(seed) = std::env::var("PELLUCID_SEED") {
+        simulate(seed.parse().expect("a number"));
+        return;
+    }
+    let mut operations = 0;
+    let mut seed = 0;
+    while operations < OPERATIONS {
+        let outcome = std::panic::catch_unwind(|| simulate(seed));
+        match outcome {
+            Ok(count) => operations += count,
+            Err(_) => panic!("seed {seed} failed; PELLUCID_SEED={seed} repeats it"),
+        }
+        seed += 1;
+    }
+    eprintln!("{operations} operations, {seed} seeds");
+}
+
+fn simulate(seed: u64) -> usize {
+    let mut random = Random(seed);
+    let max_sequences = 1 + random.below(8);
+    let options = EngineOptions {
+        num_blocks: 10 + random.below(50),
+        block_len: 4,
+        max_sequences,
+        step_tokens: max_sequences + random.below(24),
+        chunk_len: 1 + random.below(16),
+        max_waiting: 1 + random.below(30),
+        overcommit: random.chance(2),
+        secret: [seed as u8; 32],
+    };
+    let model = FakeModel::new(VOCAB, CONTEXT);
+    let backend = model.backend();
+    let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
+    if random.chance(3) {
+        engine.cache_mut().set_quota(TenantId(1), 10 + random.below(12));
+    }
+    if random.chance(3) {
+        engine.cache_mut().share_prefix(prompt(0, 9));
+    }
+    let mut live: Vec<Live> = Vec::new();
+    let mut operations = 0;
+    let flood = random.chance(4);
+    for _ in 0..1500 {
+        operations += 1;
+        let busy = if flood { 2 } else { 5 };
+        if random.chance(busy) {
+            submit(&mut engine, &mut random, &mut live);
+        } else if random.chance(25) && !live.is_empty() {
+            let gone = live.swap_remove(random.below(live.len()));
+            gone.collected.close();
+        } else {
+            engine.step();
+            engine.audit().unwrap_or_else(|wrong| panic!("after {operations} operations: {wrong}"));
+        }
+        live.retain(|live| !is_checked(live));
+    }
+    let mut patience = PATIENCE;
+    while engine.step() {
+        operations += 1;
+        engine.audit().unwrap_or_else(|wrong| panic!("while draining: {wrong}"));
+        live.retain(|live| !is_checked(live));
+        patience -= 1;
+        assert!(patience > 0, "{} requests never end", live.len());
+    }
+    assert!(live.is_empty(), "{} requests got no answer", live.len());
+    let stats = engine.stats();
+    assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting), (0, 0, 0));
+    operations
+}
+
+/// Prompts of one of a few families, so that prefixes are shared often.
+fn prompt(family: usize, len: usize) -> Vec<u32> {
+    (0..len).map(|i| ((i * 7 + family * 5) % (VOCAB - 2)) as u32).collect()
+}
+
+fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
+    let mut tokens = prompt(random.below(3), 1 + random.below(20));
+    if random.chance(3) {
+        tokens.push(random.below(VOCAB) as u32);
+    }
+    let sampling = SamplingParams {
+        temperature: if random.chance(2) { 0.0 } else { 1.0 },
+        seed: random.below(3) as u64,
+        end_ids: vec![(VOCAB - 1) as u32],
+        ..SamplingParams::default()
+    };
+    let tenant = TenantId(random.below(3) as u32);
+    let scope = if random.chance(6) { Scope::salted(tenant, "salt") } else { Scope::of(tenant) };
+    let request = Request {
+        scope,
+        max_tokens: (!random.chance(8)).then(|| 1 + random.below(14)),
+        num_choices: if random.chance(5) { 1 + random.below(3) } else { 1 },
+        priority: random.below(3) as i32,
+        ..Request::new(tokens, sampling)
+    };
+    let request = Request { best_of: request.num_choices, ..request };
+    let collected = Collected::default();
+    match engine.submit(request.clone(), Box::new(collected.clone())) {
+        Ok(()) => live.push(Live { request, collected }),
+        Err(
+            Error::QueueFull { .. }
+            | Error::NeverFits { .. }
+            | Error::OverQuota { .. }
+            | Error::OutOfRange { name: "n", .. },
+        ) => {}
+        Err(error) => panic!("{request:?} was refused: {error}"),
+    }
+}
+
+/// Whether the request is over; if so, its reply is the right one.
+fn is_checked(live: &Live) -> bool {
+    if !live.collected.is_over() {
+        return false;
+    }
+    let outcome = live.collected.outcome();
+    assert_eq!(outcome.error, None, "{:?}", live.request);
+    for choice in 0..live.request.num_choices {
+        let found = outcome.tokens.get(choice).cloned().unwrap_or_default();
+        assert_eq!(found, expected(&live.request, choice), "choice {choice} of {:?}", live.request);
+    }
+    true
+}
+
+/// The reply by the model's pure function and the sampler alone.
+fn expected(request: &Request, choice: usize) -> Vec<u32> {
+    let mut params = request.sampling.clone();
+    params.seed += choice as u64;
+    let sampler = Sampler::new(&params, VOCAB).expect("valid parameters");
+    let mut history = sampler.history(&request.prompt);
+    let (mut state, mut workspace) = (sampler.state(), Workspace::default());
+    let mut tokens = request.prompt.clone();
+    while tokens.len() < CONTEXT && request.max_tokens != Some(tokens.len() - request.prompt.len()) {
+        let logits = FakeModel::logits_after(tokens.iter().copied(), VOCAB);
+        let input = Input { logits: &logits, history: &history, position: tokens.len() as u32, mask: None };
+        let choice = sampler.sample(&input, &mut state, &mut workspace).expect("a token");
+        if choice.end.is_some() {
+            break;
+        }
+        tokens.push(choice.token);
+        history.push(choice.token);
+    }
+    tokens.split_off(request.prompt.len())
+}
