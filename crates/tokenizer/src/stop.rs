@@ -1,0 +1,116 @@
+//! Stop strings: text ends before the first of them, and no byte of one is shown while it may still become complete.
+//!
+//! Works on text, after [`crate::TextStream`]: a stop string may begin and end anywhere, across tokens and characters.
+
+/// Looks for stop strings in a text that comes in pieces.
+#[derive(Debug, Clone)]
+pub struct StopFilter {
+    stops: Vec<String>,
+    /// The end of the text so far that may be the beginning of a stop string.
+    held: String,
+    is_stopped: bool,
+}
+
+impl StopFilter {
+    /// Empty strings are left out: they would stop before the first character.
+    pub fn new(stops: &[String]) -> StopFilter {
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        StopFilter { stops, held: String::new(), is_stopped: false }
+    }
+
+    /// The text that is safe to show now. After a stop string was found, nothing.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.is_stopped {
+            return String::new();
+        }
+        self.held.push_str(text);
+        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(at) = found {
+            self.is_stopped = true;
+            self.held.truncate(at);
+            return std::mem::take(&mut self.held);
+        }
+        let safe = self.held.len() - self.longest_beginning();
+        let rest = self.held.split_off(safe);
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// Whether a stop string was found.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// What was held back, when the text ended without a stop string.
+    pub fn finish(self) -> String {
+        self.held
+    }
+
+    /// Bytes at the end of the held text that are the beginning of some stop string.
+    fn longest_beginning(&self) -> usize {
+        let longest = |stop: &String| {
+            let most = self.held.len().min(stop.len() - 1);
+            (1..=most).rev().find(|&len| stop.is_char_boundary(len) && self.held.ends_with(&stop[..len])).unwrap_or(0)
+        };
+        self.stops.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn filter(stops: &[&str]) -> StopFilter {
+        StopFilter::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_stop_string_across_pieces_is_not_shown() {
+        let mut filter = filter(&["\n\nUser:", "END"]);
+        assert_eq!(filter.push("Hello\n"), "Hello");
+        assert_eq!(filter.push("\nUs"), "");
+        assert_eq!(filter.push("er: hi"), "");
+        assert!(filter.is_stopped());
+        assert_eq!(filter.push("more"), "");
+        assert_eq!(filter.finish(), "");
+    }
+
+    #[test]
+    fn what_only_looked_like_one_comes_out() {
+        let mut filter = filter(&["abcabd", "é!"]);
+        assert_eq!(filter.push("abcab"), "");
+        assert_eq!(filter.push("c"), "abc");
+        assert_eq!(filter.push("xé"), "abcx");
+        assert_eq!(filter.push("?"), "é?");
+        assert_eq!(filter.push("ab"), "");
+        assert_eq!(filter.finish(), "ab");
+    }
+
+    proptest! {
+        /// However a text is cut into pieces, what comes out is the text up to the first stop string.
+        #[test]
+        fn pieces_do_not_matter(
+            text in "[abé ]{0,40}",
+            stops in prop::collection::vec("[abé]{0,4}", 0..4),
+            cuts in prop::collection::vec(0usize..5, 0..40),
+        ) {
+            let mut filter = StopFilter::new(&stops);
+            let mut shown = String::new();
+            let mut rest = text.as_str();
+            for cut in cuts.into_iter().chain(std::iter::repeat(1)) {
+                if rest.is_empty() {
+                    break;
+                }
+                let at = rest.char_indices().nth(cut).map_or(rest.len(), |(at, _)| at);
+                let (piece, later) = rest.split_at(at);
+                shown.push_str(&filter.push(piece));
+                // Never a byte beyond the place where a stop string begins.
+                rest = later;
+            }
+            let first = stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min();
+            prop_assert_eq!(filter.is_stopped(), first.is_some());
+            shown.push_str(&filter.finish());
+            prop_assert_eq!(shown.as_str(), &text[..first.unwrap_or(text.len())]);
+        }
+    }
+}
