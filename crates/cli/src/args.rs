@@ -3,8 +3,8 @@
 //! `main` parses a [`Cli`] and asks it for the [`Hub`] it describes; commands get meaning, not strings.
 
 use crate::commands::{
-    inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs, pull::PullArgs, rm::RmArgs, run::RunArgs,
-    tokenize::TokenizeArgs,
+    explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs, pull::PullArgs, rm::RmArgs,
+    run::RunArgs, tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
@@ -22,7 +22,7 @@ const DEFAULT_STALL_S: u64 = 30;
 /// a pulled model (`pellucid list` shows them). Results go to standard output,
 /// everything else to standard error.
 #[derive(Debug, Parser)]
-#[command(name = "pellucid", version, verbatim_doc_comment, disable_help_subcommand = true)]
+#[command(name = "pellucid", version, verbatim_doc_comment, disable_help_subcommand = true, max_term_width = 80)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -33,6 +33,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
+    Explain(ExplainArgs),
     Pull(PullArgs),
     List(ListArgs),
     Rm(RmArgs),
@@ -60,6 +61,11 @@ struct StoreArgs {
 }
 
 impl Cli {
+    /// Whether the environment has nothing against colour (no-color.org; a dumb terminal shows its codes as text).
+    pub(crate) fn wants_color(&self) -> bool {
+        variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|terminal| terminal != "dumb")
+    }
+
     /// The store and hub that the arguments and the environment describe.
     pub(crate) fn hub(&self, interrupt: Interrupt) -> Result<Hub> {
         let root = match &self.store.models_dir {

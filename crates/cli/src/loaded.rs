@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
-use pellucid_engine::Session;
-use pellucid_model::{Decoder, LoadOptions};
+use pellucid_engine::{Engine, EngineHandle, EngineOptions};
+use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, LoadOptions, Model};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
@@ -37,10 +37,15 @@ pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer,
     /// Absent for models that were not trained to converse.
     pub(crate) template: Option<ChatTemplate>,
-    pub(crate) session: Session,
+    pub(crate) config: DecoderConfig,
+    pub(crate) engine: EngineHandle,
 }
 
-pub(crate) fn load(path: &Path, args: &ComputeArgs) -> Result<Loaded> {
+/// Prompt tokens computed in one step: enough to use the arithmetic units well, few enough that stopping is prompt.
+const CHUNK_LEN: usize = 256;
+
+/// Loads a model for one user, whose request may run `width` sequences at once.
+pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {
     let checkpoint = Checkpoint::open(path)?;
     let tokenizer = Tokenizer::from_checkpoint(&checkpoint).with_context(|| path.display().to_string())?;
     let template = match checkpoint.chat_template() {
@@ -51,8 +56,21 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs) -> Result<Loaded> {
     let options = LoadOptions { context_len: args.context.map(|tokens| tokens as usize) };
     let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ())
         .with_context(|| path.display().to_string())?;
-    let session = Session::new(Box::new(model), &*backend)?;
-    Ok(Loaded { tokenizer, template, session })
+    let config = model.config().clone();
+    let options = EngineOptions {
+        // Memory is touched only when it is used, so the whole context may be promised to every sequence.
+        num_blocks: config.context_len.div_ceil(BLOCK_LEN) * width.max(1),
+        block_len: BLOCK_LEN,
+        max_sequences: width.max(1),
+        step_tokens: CHUNK_LEN.max(width),
+        chunk_len: CHUNK_LEN,
+        max_waiting: 1,
+        overcommit: false,
+        // One user, one process: there is nobody to hide a prefix from.
+        secret: [0; 32],
+    };
+    let engine = EngineHandle::start(Engine::new(Box::new(model), backend, options)?);
+    Ok(Loaded { tokenizer, template, config, engine })
 }
 
 fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {

@@ -9,6 +9,7 @@ mod hyperparameters;
 mod interrupt;
 mod loaded;
 mod output;
+mod sampling_args;
 mod stdin;
 mod tokens;
 
@@ -42,6 +43,7 @@ fn run() -> Result<()> {
     let mut output = Output::new();
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, &mut output),
+        Command::Explain(args) => commands::explain::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Pull(args) => commands::pull::run(args, &hub, &mut output),
         Command::List(args) => commands::list::run(args, &hub, &mut output),
         Command::Rm(args) => commands::rm::run(args, &hub, &mut output),

@@ -121,9 +121,9 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
         "chat template   yes",
         "special ids         261  begin        <s>",
         "prepended ids   261",
-        "                = 2 x 3 layers x 2 heads x 16 numbers x 2 bytes",
-        "  a token       384 bytes",
-        "  in all        1.5 MB (1,536,000 bytes)",
+        "                = 2 x 3 layers x 2 heads x 16 numbers x 4 bytes",
+        "  a token       768 bytes",
+        "  in all        3.1 MB (3,072,000 bytes)",
         "                = 4 sequences of 1,000 tokens",
         "     259  hello                           68 65 6c 6c 6f",
         "     260  Ġhello                          20 68 65 6c 6c 6f",
@@ -218,7 +218,7 @@ fn usage_errors_and_help() {
         assert!(ran.stdout.is_empty(), "{args:?}");
     }
     assert_eq!(home.run(&["--version"]).ok(), format!("pellucid {}\n", env!("CARGO_PKG_VERSION")));
-    for command in ["", "pull", "list", "rm", "inspect", "tokenize"] {
+    for command in ["", "run", "pull", "list", "rm", "inspect", "tokenize", "perplexity", "explain"] {
         for flag in ["-h", "--help"] {
             let args: Vec<_> = [command, flag].into_iter().filter(|word| !word.is_empty()).collect();
             let help = home.run(&args);

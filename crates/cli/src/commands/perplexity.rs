@@ -1,11 +1,12 @@
 //! `pellucid perplexity`: how well a model predicts a text, the usual check of a quantization or of an engine.
 
 use std::io::{IsTerminal, Write};
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pellucid_engine::{Event, Request};
+use pellucid_sampling::SamplingParams;
 use serde_json::json;
 
 use crate::hub::Hub;
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         stdin::utf8(bytes, &args.file.display().to_string())?
     };
     let path = hub.resolve(Some(&args.model))?;
-    let mut loaded = loaded::load(&path, &args.compute)?;
+    let loaded = loaded::load(&path, &args.compute, 1)?;
     let ids = [loaded.tokenizer.prefix(), &loaded.tokenizer.encode(&text)].concat();
     let window = args.window as usize;
     let windows: Vec<&[u32]> = ids.chunks_exact(window).collect();
@@ -58,16 +59,27 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
             ids.len()
         );
     }
+    if window >= loaded.config.context_len {
+        bail!(
+            "--window {window}: the model's context holds {}, of which a window may use all but one",
+            loaded.config.context_len
+        );
+    }
     let bar = bar(windows.len() * window);
-    let mut losses = Vec::new();
+    let mut losses: Vec<f64> = Vec::new();
     for (i, ids) in windows.iter().enumerate() {
-        let scored = loaded.session.score(ids, |event| {
-            if let pellucid_engine::Event::Prefill { done, .. } = event {
-                bar.set_position((i * window + done) as u64);
+        let mut request = Request::new(ids.to_vec(), SamplingParams { temperature: 0.0, ..SamplingParams::default() });
+        request.score_prompt = true;
+        request.max_tokens = Some(1);
+        let stream = loaded.engine.submit(request)?;
+        while let Some(event) = stream.next_event() {
+            match event {
+                Event::Prompt { computed, .. } => bar.set_position((i * window + computed) as u64),
+                Event::PromptLogprobs(logprobs) => losses.extend(logprobs.iter().map(|&logprob| -f64::from(logprob))),
+                Event::Failed(error) => return Err(error.into()),
+                _ => {}
             }
-            ControlFlow::Continue(())
-        })?;
-        losses.extend(scored.unwrap_or_default());
+        }
     }
     bar.finish_and_clear();
     let count = losses.len() as f64;

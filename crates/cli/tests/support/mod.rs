@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
 
+pub mod tiny_model;
+
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};

@@ -14,7 +14,7 @@ use pellucid_tokenizer::Tokenizer;
 use report::Report;
 use std::io::Write;
 
-/// Show what a model is, what memory it takes, and how it splits a text
+/// Show what a model is, its memory, and how it splits a text
 ///
 /// With TEXT, the tokens of that text follow, one a line: id, piece, bytes.
 #[derive(Debug, clap::Args)]

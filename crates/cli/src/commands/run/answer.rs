@@ -1,14 +1,13 @@
-//! One reply: messages to ids, ids to text as they come, and the line of numbers at the end.
+//! One request: messages to ids, ids to text as they come, and the line of numbers at the end.
 
 use std::io::{IsTerminal, Write};
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_engine::{Event, FinishReason, Reply, Request};
+use pellucid_engine::{Beam, BeamParams, Event, FinishReason, Request, RequestStats, TokenStream};
 use pellucid_sampling::SamplingParams;
-use pellucid_tokenizer::Conversation;
+use pellucid_tokenizer::{Conversation, StopFilter, TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::clock;
@@ -16,11 +15,25 @@ use crate::interrupt::Interrupt;
 use crate::loaded::Loaded;
 use crate::output::Output;
 
+/// How long to wait for the engine before looking whether Ctrl-C has come.
+const GLANCE: Duration = Duration::from_millis(50);
+
 pub(super) struct Answerer<'a> {
     pub(super) loaded: Loaded,
     pub(super) interrupt: &'a Interrupt,
     pub(super) sampling: SamplingParams,
     pub(super) max_tokens: Option<usize>,
+    pub(super) num_choices: usize,
+    pub(super) best_of: usize,
+    pub(super) beams: Option<BeamParams>,
+    pub(super) stops: Vec<String>,
+}
+
+/// How a reply ended, as the user sees it.
+enum Ending {
+    Finished(FinishReason),
+    StopText,
+    Cancelled,
 }
 
 impl Answerer<'_> {
@@ -42,68 +55,179 @@ impl Answerer<'_> {
     }
 
     fn generate(&mut self, prompt: Vec<u32>, output: &mut Output) -> Result<String> {
-        let Loaded { tokenizer, session, .. } = &mut self.loaded;
         let request = Request {
-            prompt,
-            sampling: self.sampling,
             max_tokens: self.max_tokens,
-            end_ids: tokenizer.end_ids().to_vec(),
+            num_choices: self.num_choices,
+            best_of: self.best_of.max(self.num_choices),
+            beams: self.beams,
+            ..Request::new(prompt, self.sampling())
         };
+        let prompt_tokens = request.prompt.len();
+        let stream = self.loaded.engine.submit(request)?;
+        let mut replies: Vec<Reply<'_>> =
+            (0..self.num_choices).map(|_| Reply::new(&self.loaded.tokenizer, &self.stops)).collect();
+        let stats = self.follow(&stream, &mut replies, output)?;
+        // Dropping the stream tells the engine that nobody listens any more.
+        drop(stream);
+        let text = match &mut replies[..] {
+            [only] => {
+                let rest = only.finish();
+                writeln!(output, "{rest}")?;
+                only.text.clone()
+            }
+            several => {
+                for (i, reply) in several.iter_mut().enumerate() {
+                    reply.finish();
+                    writeln!(output, "--- {}\n{}", i + 1, reply.text)?;
+                }
+                String::new()
+            }
+        };
+        output.flush()?;
+        let ending = replies.iter().find_map(|reply| reply.ending.as_ref()).unwrap_or(&Ending::Cancelled);
+        let num_output = replies.iter().map(|reply| reply.num_tokens).sum();
+        let summary = self.summary(stats.unwrap_or_default(), prompt_tokens, num_output, ending);
+        let _ = writeln!(std::io::stderr(), "{summary}");
+        Ok(text)
+    }
+
+    /// `best_of` is decided by log probabilities, so they must be asked for.
+    fn sampling(&self) -> SamplingParams {
+        let logprobs = if self.best_of > self.num_choices { Some(0) } else { self.sampling.logprobs };
+        SamplingParams { logprobs, ..self.sampling.clone() }
+    }
+
+    /// Shows a reply as it comes. Gives the engine's numbers, or nothing when the reply was cut short from here.
+    fn follow(
+        &self,
+        stream: &TokenStream,
+        replies: &mut [Reply<'_>],
+        output: &mut Output,
+    ) -> Result<Option<RequestStats>> {
         let stop = self.interrupt.stopping();
         let mut reading = ReadingBar::new();
-        let mut stream = tokenizer.stream(true);
-        let mut text = String::new();
-        let mut written = Ok(());
-        let reply = session.generate(&request, |event| {
-            match event {
-                Event::Prefill { done, total } => reading.at(done, total),
-                Event::Token(id) => {
-                    reading.clear();
-                    let piece = stream.push(id);
-                    written = output.write_all(piece.as_bytes()).and_then(|()| output.flush());
-                    text.push_str(&piece);
-                }
+        let only = replies.len() == 1;
+        loop {
+            if stop.asked() {
+                return Ok(None);
             }
-            if stop.asked() || written.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        drop(reading);
-        written?;
-        let rest = stream.finish();
-        writeln!(output, "{rest}")?;
-        output.flush()?;
-        text.push_str(&rest);
-        let reply = reply.map_err(|error| anyhow!(error))?;
-        let _ = writeln!(std::io::stderr(), "{}", summary(&reply, &self.sampling));
-        Ok(text)
+            let Ok(event) = stream.next_within(GLANCE) else { continue };
+            match event {
+                None => return Err(anyhow!("the engine stopped in the middle of a reply")),
+                Some(Event::Prompt { computed, total }) => reading.at(computed, total),
+                Some(Event::Token(token)) => {
+                    reading.clear();
+                    let reply = &mut replies[token.choice];
+                    let text = reply.push(token.id);
+                    if only {
+                        output.write_all(text.as_bytes())?;
+                        output.flush()?;
+                    }
+                    if replies.iter().all(|reply| matches!(reply.ending, Some(Ending::StopText))) {
+                        return Ok(None);
+                    }
+                }
+                Some(Event::ChoiceEnd { choice, reason }) => {
+                    replies[choice].ending.get_or_insert(Ending::Finished(reason));
+                }
+                Some(Event::Beams(beams)) => {
+                    self.show_beams(&beams, output)?;
+                    replies[0].ending = Some(Ending::Finished(FinishReason::End));
+                }
+                Some(Event::PromptLogprobs(_)) => {}
+                Some(Event::Done(stats)) => return Ok(Some(stats)),
+                Some(Event::Failed(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn show_beams(&self, beams: &[Beam], output: &mut Output) -> Result<()> {
+        for (i, beam) in beams.iter().enumerate() {
+            let text = self.loaded.tokenizer.decode(&beam.ids, true);
+            if beams.len() == 1 {
+                write!(output, "{text}")?;
+            } else {
+                let line_end = if i + 1 == beams.len() { "" } else { "\n" };
+                write!(output, "--- {} (score {:.4})\n{text}{line_end}", i + 1, beam.score)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last line: tokens in and out, the two times that people compare, and what is needed to repeat the reply.
+    fn summary(&self, stats: RequestStats, prompt_tokens: usize, num_output: usize, ending: &Ending) -> String {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let cached = match stats.cached_tokens {
+            0 => String::new(),
+            cached => format!(" ({cached} cached)"),
+        };
+        let mut parts = vec![
+            format!("{prompt_tokens} prompt tokens{cached}"),
+            format!("{} output tokens", stats.output_tokens.max(num_output)),
+        ];
+        if !stats.time_to_first_token.is_zero() {
+            parts.push(format!("first {:.0} ms", milliseconds(stats.time_to_first_token)));
+        }
+        if let Some(each) = stats.time_per_output_token() {
+            parts.push(format!("next {:.1} ms each", milliseconds(each)));
+        }
+        if self.sampling.temperature > 0.0 && self.beams.is_none() {
+            parts.push(format!("seed {}", self.sampling.seed));
+        }
+        match ending {
+            Ending::Finished(FinishReason::End | FinishReason::Stop) => {}
+            Ending::Finished(FinishReason::MaxTokens) => parts.push("ended at --max-tokens".into()),
+            Ending::Finished(FinishReason::Context) => parts.push("ended because the context is full".into()),
+            Ending::Finished(FinishReason::Deadline) => parts.push("ended because its time was over".into()),
+            Ending::StopText => parts.push("ended at --stop".into()),
+            Ending::Cancelled => parts.push("stopped".into()),
+        }
+        format!("[{}]", parts.join(", "))
     }
 }
 
-/// The last line: tokens in and out, the two times that people compare, and what is needed to repeat the reply.
-fn summary(reply: &Reply, sampling: &SamplingParams) -> String {
-    let stats = &reply.stats;
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    let cached = match stats.cached_tokens {
-        0 => String::new(),
-        cached => format!(" ({cached} cached)"),
-    };
-    let mut parts = vec![
-        format!("{} prompt tokens{cached}", stats.prompt_tokens),
-        format!("{} output tokens", stats.output_tokens),
-        format!("first {:.0} ms", milliseconds(stats.time_to_first_token)),
-    ];
-    if let Some(each) = stats.time_per_output_token() {
-        parts.push(format!("next {:.1} ms each", milliseconds(each)));
+/// One reply's text as it grows.
+struct Reply<'t> {
+    stream: Option<TextStream<'t>>,
+    stops: StopFilter,
+    text: String,
+    num_tokens: usize,
+    ending: Option<Ending>,
+}
+
+impl<'t> Reply<'t> {
+    fn new(tokenizer: &'t Tokenizer, stops: &[String]) -> Reply<'t> {
+        Reply {
+            stream: Some(tokenizer.stream(true)),
+            stops: StopFilter::new(stops),
+            text: String::new(),
+            num_tokens: 0,
+            ending: None,
+        }
     }
-    if sampling.temperature > 0.0 {
-        parts.push(format!("seed {}", sampling.seed));
+
+    /// The text that this token makes safe to show.
+    fn push(&mut self, id: u32) -> String {
+        self.num_tokens += 1;
+        let piece = self.stream.as_mut().map_or_else(String::new, |stream| stream.push(id));
+        let shown = self.stops.push(&piece);
+        self.text.push_str(&shown);
+        if self.stops.is_stopped() {
+            self.ending.get_or_insert(Ending::StopText);
+        }
+        shown
     }
-    match reply.finish {
-        FinishReason::End => {}
-        FinishReason::MaxTokens => parts.push("ended at --max-tokens".into()),
-        FinishReason::Context => parts.push("ended because the context is full".into()),
-        FinishReason::Cancelled => parts.push("stopped".into()),
+
+    /// What was held back and is text after all.
+    fn finish(&mut self) -> String {
+        let rest = self.stream.take().map_or_else(String::new, TextStream::finish);
+        let mut shown = self.stops.push(&rest);
+        if !self.stops.is_stopped() {
+            shown.push_str(&std::mem::replace(&mut self.stops, StopFilter::new(&[])).finish());
+        }
+        self.text.push_str(&shown);
+        shown
     }
-    format!("[{}]", parts.join(", "))
 }
 
 /// Shown while a long prompt is read, on a terminal only.

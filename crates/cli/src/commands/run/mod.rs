@@ -6,15 +6,19 @@ mod chat;
 use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
-use pellucid_sampling::SamplingParams;
+use pellucid_sampling::{Sampler, SamplingParams};
 use pellucid_tokenizer::message;
 
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
-use crate::loaded::{self, ComputeArgs};
+use crate::loaded::{self, ComputeArgs, Loaded};
 use crate::output::Output;
+use crate::sampling_args::{BeamArgs, SamplingArgs};
 use crate::stdin;
 use answer::Answerer;
+
+/// Sequences that one request may run at once.
+const MAX_REPLIES: usize = 128;
 
 /// Answer a prompt, or chat when there is none
 ///
@@ -45,23 +49,30 @@ pub(crate) struct RunArgs {
     #[arg(long, short = 'n', value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
 
-    /// How freely to choose, 0 to 100: 0 takes the most probable token,
-    /// 1 draws by the model's own probabilities
-    #[arg(long, verbatim_doc_comment, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
-    temperature: f32,
+    /// End the reply before this text; may be given again
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
 
-    /// Seed of the draw: the same seed gives the same reply
-    /// [default: a random one, shown with the reply]
+    /// Replies to give; the second draws with the seed plus 1, and so on
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    choices: usize,
+
+    /// Replies to make, of which the most probable ones are given
+    /// [default: as many as are given]
     #[arg(long, verbatim_doc_comment, value_name = "N")]
-    seed: Option<u64>,
+    best_of: Option<usize>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    beams: BeamArgs,
 
     #[command(flatten)]
     compute: ComputeArgs,
 }
 
 pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
-    let sampling = SamplingParams { temperature: args.temperature, seed: args.seed.unwrap_or_else(random_seed) };
-    sampling.check()?;
     let prompt = match &args.prompt {
         Some(prompt) => Some(prompt.clone()),
         None if std::io::stdin().is_terminal() => None,
@@ -71,9 +82,29 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
         bail!("the prompt is empty");
     }
     let path = hub.resolve(args.model.as_deref())?;
-    let loaded = loaded::load(&path, &args.compute)?;
-    let mut answerer =
-        Answerer { loaded, interrupt, sampling, max_tokens: args.max_tokens.map(|tokens| tokens as usize) };
+    let beams = args.beams.params();
+    let best_of = args.best_of.unwrap_or(args.choices);
+    let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
+    if !(1..=MAX_REPLIES).contains(&width) {
+        bail!("{width} replies or beams at once: expected 1 to {MAX_REPLIES}");
+    }
+    let loaded = loaded::load(&path, &args.compute, width)?;
+    // A search wants the model's own probabilities; a draw is greedy unless something else is asked for.
+    let default_temperature = if beams.is_some() { 1.0 } else { 0.0 };
+    let sampling = args.sampling.params(&loaded.tokenizer, default_temperature)?;
+    if !args.sampling.is_plain() {
+        show_chain(args, &sampling, &loaded)?;
+    }
+    let mut answerer = Answerer {
+        loaded,
+        interrupt,
+        sampling,
+        max_tokens: args.max_tokens.map(|tokens| tokens as usize),
+        num_choices: args.choices,
+        best_of,
+        beams,
+        stops: args.stop.clone(),
+    };
     let system = args.system.as_ref().map(|text| message("system", text));
     match (prompt, &answerer.loaded.template) {
         (Some(prompt), Some(_)) if !args.raw => {
@@ -94,14 +125,23 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
         }
         (None, None) => bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue"),
         (None, Some(_)) if args.raw => bail!("--raw continues a prompt: give one"),
+        (None, Some(_)) if width > 1 => bail!("a chat has one reply at a time: give a PROMPT for several"),
         (None, Some(_)) => chat::chat(&mut answerer, system, output)?,
     }
     Ok(())
 }
 
-/// A seed for requests that bring none, from the operating system's randomness, which keys the standard library's hash maps.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // Few enough digits to type again.
-    RandomState::new().hash_one(0) % 1_000_000_000
+/// The steps that are left after presets and flags, in their order.
+fn show_chain(args: &RunArgs, sampling: &SamplingParams, loaded: &Loaded) -> Result<()> {
+    let sampler = Sampler::new(sampling, loaded.config.vocab_size)?;
+    let steps: Vec<String> = (sampler.steps())
+        .map(
+            |(kind, setting)| {
+                if setting.is_empty() { kind.name().to_owned() } else { format!("{} {setting}", kind.name()) }
+            },
+        )
+        .collect();
+    let preset = args.sampling.preset().map_or_else(String::new, |preset| format!("preset {preset}: "));
+    let _ = writeln!(std::io::stderr(), "[{preset}{}]", steps.join(", "));
+    Ok(())
 }

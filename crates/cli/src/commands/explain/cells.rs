@@ -1,0 +1,209 @@
+//! What goes into the columns of `explain`: text made visible, padded to a width as a terminal counts it, shares, bars and colour.
+//!
+//! Pure. Knows nothing of tokens or of sampling.
+
+use unicode_width::UnicodeWidthChar;
+
+/// Colour, or none of it. Nothing is said in colour alone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Paint {
+    pub(super) is_on: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ink {
+    Plain,
+    Faint,
+    Strong,
+    Winner,
+    Cut,
+    Before,
+    After,
+    /// What has just been written.
+    Fresh,
+}
+
+impl Paint {
+    pub(super) fn ink(self, ink: Ink, text: &str) -> String {
+        let code = match ink {
+            Ink::Plain => return text.to_owned(),
+            Ink::Faint => "2",
+            Ink::Strong => "1",
+            Ink::Winner => "1;32",
+            Ink::Cut => "31",
+            Ink::Before => "34",
+            Ink::After => "36",
+            Ink::Fresh => "1;7;32",
+        };
+        if self.is_on && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// Bytes of a token as one can see them: `␣` for a space, `⏎` for the end of a line, `\xe2` for a byte that is no whole character.
+pub(super) fn visible(bytes: &[u8]) -> String {
+    let mut shown = String::new();
+    for chunk in bytes.utf8_chunks() {
+        chunk.valid().chars().for_each(|c| if c == ' ' { shown.push('␣') } else { push_visible(c, &mut shown) });
+        chunk.invalid().iter().for_each(|byte| shown.push_str(&format!("\\x{byte:02x}")));
+    }
+    shown
+}
+
+/// Running text on one line: as [`visible`], with spaces left as they are.
+pub(super) fn one_line(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    text.chars().for_each(|c| push_visible(c, &mut shown));
+    shown
+}
+
+fn push_visible(c: char, shown: &mut String) {
+    match c {
+        '\n' => shown.push('⏎'),
+        '\t' => shown.push('⇥'),
+        '\r' => shown.push('␍'),
+        _ if is_unseen(c) => shown.extend(c.escape_unicode()),
+        // An accent without a letter would sit on whatever stands to its left.
+        _ if c.width() == Some(0) => shown.extend(['◌', c]),
+        _ => shown.push(c),
+    }
+}
+
+/// Characters that steer a terminal, turn the writing direction, take no place, or change how wide their neighbour is.
+fn is_unseen(c: char) -> bool {
+    let spaces =
+        matches!(c, '\u{a0}' | '\u{ad}' | '\u{2000}'..='\u{200f}' | '\u{2028}'..='\u{202f}' | '\u{205f}'..='\u{206f}');
+    c.is_control()
+        || spaces
+        || matches!(c, '\u{3000}' | '\u{feff}' | '\u{fe00}'..='\u{fe0f}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Columns that a text takes.
+pub(super) fn width(text: &str) -> usize {
+    text.chars().map(|c| c.width().unwrap_or(0)).sum()
+}
+
+/// The beginning of a text, with `…` where it had to be cut.
+pub(super) fn beginning(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut left = columns.saturating_sub(1);
+    let fits = |c: &char| {
+        let taken = c.width().unwrap_or(0);
+        let fits = taken <= left;
+        left = left.saturating_sub(taken);
+        fits
+    };
+    text.chars().take_while(fits).chain(['…']).collect()
+}
+
+/// The end of a text, with `…` where it had to be cut.
+pub(super) fn ending(text: &str, columns: usize) -> String {
+    let backwards = |text: &str| text.chars().rev().collect::<String>();
+    backwards(&beginning(&backwards(text), columns))
+}
+
+/// Fills up on the right.
+pub(super) fn left_aligned(text: &str, columns: usize) -> String {
+    format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
+}
+
+/// Fills up on the left.
+pub(super) fn right_aligned(text: &str, columns: usize) -> String {
+    format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
+}
+
+/// Words on lines of at most so many columns.
+pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width(line) + 1 + width(word) <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// A probability in at most six columns.
+pub(super) fn share(probability: f64) -> String {
+    let percent = 100.0 * probability;
+    match percent {
+        _ if percent == 0.0 => "0%".into(),
+        // Certain, and close to it, are not the same.
+        _ if probability < 1.0 - 1e-9 && percent >= 99.95 => ">99.9%".into(),
+        99.95.. => "100%".into(),
+        9.995.. => format!("{percent:.1}%"),
+        0.005.. => format!("{percent:.2}%"),
+        _ => "<0.01%".into(),
+    }
+}
+
+/// A bar of at most so many columns, to the eighth of one.
+pub(super) fn bar(fraction: f64, columns: usize) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    // The conversion takes what is no number as 0.
+    let eighths = (fraction.clamp(0.0, 1.0) * (8 * columns) as f64).round() as usize;
+    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_token_stays_unseen() {
+        assert_eq!(visible(b" a\n\t\r"), "␣a⏎⇥␍");
+        assert_eq!(visible(b"\x1b[31m"), "\\u{1b}[31m");
+        assert_eq!(visible(b"\xe2\x82"), "\\xe2\\x82");
+        assert_eq!(visible("\u{202e}\u{200d}\u{a0}".as_bytes()), "\\u{202e}\\u{200d}\\u{a0}");
+        assert_eq!(visible("\u{301}".as_bytes()), "◌\u{301}");
+        assert_eq!(one_line("a b\n"), "a b⏎");
+    }
+
+    #[test]
+    fn wide_characters_keep_their_columns() {
+        assert_eq!(width("模型a"), 5);
+        for columns in 1..8 {
+            for text in ["模型模型", "🙂🙂🙂", "abcdefgh", "é", ""] {
+                let cut = beginning(text, columns);
+                assert!(width(&cut) <= columns, "{text} in {columns}: {cut}");
+                assert_eq!(width(&left_aligned(&cut, 9)), 9);
+                assert_eq!(width(&right_aligned(&ending(text, columns), 9)), 9);
+            }
+        }
+        assert_eq!((beginning("模型模型", 4).as_str(), ending("abcdef", 3).as_str()), ("模…", "…ef"));
+    }
+
+    #[test]
+    fn shares_fit_and_do_not_pretend() {
+        let cases = [
+            (0.0, "0%"),
+            (1.0, "100%"),
+            (0.99996, ">99.9%"),
+            (0.9994, "99.9%"),
+            (0.1234, "12.3%"),
+            (0.09999, "10.0%"),
+            (0.0123, "1.23%"),
+            (0.00006, "0.01%"),
+            (0.00001, "<0.01%"),
+        ];
+        for (probability, expected) in cases {
+            assert_eq!(share(probability), expected);
+        }
+        assert!((0..=100_000).all(|i| share(f64::from(i) / 1e5).len() <= 6));
+    }
+
+    #[test]
+    fn bars_grow_by_eighths() {
+        assert_eq!([bar(0.0, 4), bar(1e-9, 4), bar(0.5, 4), bar(0.53, 4), bar(1.0, 4)], ["", "", "██", "██▏", "████"]);
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped("keeps the 40 highest", 9), ["keeps the", "40", "highest"]);
+    }
+}

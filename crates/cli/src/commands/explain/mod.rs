@@ -1,0 +1,309 @@
+//! `pellucid explain`: how each token of a reply was chosen, step by step.
+
+mod cells;
+mod flags;
+mod json;
+mod page;
+mod table;
+mod words;
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use pellucid_engine::{Event, FinishReason, Request, TokenStream};
+use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
+use pellucid_tokenizer::{Conversation, TextStream, message};
+use serde_json::Value;
+
+use crate::hub::Hub;
+use crate::interrupt::Interrupt;
+use crate::loaded::{self, ComputeArgs, Loaded};
+use crate::output::Output;
+use crate::{clock, format, stdin};
+use cells::Paint;
+use flags::ChainArgs;
+use page::{Page, Written};
+
+/// How long to wait for the engine before looking whether Ctrl-C has come.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Show how each token of a reply is chosen
+///
+/// For each token a table: a row for each candidate, a column for each step of
+/// the chain with the probability after it, `cut` where a step took it out, and
+/// bars for the model's own probability and for the chance in the draw. Below it
+/// the draw, what the model itself thought of the token, and the text so far.
+/// Without a flag that says how to choose, the preset `chat` is explained; with
+/// one, what is not given is neutral, and the temperature 1.
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct ExplainArgs {
+    /// What to answer [default: standard input, when that is not a terminal]
+    prompt: Option<String>,
+
+    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    /// [default: smollm2, fetched on first use]
+    #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
+    model: Option<String>,
+
+    /// Instructions that come before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+
+    /// Continue the prompt as plain text, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+
+    /// Tokens to explain at most
+    #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+
+    /// Candidates to show for each token, 1 to 20
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOGPROBS)))]
+    candidates: u32,
+
+    /// Write JSON lines: a header, an object for each token with everything
+    /// that is recorded, and the end
+    #[arg(long, verbatim_doc_comment)]
+    json: bool,
+
+    /// When to colour: auto is on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    color: ColorWhen,
+
+    #[command(flatten)]
+    sampling: ChainArgs,
+
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ColorWhen {
+    Auto,
+    Always,
+    Never,
+}
+
+/// `wants_color` is what the environment says; the flag goes before it.
+pub(crate) fn run(
+    args: &ExplainArgs,
+    hub: &Hub,
+    interrupt: &Interrupt,
+    wants_color: bool,
+    output: &mut Output,
+) -> Result<()> {
+    let prompt = match &args.prompt {
+        Some(prompt) => prompt.clone(),
+        None if std::io::stdin().is_terminal() => bail!("there is nothing to answer: give a PROMPT"),
+        None => stdin::read_text()?,
+    };
+    if prompt.trim().is_empty() {
+        bail!("the prompt is empty");
+    }
+    let path = hub.resolve(args.model.as_deref())?;
+    let loaded = loaded::load(&path, &args.compute, 1)?;
+    let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer)? };
+    let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.config.vocab_size)?.steps())
+        // No grammar is given here, so its step has nothing to do.
+        .filter(|(kind, _)| *kind != StepKind::Mask)
+        .collect();
+    let is_chat = loaded.template.is_some() && !args.raw;
+    let ids = prompt_ids(args, &loaded, &prompt)?;
+    let model = path.file_name().map_or_else(String::new, |name| format::plain(&name.to_string_lossy()));
+    let is_colored = match args.color {
+        ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
+        when => when == ColorWhen::Always,
+    };
+    let explainer = Explainer {
+        page: Page {
+            tokenizer: &loaded.tokenizer,
+            params: &params,
+            vocab_size: loaded.config.vocab_size,
+            num_rows: args.candidates as usize,
+            paint: Paint { is_on: is_colored },
+        },
+        is_json: args.json,
+        interrupt,
+    };
+    let preset = args.sampling.preset().map(|preset| preset.name());
+    if args.json {
+        write_line(output, &json::header(&model, &ids, preset, &params, &chain))?;
+    } else {
+        let preset = match preset {
+            Some(preset) if args.sampling.is_given() => format!(" · preset {preset}"),
+            Some(preset) => format!(" · preset {preset} (the default here)"),
+            None => String::new(),
+        };
+        let seed = if params.temperature == 0.0 { String::new() } else { format!(" · seed {}", params.seed) };
+        let title = format!("{model}{seed}{preset}");
+        write!(output, "{}", explainer.page.head(&title, &ids, &chain))?;
+    }
+    output.flush()?;
+    let stream = loaded.engine.submit(Request {
+        max_tokens: Some(args.max_tokens as usize),
+        trace: true,
+        ..Request::new(ids.clone(), endless(&params))
+    })?;
+    // A reply begins a text of its own; a continuation goes on in the prompt's.
+    let text = if is_chat { loaded.tokenizer.stream(false) } else { TextStream::after(&loaded.tokenizer, false, &ids) };
+    let before = if is_chat { String::new() } else { prompt };
+    explainer.follow(&stream, text, before, output)
+}
+
+/// The prompt as the model reads it.
+fn prompt_ids(args: &ExplainArgs, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>> {
+    let tokenizer = &loaded.tokenizer;
+    if let Some(template) = loaded.template.as_ref().filter(|_| !args.raw) {
+        let system = args.system.as_ref().map(|text| message("system", text));
+        let messages: Vec<Value> = system.into_iter().chain([message("user", prompt)]).collect();
+        let conversation = Conversation {
+            messages: &messages,
+            add_generation_prompt: true,
+            now: Some(clock::now()),
+            ..Conversation::default()
+        };
+        return Ok(tokenizer.encode_segments(&template.render(&conversation)?));
+    }
+    if args.system.is_some() {
+        bail!("--system: this model has no chat template, so there is no place for instructions");
+    }
+    if !args.raw {
+        let _ = writeln!(std::io::stderr(), "note: this model has no chat template; its reply continues the prompt");
+    }
+    Ok([tokenizer.prefix(), &tokenizer.encode(prompt)].concat())
+}
+
+/// The same choices, without an end: the engine keeps the token that ends a reply to itself, and that choice is to be explained
+/// like every other. Only `min_tokens` looks at the ends, so with it they stay.
+fn endless(params: &SamplingParams) -> SamplingParams {
+    match params.min_tokens {
+        0 => SamplingParams { end_ids: Vec::new(), stop_ids: Vec::new(), ..params.clone() },
+        _ => params.clone(),
+    }
+}
+
+struct Explainer<'a> {
+    page: Page<'a>,
+    is_json: bool,
+    interrupt: &'a Interrupt,
+}
+
+/// Why there is no further token.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    /// The model chose one of its ends.
+    End,
+    /// A token given with `--stop-token`.
+    Stop,
+    MaxTokens,
+    Context,
+    Interrupted,
+}
+
+impl Explainer<'_> {
+    /// Explains tokens as they come.
+    fn follow(
+        &self,
+        stream: &TokenStream,
+        mut text: TextStream<'_>,
+        before: String,
+        output: &mut Output,
+    ) -> Result<()> {
+        let stop = self.interrupt.stopping();
+        let start = before.len();
+        let mut written = Written { before, fresh: String::new() };
+        let mut num_tokens = 0;
+        let ending = loop {
+            if stop.asked() {
+                break Ending::Interrupted;
+            }
+            let Ok(event) = stream.next_within(GLANCE) else { continue };
+            match event {
+                None => return Err(anyhow!("the engine stopped in the middle of a reply")),
+                Some(Event::Failed(error)) => return Err(error.into()),
+                Some(Event::ChoiceEnd { reason, .. }) => break Ending::of(reason),
+                Some(Event::Token(token)) => {
+                    let (Some(trace), Some(logprobs)) = (token.trace, token.logprobs) else {
+                        return Err(anyhow!("the engine gave a token without the record that was asked for"));
+                    };
+                    num_tokens += 1;
+                    let ending = self.ending_at(token.id);
+                    written.fresh = text.push(token.id);
+                    if self.is_json {
+                        let end = ending.map(Ending::name);
+                        write_line(output, &json::token(self.page.tokenizer, num_tokens - 1, &trace, &logprobs, end))?;
+                    } else {
+                        write!(output, "{}", self.page.token(num_tokens, &trace, &logprobs, &written))?;
+                    }
+                    output.flush()?;
+                    if let Some(ending) = ending {
+                        break ending;
+                    }
+                    written.before += &written.fresh;
+                }
+                Some(_) => {}
+            }
+        };
+        // The token that ends a reply is no part of it.
+        let reply = written.before[start..].to_owned() + &text.finish();
+        if self.is_json {
+            write_line(output, &json::end(ending.name(), &reply, num_tokens))?;
+        } else {
+            let again = match self.page.params.temperature {
+                0.0 => String::new(),
+                _ => format!(" With --seed {} the same tokens come again.", self.page.params.seed),
+            };
+            write!(output, "{}", self.page.foot(&format!("{}{again}", ending.sentence()), &reply))?;
+        }
+        Ok(())
+    }
+
+    fn ending_at(&self, id: u32) -> Option<Ending> {
+        let params = self.page.params;
+        if params.end_ids.contains(&id) {
+            Some(Ending::End)
+        } else {
+            params.stop_ids.contains(&id).then_some(Ending::Stop)
+        }
+    }
+}
+
+impl Ending {
+    fn of(reason: FinishReason) -> Ending {
+        match reason {
+            FinishReason::End => Ending::End,
+            FinishReason::Stop => Ending::Stop,
+            FinishReason::MaxTokens => Ending::MaxTokens,
+            FinishReason::Context => Ending::Context,
+            FinishReason::Deadline => Ending::Interrupted,
+        }
+    }
+
+    /// As the JSON has it.
+    fn name(self) -> &'static str {
+        match self {
+            Ending::End => "end",
+            Ending::Stop => "stop",
+            Ending::MaxTokens => "max_tokens",
+            Ending::Context => "context",
+            Ending::Interrupted => "interrupted",
+        }
+    }
+
+    fn sentence(self) -> &'static str {
+        match self {
+            Ending::End => "The model chose a token that means: I am done.",
+            Ending::Stop => "The reply met a token given with --stop-token.",
+            Ending::MaxTokens => "As many tokens as --max-tokens allows; the model would go on.",
+            Ending::Context => "The context is full.",
+            Ending::Interrupted => "Stopped.",
+        }
+    }
+}
+
+/// A JSON value on a line of its own.
+fn write_line(output: &mut Output, value: &Value) -> Result<()> {
+    Ok(writeln!(output, "{value}")?)
+}

@@ -1,0 +1,341 @@
+//! The record for people: the chain in words, then for each token the table, the race and the text so far, in 80 columns.
+
+use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
+use pellucid_tokenizer::Tokenizer;
+
+use super::cells::{
+    Ink, Paint, bar, beginning, ending, left_aligned, one_line, right_aligned, share, visible, width, wrapped,
+};
+use super::table::{Cell, Row, Table};
+use super::words;
+use crate::format::grouped;
+
+const WIDTH: usize = 80;
+const MARGIN: &str = "   ";
+/// Columns of a candidate's text, the mark before it included.
+const NAME: usize = 19;
+/// Columns of the model's own probability.
+const MODEL: usize = 7;
+/// Between the table and its last bars.
+const GAP: usize = 2;
+const LONGEST_BAR: usize = 22;
+/// Columns of the words at the head of a line below the table.
+const TOPIC: usize = 9;
+
+pub(super) struct Page<'t> {
+    pub(super) tokenizer: &'t Tokenizer,
+    pub(super) params: &'t SamplingParams,
+    pub(super) vocab_size: usize,
+    pub(super) num_rows: usize,
+    pub(super) paint: Paint,
+}
+
+/// The text so far.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub(super) before: String,
+    /// What the newest token added; empty while a character is incomplete.
+    pub(super) fresh: String,
+}
+
+impl Page<'_> {
+    /// What is the same for all tokens.
+    pub(super) fn head(&self, title: &str, prompt: &[u32], chain: &[(StepKind, String)]) -> String {
+        let mut lines: Vec<String> =
+            wrapped(title, WIDTH).iter().map(|line| self.paint.ink(Ink::Strong, line)).collect();
+        lines.push(String::new());
+        lines.push(format!("prompt, {} tokens", prompt.len()));
+        lines.extend(self.prompt(prompt));
+        lines.push(String::new());
+        lines.push("what happens to the model's probabilities, in this order".into());
+        for (number, (kind, setting)) in (1..).zip(chain) {
+            let label = format!("{number:>4}  {} {setting}", kind.name());
+            let meaning = words::meaning(*kind, self.params);
+            let indent = 24;
+            let mut meaning = wrapped(&meaning, WIDTH - indent).into_iter();
+            let label = label.trim_end();
+            let strong = self.paint.ink(Ink::Strong, label);
+            if width(label) < indent - 1 {
+                let fill = " ".repeat(indent - width(label));
+                lines.push(format!("{strong}{fill}{}", meaning.next().unwrap_or_default()));
+            } else {
+                lines.push(strong);
+            }
+            lines.extend(meaning.map(|line| " ".repeat(indent) + &line));
+        }
+        lines.push(String::new());
+        joined(&lines)
+    }
+
+    /// The last lines of the prompt with its control tokens, as the model reads it.
+    fn prompt(&self, prompt: &[u32]) -> Vec<String> {
+        const MOST_LINES: usize = 3;
+        let text = self.tokenizer.decode(prompt, false);
+        // Line by line, because a chat prompt is laid out in lines.
+        let all: Vec<String> = text.split_inclusive('\n').map(one_line).collect();
+        let kept = &all[all.len().saturating_sub(MOST_LINES)..];
+        let mut lines: Vec<String> = Vec::new();
+        if kept.len() < all.len() {
+            lines.push(format!("{MARGIN}…"));
+        }
+        lines.extend(kept.iter().map(|line| format!("{MARGIN}{}", beginning(line, WIDTH - MARGIN.len()))));
+        lines.into_iter().map(|line| self.paint.ink(Ink::Faint, &line)).collect()
+    }
+
+    /// One token: `number` counts from 1.
+    pub(super) fn token(&self, number: usize, trace: &TokenTrace, logprobs: &Logprobs, written: &Written) -> String {
+        let table = Table::new(trace, logprobs, self.num_rows, self.vocab_size);
+        let mut lines =
+            vec![self.rule(&format!("token {number} · position {} · id {}", trace.position, trace.draw.winner.id))];
+        lines.extend(self.table(&table, trace));
+        lines.push(String::new());
+        lines.extend(self.race(trace));
+        let own = f64::from(trace.logprob);
+        let surprise = format!(
+            "gave it {} (ln p = {own:.3}, a surprise of {:.2} bits)",
+            share(own.exp()),
+            // -0.0 is no number to show.
+            (-own / std::f64::consts::LN_2).max(0.0)
+        );
+        lines.push(self.line("model", &surprise));
+        lines.extend(self.text(trace.draw.winner.id, written));
+        lines.push(String::new());
+        joined(&lines)
+    }
+
+    fn rule(&self, title: &str) -> String {
+        let line = format!("━━━ {title} ");
+        let rest = "━".repeat(WIDTH.saturating_sub(width(&line)));
+        self.paint.ink(Ink::Strong, &(line + &rest))
+    }
+
+    fn table(&self, table: &Table<'_>, trace: &TokenTrace) -> Vec<String> {
+        let shape = Shape::new(table.columns.len());
+        let faint = |text: String| self.paint.ink(Ink::Faint, &text);
+        let mut lines = Vec::new();
+        let labels: Vec<String> =
+            table.columns.iter().map(|step| words::label(step.kind, self.params).to_owned()).collect();
+        let settings: Vec<String> = table
+            .columns
+            .iter()
+            .map(|step| beginning(&words::setting(step.kind, self.params), shape.step - 1))
+            .collect();
+        let (chance, draw) = if shape.bar >= 9 { ("chance in", "the draw") } else { ("", "draw") };
+        let heads = |first: &str, model: &str, cells: &[String], last: &str| {
+            let cells: String = cells.iter().map(|cell| right_aligned(cell, shape.step)).collect();
+            let model = left_aligned(&right_aligned(model, MODEL), MODEL + 1 + shape.bar);
+            let line = format!("{}{model}{cells}{}{last}", left_aligned(first, NAME), " ".repeat(GAP));
+            line.trim_end().to_owned()
+        };
+        lines.push(faint(heads("   candidate", "model", &labels, chance)));
+        lines.push(faint(heads("", "", &settings, draw)));
+        // One scale for both kinds of bar, so that they can be compared.
+        let fullest = table.rows.iter().flat_map(|row| [row.model.probability(), row.last.probability()]);
+        let full = fullest.fold(1e-300, f64::max);
+        lines.extend(table.rows.iter().map(|row| self.row(row, trace, &shape, full)));
+        lines.push(faint(rest_line(table, &shape)));
+        let lefts: Vec<String> = table.columns.iter().map(|step| count(step.left, shape.step)).collect();
+        lines.push(faint(heads("   still in", &grouped(table.entered as u64), &lefts, "")));
+        if !table.without_column.is_empty() {
+            let names: Vec<&str> = table.without_column.iter().map(|step| step.name).collect();
+            let text = format!("no room for the columns of {}", names.join(", "));
+            lines.extend(wrapped(&text, WIDTH - MARGIN.len()).into_iter().map(|line| faint(MARGIN.to_owned() + &line)));
+        }
+        lines
+    }
+
+    fn row(&self, row: &Row, trace: &TokenTrace, shape: &Shape, full: f64) -> String {
+        let is_winner = row.id == trace.draw.winner.id;
+        let is_out = row.last == Cell::Gone;
+        let ink = match (is_winner, is_out) {
+            (true, _) => Ink::Winner,
+            (false, true) => Ink::Faint,
+            (false, false) => Ink::Plain,
+        };
+        let mark = if is_winner { " ▶ " } else { MARGIN };
+        let name = left_aligned(&beginning(&self.name(row.id), NAME - MARGIN.len() - 1), NAME - MARGIN.len());
+        let mut line = self.paint.ink(ink, &format!("{mark}{name}{}", right_aligned(&cell_text(row.model), MODEL)));
+        let before = bar(row.model.probability() / full, shape.bar);
+        line += &format!(" {}", self.paint.ink(Ink::Before, &left_aligned(&before, shape.bar)));
+        for &cell in &row.after {
+            let ink = if cell == Cell::Cut { Ink::Cut } else { ink };
+            line += &self.paint.ink(ink, &right_aligned(&cell_text(cell), shape.step));
+        }
+        let after = bar(row.last.probability() / full, shape.bar);
+        let ink = if is_winner { Ink::Winner } else { Ink::After };
+        line += &format!("{}{}", " ".repeat(GAP), self.paint.ink(ink, &after));
+        line.trim_end().to_owned()
+    }
+
+    /// The draw in words and numbers.
+    fn race(&self, trace: &TokenTrace) -> Vec<String> {
+        let winner = trace.draw.winner;
+        let name = |id| beginning(&self.name(id), 24);
+        let Some(second) = trace.draw.runner_up else {
+            let greedy = trace.steps.iter().any(|step| step.kind == StepKind::Temperature && step.left == 1);
+            let why = if greedy && self.params.temperature == 0.0 {
+                format!("none: at temperature 0 the highest logit wins, and that is {}", name(winner.id))
+            } else {
+                format!("none: {} is the only one left", name(winner.id))
+            };
+            return vec![self.line("race", &why)];
+        };
+        let entrants = grouped(trace.draw.entrants as u64);
+        let what = format!("{entrants} run; each takes the time -ln(u) / p, and the shortest wins");
+        let slowest = winner.time.max(second.time);
+        let times = |ratio: f64| if ratio < 9.95 { format!("{ratio:.1}") } else { format!("{ratio:.0}") };
+        let odds = if winner.probability < second.probability {
+            format!("{} was more probable, but {} had the luckier u", name(second.id), name(winner.id))
+        } else {
+            format!("{} would have needed {} times as long", name(second.id), times(second.time / winner.time))
+        };
+        vec![
+            self.line("race", &what),
+            self.lane("1st", winner, slowest, Ink::Winner),
+            self.lane("2nd", second, slowest, Ink::After),
+            self.line("", &odds),
+        ]
+    }
+
+    fn lane(&self, place: &str, runner: RunnerTrace, slowest: f64, ink: Ink) -> String {
+        let name = left_aligned(&beginning(&self.name(runner.id), 15), 15);
+        let time = right_aligned(&figures(runner.time), 9);
+        let formula = format!("-ln({}) / {} = {time}", figures(runner.u), figures(runner.probability));
+        let head = format!("{place} {name} {}", right_aligned(&formula, 36));
+        let room = WIDTH - MARGIN.len() - TOPIC - width(&head) - 1;
+        let lane = bar(runner.time / slowest, room);
+        let line = format!("{MARGIN}{}{head} {}", " ".repeat(TOPIC), self.paint.ink(ink, &lane));
+        line.trim_end().to_owned()
+    }
+
+    /// The end of the text with the new token marked: by colour, or by a line below it.
+    fn text(&self, id: u32, written: &Written) -> Vec<String> {
+        let room = WIDTH - MARGIN.len() - TOPIC;
+        // Half a character has no text yet; its bytes stand in for it.
+        let fresh = if written.fresh.is_empty() { self.name(id) } else { one_line(&written.fresh) };
+        let fresh = beginning(&fresh, room / 2);
+        let before = ending(&one_line(&written.before), room - width(&fresh));
+        let mut lines = vec![self.line("text", &format!("{before}{}", self.paint.ink(Ink::Fresh, &fresh)))];
+        if !self.paint.is_on {
+            lines.push(self.line("", &format!("{}{}", " ".repeat(width(&before)), "^".repeat(width(&fresh)))));
+        }
+        lines
+    }
+
+    fn line(&self, topic: &str, text: &str) -> String {
+        let topic = self.paint.ink(Ink::Strong, &left_aligned(topic, TOPIC));
+        format!("{MARGIN}{topic}{text}").trim_end().to_owned()
+    }
+
+    /// A token's text, or its number where it has none.
+    fn name(&self, id: u32) -> String {
+        match self.tokenizer.token(id) {
+            Some(token) if !token.bytes.is_empty() => visible(&token.bytes),
+            _ => format!("#{id}"),
+        }
+    }
+
+    pub(super) fn foot(&self, how: &str, text: &str) -> String {
+        let mut lines = vec![self.rule("the end")];
+        lines.extend(wrapped(how, WIDTH - MARGIN.len()).into_iter().map(|line| MARGIN.to_owned() + &line));
+        lines.push(String::new());
+        lines.extend(text.trim_end().lines().flat_map(|line| wrapped(&one_line(line), WIDTH - MARGIN.len())).map(
+            |line| {
+                // A word longer than a line is cut: this is a view, and `run` gives the text.
+                format!("{MARGIN}{}", beginning(&line, WIDTH - MARGIN.len())).trim_end().to_owned()
+            },
+        ));
+        joined(&lines)
+    }
+}
+
+/// Widths that depend on the number of steps.
+struct Shape {
+    /// Columns of a step.
+    step: usize,
+    bar: usize,
+}
+
+impl Shape {
+    fn new(num_steps: usize) -> Shape {
+        let step = if num_steps > 4 { 7 } else { 8 };
+        let bars = WIDTH - NAME - MODEL - 1 - GAP - num_steps * step;
+        Shape { step, bar: (bars / 2).min(LONGEST_BAR) }
+    }
+}
+
+/// Everyone who has no row, together.
+fn rest_line(table: &Table<'_>, shape: &Shape) -> String {
+    let rest = |left: usize, cells: &mut dyn Iterator<Item = Cell>| {
+        let (mut shown, mut sum) = (0, 0.0);
+        for cell in cells {
+            shown += usize::from(matches!(cell, Cell::In(_)));
+            sum += cell.probability();
+        }
+        // Nothing but rounding is left of an empty rest.
+        if left > shown { share((1.0 - sum).max(0.0)) } else { String::new() }
+    };
+    let model = rest(table.entered, &mut table.rows.iter().map(|row| row.model));
+    let mut line = left_aligned("   all others", NAME) + &right_aligned(&model, MODEL) + &" ".repeat(1 + shape.bar);
+    for (index, step) in table.columns.iter().enumerate() {
+        line += &right_aligned(&rest(step.left, &mut table.rows.iter().map(|row| row.after[index])), shape.step);
+    }
+    line.trim_end().to_owned()
+}
+
+fn cell_text(cell: Cell) -> String {
+    match cell {
+        Cell::In(probability) => share(probability),
+        Cell::Cut => "cut".into(),
+        Cell::Gone => "·".into(),
+        Cell::Unrecorded => "…".into(),
+    }
+}
+
+/// A number of candidates in a column of its own: six digits in a narrow one leave no room for their comma.
+fn count(candidates: usize, columns: usize) -> String {
+    let text = grouped(candidates as u64);
+    if text.len() < columns { text } else { candidates.to_string() }
+}
+
+/// A number above 0 with about four figures.
+fn figures(value: f64) -> String {
+    // Close to 1, where what counts is how close.
+    if (0.999..1.0).contains(&value) {
+        return format!("{value:.7}");
+    }
+    match value {
+        100_000.0.. => format!("{value:.2e}"),
+        1000.0.. => format!("{value:.0}"),
+        100.0.. => format!("{value:.1}"),
+        10.0.. => format!("{value:.2}"),
+        0.001.. => format!("{value:.4}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+fn joined(lines: &[String]) -> String {
+    lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_to_their_columns() {
+        assert_eq!([count(151_936, 8), count(151_936, 7), count(40, 7)], ["151,936", "151936", "40"]);
+        for value in [1e-9, 0.00123, 0.5, 0.9995, 0.9999999, 1.0, 12.345, 999.99, 12_345.6, 1e9, 1e300] {
+            assert!(figures(value).len() <= 9, "{}", figures(value));
+        }
+        assert_eq!([figures(0.5), figures(0.9999999), figures(0.0001)], ["0.5000", "0.9999999", "1.00e-4"]);
+    }
+
+    #[test]
+    fn every_number_of_steps_fits() {
+        for num_steps in 0..=6 {
+            let shape = Shape::new(num_steps);
+            assert!(shape.bar >= 4 && NAME + MODEL + 1 + GAP + num_steps * shape.step + 2 * shape.bar <= WIDTH);
+        }
+    }
+}
