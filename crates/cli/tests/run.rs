@@ -2,50 +2,8 @@
 
 mod support;
 
-use serde_json::{Map, json};
-use std::path::Path;
 use support::Home;
-
-const CHARACTERS: &str = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-+*/=%&#@$^~|_\n<>";
-
-/// A folder with the golden Llama's weights (96 tokens), a tokenizer, and optionally a chat template.
-fn model(home: &Home, template: Option<&str>) -> String {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fixtures/goldens/llama2");
-    let folder = home.path().join("model");
-    std::fs::create_dir_all(&folder).unwrap();
-    for file in ["config.json", "generation_config.json", "model.safetensors"] {
-        std::fs::copy(golden.join(file), folder.join(file)).unwrap();
-    }
-    let special = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];
-    let mut vocabulary = Map::new();
-    let pieces = special.iter().map(|piece| piece.to_string()).chain(CHARACTERS.chars().map(String::from));
-    for (id, piece) in pieces.enumerate() {
-        vocabulary.insert(piece, json!(id));
-    }
-    assert!(vocabulary.len() <= 96, "{} tokens for a model of 96", vocabulary.len());
-    let added: Vec<_> = (special.iter().enumerate())
-        .map(|(id, content)| {
-            json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": true })
-        })
-        .collect();
-    let space = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-        "normalizer": space(" ", "▁"), "pre_tokenizer": null, "post_processor": null,
-        "decoder": { "type": "Sequence", "decoders": [space("▁", " "), { "type": "Fuse" }] },
-        "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                   "vocab": vocabulary, "merges": [] },
-    });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    if let Some(template) = template {
-        std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
-    }
-    folder.to_str().unwrap().to_owned()
-}
-
-const TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: {{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[turn]{% endif %}";
+use support::tiny_model::{TEMPLATE, tiny_model as model};
 
 #[test]
 fn the_same_request_gives_the_same_reply_whatever_computes_it() {
@@ -105,7 +63,7 @@ fn what_cannot_be_is_refused_by_name() {
     let home = Home::new();
     let model = model(&home, Some(TEMPLATE));
     let long = "a".repeat(300);
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["run", "hi", "--temperature", "-1"], "temperature"),
         (&["run", "hi", "--temperature", "nan"], "temperature"),
         (&["run", "  "], "the prompt is empty"),
@@ -114,11 +72,73 @@ fn what_cannot_be_is_refused_by_name() {
         (&["run", "hi", "--cpu-isa", "mmx"], "mmx"),
         (&["run", "hi", "-n", "0"], "0"),
         (&["run", "hi", "--raw", "--system", "x"], "--system"),
+        (&["run", "hi", "--top-p", "1.5"], "top_p"),
+        (&["run", "hi", "--min-p", "-0.1"], "min_p"),
+        (&["run", "hi", "--repetition-penalty", "0"], "repetition_penalty"),
+        (&["run", "hi", "--samplers", "top_k,mirror"], "mirror"),
+        (&["run", "hi", "--preset", "poetry"], "brainstorm"),
+        (&["run", "hi", "--logit-bias", "a"], "TOKEN=BIAS"),
+        (&["run", "hi", "--ban", "abc"], "3 tokens"),
+        (&["run", "hi", "--beams", "3", "--temperature", "0.5"], "temperature"),
+        (&["run", "hi", "--choices", "3", "--best-of", "2"], "best_of"),
     ];
     for (args, expected) in cases {
         let ran = home.run(&[args, &["--model", &model]].concat());
         assert!(ran.status != Some(0) && ran.stderr.contains(expected), "{args:?}: {ran:?}");
     }
+}
+
+#[test]
+fn several_replies_are_those_of_their_seeds() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let run = |more: &[&str]| {
+        let base = ["run", "Hello", "--model", &model, "-n", "12", "--temperature", "1.3"];
+        home.run(&[&base, more].concat()).ok().to_owned()
+    };
+    let alone: Vec<String> = ["5", "6", "7"].iter().map(|seed| run(&["--seed", seed])).collect();
+    let together = run(&["--seed", "5", "--choices", "3"]);
+    let expected: String = (1..=3).map(|i| format!("--- {i}\n{}", alone[i - 1])).collect();
+    assert_eq!(together, expected);
+    let best = run(&["--seed", "5", "--best-of", "3"]);
+    assert!(alone.contains(&best), "the best of three is one of the three");
+}
+
+#[test]
+fn beams_come_with_scores_best_first() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let args = ["run", "Hello", "--model", &model, "-n", "6", "--beams", "3", "--beams-returned", "3"];
+    let text = home.run(&args).ok().to_owned();
+    let scores: Vec<f64> = (text.lines().filter_map(|line| line.strip_prefix("--- ")))
+        .map(|line| line.split("score ").nth(1).unwrap().trim_end_matches(')').parse().unwrap())
+        .collect();
+    assert_eq!(scores.len(), 3, "{text}");
+    assert!(scores.windows(2).all(|pair| pair[0] >= pair[1]), "{scores:?}");
+}
+
+#[test]
+fn a_stop_string_ends_the_reply_before_itself() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let base = ["run", "Hello", "--model", &model, "-n", "24", "--temperature", "1", "--seed", "11"];
+    let whole = home.run(&base).ok().trim_end_matches('\n').to_owned();
+    // Three characters are three tokens here.
+    let characters: Vec<char> = whole.chars().collect();
+    let stop: String = characters[4..7].iter().collect();
+    let stopped = home.run(&[&base[..], &["--stop", &stop]].concat());
+    let expected = &whole[..whole.find(&stop).unwrap()];
+    assert_eq!(stopped.ok().trim_end_matches('\n'), expected);
+    assert!(stopped.stderr.contains("ended at --stop"), "{stopped:?}");
+}
+
+#[test]
+fn a_preset_shows_what_it_sets_and_flags_win() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let ran = home.run(&["run", "Hi", "--model", &model, "-n", "2", "--preset", "chat", "--top-k", "7", "--seed", "1"]);
+    assert!(ran.stderr.contains("preset chat: ") && ran.stderr.contains("top_k 7"), "{ran:?}");
+    assert!(ran.stderr.contains("temperature 0.7"), "{ran:?}");
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub enum Event {
     ChoiceEnd {
         choice: usize,
         reason: FinishReason,
+        /// The token that ended it, where one did: no part of the reply, but its choice can be explained.
+        token: Option<TokenEvent>,
     },
     /// The result of a beam search, best first.
     Beams(Vec<Beam>),

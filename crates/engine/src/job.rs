@@ -151,7 +151,7 @@ impl Job {
                 self.sink.send(Event::Token(TokenEvent { choice, ..token }));
             }
             if let Some(reason) = sequence.finish {
-                self.sink.send(Event::ChoiceEnd { choice, reason });
+                self.sink.send(Event::ChoiceEnd { choice, reason, token: None });
             }
         }
     }

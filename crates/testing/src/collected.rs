@@ -74,7 +74,7 @@ impl EventSink for Collected {
                     outcome.logprob_bits[token.choice].push(logprobs.chosen.to_bits());
                 }
             }
-            Event::ChoiceEnd { choice, reason } => {
+            Event::ChoiceEnd { choice, reason, .. } => {
                 outcome.choice(choice);
                 outcome.finish[choice] = Some(reason);
             }

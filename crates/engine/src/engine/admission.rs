@@ -99,7 +99,8 @@ impl Engine {
             for sequence in job.sequences.iter_mut().filter(|sequence| sequence.finish.is_none()) {
                 sequence.finish = Some(FinishReason::Deadline);
                 if !holds_back {
-                    job.sink.send(Event::ChoiceEnd { choice: sequence.choice, reason: FinishReason::Deadline });
+                    let (choice, reason) = (sequence.choice, FinishReason::Deadline);
+                    job.sink.send(Event::ChoiceEnd { choice, reason, token: None });
                 }
             }
             job.complete(now);

@@ -120,12 +120,16 @@ impl Engine {
                 Some(End::Stop) => Some(FinishReason::Stop),
                 None => None,
             };
-            if finish.is_none() {
+            let logprob = choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
+            let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs: choice.logprobs, trace };
+            let mut end_token = None;
+            if finish.is_some() {
+                end_token = Some(event);
+            } else {
                 sequence.tokens.push(choice.token);
                 sequence.history.push(choice.token);
-                sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
+                sequence.total_logprob += logprob;
                 job.stats.output_tokens += 1;
-                let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs: choice.logprobs, trace };
                 if holds_back {
                     sequence.held.push(event)
                 } else {
@@ -144,7 +148,7 @@ impl Engine {
                     cache.release(table);
                 }
                 if !holds_back {
-                    job.sink.send(Event::ChoiceEnd { choice: sequence.choice, reason });
+                    job.sink.send(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
                 }
             }
         }

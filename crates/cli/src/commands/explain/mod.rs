@@ -11,7 +11,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use pellucid_engine::{Event, FinishReason, Request, TokenStream};
+use pellucid_engine::{Event, FinishReason, Request, TokenEvent, TokenStream};
 use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{Conversation, TextStream, message};
 use serde_json::Value;
@@ -144,7 +144,7 @@ pub(crate) fn run(
     let stream = loaded.engine.submit(Request {
         max_tokens: Some(args.max_tokens as usize),
         trace: true,
-        ..Request::new(ids.clone(), endless(&params))
+        ..Request::new(ids.clone(), params.clone())
     })?;
     // A reply begins a text of its own; a continuation goes on in the prompt's.
     let text = if is_chat { loaded.tokenizer.stream(false) } else { TextStream::after(&loaded.tokenizer, false, &ids) };
@@ -173,15 +173,6 @@ fn prompt_ids(args: &ExplainArgs, loaded: &Loaded, prompt: &str) -> Result<Vec<u
         let _ = writeln!(std::io::stderr(), "note: this model has no chat template; its reply continues the prompt");
     }
     Ok([tokenizer.prefix(), &tokenizer.encode(prompt)].concat())
-}
-
-/// The same choices, without an end: the engine keeps the token that ends a reply to itself, and that choice is to be explained
-/// like every other. Only `min_tokens` looks at the ends, so with it they stay.
-fn endless(params: &SamplingParams) -> SamplingParams {
-    match params.min_tokens {
-        0 => SamplingParams { end_ids: Vec::new(), stop_ids: Vec::new(), ..params.clone() },
-        _ => params.clone(),
-    }
 }
 
 struct Explainer<'a> {
@@ -223,24 +214,19 @@ impl Explainer<'_> {
             match event {
                 None => return Err(anyhow!("the engine stopped in the middle of a reply")),
                 Some(Event::Failed(error)) => return Err(error.into()),
-                Some(Event::ChoiceEnd { reason, .. }) => break Ending::of(reason),
+                Some(Event::ChoiceEnd { reason, token, .. }) => {
+                    let ending = Ending::of(reason);
+                    if let Some(token) = token {
+                        num_tokens += 1;
+                        written.fresh = text.push(token.id);
+                        self.explain(&token, num_tokens, Some(ending), &written, output)?;
+                    }
+                    break ending;
+                }
                 Some(Event::Token(token)) => {
-                    let (Some(trace), Some(logprobs)) = (token.trace, token.logprobs) else {
-                        return Err(anyhow!("the engine gave a token without the record that was asked for"));
-                    };
                     num_tokens += 1;
-                    let ending = self.ending_at(token.id);
                     written.fresh = text.push(token.id);
-                    if self.is_json {
-                        let end = ending.map(Ending::name);
-                        write_line(output, &json::token(self.page.tokenizer, num_tokens - 1, &trace, &logprobs, end))?;
-                    } else {
-                        write!(output, "{}", self.page.token(num_tokens, &trace, &logprobs, &written))?;
-                    }
-                    output.flush()?;
-                    if let Some(ending) = ending {
-                        break ending;
-                    }
+                    self.explain(&token, num_tokens, None, &written, output)?;
                     written.before += &written.fresh;
                 }
                 Some(_) => {}
@@ -260,13 +246,25 @@ impl Explainer<'_> {
         Ok(())
     }
 
-    fn ending_at(&self, id: u32) -> Option<Ending> {
-        let params = self.page.params;
-        if params.end_ids.contains(&id) {
-            Some(Ending::End)
+    /// One choice: a page, or a line of JSON.
+    fn explain(
+        &self,
+        token: &TokenEvent,
+        number: usize,
+        ending: Option<Ending>,
+        written: &Written,
+        output: &mut Output,
+    ) -> Result<()> {
+        let (Some(trace), Some(logprobs)) = (&token.trace, &token.logprobs) else {
+            return Err(anyhow!("the engine gave a token without the record that was asked for"));
+        };
+        if self.is_json {
+            let end = ending.map(Ending::name);
+            write_line(output, &json::token(self.page.tokenizer, number - 1, trace, logprobs, end))?;
         } else {
-            params.stop_ids.contains(&id).then_some(Ending::Stop)
+            write!(output, "{}", self.page.token(number, trace, logprobs, written))?;
         }
+        Ok(output.flush()?)
     }
 }
 

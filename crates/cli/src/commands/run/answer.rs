@@ -58,7 +58,7 @@ impl Answerer<'_> {
         let request = Request {
             max_tokens: self.max_tokens,
             num_choices: self.num_choices,
-            best_of: self.best_of.max(self.num_choices),
+            best_of: self.best_of,
             beams: self.beams,
             ..Request::new(prompt, self.sampling())
         };
@@ -127,7 +127,7 @@ impl Answerer<'_> {
                         return Ok(None);
                     }
                 }
-                Some(Event::ChoiceEnd { choice, reason }) => {
+                Some(Event::ChoiceEnd { choice, reason, .. }) => {
                     replies[choice].ending.get_or_insert(Ending::Finished(reason));
                 }
                 Some(Event::Beams(beams)) => {
