@@ -9,6 +9,7 @@ mod hyperparameters;
 mod interrupt;
 mod loaded;
 mod output;
+mod prompt;
 mod sampling_args;
 mod stdin;
 mod tokens;

@@ -13,14 +13,15 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use pellucid_engine::{Event, FinishReason, Request, TokenEvent, TokenStream};
 use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
-use pellucid_tokenizer::{Conversation, TextStream, message};
+use pellucid_tokenizer::TextStream;
 use serde_json::Value;
 
+use crate::format;
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
-use crate::loaded::{self, ComputeArgs, Loaded};
+use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
-use crate::{clock, format, stdin};
+use crate::prompt::{Prompt, PromptArgs};
 use cells::Paint;
 use flags::ChainArgs;
 use page::{Page, Written};
@@ -39,21 +40,8 @@ const GLANCE: Duration = Duration::from_millis(50);
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ExplainArgs {
-    /// What to answer [default: standard input, when that is not a terminal]
-    prompt: Option<String>,
-
-    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
-    /// [default: smollm2, fetched on first use]
-    #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
-    model: Option<String>,
-
-    /// Instructions that come before the prompt
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    system: Option<String>,
-
-    /// Continue the prompt as plain text, without the model's chat template
-    #[arg(long)]
-    raw: bool,
+    #[command(flatten)]
+    prompt: PromptArgs,
 
     /// Tokens to explain at most
     #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
@@ -94,23 +82,16 @@ pub(crate) fn run(
     wants_color: bool,
     output: &mut Output,
 ) -> Result<()> {
-    let prompt = match &args.prompt {
-        Some(prompt) => prompt.clone(),
-        None if std::io::stdin().is_terminal() => bail!("there is nothing to answer: give a PROMPT"),
-        None => stdin::read_text()?,
-    };
-    if prompt.trim().is_empty() {
-        bail!("the prompt is empty");
-    }
-    let path = hub.resolve(args.model.as_deref())?;
+    let Some(prompt) = args.prompt.read()? else { bail!("there is nothing to answer: give a PROMPT") };
+    let path = hub.resolve(args.prompt.model.as_deref())?;
     let loaded = loaded::load(&path, &args.compute, 1)?;
     let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer)? };
     let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.config.vocab_size)?.steps())
         // No grammar is given here, so its step has nothing to do.
         .filter(|(kind, _)| *kind != StepKind::Mask)
         .collect();
-    let is_chat = loaded.template.is_some() && !args.raw;
-    let ids = prompt_ids(args, &loaded, &prompt)?;
+    let prompt = args.prompt.shape(prompt, &loaded)?;
+    let ids = loaded.prompt_ids(&prompt)?;
     let model = path.file_name().map_or_else(String::new, |name| format::plain(&name.to_string_lossy()));
     let is_colored = match args.color {
         ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
@@ -147,32 +128,11 @@ pub(crate) fn run(
         ..Request::new(ids.clone(), params.clone())
     })?;
     // A reply begins a text of its own; a continuation goes on in the prompt's.
-    let text = if is_chat { loaded.tokenizer.stream(false) } else { TextStream::after(&loaded.tokenizer, false, &ids) };
-    let before = if is_chat { String::new() } else { prompt };
+    let (text, before) = match prompt {
+        Prompt::Chat(_) => (loaded.tokenizer.stream(false), String::new()),
+        Prompt::Text(text) => (TextStream::after(&loaded.tokenizer, false, &ids), text),
+    };
     explainer.follow(&stream, text, before, output)
-}
-
-/// The prompt as the model reads it.
-fn prompt_ids(args: &ExplainArgs, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>> {
-    let tokenizer = &loaded.tokenizer;
-    if let Some(template) = loaded.template.as_ref().filter(|_| !args.raw) {
-        let system = args.system.as_ref().map(|text| message("system", text));
-        let messages: Vec<Value> = system.into_iter().chain([message("user", prompt)]).collect();
-        let conversation = Conversation {
-            messages: &messages,
-            add_generation_prompt: true,
-            now: Some(clock::now()),
-            ..Conversation::default()
-        };
-        return Ok(tokenizer.encode_segments(&template.render(&conversation)?));
-    }
-    if args.system.is_some() {
-        bail!("--system: this model has no chat template, so there is no place for instructions");
-    }
-    if !args.raw {
-        let _ = writeln!(std::io::stderr(), "note: this model has no chat template; its reply continues the prompt");
-    }
-    Ok([tokenizer.prefix(), &tokenizer.encode(prompt)].concat())
 }
 
 struct Explainer<'a> {

@@ -7,13 +7,12 @@ use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_engine::{Beam, BeamParams, Event, FinishReason, Request, RequestStats, TokenStream};
 use pellucid_sampling::SamplingParams;
-use pellucid_tokenizer::{Conversation, StopFilter, TextStream, Tokenizer};
-use serde_json::Value;
+use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
 
-use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::loaded::Loaded;
 use crate::output::Output;
+use crate::prompt::Prompt;
 
 /// How long to wait for the engine before looking whether Ctrl-C has come.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -37,21 +36,13 @@ enum Ending {
 }
 
 impl Answerer<'_> {
-    /// Answers the last of `messages` and gives the reply's text.
-    pub(super) fn answer(&mut self, messages: &[Value], output: &mut Output) -> Result<String> {
-        let template = self.loaded.template.as_ref().expect("the caller checked that there is a template");
-        let conversation =
-            Conversation { messages, add_generation_prompt: true, now: Some(clock::now()), ..Conversation::default() };
-        let prompt = self.loaded.tokenizer.encode_segments(&template.render(&conversation)?);
-        self.generate(prompt, output)
-    }
-
-    /// Continues plain text, which is shown first so that the whole reads as one.
-    pub(super) fn continue_text(&mut self, text: &str, output: &mut Output) -> Result<String> {
-        let tokenizer = &self.loaded.tokenizer;
-        let prompt = [tokenizer.prefix(), &tokenizer.encode(text)].concat();
-        output.write_all(text.as_bytes())?;
-        self.generate(prompt, output)
+    /// Answers a prompt and gives the reply's text. Text that is continued is shown first, so that the whole reads as one.
+    pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<String> {
+        let ids = self.loaded.prompt_ids(prompt)?;
+        if let Prompt::Text(text) = prompt {
+            output.write_all(text.as_bytes())?;
+        }
+        self.generate(ids, output)
     }
 
     fn generate(&mut self, prompt: Vec<u32>, output: &mut Output) -> Result<String> {

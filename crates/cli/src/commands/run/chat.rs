@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::answer::Answerer;
 use crate::output::Output;
+use crate::prompt::Prompt;
 
 const HELP: &str =
     "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply, \\ at a line's end goes on below";
@@ -49,7 +50,8 @@ pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &
             _ => {}
         }
         messages.push(message("user", &text));
-        match answerer.answer(&messages, output) {
+        let prompt = Prompt::Chat(messages.clone());
+        match answerer.answer(&prompt, output) {
             Ok(reply) => messages.push(message("assistant", &reply)),
             // The question is taken back, so that a shorter one can follow: the conversation before it is not lost.
             Err(error) if !crate::output::is_reader_gone(&error) => {

@@ -3,18 +3,17 @@
 mod answer;
 mod chat;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use anyhow::{Result, bail};
 use pellucid_sampling::{Sampler, SamplingParams};
-use pellucid_tokenizer::message;
 
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
 use crate::loaded::{self, ComputeArgs, Loaded};
 use crate::output::Output;
+use crate::prompt::PromptArgs;
 use crate::sampling_args::{BeamArgs, SamplingArgs};
-use crate::stdin;
 use answer::Answerer;
 
 /// Sequences that one request may run at once.
@@ -29,21 +28,8 @@ const MAX_REPLIES: usize = 128;
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RunArgs {
-    /// What to answer; without it, a chat begins
-    prompt: Option<String>,
-
-    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
-    /// [default: smollm2, fetched on first use]
-    #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
-    model: Option<String>,
-
-    /// Instructions that come before the conversation
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    system: Option<String>,
-
-    /// Continue the prompt as plain text, without the model's chat template
-    #[arg(long)]
-    raw: bool,
+    #[command(flatten)]
+    prompt: PromptArgs,
 
     /// Tokens to generate at most [default: until the context is full]
     #[arg(long, short = 'n', value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -73,15 +59,8 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
-    let prompt = match &args.prompt {
-        Some(prompt) => Some(prompt.clone()),
-        None if std::io::stdin().is_terminal() => None,
-        None => Some(stdin::read_text()?),
-    };
-    if prompt.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
-        bail!("the prompt is empty");
-    }
-    let path = hub.resolve(args.model.as_deref())?;
+    let prompt = args.prompt.read()?;
+    let path = hub.resolve(args.prompt.model.as_deref())?;
     let beams = args.beams.params();
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
@@ -105,28 +84,17 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
         beams,
         stops: args.stop.clone(),
     };
-    let system = args.system.as_ref().map(|text| message("system", text));
-    match (prompt, &answerer.loaded.template) {
-        (Some(prompt), Some(_)) if !args.raw => {
-            let messages: Vec<_> = system.into_iter().chain([message("user", &prompt)]).collect();
-            answerer.answer(&messages, output)?;
+    match prompt {
+        Some(prompt) => {
+            let prompt = args.prompt.shape(prompt, &answerer.loaded)?;
+            answerer.answer(&prompt, output)?;
         }
-        (Some(prompt), template) => {
-            if args.system.is_some() {
-                bail!("--system: this model has no chat template, so there is no place for instructions");
-            }
-            if template.is_none() && !args.raw {
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "note: this model has no chat template; its reply continues the prompt"
-                );
-            }
-            answerer.continue_text(&prompt, output)?;
+        None if answerer.loaded.template.is_none() => {
+            bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue")
         }
-        (None, None) => bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue"),
-        (None, Some(_)) if args.raw => bail!("--raw continues a prompt: give one"),
-        (None, Some(_)) if width > 1 => bail!("a chat has one reply at a time: give a PROMPT for several"),
-        (None, Some(_)) => chat::chat(&mut answerer, system, output)?,
+        None if args.prompt.raw => bail!("--raw continues a prompt: give one"),
+        None if width > 1 => bail!("a chat has one reply at a time: give a PROMPT for several"),
+        None => chat::chat(&mut answerer, args.prompt.system(), output)?,
     }
     Ok(())
 }
