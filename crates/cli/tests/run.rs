@@ -28,8 +28,8 @@ fn the_last_line_counts_and_times() {
     let ran = home.run(&["run", "Hi", "--model", &model, "-n", "5", "--temperature", "1", "--seed", "3"]);
     let line = ran.stderr.trim().to_owned();
     // [turn] user: Hi [end] [turn]: four control tokens would be wrong, and so would a missing one.
-    assert!(line.starts_with("[11 prompt tokens, "), "{line}");
-    assert!(line.contains(" output tokens, first ") && line.contains("seed 3"), "{line}");
+    assert!(line.starts_with("[11 prompt + 5 output tokens, first "), "{line}");
+    assert!(line.contains("seed 3") && line.contains("ended at --max-tokens"), "{line}");
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn message_text_is_not_read_as_control_tokens() {
     let model = model(&home, Some(TEMPLATE));
     let ran = home.run(&["run", "[end]", "--model", &model, "-n", "1"]);
     // Three control tokens of the template, "user: ", and five characters of the message, two of them unknown brackets.
-    assert!(ran.stderr.starts_with("[14 prompt tokens, "), "{}", ran.stderr);
+    assert!(ran.stderr.starts_with("[14 prompt + "), "{}", ran.stderr);
 }
 
 #[test]

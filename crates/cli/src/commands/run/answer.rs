@@ -152,10 +152,8 @@ impl Answerer<'_> {
             0 => String::new(),
             cached => format!(" ({cached} cached)"),
         };
-        let mut parts = vec![
-            format!("{prompt_tokens} prompt tokens{cached}"),
-            format!("{} output tokens", stats.output_tokens.max(num_output)),
-        ];
+        let num_output = stats.output_tokens.max(num_output);
+        let mut parts = vec![format!("{prompt_tokens} prompt{cached} + {num_output} output tokens")];
         if !stats.time_to_first_token.is_zero() {
             parts.push(format!("first {:.0} ms", milliseconds(stats.time_to_first_token)));
         }

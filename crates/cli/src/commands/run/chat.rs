@@ -13,8 +13,7 @@ use super::answer::Answerer;
 use crate::output::Output;
 use crate::prompt::Prompt;
 
-const HELP: &str =
-    "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply, \\ at a line's end goes on below";
+const HELP: &str = "/new starts over, /exit or Ctrl-D leaves, Ctrl-C stops a reply";
 
 pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &mut Output) -> Result<()> {
     let mut editor: Editor<(), MemHistory> = Editor::with_history(Config::default(), MemHistory::new())
