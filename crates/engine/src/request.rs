@@ -65,6 +65,16 @@ impl Request {
         wanted.min(config.context_len)
     }
 
+    /// The sampler of one choice: choice i draws with the seed plus i. `best_of` ranks by log probabilities, whether they are reported or not.
+    pub(crate) fn sampler(&self, choice: usize, vocab_size: usize) -> Result<Sampler, Error> {
+        let mut params = self.sampling.clone();
+        params.seed = params.seed.wrapping_add(choice as u64);
+        if self.best_of > self.num_choices {
+            params.logprobs.get_or_insert(0);
+        }
+        Ok(Sampler::new(&params, vocab_size)?)
+    }
+
     /// Refuses what cannot be served, and gives the sampler of the first choice.
     pub(crate) fn check(&self, config: &DecoderConfig, max_sequences: usize) -> Result<Sampler, Error> {
         let (prompt, context) = (self.prompt.len(), config.context_len);
@@ -87,7 +97,7 @@ impl Request {
         range("n", self.num_choices, 1, widest)?;
         range("best_of", self.best_of, self.num_choices, widest)?;
         range("max_tokens", self.max_tokens.unwrap_or(1), 1, usize::MAX)?;
-        let sampler = Sampler::new(&self.sampling, vocab_size)?;
+        let sampler = self.sampler(0, vocab_size)?;
         if let Some(beams) = self.beams {
             range("beam width", beams.width, 2, widest)?;
             range("beams returned", beams.num_returned, 1, beams.width)?;

@@ -169,6 +169,11 @@ fn several_choices_are_the_replies_of_their_seeds_and_best_of_takes_the_most_pro
     let mut ranked: Vec<usize> = (0..4).collect();
     ranked.sort_by(|&a, &b| mean(&together.logprob_bits[b]).total_cmp(&mean(&together.logprob_bits[a])));
     assert_eq!(best.tokens, [alone[ranked[0]].clone(), alone[ranked[1]].clone()]);
+    let mut unreported = Request { num_choices: 2, best_of: 4, ..request(vec![4, 5, 6, 7, 8], 10) };
+    unreported.sampling.logprobs = None;
+    let same = &serve(&mut engine, &[unreported])[0];
+    assert_eq!(same.tokens, best.tokens, "log probabilities decide whether they are reported or not");
+    assert!(same.logprob_bits.iter().all(Vec::is_empty));
 }
 
 #[test]

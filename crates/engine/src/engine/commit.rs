@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use pellucid_sampling::{Choice, End, Input, Sampler, TokenTrace, Workspace};
+use pellucid_sampling::{Choice, End, Input, TokenTrace, Workspace};
 
 use super::{Engine, Planned, panic_message};
 use crate::beam::log_sum_exp;
@@ -111,6 +111,7 @@ impl Engine {
             complete.iter().map(|part| (part.planned.sequence, part.rows[part.rows.len() - 1].as_slice())).collect()
         };
         let (holds_back, trace) = (job.holds_back(), job.request.trace);
+        let reports_logprobs = job.request.sampling.logprobs.is_some();
         let (prompt_len, max_tokens) = (job.request.prompt.len(), job.request.max_tokens);
         for (i, logits) in targets {
             let sequence = &mut job.sequences[i];
@@ -121,7 +122,8 @@ impl Engine {
                 None => None,
             };
             let logprob = choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
-            let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs: choice.logprobs, trace };
+            let logprobs = choice.logprobs.filter(|_| reports_logprobs);
+            let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace };
             let mut end_token = None;
             if finish.is_some() {
                 end_token = Some(event);
@@ -210,13 +212,11 @@ impl Engine {
     }
 }
 
-/// The other choices of a request, over the prompt's blocks. Choice i draws with the seed plus i.
+/// The other choices of a request, over the prompt's blocks.
 fn fork_choices(job: &mut Job, cache: &mut crate::kv_cache::KvCache, vocab_size: usize) -> Result<(), Error> {
     for choice in job.sequences.len()..job.request.width() {
-        let mut params = job.request.sampling.clone();
-        params.seed = params.seed.wrapping_add(choice as u64);
         let first = &job.sequences[0];
-        let mut sequence = Sequence::new(choice, &job.request.prompt, Sampler::new(&params, vocab_size)?);
+        let mut sequence = Sequence::new(choice, &job.request.prompt, job.request.sampler(choice, vocab_size)?);
         sequence.num_computed = first.num_computed;
         sequence.table = first.table.as_ref().map(|table| cache.fork(table));
         job.sequences.push(sequence);

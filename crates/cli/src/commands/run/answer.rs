@@ -51,7 +51,7 @@ impl Answerer<'_> {
             num_choices: self.num_choices,
             best_of: self.best_of,
             beams: self.beams,
-            ..Request::new(prompt, self.sampling())
+            ..Request::new(prompt, self.sampling.clone())
         };
         let prompt_tokens = request.prompt.len();
         let stream = self.loaded.engine.submit(request)?;
@@ -80,12 +80,6 @@ impl Answerer<'_> {
         let summary = self.summary(stats.unwrap_or_default(), prompt_tokens, num_output, ending);
         let _ = writeln!(std::io::stderr(), "{summary}");
         Ok(text)
-    }
-
-    /// `best_of` is decided by log probabilities, so they must be asked for.
-    fn sampling(&self) -> SamplingParams {
-        let logprobs = if self.best_of > self.num_choices { Some(0) } else { self.sampling.logprobs };
-        SamplingParams { logprobs, ..self.sampling.clone() }
     }
 
     /// Shows a reply as it comes. Gives the engine's numbers, or nothing when the reply was cut short from here.
