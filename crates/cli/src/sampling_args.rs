@@ -3,9 +3,12 @@
 //! Each flag is optional: what is not given comes from the preset, and without one from the neutral value. The result is shown.
 
 use anyhow::{Context, Result, bail};
-use pellucid_engine::{BeamParams, EarlyStopping};
+use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH};
 use pellucid_sampling::{Mirostat, Preset, SamplingParams, StepKind};
 use pellucid_tokenizer::Tokenizer;
+
+/// What DRY's author suggests: the ends of lines and the marks that set off speakers and quotations.
+const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Choosing tokens")]
@@ -20,8 +23,9 @@ pub(crate) struct SamplingArgs {
     #[arg(long, verbatim_doc_comment, value_name = "N")]
     seed: Option<u64>,
 
-    /// Divide the logits by T: 0 takes the highest, 1 is the model's own
-    /// distribution (neutral), more is freer [default: 0, or the preset's]
+    /// Divide the logits by T: 0 takes the highest, 1 is the model's
+    /// own distribution (neutral), more is freer
+    /// [default: the preset's; else 1 where something is drawn, else 0]
     #[arg(long, verbatim_doc_comment, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
 
@@ -29,7 +33,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     dynamic_temperature: Option<f32>,
 
-    /// How that movement bends: 1 is a straight line
+    /// How that movement bends; neutral 1, a straight line
     #[arg(long, value_name = "E", allow_negative_numbers = true)]
     dynamic_temperature_exponent: Option<f32>,
 
@@ -45,8 +49,8 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
 
-    /// Keep the tokens closest to the expected surprise that together reach P;
-    /// neutral 1
+    /// Keep the tokens closest to the expected surprise that together
+    /// reach P; neutral 1
     #[arg(long, verbatim_doc_comment, value_name = "P", allow_negative_numbers = true)]
     typical_p: Option<f32>,
 
@@ -83,19 +87,20 @@ pub(crate) struct SamplingArgs {
     dry_multiplier: Option<f32>,
 
     /// Growth of DRY's penalty with each repeated token [default: 1.75]
-    #[arg(long, value_name = "B", allow_negative_numbers = true)]
+    #[arg(long, value_name = "B", allow_negative_numbers = true, requires = "dry_multiplier")]
     dry_base: Option<f32>,
 
     /// Repeats up to so many tokens are free of DRY [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "dry_multiplier")]
     dry_allowed_length: Option<u32>,
 
     /// Tokens that DRY looks back over [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "dry_multiplier")]
     dry_range: Option<u32>,
 
-    /// Text that a repeat does not reach across, for DRY; may be given again
-    #[arg(long, value_name = "TEXT")]
+    /// Text that a repeat does not reach across, for DRY; may be given
+    /// again [default: line end, colon, double quote, asterisk]
+    #[arg(long, verbatim_doc_comment, value_name = "TEXT", requires = "dry_multiplier")]
     dry_breaker: Vec<String>,
 
     /// Hold the surprise at TAU bits a token (Mirostat 2), usually 5;
@@ -107,8 +112,8 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "ETA", allow_negative_numbers = true, requires = "mirostat")]
     mirostat_eta: Option<f32>,
 
-    /// Add BIAS to a token's logit; TOKEN is an id, or a text that is one token;
-    /// may be given again
+    /// Add BIAS to a token's logit; TOKEN is an id, or a text that is
+    /// one token; may be given again
     #[arg(long, verbatim_doc_comment, value_name = "TOKEN=BIAS")]
     logit_bias: Vec<String>,
 
@@ -117,7 +122,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, verbatim_doc_comment, value_name = "TOKEN")]
     ban: Vec<String>,
 
-    /// Choose only tokens given with this flag
+    /// Choose only tokens given with this flag; may be given again
     #[arg(long, value_name = "TOKEN")]
     allow: Vec<String>,
 
@@ -129,9 +134,9 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "TOKEN")]
     stop_token: Vec<String>,
 
-    /// Order of the steps, comma-separated; a step that is not listed is left out
-    /// [default: repetition_penalty, frequency_presence_penalty, dry, temperature,
-    /// top_n_sigma, top_k, typical_p, top_p, min_p, xtc]
+    /// Order of the steps, comma-separated; a step that is set must be
+    /// listed [default: repetition_penalty, frequency_presence_penalty,
+    /// dry, temperature, top_n_sigma, top_k, typical_p, top_p, min_p, xtc]
     #[arg(long, verbatim_doc_comment, value_name = "LIST", value_delimiter = ',')]
     samplers: Option<Vec<StepKind>>,
 }
@@ -148,13 +153,13 @@ pub(crate) struct BeamArgs {
     #[arg(long, value_name = "N", requires = "beams")]
     beams_returned: Option<usize>,
 
-    /// Divide scores by length to this power: above 0 favours long replies
-    /// [default: 1]
+    /// Divide scores by length to this power: above 0 favours long
+    /// replies, 0 is neutral [default: 1]
     #[arg(long, verbatim_doc_comment, value_name = "P", requires = "beams", allow_negative_numbers = true)]
     length_penalty: Option<f32>,
 
-    /// Stop when enough beams have ended: true, false (by a heuristic) or never
-    /// (only when none can get better) [default: false]
+    /// Stop when enough beams have ended: true, false (by a heuristic)
+    /// or never (only when none can get better) [default: false]
     #[arg(long, verbatim_doc_comment, value_name = "WHEN", requires = "beams")]
     early_stopping: Option<Stopping>,
 }
@@ -167,18 +172,26 @@ enum Stopping {
 }
 
 impl BeamArgs {
-    pub(crate) fn params(&self) -> Option<BeamParams> {
+    pub(crate) fn is_given(&self) -> bool {
+        self.beams.is_some()
+    }
+
+    pub(crate) fn params(&self) -> Result<Option<BeamParams>> {
+        let Some(width) = self.beams else { return Ok(None) };
+        if !(2..=MAX_WIDTH).contains(&width) {
+            bail!("--beams: expected 2 to {MAX_WIDTH}, found {width}");
+        }
         let early_stopping = match self.early_stopping {
             Some(Stopping::True) => EarlyStopping::Always,
             Some(Stopping::Never) => EarlyStopping::Never,
             Some(Stopping::False) | None => EarlyStopping::Heuristic,
         };
-        Some(BeamParams {
-            width: self.beams?,
+        Ok(Some(BeamParams {
+            width,
             num_returned: self.beams_returned.unwrap_or(1),
             length_penalty: self.length_penalty.unwrap_or(1.0),
             early_stopping,
-        })
+        }))
     }
 }
 
@@ -216,7 +229,11 @@ impl SamplingArgs {
         params.dry.base = self.dry_base.unwrap_or(params.dry.base);
         params.dry.allowed_length = self.dry_allowed_length.unwrap_or(params.dry.allowed_length);
         params.dry.range = self.dry_range.or(params.dry.range);
-        params.dry.breakers.extend(self.dry_breaker.iter().map(|text| tokenizer.encode(text)));
+        if params.dry.multiplier > 0.0 {
+            let usual = DRY_BREAKERS.map(String::from);
+            let breakers = if self.dry_breaker.is_empty() { &usual[..] } else { &self.dry_breaker };
+            params.dry.breakers.extend(breakers.iter().map(|text| ids_within_text(tokenizer, text)));
+        }
         if let Some(tau) = self.mirostat {
             params.mirostat = Some(Mirostat { tau, eta: self.mirostat_eta.unwrap_or(Mirostat::default().eta) });
         }
@@ -234,13 +251,36 @@ impl SamplingArgs {
         Ok(params)
     }
 
-    /// Whether anything beyond the defaults was asked for, so that the effective chain is worth a line.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.preset.is_none() && self.samplers.is_none()
+    /// Whether something was given that matters only where a token is drawn: then the temperature is 1 unless said otherwise.
+    pub(crate) fn draws(&self) -> bool {
+        let numbers = [
+            self.dynamic_temperature,
+            self.top_p,
+            self.min_p,
+            self.typical_p,
+            self.top_n_sigma,
+            self.xtc_probability,
+            self.mirostat,
+        ];
+        numbers.iter().any(Option::is_some) || self.top_k.is_some() || self.seed.is_some()
+    }
+
+    pub(crate) fn min_tokens(&self) -> Option<u32> {
+        self.min_tokens
     }
 
     pub(crate) fn preset(&self) -> Option<Preset> {
         self.preset
+    }
+}
+
+/// The ids of a text as it stands within a longer one: vocabularies that put a space before every text would put it before this one too.
+fn ids_within_text(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let before = tokenizer.encode("x");
+    let whole = tokenizer.encode(&format!("x{text}"));
+    match whole.strip_prefix(&before[..]) {
+        Some(ids) if !ids.is_empty() => ids.to_vec(),
+        _ => tokenizer.encode(text),
     }
 }
 
@@ -259,7 +299,7 @@ fn token_id(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     if let Some(id) = tokenizer.id_of(token) {
         return Ok(id);
     }
-    match tokenizer.encode(token)[..] {
+    match ids_within_text(tokenizer, token)[..] {
         [id] => Ok(id),
         ref ids => bail!("{token:?} is {} tokens ({ids:?}), expected one", ids.len()),
     }

@@ -63,7 +63,7 @@ fn what_cannot_be_is_refused_by_name() {
     let home = Home::new();
     let model = model(&home, Some(TEMPLATE));
     let long = "a".repeat(300);
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 23] = [
         (&["run", "hi", "--temperature", "-1"], "temperature"),
         (&["run", "hi", "--temperature", "nan"], "temperature"),
         (&["run", "  "], "the prompt is empty"),
@@ -81,6 +81,12 @@ fn what_cannot_be_is_refused_by_name() {
         (&["run", "hi", "--ban", "abc"], "3 tokens"),
         (&["run", "hi", "--beams", "3", "--temperature", "0.5"], "temperature"),
         (&["run", "hi", "--choices", "3", "--best-of", "2"], "best_of"),
+        (&["run", "hi", "--beams", "1"], "--beams: expected 2 to 128"),
+        (&["run", "hi", "--beams", "3", "--ban", "5"], "token_rules"),
+        (&["run", "hi", "--stop", ""], "--stop"),
+        (&["run", "hi", "--best-of", "3", "--stop", "x"], "--best-of"),
+        (&["run", "hi", "--min-tokens", "9", "-n", "3"], "--min-tokens 9"),
+        (&["run", "hi", "--dry-base", "2"], "--dry-multiplier"),
     ];
     for (args, expected) in cases {
         let ran = home.run(&[args, &["--model", &model]].concat());
@@ -130,6 +136,31 @@ fn a_stop_string_ends_the_reply_before_itself() {
     let expected = &whole[..whole.find(&stop).unwrap()];
     assert_eq!(stopped.ok().trim_end_matches('\n'), expected);
     assert!(stopped.stderr.contains("ended at --stop"), "{stopped:?}");
+}
+
+#[test]
+fn beams_keep_to_stop_strings_and_count_their_tokens() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let base = ["run", "Hello", "--model", &model, "-n", "9", "--beams", "2"];
+    let whole = home.run(&base);
+    assert!(whole.stderr.contains(" + 9 output tokens") && whole.stderr.contains("ended at --max-tokens"), "{whole:?}");
+    let text = whole.ok().trim_end_matches('\n').to_owned();
+    let stop: String = text.chars().skip(3).take(2).collect();
+    let stopped = home.run(&[&base[..], &["--stop", &stop]].concat());
+    assert_eq!(stopped.ok().trim_end_matches('\n'), &text[..text.find(&stop).unwrap()]);
+}
+
+#[test]
+fn a_flag_of_the_draw_makes_it_draw() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let run = |more: &[&str]| home.run(&[&["run", "Hello", "--model", &model, "-n", "12"], more].concat());
+    let drawn = run(&["--top-k", "40", "--seed", "5"]);
+    assert!(drawn.stderr.contains("[top_k 40, draw]") && drawn.stderr.contains("seed 5"), "{drawn:?}");
+    let greedy = run(&[]);
+    assert!(!greedy.stderr.contains("draw") && !greedy.stderr.contains("seed"), "{greedy:?}");
+    assert_eq!(run(&["--top-k", "40", "--seed", "5", "--temperature", "0"]).ok(), greedy.ok());
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //! 3. The first B candidates that do not end run on.
 //! 4. The search stops when t = M, or when the pool is full and, by `early_stopping`, nothing better is to be hoped for.
 
-use pellucid_sampling::SamplingParams;
+use pellucid_sampling::StepKind;
 
 use crate::{Error, Request};
 
@@ -54,17 +54,18 @@ impl BeamParams {
                 found: self.length_penalty.to_string(),
             });
         }
-        let neutral = SamplingParams {
-            seed: request.sampling.seed,
-            end_ids: request.sampling.end_ids.clone(),
-            ..SamplingParams::default()
-        };
+        let sampling = &request.sampling;
+        let is_step = |kind: &StepKind| !matches!(kind, StepKind::Mask | StepKind::Draw) && sampling.uses(*kind);
+        if let Some(kind) = StepKind::ALL.iter().find(|kind| is_step(kind)) {
+            return Err(Error::NotWithBeams { name: kind.name() });
+        }
         let given = [
             ("n", request.num_choices > 1),
             ("best_of", request.best_of > 1),
             ("trace", request.trace),
-            ("temperature", request.sampling.temperature != neutral.temperature),
-            ("sampling parameters", request.sampling != neutral),
+            ("stop_ids", !sampling.stop_ids.is_empty()),
+            ("samplers", sampling.samplers.is_some()),
+            ("logprobs", sampling.logprobs.is_some()),
         ];
         match given.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(Error::NotWithBeams { name }),

@@ -20,5 +20,5 @@ pub use error::Error;
 pub use event::{Event, EventSink, FinishReason, TokenEvent};
 pub use handle::{EngineHandle, TokenStream};
 pub use kv_cache::{Scope, TenantId};
-pub use request::Request;
+pub use request::{MAX_WIDTH, Request};
 pub use stats::{EngineStats, RequestStats};

@@ -8,7 +8,7 @@ use pellucid_sampling::{Sampler, SamplingParams};
 use crate::{BeamParams, Error, Scope, TenantId};
 
 /// Replies that a request may ask for at most, and beams that a search may keep.
-pub(crate) const MAX_WIDTH: usize = 128;
+pub const MAX_WIDTH: usize = 128;
 
 /// A prompt to be continued.
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use crate::{Error, StepKind};
 
 /// Far above any use: at 100, odds of a million to one become 1.15 to one.
 pub const MAX_TEMPERATURE: f32 = 100.0;
-/// More would let a client read the model's last layer off (security.md).
+/// More would let a client read the model's last layer off (Carlini et al., "Stealing part of a production language model", 2024).
 pub const MAX_LOGPROBS: u32 = 20;
 /// Entries of `logit_bias`, `stop_ids` and the like: far above any use, and small beside a row of logits.
 pub const MAX_LISTED_TOKENS: usize = 4096;

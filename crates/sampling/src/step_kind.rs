@@ -114,6 +114,8 @@ impl FromStr for StepKind {
 
     /// Names of movable steps; a fixed one is refused as such, not as unknown.
     fn from_str(name: &str) -> Result<Self, Error> {
+        // The CLI's flags have hyphens where names have underscores.
+        let name = name.replace('-', "_");
         match StepKind::ALL.into_iter().find(|kind| kind.name() == name) {
             Some(kind) if StepKind::MOVABLE.contains(&kind) => Ok(kind),
             Some(kind) => Err(Error::StepFixed { step: kind.name() }),

@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 
 /// A sub-folder of the conformance data: from `PELLUCID_CONFORMANCE`, else `target/conformance` of the workspace (filled
-/// by `.ci/fetch-conformance`), else `../shared/conformance`. `None`, with a word on stderr, when there is none.
+/// by `.ci/fetch-conformance`). `None`, with a word on stderr, when there is none; with `PELLUCID_REQUIRE_CONFORMANCE` set,
+/// as CI does once it has fetched the data, that is a failure.
 #[allow(dead_code, reason = "each test binary uses its own part of this module")]
 pub(crate) fn conformance(folder: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let named = std::env::var_os("PELLUCID_CONFORMANCE").map(PathBuf::from);
-    let places = named.into_iter().chain([root.join("target/conformance"), root.join("../shared/conformance")]);
+    let places = named.into_iter().chain([root.join("target/conformance")]);
     let found = places.map(|place| place.join(folder)).find(|place| place.is_dir());
     if found.is_none() {
+        let is_required = std::env::var_os("PELLUCID_REQUIRE_CONFORMANCE").is_some();
+        assert!(!is_required, "no conformance data ({folder}), and it is required");
         eprintln!("SKIPPED: no conformance data ({folder}); run .ci/fetch-conformance to have this test run");
     }
     found

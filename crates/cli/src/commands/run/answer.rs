@@ -1,13 +1,13 @@
 //! One request: messages to ids, ids to text as they come, and the line of numbers at the end.
 
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_engine::{Beam, BeamParams, Event, FinishReason, Request, RequestStats, TokenStream};
 use pellucid_sampling::SamplingParams;
-use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
+use pellucid_tokenizer::{StopFilter, TextStream};
 
 use crate::interrupt::Interrupt;
 use crate::loaded::Loaded;
@@ -36,50 +36,38 @@ enum Ending {
 }
 
 impl Answerer<'_> {
-    /// Answers a prompt and gives the reply's text. Text that is continued is shown first, so that the whole reads as one.
+    /// Answers a prompt and gives the reply's text. A single continuation follows its prompt, so that the whole reads as one.
     pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<String> {
         let ids = self.loaded.prompt_ids(prompt)?;
-        if let Prompt::Text(text) = prompt {
-            output.write_all(text.as_bytes())?;
-        }
-        self.generate(ids, output)
-    }
-
-    fn generate(&mut self, prompt: Vec<u32>, output: &mut Output) -> Result<String> {
         let request = Request {
             max_tokens: self.max_tokens,
             num_choices: self.num_choices,
             best_of: self.best_of,
             beams: self.beams,
-            ..Request::new(prompt, self.sampling.clone())
+            ..Request::new(ids.clone(), self.sampling.clone())
         };
-        let prompt_tokens = request.prompt.len();
+        let mut measured = Measured { start: Instant::now(), first: None, last: None };
         let stream = self.loaded.engine.submit(request)?;
-        let mut replies: Vec<Reply<'_>> =
-            (0..self.num_choices).map(|_| Reply::new(&self.loaded.tokenizer, &self.stops)).collect();
-        let stats = self.follow(&stream, &mut replies, output)?;
+        // A reply begins a text of its own; a continuation goes on in the prompt's, whose last space may be its first.
+        let tokenizer = &self.loaded.tokenizer;
+        let text = || match prompt {
+            Prompt::Chat(_) => tokenizer.stream(true),
+            Prompt::Text(_) => TextStream::after(tokenizer, true, &ids),
+        };
+        let num_shown = self.beams.map_or(self.num_choices, |beams| beams.num_returned);
+        let mut replies: Vec<Reply<'_>> = (0..num_shown).map(|_| Reply::new(text(), &self.stops)).collect();
+        if let (Prompt::Text(text), 1) = (prompt, num_shown) {
+            output.write_all(text.as_bytes())?;
+        }
+        let stats = self.follow(&stream, &mut replies, &mut measured, output)?;
         // Dropping the stream tells the engine that nobody listens any more.
         drop(stream);
-        let text = match &mut replies[..] {
-            [only] => {
-                let rest = only.finish();
-                writeln!(output, "{rest}")?;
-                only.text.clone()
-            }
-            several => {
-                for (i, reply) in several.iter_mut().enumerate() {
-                    reply.finish();
-                    writeln!(output, "--- {}\n{}", i + 1, reply.text)?;
-                }
-                String::new()
-            }
-        };
-        output.flush()?;
+        let shown = show_the_rest(&mut replies, output)?;
         let ending = replies.iter().find_map(|reply| reply.ending.as_ref()).unwrap_or(&Ending::Cancelled);
         let num_output = replies.iter().map(|reply| reply.num_tokens).sum();
-        let summary = self.summary(stats.unwrap_or_default(), prompt_tokens, num_output, ending);
-        let _ = writeln!(std::io::stderr(), "{summary}");
-        Ok(text)
+        let stats = stats.unwrap_or_else(|| measured.stats(num_output));
+        let _ = writeln!(std::io::stderr(), "{}", self.summary(stats, ids.len(), num_output, ending));
+        Ok(shown)
     }
 
     /// Shows a reply as it comes. Gives the engine's numbers, or nothing when the reply was cut short from here.
@@ -87,6 +75,7 @@ impl Answerer<'_> {
         &self,
         stream: &TokenStream,
         replies: &mut [Reply<'_>],
+        measured: &mut Measured,
         output: &mut Output,
     ) -> Result<Option<RequestStats>> {
         let stop = self.interrupt.stopping();
@@ -102,6 +91,7 @@ impl Answerer<'_> {
                 Some(Event::Prompt { computed, total }) => reading.at(computed, total),
                 Some(Event::Token(token)) => {
                     reading.clear();
+                    measured.token();
                     let reply = &mut replies[token.choice];
                     let text = reply.push(token.id);
                     if only {
@@ -116,8 +106,12 @@ impl Answerer<'_> {
                     replies[choice].ending.get_or_insert(Ending::Finished(reason));
                 }
                 Some(Event::Beams(beams)) => {
-                    self.show_beams(&beams, output)?;
-                    replies[0].ending = Some(Ending::Finished(FinishReason::End));
+                    for (reply, beam) in replies.iter_mut().zip(&beams) {
+                        self.take_beam(reply, beam);
+                    }
+                    if only {
+                        output.write_all(replies[0].text.as_bytes())?;
+                    }
                 }
                 Some(Event::PromptLogprobs(_)) => {}
                 Some(Event::Done(stats)) => return Ok(Some(stats)),
@@ -126,17 +120,14 @@ impl Answerer<'_> {
         }
     }
 
-    fn show_beams(&self, beams: &[Beam], output: &mut Output) -> Result<()> {
-        for (i, beam) in beams.iter().enumerate() {
-            let text = self.loaded.tokenizer.decode(&beam.ids, true);
-            if beams.len() == 1 {
-                write!(output, "{text}")?;
-            } else {
-                let line_end = if i + 1 == beams.len() { "" } else { "\n" };
-                write!(output, "--- {} (score {:.4})\n{text}{line_end}", i + 1, beam.score)?;
-            }
+    fn take_beam(&self, reply: &mut Reply<'_>, beam: &Beam) {
+        for &id in &beam.ids {
+            reply.push(id);
         }
-        Ok(())
+        reply.score = Some(beam.score);
+        let has_ended = beam.ids.last().is_some_and(|last| self.sampling.end_ids.contains(last));
+        let reason = if has_ended { FinishReason::End } else { FinishReason::MaxTokens };
+        reply.ending.get_or_insert(Ending::Finished(reason));
     }
 
     /// The last line: tokens in and out, the two times that people compare, and what is needed to repeat the reply.
@@ -169,6 +160,51 @@ impl Answerer<'_> {
     }
 }
 
+/// What is left of a single reply, or several replies whole. Gives the text of a single one.
+fn show_the_rest(replies: &mut [Reply<'_>], output: &mut Output) -> Result<String> {
+    let mut text = String::new();
+    if let [only] = replies {
+        let rest = only.finish();
+        writeln!(output, "{rest}")?;
+        text.clone_from(&only.text);
+    } else {
+        for (i, reply) in replies.iter_mut().enumerate() {
+            reply.finish();
+            let score = reply.score.map_or_else(String::new, |score| format!(" (score {score:.4})"));
+            writeln!(output, "--- {}{score}\n{}", i + 1, reply.text)?;
+        }
+    }
+    output.flush()?;
+    Ok(text)
+}
+
+/// Times as they are seen from here, for replies that are cut short from here: the engine does not report those.
+struct Measured {
+    start: Instant,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+impl Measured {
+    fn token(&mut self) {
+        let now = Instant::now();
+        self.first.get_or_insert(now);
+        self.last = Some(now);
+    }
+
+    fn stats(&self, num_tokens: usize) -> RequestStats {
+        let between =
+            |from: Option<Instant>, to: Option<Instant>| from.zip(to).map_or(Duration::ZERO, |(from, to)| to - from);
+        RequestStats {
+            output_tokens: num_tokens,
+            time_to_first_token: between(Some(self.start), self.first),
+            decode_time: between(self.first, self.last),
+            decode_steps: num_tokens.saturating_sub(1),
+            ..RequestStats::default()
+        }
+    }
+}
+
 /// One reply's text as it grows.
 struct Reply<'t> {
     stream: Option<TextStream<'t>>,
@@ -176,16 +212,19 @@ struct Reply<'t> {
     text: String,
     num_tokens: usize,
     ending: Option<Ending>,
+    /// Of a beam.
+    score: Option<f64>,
 }
 
 impl<'t> Reply<'t> {
-    fn new(tokenizer: &'t Tokenizer, stops: &[String]) -> Reply<'t> {
+    fn new(stream: TextStream<'t>, stops: &[String]) -> Reply<'t> {
         Reply {
-            stream: Some(tokenizer.stream(true)),
+            stream: Some(stream),
             stops: StopFilter::new(stops),
             text: String::new(),
             num_tokens: 0,
             ending: None,
+            score: None,
         }
     }
 

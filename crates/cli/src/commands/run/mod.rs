@@ -6,7 +6,8 @@ mod chat;
 use std::io::Write;
 
 use anyhow::{Result, bail};
-use pellucid_sampling::{Sampler, SamplingParams};
+use pellucid_engine::MAX_WIDTH;
+use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
@@ -15,9 +16,6 @@ use crate::output::Output;
 use crate::prompt::PromptArgs;
 use crate::sampling_args::{BeamArgs, SamplingArgs};
 use answer::Answerer;
-
-/// Sequences that one request may run at once.
-const MAX_REPLIES: usize = 128;
 
 /// Answer a prompt, or chat when there is none
 ///
@@ -61,17 +59,15 @@ pub(crate) struct RunArgs {
 pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     let prompt = args.prompt.read()?;
     let path = hub.resolve(args.prompt.model.as_deref())?;
-    let beams = args.beams.params();
+    let beams = args.beams.params()?;
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
-    if !(1..=MAX_REPLIES).contains(&width) {
-        bail!("{width} replies or beams at once: expected 1 to {MAX_REPLIES}");
-    }
+    refuse_what_does_not_go_together(args, width)?;
     let loaded = loaded::load(&path, &args.compute, width)?;
-    // A search wants the model's own probabilities; a draw is greedy unless something else is asked for.
-    let default_temperature = if beams.is_some() { 1.0 } else { 0.0 };
+    // Searching and drawing want the model's own probabilities; a single reply is greedy unless something else is asked for.
+    let default_temperature = if width > 1 || args.sampling.draws() { 1.0 } else { 0.0 };
     let sampling = args.sampling.params(&loaded.tokenizer, default_temperature)?;
-    if !args.sampling.is_plain() {
+    if beams.is_none() {
         show_chain(args, &sampling, &loaded)?;
     }
     let mut answerer = Answerer {
@@ -99,17 +95,41 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     Ok(())
 }
 
-/// The steps that are left after presets and flags, in their order.
+/// What the engine cannot see, because it sees no text, or would only say after the prompt is on the screen.
+fn refuse_what_does_not_go_together(args: &RunArgs, width: usize) -> Result<()> {
+    if !(1..=MAX_WIDTH).contains(&width) {
+        bail!("--choices, --best-of: expected 1 to {MAX_WIDTH}, found {width}");
+    }
+    if args.stop.iter().any(String::is_empty) {
+        bail!("--stop: an empty text would stop before the first character");
+    }
+    if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
+        bail!("--best-of ranks whole replies, so it does not go together with --stop");
+    }
+    if args.beams.is_given() && args.sampling.preset().is_some() {
+        bail!("--beams searches and does not draw, so it does not go together with --preset");
+    }
+    match (args.sampling.min_tokens(), args.max_tokens) {
+        (Some(least), Some(most)) if least > most => bail!("--min-tokens {least} is more than --max-tokens {most}"),
+        _ => Ok(()),
+    }
+}
+
+/// The steps that are left after presets and flags, in their order; nothing is said of a temperature alone.
 fn show_chain(args: &RunArgs, sampling: &SamplingParams, loaded: &Loaded) -> Result<()> {
     let sampler = Sampler::new(sampling, loaded.config.vocab_size)?;
-    let steps: Vec<String> = (sampler.steps())
-        .map(
-            |(kind, setting)| {
-                if setting.is_empty() { kind.name().to_owned() } else { format!("{} {setting}", kind.name()) }
-            },
-        )
-        .collect();
+    // There is no grammar here.
+    let steps: Vec<(StepKind, String)> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).collect();
+    let is_plain = steps.iter().all(|(kind, _)| matches!(kind, StepKind::Temperature | StepKind::Draw));
+    if args.sampling.preset().is_none() && is_plain {
+        return Ok(());
+    }
+    let name = |(kind, setting): &(StepKind, String)| match setting.as_str() {
+        "" => kind.name().to_owned(),
+        setting => format!("{} {setting}", kind.name()),
+    };
     let preset = args.sampling.preset().map_or_else(String::new, |preset| format!("preset {preset}: "));
+    let steps: Vec<String> = steps.iter().map(name).collect();
     let _ = writeln!(std::io::stderr(), "[{preset}{}]", steps.join(", "));
     Ok(())
 }
