@@ -47,6 +47,8 @@ const CHUNK_LEN: usize = 256;
 /// Loads a model for one user, whose request may run `width` sequences at once.
 pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {
     let checkpoint = Checkpoint::open(path)?;
+    // Whether it can be run at all, before anything is said of its tokenizer.
+    pellucid_model::read_config(&checkpoint).with_context(|| path.display().to_string())?;
     let tokenizer = Tokenizer::from_checkpoint(&checkpoint).with_context(|| path.display().to_string())?;
     let template = match checkpoint.chat_template() {
         Some(source) => Some(ChatTemplate::compile(source, &tokenizer)?),

@@ -173,6 +173,18 @@ fn a_preset_shows_what_it_sets_and_flags_win() {
 }
 
 #[test]
+fn what_cannot_be_run_is_said_before_anything_else() {
+    let home = Home::new();
+    let model = model(&home, None);
+    let config = std::path::Path::new(&model).join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replace("\"llama\"", "\"bloom\"");
+    std::fs::write(&config, text).unwrap();
+    std::fs::remove_file(std::path::Path::new(&model).join("tokenizer.json")).unwrap();
+    let ran = home.run(&["run", "hi", "--model", &model]);
+    assert!(ran.error().contains("bloom") && ran.error().contains("qwen3-moe"), "{ran:?}");
+}
+
+#[test]
 fn perplexity_of_a_text() {
     let home = Home::new();
     let model = model(&home, None);

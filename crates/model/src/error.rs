@@ -12,6 +12,8 @@ pub enum Error {
     BadSetting { key: String, expected: String, found: String },
     #[error("tensor \"{name}\": expected the shape {expected:?}, found {found:?}")]
     BadShape { name: String, expected: Vec<usize>, found: Vec<usize> },
+    #[error("the file holds a vocabulary and no weights: its tokenizer can be used, but it cannot be run")]
+    NoWeights,
     #[error("no tensor of the names {} is in the model", names.join(", "))]
     MissingTensor { names: Vec<String> },
     #[error("the model has {count} tensors that {architecture} does not use, such as \"{example}\"")]

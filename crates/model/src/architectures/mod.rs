@@ -111,6 +111,7 @@ fn vocab_size(checkpoint: &Checkpoint, names: &Names) -> Result<usize, Error> {
         names.prefixes.iter().map(|prefix| format!("{prefix}{}.weight", names.token_embedding)).collect();
     let table = candidates.iter().find_map(|name| checkpoint.find_tensor(name));
     match table {
+        None if checkpoint.tensors().is_empty() => Err(Error::NoWeights),
         Some(table) => Ok(table.info.shape.first().copied().unwrap_or(0)),
         None => Err(Error::MissingTensor { names: candidates }),
     }
