@@ -182,6 +182,8 @@ fn what_cannot_be_run_is_said_before_anything_else() {
     std::fs::remove_file(std::path::Path::new(&model).join("tokenizer.json")).unwrap();
     let ran = home.run(&["run", "hi", "--model", &model]);
     assert!(ran.error().contains("bloom") && ran.error().contains("qwen3-moe"), "{ran:?}");
+    let inspected = home.run(&["inspect", &model]);
+    assert!(inspected.ok().contains("can be run      no: its architecture is not supported"), "{inspected:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::hyperparameters::Hyperparameters;
 use crate::tokens;
 use anyhow::{Context, Result};
 use pellucid_checkpoint::Checkpoint;
+use pellucid_model::Error;
 use pellucid_tensor::DType;
 use pellucid_tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -19,6 +20,8 @@ pub(super) struct Report<'a> {
     pub(super) num_parameters: u64,
     pub(super) types: BTreeMap<DType, TypeTotal>,
     pub(super) kv: Option<KvMemory>,
+    /// Why `run` would refuse it.
+    pub(super) cannot_run: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +66,12 @@ impl<'a> Report<'a> {
             numbers,
             types,
             kv,
+            cannot_run: pellucid_model::read_config(checkpoint).err().map(|error| match error {
+                // The full messages list what is supported, or name tensors that nobody expects here.
+                Error::UnsupportedArchitecture { .. } => "its architecture is not supported".into(),
+                Error::NoWeights => "it holds a vocabulary and no weights".into(),
+                other => other.to_string(),
+            }),
         })
     }
 
@@ -78,6 +87,7 @@ impl<'a> Report<'a> {
         let mut report = json!({
             "name": numbers.name,
             "architecture": self.architecture,
+            "cannot_run": self.cannot_run,
             "parameters": self.num_parameters,
             "file_bytes": self.checkpoint.file_bytes(),
             "files": self.checkpoint.files(),

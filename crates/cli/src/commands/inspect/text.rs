@@ -19,6 +19,9 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
         line("name", plain(name))?;
     }
     line("architecture", plain(&report.architecture))?;
+    if let Some(reason) = &report.cannot_run {
+        line("can be run", format!("no: {}", plain(reason)))?;
+    }
     if report.num_parameters > 0 {
         line("parameters", format!("{} ({})", count_text(report.num_parameters), grouped(report.num_parameters)))?;
     }
