@@ -6,7 +6,7 @@
 
 use pellucid_tensor::Activation;
 
-use super::{Blueprint, Family};
+use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
@@ -15,17 +15,15 @@ use crate::rope::{Rope, RopeScaling};
 
 pub(super) const GEMMA2: Family = Family {
     name: "gemma2",
-    gguf: "gemma2",
+    gguf: Some(GgufForm { name: "gemma2", read: read_gguf_2 }),
     hugging_face: &["gemma2"],
-    read_gguf: read_gguf_2,
     read_hugging_face: read_2,
 };
 
 pub(super) const GEMMA3: Family = Family {
     name: "gemma3",
-    gguf: "gemma3",
+    gguf: Some(GgufForm { name: "gemma3", read: read_gguf_3 }),
     hugging_face: &["gemma3_text", "gemma3"],
-    read_gguf: read_gguf_3,
     read_hugging_face: read_3,
 };
 

@@ -3,7 +3,7 @@
 
 use pellucid_tensor::Activation;
 
-use super::{Blueprint, Family};
+use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, MlpKind, NormKind, Positions, plain_layers};
@@ -11,15 +11,17 @@ use crate::names::Names;
 
 pub(super) const GPT2: Family = Family {
     name: "gpt2",
-    gguf: "gpt2",
+    gguf: Some(GgufForm {
+        name: "gpt2",
+        read: |_, blueprint| {
+            let config = &mut blueprint.config;
+            config.positions = Positions::Learned;
+            config.mlp = MlpKind::Plain;
+            config.activation = Activation::GeluTanh;
+            Ok(())
+        },
+    }),
     hugging_face: &["gpt2"],
-    read_gguf: |_, blueprint| {
-        let config = &mut blueprint.config;
-        config.positions = Positions::Learned;
-        config.mlp = MlpKind::Plain;
-        config.activation = Activation::GeluTanh;
-        Ok(())
-    },
     read_hugging_face,
 };
 

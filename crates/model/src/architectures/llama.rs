@@ -5,7 +5,7 @@
 
 use pellucid_tensor::RopeStyle;
 
-use super::{Blueprint, Family};
+use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
@@ -13,9 +13,8 @@ use crate::config::{LayerConfig, Positions};
 
 pub(super) const LLAMA: Family = Family {
     name: "llama",
-    gguf: "llama",
+    gguf: Some(GgufForm { name: "llama", read: read_gguf }),
     hugging_face: &["llama"],
-    read_gguf,
     read_hugging_face: |fields, blueprint| {
         blueprint.config = hugging_face::llama(fields)?;
         Ok(())
@@ -23,7 +22,7 @@ pub(super) const LLAMA: Family = Family {
 };
 
 pub(super) const MISTRAL: Family =
-    Family { name: "mistral", gguf: "", hugging_face: &["mistral"], read_gguf, read_hugging_face: read_mistral };
+    Family { name: "mistral", gguf: None, hugging_face: &["mistral"], read_hugging_face: read_mistral };
 
 fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     let config = &mut blueprint.config;

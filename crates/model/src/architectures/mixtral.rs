@@ -8,13 +8,8 @@ use crate::config::gguf::Keys;
 use crate::config::hugging_face::Fields;
 use crate::config::{DecoderConfig, Experts};
 
-pub(super) const MIXTRAL: Family = Family {
-    name: "mixtral",
-    gguf: "",
-    hugging_face: &["mixtral"],
-    read_gguf: |keys, blueprint| read_gguf_experts(keys, &mut blueprint.config),
-    read_hugging_face,
-};
+pub(super) const MIXTRAL: Family =
+    Family { name: "mixtral", gguf: None, hugging_face: &["mixtral"], read_hugging_face };
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     llama::read_mistral(fields, blueprint)?;

@@ -21,12 +21,18 @@ use crate::{Error, config};
 struct Family {
     /// The name in messages.
     name: &'static str,
-    /// `general.architecture` of GGUF files; empty when no such files exist.
-    gguf: &'static str,
+    /// GGUF files of its own kind, where there are such.
+    gguf: Option<GgufForm>,
     /// `model_type` of Hugging Face configurations.
     hugging_face: &'static [&'static str],
-    read_gguf: fn(Keys<'_>, &mut Blueprint) -> Result<(), Error>,
     read_hugging_face: fn(Fields<'_>, &mut Blueprint) -> Result<(), Error>,
+}
+
+/// How GGUF files of a family are known and read.
+struct GgufForm {
+    /// `general.architecture`.
+    name: &'static str,
+    read: fn(Keys<'_>, &mut Blueprint) -> Result<(), Error>,
 }
 
 const FAMILIES: &[Family] = &[
@@ -67,15 +73,15 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
     let unsupported = || Error::UnsupportedArchitecture { found: architecture.into() };
     let mut blueprint = match checkpoint.source() {
         Source::Gguf(metadata) => {
-            let family =
-                FAMILIES.iter().find(|f| !f.gguf.is_empty() && f.gguf == architecture).ok_or_else(unsupported)?;
+            let mut forms = FAMILIES.iter().filter_map(|family| Some((family, family.gguf.as_ref()?)));
+            let (family, form) = forms.find(|(_, form)| form.name == architecture).ok_or_else(unsupported)?;
             let keys = Keys::new(metadata, architecture);
             let vocab_size = vocab_size(checkpoint, &names::GGUF)?;
             let config = config::gguf::llama(keys, checkpoint, vocab_size)?;
             let mut blueprint =
                 Blueprint { config, names: names::GGUF, norms_from_one: false, transposed: false, tied: false };
             blueprint.config.architecture = family.name.into();
-            (family.read_gguf)(keys, &mut blueprint)?;
+            (form.read)(keys, &mut blueprint)?;
             blueprint
         }
         Source::HuggingFace(files) => {

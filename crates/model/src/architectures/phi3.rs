@@ -1,14 +1,18 @@
 //! Phi-3, 3.5 and 4-mini: Llama with query, key and value in one matrix, gate and up in another, LongRoPE for the long variants,
 //! and in Phi-4-mini a part of each head that does not turn.
 
-use super::{Blueprint, Family};
+use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::LayerConfig;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
 
-pub(super) const PHI3: Family =
-    Family { name: "phi3", gguf: "phi3", hugging_face: &["phi3"], read_gguf, read_hugging_face };
+pub(super) const PHI3: Family = Family {
+    name: "phi3",
+    gguf: Some(GgufForm { name: "phi3", read: read_gguf }),
+    hugging_face: &["phi3"],
+    read_hugging_face,
+};
 
 fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     blueprint.names.fused_gate_up = "blk.{}.ffn_up";

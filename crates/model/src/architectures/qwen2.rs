@@ -1,12 +1,16 @@
 //! Qwen2 and 2.5: Llama with biases on query, key and value, and optionally a window from some layer on.
 
-use super::{Blueprint, Family};
+use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::DecoderConfig;
 use crate::config::hugging_face::{self, Fields};
 
-pub(super) const QWEN2: Family =
-    Family { name: "qwen2", gguf: "qwen2", hugging_face: &["qwen2"], read_gguf: |_, _| Ok(()), read_hugging_face };
+pub(super) const QWEN2: Family = Family {
+    name: "qwen2",
+    gguf: Some(GgufForm { name: "qwen2", read: |_, _| Ok(()) }),
+    hugging_face: &["qwen2"],
+    read_hugging_face,
+};
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     blueprint.config = hugging_face::llama(fields)?;

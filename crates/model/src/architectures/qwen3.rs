@@ -4,7 +4,7 @@
 
 use pellucid_tensor::Routing;
 
-use super::{Blueprint, Family, qwen2};
+use super::{Blueprint, Family, GgufForm, qwen2};
 use crate::Error;
 use crate::config::Experts;
 use crate::config::gguf::Keys;
@@ -12,20 +12,21 @@ use crate::config::hugging_face::{self, Fields};
 
 pub(super) const QWEN3: Family = Family {
     name: "qwen3",
-    gguf: "qwen3",
+    gguf: Some(GgufForm {
+        name: "qwen3",
+        read: |_, blueprint| {
+            blueprint.config.qk_norm = true;
+            Ok(())
+        },
+    }),
     hugging_face: &["qwen3"],
-    read_gguf: |_, blueprint| {
-        blueprint.config.qk_norm = true;
-        Ok(())
-    },
     read_hugging_face: read_dense,
 };
 
 pub(super) const QWEN3_MOE: Family = Family {
     name: "qwen3-moe",
-    gguf: "qwen3moe",
+    gguf: Some(GgufForm { name: "qwen3moe", read: read_gguf_mixture }),
     hugging_face: &["qwen3_moe"],
-    read_gguf: read_gguf_mixture,
     read_hugging_face: read_mixture,
 };
 

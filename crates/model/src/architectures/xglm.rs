@@ -7,13 +7,7 @@ use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, MlpKind, NormKind, Positions, plain_layers};
 use crate::names::Names;
 
-pub(super) const XGLM: Family = Family {
-    name: "xglm",
-    gguf: "",
-    hugging_face: &["xglm"],
-    read_gguf: |_, _| Err(Error::UnsupportedArchitecture { found: "xglm in GGUF".into() }),
-    read_hugging_face,
-};
+pub(super) const XGLM: Family = Family { name: "xglm", gguf: None, hugging_face: &["xglm"], read_hugging_face };
 
 const NAMES: Names = Names {
     final_norm: "layer_norm",
