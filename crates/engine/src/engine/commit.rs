@@ -16,6 +16,13 @@ struct Rows<'a> {
     rows: &'a [Vec<f32>],
 }
 
+impl<'a> Rows<'a> {
+    /// The logits at the end of a chunk that reached its sequence's end.
+    fn last(&self) -> &'a [f32] {
+        self.rows.last().expect("the last row of a complete chunk is wanted")
+    }
+}
+
 impl Engine {
     pub(super) fn commit(&mut self, plan: &[Planned], logits: &[Vec<f32>]) {
         let now = Instant::now();
@@ -103,12 +110,9 @@ impl Engine {
         let shares_prompt =
             complete.len() == 1 && job.sequences.iter().all(|s| s.tokens.len() == job.request.prompt.len());
         let targets: Vec<(usize, &[f32])> = if shares_prompt {
-            let logits = complete[0].rows.last().expect("the last row was wanted");
-            (0..job.sequences.len()).map(|i| (i, logits.as_slice())).collect()
+            (0..job.sequences.len()).map(|i| (i, complete[0].last())).collect()
         } else {
-            let logits = |part: &&Rows<'_>| part.rows.last().expect("the last row was wanted").len();
-            debug_assert!(complete.iter().all(|part| logits(part) == config.vocab_size));
-            complete.iter().map(|part| (part.planned.sequence, part.rows[part.rows.len() - 1].as_slice())).collect()
+            complete.iter().map(|part| (part.planned.sequence, part.last())).collect()
         };
         let (holds_back, trace) = (job.holds_back(), job.request.trace);
         let reports_logprobs = job.request.sampling.logprobs.is_some();
@@ -165,7 +169,7 @@ impl Engine {
         assert_eq!(complete.len(), num_running, "beams advance together");
         let mut rows: Vec<&[f32]> = vec![&[]; num_running];
         for part in complete {
-            rows[part.planned.sequence] = part.rows.last().expect("the last row was wanted");
+            rows[part.planned.sequence] = part.last();
         }
         if let Some(token) = rows.iter().flat_map(|row| row.iter()).position(|logit| logit.is_nan()) {
             let token = (token % model.config().vocab_size) as u32;

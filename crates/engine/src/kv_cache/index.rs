@@ -64,12 +64,10 @@ impl Keyer {
         for token in tokens {
             hasher.update(&token.to_le_bytes());
         }
-        let mut key = Key(hasher.finalize().as_bytes()[..16].try_into().expect("sixteen bytes"));
+        let key: [u8; 16] = hasher.finalize().as_bytes()[..16].try_into().expect("sixteen bytes");
         #[cfg(test)]
-        key.0.iter_mut().for_each(|byte| *byte &= self.mask);
-        #[cfg(not(test))]
-        let _ = &mut key;
-        key
+        let key = key.map(|byte| byte & self.mask);
+        Key(key)
     }
 }
 

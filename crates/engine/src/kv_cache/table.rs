@@ -1,11 +1,9 @@
 //! The blocks of one sequence.
 
 use super::BlockId;
-#[allow(unused_imports)] // Named in documentation.
-use super::KvCache;
 use super::index::{Key, Scope, TenantId};
 
-/// Which block holds which positions of a sequence. Made and given back by [`KvCache`] alone, and never cloned.
+/// Which block holds which positions of a sequence. Made and given back by [`KvCache`](super::KvCache) alone, and never cloned.
 #[derive(Debug)]
 #[must_use = "a table must be given back with KvCache::release"]
 pub struct BlockTable {
@@ -15,7 +13,7 @@ pub struct BlockTable {
     keys: Vec<Key>,
 }
 
-/// Blocks promised to a request and not taken yet. Given back with [`KvCache::cancel`].
+/// Blocks promised to a request and not taken yet. Given back with [`KvCache::cancel`](super::KvCache::cancel).
 #[derive(Debug)]
 #[must_use = "a reservation must be given back with KvCache::cancel"]
 pub struct Reservation {
