@@ -54,6 +54,8 @@ pub struct Engine {
     served: Served,
     stats: EngineStats,
     batch: Batch,
+    /// The last step's, kept for their memory.
+    logits: Logits,
     workspace: Workspace,
 }
 
@@ -87,6 +89,7 @@ impl Engine {
             served: Served::default(),
             stats: EngineStats::default(),
             batch: Batch::default(),
+            logits: Logits::default(),
             workspace: Workspace::default(),
         })
     }
@@ -121,16 +124,20 @@ impl Engine {
 
     /// One round. Gives false when there is nothing left to do.
     pub fn step(&mut self) -> bool {
+        let started = Instant::now();
         self.admit();
         let plan = self.schedule();
         if plan.is_empty() {
             return self.num_waiting() > 0 || !self.running.is_empty();
         }
-        match self.run(&plan) {
-            Ok(logits) => self.commit(&plan, &logits),
+        let mut logits = std::mem::take(&mut self.logits);
+        match self.run(&plan, &mut logits) {
+            Ok(()) => self.commit(&plan, &logits),
             Err(error) => self.fail(&plan, error),
         }
+        self.logits = logits;
         self.stats.steps += 1;
+        self.stats.step_time += started.elapsed();
         true
     }
 
@@ -177,7 +184,7 @@ impl Engine {
     }
 
     /// One forward pass over the plan. A panic in the model is an error of this step alone.
-    fn run(&mut self, plan: &[Planned]) -> Result<Vec<Vec<f32>>, Error> {
+    fn run(&mut self, plan: &[Planned], logits: &mut Logits) -> Result<(), Error> {
         self.batch.clear();
         for planned in plan {
             let sequence = &self.running[&planned.job].sequences[planned.sequence];
@@ -192,13 +199,12 @@ impl Engine {
             self.batch.push(chunk, self.options.block_len);
         }
         let Engine { model, batch, kv, .. } = self;
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let logits: &Logits = model.forward(batch, kv)?;
-            Ok((0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect())
-        }));
+        let started = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| model.forward(batch, kv, logits)));
+        self.stats.forward_time += started.elapsed();
         match outcome {
-            Ok(Ok(rows)) => Ok(rows),
-            Ok(Err::<_, pellucid_model::Error>(error)) => Err(Error::Model(error.to_string())),
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::Model(error.to_string())),
             Err(panic) => Err(Error::Fault(panic_message(&panic))),
         }
     }

@@ -34,6 +34,10 @@ impl RequestStats {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
     pub steps: u64,
+    /// Time of all steps, from admission to the last event sent.
+    pub step_time: Duration,
+    /// The part of it that the model took; the rest is the engine's own.
+    pub forward_time: Duration,
     /// Tokens computed that a sequence already had: prompts, and what was computed again after a preemption.
     pub prefill_tokens: u64,
     /// Tokens computed one at a time behind the sequence's end.

@@ -18,11 +18,12 @@ use crate::{Batch, DecoderConfig, Error, KvMemory, attention, loader, mlp};
 pub trait Model: Send {
     fn config(&self) -> &DecoderConfig;
 
-    /// Computes the batch's rows, stores their keys and values, and gives the logits of the wanted rows.
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<&Logits, Error>;
+    /// Computes the batch's rows, stores their keys and values, and fills `logits` with those of the wanted rows.
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error>;
 }
 
-/// Rows of logits over the vocabulary, in the order in which they were wanted.
+/// Rows of logits over the vocabulary, in the order in which they were wanted. Kept by the caller from step to step, so that a step
+/// allocates nothing.
 #[derive(Debug, Default)]
 pub struct Logits {
     vocab_size: usize,
@@ -30,10 +31,11 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// For models of another shape than the decoder.
-    pub fn new(vocab_size: usize, values: Vec<f32>) -> Self {
-        assert!(vocab_size > 0 && values.len().is_multiple_of(vocab_size), "whole rows of logits");
-        Logits { vocab_size, values }
+    /// For models: as many rows as are wanted, to be filled.
+    pub fn resize(&mut self, num_rows: usize, vocab_size: usize) -> &mut [f32] {
+        self.vocab_size = vocab_size;
+        self.values.resize(num_rows * vocab_size, 0.0);
+        &mut self.values
     }
 
     pub fn num_rows(&self) -> usize {
@@ -60,7 +62,6 @@ pub struct Decoder {
     weights: Weights,
     ropes: Vec<Frequencies>,
     activations: Activations,
-    logits: Logits,
 }
 
 /// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
@@ -109,7 +110,7 @@ impl Decoder {
             _ => Vec::new(),
         };
         let activations = Activations::new(&config, &*backend, &ropes)?;
-        Ok(Decoder { config, backend, weights, ropes, activations, logits: Logits::default() })
+        Ok(Decoder { config, backend, weights, ropes, activations })
     }
 
     pub fn backend(&self) -> &Arc<dyn Backend> {
@@ -131,8 +132,8 @@ impl Decoder {
     }
 
     /// Logits of the wanted rows alone: the output projection is the largest matrix of many models.
-    fn project(&mut self, batch: &Batch) -> Result<(), Error> {
-        let Decoder { config, backend, weights, activations, logits, .. } = self;
+    fn project(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), Error> {
+        let Decoder { config, backend, weights, activations, .. } = self;
         let num_wanted = batch.num_wanted();
         for tensor in [&mut activations.last, &mut activations.last_normed, &mut activations.logits] {
             backend.resize_rows(tensor, num_wanted)?;
@@ -143,10 +144,7 @@ impl Decoder {
         if let Some(cap) = config.logits_soft_cap {
             backend.soft_cap(cap, &mut activations.logits)?;
         }
-        logits.vocab_size = config.vocab_size;
-        logits.values.resize(num_wanted * config.vocab_size, 0.0);
-        backend.read(&activations.logits, &mut logits.values)?;
-        Ok(())
+        Ok(backend.read(&activations.logits, logits.resize(num_wanted, config.vocab_size))?)
     }
 }
 
@@ -155,7 +153,7 @@ impl Model for Decoder {
         &self.config
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<&Logits, Error> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         batch.check(&self.config)?;
         self.activations.resize(&*self.backend, batch.num_rows())?;
         self.embed(batch)?;
@@ -173,8 +171,7 @@ impl Model for Decoder {
             mlp::forward(backend, config, &layer.mlp, a)?;
             a.join(backend, config, layer.mlp_output_norm.as_ref())?;
         }
-        self.project(batch)?;
-        Ok(&self.logits)
+        self.project(batch, logits)
     }
 }
 

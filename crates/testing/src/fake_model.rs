@@ -14,7 +14,6 @@ use pellucid_tensor::{Activation, Backend, HeadShape, StoreKv, Tensor};
 pub struct FakeModel {
     config: DecoderConfig,
     backend: Arc<CpuBackend>,
-    logits: Logits,
     /// Stored ids, as last read.
     stored: Vec<f32>,
     keys: Tensor,
@@ -51,15 +50,7 @@ impl FakeModel {
         };
         let backend = CpuBackend::new(CpuOptions { num_threads: 1, isa: Isa::Scalar }).expect("scalar is always there");
         let keys = backend.zeros(pellucid_tensor::DType::F32, 0, 1).expect("no memory at all");
-        FakeModel {
-            config,
-            backend: Arc::new(backend),
-            logits: Logits::default(),
-            stored: Vec::new(),
-            keys,
-            poison: None,
-            bomb: None,
-        }
+        FakeModel { config, backend: Arc::new(backend), stored: Vec::new(), keys, poison: None, bomb: None }
     }
 
     pub fn backend(&self) -> Arc<CpuBackend> {
@@ -85,7 +76,7 @@ impl Model for FakeModel {
         &self.config
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<&Logits, Error> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         if let Some(bomb) = self.bomb {
             assert!(!batch.ids().contains(&bomb), "the bomb went off");
         }
@@ -99,8 +90,9 @@ impl Model for FakeModel {
         self.stored.resize(kv.num_blocks() * block_len, 0.0);
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
 
-        let mut values = Vec::new();
-        for &row in batch.wanted() {
+        let vocab_size = self.config.vocab_size;
+        let out = logits.resize(batch.num_wanted(), vocab_size);
+        for (&row, out) in batch.wanted().iter().zip(out.chunks_exact_mut(vocab_size)) {
             let row = row as usize;
             let sequence = batch.sequences().iter().find(|sequence| sequence.rows.contains(&row)).expect("an owner");
             let blocks = &batch.block_tables()[sequence.blocks.clone()];
@@ -109,12 +101,11 @@ impl Model for FakeModel {
             };
             let positions = 0..=batch.positions()[row] as usize;
             if self.poison.is_some_and(|poison| positions.clone().any(|position| token(position) == poison)) {
-                values.extend(std::iter::repeat_n(f32::NAN, self.config.vocab_size));
+                out.fill(f32::NAN);
             } else {
-                values.extend(FakeModel::logits_after(positions.map(token), self.config.vocab_size));
+                out.copy_from_slice(&FakeModel::logits_after(positions.map(token), vocab_size));
             }
         }
-        self.logits = Logits::new(self.config.vocab_size, values);
-        Ok(&self.logits)
+        Ok(())
     }
 }

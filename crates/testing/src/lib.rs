@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Model};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
 
 /// One golden: a tiny model, prompts, and the reference's logits at every position.
 #[derive(Debug)]
@@ -143,7 +143,8 @@ impl Runner {
             lens.push(sequence.len..sequence.len + ids.len());
             sequence.len += ids.len();
         }
-        let logits = self.model.forward(&batch, &mut self.kv).expect("the batch is valid");
+        let mut logits = Logits::default();
+        self.model.forward(&batch, &mut self.kv, &mut logits).expect("the batch is valid");
         (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
     }
 

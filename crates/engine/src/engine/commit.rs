@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
+use pellucid_model::Logits;
 use pellucid_sampling::{Choice, End, Input, TokenTrace, Workspace};
 
 use super::{Engine, Planned, panic_message};
@@ -13,25 +14,30 @@ use crate::{Error, Event, FinishReason, TokenEvent};
 /// The logits of the rows that a planned chunk wanted.
 struct Rows<'a> {
     planned: &'a Planned,
-    rows: &'a [Vec<f32>],
+    logits: &'a Logits,
+    /// Where the chunk's first wanted row is among the step's.
+    first: usize,
 }
 
 impl<'a> Rows<'a> {
+    fn row(&self, row: usize) -> &'a [f32] {
+        self.logits.row(self.first + row)
+    }
+
     /// The logits at the end of a chunk that reached its sequence's end.
     fn last(&self) -> &'a [f32] {
-        self.rows.last().expect("the last row of a complete chunk is wanted")
+        self.row(self.planned.wanted.len() - 1)
     }
 }
 
 impl Engine {
-    pub(super) fn commit(&mut self, plan: &[Planned], logits: &[Vec<f32>]) {
+    pub(super) fn commit(&mut self, plan: &[Planned], logits: &Logits) {
         let now = Instant::now();
-        let mut rest = logits;
+        let mut first = 0;
         let mut by_job: Vec<(JobId, Vec<Rows<'_>>)> = Vec::new();
         for planned in plan {
-            let (rows, later) = rest.split_at(planned.wanted.len());
-            rest = later;
-            let rows = Rows { planned, rows };
+            let rows = Rows { planned, logits, first };
+            first += planned.wanted.len();
             match by_job.last_mut().filter(|(id, _)| *id == planned.job) {
                 Some((_, parts)) => parts.push(rows),
                 None => by_job.push((planned.job, vec![rows])),
@@ -69,14 +75,14 @@ impl Engine {
         if let Some(started) = job.started.filter(|_| job.stats.queue_time.is_zero()) {
             job.stats.queue_time = started - job.arrived;
         }
-        for Rows { planned, rows } in parts {
-            let sequence = &job.sequences[planned.sequence];
+        for rows in parts {
+            let sequence = &job.sequences[rows.planned.sequence];
             if sequence.num_computed < job.request.prompt.len() {
                 let (computed, total) = (sequence.num_computed, job.request.prompt.len());
                 job.sink.send(Event::Prompt { computed, total });
             }
             if job.request.score_prompt {
-                score_prompt(job, planned, rows);
+                score_prompt(job, rows);
             }
         }
         let complete: Vec<&Rows<'_>> =
@@ -244,8 +250,8 @@ fn choose(
 }
 
 /// ln p of the prompt's tokens that this chunk's rows predict; sent once all are known.
-fn score_prompt(job: &mut Job, planned: &Planned, rows: &[Vec<f32>]) {
-    let prompt = &job.request.prompt;
+fn score_prompt(job: &mut Job, rows: &Rows<'_>) {
+    let (prompt, planned) = (&job.request.prompt, rows.planned);
     let sequence = &job.sequences[planned.sequence];
     let start = sequence.num_computed - planned.num_tokens;
     if start >= prompt.len() || job.prompt_logprobs.len() + 1 >= prompt.len() {
@@ -254,7 +260,7 @@ fn score_prompt(job: &mut Job, planned: &Planned, rows: &[Vec<f32>]) {
     for (row, position) in planned.wanted.clone().map(|row| start + row).enumerate() {
         // After a preemption the rows come again; what is known stays.
         if position == job.prompt_logprobs.len() && position + 1 < prompt.len() {
-            let logits = &rows[row];
+            let logits = rows.row(row);
             let logprob = f64::from(logits[prompt[position + 1] as usize]) - log_sum_exp(logits);
             job.prompt_logprobs.push(logprob as f32);
         }
