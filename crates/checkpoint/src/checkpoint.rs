@@ -7,6 +7,7 @@ use pellucid_tensor::{DType, SharedBytes};
 
 use crate::error::{Error, quote};
 use crate::gguf::metadata::Metadata;
+use crate::gguf::writer::NewTensor;
 use crate::hugging_face::HuggingFace;
 use crate::{gguf, hugging_face, map, pickle};
 
@@ -75,7 +76,27 @@ impl TensorInfo {
 impl Checkpoint {
     /// Opens a GGUF file (any part of a split one opens them all), a Hugging Face folder, or a file of such a folder.
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-        let contents = read(path)?;
+        Checkpoint::index(path, read(path)?)
+    }
+
+    /// A model that is in no file: `name` stands where messages would have a path.
+    pub fn in_memory(
+        name: &str,
+        metadata: Metadata,
+        tensors: Vec<(NewTensor, SharedBytes)>,
+    ) -> Result<Checkpoint, Error> {
+        let described = tensors.into_iter().map(|(tensor, bytes)| {
+            assert_eq!(bytes.len(), tensor.num_bytes(), "the bytes of {}", tensor.name);
+            TensorInfo::new(tensor.name, tensor.dtype, tensor.shape, bytes)
+        });
+        let tensors: Vec<TensorInfo> = described.collect();
+        let file_bytes = tensors.iter().map(|tensor| tensor.num_bytes() as u64).sum();
+        let contents =
+            Contents { source: Source::Gguf(metadata), tensors, files: vec![(PathBuf::from(name), file_bytes)] };
+        Checkpoint::index(Path::new(name), contents)
+    }
+
+    fn index(path: &Path, contents: Contents) -> Result<Checkpoint, Error> {
         let mut by_name = HashMap::with_capacity(contents.tensors.len());
         for (index, tensor) in contents.tensors.iter().enumerate() {
             if by_name.insert(tensor.name.clone(), index).is_some() {

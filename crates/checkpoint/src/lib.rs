@@ -17,4 +17,5 @@ pub use checkpoint::{Checkpoint, Source, TensorInfo, TensorView};
 pub use error::Error;
 pub use gguf::metadata::Metadata;
 pub use gguf::value::{Array, StringArray, Value};
+pub use gguf::writer::{GgufWriter, NewTensor};
 pub use hugging_face::HuggingFace;

@@ -11,9 +11,11 @@ mod decoder;
 mod error;
 mod kv_memory;
 mod loader;
+mod mix;
 mod mlp;
 mod names;
 mod rope;
+mod shape;
 mod sinusoidal;
 mod weights;
 
@@ -23,4 +25,6 @@ pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positio
 pub use decoder::{Decoder, LoadOptions, Logits, Model, read_config};
 pub use error::Error;
 pub use kv_memory::{BLOCK_LEN, KvMemory};
+pub use mix::{TensorPlace, WeightMix};
 pub use rope::{Frequencies, Rope, RopeScaling};
+pub use shape::Shape;

@@ -20,8 +20,8 @@ use crate::checkpoint::TensorInfo;
 use crate::error::{Error, quote};
 
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
-const ALIGNMENT_KEY: &str = "general.alignment";
-const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// The format allows keys of up to 2^16 - 1 bytes.
 const MAX_KEY_BYTES: u64 = 65_535;
 /// The format allows 64; some writers go past it.

@@ -26,7 +26,7 @@ macro_rules! required {
 
 impl Metadata {
     /// Adds a key; false when it is already there, and then nothing changes.
-    pub(crate) fn insert(&mut self, key: String, value: Value) -> bool {
+    pub fn insert(&mut self, key: String, value: Value) -> bool {
         if self.by_key.contains_key(&key) {
             return false;
         }

@@ -7,6 +7,7 @@ pub(crate) mod metadata;
 mod reader;
 mod tensor_type;
 pub(crate) mod value;
+pub(crate) mod writer;
 
 use std::path::{Path, PathBuf};
 

@@ -2,27 +2,32 @@
 
 use pellucid_tensor::DType;
 
+/// The number of a format.
+pub(crate) fn number(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::Q4_0 => 2,
+        DType::Q4_1 => 3,
+        DType::Q5_0 => 6,
+        DType::Q5_1 => 7,
+        DType::Q8_0 => 8,
+        DType::Q2_K => 10,
+        DType::Q3_K => 11,
+        DType::Q4_K => 12,
+        DType::Q5_K => 13,
+        DType::Q6_K => 14,
+        DType::IQ4_NL => 20,
+        DType::IQ4_XS => 23,
+        DType::BF16 => 30,
+        DType::MXFP4 => 39,
+    }
+}
+
 /// The format of a type number, or the name of what is not supported.
 pub(crate) fn dtype(number: u32) -> Result<DType, String> {
-    Ok(match number {
-        0 => DType::F32,
-        1 => DType::F16,
-        2 => DType::Q4_0,
-        3 => DType::Q4_1,
-        6 => DType::Q5_0,
-        7 => DType::Q5_1,
-        8 => DType::Q8_0,
-        10 => DType::Q2_K,
-        11 => DType::Q3_K,
-        12 => DType::Q4_K,
-        13 => DType::Q5_K,
-        14 => DType::Q6_K,
-        20 => DType::IQ4_NL,
-        23 => DType::IQ4_XS,
-        30 => DType::BF16,
-        39 => DType::MXFP4,
-        _ => return Err(unsupported_name(number)),
-    })
+    let found = DType::ALL.into_iter().find(|&dtype| self::number(dtype) == number);
+    found.ok_or_else(|| unsupported_name(number))
 }
 
 /// Names of types that exist and are not read, so that the message says more than a number.

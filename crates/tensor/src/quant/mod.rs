@@ -12,12 +12,14 @@ mod iq4;
 mod k;
 mod legacy;
 mod mxfp4;
+mod random;
 
 pub use half::{BF16, F16, F32, bf16_to_f32, f16_to_f32};
 pub use iq4::{IQ4_NL, IQ4_XS};
 pub use k::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
 pub use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub use mxfp4::MXFP4;
+pub use random::fill_random;
 
 use crate::DType;
 

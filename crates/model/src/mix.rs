@@ -1,0 +1,150 @@
+//! Which format each tensor of a quantized model gets: the mixes that GGUF files are known by.
+//!
+//! The choices are those of llama.cpp's quantizer, so that a file made here has the size and the speed that its name promises: the
+//! output projection gets six bits or more, and in the `_m` mixes so do the value and down projections of the layers that matter most.
+
+use pellucid_tensor::DType;
+
+/// A named mix of formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightMix {
+    name: &'static str,
+    /// What most matrices get.
+    base: DType,
+    /// Whether sensitive matrices get six bits.
+    is_medium: bool,
+}
+
+/// What a tensor is, as far as the choice of its format goes.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorPlace<'a> {
+    /// As GGUF files call it.
+    pub name: &'a str,
+    pub shape: &'a [usize],
+    pub num_layers: usize,
+    /// Whether the token embedding is the output projection as well.
+    pub is_tied: bool,
+}
+
+impl WeightMix {
+    pub const ALL: [WeightMix; 13] = [
+        WeightMix::plain("f32", DType::F32),
+        WeightMix::plain("f16", DType::F16),
+        WeightMix::plain("bf16", DType::BF16),
+        WeightMix::plain("q8_0", DType::Q8_0),
+        WeightMix::plain("q4_0", DType::Q4_0),
+        WeightMix::plain("q4_1", DType::Q4_1),
+        WeightMix::plain("q5_0", DType::Q5_0),
+        WeightMix::plain("q5_1", DType::Q5_1),
+        WeightMix::plain("q4_k", DType::Q4_K),
+        WeightMix::plain("q5_k", DType::Q5_K),
+        WeightMix::plain("q6_k", DType::Q6_K),
+        WeightMix { name: "q4_k_m", base: DType::Q4_K, is_medium: true },
+        WeightMix { name: "q5_k_m", base: DType::Q5_K, is_medium: true },
+    ];
+
+    const fn plain(name: &'static str, base: DType) -> WeightMix {
+        WeightMix { name, base, is_medium: false }
+    }
+
+    /// By name, in any case.
+    pub fn named(name: &str) -> Option<WeightMix> {
+        WeightMix::ALL.into_iter().find(|mix| mix.name.eq_ignore_ascii_case(name))
+    }
+
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// What most matrices get.
+    pub fn base(self) -> DType {
+        self.base
+    }
+
+    /// The format of a tensor. Vectors (norms, biases) and routers stay as they are: small, and all the others hang on them.
+    pub fn dtype(self, place: TensorPlace<'_>) -> DType {
+        if place.shape.len() < 2 || place.name.contains("ffn_gate_inp") {
+            return DType::F32;
+        }
+        let is_output = place.name == "output.weight" || (place.is_tied && place.name == "token_embd.weight");
+        let wanted = match self.base {
+            plain @ (DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0) => plain,
+            _ if is_output => DType::Q6_K,
+            base if self.is_medium && is_sensitive(place) => more_bits(base, place),
+            base => base,
+        };
+        fitting(wanted, place.shape[place.shape.len() - 1])
+    }
+}
+
+/// Value and down projections of the first and the last eighth of the layers, and of every third between them; and query, key and value
+/// where they are one matrix.
+fn is_sensitive(place: TensorPlace<'_>) -> bool {
+    if place.name.contains("attn_qkv") {
+        return true;
+    }
+    let layer = place.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let Some(layer) = layer.filter(|_| place.name.contains("attn_v.") || place.name.contains("ffn_down")) else {
+        return false;
+    };
+    let eighth = place.num_layers / 8;
+    layer < eighth || layer >= 7 * place.num_layers / 8 || (layer - eighth) % 3 == 2
+}
+
+fn more_bits(base: DType, place: TensorPlace<'_>) -> DType {
+    if place.name.contains("attn_qkv") && base == DType::Q4_K { DType::Q5_K } else { DType::Q6_K }
+}
+
+/// The format itself, or the nearest one with small blocks when rows are no whole blocks of 256.
+fn fitting(dtype: DType, row: usize) -> DType {
+    if row.is_multiple_of(dtype.block_len()) {
+        return dtype;
+    }
+    let smaller = match dtype {
+        DType::Q4_K => DType::Q5_0,
+        DType::Q5_K => DType::Q5_1,
+        DType::Q6_K => DType::Q8_0,
+        _ => DType::F16,
+    };
+    if row.is_multiple_of(smaller.block_len()) { smaller } else { DType::F16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dtype(mix: &str, name: &str, shape: &[usize], is_tied: bool) -> DType {
+        let place = TensorPlace { name, shape, num_layers: 16, is_tied };
+        WeightMix::named(mix).expect("a known mix").dtype(place)
+    }
+
+    #[test]
+    fn output_projections_get_six_bits() {
+        for (mix, expected) in
+            [("q4_0", DType::Q6_K), ("Q4_K_M", DType::Q6_K), ("q8_0", DType::Q8_0), ("bf16", DType::BF16)]
+        {
+            assert_eq!(dtype(mix, "output.weight", &[1000, 256], false), expected, "{mix}");
+            assert_eq!(dtype(mix, "token_embd.weight", &[1000, 256], true), expected, "{mix}");
+        }
+        assert_eq!(dtype("q4_0", "token_embd.weight", &[1000, 256], false), DType::Q4_0);
+    }
+
+    #[test]
+    fn a_medium_mix_spends_more_on_half_of_the_down_projections() {
+        let layers = |name: &str| -> Vec<usize> {
+            let place = |layer: usize| format!("blk.{layer}.{name}.weight");
+            (0..16).filter(|&layer| dtype("q4_k_m", &place(layer), &[256, 256], true) == DType::Q6_K).collect()
+        };
+        assert_eq!(layers("ffn_down"), [0, 1, 4, 7, 10, 13, 14, 15]);
+        assert_eq!(layers("attn_v"), layers("ffn_down"));
+        assert!(layers("ffn_up").is_empty());
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_get_smaller_ones() {
+        assert_eq!(dtype("q4_k", "blk.0.ffn_up.weight", &[64, 576], true), DType::Q5_0);
+        assert_eq!(dtype("q4_0", "token_embd.weight", &[64, 576], true), DType::Q8_0);
+        assert_eq!(dtype("q4_0", "blk.0.ffn_up.weight", &[64, 33], true), DType::F16);
+        assert_eq!(dtype("q4_k", "blk.0.ffn_norm.weight", &[576], true), DType::F32);
+    }
+}
