@@ -4,6 +4,7 @@ use pellucid_tensor::{
     Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
 };
 
+use crate::machine;
 use crate::memory::{self, HostMemory, SharedOutput, bytes, floats, floats_mut};
 use crate::ops::attention::{self, Pages};
 use crate::ops::{elementwise, experts, matmul, norm, rope};
@@ -78,6 +79,14 @@ impl Backend for CpuBackend {
 
     fn activation_dtype(&self) -> DType {
         DType::F32
+    }
+
+    fn free_memory(&self) -> Option<u64> {
+        machine::free_memory()
+    }
+
+    fn read_bandwidth(&self, size: usize) -> Result<f64, Error> {
+        with_simd!(self.level, simd => machine::read_bandwidth(simd, &self.pool, size))
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {

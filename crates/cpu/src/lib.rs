@@ -3,6 +3,7 @@
 //! Activations are f32, weights stay in the format and the place of their file, keys and values are f32.
 
 mod backend;
+mod machine;
 mod math;
 mod memory;
 mod ops;

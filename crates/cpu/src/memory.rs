@@ -77,7 +77,7 @@ impl HostMemory {
         }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             HostMemory::Mapped(_) => panic!("a mapped weight is read-only"),
             HostMemory::Owned(bytes) => bytes.as_mut_slice(),

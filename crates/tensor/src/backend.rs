@@ -156,6 +156,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The format of activations.
     fn activation_dtype(&self) -> DType;
 
+    /// Bytes that can still be taken; `None` where nobody tells.
+    fn free_memory(&self) -> Option<u64>;
+    /// Bytes a second that the device reads from a buffer of `size` bytes, measured now: the limit that decoding runs against.
+    fn read_bandwidth(&self, size: usize) -> Result<f64, Error>;
+
     // Memory.
 
     /// A tensor of zeros.

@@ -1,0 +1,90 @@
+//! What the machine itself can do, measured or asked for: how fast it reads, and how much memory is left.
+
+use std::time::Instant;
+
+use pellucid_tensor::Error;
+
+use crate::memory::HostMemory;
+use crate::pool::Pool;
+use crate::simd::{Simd, vectorized};
+
+/// Sweeps over the buffer; the first ones bring it in and wake the threads, and the best is what the memory can do.
+const SWEEPS: usize = 12;
+/// Bytes that a thread takes at a time: enough to run at full speed, few enough to share out evenly.
+const STRETCH: usize = 1 << 20;
+
+vectorized! {
+    /// Reads everything, in eight sums so that additions do not wait for each other.
+    fn sum<S: Simd>(bytes: &[u8]) -> u64 {
+        let mut sums = [0u64; 8];
+        for line in bytes.chunks_exact(64) {
+            for (sum, word) in sums.iter_mut().zip(line.chunks_exact(8)) {
+                *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+            }
+        }
+        sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+    }
+}
+
+/// Bytes a second that all threads together read from a buffer of `size` bytes, at best.
+pub(crate) fn read_bandwidth<S: Simd>(simd: S, pool: &Pool, size: usize) -> Result<f64, Error> {
+    let size = size.next_multiple_of(STRETCH);
+    let mut memory = HostMemory::zeroed(size)?;
+    // Zero pages of the system are one and the same page until they are written to.
+    memory.bytes_mut().iter_mut().step_by(64).enumerate().for_each(|(i, byte)| *byte = i as u8);
+    let bytes = memory.bytes();
+    let mut best = f64::INFINITY;
+    for _ in 0..SWEEPS {
+        let started = Instant::now();
+        pool.run(size / STRETCH, &|stretch| {
+            std::hint::black_box(sum(simd, &bytes[stretch * STRETCH..(stretch + 1) * STRETCH]));
+        });
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(size as f64 / best)
+}
+
+/// Memory that can still be taken without swapping, by the system and by the group of processes that this one is confined to.
+#[cfg(target_os = "linux")]
+pub(crate) fn free_memory() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let available = available_in(&read("/proc/meminfo")?)?;
+    let group = || {
+        let limit: u64 = read("/sys/fs/cgroup/memory.max")?.trim().parse().ok()?;
+        let used: u64 = read("/sys/fs/cgroup/memory.current")?.trim().parse().ok()?;
+        Some(limit.saturating_sub(used))
+    };
+    Some(group().map_or(available, |left| left.min(available)))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn free_memory() -> Option<u64> {
+    None
+}
+
+/// The line `MemAvailable:   12345 kB`, in bytes.
+#[cfg(target_os = "linux")]
+fn available_in(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Scalar;
+
+    #[test]
+    fn reading_takes_time() {
+        let speed = read_bandwidth(Scalar, &Pool::new(2), 4 << 20).expect("four megabytes");
+        assert!((1e6..1e13).contains(&speed), "{speed} bytes a second");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_system_says_what_is_free() {
+        assert_eq!(available_in("MemTotal: 9 kB\nMemAvailable:    1234 kB\n"), Some(1234 * 1024));
+        assert_eq!(available_in("MemTotal: 9 kB\n"), None);
+        assert!(free_memory().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}
