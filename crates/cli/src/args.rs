@@ -3,8 +3,8 @@
 //! `main` parses a [`Cli`] and asks it for the [`Hub`] it describes; commands get meaning, not strings.
 
 use crate::commands::{
-    explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs, pull::PullArgs, rm::RmArgs,
-    run::RunArgs, tokenize::TokenizeArgs,
+    bench::BenchArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs,
+    pull::PullArgs, rm::RmArgs, run::RunArgs, tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
@@ -40,6 +40,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Tokenize(TokenizeArgs),
     Perplexity(PerplexityArgs),
+    Bench(BenchArgs),
 }
 
 #[derive(Debug, Args)]

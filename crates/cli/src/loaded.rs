@@ -55,9 +55,7 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Load
         None => None,
     };
     let backend = backend(args)?;
-    let options = LoadOptions { context_len: args.context.map(|tokens| tokens as usize) };
-    let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ())
-        .with_context(|| path.display().to_string())?;
+    let model = decoder(&checkpoint, args, backend.clone())?;
     let config = model.config().clone();
     let options = EngineOptions {
         // Memory is touched only when it is used, so the whole context may be promised to every sequence.
@@ -75,7 +73,14 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Load
     Ok(Loaded { tokenizer, template, config, engine })
 }
 
-fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
+/// The weights of a checkpoint, on a device.
+pub(crate) fn decoder(checkpoint: &Checkpoint, args: &ComputeArgs, backend: Arc<dyn Backend>) -> Result<Decoder> {
+    let options = LoadOptions { context_len: args.context.map(|tokens| tokens as usize) };
+    Decoder::load(checkpoint, backend, options, &mut |_, _| ()).with_context(|| checkpoint.path().display().to_string())
+}
+
+/// The device that the arguments chose.
+pub(crate) fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
     let defaults = CpuOptions::default();
     let options = CpuOptions {
         num_threads: args.threads.map_or(defaults.num_threads, usize::from),

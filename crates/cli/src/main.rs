@@ -51,6 +51,7 @@ fn run() -> Result<()> {
         Command::Inspect(args) => commands::inspect::run(args, &hub, &mut output),
         Command::Tokenize(args) => commands::tokenize::run(args, &hub, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
+        Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
     }?;
     Ok(output.flush()?)
 }

@@ -11,7 +11,7 @@ use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
 use crate::config::{NormKind, Positions};
 use crate::rope::Frequencies;
-use crate::weights::{Norm, Weights};
+use crate::weights::{Norm, TokenCost, Weights};
 use crate::{Batch, DecoderConfig, Error, KvMemory, attention, loader, mlp};
 
 /// Ids to logits.
@@ -111,6 +111,11 @@ impl Decoder {
         };
         let activations = Activations::new(&config, &*backend, &ropes)?;
         Ok(Decoder { config, backend, weights, ropes, activations })
+    }
+
+    /// What one token costs at least.
+    pub fn token_cost(&self) -> TokenCost {
+        self.weights.token_cost(&self.config)
     }
 
     pub fn backend(&self) -> &Arc<dyn Backend> {

@@ -2,7 +2,7 @@
 //!
 //! Which block belongs to which sequence is not known here: block tables come with each [`crate::Batch`].
 
-use pellucid_tensor::{Backend, DType, Error, HeadShape, KvLayer};
+use pellucid_tensor::{Backend, DType, Error, HeadShape, KvLayer, Tensor};
 
 use crate::DecoderConfig;
 
@@ -43,6 +43,12 @@ impl KvMemory {
 
     pub fn block_len(&self) -> usize {
         self.block_len
+    }
+
+    /// Bytes that the keys and values of one position take, over all layers.
+    pub fn bytes_per_position(&self) -> usize {
+        let bytes = |tensor: &Tensor| tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole blocks");
+        self.layers.iter().map(|layer| bytes(&layer.keys) + bytes(&layer.values)).sum::<usize>() / self.block_len
     }
 
     /// Copies a block's keys and values in every layer: what copy on write asks for before the next step.

@@ -28,3 +28,4 @@ pub use kv_memory::{BLOCK_LEN, KvMemory};
 pub use mix::{TensorPlace, WeightMix};
 pub use rope::{Frequencies, Rope, RopeScaling};
 pub use shape::Shape;
+pub use weights::TokenCost;

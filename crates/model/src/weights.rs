@@ -2,6 +2,17 @@
 
 use pellucid_tensor::{GatedMlp, Linear, Tensor};
 
+use crate::DecoderConfig;
+
+/// What one token costs at least: the bounds that a benchmark holds a step against.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TokenCost {
+    /// Bytes of weights, as stored, that a step for a single token reads.
+    pub weight_bytes: u64,
+    /// Products of a weight and an activation; twice as many floating-point operations. Attention comes on top.
+    pub products: u64,
+}
+
 /// Immutable once loaded.
 #[derive(Debug)]
 pub(crate) struct Weights {
@@ -48,4 +59,40 @@ pub(crate) enum MlpWeights {
 pub(crate) struct Norm {
     pub(crate) weight: Tensor,
     pub(crate) bias: Option<Tensor>,
+}
+
+impl Weights {
+    /// Of the embedding table only one row is read; of the experts only those that a router selects.
+    pub(crate) fn token_cost(&self, config: &DecoderConfig) -> TokenCost {
+        let selected = config.experts.map_or(0, |experts| experts.routing.num_selected);
+        let mut cost = TokenCost::default();
+        cost.add(&self.output);
+        for layer in &self.layers {
+            let attention = &layer.attention;
+            for linear in [&attention.query, &attention.key, &attention.value, &attention.output] {
+                cost.add(linear);
+            }
+            match &layer.mlp {
+                MlpWeights::Plain { up, down } => [up, down].into_iter().for_each(|linear| cost.add(linear)),
+                MlpWeights::Gated(mlp) => cost.add_mlp(mlp),
+                MlpWeights::Experts { router, experts } => {
+                    cost.add(router);
+                    experts.iter().take(selected).for_each(|expert| cost.add_mlp(expert));
+                }
+            }
+        }
+        cost
+    }
+}
+
+impl TokenCost {
+    fn add(&mut self, linear: &Linear) {
+        let weight = &linear.weight;
+        self.weight_bytes += weight.dtype().bytes_for(weight.len()).expect("rows are whole blocks") as u64;
+        self.products += weight.len() as u64;
+    }
+
+    fn add_mlp(&mut self, mlp: &GatedMlp) {
+        [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(|linear| self.add(linear));
+    }
 }

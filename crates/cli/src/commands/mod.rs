@@ -1,5 +1,6 @@
 //! One file for each command: its arguments, and `run`.
 
+pub(crate) mod bench;
 pub(crate) mod explain;
 pub(crate) mod inspect;
 pub(crate) mod list;

@@ -1,0 +1,181 @@
+//! `pellucid bench`: how fast a model runs here, beside what the machine allows; and how it serves many at once.
+
+mod model;
+mod serving;
+mod speed;
+mod spread;
+mod text;
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::builder::PossibleValuesParser;
+use pellucid_model::{Shape, WeightMix};
+use serde_json::json;
+
+use crate::hub::Hub;
+use crate::loaded::ComputeArgs;
+use crate::output::Output;
+
+/// Measure speed, beside the machine's limits
+///
+/// Without serving flags: prefill of whole prompts, and decoding with several
+/// sequences at several depths, straight through the model. With --concurrency
+/// or --rate: requests through the engine, with the percentiles that users feel;
+/// speed is then measured only when one of its flags is given too.
+///
+/// A model is a file, or --shape with random weights: speed does not depend on
+/// their values.
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct BenchArgs {
+    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    #[arg(conflicts_with = "shape")]
+    model: Option<String>,
+
+    /// Random weights in the shape of a known model
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Shape::ALL.map(|shape| shape.name)))]
+    shape: Option<String>,
+
+    /// Formats of the random weights
+    #[arg(long = "type", value_name = "TYPE", requires = "shape", default_value = "q4_k_m", value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
+    mix: String,
+
+    /// Write the random model to this GGUF file, and measure nothing
+    #[arg(long, value_name = "FILE", requires = "shape")]
+    write: Option<PathBuf>,
+
+    #[command(flatten)]
+    speed: SpeedArgs,
+
+    #[command(flatten)]
+    serving: ServingArgs,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Speed")]
+struct SpeedArgs {
+    /// Lengths of prompts to prefill [default: 512]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: Option<Vec<u32>>,
+
+    /// Sequences that decode at once [default: 1]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: Option<Vec<u32>>,
+
+    /// Tokens that each has before it decodes [default: 0]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    depth: Option<Vec<u32>>,
+
+    /// Steps to decode
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    generate: u32,
+
+    /// Rounds; each measures everything once
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Serving")]
+struct ServingArgs {
+    /// Requests under way at once; a list gives a curve
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    concurrency: Vec<u32>,
+
+    /// Requests that arrive each second, at random moments
+    #[arg(long, value_name = "PER_SECOND", value_delimiter = ',')]
+    rate: Vec<f64>,
+
+    /// Requests at each concurrency or rate
+    /// [default: 4 for each at once, 64 for a rate]
+    #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    requests: Option<u32>,
+
+    /// Tokens of a prompt: a number, or a range like 64-512
+    #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = length)]
+    input: Length,
+
+    /// Tokens of a reply: a number, or a range
+    #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = length)]
+    output: Length,
+
+    /// Tokens that all prompts begin with
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    shared_prefix: u32,
+
+    /// Rows of a step at most
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    step_tokens: u32,
+}
+
+/// A length that is drawn anew for each request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Length(RangeInclusive<u32>);
+
+fn length(text: &str) -> Result<Length, String> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&number| number > 0);
+    match (number(low), number(high)) {
+        (Some(low), Some(high)) if low <= high => Ok(Length(low..=high)),
+        _ => Err("expected a number above 0, or two with a dash between them".into()),
+    }
+}
+
+pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    if let Some(rate) = args.serving.rate.iter().find(|rate| !(**rate > 0.0 && rate.is_finite())) {
+        bail!("--rate {rate}: expected a number above 0");
+    }
+    if let Some(path) = &args.write {
+        return model::write(args, path);
+    }
+    let serves = !(args.serving.concurrency.is_empty() && args.serving.rate.is_empty());
+    let measures_speed =
+        !serves || args.speed.prompt.is_some() || args.speed.batch.is_some() || args.speed.depth.is_some();
+    let mut ready = model::load(args, hub)?;
+    let machine = ready.machine()?;
+    if !args.json {
+        text::machine(output, &machine)?;
+    }
+    let mut result = json!({ "machine": machine });
+    if measures_speed {
+        let rows = speed::run(&args.speed, &mut ready, machine.read_bytes_per_second)?;
+        if !args.json {
+            text::speed(output, &rows)?;
+        }
+        result["speed"] = json!(rows);
+    }
+    if serves {
+        let levels = serving::run(&args.serving, ready)?;
+        if !args.json {
+            text::serving(output, &levels)?;
+        }
+        result["serving"] = json!(levels);
+    }
+    if args.json {
+        output.write_json(&result)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths() {
+        assert_eq!(length("64"), Ok(Length(64..=64)));
+        assert_eq!(length("64-512"), Ok(Length(64..=512)));
+        for wrong in ["", "0", "-5", "512-64", "a", "1.5"] {
+            assert!(length(wrong).is_err(), "{wrong}");
+        }
+    }
+}

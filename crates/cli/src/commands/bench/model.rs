@@ -1,0 +1,98 @@
+//! The model under test: a file's, or random weights in a known shape.
+
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use pellucid_checkpoint::{Checkpoint, GgufWriter, NewTensor, Source};
+use pellucid_model::{Decoder, Shape, WeightMix};
+use pellucid_tensor::Backend;
+use serde::Serialize;
+
+use super::BenchArgs;
+use crate::hub::Hub;
+use crate::loaded;
+
+/// A model on its device, before anything is asked of it.
+pub(super) struct Ready {
+    pub(super) name: String,
+    pub(super) file_bytes: u64,
+    pub(super) model: Decoder,
+    pub(super) backend: Arc<dyn Backend>,
+}
+
+/// What is measured on what.
+#[derive(Debug, Serialize)]
+pub(super) struct Machine {
+    pub(super) model: String,
+    pub(super) model_bytes: u64,
+    /// Of weights, for a step of one token.
+    pub(super) step_bytes: u64,
+    pub(super) device: String,
+    /// Measured with a buffer of the size of a step.
+    pub(super) read_bytes_per_second: f64,
+}
+
+/// The sizes between which reading speed is measured: small enough to have it, large enough that no cache holds it.
+const READ_SIZES: (u64, u64) = (16 << 20, 1 << 30);
+
+impl Ready {
+    pub(super) fn machine(&self) -> Result<Machine> {
+        let step_bytes = self.model.token_cost().weight_bytes;
+        let read_bytes_per_second =
+            self.backend.read_bandwidth(step_bytes.clamp(READ_SIZES.0, READ_SIZES.1) as usize)?;
+        Ok(Machine {
+            model: self.name.clone(),
+            model_bytes: self.file_bytes,
+            step_bytes,
+            device: self.backend.description(),
+            read_bytes_per_second,
+        })
+    }
+}
+
+pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
+    let checkpoint = match &args.shape {
+        Some(_) => random(args)?,
+        None => Checkpoint::open(&hub.resolve(args.model.as_deref())?)?,
+    };
+    let backend = loaded::backend(&args.compute)?;
+    let model = loaded::decoder(&checkpoint, &args.compute, backend.clone())?;
+    let path = checkpoint.path();
+    let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+    Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend })
+}
+
+/// Weights are made while you wait; on a terminal one sees how far they are.
+fn random(args: &BenchArgs) -> Result<Checkpoint> {
+    let name = args.shape.as_deref().unwrap_or_default();
+    let shape = Shape::named(name).with_context(|| format!("--shape {name} is not known"))?;
+    let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
+    let shows = std::io::stderr().is_terminal();
+    let checkpoint = shape.checkpoint(mix, 1, &mut |done, all| {
+        if shows {
+            let end = if done == all { "\r\u{1b}[K" } else { "" };
+            let _ = write!(std::io::stderr(), "\rrandom weights: {done} of {all} tensors{end}");
+        }
+    })?;
+    Ok(checkpoint)
+}
+
+/// Writes the random model for other engines to be measured with.
+pub(super) fn write(args: &BenchArgs, path: &Path) -> Result<()> {
+    let checkpoint = random(args)?;
+    let Source::Gguf(metadata) = checkpoint.source() else { unreachable!("a shape has GGUF keys") };
+    let tensors: Vec<NewTensor> = (checkpoint.tensors().iter())
+        .map(|tensor| NewTensor { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() })
+        .collect();
+    let written = || -> std::io::Result<()> {
+        let mut writer = GgufWriter::new(BufWriter::new(File::create_new(path)?), metadata, &tensors)?;
+        for tensor in &tensors {
+            writer.write_tensor(&checkpoint.tensor(&tensor.name).expect("a tensor of its own").bytes)?;
+        }
+        writer.finish()?.into_inner()?.sync_all()
+    };
+    written().with_context(|| format!("could not write {}", path.display()))
+}

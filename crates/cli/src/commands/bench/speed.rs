@@ -1,0 +1,164 @@
+//! Prefill and decode straight through the model: no engine, no sampling.
+//!
+//! Every round measures every case once, so that what else the machine does falls on all of them alike.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, KvMemory, Logits, Model};
+use serde::Serialize;
+
+use super::SpeedArgs;
+use super::model::Ready;
+use super::spread::median;
+
+/// One line of the table.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub(super) case: Case,
+    /// The median over rounds (prefill) or steps (decode), and the best.
+    pub(super) tokens_per_second: f64,
+    pub(super) best_tokens_per_second: f64,
+    pub(super) step_ms: f64,
+    /// Bytes that a decode step must read, over the time in which the memory could have: 1 is the limit.
+    pub(super) fraction_of_read_limit: Option<f64>,
+    /// Of the weights alone; attention comes on top.
+    pub(super) tflops: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub(super) enum Case {
+    Prefill { tokens: usize },
+    Decode { sequences: usize, depth: usize },
+}
+
+/// Rows of a prefill step: what the engine uses too.
+const CHUNK_LEN: usize = 512;
+
+pub(super) fn run(args: &SpeedArgs, ready: &mut Ready, read_speed: f64) -> Result<Vec<Row>> {
+    let cases = cases(args);
+    let mut bench = Bench::new(ready, &cases, args.generate as usize)?;
+    let mut seconds: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    for _ in 0..args.repeat {
+        for (case, seconds) in cases.iter().zip(&mut seconds) {
+            match *case {
+                Case::Prefill { tokens } => seconds.push(bench.prefill(tokens)?),
+                Case::Decode { sequences, depth } => {
+                    seconds.extend(bench.decode(sequences, depth, args.generate as usize)?);
+                }
+            }
+        }
+    }
+    let cost = bench.ready.model.token_cost();
+    let position_bytes = bench.kv.bytes_per_position() as f64;
+    let rows = cases.iter().zip(&mut seconds).map(|(&case, seconds)| {
+        let middle = median(seconds);
+        let (tokens, bytes) = match case {
+            Case::Prefill { tokens } => (tokens as f64, None),
+            Case::Decode { sequences, depth } => {
+                // On average a step finds half of the generated tokens behind the depth.
+                let positions = sequences as f64 * (depth as f64 + f64::from(args.generate) / 2.0);
+                (sequences as f64, Some(cost.weight_bytes as f64 + positions * position_bytes))
+            }
+        };
+        Row {
+            case,
+            tokens_per_second: tokens / middle,
+            best_tokens_per_second: tokens / seconds[0],
+            step_ms: middle * 1e3,
+            fraction_of_read_limit: bytes.map(|bytes| bytes / read_speed / middle),
+            tflops: 2.0 * cost.products as f64 * tokens / middle / 1e12,
+        }
+    });
+    Ok(rows.collect())
+}
+
+/// Prefill of every length, then decode at every batch size and depth.
+fn cases(args: &SpeedArgs) -> Vec<Case> {
+    let numbers = |given: &Option<Vec<u32>>, default: u32| -> Vec<usize> {
+        given.as_deref().unwrap_or(&[default]).iter().map(|&n| n as usize).collect()
+    };
+    let mut cases: Vec<Case> = numbers(&args.prompt, 512).into_iter().map(|tokens| Case::Prefill { tokens }).collect();
+    for depth in numbers(&args.depth, 0) {
+        cases.extend(numbers(&args.batch, 1).into_iter().map(|sequences| Case::Decode { sequences, depth }));
+    }
+    cases
+}
+
+struct Bench<'a> {
+    ready: &'a mut Ready,
+    kv: KvMemory,
+    batch: Batch,
+    logits: Logits,
+}
+
+impl Bench<'_> {
+    fn new<'a>(ready: &'a mut Ready, cases: &[Case], generate: usize) -> Result<Bench<'a>> {
+        let context = ready.model.config().context_len;
+        let mut num_blocks = 0;
+        for case in cases {
+            let (sequences, positions) = match *case {
+                Case::Prefill { tokens } => (1, tokens),
+                Case::Decode { sequences, depth } => (sequences, depth.max(1) + generate),
+            };
+            if positions > context {
+                anyhow::bail!("{case:?} takes {positions} positions; the model's context holds {context}");
+            }
+            num_blocks = num_blocks.max(sequences * positions.div_ceil(BLOCK_LEN));
+        }
+        let kv = KvMemory::new(ready.model.config(), &*ready.backend, num_blocks, BLOCK_LEN)?;
+        Ok(Bench { ready, kv, batch: Batch::default(), logits: Logits::default() })
+    }
+
+    /// Seconds for a whole prompt, with the logits after it.
+    fn prefill(&mut self, tokens: usize) -> Result<f64> {
+        let blocks: Vec<u32> = (0..tokens.div_ceil(BLOCK_LEN) as u32).collect();
+        let ids = self.ids(tokens);
+        let started = Instant::now();
+        let mut position = 0;
+        for ids in ids.chunks(CHUNK_LEN) {
+            self.batch.clear();
+            let wanted = if position + ids.len() == tokens { ids.len() - 1..ids.len() } else { 0..0 };
+            self.batch.push(Chunk { ids, first_position: position, blocks: &blocks, wanted }, BLOCK_LEN);
+            self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits)?;
+            position += ids.len();
+        }
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of each step in which `sequences` decode one token each.
+    fn decode(&mut self, sequences: usize, depth: usize, generate: usize) -> Result<Vec<f64>> {
+        let depth = depth.max(1);
+        let per_sequence = (depth + generate).div_ceil(BLOCK_LEN);
+        self.prefill(depth)?;
+        // The other sequences get the first one's keys and values, in blocks of their own: what is read is what counts.
+        for sequence in 1..sequences {
+            for block in 0..depth.div_ceil(BLOCK_LEN) {
+                let to = (sequence * per_sequence + block) as u32;
+                self.kv.copy_block(&*self.ready.backend, block as u32, to)?;
+            }
+        }
+        let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).collect();
+        let ids = self.ids(generate + sequences);
+        let mut seconds = Vec::with_capacity(generate);
+        for step in 0..generate {
+            self.batch.clear();
+            for (sequence, blocks) in blocks.chunks_exact(per_sequence).enumerate() {
+                let ids = &ids[step + sequence..step + sequence + 1];
+                self.batch.push(Chunk { ids, first_position: depth + step, blocks, wanted: 0..1 }, BLOCK_LEN);
+            }
+            let started = Instant::now();
+            self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits)?;
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+        Ok(seconds)
+    }
+
+    /// Tokens spread over the vocabulary, so that no row of the embedding table is read twice in a hurry.
+    fn ids(&self, len: usize) -> Vec<u32> {
+        let vocab_size = self.ready.model.config().vocab_size as u64;
+        (0..len as u64).map(|i| (i * 7919 % vocab_size) as u32).collect()
+    }
+}
