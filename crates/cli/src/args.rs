@@ -3,8 +3,9 @@
 //! `main` parses a [`Cli`] and asks it for the [`Hub`] it describes; commands get meaning, not strings.
 
 use crate::commands::{
-    bench::BenchArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs,
-    pull::PullArgs, rm::RmArgs, run::RunArgs, tokenize::TokenizeArgs,
+    bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
+    perplexity::PerplexityArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
+    tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Tokenize(TokenizeArgs),
     Perplexity(PerplexityArgs),
+    Devices(DevicesArgs),
+    Selftest(SelftestArgs),
     Bench(BenchArgs),
 }
 

@@ -1,22 +1,29 @@
 //! A model ready to answer: opened, its tokenizer and template read, its weights on the device the arguments chose.
 //!
-//! `run` and `perplexity` share it. This is the one place of the program that picks a device.
+//! `run` and `perplexity` share it.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use pellucid_checkpoint::Checkpoint;
-use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, LoadOptions, Model};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
+use crate::device::{self, CpuChoice, DeviceChoice};
+
 /// How to compute; the same flags for every command that runs a model.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Computing")]
 pub(crate) struct ComputeArgs {
+    /// What computes: auto, cpu, cuda or cuda:N
+    /// [default: the first usable GPU, else the CPU]
+    #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+
     /// Threads to compute with [default: every core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -81,16 +88,6 @@ pub(crate) fn decoder(checkpoint: &Checkpoint, args: &ComputeArgs, backend: Arc<
 
 /// The device that the arguments chose.
 pub(crate) fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
-    let defaults = CpuOptions::default();
-    let options = CpuOptions {
-        num_threads: args.threads.map_or(defaults.num_threads, usize::from),
-        isa: args.cpu_isa.unwrap_or(defaults.isa),
-    };
-    match CpuBackend::new(options) {
-        Some(backend) => Ok(Arc::new(backend)),
-        None => {
-            let available: Vec<&str> = Isa::ALL.iter().filter(|isa| isa.is_available()).map(|isa| isa.name()).collect();
-            bail!("--cpu-isa {}: this machine does not have it; it has {}", options.isa, available.join(", "))
-        }
-    }
+    let cpu = CpuChoice { num_threads: args.threads.map(usize::from), isa: args.cpu_isa };
+    device::open(args.device, cpu)
 }

@@ -3,6 +3,7 @@
 mod args;
 mod clock;
 mod commands;
+mod device;
 mod format;
 mod hub;
 mod hyperparameters;
@@ -50,6 +51,8 @@ fn run() -> Result<()> {
         Command::Rm(args) => commands::rm::run(args, &hub, &mut output),
         Command::Inspect(args) => commands::inspect::run(args, &hub, &mut output),
         Command::Tokenize(args) => commands::tokenize::run(args, &hub, &mut output),
+        Command::Devices(args) => commands::devices::run(args, &mut output),
+        Command::Selftest(args) => commands::selftest::run(args, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
         Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
     }?;

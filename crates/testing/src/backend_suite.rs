@@ -92,27 +92,35 @@ struct Suite<'a> {
 
 type Check = fn(&mut Suite<'_>);
 
+const CHECKS: [(&str, Check); 9] = [
+    ("linear, every format", linear),
+    ("embed and gather", embed),
+    ("rms norm, rows and heads", rms_norm),
+    ("layer norm", layer_norm),
+    ("add and soft cap", add_and_cap),
+    ("activations and gates", activations),
+    ("rope, both styles", rope),
+    ("paged attention", attention),
+    ("experts", experts),
+];
+
 /// Runs the suite and gives the names of its checks. Panics at the first that fails, with what differed.
 pub fn run(backend: &dyn Backend) -> Vec<&'static str> {
-    let checks: [(&'static str, Check); 9] = [
-        ("linear, every format", linear),
-        ("embed and gather", embed),
-        ("rms norm, rows and heads", rms_norm),
-        ("layer norm", layer_norm),
-        ("add and soft cap", add_and_cap),
-        ("activations and gates", activations),
-        ("rope, both styles", rope),
-        ("paged attention", attention),
-        ("experts", experts),
-    ];
     let mut suite = Suite { backend, numbers: Numbers(1) };
-    checks
+    CHECKS
         .into_iter()
         .map(|(name, check)| {
             check(&mut suite);
             name
         })
         .collect()
+}
+
+/// The names of the suite's checks, and a way to run each by itself.
+pub fn checks() -> impl Iterator<Item = (&'static str, impl Fn(&dyn Backend))> {
+    CHECKS
+        .into_iter()
+        .map(|(name, check)| (name, move |backend: &dyn Backend| check(&mut Suite { backend, numbers: Numbers(1) })))
 }
 
 impl Suite<'_> {
@@ -166,6 +174,25 @@ fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
     (sum, size * ROUNDING * (x.len() as f64).sqrt().max(4.0) * 2.0)
 }
 
+/// How far rounding the activations of a product may take it. With quantized weights a backend may round them to 8 bits, in groups of
+/// at most 256 numbers: an error is then uniform within half a step of its group, and their weighted sum stays within six times its
+/// standard deviation. With weights of 16 bits it may round each to the weights' own format.
+fn activation_rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
+    let products = || x.iter().zip(w).map(|(&x, &w)| f64::from(x * w).abs()).sum::<f64>();
+    match dtype {
+        DType::F32 => return 0.0,
+        DType::F16 => return products() * 2f64.powi(-11),
+        DType::BF16 => return products() * 2f64.powi(-8),
+        _ => {}
+    }
+    let variance = x.chunks(256).zip(w.chunks(256)).map(|(x, w)| {
+        let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let step = f64::from(largest) / 127.0;
+        step * step / 12.0 * w.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
+    });
+    6.0 * variance.sum::<f64>().sqrt()
+}
+
 fn linear(suite: &mut Suite<'_>) {
     for dtype in DType::ALL {
         // Odd numbers of rows and columns around the kernels' tiles; every format at two depths.
@@ -183,7 +210,8 @@ fn linear(suite: &mut Suite<'_>) {
                     .flat_map(|x| decoded.chunks_exact(cols).zip(&bias).map(move |(w, bias)| (x, w, bias)))
                     .map(|(x, w, &bias)| {
                         let (sum, bound) = dot(x, w);
-                        (sum + f64::from(bias), bound + ROUNDING * (sum.abs() + f64::from(bias.abs())))
+                        let bound = bound + ROUNDING * (sum.abs() + f64::from(bias.abs()));
+                        (sum + f64::from(bias), bound + activation_rounding(dtype, x, w))
                     })
                     .collect();
                 close(&format!("linear {dtype} {num_rows}x{cols}x{num_outputs}"), &suite.read(&out), &expected);
@@ -487,6 +515,29 @@ pub fn rows_stand_alone(backend: &dyn Backend) {
         let alone: Vec<u32> = (0..20).flat_map(|row| product(row..row + 1)).collect();
         for count in 2..=20 {
             assert!(alone[..count * 21] == product(0..count), "{dtype}: {count} rows change each other's bits");
+        }
+    }
+}
+
+/// The same over depths and numbers of rows at which a backend changes its kernel.
+pub fn many_rows_stand_alone(backend: &dyn Backend) {
+    const OUTPUTS: usize = 200;
+    let mut suite = Suite { backend, numbers: Numbers(4) };
+    for dtype in DType::ALL {
+        // Several slices for every format, and a last block that is not full for those that allow it.
+        let cols = if dtype.is_quantized() { 9 * 256 } else { 2310 };
+        let (linear, _) = suite.linear(dtype, OUTPUTS, cols);
+        let x = suite.numbers.normals(150 * cols);
+        let product = |rows: std::ops::Range<usize>| {
+            let mut out = suite.zeros(rows.len(), OUTPUTS);
+            let x = suite.activation(&x[rows.start * cols..rows.end * cols], cols);
+            suite.backend.linear(&x, &linear, &mut out).expect("linear");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let all = product(0..150);
+        for rows in [0..1, 149..150, 3..5, 10..18, 10..19, 0..16, 16..33, 0..33, 64..128, 70..135] {
+            let expected = &all[rows.start * OUTPUTS..rows.end * OUTPUTS];
+            assert!(product(rows.clone()) == expected, "{dtype}: rows {rows:?} differ alone and among 150");
         }
     }
 }

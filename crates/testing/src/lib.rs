@@ -1,10 +1,12 @@
-//! Development only: the goldens made by the reference implementation, and a plain way to run a model on them.
+//! The goldens made by the reference implementation, and a plain way to run a model on them. For tests, and for `pellucid selftest`, which
+//! checks a device on a machine that has no compiler; nothing else of the product comes here.
 //!
 //! See `fixtures/README.md` for how the goldens are made and how far two correct implementations differ.
 
 pub mod backend_suite;
 mod collected;
 mod fake_model;
+pub mod selftest;
 
 pub use collected::{Collected, Outcome};
 pub use fake_model::FakeModel;
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
+use pellucid_tensor::Backend;
 
 /// One golden: a tiny model, prompts, and the reference's logits at every position.
 #[derive(Debug)]
@@ -124,7 +127,7 @@ pub struct TestSequence {
 }
 
 impl Runner {
-    pub fn load(path: &Path, backend: Arc<CpuBackend>, context_len: Option<usize>, num_blocks: usize) -> Runner {
+    pub fn load(path: &Path, backend: Arc<dyn Backend>, context_len: Option<usize>, num_blocks: usize) -> Runner {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -1,6 +1,7 @@
 //! One file for each command: its arguments, and `run`.
 
 pub(crate) mod bench;
+pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod inspect;
 pub(crate) mod list;
@@ -8,4 +9,5 @@ pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod selftest;
 pub(crate) mod tokenize;

@@ -1,0 +1,55 @@
+//! `pellucid selftest`: a device against formulas and the reference implementation's results, from this program alone.
+
+use std::io::Write;
+use std::panic;
+
+use anyhow::{Context, Result, bail};
+use pellucid_testing::selftest::{self, Report};
+
+use crate::device::{self, CpuChoice, DeviceChoice};
+use crate::output::Output;
+
+/// Check a device: every operation against its formula, and tiny models of
+/// every architecture against the reference implementation
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct SelftestArgs {
+    /// What to check: cpu, cuda or cuda:N
+    /// [default: the GPU if there is one, else the CPU]
+    #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+}
+
+pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
+    let backend = device::open(args.device, CpuChoice { num_threads: None, isa: None })?;
+    writeln!(output, "{}", backend.description())?;
+    output.flush()?;
+    let folder = tempfile::tempdir().context("no folder for the models' files")?;
+    // A check that fails panics, and its words are in the table.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| ()));
+    let mut written = Ok(());
+    let reports = selftest::run(&backend, folder.path(), &mut |report| {
+        if written.is_ok() {
+            written = line(output, report);
+        }
+    });
+    panic::set_hook(hook);
+    written?;
+    let failed = reports.iter().filter(|report| report.failure.is_some()).count();
+    if failed > 0 {
+        output.flush()?;
+        bail!("{failed} of {} checks failed on {}", reports.len(), backend.description());
+    }
+    writeln!(output, "all {} checks passed", reports.len())?;
+    Ok(())
+}
+
+fn line(output: &mut Output, report: &Report) -> Result<()> {
+    let took_ms = report.took.as_secs_f64() * 1000.0;
+    match &report.failure {
+        None => writeln!(output, "ok      {:<46} {took_ms:>8.1} ms", report.name)?,
+        Some(why) => writeln!(output, "FAILED  {:<46} {took_ms:>8.1} ms\n        {why}", report.name)?,
+    }
+    Ok(output.flush()?)
+}

@@ -1,0 +1,92 @@
+//! Which device computes: what `--device` means, and the one place of the program that picks one.
+
+use std::io::Write;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail};
+use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_cuda::CudaBackend;
+use pellucid_tensor::Backend;
+
+/// What can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceChoice {
+    /// The first usable GPU, else the CPU.
+    Auto,
+    Cpu,
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':').unwrap_or((text, "0")) {
+            ("auto", _) if text == "auto" => Ok(DeviceChoice::Auto),
+            ("cpu", _) if text == "cpu" => Ok(DeviceChoice::Cpu),
+            ("cuda", number) => match number.parse() {
+                Ok(number) => Ok(DeviceChoice::Cuda(number)),
+                Err(_) => Err(format!("\"{number}\" is not the number of a GPU")),
+            },
+            _ => Err("expected auto, cpu, cuda or cuda:N".into()),
+        }
+    }
+}
+
+/// How the CPU is to compute, when it does.
+pub(crate) struct CpuChoice {
+    pub(crate) num_threads: Option<usize>,
+    pub(crate) isa: Option<Isa>,
+}
+
+/// The device that was asked for; `None` is the same as auto, except that a machine without an NVIDIA driver is not worth a word then.
+pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice) -> Result<Arc<dyn Backend>> {
+    match choice {
+        Some(DeviceChoice::Cpu) => open_cpu(cpu),
+        Some(DeviceChoice::Cuda(number)) => {
+            Ok(Arc::new(CudaBackend::open(number).map_err(|why| anyhow!("--device cuda: {why}"))?))
+        }
+        Some(DeviceChoice::Auto) | None => match CudaBackend::open(0) {
+            Ok(backend) => Ok(Arc::new(backend)),
+            Err(why) => {
+                let backend = open_cpu(cpu)?;
+                if choice.is_some() || !matches!(why, pellucid_cuda::Unusable::NoDriver) {
+                    let _ = writeln!(std::io::stderr(), "{why}; computing on {}", backend.description());
+                }
+                Ok(backend)
+            }
+        },
+    }
+}
+
+fn open_cpu(choice: CpuChoice) -> Result<Arc<dyn Backend>> {
+    let defaults = CpuOptions::default();
+    let options = CpuOptions {
+        num_threads: choice.num_threads.unwrap_or(defaults.num_threads),
+        isa: choice.isa.unwrap_or(defaults.isa),
+    };
+    match CpuBackend::new(options) {
+        Some(backend) => Ok(Arc::new(backend)),
+        None => {
+            let available: Vec<&str> = Isa::ALL.iter().filter(|isa| isa.is_available()).map(|isa| isa.name()).collect();
+            bail!("--cpu-isa {}: this machine does not have it; it has {}", options.isa, available.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        assert_eq!("auto".parse(), Ok(DeviceChoice::Auto));
+        assert_eq!("cpu".parse(), Ok(DeviceChoice::Cpu));
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(3)));
+        for wrong in ["", "gpu", "cpu:1", "auto:0", "cuda:", "cuda:-1", "cuda:x"] {
+            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! [`CudaBackend`]: finds the addresses behind tensors and launches the kernels.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use pellucid_tensor::{
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StepIndex, StepMemo,
+    StoreKv, Tensor,
+};
+
+use crate::driver::{Buffer, Device, Grid};
+use crate::kernels::attention::{self, AttentionParameter, StoreParameter};
+use crate::kernels::linear::{LinearProduct, MAX_PARTS};
+use crate::kernels::norm::{self, Norm};
+use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
+use crate::kernels::{self, Operand};
+use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
+use crate::probe::Unusable;
+use crate::step::{self, Current};
+use crate::{experts, upload};
+
+/// A GPU as a device.
+pub struct CudaBackend {
+    pub(crate) device: Arc<Device>,
+    pub(crate) current: Mutex<Current>,
+    scratch: Mutex<Vec<Option<Buffer>>>,
+    frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
+    conversions: Mutex<Vec<Conversion>>,
+}
+
+/// Weights that were stored in another format than their file's, because there is no kernel for that one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conversion {
+    pub from: DType,
+    pub to: DType,
+    pub num_tensors: usize,
+}
+
+/// What a piece of scratch memory is for. Each has one buffer, which grows and is used again in the order of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Index,
+    Ids,
+    Positions,
+    Slots,
+    FirstBlocks,
+    BlockTables,
+    Slices,
+    Partial,
+    Upload,
+    RoutedExperts,
+    RoutedWeights,
+    ExpertRows,
+    ExpertWeights,
+    ExpertInput,
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    ExpertOperand,
+    ExpertScales,
+}
+
+impl CudaBackend {
+    /// Opens a GPU by its number.
+    pub fn open(ordinal: usize) -> Result<CudaBackend, Unusable> {
+        Ok(CudaBackend {
+            device: Device::open(ordinal)?,
+            current: Mutex::default(),
+            scratch: Mutex::default(),
+            frequencies: Mutex::default(),
+            conversions: Mutex::default(),
+        })
+    }
+
+    /// What was stored in another format than its file's, so far.
+    pub fn conversions(&self) -> Vec<Conversion> {
+        lock(&self.conversions).clone()
+    }
+
+    pub(crate) fn note_conversion(&self, from: DType, to: DType) {
+        let mut conversions = lock(&self.conversions);
+        match conversions.iter_mut().find(|conversion| (conversion.from, conversion.to) == (from, to)) {
+            Some(conversion) => conversion.num_tensors += 1,
+            None => conversions.push(Conversion { from, to, num_tensors: 1 }),
+        }
+    }
+
+    /// Where the kernels came from, in words.
+    pub fn kernels_from(&self) -> &'static str {
+        self.device.kernels_from
+    }
+
+    /// Address of at least `bytes` bytes for one purpose.
+    pub(crate) fn scratch(&self, purpose: Purpose, bytes: usize) -> Result<u64, Error> {
+        let mut scratch = lock(&self.scratch);
+        let i = purpose as usize;
+        if scratch.len() <= i {
+            scratch.resize_with(i + 1, || None);
+        }
+        if !scratch[i].as_ref().is_some_and(|buffer| buffer.bytes() >= bytes) {
+            scratch[i] = None;
+            scratch[i] = Some(self.device.allocate(bytes)?);
+        }
+        Ok(scratch[i].as_ref().expect("made above").address())
+    }
+
+    /// The device's copy of a slice: the step's own, or one made now.
+    pub(crate) fn index(&self, purpose: Purpose, slice: &[u32]) -> Result<u64, Error> {
+        let current = lock(&self.current);
+        if let Some(address) = current.find(slice) {
+            return Ok(address);
+        }
+        self.refuse_while_recording(&current)?;
+        let address = self.scratch(purpose, slice.len() * 4)?;
+        self.device.upload(slice, address)?;
+        Ok(address)
+    }
+
+    /// What needs the host cannot be part of a recording; `step` then runs the operations one by one.
+    fn refuse_while_recording(&self, current: &Current) -> Result<(), Error> {
+        match current.is_recording {
+            true => Err(self.device.refuse("recording a step", "an operation needs the host")),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn host_is_needed(&self) -> Result<(), Error> {
+        self.refuse_while_recording(&lock(&self.current))
+    }
+
+    /// Frequencies on the device; the few tables of a model are kept.
+    fn frequencies(&self, frequencies: &[f32]) -> Result<u64, Error> {
+        let bits: Vec<u32> = frequencies.iter().map(|frequency| frequency.to_bits()).collect();
+        let mut known = lock(&self.frequencies);
+        if let Some((_, buffer)) = known.iter().find(|(table, _)| *table == bits) {
+            return Ok(buffer.address());
+        }
+        let buffer = self.device.allocate(bits.len() * 4)?;
+        self.device.upload(&bits, buffer.address())?;
+        let address = buffer.address();
+        known.push((bits, buffer));
+        Ok(address)
+    }
+
+    /// The operand of an activation for weights of a format, made now unless it is there.
+    fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
+        let (rows, cols) = (x.rows(), x.cols());
+        let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
+        if must_fill {
+            rows::make_operand(&self.device, floats(x), rows, cols, operand)?;
+        }
+        Ok(operand)
+    }
+
+    /// Products of one input with matrices of one format.
+    fn products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        let dtype = maps[0].0.weight.dtype();
+        let parts: Vec<(u64, u64, u64, usize)> = maps
+            .iter_mut()
+            .map(|(linear, out)| {
+                assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
+                assert_eq!(x.rows(), out.rows());
+                let bias = linear.bias.as_ref().map_or(0, floats);
+                (read(&linear.weight), bias, floats_mut(out), linear.weight.rows())
+            })
+            .collect();
+        if dtype == DType::F32 {
+            for part in parts {
+                LinearProduct::new(Operand::NONE, x.rows(), x.cols(), &[part]).launch_plain(&self.device, floats(x))?;
+            }
+            return Ok(());
+        }
+        let operand = self.operand(x, dtype)?;
+        LinearProduct::new(operand, x.rows(), x.cols(), &parts)
+            .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
+    }
+
+    fn norm(&self, kernel: &'static str, x: &Tensor, mut norm: Norm, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
+        assert!(x.cols().is_multiple_of(norm.width as usize));
+        norm.x = floats(x);
+        norm.out = floats_mut(out);
+        if norm.width as usize == x.cols()
+            && let Some(operand) = memory(out).operand_to_write(out.rows())
+        {
+            norm.with_operand = 1;
+            norm.operand = operand;
+        }
+        norm::norm(&self.device, kernel, x.len() / norm.width as usize, &norm)
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.description())
+    }
+}
+
+impl Backend for CudaBackend {
+    fn description(&self) -> String {
+        let info = &self.device.info;
+        let gib = info.total_bytes as f64 / (1u64 << 30) as f64;
+        let (major, minor) = info.capability;
+        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB)", info.ordinal, info.name)
+    }
+
+    /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).
+    fn activation_dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn free_memory(&self) -> Option<u64> {
+        self.device.memory().ok().map(|(free, _)| free as u64)
+    }
+
+    fn read_bandwidth(&self, size: usize) -> Result<f64, Error> {
+        const ROUNDS: u32 = 5;
+        let buffer = self.device.allocate_zeroed(size.max(1 << 20))?;
+        let from = buffer.address();
+        let parameter = ReadBytes { from, len: buffer.bytes() as u64 / 16, sink: from };
+        let grid = Grid::linear(self.device.num_multiprocessors() * 8, 256);
+        self.device.launch("read_bytes", grid, &parameter)?;
+        self.device.synchronize("read_bytes")?;
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            self.device.launch("read_bytes", grid, &parameter)?;
+        }
+        self.device.synchronize("read_bytes")?;
+        Ok(buffer.bytes() as f64 * f64::from(ROUNDS) / start.elapsed().as_secs_f64())
+    }
+
+    fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
+        if dtype.is_quantized() {
+            return Err(self
+                .device
+                .refuse("allocating", format!("activations and KV memory in {dtype} have no kernel")));
+        }
+        let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len));
+        let len = len.ok_or_else(|| Error::OutOfMemory { device: self.device.name(), bytes: usize::MAX })?;
+        let buffer = self.device.allocate_zeroed(len)?;
+        Ok(Tensor::new(dtype, rows, cols, Box::new(DeviceMemory::new(buffer))))
+    }
+
+    fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error> {
+        let bytes = tensor.dtype().bytes_for(rows * tensor.cols()).expect("activations are whole numbers");
+        if memory(tensor).buffer.bytes() < bytes {
+            *tensor = self.zeros(tensor.dtype(), rows, tensor.cols())?;
+        }
+        tensor.set_rows(rows);
+        Ok(())
+    }
+
+    fn weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        upload::weight(self, weight)
+    }
+
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
+        if tensor.dtype() != DType::F32 {
+            return Err(self.device.refuse("reading", format!("a tensor of {} is not brought back", tensor.dtype())));
+        }
+        assert_eq!(out.len(), tensor.len());
+        self.device.download(read(tensor), out)
+    }
+
+    fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
+        assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
+        let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole numbers");
+        let base = read(tensor);
+        self.device.copy(base + (from * bytes) as u64, base + (to * bytes) as u64, bytes)
+    }
+
+    fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
+        assert_eq!(values.len(), tensor.len());
+        self.device.upload(values, floats_mut(tensor))
+    }
+
+    fn step(
+        &self,
+        index: &StepIndex<'_>,
+        memo: &mut StepMemo,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.run_step(index, memo, run)
+    }
+
+    fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (ids.len(), table.cols()));
+        let embed = Embed {
+            table: read(table),
+            ids: self.index(Purpose::Ids, ids)?,
+            out: floats_mut(out),
+            num_rows: ids.len() as u32,
+            cols: table.cols() as u32,
+            table_rows: table.rows() as u32,
+            format: kernels::format(table.dtype()).expect("weights are stored in a format with a kernel"),
+            scale,
+        };
+        self.device.launch("embed", Grid::linear(ids.len() as u32, rows::row_threads(table.cols())), &embed)
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (rows.len(), x.cols()));
+        assert!(rows.iter().all(|&row| (row as usize) < x.rows()), "rows of x");
+        let cols = x.cols() as u32;
+        let gather = Gather { x: floats(x), rows: self.index(Purpose::Ids, rows)?, out: floats_mut(out), cols };
+        self.device.launch("gather_rows", Grid::linear(rows.len() as u32, rows::row_threads(x.cols())), &gather)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        let norm = Norm {
+            x: 0,
+            weight: floats(weight),
+            bias: 0,
+            out: 0,
+            width: weight.len() as u32,
+            eps,
+            with_operand: 0,
+            operand: Operand::NONE,
+        };
+        self.norm("rms_norm", x, norm, out)
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((weight.len(), bias.len()), (x.cols(), x.cols()));
+        let norm = Norm {
+            x: 0,
+            weight: floats(weight),
+            bias: floats(bias),
+            out: 0,
+            width: weight.len() as u32,
+            eps,
+            with_operand: 0,
+            operand: Operand::NONE,
+        };
+        self.norm("layer_norm", x, norm, out)
+    }
+
+    fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
+        let parameter = Elementwise { x: floats_mut(x), y: floats(y), len: x.len() as u64, cap: 0.0, activation: 0 };
+        rows::elementwise(&self.device, "add", parameter)
+    }
+
+    fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error> {
+        let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap, activation: 0 };
+        rows::elementwise(&self.device, "soft_cap", parameter)
+    }
+
+    fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {
+        self.products(x, &mut [(linear, out)])
+    }
+
+    fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        let mut rest = maps;
+        while !rest.is_empty() {
+            let dtype = rest[0].0.weight.dtype();
+            let same = rest.iter().take(MAX_PARTS).take_while(|map| map.0.weight.dtype() == dtype).count();
+            let (now, later) = rest.split_at_mut(same);
+            self.products(x, now)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
+        let activation = rows::activation_code(activation);
+        let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap: 0.0, activation };
+        rows::elementwise(&self.device, "activate", parameter)
+    }
+
+    fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
+        let activation = rows::activation_code(activation);
+        let (x, y, cols) = (floats_mut(gate), floats(up), gate.cols());
+        match memory(gate).operand_to_write(gate.rows()) {
+            Some(operand) => {
+                let parameter = GateRows { x, y, cols: cols as u32, activation, operand };
+                let grid = Grid::linear(gate.rows() as u32, rows::row_threads(cols / 4));
+                self.device.launch("gate_with_operand", grid, &parameter)
+            }
+            None => {
+                let parameter = Elementwise { x, y, len: gate.len() as u64, cap: 0.0, activation };
+                rows::elementwise(&self.device, "gate", parameter)
+            }
+        }
+    }
+
+    fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+        experts::expert_mlp(self, mlp, out)
+    }
+
+    fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (positions.len(), 2 * frequencies.len()));
+        let angles = Angles {
+            positions: self.index(Purpose::Positions, positions)?,
+            frequencies: self.frequencies(frequencies)?,
+            out: floats_mut(out),
+            num_rows: positions.len() as u32,
+            pairs: frequencies.len() as u32,
+            factor,
+        };
+        self.device.launch("rope_angles", Grid::items(positions.len() * frequencies.len(), 128), &angles)
+    }
+
+    fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!(rope.angles.rows(), x.rows());
+        assert!(rope.angles.cols() <= rope.head_size && x.cols().is_multiple_of(rope.head_size));
+        let pairs = rope.angles.cols() / 2;
+        let rotation = Rotation {
+            angles: floats(rope.angles),
+            x: floats_mut(x),
+            num_rows: x.rows() as u32,
+            cols: x.cols() as u32,
+            head_size: rope.head_size as u32,
+            pairs: pairs as u32,
+            interleaved: rows::style_code(rope.style),
+        };
+        self.device.launch("rope", Grid::items(x.rows() * (x.cols() / rope.head_size) * pairs, 256), &rotation)
+    }
+
+    fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
+        let shape = store.shape;
+        let cols = shape.num_kv_heads * shape.head_size;
+        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
+        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
+        let parameter = StoreParameter {
+            keys: floats(store.keys),
+            values: floats(store.values),
+            key_blocks: read(&kv.keys),
+            value_blocks: read(&kv.values),
+            slots: self.index(Purpose::Slots, store.slots)?,
+            num_kv_heads: shape.num_kv_heads as u32,
+            head_size: shape.head_size as u32,
+            block_len: shape.block_len as u32,
+            num_blocks: kv.keys.rows() as u32,
+            storage: self.storage(kv)?,
+        };
+        let grid = Grid::linear(store.slots.len() as u32, rows::row_threads(cols).min(256));
+        self.device.launch("store_kv", grid, &parameter)
+    }
+
+    fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
+        let shape = attention.shape;
+        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
+        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
+        assert_eq!(attention.positions.len(), num_rows);
+        if let Some(why) = attention::refusal(shape) {
+            return Err(self.device.refuse("attention", why));
+        }
+        self.storage(attention.kv)?;
+        let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
+        let tiles = attention::split_tiles(&self.device, num_rows, shape.num_kv_heads, longest);
+        let partial = match tiles {
+            0 => 0,
+            _ => self.scratch(Purpose::Partial, attention::partial_bytes(num_rows, shape, tiles))?,
+        };
+        let parameter = AttentionParameter {
+            queries: floats(attention.queries),
+            key_blocks: read(&attention.kv.keys),
+            value_blocks: read(&attention.kv.values),
+            out: floats_mut(out),
+            positions: self.index(Purpose::Positions, attention.positions)?,
+            first_blocks: self.first_blocks(&attention)?,
+            block_tables: self.index(Purpose::BlockTables, attention.block_tables)?,
+            partial,
+            num_rows: num_rows as u32,
+            num_heads: shape.num_heads as u32,
+            num_kv_heads: shape.num_kv_heads as u32,
+            head_size: shape.head_size as u32,
+            block_len: shape.block_len as u32,
+            window: attention.window.map_or(0, |window| window as u32),
+            max_tiles: tiles as u32,
+            scale: attention.scale,
+            cap: attention.soft_cap.unwrap_or(0.0),
+        };
+        attention::attend(&self.device, attention.kv.keys.dtype(), &parameter)
+    }
+}
+
+impl CudaBackend {
+    fn first_blocks(&self, attention: &Attention<'_>) -> Result<u64, Error> {
+        let known = lock(&self.current).find_spans(attention.sequences);
+        match known {
+            Some(address) => Ok(address),
+            None => {
+                let first = step::first_blocks(attention.sequences, attention.queries.rows());
+                self.index(Purpose::FirstBlocks, &first)
+            }
+        }
+    }
+
+    fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
+        let dtype = kv.keys.dtype();
+        attention::storage(dtype).ok_or_else(|| {
+            self.device.refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16 or BF16"))
+        })
+    }
+}

@@ -1,0 +1,325 @@
+//! One opened GPU: its context, its stream, memory from it, and launches on it. Everything runs in the order of the one stream.
+//!
+//! Knows no tensor and no kernel by name. A launch takes one structure by value, laid out as the kernel's own parameter.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::{result, sys};
+use pellucid_tensor::Error;
+
+use crate::module;
+use crate::probe::{self, DeviceInfo, Unusable};
+
+/// A parameter of a kernel.
+///
+/// # Safety
+/// The type is `#[repr(C)]` with the fields of the kernel's parameter in the same order and of the same sizes.
+pub(crate) unsafe trait Parameter: Copy {}
+
+/// The shape of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    pub(crate) blocks: [u32; 3],
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+}
+
+impl Grid {
+    /// `blocks` blocks in a row.
+    pub(crate) fn linear(blocks: u32, threads: u32) -> Grid {
+        Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0 }
+    }
+
+    /// A thread for each of `len` items.
+    pub(crate) fn items(len: usize, threads: u32) -> Grid {
+        let blocks = len.div_ceil(threads as usize).max(1);
+        Grid::linear(u32::try_from(blocks).unwrap_or(u32::MAX), threads)
+    }
+}
+
+/// An opened GPU.
+pub(crate) struct Device {
+    pub(crate) info: DeviceInfo,
+    context: sys::CUcontext,
+    handle: sys::CUdevice,
+    stream: sys::CUstream,
+    functions: HashMap<&'static str, sys::CUfunction>,
+    /// What kernels were loaded from, in words.
+    pub(crate) kernels_from: &'static str,
+    /// Shared memory that a block may ask for.
+    pub(crate) shared_limit: u32,
+    /// Changes whenever memory is taken or given back: recorded launches hold addresses.
+    generation: AtomicU64,
+}
+
+// SAFETY: contexts, streams, functions and devices are handles that the driver allows any thread to use.
+unsafe impl Send for Device {}
+// SAFETY: as above; every call of the driver is synchronised by the driver.
+unsafe impl Sync for Device {}
+
+thread_local! {
+    /// The context that is current on this thread, so that it is set once and not at every call.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Device {
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Device>, Unusable> {
+        let mut devices = probe::devices()?;
+        if ordinal >= devices.len() {
+            return Err(Unusable::NoSuchDevice { ordinal, last: devices.len() - 1 });
+        }
+        let info = devices.swap_remove(ordinal);
+        if let Some(why) = info.unusable {
+            return Err(why);
+        }
+        let name = info.name.clone();
+        Self::open_usable(info).map_err(|reason| Unusable::OpenFailed { name, reason })
+    }
+
+    fn open_usable(info: DeviceInfo) -> Result<Arc<Device>, String> {
+        let failed = |error: DriverError| probe::describe(error);
+        let handle = result::device::get(info.ordinal as i32).map_err(failed)?;
+        // SAFETY: `handle` comes from the driver. The context is released when the device is dropped.
+        let context = unsafe { result::primary_ctx::retain(handle) }.map_err(failed)?;
+        // SAFETY: `context` is alive.
+        unsafe { result::ctx::set_current(context) }.map_err(failed)?;
+        CURRENT.set(context as usize);
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: `handle` comes from the driver.
+        let shared_limit = unsafe { result::device::get_attribute(handle, attribute) }.map_err(failed)? as u32;
+        let loaded = module::load(info.capability)?;
+        let functions = loaded.functions;
+        for &function in functions.values() {
+            allow_shared_memory(function, shared_limit).map_err(failed)?;
+        }
+        Ok(Arc::new(Device {
+            info,
+            context,
+            handle,
+            stream,
+            functions,
+            kernels_from: loaded.source,
+            shared_limit,
+            generation: AtomicU64::new(0),
+        }))
+    }
+
+    /// Makes the context current on the calling thread.
+    pub(crate) fn bind(&self) -> Result<(), Error> {
+        if CURRENT.get() == self.context as usize {
+            return Ok(());
+        }
+        // SAFETY: the context lives as long as the device.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|error| self.error("selecting the device", error))?;
+        CURRENT.set(self.context as usize);
+        Ok(())
+    }
+
+    pub(crate) fn error(&self, operation: &'static str, error: DriverError) -> Error {
+        Error::Device { device: self.name(), operation, reason: probe::describe(error) }
+    }
+
+    /// A refusal of ours, in the form of a device's error.
+    pub(crate) fn refuse(&self, operation: &'static str, reason: impl Into<String>) -> Error {
+        Error::Device { device: self.name(), operation, reason: reason.into() }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("cuda:{} ({})", self.info.ordinal, self.info.name)
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(crate) fn num_multiprocessors(&self) -> u32 {
+        self.info.num_multiprocessors as u32
+    }
+
+    /// Bytes of memory, not cleared.
+    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Buffer, Error> {
+        self.bind()?;
+        // An allocation of nothing is an error to the driver.
+        let size = bytes.max(256);
+        // SAFETY: the memory is owned by the buffer and given back when it is dropped.
+        let address = unsafe { result::malloc_sync(size) }.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { device: self.name(), bytes: size },
+            _ => self.error("allocating", error),
+        })?;
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        Ok(Buffer { device: self.clone(), address, bytes })
+    }
+
+    pub(crate) fn allocate_zeroed(self: &Arc<Self>, bytes: usize) -> Result<Buffer, Error> {
+        let buffer = self.allocate(bytes)?;
+        // SAFETY: the buffer has at least `bytes` bytes.
+        unsafe { result::memset_d8_async(buffer.address, 0, bytes, self.stream) }
+            .map_err(|error| self.error("clearing memory", error))?;
+        Ok(buffer)
+    }
+
+    /// Free and total bytes.
+    pub(crate) fn memory(&self) -> Result<(usize, usize), Error> {
+        self.bind()?;
+        result::mem_get_info().map_err(|error| self.error("asking for memory", error))
+    }
+
+    /// Copies to the device in the order of the stream. Returns when `values` may be changed.
+    pub(crate) fn upload<T: Copy>(&self, values: &[T], to: u64) -> Result<(), Error> {
+        self.bind()?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: callers give an address with room for `values`; plain pageable memory is taken over before the call returns.
+        unsafe { result::memcpy_htod_async(to, values, self.stream) }.map_err(|error| self.error("an upload", error))
+    }
+
+    /// Copies to the host, and waits for everything before it.
+    pub(crate) fn download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<(), Error> {
+        self.bind()?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: callers give an address that holds as much as `values`, which outlives the wait below.
+        unsafe { result::memcpy_dtoh_async(values, from, self.stream) }
+            .map_err(|error| self.error("a download", error))?;
+        self.synchronize("a download")
+    }
+
+    pub(crate) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+        self.bind()?;
+        // SAFETY: callers give ranges of live buffers.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.map_err(|error| self.error("a copy", error))
+    }
+
+    pub(crate) fn synchronize(&self, operation: &'static str) -> Result<(), Error> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as the device.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(|error| self.error(operation, error))
+    }
+
+    fn function(&self, name: &'static str) -> sys::CUfunction {
+        *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
+    }
+
+    /// Blocks of a kernel that fit on one multiprocessor at once.
+    pub(crate) fn occupancy(&self, name: &'static str, threads: u32, shared_bytes: u32) -> Result<u32, Error> {
+        self.bind()?;
+        let function = self.function(name);
+        // SAFETY: the function belongs to a module that is never unloaded.
+        let blocks = unsafe {
+            result::occupancy::max_active_block_per_multiprocessor(function, threads as i32, shared_bytes as usize)
+        };
+        Ok(blocks.map_err(|error| self.error(name, error))?.max(1) as u32)
+    }
+
+    pub(crate) fn launch<P: Parameter>(&self, name: &'static str, grid: Grid, parameter: &P) -> Result<(), Error> {
+        self.bind()?;
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
+        let mut attribute = overlap();
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks[0],
+            gridDimY: grid.blocks[1],
+            gridDimZ: grid.blocks[2],
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.info.capability.0 >= 9),
+        };
+        // SAFETY: `P` is laid out as the kernel's parameter, addresses in it are those of live buffers (the callers' promise), and the
+        // driver copies the parameter before the call returns.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function(name), parameters.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(|error| self.error(name, error))
+    }
+}
+
+/// Without this a block may ask for 48 KiB alone.
+fn allow_shared_memory(function: sys::CUfunction, limit: u32) -> Result<(), DriverError> {
+    use sys::CUfunction_attribute as Attribute;
+    // SAFETY: the function belongs to a module that is never unloaded.
+    unsafe {
+        let fixed = result::function::get_function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        result::function::set_function_attribute(function, dynamic, limit as i32 - fixed)
+    }
+}
+
+/// Lets a kernel start while the one before it ends; every kernel waits by itself (see `begin` in prelude.cu).
+fn overlap() -> sys::CUlaunchAttribute {
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            // SAFETY: nothing else holds the stream, and every buffer keeps the device alive. A failure here leaves nothing to do.
+            unsafe {
+                let _ = result::stream::synchronize(self.stream);
+                let _ = result::stream::destroy(self.stream);
+                let _ = result::primary_ctx::release(self.handle);
+            }
+        }
+        CURRENT.set(0);
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// Memory of a device, given back when dropped.
+pub(crate) struct Buffer {
+    device: Arc<Device>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Buffer {
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.device.generation.fetch_add(1, Ordering::Relaxed);
+        if self.device.bind().is_ok() {
+            // SAFETY: the buffer owns the memory. The driver waits for work that still uses it.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.bytes)
+    }
+}

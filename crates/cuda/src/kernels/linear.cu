@@ -1,0 +1,327 @@
+// out[r][o] = sum over k of x[r][k] w[o][k], plus bias[o], for rows x of f32 and weights of every format.
+//
+// One definition for any number of rows. The columns are cut into `slices` at multiples of 256 that depend on their number alone. Within
+// a slice the tensor core adds steps of 16 columns in ascending order to f32 accumulators; the slices' sums are added in ascending
+// order; then come the row's factor (a power of two) and the bias. `linear_few` gives the slices to the warps of a block,
+// `linear_many` takes them one after the other or gives them to blocks: the same sums, hence the same bits.
+//
+// Bytes moved for few rows: the weights once, and nothing else of that size: the bound is memory. For many rows the bound is the tensor core.
+
+struct LinearPart {
+    const u8* weight;
+    const float* bias;
+    float* out;
+    u32 outputs;
+    u32 first_tile;  // of this part, among the tiles of all parts
+};
+
+static const int MAX_PARTS = 3;
+
+// Up to three matrices of one format with the same input: the products of queries, keys and values, or of gate and up.
+struct Linear {
+    Operand x;
+    u32 num_rows, cols;
+    u32 slices;
+    u32 num_parts, num_tiles;
+    LinearPart parts[MAX_PARTS];
+    float* workspace;      // [slices][rows][outputs] when the slices are given to blocks
+    const float* x_plain;  // [rows][cols], for weights of f32
+};
+
+DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) {
+    u32 blocks = (cols + 255) / 256;
+    return min(4 * (slice * blocks / slices), (cols + 63) / 64);
+}
+
+template <int F>
+DEVICE const u8* unit_chunk(const u8* tile, u32 unit) {
+    return tile + (u64)(unit / Weights<F>::UNITS) * Weights<F>::CHUNK_BYTES;
+}
+
+template <int F>
+DEVICE u64 tile_bytes(u32 cols) {
+    u32 units = (cols + 63) / 64;
+    return (u64)((units + Weights<F>::UNITS - 1) / Weights<F>::UNITS) * Weights<F>::CHUNK_BYTES;
+}
+
+DEVICE const LinearPart& part_of(const Linear& p, u32 tile) {
+    if (p.num_parts > 2 && tile >= p.parts[2].first_tile) return p.parts[2];
+    if (p.num_parts > 1 && tile >= p.parts[1].first_tile) return p.parts[1];
+    return p.parts[0];
+}
+
+DEVICE float finished(float total, float scale, const float* bias, u32 o) {
+    total = __fmul_rn(total, scale);
+    return bias ? __fadd_rn(total, bias[o]) : total;
+}
+
+// Up to 8 rows. A block is 8 warps: `slices` warps share a tile of 16 outputs. Weights go from memory to registers, DEPTH units ahead.
+template <int F, int DEPTH>
+DEVICE void few(const Linear& p) {
+    typedef Weights<F> W;
+    extern __shared__ uint4 shared[];
+    __shared__ float partial[8][128];
+    __shared__ uint4 zeros;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 tiles_at_once = 8 / p.slices;
+    u32 slice = warp % p.slices;
+    u32 begin_unit = slice_start(p.cols, p.slices, slice), end_unit = slice_start(p.cols, p.slices, slice + 1);
+    u64 bytes = tile_bytes<F>(p.cols);
+
+    let_next_start();
+    u32 tile = blockIdx.x * tiles_at_once + warp / p.slices;
+    typename W::Raw raw[DEPTH];
+    const u8* weights = 0;
+    if (tile < p.num_tiles) {
+        const LinearPart& part = part_of(p, tile);
+        weights = part.weight + (tile - part.first_tile) * bytes;
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++)
+            if (begin_unit + i < end_unit) W::load(raw[i], unit_chunk<F>(weights, begin_unit + i), (begin_unit + i) % W::UNITS, lane);
+    }
+
+    wait_for_previous();
+    // Rows of x, 16 bytes apart from a multiple of 128: eight rows then lie in different banks.
+    u32 row_bytes = p.x.pitch * 2 + 16;
+    u32 vectors = p.x.pitch / 8;
+    u32 base = shared_address(shared);
+    for (u32 i = threadIdx.x; i < p.num_rows * vectors; i += 256)
+        copy_async(base + i / vectors * row_bytes + i % vectors * 16, p.x.numbers + i / vectors * p.x.pitch + i % vectors * 8, true);
+    copy_async_commit();
+    if (threadIdx.x == 0) zeros = make_uint4(0, 0, 0, 0);
+    copy_async_wait<0>();
+    __syncthreads();
+
+    // Lane i gives the address of row i % 8 in matrix i / 8: the two halves of one step, then of the next.
+    bool valid = lane % 8 < p.num_rows;
+    u32 my_row = valid ? base + lane % 8 * row_bytes + lane / 8 * 16 : shared_address(&zeros);
+
+    for (u32 first = blockIdx.x * tiles_at_once; first < p.num_tiles; first += gridDim.x * tiles_at_once) {
+        tile = first + warp / p.slices;
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (tile < p.num_tiles) {
+            if (first != blockIdx.x * tiles_at_once) {
+                const LinearPart& part = part_of(p, tile);
+                weights = part.weight + (tile - part.first_tile) * bytes;
+#pragma unroll
+                for (int i = 0; i < DEPTH; i++)
+                    if (begin_unit + i < end_unit) W::load(raw[i], unit_chunk<F>(weights, begin_unit + i), (begin_unit + i) % W::UNITS, lane);
+            }
+            for (u32 unit = begin_unit; unit < end_unit; unit += DEPTH) {
+#pragma unroll
+                for (int i = 0; i < DEPTH; i++) {
+                    u32 now = unit + i;
+                    if (now >= end_unit) break;
+                    u32 x[8];
+                    u32 at = valid ? my_row + now * 128 : my_row;
+                    load_matrices(*(u32(*)[4])x, at);
+                    load_matrices(*(u32(*)[4])(x + 4), valid ? at + 64 : at);
+#pragma unroll
+                    for (int s = 0; s < 4; s++) {
+                        u32 a[4];
+                        W::decode(a, raw[i], s);
+                        multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
+                    }
+                    if (now + DEPTH < end_unit)
+                        W::load(raw[i], unit_chunk<F>(weights, now + DEPTH), (now + DEPTH) % W::UNITS, lane);
+                }
+            }
+        }
+        u32 g = lane / 4, t = lane % 4;
+        // [row of x][output of the tile]
+        partial[warp][2 * t * 16 + g] = sum[0];
+        partial[warp][(2 * t + 1) * 16 + g] = sum[1];
+        partial[warp][2 * t * 16 + g + 8] = sum[2];
+        partial[warp][(2 * t + 1) * 16 + g + 8] = sum[3];
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < tiles_at_once * 128; i += 256) {
+            u32 row = i / (tiles_at_once * 16), o = i % (tiles_at_once * 16);
+            u32 which = o / 16, t16 = first + which;
+            if (row >= p.num_rows || t16 >= p.num_tiles) continue;
+            float total = partial[which * p.slices][row * 16 + o % 16];
+            for (u32 s = 1; s < p.slices; s++) total = __fadd_rn(total, partial[which * p.slices + s][row * 16 + o % 16]);
+            const LinearPart& part = part_of(p, t16);
+            u32 output = (t16 - part.first_tile) * 16 + o % 16;
+            if (output < part.outputs)
+                part.out[(u64)row * part.outputs + output] = finished(total, p.x.scales[row], part.bias, output);
+        }
+        __syncthreads();
+    }
+}
+
+// Any number of rows. A block takes 128 outputs and 8 * NT * WARPS_N rows: four warps by WARPS_N, each two tiles of outputs.
+// Rows of x pass through shared memory, STAGES units deep; weights go straight to registers, one unit ahead.
+// blockIdx: x = rows, y = outputs, z = slice when slices are given to blocks.
+template <int F, int WARPS_N, int NT>
+DEVICE void many(const Linear& p, bool split) {
+    typedef Weights<F> W;
+    static const int ROWS = 8 * NT * WARPS_N;
+    static const int THREADS = 128 * WARPS_N;
+    static const int STAGES = 4;
+    static const u32 ROW_BYTES = 144;
+    extern __shared__ uint4 shared[];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 warp_m = warp % 4, warp_n = warp / 4;
+    u32 first_row = blockIdx.x * ROWS;
+    u64 bytes = tile_bytes<F>(p.cols);
+    u32 base = shared_address(shared);
+
+    begin();
+    const u8* weights[2];
+    bool has[2];
+    u32 first_tile = blockIdx.y * 8 + warp_m * 2;
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        has[m] = first_tile + m < p.num_tiles;
+        const LinearPart& part = part_of(p, first_tile + m);
+        weights[m] = has[m] ? part.weight + (first_tile + m - part.first_tile) * bytes : p.parts[0].weight;
+    }
+    u32 begin_slice = split ? blockIdx.z : 0, end_slice = split ? blockIdx.z + 1 : p.slices;
+    u32 begin_unit = slice_start(p.cols, p.slices, begin_slice), end_unit = slice_start(p.cols, p.slices, end_slice);
+    u32 slice_end = slice_start(p.cols, p.slices, begin_slice + 1), slice = begin_slice;
+
+    auto fetch = [&](u32 unit) {
+        if (unit < end_unit) {
+            u32 stage = base + unit % STAGES * (ROWS * ROW_BYTES);
+            for (u32 i = threadIdx.x; i < ROWS * 8; i += THREADS) {
+                u32 row = i / 8;
+                bool valid = first_row + row < p.num_rows;
+                const u16* from = p.x.numbers + (u64)(valid ? first_row + row : 0) * p.x.pitch + unit * 64 + i % 8 * 8;
+                copy_async(stage + row * ROW_BYTES + i % 8 * 16, from, valid);
+            }
+        }
+        copy_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(begin_unit + i);
+    typename W::Raw raw[2], next[2];
+#pragma unroll
+    for (int m = 0; m < 2; m++) W::load(raw[m], unit_chunk<F>(weights[m], begin_unit), begin_unit % W::UNITS, lane);
+
+    float sum[2][NT][4], total[2][NT][4];
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum[m][n][i] = total[m][n][i] = 0.0f;
+
+    u32 my_row = (warp_n * NT * 8 + lane % 8) * ROW_BYTES + lane / 8 * 16;
+    for (u32 unit = begin_unit; unit < end_unit; unit++) {
+        copy_async_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(unit + STAGES - 1);
+        if (unit + 1 < end_unit)
+#pragma unroll
+            for (int m = 0; m < 2; m++) W::load(next[m], unit_chunk<F>(weights[m], unit + 1), (unit + 1) % W::UNITS, lane);
+        u32 stage = base + unit % STAGES * (ROWS * ROW_BYTES) + my_row;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 a[2][2][4];
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int s = 0; s < 2; s++) W::decode(a[m][s], raw[m], 2 * h + s);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                u32 x[4];
+                load_matrices(x, stage + n * 8 * ROW_BYTES + h * 64);
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    multiply<F>(sum[m][n], a[m][0], x[0], x[1]);
+                    multiply<F>(sum[m][n], a[m][1], x[2], x[3]);
+                }
+            }
+        }
+        if (unit + 1 == slice_end) {
+            bool is_first = slice == begin_slice;
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        total[m][n][i] = is_first ? sum[m][n][i] : __fadd_rn(total[m][n][i], sum[m][n][i]);
+                        sum[m][n][i] = 0.0f;
+                    }
+            slice++;
+            slice_end = slice_start(p.cols, p.slices, slice + 1);
+        }
+#pragma unroll
+        for (int m = 0; m < 2; m++) raw[m] = next[m];
+    }
+
+    u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        if (!has[m]) continue;
+        const LinearPart& part = part_of(p, first_tile + m);
+        u32 tile = first_tile + m - part.first_tile;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 row = first_row + warp_n * NT * 8 + n * 8 + 2 * t + i % 2;
+                u32 o = tile * 16 + g + i / 2 * 8;
+                if (row >= p.num_rows || o >= part.outputs) continue;
+                if (split)
+                    p.workspace[((u64)blockIdx.z * p.num_rows + row) * (p.num_tiles * 16) + (first_tile + m) * 16 + g + i / 2 * 8] = total[m][n][i];
+                else
+                    part.out[(u64)row * part.outputs + o] = finished(total[m][n][i], p.x.scales[row], part.bias, o);
+            }
+    }
+}
+
+// Adds the slices that blocks computed; a thread for each number.
+KERNEL void linear_combine(Linear p) {
+    begin();
+    u64 width = p.num_tiles * 16, i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    if (i >= p.num_rows * width) return;
+    u32 row = i / width, column = i % width;
+    const LinearPart& part = part_of(p, column / 16);
+    u32 o = column - part.first_tile * 16;
+    if (o >= part.outputs) return;
+    float total = p.workspace[i];
+    for (u32 s = 1; s < p.slices; s++) total = __fadd_rn(total, p.workspace[s * (p.num_rows * width) + i]);
+    part.out[(u64)row * part.outputs + o] = finished(total, p.x.scales[row], part.bias, o);
+}
+
+#define LINEAR(NAME, F, DEPTH)                                                                              \
+    KERNEL void __launch_bounds__(256, 3) linear_few_##NAME(Linear p) { few<F, DEPTH>(p); }                   \
+    KERNEL void __launch_bounds__(128) linear_many16_##NAME(Linear p) { many<F, 1, 2>(p, p.workspace != 0); }  \
+    KERNEL void __launch_bounds__(128) linear_many32_##NAME(Linear p) { many<F, 1, 4>(p, p.workspace != 0); }  \
+    KERNEL void __launch_bounds__(128) linear_many64_##NAME(Linear p) { many<F, 1, 8>(p, p.workspace != 0); }  \
+    KERNEL void __launch_bounds__(256) linear_many128_##NAME(Linear p) { many<F, 2, 8>(p, p.workspace != 0); }
+
+LINEAR(f16, F16, 2)
+LINEAR(bf16, BF16, 2)
+LINEAR(q8_0, Q8_0, 4)
+LINEAR(q4_0, Q4_0, 4)
+LINEAR(q4_k, Q4_K, 4)
+LINEAR(q5_k, Q5_K, 4)
+LINEAR(q6_k, Q6_K, 4)
+
+// Weights of f32, products and sums in f32: a warp for each output and eight rows. Lane l takes the columns l, l + 32, ...
+KERNEL void linear_f32(Linear p) {
+    begin();
+    const float* x = p.x_plain;
+    u32 lane = threadIdx.x % 32;
+    u32 o = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const LinearPart& part = p.parts[0];
+    if (o >= part.outputs) return;
+    const float* w = (const float*)part.weight + (u64)o * p.cols;
+    u32 first = blockIdx.y * 8;
+    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    for (u32 k = lane; k < p.cols; k += 32) {
+        float weight = w[k];
+#pragma unroll
+        for (int r = 0; r < 8; r++)
+            if (first + r < p.num_rows) sum[r] = __fmaf_rn(weight, x[(u64)(first + r) * p.cols + k], sum[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        float total = warp_sum(sum[r]);
+        if (lane == 0 && first + r < p.num_rows)
+            part.out[(u64)(first + r) * part.outputs + o] = part.bias ? __fadd_rn(total, part.bias[o]) : total;
+    }
+}

@@ -1,0 +1,147 @@
+//! Launches of `linear.cu`: which kernel for how many rows.
+
+use pellucid_tensor::{DType, Error};
+
+use super::Operand;
+use crate::driver::{Device, Grid};
+
+macro_rules! linear_kernels {
+    ($($format:literal),*) => {
+        &[
+            "linear_f32",
+            "linear_combine",
+            $(
+                concat!("linear_few_", $format),
+                concat!("linear_many16_", $format),
+                concat!("linear_many32_", $format),
+                concat!("linear_many64_", $format),
+                concat!("linear_many128_", $format),
+            )*
+        ]
+    };
+}
+
+pub(crate) const KERNELS: &[&str] = linear_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
+
+/// Matrices of one format with the same input that one launch multiplies.
+pub(crate) const MAX_PARTS: usize = 3;
+
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct LinearPart {
+    pub(crate) weight: u64,
+    pub(crate) bias: u64,
+    pub(crate) out: u64,
+    pub(crate) outputs: u32,
+    pub(crate) first_tile: u32,
+}
+
+/// `Linear` of linear.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct LinearProduct {
+    pub(crate) x: Operand,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+    slices: u32,
+    num_parts: u32,
+    num_tiles: u32,
+    parts: [LinearPart; MAX_PARTS],
+    workspace: u64,
+    x_plain: u64,
+}
+
+/// The kernel family of a format, by the index of its first name in [`KERNELS`].
+fn family(dtype: DType) -> Option<usize> {
+    let place = match dtype {
+        DType::F16 => 0,
+        DType::BF16 => 1,
+        DType::Q8_0 => 2,
+        DType::Q4_0 => 3,
+        DType::Q4_K => 4,
+        DType::Q5_K => 5,
+        DType::Q6_K => 6,
+        _ => return None,
+    };
+    Some(2 + 5 * place)
+}
+
+/// Into how many slices the columns are cut: by their number alone, since it fixes the order of the sums.
+fn slices(cols: usize) -> u32 {
+    match cols.div_ceil(256) {
+        0..2 => 1,
+        2..4 => 2,
+        4..8 => 4,
+        _ => 8,
+    }
+}
+
+impl LinearProduct {
+    /// `parts` are (weight, bias or 0, out, outputs).
+    pub(crate) fn new(x: Operand, num_rows: usize, cols: usize, parts: &[(u64, u64, u64, usize)]) -> Self {
+        assert!(!parts.is_empty() && parts.len() <= MAX_PARTS);
+        let mut product = LinearProduct {
+            x,
+            num_rows: num_rows as u32,
+            cols: cols as u32,
+            slices: slices(cols),
+            num_parts: parts.len() as u32,
+            num_tiles: 0,
+            parts: [LinearPart::default(); MAX_PARTS],
+            workspace: 0,
+            x_plain: 0,
+        };
+        for (part, &(weight, bias, out, outputs)) in product.parts.iter_mut().zip(parts) {
+            *part = LinearPart { weight, bias, out, outputs: outputs as u32, first_tile: product.num_tiles };
+            product.num_tiles += (outputs as u32).div_ceil(16);
+        }
+        product
+    }
+
+    /// With weights of f32: x as it is.
+    pub(crate) fn launch_plain(mut self, device: &Device, x: u64) -> Result<(), Error> {
+        const WARPS: u32 = 8;
+        self.x_plain = x;
+        let blocks = [self.parts[0].outputs.div_ceil(WARPS), self.num_rows.div_ceil(8), 1];
+        device.launch("linear_f32", Grid { blocks, threads: 32 * WARPS, shared_bytes: 0 }, &self)
+    }
+
+    /// With weights in tiles. `workspace(bytes)` gives room for the sums of slices.
+    pub(crate) fn launch(
+        mut self,
+        device: &Device,
+        dtype: DType,
+        workspace: impl FnOnce(usize) -> Result<u64, Error>,
+    ) -> Result<(), Error> {
+        let first = family(dtype).expect("a format with tiles");
+        let few_shared = self.num_rows * (self.x.pitch * 2 + 16);
+        // The kernel's own shared memory is a little over 4 KiB.
+        if self.num_rows <= 8 && few_shared + 4608 <= device.shared_limit {
+            let kernel = KERNELS[first];
+            let blocks = (self.num_tiles * self.slices).div_ceil(8);
+            let at_once = device.num_multiprocessors() * device.occupancy(kernel, 256, few_shared)?;
+            let grid = Grid { blocks: [blocks.min(at_once), 1, 1], threads: 256, shared_bytes: few_shared };
+            return device.launch(kernel, grid, &self);
+        }
+        let (kernel, rows, threads) = match self.num_rows {
+            0..=16 => (KERNELS[first + 1], 16, 128),
+            17..=32 => (KERNELS[first + 2], 32, 128),
+            33..=64 => (KERNELS[first + 3], 64, 128),
+            _ => (KERNELS[first + 4], 128, 256),
+        };
+        let mut blocks = [self.num_rows.div_ceil(rows), self.num_tiles.div_ceil(8), 1];
+        // Few blocks would leave most multiprocessors idle: then the slices have blocks of their own.
+        if blocks[0] * blocks[1] < 2 * device.num_multiprocessors() && self.slices > 1 {
+            let len = self.slices as usize * self.num_rows as usize * self.num_tiles as usize * 16;
+            self.workspace = workspace(len * 4)?;
+            blocks[2] = self.slices;
+        }
+        // Four stages of rows of 64 columns, 144 bytes each.
+        device.launch(kernel, Grid { blocks, threads, shared_bytes: 4 * rows * 144 }, &self)?;
+        if self.workspace == 0 {
+            return Ok(());
+        }
+        let len = self.num_rows as usize * self.num_tiles as usize * 16;
+        device.launch("linear_combine", Grid::items(len, 256), &self)
+    }
+}

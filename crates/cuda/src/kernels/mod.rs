@@ -1,0 +1,143 @@
+//! The kernels: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles them into `artifacts/`.
+//!
+//! A `.cu` file includes nothing; what it shares with the others, `prelude.cu` and `formats.cu`, is put before it as text.
+
+pub(crate) mod attention;
+pub(crate) mod experts;
+pub(crate) mod linear;
+pub(crate) mod norm;
+pub(crate) mod pack;
+pub(crate) mod rows;
+
+use pellucid_tensor::DType;
+
+use crate::driver::Parameter;
+
+/// A compiled kernel file and what it holds.
+#[derive(Debug)]
+pub struct KernelFile {
+    pub name: &'static str,
+    pub source: &'static str,
+    pub kernels: &'static [&'static str],
+    /// Machine code for the common architectures and PTX for later ones.
+    pub(crate) binary: &'static [u8],
+}
+
+macro_rules! kernel_file {
+    ($name:literal, $kernels:expr) => {
+        KernelFile {
+            name: $name,
+            source: include_str!(concat!($name, ".cu")),
+            kernels: $kernels,
+            binary: include_bytes!(concat!("../../artifacts/", $name, ".fatbin")),
+        }
+    };
+}
+
+/// Every kernel file.
+pub static FILES: &[KernelFile] = &[
+    kernel_file!("attention", attention::KERNELS),
+    kernel_file!("experts", experts::KERNELS),
+    kernel_file!("linear", linear::KERNELS),
+    kernel_file!("norm", norm::KERNELS),
+    kernel_file!("pack", pack::KERNELS),
+    kernel_file!("rows", rows::KERNELS),
+];
+
+const SHARED: [&str; 2] = [include_str!("prelude.cu"), include_str!("formats.cu")];
+
+/// A file as the compiler sees it.
+pub fn full_source(file: &KernelFile) -> String {
+    [SHARED[0], SHARED[1], file.source].join("\n")
+}
+
+/// A mark of all sources (FNV-1a), written beside the compiled kernels: it tells when they no longer belong together.
+pub fn source_mark() -> String {
+    let mut mark: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in FILES.iter().flat_map(|file| full_source(file).into_bytes()) {
+        mark = (mark ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    }
+    format!("{mark:016x}")
+}
+
+/// `Operand` of prelude.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Operand {
+    pub(crate) numbers: u64,
+    pub(crate) scales: u64,
+    pub(crate) pitch: u32,
+    pub(crate) is_bf16: u32,
+}
+
+impl Operand {
+    pub(crate) const NONE: Operand = Operand { numbers: 0, scales: 0, pitch: 0, is_bf16: 0 };
+}
+
+/// `Format` of formats.cu: how a weight lies on the device. `None` for formats that have no tiles of their own.
+pub(crate) fn format(dtype: DType) -> Option<u32> {
+    Some(match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::Q8_0 => 3,
+        DType::Q4_0 => 4,
+        DType::Q4_K => 5,
+        DType::Q5_K => 6,
+        DType::Q6_K => 7,
+        _ => return None,
+    })
+}
+
+/// Bytes of a weight in the tiles of formats.cu.
+pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
+    let (chunk_cols, chunk_bytes) = match dtype {
+        DType::F32 => return rows.checked_mul(cols)?.checked_mul(4),
+        DType::F16 | DType::BF16 => (64, 2048),
+        DType::Q8_0 => (64, 1088),
+        DType::Q4_0 => (64, 576),
+        DType::Q4_K => (256, 2368),
+        DType::Q5_K => (256, 2880),
+        DType::Q6_K => (256, 3360),
+        _ => return None,
+    };
+    rows.div_ceil(16).checked_mul(cols.div_ceil(chunk_cols))?.checked_mul(chunk_bytes)
+}
+
+// A parameter is sound when it mirrors its kernel's structure: the list stands here so that it is looked over as a whole.
+macro_rules! parameters {
+    ($($type:ty),* $(,)?) => {
+        $(
+            // SAFETY: `#[repr(C)]`, with the fields of the structure of the same name in the kernel file, in order and of equal sizes.
+            unsafe impl Parameter for $type {}
+        )*
+    };
+}
+
+parameters! {
+    rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
+    norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::AttentionParameter,
+    experts::Route, experts::AddWeighted,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compiled_kernels_belong_to_these_sources() {
+        let mark = include_str!("../../artifacts/sources.mark").trim();
+        assert_eq!(mark, source_mark(), "a kernel changed: run `cargo run -p xtask -- kernels`");
+    }
+
+    #[test]
+    fn every_kernel_stands_in_its_file() {
+        for file in FILES {
+            for kernel in file.kernels {
+                // Families of kernels are made by macros: the last part of the name is the macro's argument.
+                let stem = kernel.split('_').next().unwrap_or(kernel);
+                assert!(file.source.contains(stem), "{kernel} is not in {}", file.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Launches of `norm.cu`.
+
+use pellucid_tensor::Error;
+
+use super::Operand;
+use crate::driver::{Device, Grid};
+
+pub(crate) const KERNELS: &[&str] = &["rms_norm", "layer_norm"];
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Norm {
+    pub(crate) x: u64,
+    pub(crate) weight: u64,
+    pub(crate) bias: u64,
+    pub(crate) out: u64,
+    pub(crate) width: u32,
+    pub(crate) eps: f32,
+    pub(crate) with_operand: u32,
+    pub(crate) operand: Operand,
+}
+
+/// `stretches` stretches of `norm.width` numbers each.
+pub(crate) fn norm(device: &Device, kernel: &'static str, stretches: usize, norm: &Norm) -> Result<(), Error> {
+    // Four numbers a thread, so that a row of some thousands fills a block; a head needs one warp.
+    let threads = (norm.width / 4).next_multiple_of(32).clamp(32, 1024);
+    device.launch(kernel, Grid::linear(stretches as u32, threads), norm)
+}

@@ -1,0 +1,186 @@
+// What every kernel file begins with: number types, conversions, reductions in a fixed order, and the tensor-core instruction.
+//
+// No header is included, so that the same text compiles with nvcc and with NVRTC. Products and sums that two kernels must round
+// alike are written with __fmul_rn, __fadd_rn and __fmaf_rn: the compiler may fuse plain ones, and differently in each kernel.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+#define KERNEL extern "C" __global__
+
+static const u32 FULL_WARP = 0xffffffffu;
+
+DEVICE float half_to_float(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+DEVICE u16 float_to_half(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+DEVICE float bf16_to_float(u16 b) { return __uint_as_float((u32)b << 16); }
+
+DEVICE u16 float_to_bf16(float f) {
+    u16 b;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b) : "f"(f));
+    return b;
+}
+
+// Two halves at once, each operation rounded on its own.
+DEVICE u32 half2_add(u32 a, u32 b) {
+    u32 d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+DEVICE u32 half2_mul(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+DEVICE u32 half2_fma(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// Weights are read once and pass through: 16 bytes that are not worth a place in the first cache.
+DEVICE uint4 load_streaming(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+DEVICE float warp_sum(float x) {
+    for (int i = 16; i > 0; i /= 2) x = __fadd_rn(x, __shfl_xor_sync(FULL_WARP, x, i));
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+    for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, i));
+    return x;
+}
+
+// Over a block of whole warps, at most 32; every thread gets the result. The tree depends on the block's size alone.
+DEVICE float block_sum(float x) {
+    __shared__ float parts[32];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    x = lane < (int)(blockDim.x / 32) ? parts[lane] : 0.0f;
+    return warp_sum(x);
+}
+
+// Of numbers that are not negative. A NaN counts as infinity: it must not vanish in the comparison.
+DEVICE float block_max(float x) {
+    __shared__ float parts[32];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    x = lane < (int)(blockDim.x / 32) ? parts[lane] : 0.0f;
+    return warp_max(x);
+}
+
+DEVICE float magnitude(float x) { return x == x ? fabsf(x) : __int_as_float(0x7f800000); }
+
+// d += a b: a is 16 x 16 (rows by depth), b is 16 x 8, in the tensor core's fragment layout. Each element of d depends on its own
+// row of a and column of b alone, whatever stands in the others: this is what makes one row and many agree to the bit.
+DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of 16-bit numbers from shared memory; lane i gives the address of row i % 8 of matrix i / 8.
+DEVICE void load_matrices(u32 (&m)[4], u32 shared_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address));
+}
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 bytes from global to shared memory in the background; zeros when `valid` is false.
+DEVICE void copy_async(u32 to, const void* from, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+DEVICE void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// A kernel may be launched while the one before it still runs (programmatic dependent launch). `begin` stands at the top of every
+// kernel: it lets the next one start early and waits until everything before this one is written. What a kernel does before its
+// wait may touch nothing but weights.
+DEVICE void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+DEVICE void begin() {
+    let_next_start();
+    wait_for_previous();
+}
+
+// The operand of a matrix product made from rows of f32: [rows][pitch] 16-bit numbers, zeros from `cols` on.
+//
+// For bf16 weights it is bf16. For f16 and quantized weights it is f16, each row times a power of two that brings its largest number
+// near 2^14, so that no model's activations leave the range of f16; `scales` holds the factor that takes the product back.
+struct Operand {
+    u16* numbers;
+    float* scales;
+    u32 pitch;
+    u32 is_bf16;
+};
+
+// Writes one row of the operand; a whole block does it. `value(i)` gives number i and must give the same each time it is asked.
+template <class Value>
+DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, Value value) {
+    u16* to = operand.numbers + (u64)row * operand.pitch;
+    if (operand.is_bf16) {
+        for (u32 i = threadIdx.x; i < operand.pitch; i += blockDim.x) to[i] = i < cols ? float_to_bf16(value(i)) : 0;
+        if (threadIdx.x == 0) operand.scales[row] = 1.0f;
+        return;
+    }
+    float largest = 0.0f;
+    for (u32 i = threadIdx.x; i < cols; i += blockDim.x) largest = fmaxf(largest, magnitude(value(i)));
+    largest = block_max(largest);
+    u32 exponent = __float_as_uint(largest) >> 23;
+    // Infinities and NaN stay what they are; zeros need no factor.
+    u32 forward = exponent == 255 || largest == 0.0f ? 127 : min(253u, 268 - exponent);
+    float factor = __uint_as_float(forward << 23);
+    for (u32 i = threadIdx.x; i < operand.pitch; i += blockDim.x)
+        to[i] = i < cols ? float_to_half(__fmul_rn(value(i), factor)) : 0;
+    if (threadIdx.x == 0) operand.scales[row] = __uint_as_float((254 - forward) << 23);
+}

@@ -1,0 +1,188 @@
+// Row by row: embedding, gathering, residual sums, caps, activations, rotations. Bound by the bytes they move, or by their launch.
+
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
+
+struct Embed {
+    const u8* table;
+    const u32* ids;
+    float* out;
+    u32 num_rows, cols, table_rows;
+    u32 format;
+    float scale;
+};
+
+// out[r] = scale * table[ids[r]]; a block for each row.
+KERNEL void embed(Embed e) {
+    begin();
+    u32 row = blockIdx.x;
+    u32 id = e.ids[row];
+    for (u32 col = threadIdx.x; col < e.cols; col += blockDim.x) {
+        // An id beyond the table would be a mistake of the caller; it must not become a read beyond it.
+        float value = id < e.table_rows ? weight_at(e.format, e.table, id, col, e.cols) : __int_as_float(0x7fc00000);
+        e.out[(u64)row * e.cols + col] = __fmul_rn(value, e.scale);
+    }
+}
+
+struct Gather {
+    const float* x;
+    const u32* rows;
+    float* out;
+    u32 cols;
+};
+
+KERNEL void gather_rows(Gather g) {
+    begin();
+    const float* from = g.x + (u64)g.rows[blockIdx.x] * g.cols;
+    float* to = g.out + (u64)blockIdx.x * g.cols;
+    for (u32 i = threadIdx.x; i < g.cols; i += blockDim.x) to[i] = from[i];
+}
+
+struct Elementwise {
+    float* x;
+    const float* y;
+    u64 len;
+    float cap;
+    u32 activation;
+};
+
+KERNEL void add(Elementwise e) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
+        e.x[i] = __fadd_rn(e.x[i], e.y[i]);
+}
+
+// x = 0
+KERNEL void clear(Elementwise e) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x) e.x[i] = 0.0f;
+}
+
+KERNEL void soft_cap(Elementwise e) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
+        e.x[i] = __fmul_rn(e.cap, tanhf(__fdiv_rn(e.x[i], e.cap)));
+}
+
+DEVICE float activated(u32 activation, float x) {
+    if (activation == SILU) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
+    if (activation == GELU) {
+        // Phi(x) through the complement: 1 + erf would cancel for negative x.
+        return __fmul_rn(__fmul_rn(0.5f, x), erfcf(__fmul_rn(x, -0.70710678118654752f)));
+    }
+    float cube = __fmul_rn(__fmul_rn(x, x), x);
+    float inner = __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x));
+    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)), which does not cancel either.
+    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, inner))));
+}
+
+KERNEL void activate(Elementwise e) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
+        e.x[i] = activated(e.activation, e.x[i]);
+}
+
+// x = activation(x) * y
+KERNEL void gate(Elementwise e) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
+        e.x[i] = __fmul_rn(activated(e.activation, e.x[i]), e.y[i]);
+}
+
+struct GateRows {
+    float* x;
+    const float* y;
+    u32 cols;
+    u32 activation;
+    Operand operand;
+};
+
+// The same, a block for each row, with the operand of the next product beside it.
+KERNEL void gate_with_operand(GateRows g) {
+    begin();
+    u32 row = blockIdx.x;
+    float* x = g.x + (u64)row * g.cols;
+    const float* y = g.y + (u64)row * g.cols;
+    for (u32 i = threadIdx.x; i < g.cols; i += blockDim.x) x[i] = __fmul_rn(activated(g.activation, x[i]), y[i]);
+    write_operand(g.operand, row, g.cols, [&](u32 i) { return x[i]; });
+}
+
+struct OperandRows {
+    const float* x;
+    u32 cols;
+    Operand operand;
+};
+
+// The operand of a matrix product from rows of f32; a block for each row.
+KERNEL void make_operand(OperandRows o) {
+    begin();
+    const float* x = o.x + (u64)blockIdx.x * o.cols;
+    write_operand(o.operand, blockIdx.x, o.cols, [&](u32 i) { return x[i]; });
+}
+
+struct Angles {
+    const u32* positions;
+    const float* frequencies;
+    float* out;
+    u32 num_rows, pairs;
+    float factor;
+};
+
+// The product is rounded to f32 before the cosine, as the reference implementations do; the cosine itself is taken in f64.
+KERNEL void rope_angles(Angles a) {
+    begin();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.num_rows * a.pairs) return;
+    u32 row = i / a.pairs, pair = i % a.pairs;
+    double sine, cosine;
+    sincos((double)__fmul_rn((float)a.positions[row], a.frequencies[pair]), &sine, &cosine);
+    float* out = a.out + (u64)row * 2 * a.pairs;
+    out[pair] = __fmul_rn((float)cosine, a.factor);
+    out[a.pairs + pair] = __fmul_rn((float)sine, a.factor);
+}
+
+struct Rotation {
+    float* x;
+    const float* angles;
+    u32 num_rows, cols, head_size, pairs;
+    u32 interleaved;
+};
+
+DEVICE void rotate(const Rotation& r, u64 i) {
+    u32 heads = r.cols / r.head_size;
+    u32 pair = i % r.pairs;
+    u32 head = i / r.pairs % heads;
+    u64 row = i / r.pairs / heads;
+    const float* angles = r.angles + row * 2 * r.pairs;
+    float* x = r.x + row * r.cols + head * r.head_size;
+    u32 first = r.interleaved ? 2 * pair : pair;
+    u32 second = r.interleaved ? 2 * pair + 1 : pair + r.pairs;
+    float a = x[first], b = x[second], cosine = angles[pair], sine = angles[r.pairs + pair];
+    x[first] = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
+    x[second] = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
+}
+
+KERNEL void rope(Rotation r) {
+    begin();
+    u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    if (i < (u64)r.num_rows * (r.cols / r.head_size) * r.pairs) rotate(r, i);
+}
+
+struct ReadBytes {
+    const uint4* from;
+    u64 len;  // in units of 16 bytes
+    u32* sink;
+};
+
+// Reads everything and keeps nothing: the limit that decoding runs against.
+KERNEL void read_bytes(ReadBytes r) {
+    u32 sum = 0;
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    for (; i + 3 * stride < r.len; i += 4 * stride) {
+        uint4 a = load_streaming(r.from + i), b = load_streaming(r.from + i + stride);
+        uint4 c = load_streaming(r.from + i + 2 * stride), d = load_streaming(r.from + i + 3 * stride);
+        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    }
+    // Memory is zeros, so this is never true, which the compiler cannot know.
+    if (sum == 0x12345678u) *r.sink = sum;
+}

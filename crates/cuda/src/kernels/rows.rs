@@ -1,0 +1,134 @@
+//! Launches of `rows.cu`.
+
+use pellucid_tensor::{Activation, Error, RopeStyle};
+
+use super::Operand;
+use crate::driver::{Device, Grid};
+
+pub(crate) const KERNELS: &[&str] = &[
+    "embed",
+    "gather_rows",
+    "add",
+    "clear",
+    "soft_cap",
+    "activate",
+    "gate",
+    "gate_with_operand",
+    "make_operand",
+    "rope_angles",
+    "rope",
+    "read_bytes",
+];
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Embed {
+    pub(crate) table: u64,
+    pub(crate) ids: u64,
+    pub(crate) out: u64,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) table_rows: u32,
+    pub(crate) format: u32,
+    pub(crate) scale: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Gather {
+    pub(crate) x: u64,
+    pub(crate) rows: u64,
+    pub(crate) out: u64,
+    pub(crate) cols: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Elementwise {
+    pub(crate) x: u64,
+    pub(crate) y: u64,
+    pub(crate) len: u64,
+    pub(crate) cap: f32,
+    pub(crate) activation: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct GateRows {
+    pub(crate) x: u64,
+    pub(crate) y: u64,
+    pub(crate) cols: u32,
+    pub(crate) activation: u32,
+    pub(crate) operand: Operand,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct OperandRows {
+    pub(crate) x: u64,
+    pub(crate) cols: u32,
+    pub(crate) operand: Operand,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Angles {
+    pub(crate) positions: u64,
+    pub(crate) frequencies: u64,
+    pub(crate) out: u64,
+    pub(crate) num_rows: u32,
+    pub(crate) pairs: u32,
+    pub(crate) factor: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Rotation {
+    pub(crate) x: u64,
+    pub(crate) angles: u64,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) head_size: u32,
+    pub(crate) pairs: u32,
+    pub(crate) interleaved: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ReadBytes {
+    pub(crate) from: u64,
+    /// In units of 16 bytes.
+    pub(crate) len: u64,
+    pub(crate) sink: u64,
+}
+
+pub(crate) fn activation_code(activation: Activation) -> u32 {
+    match activation {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
+    }
+}
+
+pub(crate) fn style_code(style: RopeStyle) -> u32 {
+    u32::from(style == RopeStyle::Interleaved)
+}
+
+/// Threads for a block that takes a row of `cols` numbers.
+pub(crate) fn row_threads(cols: usize) -> u32 {
+    (cols.next_multiple_of(32) as u32).clamp(32, 1024)
+}
+
+/// One of the kernels that take every number on its own.
+pub(crate) fn elementwise(device: &Device, kernel: &'static str, parameter: Elementwise) -> Result<(), Error> {
+    // Enough blocks for every multiprocessor to be full, and a loop for the rest.
+    let most = device.num_multiprocessors() * 16;
+    let blocks = parameter.len.div_ceil(256).min(u64::from(most)) as u32;
+    device.launch(kernel, Grid::linear(blocks, 256), &parameter)
+}
+
+/// The operand of `rows` rows.
+pub(crate) fn make_operand(device: &Device, x: u64, rows: usize, cols: usize, operand: Operand) -> Result<(), Error> {
+    let parameter = OperandRows { x, cols: cols as u32, operand };
+    device.launch("make_operand", Grid::linear(rows as u32, row_threads(cols / 4)), &parameter)
+}

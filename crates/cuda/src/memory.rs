@@ -1,0 +1,128 @@
+//! Device memory behind a tensor, and the operand of matrix products that is kept beside an activation.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pellucid_tensor::{DType, Error, Memory, Tensor};
+
+use crate::driver::{Buffer, Device};
+use crate::kernels::Operand;
+
+/// Numbers on a device: an activation or KV memory as it is, a weight in the tiles of `formats.cu`.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    pub(crate) buffer: Buffer,
+    /// The 16-bit form of an activation, once a matrix product has asked for it.
+    operand: Mutex<Option<StoredOperand>>,
+}
+
+/// An activation rounded for the tensor core. It stays with the activation, so that whatever writes the activation next can write this
+/// beside it, and the product finds it done.
+#[derive(Debug)]
+pub(crate) struct StoredOperand {
+    numbers: Buffer,
+    scales: Buffer,
+    pitch: usize,
+    rows: usize,
+    is_bf16: bool,
+    /// False once the activation has changed.
+    pub(crate) is_current: bool,
+}
+
+impl StoredOperand {
+    pub(crate) fn parameter(&self) -> Operand {
+        Operand {
+            numbers: self.numbers.address(),
+            scales: self.scales.address(),
+            pitch: self.pitch as u32,
+            is_bf16: u32::from(self.is_bf16),
+        }
+    }
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        DeviceMemory { buffer, operand: Mutex::new(None) }
+    }
+
+    fn operand(&self) -> MutexGuard<'_, Option<StoredOperand>> {
+        self.operand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operand of the first `rows` rows, and whether it must be filled first. It counts as filled from now on.
+    pub(crate) fn operand_for(
+        &self,
+        device: &Arc<Device>,
+        rows: usize,
+        cols: usize,
+        is_bf16: bool,
+    ) -> Result<(Operand, bool), Error> {
+        let mut stored = self.operand();
+        // A unit of 64 columns is what the kernels read at a time.
+        let pitch = cols.next_multiple_of(64);
+        if !stored.as_ref().is_some_and(|s| s.rows >= rows && s.pitch == pitch) {
+            // The old one goes before the new one comes: both need not fit at once.
+            *stored = None;
+            *stored = Some(StoredOperand {
+                numbers: device.allocate(rows * pitch * 2)?,
+                scales: device.allocate(rows * 4)?,
+                pitch,
+                rows,
+                is_bf16,
+                is_current: false,
+            });
+        }
+        let operand = stored.as_mut().expect("made above");
+        let must_fill = !operand.is_current || operand.is_bf16 != is_bf16;
+        operand.is_bf16 = is_bf16;
+        operand.is_current = true;
+        Ok((operand.parameter(), must_fill))
+    }
+
+    /// For a kernel that writes `rows` rows of the activation: the operand to write beside them, when one is known to be wanted.
+    pub(crate) fn operand_to_write(&self, rows: usize) -> Option<Operand> {
+        let mut stored = self.operand();
+        let operand = stored.as_mut()?;
+        operand.is_current = operand.rows >= rows;
+        operand.is_current.then(|| operand.parameter())
+    }
+
+    /// The activation is about to change without its operand.
+    fn outdate(&self) {
+        if let Some(operand) = self.operand().as_mut() {
+            operand.is_current = false;
+        }
+    }
+}
+
+impl Memory for DeviceMemory {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// The memory behind a tensor of this backend. Tensors of another are a mistake of the caller.
+pub(crate) fn memory(tensor: &Tensor) -> &DeviceMemory {
+    tensor.memory().as_any().downcast_ref().expect("a tensor of the CUDA backend")
+}
+
+/// Address of a tensor that a kernel reads.
+pub(crate) fn read(tensor: &Tensor) -> u64 {
+    memory(tensor).buffer.address()
+}
+
+/// Address of an f32 activation that a kernel reads.
+pub(crate) fn floats(tensor: &Tensor) -> u64 {
+    assert_eq!(tensor.dtype(), DType::F32, "activations, norms and biases are f32");
+    read(tensor)
+}
+
+/// Address of an f32 activation that a kernel writes.
+pub(crate) fn floats_mut(tensor: &mut Tensor) -> u64 {
+    memory(tensor).outdate();
+    floats(tensor)
+}

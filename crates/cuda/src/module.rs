@@ -1,0 +1,68 @@
+//! Kernels on the device: embedded machine code or PTX, and where neither will do, their source through NVRTC.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::panic::catch_unwind;
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc;
+
+use crate::kernels::{self, KernelFile};
+use crate::probe;
+
+/// The kernels of every file by name, and what they were loaded from.
+pub(crate) struct Loaded {
+    pub(crate) functions: HashMap<&'static str, sys::CUfunction>,
+    pub(crate) source: &'static str,
+}
+
+/// Loads every kernel file into the current context, which keeps them until it ends.
+pub(crate) fn load(capability: (i32, i32)) -> Result<Loaded, String> {
+    let mut functions = HashMap::new();
+    let mut source = "embedded machine code";
+    for file in kernels::FILES {
+        // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
+        let module = match unsafe { result::module::load_data(file.binary.as_ptr().cast()) } {
+            Ok(module) => module,
+            Err(error) => {
+                source = "source, compiled by NVRTC at start";
+                compile(file, capability).map_err(|reason| {
+                    format!(
+                        "no embedded kernels for compute capability {}.{} ({}), and {reason}",
+                        capability.0,
+                        capability.1,
+                        probe::describe(error)
+                    )
+                })?
+            }
+        };
+        for &name in file.kernels {
+            let missing = |what: String| format!("kernel {name} of {}: {what}", file.name);
+            let symbol = CString::new(name).map_err(|error| missing(error.to_string()))?;
+            // SAFETY: the module was loaded above and is never unloaded.
+            let function =
+                unsafe { result::module::get_function(module, symbol) }.map_err(|e| missing(probe::describe(e)))?;
+            functions.insert(name, function);
+        }
+    }
+    Ok(Loaded { functions, source })
+}
+
+/// Compiles one file for a GPU that the embedded kernels do not cover.
+fn compile(file: &KernelFile, capability: (i32, i32)) -> Result<sys::CUmodule, String> {
+    // NVRTC's absence is told by a panic of the binding; ours is a sentence.
+    // SAFETY: opening the library runs its initialisers, which is what it is for.
+    let present = catch_unwind(|| unsafe { nvrtc::sys::is_culib_present() }).unwrap_or(false);
+    if !present {
+        return Err("NVRTC, which could compile them, was not found".into());
+    }
+    let options = nvrtc::CompileOptions {
+        options: vec![format!("--gpu-architecture=compute_{}{}", capability.0, capability.1), "--std=c++17".into()],
+        ..Default::default()
+    };
+    let ptx = nvrtc::compile_ptx_with_opts(kernels::full_source(file), options)
+        .map_err(|error| format!("NVRTC could not compile {}: {error:?}", file.name))?;
+    let text = CString::new(ptx.to_src()).map_err(|error| error.to_string())?;
+    // SAFETY: the text is PTX that ends with a zero byte.
+    unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(probe::describe)
+}

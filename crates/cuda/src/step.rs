@@ -1,0 +1,226 @@
+//! Steps: the index tables of a step on the device, and recorded steps (CUDA graphs) that are replayed.
+//!
+//! A step's tables are uploaded together, before its operations, to places that depend on the numbers of rows alone. An operation that
+//! is given one of the step's own slices reads the table that is already there. That is what lets a recording of the launches serve every
+//! later step of the same size: only the tables' contents differ.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::{result, sys};
+use pellucid_tensor::{Error, SequenceSpan, StepIndex, StepMemo};
+
+use crate::backend::CudaBackend;
+use crate::driver::Device;
+use crate::kernels::attention::TILE;
+
+/// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
+const MAX_RECORDED_ROWS: usize = 512;
+/// Recordings that a model keeps: sizes of batches times the powers of two of their longest contexts.
+const MAX_RECORDINGS: usize = 128;
+
+/// The slices of the step under way and where their copies lie on the device.
+#[derive(Debug, Default)]
+pub(crate) struct Current {
+    /// (address of the slice, its length, address of its copy)
+    tables: Vec<(usize, usize, u64)>,
+    /// The spans that the rows' first blocks were made from, and where those lie.
+    spans: Option<(usize, usize, u64)>,
+    pub(crate) is_recording: bool,
+}
+
+impl Current {
+    /// The copy of one of the step's own slices.
+    pub(crate) fn find(&self, slice: &[u32]) -> Option<u64> {
+        let wanted = (slice.as_ptr().addr(), slice.len());
+        self.tables.iter().find(|table| (table.0, table.1) == wanted).map(|table| table.2)
+    }
+
+    pub(crate) fn find_spans(&self, spans: &[SequenceSpan]) -> Option<u64> {
+        self.spans.filter(|found| (found.0, found.1) == (spans.as_ptr().addr(), spans.len())).map(|found| found.2)
+    }
+}
+
+/// What must be equal for a recording to serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    num_rows: usize,
+    num_wanted: usize,
+    /// Tiles of the longest context, rounded up to a power of two: launches depend on it.
+    tiles: usize,
+    kv_place: usize,
+}
+
+#[derive(Debug)]
+enum Recording {
+    /// Ran once, so that every buffer it needs has its size.
+    Seen,
+    Ready(Graph),
+    /// Some operation needs the host in between.
+    Impossible,
+}
+
+#[derive(Debug)]
+struct Recordings {
+    by_key: HashMap<Key, Recording>,
+    /// Recordings hold addresses: they are void once memory was taken or given back.
+    generation: u64,
+}
+
+/// A recorded step.
+#[derive(Debug)]
+struct Graph {
+    device: Arc<Device>,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: the driver lets any thread launch or destroy a graph, one at a time; the owner is one model.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the executable is owned by this value. The driver waits for a launch under way.
+            let _ = unsafe { result::graph::exec_destroy(self.executable) };
+        }
+    }
+}
+
+/// For each row, where its sequence's block table starts.
+pub(crate) fn first_blocks(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32> {
+    let mut first = vec![u32::MAX; num_rows];
+    for sequence in sequences {
+        first[sequence.rows.clone()].fill(sequence.blocks.start as u32);
+    }
+    assert!(first.iter().all(|&first| first != u32::MAX), "every row belongs to a sequence");
+    first
+}
+
+impl CudaBackend {
+    pub(crate) fn run_step(
+        &self,
+        index: &StepIndex<'_>,
+        memo: &mut StepMemo,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.upload_index(index)?;
+        let result = self.replay_or_run(index, memo, run);
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Current::default();
+        result
+    }
+
+    /// Copies the tables of a step to the device: fixed places for a number of rows and of wanted rows, the block tables last.
+    fn upload_index(&self, index: &StepIndex<'_>) -> Result<(), Error> {
+        let first_blocks = first_blocks(index.sequences, index.ids.len());
+        let mut flat: Vec<u32> = Vec::new();
+        let mut places = Vec::new();
+        for slice in [index.ids, index.positions, index.slots, index.wanted, &first_blocks, index.block_tables] {
+            places.push(flat.len());
+            flat.extend_from_slice(slice);
+        }
+        // Room to grow, so that the tables seldom move: recordings end when they do.
+        let base = self.scratch(crate::backend::Purpose::Index, (flat.len() * 4).next_power_of_two())?;
+        self.device.upload(&flat, base)?;
+        let at = |i: usize| base + 4 * places[i] as u64;
+        let slices =
+            [(index.ids, 0), (index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 5)];
+        let tables = slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect();
+        let spans = Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4)));
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Current { tables, spans, is_recording: false };
+        Ok(())
+    }
+
+    fn replay_or_run(
+        &self,
+        index: &StepIndex<'_>,
+        memo: &mut StepMemo,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let decodes = index.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+        if !decodes || index.ids.len() > MAX_RECORDED_ROWS || index.ids.is_empty() {
+            return run();
+        }
+        let longest = index.positions.iter().max().map_or(0, |&position| position as usize + 1);
+        let key = Key {
+            num_rows: index.ids.len(),
+            num_wanted: index.wanted.len(),
+            tiles: longest.div_ceil(TILE).next_power_of_two(),
+            kv_place: index.kv_place,
+        };
+        let recordings = self.recordings(memo);
+        match recordings.by_key.get(&key) {
+            Some(Recording::Ready(graph)) => return graph.launch(),
+            Some(Recording::Impossible) => return run(),
+            Some(Recording::Seen) => {}
+            None => {
+                run()?;
+                recordings.by_key.insert(key, Recording::Seen);
+                return Ok(());
+            }
+        }
+        match self.record(run)? {
+            Some(graph) => {
+                graph.launch()?;
+                recordings.by_key.insert(key, Recording::Ready(graph));
+                Ok(())
+            }
+            None => {
+                recordings.by_key.insert(key, Recording::Impossible);
+                run()
+            }
+        }
+    }
+
+    /// The model's recordings, emptied when memory has moved since.
+    fn recordings<'m>(&self, memo: &'m mut StepMemo) -> &'m mut Recordings {
+        let generation = self.device.generation();
+        let fresh = || Recordings { by_key: HashMap::new(), generation };
+        if !memo.0.as_ref().is_some_and(|memo| memo.is::<Recordings>()) {
+            memo.0 = Some(Box::new(fresh()));
+        }
+        let recordings: &mut Recordings =
+            memo.0.as_mut().and_then(|memo| memo.downcast_mut()).expect("put there when it was not");
+        if recordings.generation != generation || recordings.by_key.len() >= MAX_RECORDINGS {
+            *recordings = fresh();
+        }
+        recordings
+    }
+
+    /// Records what `run` launches instead of running it. `None` when something in it cannot be recorded.
+    fn record(&self, run: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Graph>, Error> {
+        let device = &self.device;
+        let failed = |error| device.error("recording a step", error);
+        let generation = device.generation();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as the device, and recording ends below whatever happens.
+        unsafe { result::stream::begin_capture(device.stream(), mode) }.map_err(failed)?;
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).is_recording = true;
+        let outcome = run();
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).is_recording = false;
+        // SAFETY: a recording is under way on this stream.
+        let graph = unsafe { result::stream::end_capture(device.stream()) };
+        let (Ok(()), Ok(graph)) = (outcome, graph) else { return Ok(None) };
+        if graph.is_null() || generation != device.generation() {
+            return Ok(None);
+        }
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: `graph` is the recording that has just ended; it is destroyed here, and the executable is owned by the result.
+        let status = unsafe {
+            let status = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result();
+            let _ = result::graph::destroy(graph);
+            status
+        };
+        status.map_err(failed)?;
+        Ok(Some(Graph { device: device.clone(), executable }))
+    }
+}
+
+impl Graph {
+    fn launch(&self) -> Result<(), Error> {
+        self.device.bind()?;
+        // SAFETY: executable and stream live as long as this value, and every address in it is that of a live buffer: recordings are
+        // dropped when memory is taken or given back.
+        unsafe { result::graph::launch(self.executable, self.device.stream()) }
+            .map_err(|error| self.device.error("replaying a step", error))
+    }
+}

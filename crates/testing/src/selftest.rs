@@ -1,0 +1,145 @@
+//! A device against its formulas and against the reference implementation, from the program alone: `pellucid selftest`.
+//!
+//! The goldens are part of the program. A check fails by panicking, like a test, and the panic's words are its report.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pellucid_tensor::Backend;
+
+use crate::{Golden, Runner, TestSequence, backend_suite};
+
+/// One golden's files: name, config.json, golden.json, logits.bin, model.safetensors.
+type Files = (&'static str, [(&'static str, &'static [u8]); 4]);
+
+macro_rules! golden {
+    ($name:literal) => {
+        (
+            $name,
+            [
+                golden!($name, "config.json"),
+                golden!($name, "golden.json"),
+                golden!($name, "logits.bin"),
+                golden!($name, "model.safetensors"),
+            ],
+        )
+    };
+    ($name:literal, $file:literal) => {
+        ($file, include_bytes!(concat!("../fixtures/goldens/", $name, "/", $file)))
+    };
+}
+
+static GOLDENS: [Files; 23] = [
+    golden!("gemma2"),
+    golden!("gemma3"),
+    golden!("gemma3-old"),
+    golden!("gpt2"),
+    golden!("llama-bias"),
+    golden!("llama-linear"),
+    golden!("llama2"),
+    golden!("llama3"),
+    golden!("llama3-old"),
+    golden!("mistral"),
+    golden!("mixtral"),
+    golden!("phi3"),
+    golden!("phi3-longrope"),
+    golden!("phi4-mini"),
+    golden!("qwen2"),
+    golden!("qwen2-window"),
+    golden!("qwen2-yarn"),
+    golden!("qwen3"),
+    golden!("qwen3-moe"),
+    golden!("qwen3-moe-mixed"),
+    golden!("qwen3-moe-step"),
+    golden!("smollm2"),
+    golden!("xglm"),
+];
+
+/// Largest difference of a logit from the reference's; `tests/goldens.rs` says why.
+const TOLERANCE: f32 = 1e-4;
+
+/// How one check went.
+#[derive(Debug)]
+pub struct Report {
+    pub name: String,
+    pub took: Duration,
+    /// What differed.
+    pub failure: Option<String>,
+}
+
+/// Runs every check, telling each report as it comes. `folder` is an empty folder for the goldens' files.
+pub fn run(backend: &Arc<dyn Backend>, folder: &Path, tell: &mut dyn FnMut(&Report)) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut check = |name: &str, body: &dyn Fn()| {
+        let start = Instant::now();
+        let failure = catch_unwind(AssertUnwindSafe(body)).err().map(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+        });
+        reports.push(Report { name: name.to_owned(), took: start.elapsed(), failure });
+        tell(reports.last().expect("pushed above"));
+    };
+    for (name, body) in backend_suite::checks() {
+        check(name, &|| body(&**backend));
+    }
+    check("a row has the same bits alone and among few", &|| backend_suite::rows_stand_alone(&**backend));
+    check("a row has the same bits alone and among many", &|| backend_suite::many_rows_stand_alone(&**backend));
+    for (name, files) in &GOLDENS {
+        check(&format!("model {name}"), &|| model(backend, &write(folder, name, files)));
+    }
+    reports
+}
+
+/// Puts a golden's files where a checkpoint can be opened.
+fn write(folder: &Path, name: &str, files: &[(&str, &[u8])]) -> Golden {
+    let folder = folder.join(name);
+    std::fs::create_dir_all(&folder).expect("a folder that can be written");
+    for (file, bytes) in files {
+        std::fs::write(folder.join(file), bytes).expect("a file that can be written");
+    }
+    Golden::read(&folder)
+}
+
+/// Logits at every position, the greedy continuation, and the same bits in chunks and in company.
+fn model(backend: &Arc<dyn Backend>, golden: &Golden) {
+    let (path, expected) = (golden.folder.clone(), golden.logits("logits.bin"));
+    for ((prompt, expected), greedy) in golden.prompts.iter().zip(&expected).zip(&golden.greedy) {
+        let context_len = golden.context_len(prompt.len());
+        let mut runner = Runner::load(&path, backend.clone(), context_len, 8);
+        let whole = runner.prompt(prompt, &[prompt.len()], vec![0, 1]);
+        assert_eq!(whole.len(), expected.len());
+        let worst = whole.iter().zip(expected).fold(0f32, |worst, (a, b)| {
+            let difference = (a - b).abs();
+            if difference.is_nan() { f32::INFINITY } else { worst.max(difference) }
+        });
+        assert!(worst <= TOLERANCE, "a logit differs from the reference by {worst}");
+        // Token by token: from the third on, steps of one size may be replayed from a recording.
+        let single = runner.prompt(prompt, &[1], vec![3, 2]);
+        assert!(bits(&single) == bits(&whole), "token by token gives other bits than the whole prompt");
+        let mixed = runner.prompt(prompt, &[5, 1, 1, 17, 2, 30], vec![5, 4]);
+        assert!(bits(&mixed) == bits(&whole), "chunks give other bits than the whole prompt");
+        if context_len.is_none_or(|len| prompt.len() + greedy.len() <= len) {
+            assert_eq!(&continuation(&mut runner, prompt, greedy.len()), greedy, "greedy continuation");
+        }
+    }
+}
+
+fn continuation(runner: &mut Runner, prompt: &[u32], len: usize) -> Vec<u32> {
+    let mut sequence = TestSequence { blocks: vec![7, 6], len: 0 };
+    let mut next = prompt.to_vec();
+    let mut found = Vec::new();
+    while found.len() < len {
+        let logits = runner.step(&mut [(&mut sequence, &next)]);
+        let last = logits.last().expect("a row of logits");
+        let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b]).then(b.cmp(&a)));
+        next = vec![best.expect("a vocabulary") as u32];
+        found.push(next[0]);
+    }
+    found
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}

@@ -1,0 +1,98 @@
+//! Chores of the repository: `cargo run -p xtask -- kernels [--nvcc PATH] [--check]`.
+//!
+//! Compiles the CUDA kernels into `crates/cuda/artifacts` and reports registers and spills. `--check` compiles and reports, and writes nothing.
+//! nvcc 13.0 is enough, for instance from the PyPI packages nvidia-cuda-nvcc, -nvvm, -crt, -runtime and -cccl, unzipped into one folder.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use pellucid_cuda::kernels::{self, KernelFile};
+
+/// Machine code for these, and PTX of the first for every later one.
+const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90a", "100a", "120a"];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match arguments.split_first() {
+        Some((command, rest)) if command == "kernels" => compile_kernels(rest),
+        _ => Err(anyhow::anyhow!("usage: xtask kernels [--nvcc PATH] [--check]")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compile_kernels(arguments: &[String]) -> Result<()> {
+    let mut nvcc = PathBuf::from("nvcc");
+    let mut check = false;
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--nvcc" => nvcc = rest.next().context("--nvcc needs a path")?.into(),
+            "--check" => check = true,
+            other => bail!("unknown argument {other}"),
+        }
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/cuda/artifacts");
+    let work = tempfile::tempdir()?;
+    let mut total = 0;
+    for file in kernels::FILES {
+        let binary = compile(&nvcc, file, work.path())?;
+        let bytes = std::fs::read(&binary)?;
+        total += bytes.len();
+        if !check {
+            std::fs::write(folder.join(format!("{}.fatbin", file.name)), bytes)?;
+        }
+    }
+    println!("{total} bytes for {} and PTX", ARCHITECTURES.map(|name| format!("sm_{name}")).join(", "));
+    if !check {
+        std::fs::write(folder.join("sources.mark"), kernels::source_mark() + "\n")?;
+    }
+    Ok(())
+}
+
+/// Compiles one file for every architecture, and prints its kernels' registers and spills.
+fn compile(nvcc: &Path, file: &KernelFile, work: &Path) -> Result<PathBuf> {
+    let source = work.join(format!("{}.cu", file.name));
+    let binary = work.join(format!("{}.fatbin", file.name));
+    std::fs::write(&source, kernels::full_source(file))?;
+    let mut command = Command::new(nvcc);
+    command.args(["-std=c++17", "-fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "--threads=2"]);
+    // Each file uses a part of what is shared.
+    command.arg("-diag-suppress=177");
+    for architecture in ARCHITECTURES {
+        command.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
+    }
+    command.arg(format!("-gencode=arch=compute_{0},code=compute_{0}", ARCHITECTURES[0]));
+    let output = command.arg("-o").arg(&binary).arg(&source).output();
+    let output = output.with_context(|| format!("{} could not be run", nvcc.display()))?;
+    let report = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{}.cu:\n{report}{}", file.name, String::from_utf8_lossy(&output.stdout));
+    }
+    report_resources(file.name, &report);
+    Ok(binary)
+}
+
+/// One line for each kernel and architecture with its registers; a spill is marked.
+fn report_resources(name: &str, report: &str) {
+    let mut kernel = String::new();
+    let mut spills = false;
+    for line in report.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            kernel = rest.replace("' for '", " ").trim_end_matches('\'').to_owned();
+        } else if line.contains("spill stores") {
+            spills = !line.contains(" 0 bytes spill stores");
+        } else if let Some((_, rest)) = line.split_once("Used ") {
+            let registers = rest.split_whitespace().next().unwrap_or("?");
+            println!("{name:<10} {kernel:<40} {registers:>3} registers{}", if spills { "  SPILLS" } else { "" });
+        } else if line.contains("warning") {
+            println!("{line}");
+        }
+    }
+}
