@@ -4,7 +4,7 @@
 
 use crate::commands::{
     bench::BenchArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, perplexity::PerplexityArgs,
-    pull::PullArgs, rm::RmArgs, run::RunArgs, tokenize::TokenizeArgs,
+    prove::ProveArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
@@ -41,6 +41,7 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Prove(ProveArgs),
 }
 
 #[derive(Debug, Args)]

@@ -81,11 +81,17 @@ pub(crate) fn decoder(checkpoint: &Checkpoint, args: &ComputeArgs, backend: Arc<
 
 /// The device that the arguments chose.
 pub(crate) fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
-    let defaults = CpuOptions::default();
-    let options = CpuOptions {
-        num_threads: args.threads.map_or(defaults.num_threads, usize::from),
-        isa: args.cpu_isa.unwrap_or(defaults.isa),
-    };
+    let default = CpuOptions::default().num_threads;
+    cpu(args, args.threads.map_or(default, usize::from))
+}
+
+/// The same device with a single thread.
+pub(crate) fn single_threaded(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
+    cpu(args, 1)
+}
+
+fn cpu(args: &ComputeArgs, num_threads: usize) -> Result<Arc<dyn Backend>> {
+    let options = CpuOptions { num_threads, isa: args.cpu_isa.unwrap_or(CpuOptions::default().isa) };
     match CpuBackend::new(options) {
         Some(backend) => Ok(Arc::new(backend)),
         None => {

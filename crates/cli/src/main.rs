@@ -52,6 +52,7 @@ fn run() -> Result<()> {
         Command::Tokenize(args) => commands::tokenize::run(args, &hub, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
         Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
+        Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
     }?;
     Ok(output.flush()?)
 }
