@@ -11,14 +11,16 @@ mod handle;
 mod job;
 pub mod kv_cache;
 mod request;
+mod rules;
 pub mod scheduler;
 mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};
 pub use engine::{Engine, EngineOptions};
 pub use error::Error;
-pub use event::{Event, EventSink, FinishReason, TokenEvent};
-pub use handle::{EngineHandle, TokenStream};
+pub use event::{Control, Event, EventSink, FinishReason, TokenEvent};
+pub use handle::{EngineHandle, Pulse, TokenStream};
 pub use kv_cache::{Scope, TenantId};
 pub use request::{MAX_WIDTH, Request};
+pub use rules::Rules;
 pub use stats::{EngineStats, RequestStats};

@@ -121,6 +121,19 @@ impl KvCache {
         self.quotas.get(&tenant).copied()
     }
 
+    pub fn quotas(&self) -> &HashMap<TenantId, usize> {
+        &self.quotas
+    }
+
+    /// Blocks of a table that lie in prefixes which the operator declared shared.
+    pub fn num_shared(&self, table: &BlockTable) -> usize {
+        let is_shared = |block: &&BlockId| {
+            let content = self.blocks[**block as usize].content.as_ref();
+            content.is_some_and(|content| content.scope == Scope::SHARED)
+        };
+        table.blocks().iter().filter(is_shared).count()
+    }
+
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }
