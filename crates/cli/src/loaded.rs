@@ -13,6 +13,8 @@ use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, LoadOptions, Model};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
+use crate::kv_type::KvType;
+
 /// How to compute; the same flags for every command that runs a model.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Computing")]
@@ -30,6 +32,10 @@ pub(crate) struct ComputeArgs {
     /// [default: what the model was made for]
     #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
+
+    /// Keys and values in f32, f16, bf16 or q8_0
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
+    pub(crate) kv_type: KvType,
 }
 
 /// Everything that answering takes.
@@ -61,6 +67,7 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Load
         // Memory is touched only when it is used, so the whole context may be promised to every sequence.
         num_blocks: config.context_len.div_ceil(BLOCK_LEN) * width.max(1),
         block_len: BLOCK_LEN,
+        kv_dtype: args.kv_type.dtype(),
         max_sequences: width.max(1),
         step_tokens: CHUNK_LEN.max(width),
         chunk_len: CHUNK_LEN,

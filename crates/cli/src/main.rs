@@ -7,6 +7,7 @@ mod format;
 mod hub;
 mod hyperparameters;
 mod interrupt;
+mod kv_type;
 mod loaded;
 mod output;
 mod prompt;

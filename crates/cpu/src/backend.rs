@@ -4,9 +4,9 @@ use pellucid_tensor::{
     Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
 };
 
+use crate::attention;
 use crate::machine;
-use crate::memory::{self, HostMemory, SharedOutput, bytes, floats, floats_mut};
-use crate::ops::attention::{self, Pages};
+use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
 use crate::ops::{elementwise, experts, matmul, norm, rope};
 use crate::pool::Pool;
 use crate::simd::{Isa, Level, with_simd};
@@ -114,9 +114,11 @@ impl Backend for CpuBackend {
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
-        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let rows = tensor.rows();
         assert!(from < rows && to < rows, "rows of the tensor");
-        floats_mut(tensor).copy_within(from * cols..(from + 1) * cols, to * cols);
+        let bytes = bytes_mut(tensor);
+        let len = bytes.len() / rows;
+        bytes.copy_within(from * len..(from + 1) * len, to * len);
         Ok(())
     }
 
@@ -264,35 +266,15 @@ impl Backend for CpuBackend {
         let cols = store.shape.num_kv_heads * store.shape.head_size;
         assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
         assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
-        for (rows, blocks) in [(store.keys, &mut kv.keys), (store.values, &mut kv.values)] {
-            let blocks = floats_mut(blocks);
-            for (row, &slot) in floats(rows).chunks_exact(cols).zip(store.slots) {
-                attention::store_row(row, slot as usize, store.shape, blocks);
-            }
-        }
+        let dtype = kv.keys.dtype();
+        assert_eq!(kv.values.dtype(), dtype, "keys and values have one format");
+        let rows = [floats(store.keys), floats(store.values)];
+        attention::store(&self.pool, &store, rows, dtype, bytes_mut(&mut kv.keys), bytes_mut(&mut kv.values));
         Ok(())
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        let shape = attention.shape;
-        let group = shape.num_heads / shape.num_kv_heads * shape.head_size;
-        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
-        assert_eq!(attention.positions.len(), num_rows);
-        let owners = attention::sequence_of_rows(attention.sequences, num_rows);
-        let (queries, keys, values) =
-            (floats(attention.queries), floats(&attention.kv.keys), floats(&attention.kv.values));
-        let output = SharedOutput::new(floats_mut(out));
-        with_simd!(self.level, simd => self.pool.run(num_rows * shape.num_kv_heads, &|task| {
-            let (row, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
-            let blocks = &attention.block_tables[attention.sequences[owners[row]].blocks.clone()];
-            let pages = Pages { keys, values, blocks, shape };
-            let offset = row * cols + kv_head * group;
-            // SAFETY: each task has its own heads of its own row, and `out` stays borrowed until `run` returns.
-            let out = unsafe { output.part(offset, group) };
-            let position = attention.positions[row] as usize;
-            attention::attend(simd, pages, &attention, position, kv_head, &queries[offset..offset + group], out);
-        }));
+        attention::attend(self.level, &self.pool, &attention, out);
         Ok(())
     }
 }

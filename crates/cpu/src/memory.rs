@@ -116,6 +116,11 @@ pub(crate) fn bytes(tensor: &Tensor) -> &[u8] {
     &host(tensor).bytes()[..len]
 }
 
+pub(crate) fn bytes_mut(tensor: &mut Tensor) -> &mut [u8] {
+    let len = tensor.dtype().bytes_for(tensor.len()).expect("rows are whole blocks");
+    &mut host_mut(tensor).bytes_mut()[..len]
+}
+
 /// The numbers of an f32 tensor.
 pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
     assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
@@ -148,18 +153,18 @@ pub(crate) fn resize_rows(tensor: &mut Tensor, rows: usize) -> Result<(), Error>
 
 /// A raw pointer to an output that several threads fill, each its own part.
 #[derive(Clone, Copy)]
-pub(crate) struct SharedOutput {
-    start: *mut f32,
+pub(crate) struct SharedOutput<T = f32> {
+    start: *mut T,
     len: usize,
 }
 
 // SAFETY: the pointer is only used through `part`, whose callers promise that parts handed out at the same time do not overlap.
-unsafe impl Send for SharedOutput {}
+unsafe impl<T: Send> Send for SharedOutput<T> {}
 // SAFETY: see above.
-unsafe impl Sync for SharedOutput {}
+unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
-impl SharedOutput {
-    pub(crate) fn new(out: &mut [f32]) -> Self {
+impl<T> SharedOutput<T> {
+    pub(crate) fn new(out: &mut [T]) -> Self {
         SharedOutput { start: out.as_mut_ptr(), len: out.len() }
     }
 
@@ -168,7 +173,7 @@ impl SharedOutput {
     /// # Safety
     /// The slice that `new` took is still borrowed by the caller, and no other part that is in use overlaps this one.
     #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn part(&self, offset: usize, len: usize) -> &mut [f32] {
+    pub(crate) unsafe fn part(&self, offset: usize, len: usize) -> &mut [T] {
         assert!(offset + len <= self.len);
         // SAFETY: in bounds by the assertion; alive and unshared by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }

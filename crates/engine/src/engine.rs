@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
 use pellucid_sampling::Workspace;
-use pellucid_tensor::Backend;
+use pellucid_tensor::{Backend, DType};
 
 use crate::job::{Job, JobId};
 use crate::kv_cache::{KvCache, TenantId};
@@ -27,6 +27,8 @@ pub struct EngineOptions {
     /// Blocks of KV memory, and positions in each.
     pub num_blocks: usize,
     pub block_len: usize,
+    /// How keys and values are stored.
+    pub kv_dtype: DType,
     /// Sequences that decode at once.
     pub max_sequences: usize,
     /// Rows of a step at most; at least `max_sequences`.
@@ -79,7 +81,7 @@ impl Engine {
     pub fn new(model: Box<dyn Model>, backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Engine, Error> {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
-        let kv = KvMemory::new(model.config(), &*backend, options.num_blocks, options.block_len)
+        let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)
             .map_err(|error| Error::Model(error.to_string()))?;
         Ok(Engine {
             cache: KvCache::new(options.num_blocks, options.block_len, options.secret),

@@ -59,7 +59,11 @@ pub struct SequenceSpan {
     pub blocks: Range<usize>,
 }
 
-/// The keys and values of one layer, in blocks: a row is a block, laid out as `[kv head][offset in block][head_size]`.
+/// The keys and values of one layer, in blocks: a row is a block of `kv heads * block_len * head_size` numbers, stored in the tensors'
+/// format.
+///
+/// How a block is laid out within its row is the device's own affair: [`Backend::store_kv`] writes it, [`Backend::attention`] reads it,
+/// and [`Backend::copy_row`] copies it whole.
 #[derive(Debug)]
 pub struct KvLayer {
     pub keys: Tensor,
@@ -211,8 +215,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error>;
     /// Turns the first `2 * frequencies` numbers of each head of `x` by the row's angles.
     fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error>;
-    /// Writes each row's key and value into its slot.
+    /// Writes each row's key and value into its slot, each head rounded to the format of the blocks by itself. A number that the format
+    /// cannot hold becomes a NaN, so that whoever reads it gets no number either: nothing is cut off in silence.
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error>;
-    /// Softmax attention of each row over its sequence's stored keys.
+    /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
 }

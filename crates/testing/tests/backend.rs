@@ -21,3 +21,13 @@ fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
         backend_suite::rows_stand_alone(&*backend);
     }
 }
+
+#[test]
+fn a_row_attends_alone_as_it_does_in_a_chunk() {
+    for isa in Isa::ALL {
+        for num_threads in [1, 3] {
+            let Some(backend) = cpu(isa, num_threads) else { continue };
+            backend_suite::attention_rows_stand_alone(&*backend);
+        }
+    }
+}

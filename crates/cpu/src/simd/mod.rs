@@ -28,9 +28,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `result[r][c]` is the dot product of `x[r]` and `w[c]`; all slices have the same length.
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R];
 
-    /// `a * b + c`, fused where that is one instruction.
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32;
-
+    #[cfg(test)]
     fn dot(self, x: &[f32], w: &[f32]) -> f32 {
         self.dot_tile([x], [w])[0][0]
     }

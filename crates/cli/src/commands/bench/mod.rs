@@ -6,6 +6,7 @@ mod speed;
 mod spread;
 mod text;
 
+use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -148,12 +149,14 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()
     let machine = ready.machine()?;
     if !args.json {
         text::machine(output, &machine)?;
+        output.flush()?;
     }
     let mut result = json!({ "machine": machine });
     if measures_speed {
         let rows = speed::run(&args.speed, &cases, &mut ready, machine.read_bytes_per_second)?;
         if !args.json {
             text::speed(output, &rows)?;
+            output.flush()?;
         }
         result["speed"] = json!(rows);
     }

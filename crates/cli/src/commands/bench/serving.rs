@@ -85,6 +85,7 @@ fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<Engin
     let options = EngineOptions {
         num_blocks: max_sequences * (longest(args).div_ceil(BLOCK_LEN) + 1),
         block_len: BLOCK_LEN,
+        kv_dtype: ready.kv_dtype,
         max_sequences,
         step_tokens,
         chunk_len: step_tokens,

@@ -118,7 +118,7 @@ impl Bench<'_> {
     fn new<'a>(ready: &'a mut Ready, cases: &[Case], generate: usize) -> Result<Bench<'a>> {
         let blocks = |case: &Case| case.num_sequences() * case.positions(generate).div_ceil(BLOCK_LEN);
         let num_blocks = cases.iter().map(blocks).max().unwrap_or(0);
-        let kv = KvMemory::new(ready.model.config(), &*ready.backend, num_blocks, BLOCK_LEN)?;
+        let kv = KvMemory::new(ready.model.config(), &*ready.backend, ready.kv_dtype, num_blocks, BLOCK_LEN)?;
         Ok(Bench { ready, kv, batch: Batch::default(), logits: Logits::default() })
     }
 

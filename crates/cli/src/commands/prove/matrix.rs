@@ -81,6 +81,7 @@ pub(super) fn run(
         // Enough that a second round finds all of the first.
         num_blocks: per_request * together + requests.iter().map(stored).sum::<usize>(),
         block_len: BLOCK_LEN,
+        kv_dtype: args.compute.kv_type.dtype(),
         max_sequences: together,
         step_tokens: 256.max(together),
         chunk_len: 256,
