@@ -12,6 +12,7 @@ mod loaded;
 mod output;
 mod prompt;
 mod sampling_args;
+mod size;
 mod stdin;
 mod tokens;
 
