@@ -1,11 +1,11 @@
 //! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project back.
 
-use pellucid_tensor::{Attention, Backend, KvLayer, Rope, StoreKv, Tensor};
+use pellucid_tensor::{Attention, Backend, Error, KvLayer, Rope, StoreKv, Tensor};
 
 use crate::config::Positions;
 use crate::decoder::Activations;
 use crate::weights::{AttentionWeights, Norm};
-use crate::{Batch, DecoderConfig, Error, KvMemory};
+use crate::{Batch, DecoderConfig, KvMemory};
 
 /// Keys and values of the layer, in blocks.
 pub(crate) struct LayerMemory<'a> {
@@ -25,9 +25,8 @@ pub(crate) fn forward(
 ) -> Result<(), Error> {
     let layer = config.layers[layer];
     let shape = KvMemory::shape(config, kv.block_len);
-    backend.linear(&a.normed, &weights.query, &mut a.queries)?;
-    backend.linear(&a.normed, &weights.key, &mut a.keys)?;
-    backend.linear(&a.normed, &weights.value, &mut a.values)?;
+    let mut maps = [(&weights.query, &mut a.queries), (&weights.key, &mut a.keys), (&weights.value, &mut a.values)];
+    backend.linears(&a.normed, &mut maps)?;
 
     if let (Some(query_norm), Some(key_norm)) = (&weights.query_norm, &weights.key_norm) {
         // `attended` has the queries' width and is free until attention has run.
@@ -52,7 +51,7 @@ pub(crate) fn forward(
         window: layer.window,
     };
     backend.attention(attention, &mut a.attended)?;
-    Ok(backend.linear(&a.attended, &weights.output, &mut a.update)?)
+    backend.linear(&a.attended, &weights.output, &mut a.update)
 }
 
 /// RMSNorm over each head, through `spare`, which ends up holding the old numbers.

@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::SequenceSpan;
+use pellucid_tensor::{SequenceSpan, StepIndex};
 
-use crate::{DecoderConfig, Error};
+use crate::{DecoderConfig, Error, KvMemory};
 
 /// The next tokens of one sequence.
 #[derive(Debug, Clone)]
@@ -97,6 +97,19 @@ impl Batch {
     /// Rows of logits that the step gives, in the order of the chunks.
     pub fn num_wanted(&self) -> usize {
         self.wanted.len()
+    }
+
+    /// What a backend is told of the step before its operations.
+    pub(crate) fn index(&self, kv: &KvMemory) -> StepIndex<'_> {
+        StepIndex {
+            ids: &self.ids,
+            positions: &self.positions,
+            slots: &self.slots,
+            wanted: &self.wanted,
+            sequences: &self.sequences,
+            block_tables: &self.block_tables,
+            kv_place: kv.layers.as_ptr().addr(),
+        }
     }
 
     /// Refuses what would read or write outside the model's tables.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Tensor};
+use pellucid_tensor::{Backend, DType, Error as DeviceError, StepMemo, Tensor};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
@@ -62,6 +62,7 @@ pub struct Decoder {
     weights: Weights,
     ropes: Vec<Frequencies>,
     activations: Activations,
+    memo: StepMemo,
 }
 
 /// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
@@ -110,7 +111,7 @@ impl Decoder {
             _ => Vec::new(),
         };
         let activations = Activations::new(&config, &*backend, &ropes)?;
-        Ok(Decoder { config, backend, weights, ropes, activations })
+        Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default() })
     }
 
     /// What one token costs at least.
@@ -123,7 +124,7 @@ impl Decoder {
     }
 
     /// `hidden = scale * embedding[id] (+ positions[position])`
-    fn embed(&mut self, batch: &Batch) -> Result<(), Error> {
+    fn embed(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
         backend.embed(&weights.embedding, &batch.ids, config.embedding_scale, &mut activations.hidden)?;
         if let Some(positions) = &weights.positions {
@@ -137,30 +138,19 @@ impl Decoder {
     }
 
     /// Logits of the wanted rows alone: the output projection is the largest matrix of many models.
-    fn project(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), Error> {
+    fn project(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
-        let num_wanted = batch.num_wanted();
-        for tensor in [&mut activations.last, &mut activations.last_normed, &mut activations.logits] {
-            backend.resize_rows(tensor, num_wanted)?;
-        }
         backend.gather_rows(&activations.hidden, &batch.wanted, &mut activations.last)?;
         apply_norm(&**backend, config, &weights.final_norm, &activations.last, &mut activations.last_normed)?;
         backend.linear(&activations.last_normed, &weights.output, &mut activations.logits)?;
-        if let Some(cap) = config.logits_soft_cap {
-            backend.soft_cap(cap, &mut activations.logits)?;
+        match config.logits_soft_cap {
+            Some(cap) => backend.soft_cap(cap, &mut activations.logits),
+            None => Ok(()),
         }
-        Ok(backend.read(&activations.logits, logits.resize(num_wanted, config.vocab_size))?)
-    }
-}
-
-impl Model for Decoder {
-    fn config(&self) -> &DecoderConfig {
-        &self.config
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        batch.check(&self.config)?;
-        self.activations.resize(&*self.backend, batch.num_rows())?;
+    /// From ids to logits, on the device: the same operations on the same tensors for every step of the same size.
+    fn compute(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();
         for (i, layer) in self.weights.layers.iter().enumerate() {
@@ -176,7 +166,26 @@ impl Model for Decoder {
             mlp::forward(backend, config, &layer.mlp, a)?;
             a.join(backend, config, layer.mlp_output_norm.as_ref())?;
         }
-        self.project(batch, logits)
+        self.project(batch)
+    }
+}
+
+impl Model for Decoder {
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        batch.check(&self.config)?;
+        let backend = self.backend.clone();
+        self.activations.resize(&*backend, batch)?;
+        let index = batch.index(kv);
+        let mut memo = std::mem::take(&mut self.memo);
+        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, kv));
+        self.memo = memo;
+        result?;
+        let values = logits.resize(batch.num_wanted(), self.config.vocab_size);
+        Ok(backend.read(&self.activations.logits, values)?)
     }
 }
 
@@ -206,7 +215,7 @@ impl Activations {
         })
     }
 
-    fn resize(&mut self, backend: &dyn Backend, num_rows: usize) -> Result<(), Error> {
+    fn resize(&mut self, backend: &dyn Backend, batch: &Batch) -> Result<(), DeviceError> {
         let tensors = [
             &mut self.hidden,
             &mut self.normed,
@@ -221,19 +230,22 @@ impl Activations {
             &mut self.router,
         ];
         for tensor in tensors.into_iter().chain(&mut self.angles) {
-            backend.resize_rows(tensor, num_rows)?;
+            backend.resize_rows(tensor, batch.num_rows())?;
+        }
+        for tensor in [&mut self.last, &mut self.last_normed, &mut self.logits] {
+            backend.resize_rows(tensor, batch.num_wanted())?;
         }
         Ok(())
     }
 
     /// `hidden += norm(update)`, or `update` as it is.
-    fn join(&mut self, backend: &dyn Backend, config: &DecoderConfig, norm: Option<&Norm>) -> Result<(), Error> {
+    fn join(&mut self, backend: &dyn Backend, config: &DecoderConfig, norm: Option<&Norm>) -> Result<(), DeviceError> {
         match norm {
             Some(norm) => {
                 apply_norm(backend, config, norm, &self.update, &mut self.normed)?;
-                Ok(backend.add(&self.normed, &mut self.hidden)?)
+                backend.add(&self.normed, &mut self.hidden)
             }
-            None => Ok(backend.add(&self.update, &mut self.hidden)?),
+            None => backend.add(&self.update, &mut self.hidden),
         }
     }
 }
@@ -244,10 +256,9 @@ pub(crate) fn apply_norm(
     norm: &Norm,
     x: &Tensor,
     out: &mut Tensor,
-) -> Result<(), Error> {
+) -> Result<(), DeviceError> {
     match (config.norm, &norm.bias) {
-        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out)?,
-        _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out)?,
+        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out),
+        _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out),
     }
-    Ok(())
 }

@@ -1,10 +1,10 @@
 //! The MLP of one layer: gated, plain, or a mixture of experts.
 
-use pellucid_tensor::{Backend, ExpertMlp};
+use pellucid_tensor::{Backend, Error, ExpertMlp};
 
+use crate::DecoderConfig;
 use crate::decoder::Activations;
 use crate::weights::MlpWeights;
-use crate::{DecoderConfig, Error};
 
 /// Reads `normed`, leaves its result in `update`.
 pub(crate) fn forward(
@@ -15,8 +15,7 @@ pub(crate) fn forward(
 ) -> Result<(), Error> {
     match weights {
         MlpWeights::Gated(mlp) => {
-            backend.linear(&a.normed, &mlp.gate, &mut a.gate)?;
-            backend.linear(&a.normed, &mlp.up, &mut a.up)?;
+            backend.linears(&a.normed, &mut [(&mlp.gate, &mut a.gate), (&mlp.up, &mut a.up)])?;
             backend.gate(config.activation, &a.up, &mut a.gate)?;
             backend.linear(&a.gate, &mlp.down, &mut a.update)?;
         }

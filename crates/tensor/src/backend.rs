@@ -6,6 +6,7 @@
 //!
 //! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
@@ -152,6 +153,23 @@ pub struct ExpertMlp<'a> {
     pub activation: Activation,
 }
 
+/// What the operations of one step are told about its rows: the very slices that they will be given.
+#[derive(Debug, Clone, Copy)]
+pub struct StepIndex<'a> {
+    pub ids: &'a [u32],
+    pub positions: &'a [u32],
+    pub slots: &'a [u32],
+    pub wanted: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    /// Tells one KV memory from another while both live: where its list of layers lies.
+    pub kv_place: usize,
+}
+
+/// What a backend remembers from step to step of one model. The model keeps it and looks at nothing inside.
+#[derive(Debug, Default)]
+pub struct StepMemo(pub Option<Box<dyn Any + Send>>);
+
 /// A device that can run a transformer.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// What computes, in words: device, instruction set, threads.
@@ -180,6 +198,20 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Fills an activation from the host.
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error>;
 
+    // Steps.
+
+    /// Runs the operations of one step, which `run` calls in the same order, on the same tensors, for every step with as many rows and
+    /// wanted rows. A backend may therefore record them once and replay them later without calling `run`.
+    fn step(
+        &self,
+        index: &StepIndex<'_>,
+        memo: &mut StepMemo,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let _ = (index, memo);
+        run()
+    }
+
     // From ids to rows, and choosing rows.
 
     /// `out[r] = scale * table[ids[r]]`
@@ -202,6 +234,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// `out = W x + b` for each row x.
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error>;
+    /// Several maps of the same rows, such as queries, keys and values: a device may do them at once.
+    fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        maps.iter_mut().try_for_each(|(linear, out)| self.linear(x, linear, out))
+    }
     /// `x = activation(x)`
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error>;
     /// `gate = activation(gate) * up`
