@@ -3,6 +3,5 @@
 pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
-pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod rope;
