@@ -55,6 +55,28 @@ unsafe impl Send for RowBlock {}
 // SAFETY: as above.
 unsafe impl Sync for RowBlock {}
 
+impl RowBlock {
+    /// The same rows from a unit of `group` slices on.
+    ///
+    /// # Safety
+    /// The block has more units than `unit`.
+    pub(crate) unsafe fn at_unit(self, unit: usize, group: usize) -> Self {
+        let (m, slice) = (self.num_rows, unit * group);
+        // SAFETY: within the block's arrays by the caller's promise.
+        unsafe {
+            RowBlock {
+                num_rows: m,
+                quants: self.quants.add(slice * m * SLICE),
+                sums16: self.sums16.add(2 * slice * m),
+                sums32: self.sums32.add(slice * m),
+                sums: self.sums.add(slice * m),
+                pairs: self.pairs.add(slice / 2 * m),
+                scales: self.scales.add(unit * m),
+            }
+        }
+    }
+}
+
 /// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
 const SPARE: usize = BLOCK;
 
@@ -87,6 +109,10 @@ impl Quantized {
         };
         // Threads are worth waking for several rows only.
         if num_rows < 8 { (0..num_rows).for_each(quantize) } else { pool.run(num_rows, &quantize) }
+    }
+
+    pub(crate) fn num_rows(&self) -> usize {
+        self.num_rows
     }
 
     pub(crate) fn num_blocks(&self) -> usize {

@@ -11,6 +11,8 @@
 
 pub(crate) mod activations;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -33,6 +35,10 @@ use crate::simd::{Level, with_simd};
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
 
+/// From this many rows on, tiles are faster than vectors.
+#[cfg(target_arch = "x86_64")]
+const AMX_ROWS: usize = 10;
+
 /// One product of several with the same x.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
@@ -50,6 +56,9 @@ enum IntegerKernel {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Vnni,
+    /// AMX for many rows, VNNI for few.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl IntegerKernel {
@@ -63,6 +72,8 @@ impl IntegerKernel {
             Level::Avx512(_) if is_x86_feature_detected!("avx512vnni") => IntegerKernel::Vnni,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => IntegerKernel::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx(..) => IntegerKernel::Amx,
         }
     }
 }
@@ -136,6 +147,14 @@ impl Multiplier {
     ) {
         let num_units = rows.num_units();
         assert_eq!(num_units, weight.num_units, "x and the weight are cut alike");
+        #[cfg(target_arch = "x86_64")]
+        if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
+            // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
+            let mut put = |row: usize, panel: usize, results: &_| unsafe { product.put(row, panel, results) };
+            // SAFETY: the kernel was chosen for this machine; rows and weight have as many units.
+            unsafe { amx::rows_times_panels::<F>(weight, panels, rows, &mut put) };
+            return;
+        }
         for panel in panels {
             let bytes = weight.panel(panel);
             for block in 0..rows.num_blocks() {
@@ -158,7 +177,7 @@ impl Multiplier {
                                 .for_each(|row| put(row, &avx2::row_times_panel::<F>(panel, num_units, x, row)));
                         }
                         #[cfg(target_arch = "x86_64")]
-                        IntegerKernel::Vnni => {
+                        IntegerKernel::Vnni | IntegerKernel::Amx => {
                             avx512::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                     }
