@@ -6,8 +6,9 @@ use pellucid_tensor::{
 
 use crate::attention;
 use crate::machine;
+use crate::matmul::{LinearWeight, Multiplier, Product, decoded};
 use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
-use crate::ops::{elementwise, experts, matmul, norm, rope};
+use crate::ops::{elementwise, experts, norm, rope};
 use crate::pool::Pool;
 use crate::simd::{Isa, Level, with_simd};
 
@@ -30,13 +31,14 @@ impl Default for CpuOptions {
 pub struct CpuBackend {
     level: Level,
     pool: Pool,
+    multiplier: Multiplier,
 }
 
 impl CpuBackend {
     /// `None` when the machine lacks the instruction set.
     pub fn new(options: CpuOptions) -> Option<Self> {
         let level = Level::of(options.isa)?;
-        Some(CpuBackend { level, pool: Pool::new(options.num_threads.max(1)) })
+        Some(CpuBackend { level, pool: Pool::new(options.num_threads.max(1)), multiplier: Multiplier::new(level) })
     }
 
     /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
@@ -57,11 +59,14 @@ impl CpuBackend {
     }
 
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
-        let weight =
-            matmul::Weight { dtype: linear.weight.dtype(), cols: linear.weight.cols(), bytes: bytes(&linear.weight) };
-        let bias = linear.bias.as_ref().map(floats);
-        with_simd!(self.level, simd => matmul::matmul(simd, &self.pool, x, weight, bias, out));
+        let weight = linear_weight(linear);
+        let (depth, out) = (weight.depth, SharedOutput::new(out));
+        self.multiplier.run(&self.pool, x, depth, &[Product { weight, bias: linear.bias.as_ref().map(floats), out }]);
     }
+}
+
+fn linear_weight(linear: &Linear) -> &LinearWeight {
+    linear.weight.memory().as_any().downcast_ref().expect("a weight from `linear_weight` of the CPU backend")
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -108,8 +113,14 @@ impl Backend for CpuBackend {
         Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
     }
 
+    fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        let HostWeight { dtype, rows, cols, ref bytes } = weight;
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
+        Ok(Tensor::new(dtype, rows, cols, Box::new(LinearWeight::new(&self.pool, weight)?)))
+    }
+
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
-        with_simd!(self.level, simd => matmul::decode_row(simd, tensor.dtype(), bytes(tensor), out));
+        with_simd!(self.level, simd => decoded::decode_row(simd, tensor.dtype(), bytes(tensor), out));
         Ok(())
     }
 
@@ -134,7 +145,7 @@ impl Backend for CpuBackend {
         let table = bytes(table);
         with_simd!(self.level, simd => self.for_rows(out, |row, out| {
             let start = ids[row] as usize * row_bytes;
-            matmul::decode_row(simd, dtype, &table[start..start + row_bytes], out);
+            decoded::decode_row(simd, dtype, &table[start..start + row_bytes], out);
             if scale != 1.0 {
                 elementwise::scale(simd, scale, out);
             }

@@ -189,8 +189,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error>;
     /// Makes an activation `rows` long, growing its memory when needed; what it held is lost.
     fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error>;
-    /// Brings a weight to the device. A CPU keeps a mapped file's bytes where they are.
+    /// Brings a table or a vector to the device, to be read by rows. A CPU keeps a mapped file's bytes where they are.
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error>;
+    /// Brings the matrix of a [`Linear`] to the device, in whatever layout its products are fastest in.
+    fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        self.weight(weight)
+    }
     /// Copies numbers to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
     /// Copies one row of a tensor over another.

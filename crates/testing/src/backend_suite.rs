@@ -12,7 +12,7 @@ use pellucid_tensor::{
 const ROUNDING: f64 = 6e-8;
 
 /// A deterministic source of test numbers.
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
@@ -30,12 +30,12 @@ impl Numbers {
         (sum * 3f64.sqrt()) as f32
     }
 
-    fn normals(&mut self, len: usize) -> Vec<f32> {
+    pub(crate) fn normals(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.normal()).collect()
     }
 
     /// Bytes of any format whose decoded numbers are finite and not too unequal.
-    fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
+    pub(crate) fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
         let bytes: Vec<u8> = match dtype {
             DType::F32 => self.normals(rows * cols).iter().flat_map(|value| value.to_le_bytes()).collect(),
             DType::BF16 => {
@@ -144,7 +144,7 @@ impl Suite<'_> {
 
     fn linear(&mut self, dtype: DType, rows: usize, cols: usize) -> (Linear, Vec<f32>) {
         let (weight, decoded) = self.numbers.weight(dtype, rows, cols);
-        (Linear { weight: self.upload(weight), bias: None }, decoded)
+        (Linear { weight: self.backend.linear_weight(weight).expect("an upload"), bias: None }, decoded)
     }
 }
 
@@ -167,6 +167,21 @@ fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
     (sum, size * ROUNDING * (x.len() as f64).sqrt().max(4.0) * 2.0)
 }
 
+/// How far rounding the activations of a product with quantized weights may take it: a backend may round them to 8 bits, in groups of
+/// at most 256 numbers. An error is then uniform within half a step of its group, and their weighted sum stays within six times its
+/// standard deviation.
+fn activation_rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
+    if !dtype.is_quantized() {
+        return 0.0;
+    }
+    let variance = x.chunks(256).zip(w.chunks(256)).map(|(x, w)| {
+        let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let step = f64::from(largest) / 127.0;
+        step * step / 12.0 * w.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
+    });
+    6.0 * variance.sum::<f64>().sqrt()
+}
+
 fn linear(suite: &mut Suite<'_>) {
     for dtype in DType::ALL {
         // Odd numbers of rows and columns around the kernels' tiles; every format at two depths.
@@ -184,7 +199,8 @@ fn linear(suite: &mut Suite<'_>) {
                     .flat_map(|x| decoded.chunks_exact(cols).zip(&bias).map(move |(w, bias)| (x, w, bias)))
                     .map(|(x, w, &bias)| {
                         let (sum, bound) = dot(x, w);
-                        (sum + f64::from(bias), bound + ROUNDING * (sum.abs() + f64::from(bias.abs())))
+                        let bound = bound + ROUNDING * (sum.abs() + f64::from(bias.abs()));
+                        (sum + f64::from(bias), bound + activation_rounding(dtype, x, w))
                     })
                     .collect();
                 close(&format!("linear {dtype} {num_rows}x{cols}x{num_outputs}"), &suite.read(&out), &expected);

@@ -5,6 +5,7 @@
 pub mod backend_suite;
 mod collected;
 mod fake_model;
+pub mod products;
 
 pub use collected::{Collected, Outcome};
 pub use fake_model::FakeModel;

@@ -101,7 +101,7 @@ pub(super) fn run(level: Level, kernel: impl Kernel) {
         Level::Avx2(avx2) => unsafe { x86::with_avx2(avx2, kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Level::Avx512(avx512) => unsafe { x86::with_avx512(avx512, kernel) },
+        Level::Avx512(avx512) | Level::Amx(avx512, _) => unsafe { x86::with_avx512(avx512, kernel) },
     }
 }
 

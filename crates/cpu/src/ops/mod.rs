@@ -2,6 +2,5 @@
 
 pub(crate) mod elementwise;
 pub(crate) mod experts;
-pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod rope;
