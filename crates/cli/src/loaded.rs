@@ -57,7 +57,7 @@ pub(crate) struct Loaded {
 }
 
 /// Prompt tokens computed in one step: enough to use the arithmetic units well, few enough that stopping is prompt.
-const CHUNK_LEN: usize = 256;
+pub(crate) const CHUNK_LEN: usize = 512;
 
 /// Loads a model for one user, whose request may run `width` sequences at once.
 pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {

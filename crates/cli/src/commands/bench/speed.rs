@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::SpeedArgs;
 use super::model::Ready;
 use super::spread::median;
+use crate::loaded::CHUNK_LEN;
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -33,9 +34,6 @@ pub(super) enum Case {
     Prefill { tokens: usize },
     Decode { sequences: usize, depth: usize },
 }
-
-/// Rows of a prefill step: what the engine uses too.
-const CHUNK_LEN: usize = 512;
 
 pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_speed: f64) -> Result<Vec<Row>> {
     let mut bench = Bench::new(ready, cases, args.generate as usize)?;
