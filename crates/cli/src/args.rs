@@ -4,7 +4,7 @@
 
 use crate::commands::{
     bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
-    perplexity::PerplexityArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
+    perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
     tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
@@ -44,6 +44,7 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     Selftest(SelftestArgs),
     Bench(BenchArgs),
+    Prove(ProveArgs),
 }
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source, Value};
+use pellucid_tensor::DType;
 
 /// A model's dimensions and special ids.
 #[derive(Debug, Default)]
@@ -49,15 +50,18 @@ impl Hyperparameters {
         Ok(read)
     }
 
-    /// Bytes of keys and values that one token leaves in memory: over all layers, heads x (key + value) x bytes a number.
-    /// Windows that would forget old tokens are not taken into account.
-    pub(crate) fn kv_bytes_per_token(&self, bytes_per_number: u64) -> Option<u64> {
+    /// Bytes of keys and values that one token leaves in memory: over all layers, heads x (key + value), each head stored by itself.
+    /// Windows that would forget old tokens are not taken into account. `None` for a file that does not say, or says what no memory
+    /// could hold; refused when the heads are not whole blocks of the format.
+    pub(crate) fn kv_bytes_per_token(&self, dtype: DType) -> Result<Option<u64>> {
         let heads: u64 = self.kv_heads.iter().sum();
-        if heads == 0 {
-            return None;
+        let (Some(key), Some(value), true) = (self.key_size, self.value_size, heads > 0) else { return Ok(None) };
+        let block = dtype.block_len() as u64;
+        if let Some(size) = [key, value].into_iter().find(|size| !size.is_multiple_of(block)) {
+            bail!("KV memory in {dtype} holds heads of a multiple of {block} numbers, but this model's have {size}");
         }
-        let pair = self.key_size?.checked_add(self.value_size?)?;
-        heads.checked_mul(pair)?.checked_mul(bytes_per_number)
+        let blocks = key.checked_add(value).map(|pair| pair / block);
+        Ok(blocks.and_then(|blocks| heads.checked_mul(blocks)?.checked_mul(dtype.block_bytes() as u64)))
     }
 }
 

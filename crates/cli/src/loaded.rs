@@ -5,15 +5,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
-use pellucid_engine::{Engine, EngineHandle, EngineOptions};
-use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, LoadOptions, Model};
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, KvBudget, KvNeed, MemoryPlan};
+use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, Model};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::device::{self, CpuChoice, DeviceChoice};
+use crate::format::{bytes_text, grouped};
+use crate::kv_type::KvType;
+use crate::size;
 
 /// How to compute; the same flags for every command that runs a model.
 #[derive(Debug, clap::Args)]
@@ -37,6 +40,15 @@ pub(crate) struct ComputeArgs {
     /// [default: what the model was made for]
     #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
+
+    /// Keys and values in f32, f16, bf16 or q8_0
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
+    pub(crate) kv_type: KvType,
+
+    /// Memory for keys and values, such as 2GB or 512MiB
+    /// [default: what is needed, out of what is free]
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) kv_memory: Option<u64>,
 }
 
 /// Everything that answering takes.
@@ -46,10 +58,12 @@ pub(crate) struct Loaded {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: DecoderConfig,
     pub(crate) engine: EngineHandle,
+    /// What the weights and the keys and values take, in words.
+    pub(crate) memory: String,
 }
 
 /// Prompt tokens computed in one step: enough to use the arithmetic units well, few enough that stopping is prompt.
-const CHUNK_LEN: usize = 256;
+pub(crate) const CHUNK_LEN: usize = 512;
 
 /// Loads a model for one user, whose request may run `width` sequences at once.
 pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {
@@ -64,10 +78,12 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Load
     let backend = backend(args)?;
     let model = decoder(&checkpoint, args, backend.clone())?;
     let config = model.config().clone();
+    let plan = memory_plan(args, &config, &*backend, width.max(1))?;
+    let memory = describe(&plan, args, checkpoint.file_bytes());
     let options = EngineOptions {
-        // Memory is touched only when it is used, so the whole context may be promised to every sequence.
-        num_blocks: config.context_len.div_ceil(BLOCK_LEN) * width.max(1),
+        num_blocks: plan.num_blocks,
         block_len: BLOCK_LEN,
+        kv_dtype: args.kv_type.dtype(),
         max_sequences: width.max(1),
         step_tokens: CHUNK_LEN.max(width),
         chunk_len: CHUNK_LEN,
@@ -77,7 +93,46 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Load
         secret: [0; 32],
     };
     let engine = EngineHandle::start(Engine::new(Box::new(model), backend, options)?);
-    Ok(Loaded { tokenizer, template, config, engine })
+    Ok(Loaded { tokenizer, template, config, engine, memory })
+}
+
+/// Memory for as many whole contexts as may be under way, as far as the budget goes.
+pub(crate) fn memory_plan(
+    args: &ComputeArgs,
+    config: &DecoderConfig,
+    backend: &dyn Backend,
+    num_contexts: usize,
+) -> Result<MemoryPlan> {
+    let bytes_per_block = KvMemory::bytes_per_block(config, args.kv_type.dtype(), BLOCK_LEN)? as u64;
+    let need = KvNeed { bytes_per_block, block_len: BLOCK_LEN, context_len: config.context_len, num_contexts };
+    let budget = match args.kv_memory {
+        Some(bytes) => KvBudget::Bytes(bytes),
+        None => backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf),
+    };
+    MemoryPlan::new(need, budget).map_err(|refused| {
+        let (needed, available) = (bytes_text(refused.needed), bytes_text(refused.available));
+        let (context, fits) = (grouped(refused.context_len as u64), grouped(refused.fits as u64));
+        let kv = args.kv_type.dtype();
+        let source = if args.kv_memory.is_some() { "--kv-memory gives" } else { "the memory that is free allows" };
+        let advice = if refused.fits > 0 { format!("--context {}", refused.fits) } else { "a smaller model".into() };
+        anyhow!(
+            "a whole context of {context} tokens takes {needed} for keys and values in {kv}; {source} {available}, \
+             which holds {fits} tokens. Give {advice}, a larger --kv-memory or a smaller --kv-type"
+        )
+    })
+}
+
+/// The plan in one line.
+pub(crate) fn describe(plan: &MemoryPlan, args: &ComputeArgs, weights: u64) -> String {
+    let contexts = plan.num_tokens() as f64 / plan.need.context_len as f64;
+    format!(
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {})",
+        bytes_text(weights),
+        bytes_text(plan.bytes()),
+        args.kv_type.dtype(),
+        grouped(plan.num_tokens() as u64),
+        grouped(plan.need.context_len as u64),
+    )
 }
 
 /// The weights of a checkpoint, on a device.
@@ -90,4 +145,9 @@ pub(crate) fn decoder(checkpoint: &Checkpoint, args: &ComputeArgs, backend: Arc<
 pub(crate) fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
     let cpu = CpuChoice { num_threads: args.threads.map(usize::from), isa: args.cpu_isa };
     device::open(args.device, cpu)
+}
+
+/// The CPU with a single thread.
+pub(crate) fn single_threaded(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
+    device::open(Some(DeviceChoice::Cpu), CpuChoice { num_threads: Some(1), isa: args.cpu_isa })
 }

@@ -8,10 +8,12 @@ mod format;
 mod hub;
 mod hyperparameters;
 mod interrupt;
+mod kv_type;
 mod loaded;
 mod output;
 mod prompt;
 mod sampling_args;
+mod size;
 mod stdin;
 mod tokens;
 
@@ -55,6 +57,7 @@ fn run() -> Result<()> {
         Command::Selftest(args) => commands::selftest::run(args, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
         Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
+        Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
     }?;
     Ok(output.flush()?)
 }

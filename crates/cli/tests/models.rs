@@ -121,9 +121,9 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
         "chat template   yes",
         "special ids         261  begin        <s>",
         "prepended ids   261",
-        "                = 2 x 3 layers x 2 heads x 16 numbers x 4 bytes",
-        "  a token       768 bytes",
-        "  in all        3.1 MB (3,072,000 bytes)",
+        "                = 2 x 3 layers x 2 heads x 16 numbers x 2 bytes",
+        "  a token       384 bytes",
+        "  in all        1.5 MB (1,536,000 bytes)",
         "                = 4 sequences of 1,000 tokens",
         "     259  hello                           68 65 6c 6c 6f",
         "     260  Ġhello                          20 68 65 6c 6c 6f",
@@ -138,6 +138,8 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
     assert_eq!(json["kv_memory"]["bytes"], 2 * 3 * 2 * 16 * 4 * 100);
     assert_eq!(json["tensor_types"], json!([{ "type": "F32", "tensors": 2, "parameters": 37, "bytes": 148 }]));
     assert_eq!(json["special_ids"][1], json!({ "for": "end", "id": 262, "piece": "<|end|>" }));
+    let ran = home.run(&["inspect", model, "--kv-type", "q8_0"]);
+    assert!(ran.error().contains("heads of a multiple of 32 numbers, but this model's have 16"), "{ran:?}");
     let ran = home.run(&["inspect", model, "--context", "18446744073709551615", "--batch", "2"]);
     assert!(ran.error().contains("more than 2^64 bytes"), "{ran:?}");
 }

@@ -205,3 +205,22 @@ fn perplexity_of_a_text() {
     let short = home.run(&["perplexity", &model, file, "--window", "250"]);
     assert!(short.error().contains("204 tokens, fewer than one window of 250"), "{short:?}");
 }
+
+#[test]
+fn memory_is_planned_and_what_cannot_hold_a_context_is_refused_with_the_numbers() {
+    let home = Home::new();
+    let model = model(&home, None);
+    let run = |flags: &[&str]| home.run(&[&["run", "-m", &model, "--raw", "ab", "-n", "2"], flags].concat());
+    let planned = run(&["--kv-memory", "1MB", "--kv-type", "f32"]);
+    assert!(planned.ok().len() <= 8, "{planned:?}");
+    assert!(planned.stderr.starts_with("[memory: weights "), "{planned:?}");
+    assert!(planned.stderr.contains("keys and values ") && planned.stderr.contains(" in F32 for "), "{planned:?}");
+    let refused = run(&["--kv-memory", "20kB", "--kv-type", "f32"]);
+    for part in ["a whole context of 256 tokens takes ", "--kv-memory gives 20.0 kB, which holds ", "--context "] {
+        assert!(refused.error().contains(part), "{part}: {refused:?}");
+    }
+    // What the message advises works.
+    let advice = refused.stderr.split("--context ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();
+    run(&["--kv-memory", "20kB", "--kv-type", "f32", "--context", &advice]).ok();
+    assert!(run(&["--kv-memory", "lots"]).stderr.contains("expected a size such as 2GB"));
+}

@@ -4,10 +4,11 @@ use pellucid_tensor::{
     Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
 };
 
+use crate::attention;
 use crate::machine;
-use crate::memory::{self, HostMemory, SharedOutput, bytes, floats, floats_mut};
-use crate::ops::attention::{self, Pages};
-use crate::ops::{elementwise, experts, matmul, norm, rope};
+use crate::matmul::{LinearWeight, Multiplier, Product, decoded};
+use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
+use crate::ops::{elementwise, experts, norm, rope};
 use crate::pool::Pool;
 use crate::simd::{Isa, Level, with_simd};
 
@@ -30,13 +31,14 @@ impl Default for CpuOptions {
 pub struct CpuBackend {
     level: Level,
     pool: Pool,
+    multiplier: Multiplier,
 }
 
 impl CpuBackend {
     /// `None` when the machine lacks the instruction set.
     pub fn new(options: CpuOptions) -> Option<Self> {
         let level = Level::of(options.isa)?;
-        Some(CpuBackend { level, pool: Pool::new(options.num_threads.max(1)) })
+        Some(CpuBackend { level, pool: Pool::new(options.num_threads.max(1)), multiplier: Multiplier::new(level) })
     }
 
     /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
@@ -57,11 +59,14 @@ impl CpuBackend {
     }
 
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
-        let weight =
-            matmul::Weight { dtype: linear.weight.dtype(), cols: linear.weight.cols(), bytes: bytes(&linear.weight) };
-        let bias = linear.bias.as_ref().map(floats);
-        with_simd!(self.level, simd => matmul::matmul(simd, &self.pool, x, weight, bias, out));
+        let weight = linear_weight(linear);
+        let (depth, out) = (weight.depth, SharedOutput::new(out));
+        self.multiplier.run(&self.pool, x, depth, &[Product { weight, bias: linear.bias.as_ref().map(floats), out }]);
     }
+}
+
+fn linear_weight(linear: &Linear) -> &LinearWeight {
+    linear.weight.memory().as_any().downcast_ref().expect("a weight from `linear_weight` of the CPU backend")
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -108,15 +113,23 @@ impl Backend for CpuBackend {
         Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
     }
 
+    fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        let HostWeight { dtype, rows, cols, ref bytes } = weight;
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
+        Ok(Tensor::new(dtype, rows, cols, Box::new(LinearWeight::new(&self.pool, weight)?)))
+    }
+
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
-        with_simd!(self.level, simd => matmul::decode_row(simd, tensor.dtype(), bytes(tensor), out));
+        with_simd!(self.level, simd => decoded::decode_row(simd, tensor.dtype(), bytes(tensor), out));
         Ok(())
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
-        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let rows = tensor.rows();
         assert!(from < rows && to < rows, "rows of the tensor");
-        floats_mut(tensor).copy_within(from * cols..(from + 1) * cols, to * cols);
+        let bytes = bytes_mut(tensor);
+        let len = bytes.len() / rows;
+        bytes.copy_within(from * len..(from + 1) * len, to * len);
         Ok(())
     }
 
@@ -132,7 +145,7 @@ impl Backend for CpuBackend {
         let table = bytes(table);
         with_simd!(self.level, simd => self.for_rows(out, |row, out| {
             let start = ids[row] as usize * row_bytes;
-            matmul::decode_row(simd, dtype, &table[start..start + row_bytes], out);
+            decoded::decode_row(simd, dtype, &table[start..start + row_bytes], out);
             if scale != 1.0 {
                 elementwise::scale(simd, scale, out);
             }
@@ -264,35 +277,15 @@ impl Backend for CpuBackend {
         let cols = store.shape.num_kv_heads * store.shape.head_size;
         assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
         assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
-        for (rows, blocks) in [(store.keys, &mut kv.keys), (store.values, &mut kv.values)] {
-            let blocks = floats_mut(blocks);
-            for (row, &slot) in floats(rows).chunks_exact(cols).zip(store.slots) {
-                attention::store_row(row, slot as usize, store.shape, blocks);
-            }
-        }
+        let dtype = kv.keys.dtype();
+        assert_eq!(kv.values.dtype(), dtype, "keys and values have one format");
+        let rows = [floats(store.keys), floats(store.values)];
+        attention::store(&self.pool, &store, rows, dtype, bytes_mut(&mut kv.keys), bytes_mut(&mut kv.values));
         Ok(())
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        let shape = attention.shape;
-        let group = shape.num_heads / shape.num_kv_heads * shape.head_size;
-        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
-        assert_eq!(attention.positions.len(), num_rows);
-        let owners = attention::sequence_of_rows(attention.sequences, num_rows);
-        let (queries, keys, values) =
-            (floats(attention.queries), floats(&attention.kv.keys), floats(&attention.kv.values));
-        let output = SharedOutput::new(floats_mut(out));
-        with_simd!(self.level, simd => self.pool.run(num_rows * shape.num_kv_heads, &|task| {
-            let (row, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
-            let blocks = &attention.block_tables[attention.sequences[owners[row]].blocks.clone()];
-            let pages = Pages { keys, values, blocks, shape };
-            let offset = row * cols + kv_head * group;
-            // SAFETY: each task has its own heads of its own row, and `out` stays borrowed until `run` returns.
-            let out = unsafe { output.part(offset, group) };
-            let position = attention.positions[row] as usize;
-            attention::attend(simd, pages, &attention, position, kv_head, &queries[offset..offset + group], out);
-        }));
+        attention::attend(self.level, &self.pool, &attention, out);
         Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! The Backend for CPUs: one set of operations, compiled for each instruction set and chosen once at start.
 //!
-//! Activations are f32, weights stay in the format and the place of their file, keys and values are f32.
+//! Activations are f32, weights are repacked when they are loaded, keys and values are f32, f16, bf16 or Q8_0.
 
+mod attention;
 mod backend;
 mod machine;
 mod math;
+mod matmul;
 mod memory;
 mod ops;
 mod pool;

@@ -3,34 +3,38 @@
 //! The C library's `expf` differs between versions and machines; these give the same bits everywhere, which promise 1 (the same
 //! answer every time) needs, and they run sixteen at a time.
 
-const LOG2_E: f32 = std::f32::consts::LOG2_E;
+pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts, the first with few enough bits that `n * LN2_HIGH` is exact for |n| < 2^9.
-const LN2_HIGH: f32 = 0.693_359_4;
-const LN2_LOW: f32 = -2.121_944_4e-4;
+pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
+pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer in the default rounding mode.
-const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
+/// Where [`exp`] gives up: the powers of two that it multiplies with stay normal numbers.
+pub(crate) const EXP_LOWEST: f32 = -87.3;
+pub(crate) const EXP_HIGHEST: f32 = 88.3;
+/// The Taylor polynomial of e^r, highest power first.
+pub(crate) const EXP_TAYLOR: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// e^x with a relative error under 2e-7; 0 below -87.3 and the largest finite magnitude's neighbourhood above 88.3.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (the next term is under 6e-9), times 2^n.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let clamped = x.clamp(-87.3, 88.3);
-    let n = (clamped * LOG2_E + ROUND) - ROUND;
+    let clamped = x.clamp(EXP_LOWEST, EXP_HIGHEST);
+    let shifted = clamped * LOG2_E + ROUND;
+    let n = shifted - ROUND;
     let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
-    let mut p = 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
-    // n lies in -126..=127, so the biased exponent is that of a normal number.
-    let power = f32::from_bits(((n as i32 + 127) << 23) as u32);
-    let result = p * power;
+    let p = EXP_TAYLOR[1..].iter().fold(EXP_TAYLOR[0], |p, coefficient| p * r + coefficient);
+    let result = p * power_of_two(shifted);
     // NaN passes through the clamp and the polynomial; below the range the true value is under 1.3e-38.
-    if x < -87.3 { 0.0 } else { result }
+    if x < EXP_LOWEST { 0.0 } else { result }
+}
+
+/// 2^n for `shifted` = [`ROUND`] + n with an integer n of -126 to 127: n stands in the lowest bits of such a number, whose other bits
+/// a shift to the exponent's place drops.
+#[inline(always)]
+pub(crate) fn power_of_two(shifted: f32) -> f32 {
+    f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
 }
 
 /// tanh x = 1 - 2 / (e^2x + 1); absolute error under 2e-7.

@@ -206,7 +206,7 @@ impl BeamSearch {
 }
 
 /// ln of the sum of exp, in f64.
-pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
+fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&logit| libm::exp(f64::from(logit) - largest)).sum();
     largest + libm::log(sum)

@@ -2,6 +2,7 @@
 
 mod admission;
 mod commit;
+mod control;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,10 +13,11 @@ use std::time::Instant;
 
 use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
 use pellucid_sampling::Workspace;
-use pellucid_tensor::Backend;
+use pellucid_tensor::{Backend, DType};
 
 use crate::job::{Job, JobId};
 use crate::kv_cache::{KvCache, TenantId};
+use crate::rules::{CheckedRequest, Rules, check};
 use crate::scheduler::{Pending, Served, share_out};
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
@@ -25,6 +27,8 @@ pub struct EngineOptions {
     /// Blocks of KV memory, and positions in each.
     pub num_blocks: usize,
     pub block_len: usize,
+    /// How keys and values are stored.
+    pub kv_dtype: DType,
     /// Sequences that decode at once.
     pub max_sequences: usize,
     /// Rows of a step at most; at least `max_sequences`.
@@ -53,6 +57,8 @@ pub struct Engine {
     next_id: JobId,
     served: Served,
     stats: EngineStats,
+    /// The last step computed nothing: whoever is here is paused, or its reader is slow.
+    is_stalled: bool,
     batch: Batch,
     /// The last step's, kept for their memory.
     logits: Logits,
@@ -75,7 +81,7 @@ impl Engine {
     pub fn new(model: Box<dyn Model>, backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Engine, Error> {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
-        let kv = KvMemory::new(model.config(), &*backend, options.num_blocks, options.block_len)
+        let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)
             .map_err(|error| Error::Model(error.to_string()))?;
         Ok(Engine {
             cache: KvCache::new(options.num_blocks, options.block_len, options.secret),
@@ -88,6 +94,7 @@ impl Engine {
             next_id: 0,
             served: Served::default(),
             stats: EngineStats::default(),
+            is_stalled: false,
             batch: Batch::default(),
             logits: Logits::default(),
             workspace: Workspace::default(),
@@ -107,19 +114,29 @@ impl Engine {
         &self.cache
     }
 
+    /// What a request must keep to; the operator's settings of the cache are final by then.
+    pub fn rules(&self) -> Rules {
+        Rules { config: self.model.config().clone(), options: self.options, quotas: self.cache.quotas().clone() }
+    }
+
     /// Checks a request and puts it into the queue. Its events go to `sink`.
     pub fn submit(&mut self, request: Request, sink: Box<dyn EventSink>) -> Result<(), Error> {
-        let sampler = request.check(self.model.config(), self.options.max_sequences)?;
-        self.check_fits(&request)?;
+        let quota = self.cache.quota(request.scope.tenant);
+        let sampler = check(&request, self.model.config(), &self.options, quota)?;
         let waiting = self.num_waiting();
         if waiting >= self.options.max_waiting {
             return Err(Error::QueueFull { waiting });
         }
-        let job = Job::new(request, sampler, sink, Instant::now());
+        self.accept(CheckedRequest { request, sampler, arrived: Instant::now() }, sink);
+        Ok(())
+    }
+
+    /// Puts a request into the queue that was checked by this engine's rules and found room.
+    pub(crate) fn accept(&mut self, checked: CheckedRequest, sink: Box<dyn EventSink>) {
+        let job = Job::new(checked.request, checked.sampler, sink, checked.arrived);
         let id = self.next_id;
         self.next_id += 1;
         self.enqueue(id, job);
-        Ok(())
     }
 
     /// One round. Gives false when there is nothing left to do.
@@ -127,6 +144,7 @@ impl Engine {
         let started = Instant::now();
         self.admit();
         let plan = self.schedule();
+        self.is_stalled = plan.is_empty();
         if plan.is_empty() {
             return self.num_waiting() > 0 || !self.running.is_empty();
         }
@@ -145,7 +163,7 @@ impl Engine {
     fn schedule(&mut self) -> Vec<Planned> {
         let mut rows: Vec<(JobId, usize)> = Vec::new();
         let mut pending: Vec<Pending> = Vec::new();
-        for (&id, job) in &self.running {
+        for (&id, job) in self.running.iter().filter(|(_, job)| job.takes_steps()) {
             // Beams advance together: none goes on before all have caught up.
             let caught_up = job.sequences.iter().all(|sequence| sequence.num_left() <= 1);
             let waits_for_others = job.search.is_some() && job.sequences.len() > 1 && !caught_up;
@@ -231,6 +249,11 @@ impl Engine {
         let jobs = || self.running.values().chain(self.waiting.values().flatten().map(|(_, job)| job));
         let tables = jobs().flat_map(|job| &job.sequences).filter_map(|sequence| sequence.table.as_ref());
         self.cache.audit(tables, jobs().filter_map(|job| job.reservation.as_ref()))
+    }
+
+    /// Whether the last step found nobody to compute for.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.is_stalled
     }
 
     pub fn num_waiting(&self) -> usize {

@@ -1,19 +1,23 @@
 //! What a request hears of its reply.
 
-use pellucid_sampling::{Logprobs, TokenTrace};
+use pellucid_sampling::{Logprobs, SamplingParams, TokenTrace};
 
 use crate::{Beam, Error, RequestStats};
 
 /// One thing that happened to a request. Events come in order; the last is `Done` or `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
+    /// Its turn has come; so many prompt tokens were found and need not be computed. Once.
+    Begun {
+        cached_tokens: usize,
+    },
     /// Prompt tokens computed or found so far, out of how many.
     Prompt {
         computed: usize,
         total: usize,
     },
-    /// ln p of each prompt token after the first, given those before it; once, when the request asked for it.
-    PromptLogprobs(Vec<f32>),
+    /// Log probabilities of each prompt token after the first, given those before it; once, when the request asked for it.
+    PromptLogprobs(Vec<Logprobs>),
     Token(TokenEvent),
     /// A choice is complete.
     ChoiceEnd {
@@ -21,6 +25,10 @@ pub enum Event {
         reason: FinishReason,
         /// The token that ended it, where one did: no part of the reply, but its choice can be explained.
         token: Option<TokenEvent>,
+    },
+    /// A wish from outside has taken effect, when every choice together had so many tokens.
+    Heeded {
+        output_tokens: usize,
     },
     /// The result of a beam search, best first.
     Beams(Vec<Beam>),
@@ -52,9 +60,32 @@ pub enum FinishReason {
     Deadline,
 }
 
+/// A wish about a request that is being served; takes effect before the next step.
+#[derive(Debug, Clone)]
+pub enum Control {
+    /// Keep everything and compute nothing. The deadline goes on.
+    Pause,
+    Resume,
+    /// Choose by these parameters from the next token on. They were checked by [`EngineHandle::check_sampling`](crate::EngineHandle::check_sampling).
+    Update(Box<SamplingParams>),
+    /// This choice is long enough.
+    End {
+        choice: usize,
+    },
+}
+
 /// Where events go. Called on the engine's thread: it must not block.
 pub trait EventSink: Send {
     fn send(&mut self, event: Event);
     /// Whether anybody still listens. When nobody does, the request is cancelled before the next step.
     fn is_open(&self) -> bool;
+    /// Whether more can be taken. Until then the request is left out of the steps, like one that is paused: a reader that is slow holds
+    /// up itself and its own memory, nothing else.
+    fn is_ready(&self) -> bool {
+        true
+    }
+    /// The next wish, where there is one.
+    fn control(&mut self) -> Option<Control> {
+        None
+    }
 }

@@ -1,18 +1,26 @@
 //! The loop on a thread of its own, and the two ends that others hold: a handle to submit with, a stream to read from.
+//!
+//! Nobody waits for the loop to be told no: requests are checked on the thread that submits them, and the length of the queue is known
+//! here. So a full queue is refused at once, even while a long step runs.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use pellucid_sampling::SamplingParams;
+
+use crate::rules::{CheckedRequest, Rules};
 use crate::{Engine, EngineStats, Error, Event, EventSink, Request};
 
-/// Submissions that may be on their way to the loop; beyond it they are refused like those that find the queue full.
-const MAILBOX: usize = 1024;
+/// Questions that may be on their way to the loop, beside submissions.
+const QUESTIONS: usize = 64;
+/// How long the loop sleeps when everyone it serves is paused or reads slowly.
+const STALL: Duration = Duration::from_millis(2);
 
 enum Message {
-    Submit(Box<Request>, Box<dyn EventSink>, SyncSender<Result<(), Error>>),
+    Submit(Box<CheckedRequest>, Box<dyn EventSink>),
     Stats(SyncSender<EngineStats>),
 }
 
@@ -21,6 +29,32 @@ enum Message {
 pub struct EngineHandle {
     mailbox: Option<SyncSender<Message>>,
     thread: Option<JoinHandle<()>>,
+    rules: Rules,
+    shared: Arc<Shared>,
+}
+
+/// What the loop lets others see of itself.
+#[derive(Debug)]
+struct Shared {
+    /// Submissions that the loop has not taken yet, and requests that wait in its queue.
+    num_posted: AtomicUsize,
+    num_waiting: AtomicUsize,
+    started: Instant,
+    /// When the loop last took up work, in milliseconds after `started`, plus 1; 0 while it sleeps.
+    busy_since_ms: AtomicU64,
+    is_alive: AtomicBool,
+    stats: Mutex<EngineStats>,
+}
+
+/// Signs of life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pulse {
+    /// There is nothing to do.
+    Asleep,
+    /// The step that is under way began so long ago.
+    Working(Duration),
+    /// The loop has ended.
+    Dead,
 }
 
 /// The events of one request. Dropping it cancels the request; its blocks are free by the end of the next step.
@@ -49,12 +83,22 @@ impl EventSink for StreamSink {
 impl EngineHandle {
     /// Starts the loop.
     pub fn start(engine: Engine) -> EngineHandle {
-        let (mailbox, messages) = sync_channel(MAILBOX);
+        let rules = engine.rules();
+        let (mailbox, messages) = sync_channel(rules.options.max_waiting.saturating_add(QUESTIONS));
+        let shared = Arc::new(Shared {
+            num_posted: AtomicUsize::new(0),
+            num_waiting: AtomicUsize::new(0),
+            started: Instant::now(),
+            busy_since_ms: AtomicU64::new(0),
+            is_alive: AtomicBool::new(true),
+            stats: Mutex::new(engine.stats()),
+        });
+        let seen = shared.clone();
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || serve(engine, &messages))
+            .spawn(move || serve(engine, &messages, &Life(seen)))
             .expect("the operating system gives a thread");
-        EngineHandle { mailbox: Some(mailbox), thread: Some(thread) }
+        EngineHandle { mailbox: Some(mailbox), thread: Some(thread), rules, shared }
     }
 
     /// Checks and queues a request. What cannot be served is refused here.
@@ -62,23 +106,64 @@ impl EngineHandle {
         // The number of events is bounded by the request's own limits, so the channel needs no bound of its own.
         let (sender, events) = channel();
         let is_open = Arc::new(AtomicBool::new(true));
-        let sink = StreamSink { events: sender, is_open: is_open.clone() };
-        let (answer, accepted) = sync_channel(1);
-        self.post(Message::Submit(Box::new(request), Box::new(sink), answer))?;
-        accepted.recv().map_err(|_| Error::Stopped)??;
+        self.submit_to(request, Box::new(StreamSink { events: sender, is_open: is_open.clone() }))?;
         Ok(TokenStream { events, is_open })
     }
 
+    /// As `submit`, with a sink of the caller's. Never waits for the loop.
+    pub fn submit_to(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), Error> {
+        let checked = self.rules.check(request)?;
+        let posted = self.shared.num_posted.fetch_add(1, Ordering::SeqCst);
+        let waiting = posted + self.shared.num_waiting.load(Ordering::SeqCst);
+        let outcome = if waiting >= self.rules.options.max_waiting {
+            Err(Error::QueueFull { waiting })
+        } else {
+            self.post(Message::Submit(Box::new(checked), sink))
+        };
+        if outcome.is_err() {
+            self.shared.num_posted.fetch_sub(1, Ordering::SeqCst);
+        }
+        outcome
+    }
+
+    /// Refuses what `submit` would refuse, without submitting.
+    pub fn check(&self, request: Request) -> Result<(), Error> {
+        self.rules.check(request).map(drop)
+    }
+
+    /// Whether these parameters could be those of a request; for [`Control::Update`](crate::Control::Update).
+    pub fn check_sampling(&self, params: &SamplingParams) -> Result<(), Error> {
+        self.rules.check_sampling(params).map(drop)
+    }
+
+    /// The numbers as they are now; waits for the step that is under way.
     pub fn stats(&self) -> Result<EngineStats, Error> {
         let (answer, stats) = sync_channel(1);
         self.post(Message::Stats(answer))?;
         stats.recv().map_err(|_| Error::Stopped)
     }
 
+    /// The numbers as they were after the last step; never waits.
+    pub fn last_stats(&self) -> EngineStats {
+        let waiting = self.shared.num_posted.load(Ordering::SeqCst) + self.shared.num_waiting.load(Ordering::SeqCst);
+        let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        EngineStats { num_waiting: waiting, ..stats }
+    }
+
+    pub fn pulse(&self) -> Pulse {
+        if !self.shared.is_alive.load(Ordering::SeqCst) {
+            return Pulse::Dead;
+        }
+        match self.shared.busy_since_ms.load(Ordering::SeqCst) {
+            0 => Pulse::Asleep,
+            since => Pulse::Working(self.shared.started.elapsed().saturating_sub(Duration::from_millis(since - 1))),
+        }
+    }
+
     fn post(&self, message: Message) -> Result<(), Error> {
         let mailbox = self.mailbox.as_ref().ok_or(Error::Stopped)?;
         mailbox.try_send(message).map_err(|error| match error {
-            TrySendError::Full(_) => Error::QueueFull { waiting: MAILBOX },
+            TrySendError::Full(_) => Error::QueueFull { waiting: self.rules.options.max_waiting },
             TrySendError::Disconnected(_) => Error::Stopped,
         })
     }
@@ -94,33 +179,69 @@ impl Drop for EngineHandle {
     }
 }
 
+/// The loop's side of what is shared; when it goes, however it goes, that shows.
+struct Life(Arc<Shared>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.is_alive.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Life {
+    fn works(&self) {
+        let now = self.0.started.elapsed().as_millis() as u64;
+        self.0.busy_since_ms.store(now + 1, Ordering::SeqCst);
+    }
+
+    fn sleeps(&self) {
+        self.0.busy_since_ms.store(0, Ordering::SeqCst);
+    }
+
+    fn show(&self, engine: &Engine) {
+        self.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
+        *self.0.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
+    }
+}
+
 /// The thread: takes messages between steps, and sleeps when there is nothing to do.
-fn serve(mut engine: Engine, messages: &Receiver<Message>) {
+fn serve(mut engine: Engine, messages: &Receiver<Message>, life: &Life) {
     let mut has_work = false;
     loop {
-        let first = if has_work {
-            messages.recv_timeout(Duration::ZERO)
-        } else {
-            messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        let first = match (has_work, engine.is_stalled()) {
+            (true, false) => messages.recv_timeout(Duration::ZERO),
+            (true, true) => messages.recv_timeout(STALL),
+            (false, _) => {
+                life.sleeps();
+                messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            }
         };
+        life.works();
         match first {
             Ok(message) => {
-                handle(&mut engine, message);
-                messages.try_iter().for_each(|message| handle(&mut engine, message));
+                handle(&mut engine, message, life);
+                messages.try_iter().for_each(|message| handle(&mut engine, message, life));
+                // Whoever comes in now no longer waits, and others may know before the step is over.
+                engine.admit();
+                life.show(&engine);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         has_work = engine.step();
+        life.show(&engine);
     }
 }
 
-fn handle(engine: &mut Engine, message: Message) {
-    // Whoever asked may have gone; the answer is then nobody's.
+fn handle(engine: &mut Engine, message: Message, life: &Life) {
     match message {
-        Message::Submit(request, sink, answer) => {
-            let _ = answer.send(engine.submit(*request, sink));
+        Message::Submit(checked, sink) => {
+            engine.accept(*checked, sink);
+            // In this order a request may be counted twice for a moment, but never not at all.
+            life.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
+            life.0.num_posted.fetch_sub(1, Ordering::SeqCst);
         }
+        // Whoever asked may have gone; the answer is then nobody's.
         Message::Stats(answer) => {
             let _ = answer.send(engine.stats());
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pellucid_sampling::{History, Sampler, State};
+use pellucid_sampling::{History, Logprobs, Sampler, State};
 
 use crate::beam::BeamSearch;
 use crate::kv_cache::{BlockTable, KvCache, Reservation, TenantId};
@@ -18,8 +18,9 @@ pub(crate) struct Job {
     /// What its sequences may still take; present while it runs.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) search: Option<BeamSearch>,
-    /// ln p of the prompt's tokens, as they become known.
-    pub(crate) prompt_logprobs: Vec<f32>,
+    /// Of the prompt's tokens, as they become known.
+    pub(crate) prompt_logprobs: Vec<Logprobs>,
+    pub(crate) is_paused: bool,
     pub(crate) arrived: Instant,
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
@@ -89,6 +90,7 @@ impl Job {
             reservation: None,
             search,
             prompt_logprobs: Vec::new(),
+            is_paused: false,
             arrived: now,
             started: None,
             first_token: None,
@@ -112,6 +114,11 @@ impl Job {
 
     pub(crate) fn is_finished(&self) -> bool {
         self.sequences.iter().all(|sequence| sequence.finish.is_some())
+    }
+
+    /// Whether it is to be computed in the next step.
+    pub(crate) fn takes_steps(&self) -> bool {
+        !self.is_paused && self.sink.is_ready()
     }
 
     /// Tokens are held back while it is not known which choices will be returned.

@@ -75,6 +75,12 @@ impl Request {
         Ok(Sampler::new(&params, vocab_size)?)
     }
 
+    /// Blocks for everything that it may come to hold: its prompt's full blocks once, the rest for each of its sequences.
+    pub(crate) fn blocks_needed(&self, config: &DecoderConfig, block_len: usize) -> usize {
+        let full = self.prompt.len() / block_len;
+        full + (self.max_positions(config).div_ceil(block_len) - full) * self.width()
+    }
+
     /// Refuses what cannot be served, and gives the sampler of the first choice.
     pub(crate) fn check(&self, config: &DecoderConfig, max_sequences: usize) -> Result<Sampler, Error> {
         let (prompt, context) = (self.prompt.len(), config.context_len);

@@ -42,7 +42,10 @@ pub struct EngineStats {
     pub prefill_tokens: u64,
     /// Tokens computed one at a time behind the sequence's end.
     pub decode_tokens: u64,
+    /// Prompt tokens found instead of computed.
     pub cached_tokens: u64,
+    /// Those of them that were found in prefixes that the operator declared shared.
+    pub shared_cached_tokens: u64,
     pub finished_requests: u64,
     pub cancelled_requests: u64,
     pub failed_requests: u64,

@@ -1,6 +1,8 @@
 //! What can go wrong between a checkpoint and its logits.
 
-use crate::architectures;
+use pellucid_tensor::DType;
+
+use crate::{KvMemory, architectures};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -24,6 +26,10 @@ pub enum Error {
     IdOutsideVocabulary { id: u32, row: usize, vocab_size: usize },
     #[error("position {position} is outside the context of {context_len} tokens")]
     PositionOutsideContext { position: usize, context_len: usize },
+    #[error("{dtype} is no format of KV memory; those are {}", KvMemory::FORMATS.map(DType::name).join(", "))]
+    NoKvFormat { dtype: DType },
+    #[error("KV memory in {dtype} holds heads of a multiple of {multiple} numbers, but this model's have {head_size}")]
+    KvHeadSize { dtype: DType, multiple: usize, head_size: usize },
     #[error(transparent)]
     Checkpoint(#[from] pellucid_checkpoint::Error),
     #[error(transparent)]

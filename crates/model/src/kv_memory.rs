@@ -2,9 +2,9 @@
 //!
 //! Which block belongs to which sequence is not known here: block tables come with each [`crate::Batch`].
 
-use pellucid_tensor::{Backend, DType, Error, HeadShape, KvLayer, Tensor};
+use pellucid_tensor::{Backend, DType, HeadShape, KvLayer, Tensor};
 
-use crate::DecoderConfig;
+use crate::{DecoderConfig, Error};
 
 /// Positions in a block, unless a test wants smaller ones: long enough to be read in one sweep, short enough that the unused half of a
 /// sequence's last block is little.
@@ -19,22 +19,35 @@ pub struct KvMemory {
 }
 
 impl KvMemory {
+    /// The formats that keys and values can be stored in. `docs/accuracy.md` has the error of each.
+    pub const FORMATS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
+
     pub fn new(
         config: &DecoderConfig,
         backend: &dyn Backend,
+        dtype: DType,
         num_blocks: usize,
         block_len: usize,
     ) -> Result<Self, Error> {
+        check_format(config, dtype)?;
         let block = config.num_kv_heads * block_len * config.head_size;
         let layers = (0..config.num_layers())
             .map(|_| {
                 Ok(KvLayer {
-                    keys: backend.zeros(DType::F32, num_blocks, block)?,
-                    values: backend.zeros(DType::F32, num_blocks, block)?,
+                    keys: backend.zeros(dtype, num_blocks, block)?,
+                    values: backend.zeros(dtype, num_blocks, block)?,
                 })
             })
             .collect::<Result<_, Error>>()?;
         Ok(KvMemory { layers, num_blocks, block_len })
+    }
+
+    /// Bytes of one block in all layers, keys and values together. Past the largest number it stays there, which no budget holds.
+    pub fn bytes_per_block(config: &DecoderConfig, dtype: DType, block_len: usize) -> Result<usize, Error> {
+        check_format(config, dtype)?;
+        let head = dtype.bytes_for(config.head_size).unwrap_or(usize::MAX);
+        let factors = [2, config.num_layers(), config.num_kv_heads, block_len];
+        Ok(factors.into_iter().fold(head, usize::saturating_mul))
     }
 
     pub fn num_blocks(&self) -> usize {
@@ -68,4 +81,15 @@ impl KvMemory {
             block_len,
         }
     }
+}
+
+/// A head is stored by itself, so it must be whole blocks of the format.
+fn check_format(config: &DecoderConfig, dtype: DType) -> Result<(), Error> {
+    if !KvMemory::FORMATS.contains(&dtype) {
+        return Err(Error::NoKvFormat { dtype });
+    }
+    if dtype.bytes_for(config.head_size).is_none() {
+        return Err(Error::KvHeadSize { dtype, multiple: dtype.block_len(), head_size: config.head_size });
+    }
+    Ok(())
 }

@@ -85,7 +85,7 @@ impl Loader<'_> {
             positions: positions.map(|table| self.backend.weight(table)).transpose()?,
             layers,
             final_norm: self.norm(self.part(names.final_norm, 0), hidden)?,
-            output: Linear { weight: self.backend.weight(output)?, bias: None },
+            output: Linear { weight: self.backend.linear_weight(output)?, bias: None },
         })
     }
 
@@ -183,7 +183,7 @@ impl Loader<'_> {
         expect_shape(&tensor, &[num_experts, rows, cols])?;
         let dtype = tensor.info.dtype;
         let bytes = row_bytes(&tensor, expert * rows..(expert + 1) * rows, cols)?;
-        Ok(Linear { weight: self.backend.weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
+        Ok(Linear { weight: self.backend.linear_weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
     }
 
     /// A matrix with its bias, when the file has one.
@@ -214,7 +214,7 @@ impl Loader<'_> {
             let bytes = slice_rows(&weight.bytes, weight.dtype, range.clone(), cols).expect("the shape was checked");
             let bias = bias.as_ref().map(|bias| self.vector(&bias[range])).transpose()?;
             parts.push(Linear {
-                weight: self.backend.weight(HostWeight { dtype: weight.dtype, rows, cols, bytes })?,
+                weight: self.backend.linear_weight(HostWeight { dtype: weight.dtype, rows, cols, bytes })?,
                 bias,
             });
         }

@@ -2,7 +2,8 @@
 //!
 //! A bias can therefore never lift a hidden token into view.
 
-use crate::candidates::{Candidate, Candidates};
+use crate::Error;
+use crate::candidates::{Candidate, Candidates, Workspace};
 use crate::probabilities::Probabilities;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -11,6 +12,15 @@ pub struct Logprobs {
     pub chosen: f32,
     /// The most probable tokens with their ln p, as many as were asked for, ties to the lower id.
     pub top: Vec<(u32, f32)>,
+}
+
+impl Logprobs {
+    /// Of a token that was not drawn but given, such as one of a prompt.
+    pub fn of(logits: &[f32], token: u32, num_top: u32, space: &mut Workspace) -> Result<Logprobs, Error> {
+        let mut set = Candidates::new(logits, space)?;
+        let view = ModelView::new(&mut set, num_top);
+        Ok(view.report(logits[token as usize]))
+    }
 }
 
 /// What has to be seen of the raw logits before the first step changes them.

@@ -60,7 +60,11 @@ pub struct SequenceSpan {
     pub blocks: Range<usize>,
 }
 
-/// The keys and values of one layer, in blocks: a row is a block, laid out as `[kv head][offset in block][head_size]`.
+/// The keys and values of one layer, in blocks: a row is a block of `kv heads * block_len * head_size` numbers, stored in the tensors'
+/// format.
+///
+/// How a block is laid out within its row is the device's own affair: [`Backend::store_kv`] writes it, [`Backend::attention`] reads it,
+/// and [`Backend::copy_row`] copies it whole.
 #[derive(Debug)]
 pub struct KvLayer {
     pub keys: Tensor,
@@ -185,8 +189,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error>;
     /// Makes an activation `rows` long, growing its memory when needed; what it held is lost.
     fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error>;
-    /// Brings a weight to the device. A CPU keeps a mapped file's bytes where they are.
+    /// Brings a table or a vector to the device, to be read by rows. A CPU keeps a mapped file's bytes where they are.
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error>;
+    /// Brings the matrix of a [`Linear`] to the device, in whatever layout its products are fastest in.
+    fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        self.weight(weight)
+    }
     /// Copies numbers to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
     /// Copies one row of a tensor over another.
@@ -247,8 +255,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error>;
     /// Turns the first `2 * frequencies` numbers of each head of `x` by the row's angles.
     fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error>;
-    /// Writes each row's key and value into its slot.
+    /// Writes each row's key and value into its slot, each head rounded to the format of the blocks by itself. A number that the format
+    /// cannot hold becomes a NaN, so that whoever reads it gets no number either: nothing is cut off in silence.
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error>;
-    /// Softmax attention of each row over its sequence's stored keys.
+    /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
 }

@@ -42,6 +42,31 @@ fn a_block_decodes_alone_as_it_does_in_a_row() {
     }
 }
 
+/// Encoding what was decoded gives numbers within half a step, and exactly the same for the plain formats.
+#[test]
+fn what_was_encoded_decodes_to_the_nearest() {
+    let x: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.137 * (1 + i / 32) as f32).collect();
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        let mut bytes = vec![0; dtype.bytes_for(x.len()).expect("whole blocks")];
+        quant::encode(dtype, &x, &mut bytes);
+        let mut found = vec![0.0; x.len()];
+        quant::decode(dtype, &bytes, &mut found);
+        for (block, (found, x)) in found.chunks(32).zip(x.chunks(32)).enumerate() {
+            let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            for (found, x) in found.iter().zip(x) {
+                let bound = match dtype {
+                    DType::F32 => 0.0,
+                    DType::F16 => x.abs() * 2f32.powi(-11),
+                    DType::BF16 => x.abs() * 2f32.powi(-8),
+                    // Half a step of largest / 127, and the rounding of the scale to f16.
+                    _ => largest / 254.0 + x.abs() * 2f32.powi(-11),
+                };
+                assert!((found - x).abs() <= bound * 1.0001, "{dtype}, block {block}: {x} became {found}");
+            }
+        }
+    }
+}
+
 #[test]
 fn nothing_decodes_to_nothing() {
     for dtype in DType::ALL {

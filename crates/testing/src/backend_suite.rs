@@ -2,6 +2,7 @@
 //!
 //! A tolerance is stated with each check, as a multiple of the rounding that the operation's sums allow.
 
+use pellucid_model::KvMemory;
 use pellucid_tensor::{
     Activation, Attention, Backend, DType, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope,
     RopeStyle, Routing, SequenceSpan, StoreKv, Tensor, quant,
@@ -11,7 +12,7 @@ use pellucid_tensor::{
 const ROUNDING: f64 = 6e-8;
 
 /// A deterministic source of test numbers.
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
@@ -29,12 +30,12 @@ impl Numbers {
         (sum * 3f64.sqrt()) as f32
     }
 
-    fn normals(&mut self, len: usize) -> Vec<f32> {
+    pub(crate) fn normals(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.normal()).collect()
     }
 
     /// Bytes of any format whose decoded numbers are finite and not too unequal.
-    fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
+    pub(crate) fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
         let bytes: Vec<u8> = match dtype {
             DType::F32 => self.normals(rows * cols).iter().flat_map(|value| value.to_le_bytes()).collect(),
             DType::BF16 => {
@@ -151,7 +152,7 @@ impl Suite<'_> {
 
     fn linear(&mut self, dtype: DType, rows: usize, cols: usize) -> (Linear, Vec<f32>) {
         let (weight, decoded) = self.numbers.weight(dtype, rows, cols);
-        (Linear { weight: self.upload(weight), bias: None }, decoded)
+        (Linear { weight: self.backend.linear_weight(weight).expect("an upload"), bias: None }, decoded)
     }
 }
 
@@ -363,7 +364,9 @@ fn rope(suite: &mut Suite<'_>) {
 }
 
 /// One way to attend.
+#[derive(Debug, Clone, Copy)]
 struct AttentionCase {
+    dtype: DType,
     shape: HeadShape,
     window: Option<usize>,
     soft_cap: Option<f32>,
@@ -372,26 +375,43 @@ struct AttentionCase {
 fn attention(suite: &mut Suite<'_>) {
     let sizes = [(4, 2, 64), (3, 1, 80), (2, 2, 96), (8, 2, 128), (4, 4, 256), (3, 3, 5)];
     for (num_heads, num_kv_heads, head_size) in sizes {
-        let shape = HeadShape { num_heads, num_kv_heads, head_size, block_len: 8 };
-        attend_case(suite, &AttentionCase { shape, window: None, soft_cap: None });
-        attend_case(suite, &AttentionCase { shape, window: Some(11), soft_cap: None });
-        attend_case(suite, &AttentionCase { shape, window: Some(1), soft_cap: Some(2.0) });
+        for dtype in KvMemory::FORMATS.into_iter().filter(|dtype| dtype.bytes_for(head_size).is_some()) {
+            let shape = HeadShape { num_heads, num_kv_heads, head_size, block_len: 8 };
+            let plain = AttentionCase { dtype, shape, window: None, soft_cap: None };
+            attend_case(suite, &plain);
+            attend_case(suite, &AttentionCase { window: Some(11), ..plain });
+            attend_case(suite, &AttentionCase { window: Some(1), soft_cap: Some(2.0), ..plain });
+            attend_case(suite, &AttentionCase { shape: HeadShape { block_len: 32, ..shape }, ..plain });
+        }
     }
+}
+
+/// What a head of the format holds after these numbers were stored.
+fn stored(dtype: DType, head_size: usize, numbers: &[f32]) -> Vec<f32> {
+    let mut bytes = vec![0; dtype.bytes_for(numbers.len()).expect("heads are whole blocks")];
+    quant::encode(dtype, numbers, &mut bytes);
+    let mut decoded = vec![0.0; numbers.len()];
+    for (out, bytes) in
+        decoded.chunks_exact_mut(head_size).zip(bytes.chunks_exact(dtype.bytes_for(head_size).unwrap_or(1)))
+    {
+        quant::decode(dtype, bytes, out);
+    }
+    decoded
 }
 
 /// Two sequences in scattered blocks: one computes its last 3 positions, the other all of its 37 in one chunk.
 fn attend_case(suite: &mut Suite<'_>, case: &AttentionCase) {
-    let AttentionCase { shape, window, soft_cap } = *case;
+    let AttentionCase { dtype, shape, window, soft_cap } = *case;
     let HeadShape { num_heads, num_kv_heads, head_size, block_len } = shape;
     let tables: [Vec<u32>; 2] = [vec![9, 2, 7, 4, 11, 0], vec![3, 10, 1, 8, 5]];
     let lens = [43usize, 37];
     let chunk_starts = [40usize, 0];
     let (kv_cols, cols) = (num_kv_heads * head_size, num_heads * head_size);
-    let keys: Vec<Vec<f32>> = lens.iter().map(|len| suite.numbers.normals(len * kv_cols)).collect();
-    let values: Vec<Vec<f32>> = lens.iter().map(|len| suite.numbers.normals(len * kv_cols)).collect();
+    let keys = lens.map(|len| suite.numbers.normals(len * kv_cols));
+    let values = lens.map(|len| suite.numbers.normals(len * kv_cols));
 
-    let block = kv_cols * block_len;
-    let mut kv = KvLayer { keys: suite.zeros(12, block), values: suite.zeros(12, block) };
+    let blocks = || suite.backend.zeros(dtype, 12, kv_cols * block_len).expect("memory");
+    let mut kv = KvLayer { keys: blocks(), values: blocks() };
     for sequence in 0..2 {
         let slots: Vec<u32> = (0..lens[sequence])
             .map(|position| tables[sequence][position / block_len] * block_len as u32 + (position % block_len) as u32)
@@ -400,6 +420,9 @@ fn attend_case(suite: &mut Suite<'_>, case: &AttentionCase) {
         suite.backend.store_kv(StoreKv { keys: &keys, values: &values, slots: &slots, shape }, &mut kv).expect("store");
     }
 
+    // Everything after this is exact about what is stored: the rounding of keys and values is the format's own affair.
+    let keys = keys.map(|keys| stored(dtype, head_size, &keys));
+    let values = values.map(|values| stored(dtype, head_size, &values));
     let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (chunk_starts[s]..lens[s]).map(move |p| (s, p))).collect();
     let queries = suite.numbers.normals(rows.len() * cols);
     let scale = 1.0 / (head_size as f32).sqrt();
@@ -444,7 +467,7 @@ fn attend_case(suite: &mut Suite<'_>, case: &AttentionCase) {
             }
         }
     }
-    close(&format!("attention {shape:?} window {window:?} cap {soft_cap:?}"), &suite.read(&out), &expected);
+    close(&format!("attention {case:?}"), &suite.read(&out), &expected);
 }
 
 fn experts(suite: &mut Suite<'_>) {
@@ -538,6 +561,75 @@ pub fn many_rows_stand_alone(backend: &dyn Backend) {
         for rows in [0..1, 149..150, 3..5, 10..18, 10..19, 0..16, 16..33, 0..33, 64..128, 70..135] {
             let expected = &all[rows.start * OUTPUTS..rows.end * OUTPUTS];
             assert!(product(rows.clone()) == expected, "{dtype}: rows {rows:?} differ alone and among 150");
+        }
+    }
+}
+
+/// Row independence of attention, to the bit: a row of a chunk has the bits of the same row alone, over several spans of positions,
+/// with windows, in every format; and where nothing is stored, anything may lie.
+pub fn attention_rows_stand_alone(backend: &dyn Backend) {
+    const LEN: usize = 1100;
+    let mut suite = Suite { backend, numbers: Numbers(3) };
+    for (dtype, head_size, num_heads, window, block_len) in [
+        (DType::F32, 10, 3, None, 12),
+        (DType::F16, 32, 4, None, 32),
+        (DType::BF16, 20, 1, Some(530), 16),
+        (DType::Q8_0, 64, 2, Some(70), 32),
+    ] {
+        let shape = HeadShape { num_heads, num_kv_heads: 1, head_size, block_len };
+        let num_blocks = LEN.div_ceil(block_len);
+        let table: Vec<u32> = (0..num_blocks as u32).map(|block| (block * 7) % num_blocks as u32).collect();
+        let tables: Vec<u32> =
+            if num_blocks.is_multiple_of(7) { (0..num_blocks as u32).rev().collect() } else { table };
+        let blocks = || suite.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
+        let mut kv = KvLayer { keys: blocks(), values: blocks() };
+        let slots: Vec<u32> = (0..LEN)
+            .map(|position| tables[position / block_len] * block_len as u32 + (position % block_len) as u32)
+            .collect();
+        let keys = suite.numbers.normals(LEN * head_size);
+        let values = suite.numbers.normals(LEN * head_size);
+        let queries = suite.numbers.normals(LEN * num_heads * head_size);
+        let attend = |kv: &KvLayer, rows: std::ops::Range<usize>| {
+            let cols = num_heads * head_size;
+            let mut out = suite.zeros(rows.len(), cols);
+            let attention = Attention {
+                queries: &suite.activation(&queries[rows.start * cols..rows.end * cols], cols),
+                kv,
+                positions: &rows.clone().map(|position| position as u32).collect::<Vec<_>>(),
+                sequences: &[SequenceSpan { rows: 0..rows.len(), blocks: 0..tables.len() }],
+                block_tables: &tables,
+                shape,
+                scale: 0.2,
+                soft_cap: None,
+                window,
+            };
+            suite.backend.attention(attention, &mut out).expect("attention");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let store = |kv: &mut KvLayer, from: usize, keys: &[f32], values: &[f32]| {
+            let slots = &slots[from..from + keys.len() / head_size];
+            let (keys, values) = (suite.activation(keys, head_size), suite.activation(values, head_size));
+            let store = StoreKv { keys: &keys, values: &values, slots, shape };
+            suite.backend.store_kv(store, kv).expect("store");
+        };
+        // First as when tokens come one by one: every later slot holds what is no number.
+        store(&mut kv, 0, &vec![f32::NAN; LEN * head_size], &vec![f32::NAN; LEN * head_size]);
+        let mut alone = Vec::new();
+        let mut known = 0;
+        for position in (0..LEN).filter(|p| p % 61 == 0 || [62, 63, 64, 510, 511, 512, 513, 1023, 1024].contains(p)) {
+            let new = known * head_size..(position + 1) * head_size;
+            store(&mut kv, known, &keys[new.clone()], &values[new]);
+            known = position + 1;
+            alone.push((position, attend(&kv, position..position + 1)));
+        }
+        store(&mut kv, 0, &keys, &values);
+        let cols = num_heads * head_size;
+        for (start, end) in [(0, LEN), (500, 530), (1000, 1003), (61, 700)] {
+            let together = attend(&kv, start..end);
+            for (position, alone) in alone.iter().filter(|(position, _)| (start..end).contains(position)) {
+                let row = position - start;
+                assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
+            }
         }
     }
 }

@@ -65,8 +65,10 @@ impl EventSink for Collected {
         let mut outcome = self.outcome.lock().expect("no panic while it is held");
         assert!(!outcome.is_over(), "an event after the last: {event:?}");
         match event {
-            Event::Prompt { .. } => {}
-            Event::PromptLogprobs(logprobs) => outcome.prompt_logprobs = logprobs,
+            Event::Begun { .. } | Event::Prompt { .. } | Event::Heeded { .. } => {}
+            Event::PromptLogprobs(logprobs) => {
+                outcome.prompt_logprobs = logprobs.iter().map(|one| one.chosen).collect()
+            }
             Event::Token(token) => {
                 outcome.choice(token.choice);
                 outcome.tokens[token.choice].push(token.id);

@@ -6,6 +6,7 @@
 pub mod backend_suite;
 mod collected;
 mod fake_model;
+pub mod products;
 pub mod selftest;
 
 pub use collected::{Collected, Outcome};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
-use pellucid_tensor::Backend;
+use pellucid_tensor::{Backend, DType};
 
 /// One golden: a tiny model, prompts, and the reference's logits at every position.
 #[derive(Debug)]
@@ -127,12 +128,23 @@ pub struct TestSequence {
 }
 
 impl Runner {
+    /// With keys and values in f32, as the reference has them.
     pub fn load(path: &Path, backend: Arc<dyn Backend>, context_len: Option<usize>, num_blocks: usize) -> Runner {
+        Runner::load_with(path, backend, context_len, num_blocks, DType::F32)
+    }
+
+    pub fn load_with(
+        path: &Path,
+        backend: Arc<dyn Backend>,
+        context_len: Option<usize>,
+        num_blocks: usize,
+        kv_dtype: DType,
+    ) -> Runner {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let kv =
-            KvMemory::new(model.config(), &*backend, num_blocks, BLOCK_LEN).expect("enough memory for a tiny model");
+        let kv = KvMemory::new(model.config(), &*backend, kv_dtype, num_blocks, BLOCK_LEN)
+            .expect("enough memory for a tiny model, in a format that fits its heads");
         Runner { model, kv }
     }
 

@@ -1,7 +1,7 @@
 //! The backend suite on the CPU: every instruction set that the machine has, on one thread and on several.
 
 use pellucid_cpu::Isa;
-use pellucid_testing::{backend_suite, cpu};
+use pellucid_testing::{backend_suite, cpu, products};
 
 #[test]
 fn every_operation_agrees_with_its_formula() {
@@ -19,5 +19,24 @@ fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
         backend_suite::rows_stand_alone(&*backend);
+    }
+}
+
+#[test]
+fn a_row_attends_alone_as_it_does_in_a_chunk() {
+    for isa in Isa::ALL {
+        for num_threads in [1, 3] {
+            let Some(backend) = cpu(isa, num_threads) else { continue };
+            backend_suite::attention_rows_stand_alone(&*backend);
+        }
+    }
+}
+
+#[test]
+fn products_with_quantized_weights_have_one_definition() {
+    let scalar = cpu(Isa::Scalar, 1).expect("scalar is always there");
+    for isa in Isa::ALL {
+        let Some(backend) = cpu(isa, 2) else { continue };
+        products::agree(&*backend, &*scalar);
     }
 }

@@ -6,6 +6,7 @@ use pellucid_cpu::Isa;
 use pellucid_engine::{BeamParams, EarlyStopping, Engine, EngineOptions, Request};
 use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
+use pellucid_tensor::DType;
 use pellucid_testing::{Collected, cpu, goldens_folder};
 use serde_json::Value;
 
@@ -19,6 +20,7 @@ fn engine(model: &str) -> Engine {
     let options = EngineOptions {
         num_blocks: 64,
         block_len: 4,
+        kv_dtype: DType::F32,
         max_sequences: 8,
         step_tokens: 32,
         chunk_len: 16,

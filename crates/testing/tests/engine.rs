@@ -8,11 +8,13 @@ use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request, Scope, TenantId};
 use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
+use pellucid_tensor::DType;
 use pellucid_testing::{Collected, FakeModel, Outcome, cpu, goldens, goldens_folder};
 
 const OPTIONS: EngineOptions = EngineOptions {
     num_blocks: 400,
     block_len: 4,
+    kv_dtype: DType::F32,
     max_sequences: 32,
     step_tokens: 64,
     chunk_len: 16,

@@ -5,6 +5,7 @@
 
 use pellucid_engine::{Engine, EngineOptions, Error, Request, Scope, TenantId};
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
+use pellucid_tensor::DType;
 use pellucid_testing::{Collected, FakeModel};
 
 const VOCAB: usize = 24;
@@ -61,6 +62,7 @@ fn simulate(seed: u64) -> usize {
     let options = EngineOptions {
         num_blocks: 10 + random.below(50),
         block_len: 4,
+        kv_dtype: DType::F32,
         max_sequences,
         step_tokens: max_sequences + random.below(24),
         chunk_len: 1 + random.below(16),

@@ -6,6 +6,7 @@ pub(crate) mod explain;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod perplexity;
+pub(crate) mod prove;
 pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod run;

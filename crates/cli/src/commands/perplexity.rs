@@ -75,7 +75,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         while let Some(event) = stream.next_event() {
             match event {
                 Event::Prompt { computed, .. } => bar.set_position((i * window + computed) as u64),
-                Event::PromptLogprobs(logprobs) => losses.extend(logprobs.iter().map(|&logprob| -f64::from(logprob))),
+                Event::PromptLogprobs(logprobs) => losses.extend(logprobs.iter().map(|one| -f64::from(one.chosen))),
                 Event::Failed(error) => return Err(error.into()),
                 _ => {}
             }

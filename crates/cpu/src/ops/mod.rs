@@ -1,8 +1,6 @@
 //! The operations of a transformer on host slices. Each file holds the formula once; [`crate::simd`] makes it fast.
 
-pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
-pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod rope;

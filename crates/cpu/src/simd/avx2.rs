@@ -28,11 +28,6 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves that the features are there.
         unsafe { dot_tile(x, w) }
     }
-
-    #[inline(always)]
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]

@@ -29,11 +29,6 @@ impl Simd for Avx512 {
         // SAFETY: `self` proves that the features are there.
         unsafe { dot_tile(x, w) }
     }
-
-    #[inline(always)]
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]

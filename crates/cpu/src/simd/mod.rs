@@ -5,6 +5,8 @@
 //! fuse the multiply with the add and agree to the bit; the scalar version rounds twice and is the oracle within a tolerance.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -15,7 +17,7 @@ use std::str::FromStr;
 
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {avx2::Avx2, avx512::Avx512};
+pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512};
 
 /// The instructions that the operations are written against.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
@@ -28,9 +30,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `result[r][c]` is the dot product of `x[r]` and `w[c]`; all slices have the same length.
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R];
 
-    /// `a * b + c`, fused where that is one instruction.
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32;
-
+    #[cfg(test)]
     fn dot(self, x: &[f32], w: &[f32]) -> f32 {
         self.dot_tile([x], [w])[0][0]
     }
@@ -42,16 +42,19 @@ pub enum Isa {
     Scalar,
     Avx2,
     Avx512,
+    /// AVX-512, with tiles for products of many rows.
+    Amx,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 
@@ -91,6 +94,8 @@ pub(crate) enum Level {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Amx(Avx512, Amx),
 }
 
 impl Level {
@@ -101,6 +106,8 @@ impl Level {
             Isa::Avx2 => Avx2::detect().map(Level::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect().map(Level::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Some(Level::Amx(Avx512::detect()?, Amx::detect()?)),
             #[cfg(not(target_arch = "x86_64"))]
             _ => None,
         }
@@ -113,6 +120,8 @@ impl Level {
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => Isa::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx(..) => Isa::Amx,
         }
     }
 }
@@ -125,7 +134,7 @@ macro_rules! with_simd {
             #[cfg(target_arch = "x86_64")]
             $crate::simd::Level::Avx2($simd) => $body,
             #[cfg(target_arch = "x86_64")]
-            $crate::simd::Level::Avx512($simd) => $body,
+            $crate::simd::Level::Avx512($simd) | $crate::simd::Level::Amx($simd, _) => $body,
         }
     };
 }
@@ -162,7 +171,6 @@ macro_rules! vectorized {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::simd::Isa::Avx512 => unsafe { avx512($($argument),*) },
-                #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("no value of another set exists here"),
             }
         }

@@ -14,11 +14,6 @@ impl Simd for Scalar {
     fn dot_tile<const R: usize, const C: usize>(self, x: [&[f32]; R], w: [&[f32]; C]) -> [[f32; C]; R] {
         x.map(|x| w.map(|w| dot(x, w)))
     }
-
-    #[inline(always)]
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
-    }
 }
 
 fn dot(x: &[f32], w: &[f32]) -> f32 {

@@ -6,7 +6,7 @@ use super::Engine;
 use crate::job::{Job, JobId};
 use crate::kv_cache::{NoRoom, TenantId};
 use crate::scheduler::{Contender, must_yield, next_tenant};
-use crate::{Error, Event, FinishReason, Request};
+use crate::{Event, FinishReason};
 
 /// What became of a request whose turn it was.
 enum Begin {
@@ -18,9 +18,10 @@ enum Begin {
 }
 
 impl Engine {
-    pub(super) fn admit(&mut self) {
+    pub(crate) fn admit(&mut self) {
         let now = Instant::now();
         self.drop_cancelled();
+        self.heed_controls(now);
         self.end_late(now);
         self.attach_others();
         // A tenant at its own quota waits for itself. Whoever waits for room that others hold keeps the turn: were smaller requests let
@@ -33,26 +34,6 @@ impl Engine {
                 Begin::NoRoom => break,
             }
         }
-    }
-
-    /// A request that could never run is refused at once, with the numbers.
-    pub(super) fn check_fits(&self, request: &Request) -> Result<(), Error> {
-        let needed = self.blocks_needed(request);
-        let have = self.cache.num_blocks();
-        if needed > have {
-            return Err(Error::NeverFits { needed, have });
-        }
-        match self.cache.quota(request.scope.tenant) {
-            Some(quota) if needed > quota => Err(Error::OverQuota { needed, quota }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Blocks for everything that the request may come to hold: its prompt's full blocks once, the rest for each of its sequences.
-    fn blocks_needed(&self, request: &Request) -> usize {
-        let full = request.prompt.len() / self.options.block_len;
-        let each = self.cache.blocks_for(request.max_positions(self.model.config())) - full;
-        full + each * request.width()
     }
 
     pub(super) fn enqueue(&mut self, id: JobId, job: Job) {
@@ -129,7 +110,10 @@ impl Engine {
         loop {
             match self.begin(&mut job) {
                 Begin::Begun => {
-                    job.started.get_or_insert(now);
+                    if job.started.is_none() {
+                        job.started = Some(now);
+                        job.sink.send(Event::Begun { cached_tokens: job.stats.cached_tokens });
+                    }
                     self.running.insert(id, job);
                     return Begin::Begun;
                 }
@@ -149,7 +133,11 @@ impl Engine {
         if slots + job.num_slots() > self.options.max_sequences {
             return Begin::NoRoom;
         }
-        let needed = if self.options.overcommit { 0 } else { self.blocks_needed(&job.request) };
+        let needed = if self.options.overcommit {
+            0
+        } else {
+            job.request.blocks_needed(self.model.config(), self.options.block_len)
+        };
         match self.try_begin(job, needed) {
             Ok(()) => Begin::Begun,
             Err(no_room) => {
@@ -177,7 +165,10 @@ impl Engine {
         job.reservation = Some(reservation);
         if job.stats.preemptions == 0 {
             job.stats.cached_tokens = num_cached;
+            let table = sequence.table.as_ref().expect("it was just made");
+            let num_shared = self.cache.num_shared(table) * self.options.block_len;
             self.stats.cached_tokens += num_cached as u64;
+            self.stats.shared_cached_tokens += num_shared as u64;
         }
         Ok(())
     }

@@ -4,10 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use pellucid_model::Logits;
-use pellucid_sampling::{Choice, End, Input, TokenTrace, Workspace};
+use pellucid_sampling::{Choice, End, Input, Logprobs, TokenTrace, Workspace};
 
 use super::{Engine, Planned, panic_message};
-use crate::beam::log_sum_exp;
 use crate::job::{Job, JobId, Sequence};
 use crate::{Error, Event, FinishReason, TokenEvent};
 
@@ -71,7 +70,8 @@ impl Engine {
     }
 
     fn commit_job(&mut self, id: JobId, parts: &[Rows<'_>], now: Instant) -> Result<(), Error> {
-        let job = self.running.get_mut(&id).expect("a planned job runs");
+        let Engine { running, workspace, .. } = self;
+        let job = running.get_mut(&id).expect("a planned job runs");
         if let Some(started) = job.started.filter(|_| job.stats.queue_time.is_zero()) {
             job.stats.queue_time = started - job.arrived;
         }
@@ -82,7 +82,7 @@ impl Engine {
                 job.sink.send(Event::Prompt { computed, total });
             }
             if job.request.score_prompt {
-                score_prompt(job, rows);
+                score_prompt(job, rows, workspace)?;
             }
         }
         let complete: Vec<&Rows<'_>> =
@@ -250,22 +250,22 @@ fn choose(
 }
 
 /// ln p of the prompt's tokens that this chunk's rows predict; sent once all are known.
-fn score_prompt(job: &mut Job, rows: &Rows<'_>) {
+fn score_prompt(job: &mut Job, rows: &Rows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
     let (prompt, planned) = (&job.request.prompt, rows.planned);
     let sequence = &job.sequences[planned.sequence];
     let start = sequence.num_computed - planned.num_tokens;
     if start >= prompt.len() || job.prompt_logprobs.len() + 1 >= prompt.len() {
-        return;
+        return Ok(());
     }
+    let num_top = job.request.sampling.logprobs.unwrap_or(0);
     for (row, position) in planned.wanted.clone().map(|row| start + row).enumerate() {
         // After a preemption the rows come again; what is known stays.
         if position == job.prompt_logprobs.len() && position + 1 < prompt.len() {
-            let logits = rows.row(row);
-            let logprob = f64::from(logits[prompt[position + 1] as usize]) - log_sum_exp(logits);
-            job.prompt_logprobs.push(logprob as f32);
+            job.prompt_logprobs.push(Logprobs::of(rows.row(row), prompt[position + 1], num_top, workspace)?);
         }
     }
     if job.prompt_logprobs.len() + 1 == prompt.len() {
         job.sink.send(Event::PromptLogprobs(job.prompt_logprobs.clone()));
     }
+    Ok(())
 }

@@ -1,7 +1,6 @@
 //! Finding a block by what it holds: keys, and one index for each scope.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use super::BlockId;
 
@@ -71,12 +70,10 @@ impl Keyer {
     }
 }
 
-/// The findable blocks of one scope, and which of them nobody uses.
+/// The findable blocks of one scope.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     blocks: HashMap<Key, BlockId>,
-    /// Oldest first, and of those the deepest in its chain: a block without its predecessors can never be found.
-    idle: BTreeSet<(u64, Reverse<u32>, BlockId)>,
 }
 
 impl Index {
@@ -99,25 +96,5 @@ impl Index {
 
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
-    }
-
-    pub(super) fn num_idle(&self) -> usize {
-        self.idle.len()
-    }
-
-    pub(super) fn add_idle(&mut self, last_used: u64, depth: u32, block: BlockId) {
-        self.idle.insert((last_used, Reverse(depth), block));
-    }
-
-    pub(super) fn remove_idle(&mut self, last_used: u64, depth: u32, block: BlockId) {
-        self.idle.remove(&(last_used, Reverse(depth), block));
-    }
-
-    pub(super) fn oldest_idle(&self) -> Option<u64> {
-        self.idle.first().map(|(last_used, ..)| *last_used)
-    }
-
-    pub(super) fn pop_oldest_idle(&mut self) -> Option<BlockId> {
-        self.idle.pop_first().map(|(.., block)| block)
     }
 }

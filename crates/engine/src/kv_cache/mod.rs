@@ -11,6 +11,7 @@
 //! Nothing here touches memory or a device: copies that copy-on-write asks for are returned to the caller.
 
 mod audit;
+mod idle;
 mod index;
 mod table;
 
@@ -19,6 +20,7 @@ use std::collections::HashMap;
 pub use index::{Scope, TenantId};
 pub use table::{BlockCopy, BlockTable, Reservation};
 
+use idle::{IdleBlocks, Place};
 use index::{Index, Key, Keyer};
 
 /// A block's number, an index into `KvMemory`.
@@ -75,6 +77,7 @@ pub struct KvCache {
     /// Blocks that hold nothing.
     free: Vec<BlockId>,
     indexes: HashMap<Scope, Index>,
+    idle: IdleBlocks,
     usage: HashMap<TenantId, Usage>,
     quotas: HashMap<TenantId, usize>,
     /// Prefixes that the operator declared shared, and who owns their blocks.
@@ -98,6 +101,7 @@ impl KvCache {
             // Taken from the end, so that the lowest numbers go first.
             free: (0..num_blocks as BlockId).rev().collect(),
             indexes: HashMap::new(),
+            idle: IdleBlocks::default(),
             usage: HashMap::new(),
             quotas: HashMap::new(),
             shared_prefixes: Vec::new(),
@@ -121,6 +125,19 @@ impl KvCache {
         self.quotas.get(&tenant).copied()
     }
 
+    pub fn quotas(&self) -> &HashMap<TenantId, usize> {
+        &self.quotas
+    }
+
+    /// Blocks of a table that lie in prefixes which the operator declared shared.
+    pub fn num_shared(&self, table: &BlockTable) -> usize {
+        let is_shared = |block: &&BlockId| {
+            let content = self.blocks[**block as usize].content.as_ref();
+            content.is_some_and(|content| content.scope == Scope::SHARED)
+        };
+        table.blocks().iter().filter(is_shared).count()
+    }
+
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }
@@ -136,7 +153,7 @@ impl KvCache {
     }
 
     pub fn num_idle(&self) -> usize {
-        self.indexes.values().map(Index::num_idle).sum()
+        self.idle.len()
     }
 
     /// Blocks that some table holds.
@@ -367,8 +384,7 @@ impl KvCache {
         entry.num_users += 1;
         let content = entry.content.as_mut().expect("a found block has content");
         if entry.num_users == 1 {
-            let index = self.indexes.get_mut(&content.scope).expect("the index that found it");
-            index.remove_idle(content.last_used, content.depth, block);
+            self.idle.remove(content.scope.tenant, Place::new(content.last_used, content.depth, block));
             let usage = self.usage.entry(entry.owner).or_default();
             usage.idle -= 1;
             usage.in_use += 1;
@@ -390,11 +406,10 @@ impl KvCache {
             None => self.free.push(block),
             Some(content) => {
                 content.last_used = clock;
-                let (scope, depth) = (content.scope, content.depth);
-                let index = self.indexes.get_mut(&scope).expect("the index it was entered into");
-                index.add_idle(clock, depth, block);
-                self.usage.entry(scope.tenant).or_default().idle += 1;
-                self.keep_within_quota(scope.tenant);
+                let tenant = content.scope.tenant;
+                self.idle.add(tenant, Place::new(clock, content.depth, block));
+                self.usage.entry(tenant).or_default().idle += 1;
+                self.keep_within_quota(tenant);
             }
         }
         true
@@ -408,32 +423,26 @@ impl KvCache {
             if usage.idle == 0 || usage.in_use + usage.reserved + usage.idle <= quota {
                 return;
             }
-            let scopes = self.indexes.iter().filter(|(scope, index)| scope.tenant == tenant && index.num_idle() > 0);
-            let oldest = scopes.min_by_key(|(_, index)| index.oldest_idle()).map(|(scope, _)| *scope);
-            let block = oldest.and_then(|scope| self.evict_from(scope)).expect("an idle block was counted");
+            let block = self.evict_from(tenant).expect("an idle block was counted");
             self.free.push(block);
         }
     }
 
-    /// Empties the least recently used idle block of the tenant that has most of them: a flood pushes out its own blocks first.
+    /// Empties an idle block, of the tenant that has most of them.
     fn evict_one(&mut self) -> Option<BlockId> {
-        let idle_of = |tenant: TenantId| self.usage(tenant).idle;
-        let scope = (self.indexes.iter())
-            .filter(|(_, index)| index.num_idle() > 0)
-            .max_by_key(|(scope, index)| (idle_of(scope.tenant), std::cmp::Reverse(index.oldest_idle())))
-            .map(|(scope, _)| *scope)?;
-        self.evict_from(scope)
+        self.evict_from(self.idle.first_to_give()?)
     }
 
-    fn evict_from(&mut self, scope: Scope) -> Option<BlockId> {
-        let index = self.indexes.get_mut(&scope)?;
-        let block = index.pop_oldest_idle()?;
-        let content = self.blocks[block as usize].content.take()?;
+    /// Empties a tenant's least recently used idle block.
+    fn evict_from(&mut self, tenant: TenantId) -> Option<BlockId> {
+        let block = self.idle.pop(tenant)?;
+        let content = self.blocks[block as usize].content.take().expect("an idle block has content");
+        let index = self.indexes.get_mut(&content.scope).expect("the index it was entered into");
         index.remove(content.key);
         if index.is_empty() {
-            self.indexes.remove(&scope);
+            self.indexes.remove(&content.scope);
         }
-        self.usage.entry(scope.tenant).or_default().idle -= 1;
+        self.usage.entry(tenant).or_default().idle -= 1;
         Some(block)
     }
 }

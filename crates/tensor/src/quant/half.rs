@@ -1,4 +1,4 @@
-//! Plain formats: F32, and the two 16-bit floats with their exact conversion to f32.
+//! Plain formats: F32, and the two 16-bit floats with their exact conversion to f32 and their rounding from it.
 //!
 //! ```text
 //! F16   s eeeee mmmmmmmmmm   (-1)^s 2^(e-15) (1 + m/2^10);  e = 0: (-1)^s m 2^-24;  e = 31: infinity or NaN
@@ -7,7 +7,7 @@
 //! Conversions are integer steps and selects: no table, no branch, no denormal operand, hence the same under any rounding or
 //! flush-to-zero mode.
 
-use super::{BlockFormat, fixed};
+use super::{BlockEncoder, BlockFormat, fixed};
 use crate::DType;
 
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +44,27 @@ impl BlockFormat for BF16 {
     }
 }
 
+impl BlockEncoder for F32 {
+    #[inline(always)]
+    fn encode(x: &[f32], block: &mut [u8]) {
+        block.copy_from_slice(&x[0].to_le_bytes());
+    }
+}
+
+impl BlockEncoder for F16 {
+    #[inline(always)]
+    fn encode(x: &[f32], block: &mut [u8]) {
+        block.copy_from_slice(&f32_to_f16(x[0]).to_le_bytes());
+    }
+}
+
+impl BlockEncoder for BF16 {
+    #[inline(always)]
+    fn encode(x: &[f32], block: &mut [u8]) {
+        block.copy_from_slice(&f32_to_bf16(x[0]).to_le_bytes());
+    }
+}
+
 /// The value of an IEEE half: exact for every finite number; infinities and NaN payloads are kept.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
@@ -62,6 +83,33 @@ pub fn f16_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The nearest IEEE half, ties to even; from 65,520 on that is infinity. A NaN stays one.
+#[inline(always)]
+pub fn f32_to_f16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let sign = (bits >> 16 & 0x8000) as u16;
+    let magnitude = bits & 0x7fff_ffff;
+    // Half of the last kept bit, less one when that bit is even: the carry rounds, and may run into the exponent as it should.
+    let rounded = magnitude.wrapping_add(0x0fff + (magnitude >> 13 & 1));
+    let normal = rounded.wrapping_sub(112 << 23) >> 13;
+    // As in decoding: the last mantissa bit of numbers in [0.5, 1) is worth 2^-24. The addition rounds to nearest, ties to even.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+    let nan = 0x7e00 | (magnitude >> 13 & 0x03ff);
+    let beyond = if magnitude > 0x7f80_0000 { nan } else { 0x7c00 };
+    sign | (if magnitude < 0x477f_f000 { finite } else { beyond }) as u16
+}
+
+/// The nearest bfloat16, ties to even; numbers within half a step of the largest become infinity. A NaN stays one.
+#[inline(always)]
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // A NaN must not round into an infinity: its quiet bit is set instead.
+    let nan = bits >> 16 | 0x0040;
+    (if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded }) as u16
 }
 
 #[cfg(test)]
@@ -98,5 +146,35 @@ mod tests {
             assert_eq!(bf16_to_f32(bits).to_bits(), u32::from_be_bytes([(bits >> 8) as u8, bits as u8, 0, 0]));
         }
         assert_eq!(bf16_to_f32(0x3fc0), 1.5);
+    }
+
+    /// Every 16-bit number survives, and what lies between two neighbours goes to the nearer, or to the even one from the middle.
+    fn rounds_to_nearest(encode: fn(f32) -> u16, decode: fn(u16) -> f32, largest: u16) {
+        for bits in 0..largest {
+            let (low, high) = (decode(bits), decode(bits + 1));
+            let middle = ((f64::from(low) + f64::from(high)) / 2.0) as f32;
+            let even = if bits % 2 == 0 { bits } else { bits + 1 };
+            for (sign, mask) in [(1.0, 0), (-1.0, 0x8000)] {
+                assert_eq!(encode(sign * low), bits | mask, "{low}");
+                assert_eq!(encode(sign * middle), even | mask, "{middle} between {low} and {high}");
+                assert_eq!(encode(sign * middle.next_down()), bits | mask, "below {middle}");
+                assert_eq!(encode(sign * middle.next_up()), (bits + 1) | mask, "above {middle}");
+            }
+        }
+    }
+
+    #[test]
+    fn halves_round_to_nearest() {
+        rounds_to_nearest(f32_to_f16, f16_to_f32, 0x7bff);
+        assert_eq!([f32_to_f16(65_519.996), f32_to_f16(65_520.0), f32_to_f16(-f32::MAX)], [0x7bff, 0x7c00, 0xfc00]);
+        assert!(f16_to_f32(f32_to_f16(f32::NAN)).is_nan());
+    }
+
+    #[test]
+    fn bfloat16s_round_to_nearest() {
+        rounds_to_nearest(f32_to_bf16, bf16_to_f32, 0x7f7f);
+        assert_eq!([f32_to_bf16(f32::MAX), f32_to_bf16(f32::NEG_INFINITY)], [0x7f80, 0xff80]);
+        // A NaN whose payload lies in the bits that are cut off.
+        assert!(bf16_to_f32(f32_to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
     }
 }

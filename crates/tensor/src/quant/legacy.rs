@@ -10,7 +10,7 @@
 //! Byte j of `qs` has the low four bits of number j in its lower half and those of number j + 16 in its upper half. Bit j of `qh`
 //! is the fifth bit of number j.
 
-use super::{BlockFormat, fixed, fixed_mut, scale};
+use super::{BlockEncoder, BlockFormat, f32_to_f16, fixed, fixed_mut, round_away, scale};
 use crate::DType;
 
 #[derive(Debug, Clone, Copy)]
@@ -100,6 +100,20 @@ impl BlockFormat for Q8_0 {
         let q: &[u8; 32] = fixed(&block[2..]);
         for j in 0..32 {
             out[j] = f32::from(q[j] as i8) * d;
+        }
+    }
+}
+
+impl BlockEncoder for Q8_0 {
+    /// d is the largest magnitude over 127, which is rounded to f16 only after the numbers were divided by it.
+    #[inline(always)]
+    fn encode(x: &[f32], block: &mut [u8]) {
+        let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let d = largest / 127.0;
+        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+        block[..2].copy_from_slice(&f32_to_f16(d).to_le_bytes());
+        for (q, x) in block[2..].iter_mut().zip(x) {
+            *q = round_away(x * inverse) as i8 as u8;
         }
     }
 }

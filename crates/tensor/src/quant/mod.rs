@@ -1,4 +1,4 @@
-//! The quantized block formats of GGUF, and their decoding to f32.
+//! The quantized block formats of GGUF, their decoding to f32, and the encoding of those that have an encoder.
 //!
 //! A format is a zero-sized type that implements [`BlockFormat`]; [`decode`] picks one by [`DType`]. This is the plain version: the
 //! documentation of each layout and the oracle of faster kernels. Its results agree to the bit with the dequantizer of the `gguf`
@@ -14,7 +14,7 @@ mod legacy;
 mod mxfp4;
 mod random;
 
-pub use half::{BF16, F16, F32, bf16_to_f32, f16_to_f32};
+pub use half::{BF16, F16, F32, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use iq4::{IQ4_NL, IQ4_XS};
 pub use k::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
 pub use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -33,6 +33,12 @@ pub trait BlockFormat {
 
     /// Decodes one block: `BYTES` bytes into `LEN` numbers. Panics on any other length.
     fn decode(block: &[u8], out: &mut [f32]);
+}
+
+/// A format that numbers can be rounded to.
+pub trait BlockEncoder: BlockFormat {
+    /// Encodes one block: `LEN` numbers into `BYTES` bytes. Panics on any other length.
+    fn encode(x: &[f32], block: &mut [u8]);
 }
 
 /// Decodes whole blocks of one format, in order.
@@ -82,6 +88,42 @@ pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::IQ4_XS => decode_blocks::<IQ4_XS>(bytes, out),
         DType::MXFP4 => decode_blocks::<MXFP4>(bytes, out),
     }
+}
+
+/// Encodes whole blocks of one format, in order. Panics unless `x` is whole blocks and `out` has room for exactly their bytes.
+#[inline(always)]
+pub fn encode_blocks<F: BlockEncoder>(x: &[f32], out: &mut [u8]) {
+    let blocks = x.chunks_exact(F::LEN);
+    assert!(
+        blocks.remainder().is_empty() && Some(out.len()) == blocks.len().checked_mul(F::BYTES),
+        "{} numbers do not encode to {} bytes of {}",
+        x.len(),
+        out.len(),
+        F::DTYPE,
+    );
+    for (x, block) in blocks.zip(out.chunks_exact_mut(F::BYTES)) {
+        F::encode(x, block);
+    }
+}
+
+/// Encodes whole rows of a format that has an encoder. Panics for one that has none, and on lengths that do not fit.
+#[inline(always)]
+pub fn encode(dtype: DType, x: &[f32], out: &mut [u8]) {
+    match dtype {
+        DType::F32 => encode_blocks::<F32>(x, out),
+        DType::F16 => encode_blocks::<F16>(x, out),
+        DType::BF16 => encode_blocks::<BF16>(x, out),
+        DType::Q8_0 => encode_blocks::<Q8_0>(x, out),
+        _ => panic!("{dtype} has no encoder"),
+    }
+}
+
+/// The nearest integer, halves away from zero, which is how GGUF's quantizers round.
+#[inline(always)]
+fn round_away(x: f32) -> f32 {
+    let whole = x.trunc();
+    // The remainder is exact, so its double tells a half from what is just below.
+    whole + ((x - whole) * 2.0).trunc()
 }
 
 /// A block as an array, so that everything after has constant bounds.

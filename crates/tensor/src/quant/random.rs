@@ -1,6 +1,7 @@
 //! Random weights of any format, for benchmarks: the bytes are noise and the scales are sane, so that a model made of them computes
 //! with ordinary numbers. Speed does not depend on values, but zeros would be too kind and NaN too cruel.
 
+use super::f32_to_f16;
 use crate::DType;
 
 /// Fills whole blocks with weights of about `1 / sqrt(fan_in)`, the scale at which a layer neither blows its input up nor loses it.
@@ -20,7 +21,7 @@ pub fn fill_random(dtype: DType, fan_in: usize, seed: u64, out: &mut [u8]) {
     match dtype {
         DType::F32 => floats(&mut next, scale, 4, out, |x| x.to_bits()),
         DType::BF16 => floats(&mut next, scale, 2, out, |x| x.to_bits() >> 16),
-        DType::F16 => floats(&mut next, scale, 2, out, |x| u32::from(small_f16(x))),
+        DType::F16 => floats(&mut next, scale, 2, out, |x| u32::from(f32_to_f16(x))),
         _ => {
             for chunk in out.chunks_mut(8) {
                 chunk.copy_from_slice(&next().to_le_bytes()[..chunk.len()]);
@@ -40,22 +41,10 @@ fn floats(next: &mut impl FnMut() -> u64, scale: f32, width: usize, out: &mut [u
     }
 }
 
-/// f16 by truncation, for numbers below 1. Below the normal range f16 counts in steps of 2^-24.
-fn small_f16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let exponent = (bits >> 23 & 0xFF) as i32 - 127 + 15;
-    let sign = (bits >> 16 & 0x8000) as u16;
-    if exponent <= 0 {
-        sign | (x.abs() * (1 << 24) as f32) as u16
-    } else {
-        sign | (exponent as u16) << 10 | (bits >> 13 & 0x3FF) as u16
-    }
-}
-
 /// Overwrites the scales (and minimums) of one block, so that its numbers are of the order of `scale`.
 fn set_scales(dtype: DType, scale: f32, block: &mut [u8]) {
     let mut put =
-        |offset: usize, value: f32| block[offset..offset + 2].copy_from_slice(&small_f16(value).to_le_bytes());
+        |offset: usize, value: f32| block[offset..offset + 2].copy_from_slice(&f32_to_f16(value).to_le_bytes());
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => unreachable!("plain formats have no scales"),
         DType::Q4_0 => put(0, scale / 8.0),

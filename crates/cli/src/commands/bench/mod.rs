@@ -6,11 +6,13 @@ mod speed;
 mod spread;
 mod text;
 
+use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::builder::PossibleValuesParser;
+use pellucid_model::Model;
 use pellucid_model::{Shape, WeightMix};
 use serde_json::json;
 
@@ -131,9 +133,6 @@ fn length(text: &str) -> Result<Length, String> {
 }
 
 pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()> {
-    if let Some(rate) = args.serving.rate.iter().find(|rate| !(**rate > 0.0 && rate.is_finite())) {
-        bail!("--rate {rate}: expected a number above 0");
-    }
     if let Some(path) = &args.write {
         return model::write(args, path);
     }
@@ -141,15 +140,23 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()
     let measures_speed =
         !serves || args.speed.prompt.is_some() || args.speed.batch.is_some() || args.speed.depth.is_some();
     let mut ready = model::load(args, hub)?;
+    let context = ready.model.config().context_len;
+    // Everything that can be refused is refused before anything is measured.
+    let cases = if measures_speed { speed::cases(&args.speed, context)? } else { Vec::new() };
+    if serves {
+        serving::check(&args.serving, context)?;
+    }
     let machine = ready.machine()?;
     if !args.json {
         text::machine(output, &machine)?;
+        output.flush()?;
     }
     let mut result = json!({ "machine": machine });
     if measures_speed {
-        let rows = speed::run(&args.speed, &mut ready, machine.read_bytes_per_second)?;
+        let rows = speed::run(&args.speed, &cases, &mut ready, machine.read_bytes_per_second)?;
         if !args.json {
             text::speed(output, &rows)?;
+            output.flush()?;
         }
         result["speed"] = json!(rows);
     }

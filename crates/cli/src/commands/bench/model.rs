@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use pellucid_checkpoint::{Checkpoint, GgufWriter, NewTensor, Source};
 use pellucid_model::{Decoder, Shape, WeightMix};
-use pellucid_tensor::Backend;
+use pellucid_tensor::{Backend, DType};
 use serde::Serialize;
 
 use super::BenchArgs;
@@ -21,6 +21,7 @@ pub(super) struct Ready {
     pub(super) file_bytes: u64,
     pub(super) model: Decoder,
     pub(super) backend: Arc<dyn Backend>,
+    pub(super) kv_dtype: DType,
 }
 
 /// What is measured on what.
@@ -31,6 +32,7 @@ pub(super) struct Machine {
     /// Of weights, for a step of one token.
     pub(super) step_bytes: u64,
     pub(super) device: String,
+    pub(super) kv_type: &'static str,
     /// Measured with a buffer of the size of a step.
     pub(super) read_bytes_per_second: f64,
 }
@@ -48,6 +50,7 @@ impl Ready {
             model_bytes: self.file_bytes,
             step_bytes,
             device: self.backend.description(),
+            kv_type: self.kv_dtype.name(),
             read_bytes_per_second,
         })
     }
@@ -62,7 +65,7 @@ pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
     let model = loaded::decoder(&checkpoint, &args.compute, backend.clone())?;
     let path = checkpoint.path();
     let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
-    Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend })
+    Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend, kv_dtype: args.compute.kv_type.dtype() })
 }
 
 /// Weights are made while you wait; on a terminal one sees how far they are.

@@ -52,19 +52,30 @@ pub(super) fn run(args: &ServingArgs, ready: Ready) -> Result<Vec<Level>> {
         .chain(args.rate.iter().map(|&rate| Arrival::Rate(rate)))
         .collect();
     let config = ready.model.config().clone();
-    let longest = (args.shared_prefix + args.input.0.end() + args.output.0.end()) as usize;
-    if longest > config.context_len {
-        bail!(
-            "a request may come to {longest} tokens (--shared-prefix, --input and --output together); the model's context holds {}",
-            config.context_len
-        );
-    }
-    let engine = start(ready, args, &arrivals, longest)?;
+    let engine = start(ready, args, &arrivals)?;
     arrivals.into_iter().map(|arrival| level(args, arrival, &engine, &config)).collect()
 }
 
+/// Refuses requests that would not fit.
+pub(super) fn check(args: &ServingArgs, context: usize) -> Result<()> {
+    let longest = longest(args);
+    if longest > context {
+        let flags = "--shared-prefix, --input and --output";
+        bail!("{flags}: a request may come to {longest} tokens; the model's context holds {context}");
+    }
+    if let Some(rate) = args.rate.iter().find(|rate| !(**rate > 0.0 && rate.is_finite())) {
+        bail!("--rate {rate}: expected a number above 0");
+    }
+    Ok(())
+}
+
+/// Tokens that a request may come to.
+fn longest(args: &ServingArgs) -> usize {
+    [args.shared_prefix, *args.input.0.end(), *args.output.0.end()].iter().map(|&tokens| tokens as usize).sum()
+}
+
 /// An engine with memory for every request that may be under way.
-fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival], longest: usize) -> Result<EngineHandle> {
+fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<EngineHandle> {
     let widest = arrivals.iter().map(|arrival| match arrival {
         Arrival::Concurrency(n) => *n as usize,
         Arrival::Rate(_) => OPEN_LOOP_SEQUENCES,
@@ -72,8 +83,9 @@ fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival], longest: usize)
     let max_sequences = widest.max().unwrap_or(1);
     let step_tokens = (args.step_tokens as usize).max(max_sequences);
     let options = EngineOptions {
-        num_blocks: max_sequences * (longest.div_ceil(BLOCK_LEN) + 1),
+        num_blocks: max_sequences * (longest(args).div_ceil(BLOCK_LEN) + 1),
         block_len: BLOCK_LEN,
+        kv_dtype: ready.kv_dtype,
         max_sequences,
         step_tokens,
         chunk_len: step_tokens,

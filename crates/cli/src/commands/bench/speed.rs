@@ -4,13 +4,14 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, KvMemory, Logits, Model};
 use serde::Serialize;
 
 use super::SpeedArgs;
 use super::model::Ready;
 use super::spread::median;
+use crate::loaded::CHUNK_LEN;
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -34,12 +35,8 @@ pub(super) enum Case {
     Decode { sequences: usize, depth: usize },
 }
 
-/// Rows of a prefill step: what the engine uses too.
-const CHUNK_LEN: usize = 512;
-
-pub(super) fn run(args: &SpeedArgs, ready: &mut Ready, read_speed: f64) -> Result<Vec<Row>> {
-    let cases = cases(args);
-    let mut bench = Bench::new(ready, &cases, args.generate as usize)?;
+pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_speed: f64) -> Result<Vec<Row>> {
+    let mut bench = Bench::new(ready, cases, args.generate as usize)?;
     let mut seconds: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     for _ in 0..args.repeat {
         for (case, seconds) in cases.iter().zip(&mut seconds) {
@@ -75,8 +72,8 @@ pub(super) fn run(args: &SpeedArgs, ready: &mut Ready, read_speed: f64) -> Resul
     Ok(rows.collect())
 }
 
-/// Prefill of every length, then decode at every batch size and depth.
-fn cases(args: &SpeedArgs) -> Vec<Case> {
+/// Prefill of every length, then decode at every batch size and depth; or the first that the model's context cannot hold.
+pub(super) fn cases(args: &SpeedArgs, context: usize) -> Result<Vec<Case>> {
     let numbers = |given: &Option<Vec<u32>>, default: u32| -> Vec<usize> {
         given.as_deref().unwrap_or(&[default]).iter().map(|&n| n as usize).collect()
     };
@@ -84,7 +81,28 @@ fn cases(args: &SpeedArgs) -> Vec<Case> {
     for depth in numbers(&args.depth, 0) {
         cases.extend(numbers(&args.batch, 1).into_iter().map(|sequences| Case::Decode { sequences, depth }));
     }
-    cases
+    for case in &cases {
+        let positions = case.positions(args.generate as usize);
+        if positions > context {
+            let flags = if matches!(case, Case::Prefill { .. }) { "--prompt" } else { "--depth and --generate" };
+            bail!("{flags}: {positions} positions; the model's context holds {context}");
+        }
+    }
+    Ok(cases)
+}
+
+impl Case {
+    fn num_sequences(self) -> usize {
+        if let Case::Decode { sequences, .. } = self { sequences } else { 1 }
+    }
+
+    /// Of each sequence, at the end.
+    fn positions(self, generate: usize) -> usize {
+        match self {
+            Case::Prefill { tokens } => tokens,
+            Case::Decode { depth, .. } => depth.max(1) + generate,
+        }
+    }
 }
 
 struct Bench<'a> {
@@ -96,19 +114,9 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn new<'a>(ready: &'a mut Ready, cases: &[Case], generate: usize) -> Result<Bench<'a>> {
-        let context = ready.model.config().context_len;
-        let mut num_blocks = 0;
-        for case in cases {
-            let (sequences, positions) = match *case {
-                Case::Prefill { tokens } => (1, tokens),
-                Case::Decode { sequences, depth } => (sequences, depth.max(1) + generate),
-            };
-            if positions > context {
-                anyhow::bail!("{case:?} takes {positions} positions; the model's context holds {context}");
-            }
-            num_blocks = num_blocks.max(sequences * positions.div_ceil(BLOCK_LEN));
-        }
-        let kv = KvMemory::new(ready.model.config(), &*ready.backend, num_blocks, BLOCK_LEN)?;
+        let blocks = |case: &Case| case.num_sequences() * case.positions(generate).div_ceil(BLOCK_LEN);
+        let num_blocks = cases.iter().map(blocks).max().unwrap_or(0);
+        let kv = KvMemory::new(ready.model.config(), &*ready.backend, ready.kv_dtype, num_blocks, BLOCK_LEN)?;
         Ok(Bench { ready, kv, batch: Batch::default(), logits: Logits::default() })
     }
 

@@ -10,7 +10,13 @@ use crate::format::{bytes_text, grouped};
 
 pub(super) fn machine(out: &mut impl Write, machine: &Machine) -> Result<()> {
     writeln!(out, "{}: {}, {} a step", machine.model, bytes_text(machine.model_bytes), bytes_text(machine.step_bytes))?;
-    writeln!(out, "{}; memory read at {}/s", machine.device, bytes_text(machine.read_bytes_per_second as u64))
+    writeln!(
+        out,
+        "{}, keys and values in {}; memory read at {}/s",
+        machine.device,
+        machine.kv_type,
+        bytes_text(machine.read_bytes_per_second as u64)
+    )
 }
 
 pub(super) fn speed(out: &mut impl Write, rows: &[Row]) -> Result<()> {

@@ -5,11 +5,11 @@ mod text;
 
 use crate::format::grouped;
 use crate::hub::Hub;
+use crate::kv_type::KvType;
 use crate::output::Output;
 use crate::tokens;
 use anyhow::Result;
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::DType;
 use pellucid_tokenizer::Tokenizer;
 use report::Report;
 use std::io::Write;
@@ -34,8 +34,8 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "SEQUENCES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
 
-    /// KV memory in f32, f16 or bf16 [default: f32, what the engine uses]
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvType::F32, hide_default_value = true, hide_possible_values = true)]
+    /// KV memory in f32, f16, bf16 or q8_0
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
     kv_type: KvType,
 
     /// List every tensor with its type, shape and bytes
@@ -45,23 +45,6 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object, sizes in bytes
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum KvType {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl KvType {
-    fn dtype(self) -> DType {
-        match self {
-            KvType::F32 => DType::F32,
-            KvType::F16 => DType::F16,
-            KvType::Bf16 => DType::BF16,
-        }
-    }
 }
 
 pub(crate) fn run(args: &InspectArgs, hub: &Hub, output: &mut Output) -> Result<()> {

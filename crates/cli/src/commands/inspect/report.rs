@@ -125,7 +125,7 @@ impl KvMemory {
     /// `None` for a file that does not say what its attention is like.
     fn of(numbers: &Hyperparameters, args: &InspectArgs) -> Result<Option<KvMemory>> {
         let dtype = args.kv_type.dtype();
-        let Some(per_token) = numbers.kv_bytes_per_token(dtype.block_bytes() as u64) else { return Ok(None) };
+        let Some(per_token) = numbers.kv_bytes_per_token(dtype)? else { return Ok(None) };
         let total = |context_tokens: u64| {
             let bytes = per_token.checked_mul(context_tokens).and_then(|bytes| bytes.checked_mul(args.batch));
             let bytes = bytes.context("the KV memory for this context and batch is more than 2^64 bytes")?;

@@ -110,7 +110,11 @@ fn write_kv(report: &Report, kv: &KvMemory, output: &mut impl Write) -> Result<(
     let per_token = format!("{} bytes", grouped(kv.per_token));
     match (single(&numbers.kv_heads), numbers.key_size, numbers.value_size) {
         (Some(heads), Some(key), Some(value)) if key == value => {
-            let (layers, bytes) = (numbers.kv_heads.len(), kv.dtype.block_bytes());
+            let layers = numbers.kv_heads.len();
+            let bytes = match (kv.dtype.block_bytes(), kv.dtype.block_len()) {
+                (bytes, 1) => bytes.to_string(),
+                (bytes, len) => format!("{bytes}/{len}"),
+            };
             writeln!(output, "{:LABEL_WIDTH$}{per_token}", "  a token")?;
             writeln!(
                 output,

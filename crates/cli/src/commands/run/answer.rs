@@ -113,7 +113,7 @@ impl Answerer<'_> {
                         output.write_all(replies[0].text.as_bytes())?;
                     }
                 }
-                Some(Event::PromptLogprobs(_)) => {}
+                Some(Event::Begun { .. } | Event::PromptLogprobs(_) | Event::Heeded { .. }) => {}
                 Some(Event::Done(stats)) => return Ok(Some(stats)),
                 Some(Event::Failed(error)) => return Err(error.into()),
             }

@@ -3,7 +3,7 @@
 mod answer;
 mod chat;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
@@ -64,6 +64,9 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     refuse_what_does_not_go_together(args, width)?;
     let loaded = loaded::load(&path, &args.compute, width)?;
+    if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
+        writeln!(std::io::stderr(), "[{}]", loaded.memory)?;
+    }
     // Searching and drawing want the model's own probabilities; a single reply is greedy unless something else is asked for.
     let default_temperature = if width > 1 || args.sampling.draws() { 1.0 } else { 0.0 };
     let sampling = args.sampling.params(&loaded.tokenizer, default_temperature)?;

@@ -1,4 +1,4 @@
-//! `out[n][m] = x[n][k] · w[m][k] + bias[m]`, with w in any format.
+//! Products with rows that are decoded first: every format without a kernel of its own.
 //!
 //! A few rows of w are decoded to f32 and multiplied with all rows of x while they are in the cache. Decoding costs the same for
 //! one row of x as for many; for one row it is most of the work, and the bound is the decoder's arithmetic, not memory.
@@ -9,19 +9,20 @@ use std::ops::Range;
 
 use pellucid_tensor::{DType, quant};
 
-use crate::memory::SharedOutput;
+use super::{LinearWeight, Product};
+use crate::memory::{HostMemory, SharedOutput};
 use crate::pool::Pool;
 use crate::simd::{Simd, vectorized};
 
-/// A stored matrix: `rows` of `cols` numbers.
+/// A stored matrix, row by row.
 #[derive(Clone, Copy)]
-pub(crate) struct Weight<'a> {
-    pub(crate) dtype: DType,
-    pub(crate) cols: usize,
-    pub(crate) bytes: &'a [u8],
+struct Rows<'a> {
+    dtype: DType,
+    cols: usize,
+    bytes: &'a [u8],
 }
 
-impl<'a> Weight<'a> {
+impl<'a> Rows<'a> {
     fn row(&self, row: usize) -> &'a [u8] {
         let row_bytes = self.dtype.bytes_for(self.cols).expect("rows are whole blocks");
         &self.bytes[row * row_bytes..(row + 1) * row_bytes]
@@ -46,13 +47,12 @@ fn columns_per_task(num_cols: usize, num_threads: usize) -> usize {
     (num_cols / (num_threads * 8)).next_multiple_of(TILE).clamp(TILE, 64)
 }
 
-pub(crate) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], w: Weight<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
-    let num_rows = x.len() / w.cols;
-    let num_cols = out.len().checked_div(num_rows).unwrap_or(0);
-    assert_eq!(x.len(), num_rows * w.cols, "x is [rows][k]");
-    assert_eq!(out.len(), num_rows * num_cols, "out is [rows][m]");
+pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product<'_>, bytes: &HostMemory) {
+    let LinearWeight { dtype, num_columns: num_cols, depth: k, .. } = *product.weight;
+    let w = Rows { dtype, cols: k, bytes: bytes.bytes() };
+    let num_rows = x.len() / k;
+    let (bias, output) = (product.bias, product.out);
     let per_task = columns_per_task(num_cols, pool.num_threads());
-    let output = SharedOutput::new(out);
     pool.run(num_cols.div_ceil(per_task), &|task| {
         let columns = task * per_task..((task + 1) * per_task).min(num_cols);
         DECODED.with_borrow_mut(|decoded| {

@@ -1,0 +1,255 @@
+//! The settings under which every request is answered again, and the comparison.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Result, bail};
+use pellucid_engine::{Engine, EngineOptions, Event, EventSink, Request};
+use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, Model};
+use pellucid_tensor::Backend;
+use serde::Serialize;
+
+use super::{ProveArgs, requests};
+
+/// What one setting gave.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) num_replies: usize,
+    pub(super) num_tokens: usize,
+    pub(super) cached_tokens: u64,
+    pub(super) preemptions: u64,
+    /// Replies that are not those given alone.
+    pub(super) num_different: usize,
+}
+
+/// A token, and the log probabilities at its place as bits.
+type Reply = Vec<(u32, Vec<(u32, u32)>)>;
+
+/// A model that several engines use one after the other.
+struct Lent {
+    config: DecoderConfig,
+    model: Arc<Mutex<dyn Model>>,
+}
+
+impl Model for Lent {
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.model.lock().expect("one engine runs at a time").forward(batch, kv, logits)
+    }
+}
+
+/// A device with the model on it.
+pub(super) struct Device {
+    config: DecoderConfig,
+    model: Arc<Mutex<dyn Model>>,
+    backend: Arc<dyn Backend>,
+}
+
+impl Device {
+    pub(super) fn new(model: impl Model + 'static, backend: Arc<dyn Backend>) -> Device {
+        Device { config: model.config().clone(), model: Arc::new(Mutex::new(model)), backend }
+    }
+
+    fn engine(&self, options: EngineOptions) -> Result<Engine> {
+        let lent = Lent { config: self.config.clone(), model: self.model.clone() };
+        Ok(Engine::new(Box::new(lent), self.backend.clone(), options)?)
+    }
+}
+
+struct Bench<'a> {
+    requests: &'a [Request],
+    expected: Vec<Reply>,
+    rows: Vec<Row>,
+    tell: &'a mut dyn FnMut(&str),
+}
+
+pub(super) fn run(
+    args: &ProveArgs,
+    requests: &[Request],
+    device: Device,
+    single_threaded: impl FnOnce() -> Result<Device>,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>> {
+    let per_request = ((args.longest + args.reply) as usize).div_ceil(BLOCK_LEN) + 1;
+    let together = args.together as usize;
+    let stored = |request: &Request| (request.prompt.len() + args.reply as usize).div_ceil(BLOCK_LEN);
+    let options = EngineOptions {
+        // Enough that a second round finds all of the first.
+        num_blocks: per_request * together + requests.iter().map(stored).sum::<usize>(),
+        block_len: BLOCK_LEN,
+        kv_dtype: args.compute.kv_type.dtype(),
+        max_sequences: together,
+        step_tokens: 256.max(together),
+        chunk_len: 256,
+        max_waiting: requests.len() + 1,
+        overcommit: false,
+        secret: [0; 32],
+    };
+    let mut bench = Bench { requests, expected: Vec::new(), rows: Vec::new(), tell };
+    bench.alone(&mut device.engine(options)?)?;
+
+    let everyone: Vec<usize> = (0..requests.len()).collect();
+    let backwards: Vec<usize> = everyone.iter().rev().copied().collect();
+    let mut engine = device.engine(options)?;
+    bench.row("together, cache cold", &mut engine, &everyone, 0)?;
+    bench.row("together, cache warm", &mut engine, &everyone, 0)?;
+    bench.row("other order, one each step", &mut device.engine(options)?, &backwards, 1)?;
+    for (name, chunk_len) in [("chunks of 1", 1), ("chunks of 7", 7), ("chunks of 33", 33)] {
+        let options = EngineOptions { chunk_len, step_tokens: together.max(2 * chunk_len), ..options };
+        bench.row(name, &mut device.engine(options)?, &everyone, 0)?;
+    }
+    let mut engine = device.engine(options)?;
+    bench.halves(&mut engine)?;
+    bench.row("first halves cached", &mut engine, &everyone, 0)?;
+    // Memory for about a third of those who run, given out as if there were enough.
+    let tight = EngineOptions { num_blocks: per_request.max(per_request * together / 6), overcommit: true, ..options };
+    bench.row("preempted", &mut device.engine(tight)?, &everyone, 0)?;
+
+    // Two copies of a large model may be one too many.
+    drop(device);
+    bench.row("one thread", &mut single_threaded()?.engine(options)?, &everyone, 0)?;
+    Ok(bench.rows)
+}
+
+impl Bench<'_> {
+    /// The measure: one request at a time, each with a cache of its own.
+    fn alone(&mut self, engine: &mut Engine) -> Result<()> {
+        for (i, request) in self.requests.iter().enumerate() {
+            (self.tell)(&format!("alone: {i} of {}", self.requests.len()));
+            let (sink, replies) = collector();
+            engine.submit(requests::apart(request, i), Box::new(sink))?;
+            while engine.step() {}
+            self.expected.push(only(replies)?);
+        }
+        Ok(())
+    }
+
+    /// Answers everybody in this order, `stagger` steps apart, and compares.
+    fn row(&mut self, name: &'static str, engine: &mut Engine, order: &[usize], stagger: usize) -> Result<()> {
+        let before = engine.stats();
+        let mut replies: Vec<Option<Receiver<Event>>> = self.requests.iter().map(|_| None).collect();
+        let mut queue = order.iter();
+        let mut num_sent = 0;
+        loop {
+            let arriving = if stagger == 0 { usize::MAX } else { usize::from(num_sent % stagger == 0) };
+            for &i in queue.by_ref().take(arriving) {
+                let (sink, events) = collector();
+                engine.submit(self.requests[i].clone(), Box::new(sink))?;
+                replies[i] = Some(events);
+                num_sent += 1;
+            }
+            (self.tell)(&format!("{name}: {} of {} begun", num_sent - engine.num_waiting(), self.requests.len()));
+            if !engine.step() && queue.len() == 0 {
+                break;
+            }
+        }
+        let after = engine.stats();
+        let mut row = Row {
+            name,
+            num_replies: self.requests.len(),
+            num_tokens: 0,
+            cached_tokens: after.cached_tokens - before.cached_tokens,
+            preemptions: after.preemptions - before.preemptions,
+            num_different: 0,
+        };
+        for (reply, expected) in replies.into_iter().flatten().zip(&self.expected) {
+            let reply = only(reply)?;
+            row.num_tokens += reply.len();
+            row.num_different += usize::from(reply != *expected);
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// Fills the cache with the first half of every prompt.
+    fn halves(&mut self, engine: &mut Engine) -> Result<()> {
+        for request in self.requests {
+            let half = request.prompt[..request.prompt.len().div_ceil(2)].to_vec();
+            let (sink, _events) = collector();
+            engine.submit(Request { prompt: half, max_tokens: Some(1), ..request.clone() }, Box::new(sink))?;
+        }
+        while engine.step() {}
+        Ok(())
+    }
+}
+
+/// A sink that hands every event to a queue.
+struct Queue(Sender<Event>);
+
+impl EventSink for Queue {
+    fn send(&mut self, event: Event) {
+        // The reader of a warming request does not look.
+        let _ = self.0.send(event);
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+}
+
+fn collector() -> (Queue, Receiver<Event>) {
+    let (sender, events) = channel();
+    (Queue(sender), events)
+}
+
+/// The tokens of a request that has ended.
+fn only(events: Receiver<Event>) -> Result<Reply> {
+    let mut reply = Reply::new();
+    for event in events.try_iter() {
+        match event {
+            Event::Token(token) => {
+                let logprobs = token.logprobs.map_or(Vec::new(), |logprobs| {
+                    let top = logprobs.top.into_iter().map(|(id, logprob)| (id, logprob.to_bits()));
+                    std::iter::once((token.id, logprobs.chosen.to_bits())).chain(top).collect()
+                });
+                reply.push((token.id, logprobs));
+            }
+            Event::Failed(error) => bail!("a request failed: {error}"),
+            _ => {}
+        }
+    }
+    Ok(reply)
+}
+
+#[cfg(test)]
+mod tests {
+    use pellucid_testing::FakeModel;
+
+    use super::*;
+
+    /// A model whose logits know how many rows were computed with them, as those of an engine without the promise do.
+    struct Leaky(FakeModel);
+
+    impl Model for Leaky {
+        fn config(&self) -> &DecoderConfig {
+            self.0.config()
+        }
+
+        fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+            self.0.forward(batch, kv, logits)?;
+            let vocab_size = self.config().vocab_size;
+            let noise = batch.num_rows() as f32 * 1e-6;
+            logits.resize(batch.num_wanted(), vocab_size).iter_mut().for_each(|logit| *logit *= 1.0 + noise);
+            Ok(())
+        }
+    }
+
+    fn num_different(device: impl Fn() -> Device) -> usize {
+        let args = ProveArgs::sample(40, 100, 40);
+        let requests = requests::random(&args, 24);
+        let rows = run(&args, &requests, device(), || Ok(device()), &mut |_| ()).expect("every request is served");
+        assert!(rows.iter().any(|row| row.cached_tokens > 0) && rows.iter().any(|row| row.preemptions > 0));
+        rows.iter().map(|row| row.num_different).sum()
+    }
+
+    #[test]
+    fn a_model_that_leaks_its_company_is_found_out_and_an_honest_one_is_not() {
+        let fake = || FakeModel::new(24, 160);
+        assert_eq!(num_different(|| Device::new(fake(), fake().backend())), 0);
+        assert!(num_different(|| Device::new(Leaky(fake()), fake().backend())) > 0);
+    }
+}

@@ -1,0 +1,136 @@
+//! `pellucid prove`: the promise that replies do not depend on company, checked to the bit on the user's own model and machine.
+
+mod matrix;
+mod requests;
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::{Result, bail};
+use pellucid_checkpoint::Checkpoint;
+use pellucid_model::Model;
+use serde_json::json;
+
+use crate::format::grouped;
+use crate::hub::Hub;
+use crate::loaded::{self, ComputeArgs};
+use crate::output::Output;
+use matrix::{Device, Row};
+
+/// Check that replies do not depend on who else is served
+///
+/// Random prompts are answered one at a time; then all again in company, in
+/// another order, in chunks of several sizes, with their beginnings cached or
+/// not, preempted and computed again, and on one thread. Half are greedy, half
+/// are drawn. Tokens and log probabilities must agree to the bit.
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct ProveArgs {
+    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    model: Option<String>,
+
+    /// Prompts to answer in each setting
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    prompts: u32,
+
+    /// Tokens of the longest prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..))]
+    longest: u32,
+
+    /// Tokens of each reply
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    reply: u32,
+
+    /// Requests that are served at once
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    together: u32,
+
+    /// Other random prompts
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    let checkpoint = Checkpoint::open(&hub.resolve(args.model.as_deref())?)?;
+    let backend = loaded::backend(&args.compute)?;
+    let model = loaded::decoder(&checkpoint, &args.compute, backend.clone())?;
+    let context = model.config().context_len;
+    let positions = (args.longest + args.reply) as usize;
+    if positions > context {
+        bail!("--longest and --reply come to {positions} tokens; the model's context holds {context}");
+    }
+    let requests = requests::random(args, model.config().vocab_size);
+    let device = backend.description();
+    let shows = std::io::stderr().is_terminal();
+    let mut tell = |text: &str| {
+        if shows {
+            let _ = write!(std::io::stderr(), "\r\u{1b}[K{text}");
+        }
+    };
+    let single_threaded = || {
+        let backend = loaded::single_threaded(&args.compute)?;
+        Ok(Device::new(loaded::decoder(&checkpoint, &args.compute, backend.clone())?, backend))
+    };
+    let rows = matrix::run(args, &requests, Device::new(model, backend), single_threaded, &mut tell)?;
+    tell("");
+    let num_different = rows.iter().map(|row| row.num_different).sum::<usize>();
+    if args.json {
+        let result = json!({
+            "device": device, "prompts": args.prompts, "reply_tokens": args.reply,
+            "settings": rows, "different": num_different,
+        });
+        output.write_json(&result)?;
+    } else {
+        print(output, args, &device, &rows)?;
+    }
+    if num_different > 0 {
+        output.flush()?;
+        bail!("{num_different} replies differ from those given alone; please report it");
+    }
+    Ok(())
+}
+
+fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[Row]) -> Result<()> {
+    writeln!(
+        out,
+        "{} prompts of 1 to {} tokens, {} tokens each, on {device}\n",
+        args.prompts, args.longest, args.reply
+    )?;
+    writeln!(out, "{:<30}{:>10}{:>12}{:>12}{:>12}", "", "replies", "cached", "preempted", "different")?;
+    for row in rows {
+        let counts =
+            [row.num_replies as u64, row.cached_tokens, row.preemptions, row.num_different as u64].map(grouped);
+        let [replies, cached, preempted, different] = counts;
+        writeln!(out, "{:<30}{replies:>10}{cached:>12}{preempted:>12}{different:>12}", row.name)?;
+    }
+    let replies: usize = rows.iter().map(|row| row.num_replies).sum();
+    let tokens: usize = rows.iter().map(|row| row.num_tokens).sum();
+    writeln!(
+        out,
+        "\n{} replies, {} tokens and their log probabilities compared as bits",
+        grouped(replies as u64),
+        grouped(tokens as u64)
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+impl ProveArgs {
+    /// What a test asks for.
+    fn sample(prompts: u32, longest: u32, reply: u32) -> ProveArgs {
+        #[derive(clap::Parser)]
+        struct Parsed {
+            #[command(flatten)]
+            args: ProveArgs,
+        }
+        let numbers = [("--prompts", prompts), ("--longest", longest), ("--reply", reply), ("--together", 8)];
+        let flags = numbers.iter().flat_map(|(flag, number)| [flag.to_string(), number.to_string()]);
+        <Parsed as clap::Parser>::parse_from(std::iter::once("prove".to_owned()).chain(flags)).args
+    }
+}

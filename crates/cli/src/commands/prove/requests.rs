@@ -1,0 +1,37 @@
+//! Random prompts that share beginnings, so that caches have something to find.
+
+use pellucid_engine::{Request, Scope, TenantId};
+use pellucid_sampling::{SamplingParams, uniform};
+
+use super::ProveArgs;
+
+/// Prompts that begin alike come from a few families of this many members each.
+const FAMILY: u32 = 8;
+
+pub(super) fn random(args: &ProveArgs, vocab_size: usize) -> Vec<Request> {
+    (0..args.prompts).map(|i| one(args, i, vocab_size)).collect()
+}
+
+fn one(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
+    // Keyed draws: (number of the prompt, purpose). Families count down from the end so that they never meet a prompt's own numbers.
+    let draw = |owner: u32, purpose: u32| uniform(args.seed, owner, purpose);
+    let family = u32::MAX - i / FAMILY;
+    // Short prompts are as common as long ones: lengths are even on a logarithmic scale.
+    let len = (f64::from(args.longest).powf(draw(i, 0)) as u32).clamp(1, args.longest);
+    let shared = (draw(family, 0) * f64::from(args.longest)) as u32;
+    let token = |at: u32| {
+        let owner = if at < shared { family } else { i };
+        (draw(owner, 1 + at) * vocab_size as f64) as u32 % vocab_size as u32
+    };
+    let temperature = if i.is_multiple_of(2) { 0.0 } else { 0.9 };
+    let sampling =
+        SamplingParams { temperature, seed: args.seed ^ u64::from(i), logprobs: Some(3), ..SamplingParams::default() };
+    let mut request = Request::new((0..len).map(token).collect(), sampling);
+    request.max_tokens = Some(args.reply as usize);
+    request
+}
+
+/// The same request with a cache of its own, where it finds nothing.
+pub(super) fn apart(request: &Request, i: usize) -> Request {
+    Request { scope: Scope::salted(TenantId(0), &i.to_string()), ..request.clone() }
+}

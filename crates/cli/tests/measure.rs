@@ -1,0 +1,84 @@
+//! `bench` and `prove` through the built program, on the golden fixtures.
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use support::Home;
+
+fn golden(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fixtures/goldens");
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn replies_do_not_depend_on_company_over_thousands_of_prompts() {
+    // Plain attention; a window in every other layer and soft caps; experts; learned positions.
+    for name in ["llama3", "gemma2", "qwen3-moe", "gpt2", "phi3"] {
+        let ran =
+            Home::new().run(&["prove", &golden(name), "--json", "--prompts", "400", "--longest", "34", "--reply", "5"]);
+        let proof: Value = serde_json::from_str(ran.ok()).unwrap();
+        assert_eq!(proof["different"], 0, "{name}");
+        let settings = proof["settings"].as_array().unwrap();
+        assert!(settings.len() >= 9 && settings.iter().all(|setting| setting["num_replies"] == 400), "{name}: {proof}");
+        let total = |count: &str| settings.iter().map(|setting| setting[count].as_u64().unwrap()).sum::<u64>();
+        assert!(total("cached_tokens") > 0 && total("preemptions") > 0, "{name}: {proof}");
+        assert_eq!(total("num_tokens"), settings.len() as u64 * 400 * 5, "{name}");
+    }
+}
+
+#[test]
+fn a_context_that_is_too_small_is_told() {
+    let ran = Home::new().run(&["prove", &golden("llama3"), "--longest", "4000"]);
+    assert!(ran.error().contains("--longest and --reply come to 4016 tokens; the model's context holds"), "{ran:?}");
+}
+
+#[test]
+fn speed_and_serving_in_numbers() {
+    let flags = ["--prompt", "16", "--batch", "1,3", "--depth", "0,20", "--generate", "3", "--repeat", "2"];
+    let serving = ["--concurrency", "1,4", "--rate", "200", "--requests", "8", "--input", "4-12", "--output", "5"];
+    let model = golden("llama3");
+    let ran = Home::new().run(&[&["bench", &model, "--json"], &flags[..], &serving[..]].concat());
+    let result: Value = serde_json::from_str(ran.ok()).unwrap();
+    assert!(result["machine"]["read_bytes_per_second"].as_f64().unwrap() > 1e6, "{result}");
+    let speed = result["speed"].as_array().unwrap();
+    assert_eq!(speed.len(), 5, "a prefill, and two batch sizes at two depths");
+    for row in speed {
+        let (median, best) =
+            (row["tokens_per_second"].as_f64().unwrap(), row["best_tokens_per_second"].as_f64().unwrap());
+        assert!(median > 0.0 && best >= median, "{row}");
+        assert_eq!(row["fraction_of_read_limit"].is_null(), row["what"] == "prefill", "{row}");
+    }
+    let levels = result["serving"].as_array().unwrap();
+    assert_eq!(levels.len(), 3);
+    for level in levels {
+        assert_eq!(level["requests"], 8);
+        assert_eq!(level["decode_tokens"].as_u64().unwrap(), 8 * 4, "the first of five comes with the prompt: {level}");
+        let first = &level["time_to_first_token"];
+        assert!(first["p50_ms"].as_f64().unwrap() <= first["p99_ms"].as_f64().unwrap(), "{level}");
+        let share = level["engine_share"].as_f64().unwrap();
+        assert!((0.0..1.0).contains(&share), "{level}");
+    }
+    // As text: the same numbers in tables of 80 columns.
+    let ran = Home::new().run(&[&["bench", &model], &flags[..], &serving[..]].concat());
+    let text = ran.ok();
+    assert!(text.contains("decode x 3 at 20") && text.contains("4 at once") && text.contains("200 a second"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn a_random_model_can_be_written_and_used() {
+    let home = Home::new();
+    let path = home.path().join("random.gguf");
+    let path = path.to_str().unwrap();
+    let ran = home.run(&["bench", "--shape", "smollm2-135m", "--type", "q4_0", "--write", path]);
+    assert_eq!(ran.ok(), "");
+    let about: Value = serde_json::from_str(home.run(&["inspect", path, "--json"]).ok()).unwrap();
+    assert!(about.to_string().contains("134515008"), "{about}");
+    // What is there is not overwritten.
+    let again = home.run(&["bench", "--shape", "smollm2-135m", "--type", "q4_0", "--write", path]);
+    assert!(again.error().contains("could not write"), "{again:?}");
+    assert!(home.run(&["bench", path, "--shape", "smollm2-135m"]).stderr.contains("cannot be used with"));
+    let refused = home.run(&["bench", &golden("llama3"), "--depth", "100000"]);
+    assert!(refused.error().contains("the model's context holds"), "{refused:?}");
+}

@@ -1,0 +1,101 @@
+//! Speed of matrix products with weights of every format, beside what the machine's memory delivers at the time.
+//!
+//! `cargo bench -p pellucid-cpu -- [format] [isa] [rows ...]`: for one row the figure is bytes of weights read a second, for many rows
+//! operations a second (a multiplication and an addition are two). Weights together exceed the cache. Machines are noisy: each figure
+//! is the best and the median of several rounds.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_tensor::{Backend, DType, HostWeight, Linear};
+
+/// Rows and columns of W in a Llama of a billion parameters: down, gate or up, query.
+const SHAPES: [(usize, usize); 3] = [(2048, 8192), (8192, 2048), (2048, 2048)];
+/// Bytes of weights to go through in a round of one row, well above any cache.
+const WORKING_SET: usize = 400 << 20;
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let formats: Vec<DType> =
+        DType::ALL.into_iter().filter(|dtype| words.iter().any(|word| word == dtype.name())).collect();
+    let isa = words.iter().find_map(|word| word.parse::<Isa>().ok()).unwrap_or(Isa::best());
+    let rows: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
+    let rows = if rows.is_empty() { vec![1, 512] } else { rows };
+    let formats = if formats.is_empty() { DType::ALL.to_vec() } else { formats };
+    let options = CpuOptions { isa, ..CpuOptions::default() };
+    let backend = CpuBackend::new(options).expect("the instruction set is here");
+    println!("{}", backend.description());
+    for dtype in formats {
+        for &rows in &rows {
+            println!(
+                "read {:5.1} GB/s | {dtype:5} {rows:4} rows: {}",
+                read_bandwidth(),
+                measure(&backend, dtype, rows)
+            );
+        }
+    }
+}
+
+/// Products with all shapes, in a model's proportions.
+fn measure(backend: &CpuBackend, dtype: DType, rows: usize) -> String {
+    let bytes: usize = SHAPES.iter().map(|(m, k)| dtype.bytes_for(m * k).expect("whole blocks")).sum();
+    let copies = if rows < 32 { WORKING_SET.div_ceil(bytes) } else { 1 };
+    let layers: Vec<Vec<Linear>> = (0..copies)
+        .map(|_| SHAPES.iter().map(|&(m, k)| Linear { weight: weight(backend, dtype, m, k), bias: None }).collect())
+        .collect();
+    let x: Vec<f32> = (0..rows * 8192).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();
+    let mut inputs = Vec::new();
+    for (m, k) in SHAPES {
+        let mut input = backend.zeros(DType::F32, rows, k).expect("memory");
+        backend.write(&x[..rows * k], &mut input).expect("a write");
+        inputs.push((input, backend.zeros(DType::F32, rows, m).expect("memory")));
+    }
+    let mut times = Vec::new();
+    let start = Instant::now();
+    while times.len() < 5 || (start.elapsed() < Duration::from_secs(2) && times.len() < 40) {
+        let round = Instant::now();
+        for layer in &layers {
+            for (linear, (input, out)) in layer.iter().zip(&mut inputs) {
+                backend.linear(input, linear, out).expect("a product");
+            }
+        }
+        times.push(round.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let (best, median) = (times[0], times[times.len() / 2]);
+    let numbers: usize = SHAPES.iter().map(|(m, k)| m * k).sum::<usize>() * copies;
+    let gigabytes = (bytes * copies) as f64 / 1e9;
+    let operations = (2 * numbers * rows) as f64 / 1e12;
+    format!(
+        "{:6.2} GB/s best, {:6.2} median; {:5.3} T/s best, {:5.3} median",
+        gigabytes / best,
+        gigabytes / median,
+        operations / best,
+        operations / median
+    )
+}
+
+/// Bytes that are modest numbers in every format.
+fn weight(backend: &CpuBackend, dtype: DType, rows: usize, cols: usize) -> pellucid_tensor::Tensor {
+    let len = dtype.bytes_for(rows * cols).expect("whole blocks");
+    let bytes: Vec<u8> = (0..len).map(|i| 0x28 + (i * 7 % 8) as u8).collect();
+    backend.linear_weight(HostWeight { dtype, rows, cols, bytes: bytes.into() }).expect("memory")
+}
+
+/// What two threads read from memory just now: the limit of one row.
+fn read_bandwidth() -> f64 {
+    let threads = CpuOptions::default().num_threads;
+    let words = vec![1u64; WORKING_SET / 8];
+    let mut best = 0f64;
+    for _ in 0..3 {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in words.chunks(words.len().div_ceil(threads)) {
+                scope.spawn(move || black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))));
+            }
+        });
+        best = best.max(WORKING_SET as f64 / 1e9 / start.elapsed().as_secs_f64());
+    }
+    best
+}

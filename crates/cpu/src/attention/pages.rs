@@ -1,0 +1,179 @@
+//! How keys and values lie in the blocks of KV memory, and how rows are written there.
+//!
+//! A block's row has one region for each kv head, `block_len * head_size` numbers, contiguous. Keys are transposed, so that a vector
+//! holds one number of sixteen positions and scores come out side by side; values are as they come.
+//!
+//! ```text
+//! keys    F32, F16, BF16   [head_size][block_len]
+//!         Q8_0             [head_size / 32][block_len] scales as f16, then [head_size][block_len] signed bytes
+//! values  every format     [block_len][head_size], each row encoded as in a file
+//! ```
+//! Numbers and bytes are those of the format whatever their order; a head is rounded by itself, whole blocks of 32 for Q8_0.
+
+use std::cell::RefCell;
+
+use pellucid_tensor::{DType, HeadShape, StoreKv, quant};
+
+use crate::memory::SharedOutput;
+use crate::pool::Pool;
+
+/// Numbers that share a scale in Q8_0.
+pub(super) const GROUP: usize = DType::Q8_0.block_len();
+
+/// The format and shape of KV memory: where things are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) dtype: DType,
+    pub(super) shape: HeadShape,
+}
+
+impl Layout {
+    /// Bytes of one key or value of one head.
+    #[inline(always)]
+    pub(super) fn head_bytes(&self) -> usize {
+        self.shape.head_size / self.dtype.block_len() * self.dtype.block_bytes()
+    }
+
+    /// Bytes of one head's keys (or values) in a block.
+    #[inline(always)]
+    pub(super) fn region_bytes(&self) -> usize {
+        self.shape.block_len * self.head_bytes()
+    }
+
+    /// First byte of a region.
+    #[inline(always)]
+    pub(super) fn region(&self, block: usize, kv_head: usize) -> usize {
+        (block * self.shape.num_kv_heads + kv_head) * self.region_bytes()
+    }
+
+    /// Where the signed bytes of Q8_0 keys begin in their region: after the scales.
+    #[inline(always)]
+    pub(super) fn quants(&self) -> usize {
+        self.shape.head_size / GROUP * self.shape.block_len * 2
+    }
+
+    /// Spreads an encoded key over its region.
+    fn scatter_key(&self, key: &[u8], offset: usize, region: &mut [u8]) {
+        let block_len = self.shape.block_len;
+        if self.dtype == DType::Q8_0 {
+            for (group, block) in key.chunks_exact(DType::Q8_0.block_bytes()).enumerate() {
+                let scale = (group * block_len + offset) * 2;
+                region[scale..scale + 2].copy_from_slice(&block[..2]);
+                for (i, &quant) in block[2..].iter().enumerate() {
+                    region[self.quants() + (group * GROUP + i) * block_len + offset] = quant;
+                }
+            }
+            return;
+        }
+        let size = self.dtype.block_bytes();
+        for (d, number) in key.chunks_exact(size).enumerate() {
+            let start = (d * block_len + offset) * size;
+            region[start..start + size].copy_from_slice(number);
+        }
+    }
+}
+
+/// Rounds one head. What the format cannot hold becomes a NaN instead of an infinity: an infinite key could get the weight zero and
+/// never be noticed, a NaN reaches the logits of every row that should have seen it.
+fn encode_head(dtype: DType, head: &[f32], out: &mut [u8]) {
+    const NAN: [u8; 2] = 0x7e00u16.to_le_bytes();
+    quant::encode(dtype, head, out);
+    match dtype {
+        DType::F16 | DType::BF16 => {
+            let infinity: u16 = if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
+            for half in out.chunks_exact_mut(2) {
+                let bits = u16::from_le_bytes([half[0], half[1]]);
+                // One more bit set makes an infinity a NaN.
+                let nan = u16::from(bits & 0x7fff == infinity);
+                half.copy_from_slice(&(bits | nan).to_le_bytes());
+            }
+        }
+        // The scale is infinite when the largest number is; it is finite but wrong when a number is NaN, which `max` passes over.
+        DType::Q8_0 => {
+            for (x, block) in head.chunks_exact(GROUP).zip(out.chunks_exact_mut(DType::Q8_0.block_bytes())) {
+                let finite = quant::f16_to_f32(u16::from_le_bytes([block[0], block[1]])).is_finite();
+                if !finite || x.iter().any(|x| x.is_nan()) {
+                    block[..2].copy_from_slice(&NAN);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+thread_local! {
+    /// One encoded head.
+    static ENCODED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Writes every row's keys and values into their slots. `keys` and `values` are the blocks' bytes.
+///
+/// Threads share out the heads, whose regions are disjoint; rows of one head write into the same cache lines.
+pub(crate) fn store(
+    pool: &Pool,
+    store: &StoreKv<'_>,
+    rows: [&[f32]; 2],
+    dtype: DType,
+    keys: &mut [u8],
+    values: &mut [u8],
+) {
+    // Below this many numbers, waking threads costs more than the work.
+    const ENOUGH_FOR_THREADS: usize = 16 * 1024;
+    let layout = Layout { dtype, shape: store.shape };
+    let HeadShape { num_kv_heads, head_size, block_len, .. } = store.shape;
+    let outputs = [SharedOutput::new(keys), SharedOutput::new(values)];
+    let store_head = |task: usize| {
+        let (kind, kv_head) = (task / num_kv_heads, task % num_kv_heads);
+        ENCODED.with_borrow_mut(|encoded| {
+            encoded.resize(layout.head_bytes(), 0);
+            for (row, &slot) in store.slots.iter().enumerate() {
+                let head = &rows[kind][(row * num_kv_heads + kv_head) * head_size..][..head_size];
+                let (block, offset) = (slot as usize / block_len, slot as usize % block_len);
+                // SAFETY: a task owns its head's regions of keys or of values, and both stay borrowed until the tasks are done.
+                let region = unsafe { outputs[kind].part(layout.region(block, kv_head), layout.region_bytes()) };
+                encode_head(dtype, head, encoded);
+                if kind == 0 {
+                    layout.scatter_key(encoded, offset, region);
+                } else {
+                    region[offset * encoded.len()..][..encoded.len()].copy_from_slice(encoded);
+                }
+            }
+        });
+    };
+    if rows[0].len() < ENOUGH_FOR_THREADS {
+        (0..2 * num_kv_heads).for_each(store_head);
+    } else {
+        pool.run(2 * num_kv_heads, &store_head);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(dtype: DType, head: &[f32]) -> Vec<f32> {
+        let mut bytes = vec![0; dtype.bytes_for(head.len()).expect("whole blocks")];
+        encode_head(dtype, head, &mut bytes);
+        let mut values = vec![0.0; head.len()];
+        quant::decode(dtype, &bytes, &mut values);
+        values
+    }
+
+    /// Whatever cannot be stored is not a number afterwards; its neighbours in other blocks are untouched.
+    #[test]
+    fn numbers_beyond_the_format_become_nan() {
+        for bad in [70_000.0, -1e30, f32::INFINITY, f32::NAN] {
+            let mut head = [0.5f32; 64];
+            head[7] = bad;
+            let half = decoded(DType::F16, &head);
+            assert!(half[7].is_nan() && half[6] == 0.5 && half[63] == 0.5, "{bad}");
+            assert_eq!(decoded(DType::BF16, &head)[7].is_nan(), !bad.is_finite(), "{bad}");
+            assert_eq!(decoded(DType::F32, &head)[7].to_bits(), bad.to_bits());
+            let eight = decoded(DType::Q8_0, &head);
+            // 70,000 / 127 is a fine scale; larger ones are not.
+            assert!(bad == 70_000.0 || eight[..32].iter().all(|x| x.is_nan()), "{bad}: {eight:?}");
+            assert!(eight[32..].iter().all(|x| (x - 0.5).abs() < 0.003), "{bad}");
+        }
+        assert_eq!(decoded(DType::F16, &[65_504.0, -65_504.0]), [65_504.0, -65_504.0]);
+    }
+}

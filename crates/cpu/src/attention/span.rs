@@ -1,0 +1,215 @@
+//! The queries of one task, and their way through one span of positions.
+
+use std::ops::Range;
+
+use super::kernel::{self, Softmax};
+use super::lanes::{LANES, Lanes};
+use super::state::State;
+use super::tile::{Pages, TILE};
+use super::{Call, SPAN, first_visible};
+use crate::memory::SharedOutput;
+
+/// Memory that a thread keeps from task to task.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    /// A tile of keys, `[head_size][TILE]`, or of values, `[TILE][stride]`.
+    tile: Vec<f32>,
+    /// `[queries][SPAN]`: scores, then weights.
+    scores: Vec<f32>,
+    /// States of a task that goes through all of its spans.
+    pub(super) joined: Vec<f32>,
+    pub(super) current: Vec<f32>,
+}
+
+/// Consecutive rows of one sequence, each with the query heads that share a kv head.
+///
+/// Query i is head `i % group` of row `i / group`. Later rows see later positions, and no earlier ones than the rows before them.
+pub(super) struct Queries<'a> {
+    call: &'a Call<'a>,
+    pages: Pages<'a>,
+    rows: Range<usize>,
+    group: usize,
+}
+
+impl<'a> Queries<'a> {
+    pub(super) fn new(call: &'a Call<'a>, sequence: usize, rows: Range<usize>, kv_head: usize) -> Self {
+        let Call { attention, keys, values, layout, .. } = *call;
+        let blocks = &attention.block_tables[attention.sequences[sequence].blocks.clone()];
+        let pages = Pages { layout, keys, values, blocks, kv_head };
+        Queries { call, pages, rows, group: layout.shape.num_heads / layout.shape.num_kv_heads }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len() * self.group
+    }
+
+    /// Where query i begins in the rows of queries, and in those of results.
+    #[inline(always)]
+    fn place(&self, i: usize) -> usize {
+        let shape = self.call.layout.shape;
+        let (row, head) = (self.rows.start + i / self.group, self.pages.kv_head * self.group + i % self.group);
+        (row * shape.num_heads + head) * shape.head_size
+    }
+
+    /// The positions of a span that query i sees, counted from the span's start.
+    #[inline(always)]
+    fn visible(&self, i: usize, span: usize) -> Range<usize> {
+        let position = self.call.attention.positions[self.rows.start + i / self.group] as usize;
+        let within = |position: usize| position.saturating_sub(span * SPAN).min(SPAN);
+        within(first_visible(self.call.attention, position))..within(position + 1)
+    }
+
+    /// The state that a span leaves for each query.
+    #[inline(always)]
+    pub(super) fn span<L: Lanes>(&self, lanes: L, span: usize, workspace: &mut Workspace, state: &mut State<'_>) {
+        let head_size = self.call.layout.shape.head_size;
+        let stride = head_size.next_multiple_of(LANES);
+        let Workspace { tile, scores, .. } = workspace;
+        tile.resize((TILE * stride).max(tile.len()), 0.0);
+        scores.resize((self.len() * SPAN).max(scores.len()), 0.0);
+        state.clear();
+
+        // Rows are in order, so the first sees the earliest position and the last the latest.
+        let seen = self.visible(0, span).start..self.visible(self.len() - 1, span).end;
+        let tiles = (seen.start / TILE..seen.end.div_ceil(TILE)).map(|t| {
+            let start = t * TILE;
+            (start, seen.start.max(start)..seen.end.min(start + TILE))
+        });
+        for (start, seen) in tiles.clone() {
+            let keys = &mut tile[..TILE * head_size];
+            let offset = span * SPAN;
+            self.pages.decode_keys(lanes, offset + start, offset + seen.start, offset + seen.end, keys);
+            self.each_register_tile::<L>(span, start, |first, count| {
+                // SAFETY: `count` queries from `first` on; rows of scores have SPAN numbers, of which a tile is a part.
+                unsafe { self.score(lanes, first, count, keys, scores.as_mut_ptr().add(start)) };
+            });
+        }
+
+        let attention = self.call.attention;
+        let softmax = Softmax { scale: attention.scale, soft_cap: attention.soft_cap };
+        for i in 0..self.len() {
+            let visible = self.visible(i, span);
+            if !visible.is_empty() {
+                let scores = &mut scores[i * SPAN..(i + 1) * SPAN];
+                (state.largest[i], state.sums[i]) = softmax.weights(lanes, scores, visible);
+            }
+        }
+
+        for (start, seen) in tiles {
+            let values = &mut tile[..TILE * stride];
+            let offset = span * SPAN;
+            self.pages.decode_values(lanes, offset + start, offset + seen.start, offset + seen.end, values);
+            self.each_register_tile::<L>(span, start, |first, count| {
+                // SAFETY: as above; `state` has a row of values for every query.
+                unsafe { self.accumulate(lanes, span, start, first, count, values, scores, state) };
+            });
+        }
+    }
+
+    /// Calls `f(first query, number of queries)` for register tiles of queries that see something of the tile at `start`.
+    #[inline(always)]
+    fn each_register_tile<L: Lanes>(&self, span: usize, start: usize, mut f: impl FnMut(usize, usize)) {
+        let sees = |i: usize| {
+            let visible = self.visible(i, span);
+            visible.start < start + TILE && visible.end > start
+        };
+        let mut first = 0;
+        while first < self.len() {
+            let count = L::TILE_QUERIES.min(self.len() - first);
+            if (first..first + count).any(sees) {
+                f(first, count);
+            }
+            first += count;
+        }
+    }
+
+    /// # Safety
+    /// The queries exist, and `scores` points to a tile within the first of rows of SPAN numbers, one for each query.
+    #[inline(always)]
+    unsafe fn score<L: Lanes>(&self, lanes: L, first: usize, count: usize, keys: &[f32], scores: *mut f32) {
+        let head_size = self.call.layout.shape.head_size;
+        let query = |r: usize| self.call.queries[self.place(first + r)..][..head_size].as_ptr();
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let scores = |r: usize| scores.add((first + r) * SPAN);
+            match count {
+                1 => kernel::score(lanes, [query(0)], keys, head_size, [scores(0)]),
+                2 => kernel::score::<L, 2>(lanes, [0, 1].map(query), keys, head_size, [0, 1].map(scores)),
+                3 => kernel::score::<L, 3>(lanes, [0, 1, 2].map(query), keys, head_size, [0, 1, 2].map(scores)),
+                _ => kernel::score::<L, 4>(lanes, [0, 1, 2, 3].map(query), keys, head_size, [0, 1, 2, 3].map(scores)),
+            }
+        }
+    }
+
+    /// Adds the values of the tile at `start`: first the positions that only some of the queries see, each by itself, then those that
+    /// all of them see, then the rest. For each query that is ascending order, and nothing invisible is touched: a stale slot may hold
+    /// anything, and zero times infinity is not zero.
+    ///
+    /// # Safety
+    /// The queries exist and have rows of SPAN numbers in `scores`.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn accumulate<L: Lanes>(
+        &self,
+        lanes: L,
+        span: usize,
+        start: usize,
+        first: usize,
+        count: usize,
+        values: &[f32],
+        scores: &[f32],
+        state: &mut State<'_>,
+    ) {
+        let stride = state.stride();
+        let rows = state.values.as_mut_ptr();
+        let visible = |r: usize| {
+            let visible = self.visible(first + r, span);
+            let end = visible.end.clamp(start, start + TILE) - start;
+            (visible.start.clamp(start, start + TILE) - start).min(end)..end
+        };
+        let weights = |r: usize| scores[(first + r) * SPAN + start..][..TILE].as_ptr();
+        // SAFETY: a row of the state is `stride` numbers; the rest is passed on from the caller.
+        unsafe {
+            let sums = |r: usize| rows.add((first + r) * stride);
+            let alone = |r: usize, range: Range<usize>| {
+                if !range.is_empty() {
+                    kernel::accumulate(lanes, [weights(r)], values, range, [sums(r)]);
+                }
+            };
+            // Later queries see no earlier and no fewer positions.
+            let common = visible(count - 1).start..visible(0).end;
+            if common.is_empty() {
+                (0..count).for_each(|r| alone(r, visible(r)));
+                return;
+            }
+            (0..count).for_each(|r| alone(r, visible(r).start..common.start));
+            match count {
+                1 => alone(0, common.clone()),
+                2 => kernel::accumulate::<L, 2>(lanes, [0, 1].map(weights), values, common.clone(), [0, 1].map(sums)),
+                3 => kernel::accumulate(lanes, [0, 1, 2].map(weights), values, common.clone(), [0, 1, 2].map(sums)),
+                _ => {
+                    let all = [0, 1, 2, 3];
+                    kernel::accumulate(lanes, all.map(weights), values, common.clone(), all.map(sums));
+                }
+            }
+            (0..count).for_each(|r| alone(r, common.end..visible(r).end));
+        }
+    }
+
+    /// Divides by the sums and writes the results.
+    ///
+    /// # Safety
+    /// No other thread writes these rows' results of this kv head, and `output` is alive.
+    pub(super) unsafe fn write(&self, state: &State<'_>, output: &SharedOutput) {
+        let head_size = self.call.layout.shape.head_size;
+        let stride = state.stride();
+        for i in 0..self.len() {
+            // SAFETY: passed on from the caller.
+            let out = unsafe { output.part(self.place(i), head_size) };
+            let factor = 1.0 / state.sums[i];
+            for (out, value) in out.iter_mut().zip(&state.values[i * stride..]) {
+                *out = value * factor;
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a stretch of positions leaves behind for each query: its largest score, the sum of its weights, the weighted sum of its values.
+
+use super::lanes::{LANES, Lanes};
+
+/// States of several queries in one slice: all largest scores, all sums, then all values in rows of whole vectors.
+pub(super) struct State<'a> {
+    pub(super) largest: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
+    pub(super) values: &'a mut [f32],
+}
+
+impl<'a> State<'a> {
+    /// Numbers of the state of `num_queries` queries.
+    pub(super) fn len(num_queries: usize, head_size: usize) -> usize {
+        num_queries * (2 + head_size.next_multiple_of(LANES))
+    }
+
+    /// Reads a slice of [`State::len`] numbers as a state.
+    pub(super) fn of(slice: &'a mut [f32], num_queries: usize) -> Self {
+        let (largest, rest) = slice.split_at_mut(num_queries);
+        let (sums, values) = rest.split_at_mut(num_queries);
+        State { largest, sums, values }
+    }
+
+    /// Nothing seen yet.
+    pub(super) fn clear(&mut self) {
+        self.largest.fill(f32::NEG_INFINITY);
+        self.sums.fill(0.0);
+        self.values.fill(0.0);
+    }
+
+    /// Length of a row of `values`.
+    pub(super) fn stride(&self) -> usize {
+        self.values.len() / self.sums.len()
+    }
+
+    /// Adds what the next span left: both sides are brought to the larger of their largest scores.
+    #[inline(always)]
+    pub(super) fn join<L: Lanes>(&mut self, lanes: L, next: &State<'_>) {
+        let stride = self.stride();
+        assert!(next.sums.len() == self.sums.len() && next.stride() == stride && stride.is_multiple_of(LANES));
+        for i in 0..self.sums.len() {
+            // A weight is at most one and the largest score's is one, so the sum of a span is zero only when nothing of it is seen.
+            if next.sums[i] == 0.0 {
+                continue;
+            }
+            let row = i * stride..(i + 1) * stride;
+            if self.sums[i] == 0.0 {
+                (self.largest[i], self.sums[i]) = (next.largest[i], next.sums[i]);
+                self.values[row.clone()].copy_from_slice(&next.values[row]);
+                continue;
+            }
+            let largest = self.largest[i].max(next.largest[i]);
+            let factor = |of: f32| lanes.exp(lanes.splat(of - largest));
+            let (ours, theirs) = (factor(self.largest[i]), factor(next.largest[i]));
+            let first = |x| lanes.to_array(x)[0];
+            self.largest[i] = largest;
+            self.sums[i] = self.sums[i] * first(ours) + next.sums[i] * first(theirs);
+            for at in row.step_by(LANES) {
+                // SAFETY: rows are whole vectors, and both have as many of them.
+                unsafe {
+                    let (sum, add) = (lanes.load(self.values[at..].as_ptr()), lanes.load(next.values[at..].as_ptr()));
+                    let joined = lanes.multiply_add(add, theirs, lanes.multiply(sum, ours));
+                    lanes.store(joined, self.values[at..].as_mut_ptr());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Rows of x as 8-bit integers, for products with quantized weights.
+//!
+//! Each group of numbers of a row (64, or 256 for the K formats) has one scale: `scale = largest / 127`, where largest is the greatest
+//! magnitude, and `q = round(x * (127 / largest))` to nearest, ties to even. A row's integers depend on that row alone, and every
+//! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
+//! numbers have an offset or a minimum.
+//!
+//! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slice s of row i is the 32 bytes at (s m + i) 32. A row on
+//! its own is thus contiguous, and a slice of a whole block is one contiguous tile. Sums and scales lie in the same order.
+
+use super::packing::SLICE;
+use crate::memory::SharedSlice;
+use crate::pool::Pool;
+use crate::simd::{Simd, vectorized};
+
+/// Rows of a block.
+pub(crate) const BLOCK: usize = 16;
+
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even; the sum's low byte is that integer.
+const ROUND: f32 = 12_582_912.0;
+
+/// Quantized rows. The vectors keep their memory from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Quantized {
+    num_rows: usize,
+    num_slices: usize,
+    /// Slices that share a scale.
+    group: usize,
+    quants: Vec<i8>,
+    /// Sums of 16, negated: what an offset of one adds to a product.
+    sums16: Vec<i32>,
+    /// Sums of 32, negated.
+    sums32: Vec<i32>,
+    /// Sums of 32 as they are, in f32 and, for two slices at a time, as i16.
+    sums: Vec<f32>,
+    pairs: Vec<[i16; 2]>,
+    /// One for each group.
+    scales: Vec<f32>,
+}
+
+/// One block of rows, as kernels read it: the start of each array, whose order the head of this file gives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowBlock {
+    pub(crate) num_rows: usize,
+    pub(crate) quants: *const i8,
+    pub(crate) sums16: *const i32,
+    pub(crate) sums32: *const i32,
+    pub(crate) sums: *const f32,
+    pub(crate) pairs: *const [i16; 2],
+    pub(crate) scales: *const f32,
+}
+
+// SAFETY: the pointers are read-only views into a `Quantized` that outlives the operation.
+unsafe impl Send for RowBlock {}
+// SAFETY: as above.
+unsafe impl Sync for RowBlock {}
+
+impl RowBlock {
+    /// The same rows from a unit of `group` slices on.
+    ///
+    /// # Safety
+    /// The block has more units than `unit`.
+    pub(crate) unsafe fn at_unit(self, unit: usize, group: usize) -> Self {
+        let (m, slice) = (self.num_rows, unit * group);
+        // SAFETY: within the block's arrays by the caller's promise.
+        unsafe {
+            RowBlock {
+                num_rows: m,
+                quants: self.quants.add(slice * m * SLICE),
+                sums16: self.sums16.add(2 * slice * m),
+                sums32: self.sums32.add(slice * m),
+                sums: self.sums.add(slice * m),
+                pairs: self.pairs.add(slice / 2 * m),
+                scales: self.scales.add(unit * m),
+            }
+        }
+    }
+}
+
+/// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
+const SPARE: usize = BLOCK;
+
+impl Quantized {
+    /// Quantizes rows of `depth` numbers in groups of `group` slices.
+    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: &[f32], depth: usize, group: usize) {
+        // A group is never cut: the last one is filled up with zeros.
+        let num_slices = depth.div_ceil(SLICE).next_multiple_of(group);
+        let num_rows = x.len() / depth;
+        (self.num_rows, self.num_slices, self.group) = (num_rows, num_slices, group);
+        let slices = num_rows * num_slices;
+        self.quants.resize(slices * SLICE, 0);
+        self.sums16.resize(2 * slices + SPARE, 0);
+        self.sums32.resize(slices + SPARE, 0);
+        self.sums.resize(slices + SPARE, 0.0);
+        self.pairs.resize(slices / 2 + SPARE, [0; 2]);
+        self.scales.resize(slices / group + SPARE, 0.0);
+        let parts = Parts {
+            quants: SharedSlice::new(&mut self.quants),
+            sums16: SharedSlice::new(&mut self.sums16),
+            sums32: SharedSlice::new(&mut self.sums32),
+            sums: SharedSlice::new(&mut self.sums),
+            pairs: SharedSlice::new(&mut self.pairs),
+            scales: SharedSlice::new(&mut self.scales),
+        };
+        let quantize = |row: usize| {
+            let m = rows_of_block(num_rows, row / BLOCK);
+            let place = Place { start: row / BLOCK * BLOCK * num_slices, row: row % BLOCK, m, group };
+            quantize_row(simd, &x[row * depth..(row + 1) * depth], num_slices, place, parts);
+        };
+        // Threads are worth waking for several rows only.
+        if num_rows < 8 { (0..num_rows).for_each(quantize) } else { pool.run(num_rows, &quantize) }
+    }
+
+    pub(crate) fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.num_rows.div_ceil(BLOCK)
+    }
+
+    pub(crate) fn num_units(&self) -> usize {
+        self.num_slices / self.group
+    }
+
+    pub(crate) fn block(&self, block: usize) -> RowBlock {
+        let start = block * BLOCK * self.num_slices;
+        RowBlock {
+            num_rows: rows_of_block(self.num_rows, block),
+            quants: self.quants[start * SLICE..].as_ptr(),
+            sums16: self.sums16[2 * start..].as_ptr(),
+            sums32: self.sums32[start..].as_ptr(),
+            sums: self.sums[start..].as_ptr(),
+            pairs: self.pairs[start / 2..].as_ptr(),
+            scales: self.scales[start / self.group..].as_ptr(),
+        }
+    }
+}
+
+fn rows_of_block(num_rows: usize, block: usize) -> usize {
+    BLOCK.min(num_rows - block * BLOCK)
+}
+
+/// The arrays of a [`Quantized`] while several threads fill them, a row each.
+#[derive(Clone, Copy)]
+struct Parts {
+    quants: SharedSlice<i8>,
+    sums16: SharedSlice<i32>,
+    sums32: SharedSlice<i32>,
+    sums: SharedSlice<f32>,
+    pairs: SharedSlice<[i16; 2]>,
+    scales: SharedSlice<f32>,
+}
+
+/// Where a row goes.
+#[derive(Clone, Copy)]
+struct Place {
+    /// First slice of the row's block.
+    start: usize,
+    /// Row within the block, and the block's rows.
+    row: usize,
+    m: usize,
+    group: usize,
+}
+
+vectorized! {
+    fn quantize_row<S: Simd>(x: &[f32], num_slices: usize, place: Place, parts: Parts) {
+        let Place { start, row, m, group } = place;
+        for first in (0..num_slices).step_by(group) {
+            let from = (first * SLICE).min(x.len());
+            let numbers = &x[from..((first + group) * SLICE).min(x.len())];
+            // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
+            let largest = numbers.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
+            let largest = f32::from_bits(largest);
+            let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+            // SAFETY: this row's own places, by the layout at the head of the file; each thread has rows of its own.
+            unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
+            let mut previous = 0;
+            for s in first..first + group {
+                let mut slice = [0.0f32; SLICE];
+                let from = (s * SLICE).min(x.len());
+                let to = ((s + 1) * SLICE).min(x.len());
+                slice[..to - from].copy_from_slice(&x[from..to]);
+                let place = start + s * m + row;
+                let quants = slice.map(|x| (x * inverse + ROUND).to_bits() as i8);
+                let low: i32 = quants[..16].iter().map(|&q| i32::from(q)).sum();
+                let high: i32 = quants[16..].iter().map(|&q| i32::from(q)).sum();
+                let sum = low + high;
+                // SAFETY: as above.
+                unsafe {
+                    parts.quants.part(place * SLICE, SLICE).copy_from_slice(&quants);
+                    parts.sums16.write(2 * (start + s * m) + row, -low);
+                    parts.sums16.write(2 * (start + s * m) + m + row, -high);
+                    parts.sums32.write(place, -sum);
+                    parts.sums.write(place, sum as f32);
+                    if s % 2 == 1 {
+                        parts.pairs.write((start + (s - 1) * m) / 2 + row, [previous as i16, sum as i16]);
+                    }
+                }
+                previous = sum;
+            }
+        }
+    }
+}

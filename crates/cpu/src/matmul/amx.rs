@@ -1,0 +1,308 @@
+//! Products with quantized weights by AMX, for many rows: `tdpbssd` multiplies a tile of 16 rows by 32 numbers with one of 32 numbers by
+//! 16 columns, and adds up exactly.
+//!
+//! A slice's scale ends every integer sum after 32 numbers (16 for Q6_K), so a tile goes to memory after one instruction, and AVX-512 applies
+//! the scales while the next tile is multiplied. Estimate for 16 x 16 x 32: multiplication 16 cycles, 40 loads of two a cycle, 16 stores
+//! of one a cycle, 40 vector operations (48 with minimums) of two a cycle: 20 to 24 cycles, all overlapping, or 700 operations a cycle.
+//!
+//! A few panels of W (eight) stay with a thread; for each stretch of K ([`CHUNK_LEN`]) a panel is unpacked to bytes into the first-level
+//! cache and used for all rows, whose own stretch stays in the second-level cache.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::activations::{BLOCK, Quantized, RowBlock};
+use super::avx512::{halves, head, integers, min_pairs, scales};
+use super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
+use super::weight::PackedWeight;
+use crate::simd::amx::{TileConfig, release_tiles};
+
+/// Numbers of K that are unpacked at a time: 16 KB of bytes, a third of the first-level cache.
+const CHUNK_LEN: usize = 1024;
+const CHUNK_SLICES: usize = CHUNK_LEN / SLICE;
+
+/// Panels that a thread keeps together: their results for 512 rows take 256 KB, an eighth of the second-level cache.
+pub(crate) const MAX_PANELS: usize = 8;
+
+/// A stretch of a panel, unpacked; and where tiles go between multiplying and scaling.
+#[repr(C, align(64))]
+struct Chunk {
+    integers: [[u8; 512]; CHUNK_SLICES],
+    scales: [[f32; COLUMNS]; 2 * CHUNK_SLICES],
+    mins: [[f32; COLUMNS]; CHUNK_SLICES],
+    min_pairs: [[u8; 64]; CHUNK_SLICES / 2],
+    min_heads: [[f32; COLUMNS]; CHUNK_SLICES / 8],
+    tiles: [[[[i32; COLUMNS]; BLOCK]; 2]; 2],
+}
+
+struct Scratch {
+    chunk: Box<Chunk>,
+    /// `[panel][row][column]`, rows in whole blocks.
+    results: Vec<[f32; COLUMNS]>,
+}
+
+thread_local! {
+    /// Kept by each thread so that a step allocates nothing after the first.
+    static SCRATCH: RefCell<Option<Scratch>> = const { RefCell::new(None) };
+}
+
+impl Scratch {
+    fn new() -> Self {
+        // SAFETY: zeros are valid in every field.
+        let chunk = unsafe { Box::<Chunk>::new_zeroed().assume_init() };
+        Scratch { chunk, results: Vec::new() }
+    }
+}
+
+/// Some panels for all rows; `put` gets (row, panel, results).
+///
+/// # Safety
+/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F.
+pub(crate) unsafe fn rows_times_panels<F: Packing>(
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    rows: &Quantized,
+    put: &mut dyn FnMut(usize, usize, &[f32; COLUMNS]),
+) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let scratch = scratch.get_or_insert_with(Scratch::new);
+        for start in panels.clone().step_by(MAX_PANELS) {
+            // SAFETY: passed on from the caller.
+            unsafe { few_panels::<F>(weight, start..panels.end.min(start + MAX_PANELS), rows, scratch, put) };
+        }
+    });
+}
+
+/// # Safety
+/// As for `rows_times_panels`.
+unsafe fn few_panels<F: Packing>(
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    rows: &Quantized,
+    scratch: &mut Scratch,
+    put: &mut dyn FnMut(usize, usize, &[f32; COLUMNS]),
+) {
+    let layout = F::LAYOUT;
+    let (num_units, num_blocks) = (rows.num_units(), rows.num_blocks());
+    let units_of_chunk = CHUNK_SLICES / layout.slices;
+    let panel_rows = num_blocks * BLOCK;
+    scratch.results.clear();
+    scratch.results.resize(panels.len() * panel_rows, [0.0; COLUMNS]);
+    let mut configured = 0;
+    for first in (0..num_units).step_by(units_of_chunk) {
+        let count = units_of_chunk.min(num_units - first);
+        for (i, panel) in panels.clone().enumerate() {
+            let units = &weight.panel(panel)[first * layout.unit_bytes()..];
+            // SAFETY: the panel holds these units; features by the caller's promise.
+            unsafe { unpack::<F>(units.as_ptr(), count, &mut scratch.chunk) };
+            for block in 0..num_blocks {
+                // SAFETY: `first` is one of its units.
+                let x = unsafe { rows.block(block).at_unit(first, layout.slices) };
+                if configured != x.num_rows {
+                    configured = x.num_rows;
+                    // SAFETY: the machine has AMX and the program may use it.
+                    unsafe { tile_shapes(&layout, x.num_rows).load() };
+                }
+                let results = &mut scratch.results[i * panel_rows + block * BLOCK..][..BLOCK];
+                // SAFETY: the chunk holds `count` units, so does the block from `first` on; the tiles are configured for both.
+                unsafe { multiply::<F>(&mut scratch.chunk, count, x, results) };
+            }
+        }
+    }
+    // SAFETY: the machine has AMX.
+    unsafe { release_tiles() };
+    for (i, panel) in panels.enumerate() {
+        for block in 0..num_blocks {
+            for row in block * BLOCK..block * BLOCK + rows.block(block).num_rows {
+                put(row, panel, &scratch.results[i * panel_rows + row]);
+            }
+        }
+    }
+}
+
+/// Tiles 0 and 1 are results, 4 and 5 rows of x, 6 and 7 of W.
+fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
+    let len = sub_len(layout);
+    let mut config = TileConfig::default();
+    for tile in 0..2 {
+        config.set(tile, num_rows, 4 * COLUMNS);
+        config.set(4 + tile, num_rows, len);
+        config.set(6 + tile, len / 4, 4 * COLUMNS);
+    }
+    config
+}
+
+/// Numbers that one tile multiplies: those that share a scale.
+const fn sub_len(layout: &Layout) -> usize {
+    if matches!(layout.scales, Scales::Halves) { SLICE / 2 } else { SLICE }
+}
+
+/// Unpacks `count` units: integers to signed bytes, scales to f32.
+///
+/// # Safety
+/// `units` holds so many; the machine has AVX-512 BW.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn unpack<F: Packing>(units: *const u8, count: usize, chunk: &mut Chunk) {
+    let layout = F::LAYOUT;
+    let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
+    for u in 0..count {
+        // SAFETY: units are whole by the caller's promise; the chunk's arrays have room for all slices of a chunk.
+        unsafe {
+            let unit = units.add(u * layout.unit_bytes());
+            let head = head::<F>(unit);
+            for slice in 0..layout.slices {
+                let at = u * layout.slices + slice;
+                let bytes = chunk.integers[at].as_mut_ptr();
+                for (j, integers) in integers::<F>(unit, slice).into_iter().enumerate() {
+                    _mm512_store_si512(bytes.add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
+                }
+                if layout.scales == Scales::Halves {
+                    for half in 0..2 {
+                        let scales = scales::<F>(unit, slice, half, head);
+                        _mm512_store_ps(chunk.scales[2 * at + half].as_mut_ptr(), scales);
+                    }
+                } else {
+                    _mm512_store_ps(chunk.scales[at].as_mut_ptr(), scales::<F>(unit, slice, 0, head));
+                }
+                match layout.mins {
+                    Mins::None => {}
+                    Mins::Plain => {
+                        _mm512_store_ps(chunk.mins[at].as_mut_ptr(), halves(unit.add(layout.min(slice))));
+                    }
+                    Mins::Slices if slice % 2 == 1 => {
+                        let pairs = min_pairs::<F>(unit, slice / 2);
+                        _mm512_store_si512(chunk.min_pairs[at / 2].as_mut_ptr().cast(), pairs);
+                    }
+                    Mins::Slices => {}
+                }
+            }
+            if layout.mins == Mins::Slices {
+                _mm512_store_ps(chunk.min_heads[u].as_mut_ptr(), halves(unit.add(layout.min_head())));
+            }
+        }
+    }
+}
+
+/// A block of rows times a chunk, added to `results`.
+///
+/// # Safety
+/// The chunk holds `count` units, the block as many; tiles are configured for both; the machine has AMX and AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn multiply<F: Packing>(chunk: &mut Chunk, count: usize, x: RowBlock, results: &mut [[f32; COLUMNS]]) {
+    let layout = F::LAYOUT;
+    let results: &mut [[f32; COLUMNS]; BLOCK] = results.try_into().expect("a block of rows");
+    // Two tiles make a step: two slices, or both halves of one.
+    let steps_of_unit = layout.slices * SLICE / (2 * sub_len(&layout));
+    let num_steps = count * steps_of_unit;
+    let m = x.num_rows;
+    // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums and
+    // scales can be read for a whole block even where it has fewer rows.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); BLOCK];
+        if layout.slices == 2 {
+            for r in 0..BLOCK {
+                sums[r] = _mm512_loadu_ps(results[r].as_ptr());
+            }
+        }
+        tiles::<F>(chunk, x, 0);
+        for step in 0..num_steps {
+            if step + 1 < num_steps {
+                tiles::<F>(chunk, x, step + 1);
+            }
+            let tiles = &chunk.tiles[step % 2];
+            let scales = [0, 1].map(|i| _mm512_load_ps(chunk.scales[2 * step + i].as_ptr()));
+            let product = |i: usize, r: usize| _mm512_cvtepi32_ps(_mm512_load_si512(tiles[i][r].as_ptr().cast()));
+            if layout.slices == 2 {
+                let x_scales = x.scales.add(step * m);
+                let row_sums = [x.sums.add(2 * step * m), x.sums.add((2 * step + 1) * m)];
+                let mins = [0, 1].map(|i| _mm512_load_ps(chunk.mins[2 * step + i].as_ptr()));
+                for r in 0..BLOCK {
+                    let mut part = _mm512_setzero_ps();
+                    for i in 0..2 {
+                        part = _mm512_fmadd_ps(product(i, r), scales[i], part);
+                        if layout.mins == Mins::Plain {
+                            part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums[i].add(r)), mins[i], part);
+                        }
+                    }
+                    sums[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(r)), sums[r]);
+                }
+                continue;
+            }
+            for r in 0..BLOCK {
+                sums[r] = _mm512_fmadd_ps(product(0, r), scales[0], sums[r]);
+                sums[r] = _mm512_fmadd_ps(product(1, r), scales[1], sums[r]);
+            }
+            if (step + 1) % steps_of_unit != 0 {
+                continue;
+            }
+            let unit = step / steps_of_unit;
+            if layout.mins == Mins::Slices {
+                let dmin = _mm512_load_ps(chunk.min_heads[unit].as_ptr());
+                let pairs_of_unit = layout.slices / 2;
+                let mins: [__m512i; 4] = std::array::from_fn(|i| {
+                    _mm512_load_si512(chunk.min_pairs[unit * pairs_of_unit + i].as_ptr().cast())
+                });
+                let pairs = x.pairs.add(unit * pairs_of_unit * m).cast::<i32>();
+                for r in 0..BLOCK {
+                    let mut minimums = _mm512_setzero_si512();
+                    for (i, &mins) in mins.iter().enumerate() {
+                        let pair = pairs.add(i * m + r).read_unaligned();
+                        minimums = _mm512_dpwssd_epi32(minimums, mins, _mm512_set1_epi32(pair));
+                    }
+                    sums[r] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums), dmin, sums[r]);
+                }
+            }
+            let x_scales = x.scales.add(unit * m);
+            for r in 0..BLOCK {
+                let result = _mm512_loadu_ps(results[r].as_ptr());
+                let result = _mm512_fmadd_ps(sums[r], _mm512_set1_ps(*x_scales.add(r)), result);
+                _mm512_storeu_ps(results[r].as_mut_ptr(), result);
+                sums[r] = _mm512_setzero_ps();
+            }
+        }
+        if layout.slices == 2 {
+            for r in 0..BLOCK {
+                _mm512_storeu_ps(results[r].as_mut_ptr(), sums[r]);
+            }
+        }
+    }
+}
+
+/// The two tiles of a step, multiplied and stored.
+///
+/// # Safety
+/// As for `multiply`; the step is one of the chunk's.
+#[inline(always)]
+unsafe fn tiles<F: Packing>(chunk: &mut Chunk, x: RowBlock, step: usize) {
+    let half = F::LAYOUT.scales == Scales::Halves;
+    let (slices, bytes) = if half { ([step, step], [0, 256]) } else { ([2 * step, 2 * step + 1], [0, 0]) };
+    let to = &mut chunk.tiles[step % 2];
+    // SAFETY: the tiles read whole slices of the block and of the chunk (or halves: 16 of 32 numbers, 256 of 512 bytes), and write
+    // sixteen lines; nothing else of the program uses tile registers.
+    unsafe {
+        let rows = |i: usize| x.quants.add(slices[i] * x.num_rows * SLICE + bytes[i] / COLUMNS);
+        asm!(
+            "tilezero tmm0",
+            "tileloadd tmm4, [{x0} + {x_stride}]",
+            "tileloadd tmm6, [{w0} + {stride}]",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tilezero tmm1",
+            "tileloadd tmm5, [{x1} + {x_stride}]",
+            "tileloadd tmm7, [{w1} + {stride}]",
+            "tdpbssd tmm1, tmm5, tmm7",
+            "tilestored [{to0} + {stride}], tmm0",
+            "tilestored [{to1} + {stride}], tmm1",
+            x0 = in(reg) rows(0),
+            x1 = in(reg) rows(1),
+            w0 = in(reg) chunk.integers[slices[0]].as_ptr().add(bytes[0]),
+            w1 = in(reg) chunk.integers[slices[1]].as_ptr().add(bytes[1]),
+            to0 = in(reg) to[0].as_mut_ptr(),
+            to1 = in(reg) to[1].as_mut_ptr(),
+            x_stride = in(reg) SLICE,
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags),
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! Products with quantized weights by AVX2: `vpmaddubsw` multiplies bytes and adds pairs in 16 bits, half a panel (eight columns) at a time.
+//!
+//! Sums of pairs are added up in 16 bits as long as they cannot overflow (eight for 4-bit numbers: 8 * 2 * 15 * 127 < 2^15), then widened.
+//! 8-bit numbers go as magnitudes, their signs moved to x: 2 * 128 * 127 < 2^15. All integers are exact, hence the bits of `scalar`.
+
+use std::arch::x86_64::*;
+
+use super::activations::RowBlock;
+use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
+
+/// The numbers of a slice for eight columns; register j holds the numbers 4 j to 4 j + 3 of each.
+///
+/// # Safety
+/// `unit` is a whole unit of F, and the machine has AVX2.
+#[inline(always)]
+unsafe fn integers<F: Packing>(unit: *const u8, slice: usize, side: usize) -> [__m256i; 8] {
+    let layout = F::LAYOUT;
+    // SAFETY: the layout's parts lie within the unit; features by the caller's promise.
+    unsafe {
+        let load = |at: usize, j: usize| _mm256_loadu_si256(unit.add(at + 64 * j + 32 * side).cast());
+        if layout.bits == 8 {
+            // Signed, unlike the other formats.
+            return std::array::from_fn(|j| _mm256_xor_si256(load(layout.low(slice), j), _mm256_set1_epi8(i8::MIN)));
+        }
+        let nibble = _mm256_set1_epi8(0x0f);
+        let mut q = [_mm256_setzero_si256(); 8];
+        for j in 0..4 {
+            let both = load(layout.low(slice), j);
+            q[j] = _mm256_and_si256(both, nibble);
+            q[j + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble);
+        }
+        for j in 0..8 {
+            let (bits, up, mask) = match layout.bits {
+                5 => (load(layout.high(slice), 0), 4 - j as i32, 0x10),
+                6 => (load(layout.high(slice), j / 4), 4 - 2 * (j as i32 % 4), 0x30),
+                _ => break,
+            };
+            let bits = match up {
+                0.. => _mm256_sll_epi16(bits, _mm_cvtsi32_si128(up)),
+                _ => _mm256_srl_epi16(bits, _mm_cvtsi32_si128(-up)),
+            };
+            q[j] = _mm256_or_si256(q[j], _mm256_and_si256(bits, _mm256_set1_epi8(mask)));
+        }
+        q
+    }
+}
+
+/// `start` plus the products of the registers `w` and of the row's numbers at `x`.
+///
+/// # Safety
+/// `x` has four bytes for each register; the machine has AVX2.
+#[inline(always)]
+unsafe fn dot<F: Packing>(start: __m256i, w: &[__m256i], x: *const i32) -> __m256i {
+    let run = match F::LAYOUT.bits {
+        4 => 8,
+        5 => 4,
+        6 => 2,
+        _ => 1,
+    };
+    let ones = _mm256_set1_epi16_one();
+    let mut sum = start;
+    for (i, w) in w.chunks(run).enumerate() {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let mut pairs = _mm256_setzero_si256();
+            for (j, &w) in w.iter().enumerate() {
+                let x = _mm256_set1_epi32(*x.add(run * i + j));
+                let products = if F::LAYOUT.bits == 8 {
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+                } else {
+                    _mm256_maddubs_epi16(w, x)
+                };
+                pairs = if j == 0 { products } else { _mm256_add_epi16(pairs, products) };
+            }
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    sum
+}
+
+/// Sixteen times 1 in 16 bits.
+#[inline(always)]
+fn _mm256_set1_epi16_one() -> __m256i {
+    // SAFETY: any bits are a valid register.
+    unsafe { std::mem::transmute::<[i16; 16], __m256i>([1; 16]) }
+}
+
+/// # Safety
+/// Sixteen bytes at `at`; the machine has F16C.
+#[inline(always)]
+unsafe fn halves(at: *const u8) -> __m256 {
+    // SAFETY: by the caller's promise.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+}
+
+/// The scales of a slice, or of half of one.
+///
+/// # Safety
+/// `unit` is a whole unit of F, and the machine has AVX2 and F16C.
+#[inline(always)]
+unsafe fn scales<F: Packing>(unit: *const u8, slice: usize, half: usize, side: usize) -> __m256 {
+    let layout = F::LAYOUT;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let at = unit.add(layout.scale(slice));
+        let head = || halves(unit.add(layout.head() + 16 * side));
+        let bytes = |at: *const u8| _mm_loadl_epi64(at.cast());
+        match layout.scales {
+            Scales::Plain => halves(at.add(16 * side)),
+            Scales::Slices => _mm256_mul_ps(head(), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes(at.add(8 * side))))),
+            Scales::Halves => {
+                let integers = _mm256_cvtepi8_epi32(bytes(at.add(16 * half + 8 * side)));
+                _mm256_mul_ps(head(), _mm256_cvtepi32_ps(integers))
+            }
+        }
+    }
+}
+
+/// What the offset of every number adds to a sum of products.
+///
+/// # Safety
+/// `sum` can be read, and the machine has AVX2.
+#[inline(always)]
+unsafe fn offset<F: Packing>(sum: *const i32) -> __m256i {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match F::LAYOUT.offset_shift {
+            None | Some(7) => _mm256_setzero_si256(),
+            Some(3) => _mm256_slli_epi32::<3>(_mm256_set1_epi32(*sum)),
+            Some(4) => _mm256_slli_epi32::<4>(_mm256_set1_epi32(*sum)),
+            _ => _mm256_slli_epi32::<5>(_mm256_set1_epi32(*sum)),
+        }
+    }
+}
+
+/// One row of a block times one panel.
+///
+/// # Safety
+/// `panel` holds `num_units` units of F, the block as many, and `row` is one of its rows; the machine has AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+pub(crate) unsafe fn row_times_panel<F: Packing>(
+    panel: *const u8,
+    num_units: usize,
+    x: RowBlock,
+    row: usize,
+) -> [f32; COLUMNS] {
+    let layout = F::LAYOUT;
+    let m = x.num_rows;
+    let mut results = [_mm256_setzero_ps(); 2];
+    for u in 0..num_units {
+        // SAFETY: units, slices and rows are within the panel and the block by the caller's promise.
+        unsafe {
+            let unit = panel.add(u * layout.unit_bytes());
+            for side in 0..2 {
+                let mut part = _mm256_setzero_ps();
+                let mut minimums = _mm256_setzero_si256();
+                for slice in 0..layout.slices {
+                    let at = u * layout.slices + slice;
+                    let w = integers::<F>(unit, slice, side);
+                    let quants = x.quants.add((at * m + row) * SLICE).cast::<i32>();
+                    if layout.scales == Scales::Halves {
+                        for half in 0..2 {
+                            let start = offset::<F>(x.sums16.add((2 * at + half) * m + row));
+                            let sum = dot::<F>(start, &w[4 * half..4 * half + 4], quants.add(4 * half));
+                            part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales::<F>(unit, slice, half, side), part);
+                        }
+                        continue;
+                    }
+                    let sum = dot::<F>(offset::<F>(x.sums32.add(at * m + row)), &w, quants);
+                    part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales::<F>(unit, slice, 0, side), part);
+                    if layout.mins == Mins::Plain {
+                        let mins = halves(unit.add(layout.min(slice) + 16 * side));
+                        part = _mm256_fmadd_ps(_mm256_set1_ps(*x.sums.add(at * m + row)), mins, part);
+                    }
+                    if layout.mins == Mins::Slices && slice % 2 == 1 {
+                        let mins = _mm_loadu_si128(unit.add(layout.min(slice - 1) + 16 * side).cast());
+                        let pair = x.pairs.add(at / 2 * m + row).cast::<i32>().read_unaligned();
+                        let products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), _mm256_set1_epi32(pair));
+                        minimums = _mm256_add_epi32(minimums, products);
+                    }
+                }
+                if layout.mins == Mins::Slices {
+                    let dmin = halves(unit.add(layout.min_head() + 16 * side));
+                    part = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums), dmin, part);
+                }
+                let scale = _mm256_set1_ps(*x.scales.add(u * m + row));
+                results[side] = _mm256_fmadd_ps(part, scale, results[side]);
+            }
+        }
+    }
+    // SAFETY: both are sixteen f32, lane 0 first.
+    unsafe { std::mem::transmute::<[__m256; 2], [f32; COLUMNS]>(results) }
+}

@@ -1,0 +1,88 @@
+//! A weight as the products read it: packed for the integer kernels, or as it lies in the file.
+
+use std::any::Any;
+
+use pellucid_tensor::{DType, Error, HostWeight, Memory};
+
+use super::packing::{COLUMNS, Packing, SLICE, pack_panel, with_packing};
+use crate::memory::{HostMemory, SharedSlice};
+use crate::pool::Pool;
+
+/// `num_columns` rows of `depth` numbers: each row makes one column of the result.
+#[derive(Debug)]
+pub(crate) struct LinearWeight {
+    pub(crate) dtype: DType,
+    pub(crate) num_columns: usize,
+    pub(crate) depth: usize,
+    pub(crate) stored: Stored,
+}
+
+#[derive(Debug)]
+pub(crate) enum Stored {
+    Packed(PackedWeight),
+    /// Whole rows in the file's format.
+    Rows(HostMemory),
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedWeight {
+    memory: HostMemory,
+    panel_bytes: usize,
+    pub(crate) num_units: usize,
+    /// Slices of a unit, which share a scale of x.
+    pub(crate) group: usize,
+}
+
+impl PackedWeight {
+    pub(crate) fn num_panels(&self) -> usize {
+        self.memory.bytes().len() / self.panel_bytes
+    }
+
+    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
+        &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
+    }
+}
+
+impl LinearWeight {
+    /// Brings a weight into the layout of its kernel, on all threads.
+    pub(crate) fn new(pool: &Pool, weight: HostWeight) -> Result<Self, Error> {
+        let HostWeight { dtype, rows, cols, bytes } = weight;
+        let stored = match with_packing!(dtype, F => pack::<F>(pool, rows, cols, &bytes)) {
+            Some(packed) => Stored::Packed(packed?),
+            None => Stored::Rows(HostMemory::Mapped(bytes)),
+        };
+        Ok(LinearWeight { dtype, num_columns: rows, depth: cols, stored })
+    }
+}
+
+fn pack<F: Packing>(pool: &Pool, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedWeight, Error> {
+    let layout = F::LAYOUT;
+    let num_units = cols.div_ceil(layout.slices * SLICE);
+    let panel_bytes = num_units * layout.unit_bytes();
+    let num_panels = rows.div_ceil(COLUMNS);
+    let row_bytes = F::DTYPE.bytes_for(cols).expect("rows are whole blocks");
+    let mut memory = HostMemory::zeroed(num_panels * panel_bytes)?;
+    memory.prefer_huge_pages();
+    let panels = SharedSlice::new(memory.bytes_mut());
+    pool.run(num_panels, &|panel| {
+        let first = panel * COLUMNS;
+        let mut columns: [&[u8]; COLUMNS] = [&[]; COLUMNS];
+        let columns = &mut columns[..COLUMNS.min(rows - first)];
+        for (c, column) in columns.iter_mut().enumerate() {
+            *column = &bytes[(first + c) * row_bytes..(first + c + 1) * row_bytes];
+        }
+        // SAFETY: each task has its own panel, and the memory stays borrowed until `run` returns.
+        pack_panel::<F>(columns, unsafe { panels.part(panel * panel_bytes, panel_bytes) });
+    });
+    Ok(PackedWeight { memory, panel_bytes, num_units, group: layout.slices })
+}
+
+impl Memory for LinearWeight {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}

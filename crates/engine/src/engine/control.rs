@@ -1,0 +1,88 @@
+//! Wishes from outside about requests that are being served: pause, resume, other parameters, enough.
+
+use std::time::Instant;
+
+use super::Engine;
+use crate::event::Control;
+use crate::job::{Job, JobId};
+use crate::kv_cache::KvCache;
+use crate::{Error, Event, FinishReason};
+
+impl Engine {
+    /// Takes every wish that has come since the last step, of those who run and of those who wait.
+    pub(super) fn heed_controls(&mut self, now: Instant) {
+        let Engine { running, waiting, cache, model, .. } = self;
+        let vocab_size = model.config().vocab_size;
+        let waiting = waiting.values_mut().flatten().map(|(id, job)| (*id, job));
+        let mut over: Vec<(JobId, Result<(), Error>)> = Vec::new();
+        for (id, job) in running.iter_mut().map(|(id, job)| (*id, job)).chain(waiting) {
+            while let Some(control) = job.sink.control() {
+                let outcome = job.heed(control, cache, vocab_size);
+                if outcome.is_err() || job.is_finished() {
+                    over.push((id, outcome));
+                    break;
+                }
+                job.sink.send(Event::Heeded { output_tokens: job.stats.output_tokens });
+            }
+        }
+        for (id, outcome) in over {
+            let Some(mut job) = self.take(id) else { continue };
+            job.release(&mut self.cache);
+            match outcome {
+                Ok(()) => {
+                    job.complete(now);
+                    self.stats.finished_requests += 1;
+                }
+                Err(error) => {
+                    job.sink.send(Event::Failed(error));
+                    self.stats.failed_requests += 1;
+                }
+            }
+        }
+    }
+
+    /// A request, wherever it is.
+    fn take(&mut self, id: JobId) -> Option<Job> {
+        let running = self.running.remove(&id);
+        running.or_else(|| {
+            let queues = self.waiting.values_mut();
+            let job = queues.flat_map(|queue| queue.extract_if(.., |(other, _)| *other == id)).next();
+            self.waiting.retain(|_, queue| !queue.is_empty());
+            job.map(|(_, job)| job)
+        })
+    }
+}
+
+impl Job {
+    fn heed(&mut self, control: Control, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
+        match control {
+            Control::Pause => self.is_paused = true,
+            Control::Resume => self.is_paused = false,
+            Control::Update(params) => {
+                self.request.sampling = *params;
+                for sequence in &mut self.sequences {
+                    let sampler = self.request.sampler(sequence.choice, vocab_size)?;
+                    // The penalties may look at another window now; mirostat begins anew where it was not at work.
+                    let (prompt, output) = sequence.tokens.split_at(self.request.prompt.len());
+                    sequence.history = sampler.history(prompt);
+                    output.iter().for_each(|&token| sequence.history.push(token));
+                    if sequence.state.mu == 0.0 {
+                        sequence.state = sampler.state();
+                    }
+                    sequence.sampler = sampler;
+                }
+            }
+            Control::End { choice } => {
+                let ended = self.sequences.iter_mut().find(|s| s.choice == choice && s.finish.is_none());
+                if let Some(sequence) = ended {
+                    sequence.finish = Some(FinishReason::Stop);
+                    if let Some(table) = sequence.table.take() {
+                        cache.release(table);
+                    }
+                    self.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Stop, token: None });
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! How much KV memory there will be, decided once at start. Pure: what is free and what is asked for come from the program.
+
+/// Of the memory that is free, what may become KV memory when nobody said how much: the rest is for activations, for what the
+/// system caches, and for being wrong.
+const SHARE_OF_FREE: f64 = 0.8;
+
+/// Where the size of the KV memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvBudget {
+    /// As many bytes as the operator said, whether they are needed at once or not: what no sequence needs keeps prefixes.
+    Bytes(u64),
+    /// What is wanted, out of this many free bytes.
+    OutOf(u64),
+    /// What is wanted: nobody tells what is free.
+    Unknown,
+}
+
+/// What the memory must serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvNeed {
+    pub bytes_per_block: u64,
+    /// Positions in a block.
+    pub block_len: usize,
+    pub context_len: usize,
+    /// Whole contexts that should fit at once.
+    pub num_contexts: usize,
+}
+
+/// The memory that will be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub need: KvNeed,
+    pub budget: KvBudget,
+    pub num_blocks: usize,
+}
+
+/// The budget does not hold one whole context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "keys and values: a context of {context_len} tokens takes {needed} bytes, {available} are to be had, which hold {fits} tokens"
+)]
+pub struct ContextDoesNotFit {
+    pub context_len: usize,
+    /// Bytes of one context.
+    pub needed: u64,
+    /// Bytes that the budget comes to.
+    pub available: u64,
+    /// Tokens that they hold.
+    pub fits: usize,
+}
+
+impl KvNeed {
+    fn blocks_per_context(&self) -> u64 {
+        self.context_len.div_ceil(self.block_len) as u64
+    }
+}
+
+impl MemoryPlan {
+    pub fn new(need: KvNeed, budget: KvBudget) -> Result<MemoryPlan, ContextDoesNotFit> {
+        let per_context = need.blocks_per_context();
+        let wanted = per_context.saturating_mul(need.num_contexts.max(1) as u64);
+        let affordable = |bytes: u64| bytes / need.bytes_per_block.max(1);
+        let available = match budget {
+            KvBudget::Bytes(bytes) => bytes,
+            KvBudget::OutOf(free) => (free as f64 * SHARE_OF_FREE) as u64,
+            KvBudget::Unknown => u64::MAX,
+        };
+        let num_blocks = match budget {
+            KvBudget::Bytes(bytes) => affordable(bytes),
+            _ => wanted.min(affordable(available)),
+        };
+        if num_blocks < per_context {
+            return Err(ContextDoesNotFit {
+                context_len: need.context_len,
+                needed: per_context.saturating_mul(need.bytes_per_block),
+                available,
+                fits: (num_blocks as usize).saturating_mul(need.block_len),
+            });
+        }
+        Ok(MemoryPlan { need, budget, num_blocks: num_blocks as usize })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.need.bytes_per_block * self.num_blocks as u64
+    }
+
+    /// Positions of all sequences together.
+    pub fn num_tokens(&self) -> usize {
+        self.num_blocks * self.need.block_len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEED: KvNeed = KvNeed { bytes_per_block: 1000, block_len: 32, context_len: 100, num_contexts: 3 };
+
+    #[test]
+    fn a_given_budget_is_taken_whole() {
+        let plan = MemoryPlan::new(NEED, KvBudget::Bytes(50_999)).expect("it holds a context");
+        assert_eq!((plan.num_blocks, plan.bytes(), plan.num_tokens()), (50, 50_000, 1600));
+    }
+
+    #[test]
+    fn without_one_what_is_wanted_is_taken_as_far_as_memory_is_free() {
+        let blocks = |budget| MemoryPlan::new(NEED, budget).map(|plan| plan.num_blocks);
+        assert_eq!(blocks(KvBudget::OutOf(1_000_000)), Ok(12), "three contexts of four blocks");
+        assert_eq!(blocks(KvBudget::OutOf(10_000)), Ok(8), "four fifths of what is free");
+        assert_eq!(blocks(KvBudget::Unknown), Ok(12));
+    }
+
+    #[test]
+    fn one_whole_context_must_fit() {
+        let refused = ContextDoesNotFit { context_len: 100, needed: 4000, available: 3999, fits: 96 };
+        assert_eq!(MemoryPlan::new(NEED, KvBudget::Bytes(3999)), Err(refused));
+        assert!(MemoryPlan::new(NEED, KvBudget::Bytes(4000)).is_ok());
+        assert!(MemoryPlan::new(NEED, KvBudget::OutOf(4999)).is_err());
+        let huge = KvNeed { bytes_per_block: u64::MAX, context_len: usize::MAX, ..NEED };
+        assert!(MemoryPlan::new(huge, KvBudget::Bytes(u64::MAX)).is_err());
+    }
+}
