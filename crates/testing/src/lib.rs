@@ -5,9 +5,11 @@
 pub mod backend_suite;
 mod collected;
 mod fake_model;
+mod subjects;
 
 pub use collected::{Collected, Outcome};
 pub use fake_model::FakeModel;
+pub use subjects::{Subject, subjects};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
