@@ -1,4 +1,4 @@
-//! The date and time for chat templates that ask for it, in UTC: the rooms below the program have no clock.
+//! The date and time in UTC, for chat templates that ask for it and for files that note it: the rooms below the program have no clock.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,8 @@ pub(crate) fn now() -> DateTime {
     at(seconds)
 }
 
-fn at(seconds: u64) -> DateTime {
+/// Seconds since 1970 as a date.
+pub(crate) fn at(seconds: u64) -> DateTime {
     let (mut days, of_day) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
     let mut year = 1970;
     while days >= days_in_year(year) {
