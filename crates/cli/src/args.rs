@@ -5,12 +5,15 @@
 use crate::commands::{
     bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
     perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
+    serve::ServeArgs,
     tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
+use crate::layers;
 use anyhow::{Result, anyhow};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +37,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
+    Serve(Box<ServeArgs>),
     Explain(ExplainArgs),
     Pull(PullArgs),
     List(ListArgs),
@@ -66,6 +70,19 @@ struct StoreArgs {
 }
 
 impl Cli {
+    /// What the command line says; for `serve`, with what the environment and the config file say below it.
+    pub(crate) fn read() -> Result<Cli> {
+        let mut arguments: Vec<OsString> = std::env::args_os().collect();
+        let mut matches = Cli::command().get_matches_from(&arguments);
+        if let Some(("serve", given)) = matches.subcommand() {
+            let command = Cli::command();
+            let serve = command.find_subcommand("serve").expect("it was just found");
+            arguments.extend(layers::lower_layers(serve, given, variable)?);
+            matches = Cli::command().get_matches_from(&arguments);
+        }
+        Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
+    }
+
     /// Whether the environment has nothing against colour (no-color.org; a dumb terminal shows its codes as text).
     pub(crate) fn wants_color(&self) -> bool {
         variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|terminal| terminal != "dumb")
@@ -119,7 +136,6 @@ fn variable(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_arguments_are_consistent() {

@@ -11,11 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 const INTERRUPTED_STATUS: i32 = 130;
 
 /// A handle on the process's one interrupt handler.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Interrupt {
     message: Arc<Mutex<Option<String>>>,
     wish: Arc<AtomicU8>,
+    listener: Arc<Mutex<Option<Listener>>>,
 }
+
+/// Called for each signal, in place of everything else.
+type Listener = Box<dyn Fn() + Send>;
 
 /// Nobody listens: Ctrl-C leaves the program.
 const LEAVE: u8 = 0;
@@ -24,12 +28,22 @@ const LISTENING: u8 = 1;
 /// It has been asked; the next Ctrl-C leaves after all.
 const ASKED: u8 = 2;
 
+impl std::fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Interrupt")
+    }
+}
+
 impl Interrupt {
     /// Takes over Ctrl-C (and the request to terminate). Without a handler the program still works: it then ends wordlessly.
     pub(crate) fn install() -> Interrupt {
-        let interrupt = Interrupt { message: Arc::default(), wish: Arc::new(AtomicU8::new(LEAVE)) };
-        let (message, wish) = (interrupt.message.clone(), interrupt.wish.clone());
+        let interrupt =
+            Interrupt { message: Arc::default(), wish: Arc::new(AtomicU8::new(LEAVE)), listener: Arc::default() };
+        let (message, wish, listener) = (interrupt.message.clone(), interrupt.wish.clone(), interrupt.listener.clone());
         let _ = ctrlc::set_handler(move || {
+            if let Some(listener) = &*listener.lock().unwrap_or_else(PoisonError::into_inner) {
+                return listener();
+            }
             if wish.compare_exchange(LISTENING, ASKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 return;
             }
@@ -47,6 +61,11 @@ impl Interrupt {
     pub(crate) fn leaving(&self, message: String) -> Leaving {
         *self.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
         Leaving { message: self.message.clone() }
+    }
+
+    /// From now on every Ctrl-C, and every request to terminate, calls `listener` and does nothing else.
+    pub(crate) fn telling(&self, listener: impl Fn() + Send + 'static) {
+        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(listener));
     }
 
     /// While the returned value lives, the first Ctrl-C asks it to stop and does nothing else.

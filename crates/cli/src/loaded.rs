@@ -1,6 +1,6 @@
 //! A model ready to answer: opened, its tokenizer and template read, its weights on the device the arguments chose.
 //!
-//! `run` and `perplexity` share it.
+//! `run`, `serve` and `perplexity` share it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -60,13 +60,37 @@ pub(crate) struct Loaded {
     pub(crate) engine: EngineHandle,
     /// What the weights and the keys and values take, in words.
     pub(crate) memory: String,
+    /// What computes, in words.
+    pub(crate) device: String,
 }
 
 /// Prompt tokens computed in one step: enough to use the arithmetic units well, few enough that stopping is prompt.
 pub(crate) const CHUNK_LEN: usize = 512;
 
+/// Who is to be served.
+pub(crate) struct Service {
+    /// Sequences at once.
+    pub(crate) width: usize,
+    /// Requests that may wait.
+    pub(crate) max_waiting: usize,
+    /// Keys the hashes of the prefix cache.
+    pub(crate) secret: [u8; 32],
+}
+
 /// Loads a model for one user, whose request may run `width` sequences at once.
 pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {
+    // One user, one process: there is nobody to hide a prefix from.
+    load_for(path, args, Service { width, max_waiting: 1, secret: [0; 32] }, |_| ())
+}
+
+/// Loads a model with an engine for many; `prepare` sees the engine before it starts.
+pub(crate) fn load_for(
+    path: &Path,
+    args: &ComputeArgs,
+    service: Service,
+    prepare: impl FnOnce(&mut Engine),
+) -> Result<Loaded> {
+    let Service { width, max_waiting, secret } = service;
     let checkpoint = Checkpoint::open(path)?;
     // Whether it can be run at all, before anything is said of its tokenizer.
     pellucid_model::read_config(&checkpoint).with_context(|| path.display().to_string())?;
@@ -87,13 +111,14 @@ pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Load
         max_sequences: width.max(1),
         step_tokens: CHUNK_LEN.max(width),
         chunk_len: CHUNK_LEN,
-        max_waiting: 1,
+        max_waiting,
         overcommit: false,
-        // One user, one process: there is nobody to hide a prefix from.
-        secret: [0; 32],
+        secret,
     };
-    let engine = EngineHandle::start(Engine::new(Box::new(model), backend, options)?);
-    Ok(Loaded { tokenizer, template, config, engine, memory })
+    let device = backend.description();
+    let mut engine = Engine::new(Box::new(model), backend, options)?;
+    prepare(&mut engine);
+    Ok(Loaded { tokenizer, template, config, engine: EngineHandle::start(engine), memory, device })
 }
 
 /// Memory for as many whole contexts as may be under way, as far as the budget goes.

@@ -9,6 +9,7 @@ mod hub;
 mod hyperparameters;
 mod interrupt;
 mod kv_type;
+mod layers;
 mod loaded;
 mod output;
 mod prompt;
@@ -19,7 +20,6 @@ mod tokens;
 
 use anyhow::Result;
 use args::{Cli, Command};
-use clap::Parser;
 use interrupt::Interrupt;
 use output::{Output, is_reader_gone};
 use std::io::Write;
@@ -41,12 +41,13 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let cli = Cli::parse();
+    let cli = Cli::read()?;
     let interrupt = Interrupt::install();
     let hub = cli.hub(interrupt.clone())?;
     let mut output = Output::new();
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, &mut output),
+        Command::Serve(args) => commands::serve::run(args, &hub, &interrupt),
         Command::Explain(args) => commands::explain::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Pull(args) => commands::pull::run(args, &hub, &mut output),
         Command::List(args) => commands::list::run(args, &hub, &mut output),

@@ -232,7 +232,7 @@ impl SamplingArgs {
         if params.dry.multiplier > 0.0 {
             let usual = DRY_BREAKERS.map(String::from);
             let breakers = if self.dry_breaker.is_empty() { &usual[..] } else { &self.dry_breaker };
-            params.dry.breakers.extend(breakers.iter().map(|text| ids_within_text(tokenizer, text)));
+            params.dry.breakers.extend(breakers.iter().map(|text| tokenizer.encode_within(text)));
         }
         if let Some(tau) = self.mirostat {
             params.mirostat = Some(Mirostat { tau, eta: self.mirostat_eta.unwrap_or(Mirostat::default().eta) });
@@ -274,16 +274,6 @@ impl SamplingArgs {
     }
 }
 
-/// The ids of a text as it stands within a longer one: vocabularies that put a space before every text would put it before this one too.
-fn ids_within_text(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    let before = tokenizer.encode("x");
-    let whole = tokenizer.encode(&format!("x{text}"));
-    match whole.strip_prefix(&before[..]) {
-        Some(ids) if !ids.is_empty() => ids.to_vec(),
-        _ => tokenizer.encode(text),
-    }
-}
-
 fn token_ids(tokenizer: &Tokenizer, tokens: &[String]) -> Result<Vec<u32>> {
     tokens.iter().map(|token| token_id(tokenizer, token)).collect()
 }
@@ -299,7 +289,7 @@ fn token_id(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     if let Some(id) = tokenizer.id_of(token) {
         return Ok(id);
     }
-    match ids_within_text(tokenizer, token)[..] {
+    match tokenizer.encode_within(token)[..] {
         [id] => Ok(id),
         ref ids => bail!("{token:?} is {} tokens ({ids:?}), expected one", ids.len()),
     }

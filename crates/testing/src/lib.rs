@@ -9,10 +9,12 @@ mod fake_model;
 pub mod products;
 pub mod selftest;
 mod subjects;
+mod tiny_model;
 
 pub use collected::{Collected, Outcome};
 pub use fake_model::FakeModel;
 pub use subjects::{Subject, subjects};
+pub use tiny_model::{TINY_TEMPLATE, tiny_model};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

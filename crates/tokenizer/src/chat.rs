@@ -112,6 +112,11 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, tokens, origins: Origins::new(source, tokenizer) })
     }
 
+    /// Whether the template's source has this word: what it never names, it cannot heed.
+    pub fn mentions(&self, word: &str) -> bool {
+        self.origins.source().contains(word)
+    }
+
     /// Renders a conversation. The text of all segments joined is what the reference implementation renders; the text
     /// of messages, tools and extra variables is untrusted, everything else is trusted. Nothing is prepended: a
     /// template writes the model's first token itself.

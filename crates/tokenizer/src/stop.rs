@@ -8,25 +8,26 @@ pub struct StopFilter {
     stops: Vec<String>,
     /// The end of the text so far that may be the beginning of a stop string.
     held: String,
-    is_stopped: bool,
+    /// Index of the one that was found.
+    found: Option<usize>,
 }
 
 impl StopFilter {
     /// Empty strings are left out: they would stop before the first character.
     pub fn new(stops: &[String]) -> StopFilter {
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        StopFilter { stops, held: String::new(), is_stopped: false }
+        StopFilter { stops, held: String::new(), found: None }
     }
 
     /// The text that is safe to show now. After a stop string was found, nothing.
     pub fn push(&mut self, text: &str) -> String {
-        if self.is_stopped {
+        if self.found.is_some() {
             return String::new();
         }
         self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = found {
-            self.is_stopped = true;
+        let places = self.stops.iter().enumerate().filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
+        if let Some((at, which)) = places.min() {
+            self.found = Some(which);
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
@@ -37,7 +38,12 @@ impl StopFilter {
 
     /// Whether a stop string was found.
     pub fn is_stopped(&self) -> bool {
-        self.is_stopped
+        self.found.is_some()
+    }
+
+    /// The stop string that was found: of several, the one that begins first.
+    pub fn found(&self) -> Option<&str> {
+        self.found.map(|which| self.stops[which].as_str())
     }
 
     /// What was held back, when the text ended without a stop string.
@@ -70,7 +76,7 @@ mod tests {
         assert_eq!(filter.push("Hello\n"), "Hello");
         assert_eq!(filter.push("\nUs"), "");
         assert_eq!(filter.push("er: hi"), "");
-        assert!(filter.is_stopped());
+        assert_eq!(filter.found(), Some("\n\nUser:"));
         assert_eq!(filter.push("more"), "");
         assert_eq!(filter.finish(), "");
     }

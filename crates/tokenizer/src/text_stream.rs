@@ -3,12 +3,14 @@
 //! Half a character is held back until its other half arrives, so that everything given out is whole; what has been
 //! given out, with [`TextStream::finish`], is exactly [`Tokenizer::decode`] of all ids.
 
+use std::ops::Deref;
+
 use crate::tokenizer::Tokenizer;
 
-/// The incremental decoder.
+/// The incremental decoder, over a tokenizer that is borrowed or shared.
 #[derive(Debug)]
-pub struct TextStream<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct TextStream<T> {
+    tokenizer: T,
     skip_control: bool,
     /// Nothing has been decoded yet.
     start: bool,
@@ -16,13 +18,13 @@ pub struct TextStream<'t> {
     pending: Vec<u8>,
 }
 
-impl<'t> TextStream<'t> {
-    pub(crate) fn new(tokenizer: &'t Tokenizer, skip_control: bool) -> Self {
+impl<T: Deref<Target = Tokenizer>> TextStream<T> {
+    pub fn new(tokenizer: T, skip_control: bool) -> Self {
         TextStream { tokenizer, skip_control, start: true, pending: Vec::new() }
     }
 
     /// A stream that continues after `ids`, whose text has been shown already: a leading space is text there.
-    pub fn after(tokenizer: &'t Tokenizer, skip_control: bool, ids: &[u32]) -> Self {
+    pub fn after(tokenizer: T, skip_control: bool, ids: &[u32]) -> Self {
         let mut stream = TextStream::new(tokenizer, skip_control);
         for &id in ids {
             stream.push(id);

@@ -215,6 +215,17 @@ impl Tokenizer {
         self.encode_with(text, &Permission::Plain(&self.vocabulary))
     }
 
+    /// The ids of a text as it stands within a longer one: vocabularies that put a space before every text would put it before this one
+    /// too.
+    pub fn encode_within(&self, text: &str) -> Vec<u32> {
+        let before = self.encode("x");
+        let whole = self.encode(&format!("x{text}"));
+        match whole.strip_prefix(&before[..]) {
+            Some(ids) if !ids.is_empty() => ids.to_vec(),
+            _ => self.encode(text),
+        }
+    }
+
     /// The ids of a text in which control tokens are read; nothing is prepended. For trusted text only.
     pub fn encode_special(&self, text: &str) -> Vec<u32> {
         self.encode_with(text, &Permission::All)
@@ -333,7 +344,7 @@ impl Tokenizer {
     }
 
     /// A stream that turns ids into text as they come.
-    pub fn stream(&self, skip_control: bool) -> TextStream<'_> {
+    pub fn stream(&self, skip_control: bool) -> TextStream<&Tokenizer> {
         TextStream::new(self, skip_control)
     }
 

@@ -11,4 +11,5 @@ pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod selftest;
+pub(crate) mod serve;
 pub(crate) mod tokenize;

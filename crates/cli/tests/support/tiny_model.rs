@@ -1,47 +1,12 @@
-//! A tiny random model with a vocabulary of single characters, for tests that compute.
-
-use serde_json::{Map, json};
-use std::path::Path;
+//! The tiny model of the tests, in a home.
 
 use super::Home;
 
-const CHARACTERS: &str = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-+*/=%&#@$^~|_\n<>";
+pub use pellucid_testing::TINY_TEMPLATE as TEMPLATE;
 
-pub const TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: {{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[turn]{% endif %}";
-
-/// A folder with the golden Llama's weights (96 tokens), a tokenizer, and optionally a chat template.
+/// Its path.
 pub fn tiny_model(home: &Home, template: Option<&str>) -> String {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fixtures/goldens/llama2");
     let folder = home.path().join("model");
-    std::fs::create_dir_all(&folder).unwrap();
-    for file in ["config.json", "generation_config.json", "model.safetensors"] {
-        std::fs::copy(golden.join(file), folder.join(file)).unwrap();
-    }
-    let special = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];
-    let mut vocabulary = Map::new();
-    let pieces = special.iter().map(|piece| piece.to_string()).chain(CHARACTERS.chars().map(String::from));
-    for (id, piece) in pieces.enumerate() {
-        vocabulary.insert(piece, json!(id));
-    }
-    assert!(vocabulary.len() <= 96, "{} tokens for a model of 96", vocabulary.len());
-    let added: Vec<_> = (special.iter().enumerate())
-        .map(|(id, content)| {
-            json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": true })
-        })
-        .collect();
-    let space = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-        "normalizer": space(" ", "▁"), "pre_tokenizer": null, "post_processor": null,
-        "decoder": { "type": "Sequence", "decoders": [space("▁", " "), { "type": "Fuse" }] },
-        "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                   "vocab": vocabulary, "merges": [] },
-    });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    if let Some(template) = template {
-        std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
-    }
+    pellucid_testing::tiny_model(&folder, template);
     folder.to_str().unwrap().to_owned()
 }

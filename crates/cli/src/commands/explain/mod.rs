@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use pellucid_engine::{Event, FinishReason, Request, TokenEvent, TokenStream};
 use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
-use pellucid_tokenizer::TextStream;
+use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::format;
@@ -158,7 +158,7 @@ impl Explainer<'_> {
     fn follow(
         &self,
         stream: &TokenStream,
-        mut text: TextStream<'_>,
+        mut text: TextStream<&Tokenizer>,
         before: String,
         output: &mut Output,
     ) -> Result<()> {

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_engine::{Beam, BeamParams, Event, FinishReason, Request, RequestStats, TokenStream};
 use pellucid_sampling::SamplingParams;
-use pellucid_tokenizer::{StopFilter, TextStream};
+use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
 
 use crate::interrupt::Interrupt;
 use crate::loaded::Loaded;
@@ -207,7 +207,7 @@ impl Measured {
 
 /// One reply's text as it grows.
 struct Reply<'t> {
-    stream: Option<TextStream<'t>>,
+    stream: Option<TextStream<&'t Tokenizer>>,
     stops: StopFilter,
     text: String,
     num_tokens: usize,
@@ -217,7 +217,7 @@ struct Reply<'t> {
 }
 
 impl<'t> Reply<'t> {
-    fn new(stream: TextStream<'t>, stops: &[String]) -> Reply<'t> {
+    fn new(stream: TextStream<&'t Tokenizer>, stops: &[String]) -> Reply<'t> {
         Reply {
             stream: Some(stream),
             stops: StopFilter::new(stops),

@@ -1,0 +1,146 @@
+//! `pellucid serve`: the engine behind HTTP. Says what it loaded, on which device, with which memory, and where it listens; then serves
+//! until it is told to leave.
+
+mod fingerprint;
+mod flags;
+
+use std::net::{IpAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use pellucid_engine::Engine;
+use pellucid_server::{Drain, Ended, KeysFile, Options, ServedModel, TenantConfig, Tenants, Tls};
+use tracing::info;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::clock;
+use crate::hub::Hub;
+use crate::interrupt::Interrupt;
+use crate::loaded::{self, Loaded, Service};
+pub(crate) use flags::ServeArgs;
+use flags::{LogFormat, LogLevel};
+
+pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<()> {
+    // What can be wrong without a model is said before one is loaded.
+    let tenants = tenants(args)?;
+    let tls = tls(args)?;
+    check_exposure(args, &tenants)?;
+    let listener = TcpListener::bind((args.host, args.port))
+        .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
+    let path = hub.resolve(args.model.as_deref())?;
+    start_log(args);
+    let loaded = load(args, &path, &tenants)?;
+    let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
+    let model = ServedModel {
+        fingerprint: fingerprint::fingerprint(&path, &loaded.device, &args.compute)?,
+        id,
+        vocab_size: loaded.config.vocab_size,
+        context_len: loaded.config.context_len,
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        tokenizer: Arc::new(loaded.tokenizer),
+        template: loaded.template,
+        engine: loaded.engine,
+        now: clock::now,
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let address = listener.local_addr().context("the listening socket has no address")?;
+    info!(
+        model = model.id,
+        fingerprint = model.fingerprint,
+        context = model.context_len,
+        chat = model.template.is_some(),
+        device = loaded.device,
+        "loaded"
+    );
+    info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", loaded.memory);
+    info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
+    let drain = Drain::default();
+    let asked = drain.clone();
+    interrupt.telling(move || asked.ask());
+    let options = Options {
+        limits: args.limits(),
+        loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
+        tenants,
+        cors_origins: args.cors_origin.clone(),
+        vllm_metrics: args.vllm_metrics,
+    };
+    match pellucid_server::run(model, options, listener, tls, drain).context("the server cannot run")? {
+        Ended::Drained => {
+            info!("left: every reply was finished");
+            Ok(())
+        }
+        Ended::CutShort => bail!("left before every reply was finished"),
+    }
+}
+
+/// Who may ask: the keys of the file, the key of the flag, or everybody.
+fn tenants(args: &ServeArgs) -> Result<Tenants> {
+    let mut configs = Vec::new();
+    if let Some(path) = &args.keys_file {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read the keys file {}", path.display()))?;
+        configs = KeysFile::parse(&text).with_context(|| path.display().to_string())?.tenant;
+    }
+    if let Some(key) = &args.api_key {
+        configs.push(TenantConfig {
+            name: "default".into(),
+            keys: vec![key.clone()],
+            trace: true,
+            ..TenantConfig::default()
+        });
+    }
+    if configs.is_empty() { Ok(Tenants::open()) } else { Ok(Tenants::new(configs)?) }
+}
+
+fn tls(args: &ServeArgs) -> Result<Option<Tls>> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => Ok(Some(Tls::from_pem(&read(certificate)?, &read(key)?)?)),
+        _ => Ok(None),
+    }
+}
+
+/// Without keys the server is for this machine alone, unless the operator says in so many words that it is for everybody.
+fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
+    if tenants.has_keys() || args.host.is_loopback() || args.allow_unauthenticated_network {
+        return Ok(());
+    }
+    bail!(
+        "--host {} is open to the network, but there are no keys; give --api-key or --keys-file, or say \
+         --allow-unauthenticated-network if everybody who can reach it may use it",
+        args.host
+    )
+}
+
+fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
+    let service =
+        Service { width: args.max_sequences, max_waiting: args.max_waiting, secret: pellucid_server::secret() };
+    let prepare = |engine: &mut Engine| {
+        for (tenant, tokens) in tenants.kv_quotas() {
+            let blocks = engine.cache().blocks_for(tokens as usize);
+            engine.cache_mut().set_quota(tenant, blocks);
+        }
+    };
+    loaded::load_for(path, &args.compute, service, prepare)
+}
+
+/// The log goes to standard error. It holds no text of prompts or replies and no keys, at any level.
+fn start_log(args: &ServeArgs) {
+    let level = match args.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    };
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    // A second subscriber is refused; there is only ever one.
+    let _ = match args.log_format {
+        LogFormat::Text => tracing::subscriber::set_global_default(builder.finish()),
+        LogFormat::Json => tracing::subscriber::set_global_default(builder.json().flatten_event(true).finish()),
+    };
+}
+
+/// Where the server listens unless told otherwise.
+pub(crate) const DEFAULT_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

@@ -1,0 +1,81 @@
+//! What a request to the model costs its tenant, and how it is counted when it ends, however it ends.
+
+use std::sync::Arc;
+
+use crate::drain::Flight;
+use crate::metrics::Outcome;
+use crate::reply::{Reply, Spec, Summary};
+use crate::state::App;
+use crate::tenants::Permit;
+
+/// Open while a reply is made. Dropped without `close`, it counts as cancelled.
+#[derive(Debug)]
+pub(crate) struct Account {
+    app: Arc<App>,
+    permit: Permit,
+    _flight: Flight,
+    request_id: String,
+    /// Log probabilities that each token of the output reports.
+    logprobs_a_token: usize,
+    num_charged: usize,
+    latest: Summary,
+    is_closed: bool,
+}
+
+impl Account {
+    /// Lets the request in, or says which limit keeps it out.
+    pub(crate) fn open(app: &Arc<App>, permit: Permit, request_id: &str, spec: &Spec) -> Account {
+        let num_prompt = spec.num_prompt_tokens();
+        let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
+        let logprobs_a_token = spec.logprobs_a_token();
+        // A scored prompt reports as much for each of its tokens as the output does.
+        permit.tenant.charge_output(0, if is_scored { num_prompt * logprobs_a_token } else { 0 });
+        Account {
+            app: app.clone(),
+            permit,
+            _flight: app.drain.take_off(),
+            request_id: request_id.to_owned(),
+            logprobs_a_token,
+            num_charged: 0,
+            latest: Summary { prompt_tokens: num_prompt, ..Summary::default() },
+            is_closed: false,
+        }
+    }
+
+    /// Charges the output so far.
+    pub(crate) fn charge(&mut self, reply: &Reply) {
+        let num_output = reply.num_output_tokens();
+        let new = num_output.saturating_sub(self.num_charged);
+        if new > 0 {
+            self.permit.tenant.charge_output(new, new * self.logprobs_a_token);
+            self.num_charged += new;
+            self.latest.completion_tokens = num_output;
+        }
+    }
+
+    pub(crate) fn close(&mut self, outcome: Outcome, summary: &Summary) {
+        self.is_closed = true;
+        self.app.metrics.observe(&self.permit.tenant.config.name, outcome, summary);
+        tracing::info!(
+            request_id = self.request_id,
+            tenant = self.permit.tenant.config.name,
+            outcome = outcome.name(),
+            prompt_tokens = summary.prompt_tokens,
+            cached_tokens = summary.cached_tokens,
+            output_tokens = summary.completion_tokens,
+            queue_ms = summary.queue_time.as_millis() as u64,
+            first_token_ms = summary.time_to_first_token.map(|time| time.as_millis() as u64),
+            total_ms = summary.total_time.as_millis() as u64,
+            "reply"
+        );
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if !self.is_closed {
+            let latest = std::mem::take(&mut self.latest);
+            self.close(Outcome::Cancelled, &latest);
+        }
+    }
+}

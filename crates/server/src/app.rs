@@ -1,0 +1,115 @@
+//! The table of routes, and what every request passes on its way to one: an id, a log line, the guards.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, State};
+use axum::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::routing::get;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::caller::{self, RequestId};
+use crate::error::ApiError;
+use crate::openai::models::ModelCard;
+use crate::state::SharedApp;
+use crate::{openapi, random, respond, routes, websocket};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Every route of the server.
+pub(crate) fn router(app: &SharedApp) -> Router {
+    let (router, api) = OpenApiRouter::new()
+        .routes(routes!(routes::chat))
+        .routes(routes!(routes::completions))
+        .routes(routes!(routes::models))
+        .routes(routes!(routes::model))
+        .routes(routes!(websocket::stream))
+        .routes(routes!(routes::tokenize))
+        .routes(routes!(routes::detokenize))
+        .routes(routes!(routes::apply_template))
+        .routes(routes!(routes::health))
+        .routes(routes!(routes::ready))
+        .routes(routes!(routes::metrics))
+        .split_for_parts();
+    let document = openapi::document(api, app.tenants.has_keys());
+    let document: Arc<str> = serde_json::to_string(&document).unwrap_or_default().into();
+    let mut router = router
+        .route("/openapi.json", get(async move || respond::json(document.to_string())))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app.clone())
+        .layer(CatchPanicLayer::custom(own_fault))
+        .layer(middleware::from_fn_with_state(app.clone(), caller::admit));
+    if !app.cors_origins.is_empty() {
+        router = router.layer(cors(&app.cors_origins));
+    }
+    router.layer(middleware::from_fn_with_state(app.clone(), identify))
+}
+
+/// Gives the request an id, and says in the log and the numbers how it was answered.
+async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next: Next) -> Response<Body> {
+    let started = Instant::now();
+    let id = request_id(&request);
+    request.extensions_mut().insert(RequestId(id.clone()));
+    // Paths of clients are not repeated: they may hold anything, and there is no end of them.
+    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let method = request.method().clone();
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    app.metrics.count_http(&route, status);
+    let time_ms = started.elapsed().as_secs_f64() * 1e3;
+    tracing::info!(request_id = id, method = method.as_str(), route, status, time_ms, "request");
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// The client's own id where it is a plain word; else a new one.
+fn request_id(request: &Request<Body>) -> String {
+    let is_plain = |id: &&str| {
+        (1..=64).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    };
+    let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(is_plain);
+    given.map_or_else(|| random::id("req-"), str::to_owned)
+}
+
+async fn unknown_route(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
+    // The names of models may hold slashes, which the table of routes takes for parts of the path.
+    if let Some(id) = request.uri().path().strip_prefix("/v1/models/").filter(|_| request.method() == Method::GET) {
+        let card = ModelCard::find(id, &app.model)?;
+        return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
+    }
+    Err(ApiError::refused(StatusCode::NOT_FOUND, "unknown_route", "there is no such route; /openapi.json lists them"))
+}
+
+async fn wrong_method() -> ApiError {
+    ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route has other methods, see Allow")
+}
+
+/// A panic in a route ends its request alone. The hook of the program has said where it was.
+fn own_fault(_: Box<dyn Any + Send + 'static>) -> Response<Body> {
+    tracing::error!("a route ended in a fault of its own");
+    ApiError::fault().into()
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+    };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, HeaderName::from_static("x-api-key"), REQUEST_ID])
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER])
+        .max_age(Duration::from_secs(600))
+}

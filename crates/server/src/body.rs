@@ -1,0 +1,112 @@
+//! A request's body: read within its bounds of size and time, then parsed and worked on where that does not hold up other clients.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::{ApiError, RETRY_SOON_S};
+use crate::json::Json;
+use crate::state::{App, BODY_UNIT};
+
+/// Bodies from this size on are worked on apart: a template and a tokenizer take a while over a long text.
+const LONG: usize = 16 << 10;
+/// A body that is too large is read and thrown away up to so many times the limit, so that the client gets to hear why.
+const DRAINED: usize = 16;
+
+/// Bytes of a body, and the part of the common budget that they take while they are worked on.
+#[derive(Debug)]
+pub(crate) struct ReadBody<'a> {
+    bytes: Vec<u8>,
+    _permit: Option<SemaphorePermit<'a>>,
+}
+
+/// Reads a JSON body.
+pub(crate) async fn read<'a>(app: &'a App, request: Request<Body>) -> Result<ReadBody<'a>, ApiError> {
+    check_type(request.headers())?;
+    let limit = app.limits.max_body_bytes;
+    let deadline = Instant::now() + app.limits.body_timeout;
+    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let mut body = request.into_body();
+    if announced.is_some_and(|length: usize| length > limit) {
+        return Err(too_large(body, limit, deadline).await);
+    }
+    let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
+    let mut permit: Option<SemaphorePermit<'a>> = None;
+    loop {
+        let late = || ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time");
+        let frame = match timeout_at(deadline, body.frame()).await.map_err(|_| late())? {
+            None => return Ok(ReadBody { bytes, _permit: permit }),
+            Some(Ok(frame)) => frame,
+            Some(Err(_)) => return Err(ApiError::invalid("the body ended before its end")),
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > limit {
+            return Err(too_large(body, limit, deadline).await);
+        }
+        let (before, after) = (bytes.len().div_ceil(BODY_UNIT), (bytes.len() + data.len()).div_ceil(BODY_UNIT));
+        if after > before {
+            let more = app.bodies.try_acquire_many((after - before) as u32).map_err(|_| {
+                let message = "requests with long bodies take all the memory there is for them; try again later";
+                ApiError::too_many("bodies_in_flight", message, RETRY_SOON_S)
+            })?;
+            match &mut permit {
+                Some(permit) => permit.merge(more),
+                None => permit = Some(more),
+            }
+        }
+        bytes.extend_from_slice(&data);
+    }
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = given.split(';').next().unwrap_or_default().trim();
+    if kind.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "the body must be JSON, with the header `Content-Type: application/json`";
+    Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+async fn too_large(mut body: Body, limit: usize, deadline: Instant) -> ApiError {
+    let mut left = limit.saturating_mul(DRAINED);
+    // A connection that is closed while the client still sends loses the reply on its way.
+    while let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await {
+        let len = frame.data_ref().map_or(0, |data| data.len());
+        match left.checked_sub(len) {
+            Some(rest) => left = rest,
+            None => break,
+        }
+    }
+    let message = format!("the body is larger than {limit} bytes");
+    ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+}
+
+impl ReadBody<'_> {
+    /// Parses the body and hands it to `work`, beside the threads that serve connections when it is long.
+    pub(crate) async fn parse<T: Send + 'static>(
+        self,
+        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let bytes = self.bytes;
+        let is_long = bytes.len() >= LONG;
+        let whole = move || {
+            let value = Json::parse(&bytes).map_err(|error| {
+                ApiError::invalid(format!("the body is not valid JSON: {error}")).code("invalid_json")
+            })?;
+            work(value)
+        };
+        if !is_long {
+            return whole();
+        }
+        match tokio::task::spawn_blocking(whole).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                tracing::error!(%error, "work on a request's body ended in a fault");
+                Err(ApiError::fault())
+            }
+        }
+    }
+}

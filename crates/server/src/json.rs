@@ -1,0 +1,167 @@
+//! The one way that a request's bytes become values. Stricter than the format: no name twice in an object, a bound on depth and on the
+//! number of values, no text that is not Unicode, no number beyond what f64 holds. Everything else reads values, never bytes.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+/// Values in one document at most; a body within the size limit could otherwise become twenty times its size in memory.
+const MAX_VALUES: usize = 1 << 20;
+
+/// A JSON value; objects keep their order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Json {
+    Null,
+    Bool(bool),
+    /// As written without point or exponent, and within 64 bits.
+    Integer(i128),
+    Float(f64),
+    String(String),
+    Array(Vec<Json>),
+    Object(Vec<(String, Json)>),
+}
+
+impl Json {
+    /// Reads a whole document. The message names the place in it, and no more of it than a name.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Json, String> {
+        let mut reader = serde_json::Deserializer::from_slice(bytes);
+        let mut budget = MAX_VALUES;
+        let value = Seed(&mut budget).deserialize(&mut reader).map_err(|error| error.to_string())?;
+        reader.end().map_err(|error| error.to_string())?;
+        Ok(value)
+    }
+
+    /// What it is, for error messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Json::Null => "null",
+            Json::Bool(_) => "a boolean",
+            Json::Integer(_) => "an integer",
+            Json::Float(_) => "a number",
+            Json::String(_) => "a string",
+            Json::Array(_) => "an array",
+            Json::Object(_) => "an object",
+        }
+    }
+}
+
+struct Seed<'b>(&'b mut usize);
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Json;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+        let Some(left) = self.0.checked_sub(1) else {
+            return Err(D::Error::custom(format_args!("more than {MAX_VALUES} values")));
+        };
+        *self.0 = left;
+        deserializer.deserialize_any(ValueVisitor(self.0))
+    }
+}
+
+struct ValueVisitor<'b>(&'b mut usize);
+
+impl<'de> Visitor<'de> for ValueVisitor<'_> {
+    type Value = Json;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
+        Ok(Json::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
+        Ok(Json::Integer(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
+        Ok(Json::Integer(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+        Ok(Json::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
+        Ok(Json::String(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Json, E> {
+        Ok(Json::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Json, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = sequence.next_element_seed(Seed(self.0))? {
+            values.push(value);
+        }
+        Ok(Json::Array(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
+        let mut entries: Vec<(String, Json)> = Vec::new();
+        // Names are looked up in a set once there are many: an object may have as many as the body holds.
+        let mut names = std::collections::HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if !names.insert(name.clone()) {
+                let name: String = name.chars().take(64).collect();
+                return Err(A::Error::custom(format_args!("the name {name:?} stands twice in one object")));
+            }
+            entries.push((name, map.next_value_seed(Seed(self.0))?));
+        }
+        Ok(Json::Object(entries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_document_is_refused() {
+        let deep = "[".repeat(100_000);
+        let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
+        let bad: [&[u8]; 14] = [
+            b"",
+            b"{",
+            b"{} x",
+            b"{\"a\":1,\"a\":2}",
+            b"{\"a\":{\"b\":1,\"b\":1}}",
+            b"\"\\ud800\"",
+            b"\"\\udc00x\"",
+            b"\"\xff\"",
+            b"1e400",
+            b"NaN",
+            b"Infinity",
+            b"{'a':1}",
+            deep.as_bytes(),
+            many.as_bytes(),
+        ];
+        for bytes in bad {
+            let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned();
+            assert!(Json::parse(bytes).is_err(), "{shown:?} was taken");
+        }
+    }
+
+    #[test]
+    fn values_are_what_was_written() {
+        let value = Json::parse(b" {\"a\":[1,-2,1.5,true,null,\"\\u00e9\"],\"b\":18446744073709551615} ").unwrap();
+        let array = vec![
+            Json::Integer(1),
+            Json::Integer(-2),
+            Json::Float(1.5),
+            Json::Bool(true),
+            Json::Null,
+            Json::String("é".into()),
+        ];
+        let expected = vec![("a".into(), Json::Array(array)), ("b".into(), Json::Integer(u64::MAX.into()))];
+        assert_eq!(value, Json::Object(expected));
+        assert_eq!(Json::parse(b"1e30").unwrap(), Json::Float(1e30));
+    }
+}

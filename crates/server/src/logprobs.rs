@@ -1,0 +1,135 @@
+//! Log probabilities and traces in the shapes of the two dialects.
+
+use pellucid_sampling::{RunnerTrace, TokenTrace};
+use pellucid_tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::choice::ShownToken;
+
+/// JSON has no minus infinity; OpenAI writes this for what is as good as impossible.
+const IMPOSSIBLE: f32 = -9999.0;
+
+/// The log probabilities of a chat reply.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct ChatLogprobs {
+    pub(crate) content: Vec<ChatToken>,
+    /// Always null: refusals are not told apart from text.
+    #[schema(required)]
+    refusal: Option<Vec<ChatToken>>,
+}
+
+/// A token, and the most probable ones at its place.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(no_recursion)]
+pub(crate) struct ChatToken {
+    token: String,
+    /// Of the model itself, before bias, penalties and temperature.
+    logprob: f32,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<TopToken>,
+}
+
+/// One of the most probable tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TopToken {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+/// The log probabilities of a completion: lists of one length.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct CompletionLogprobs {
+    tokens: Vec<String>,
+    /// Null for the first token of an echoed prompt.
+    token_logprobs: Vec<Option<f32>>,
+    /// Null where none were asked for.
+    #[schema(value_type = Option<Vec<Option<Object>>>, required)]
+    top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    /// Characters before each token.
+    text_offset: Vec<usize>,
+    /// Each token's bytes.
+    bytes: Vec<Vec<u8>>,
+}
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(IMPOSSIBLE)
+}
+
+fn bytes_of(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    tokenizer.token(id).map_or_else(Vec::new, |token| token.bytes.into_owned())
+}
+
+/// A token's text. Where its bytes are no text on their own they are spelled out, so that different tokens stay different.
+fn text_of(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}")),
+    }
+}
+
+impl ChatLogprobs {
+    pub(crate) fn extend(&mut self, tokens: &[ShownToken], tokenizer: &Tokenizer) {
+        for token in tokens {
+            let Some(logprobs) = &token.logprobs else { continue };
+            let bytes = bytes_of(tokenizer, token.id);
+            let top = |&(id, logprob): &(u32, f32)| {
+                let bytes = bytes_of(tokenizer, id);
+                TopToken { token: text_of(&bytes), logprob: finite(logprob), bytes }
+            };
+            self.content.push(ChatToken {
+                token: text_of(&bytes),
+                logprob: finite(logprobs.chosen),
+                bytes,
+                top_logprobs: logprobs.top.iter().map(top).collect(),
+            });
+        }
+    }
+}
+
+impl CompletionLogprobs {
+    pub(crate) fn extend(&mut self, tokens: &[ShownToken], num_top: u32, tokenizer: &Tokenizer) {
+        for token in tokens {
+            let bytes = bytes_of(tokenizer, token.id);
+            self.tokens.push(text_of(&bytes));
+            self.token_logprobs.push(token.logprobs.as_ref().map(|logprobs| finite(logprobs.chosen)));
+            self.text_offset.push(token.offset);
+            if num_top > 0 {
+                let top = token.logprobs.as_ref().map(|logprobs| {
+                    let entry =
+                        |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), json!(finite(logprob)));
+                    logprobs.top.iter().map(entry).collect()
+                });
+                self.top_logprobs.get_or_insert_default().push(top);
+            }
+            self.bytes.push(bytes);
+        }
+    }
+}
+
+/// How a token was chosen, as `pellucid explain --json` writes it.
+pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
+    let text = |id: u32| text_of(&bytes_of(tokenizer, id));
+    let runner = |runner: RunnerTrace| json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u, "time": runner.time });
+    let step = |step: &pellucid_sampling::StepTrace| {
+        let candidates: Vec<Value> = (step.candidates.iter())
+            .map(|c| json!({ "id": c.id, "text": text(c.id), "before": c.before, "after": c.after, "cut": c.cut }))
+            .collect();
+        json!({ "name": step.name, "setting": step.setting, "entered": step.entered, "left": step.left,
+                "candidates": candidates })
+    };
+    json!({
+        "position": trace.position,
+        "id": trace.draw.winner.id,
+        "text": text(trace.draw.winner.id),
+        "logprob": finite(trace.logprob),
+        "steps": trace.steps.iter().map(step).collect::<Vec<_>>(),
+        "draw": {
+            "entrants": trace.draw.entrants,
+            "winner": runner(trace.draw.winner),
+            "runner_up": trace.draw.runner_up.map(runner),
+        },
+    })
+}

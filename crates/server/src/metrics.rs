@@ -1,0 +1,272 @@
+//! What operators watch: counts, times and gauges, in the text format of Prometheus. `docs/metrics.md` lists every name.
+
+use std::sync::atomic::AtomicU64;
+
+use pellucid_engine::EngineStats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::reply::Summary;
+
+/// Seconds: from a token of a small model to a long reply.
+const TIMES: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    times: Times,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    requests: Family<OutcomeLabels, Counter>,
+    http: Family<HttpLabels, Counter>,
+    pub(crate) connections: Gauge,
+    registry: Registry,
+    model: String,
+    has_vllm: bool,
+}
+
+/// The four times that people compare.
+#[derive(Debug, Clone)]
+struct Times {
+    queue: Histogram,
+    first_token: Histogram,
+    output_token: Histogram,
+    end_to_end: Histogram,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    tenant: String,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HttpLabels {
+    route: String,
+    status: u16,
+}
+
+/// How a request to the model ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Completed,
+    /// Ended by its deadline.
+    TimedOut,
+    /// The client went away.
+    Cancelled,
+    Failed,
+    /// Before it began: a limit of its tenant, or a full queue.
+    Limited,
+}
+
+impl Outcome {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Outcome::Completed => "completed",
+            Outcome::TimedOut => "timed_out",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+            Outcome::Limited => "limited",
+        }
+    }
+}
+
+impl Times {
+    fn new() -> Times {
+        let histogram = || Histogram::new(TIMES);
+        Times { queue: histogram(), first_token: histogram(), output_token: histogram(), end_to_end: histogram() }
+    }
+
+    fn observe(&self, summary: &Summary) {
+        self.queue.observe(summary.queue_time.as_secs_f64());
+        if let Some(time) = summary.time_to_first_token {
+            self.first_token.observe(time.as_secs_f64());
+        }
+        if let Some(time) = summary.time_per_output_token {
+            self.output_token.observe(time.as_secs_f64());
+        }
+        self.end_to_end.observe(summary.total_time.as_secs_f64());
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new(model: &str, has_vllm: bool) -> Metrics {
+        let times = Times::new();
+        let (prompt_tokens, generated_tokens) = (Counter::<u64, AtomicU64>::default(), Counter::default());
+        let (requests, http) = (Family::default(), Family::default());
+        let connections = Gauge::default();
+        let mut registry = Registry::default();
+        let own = registry.sub_registry_with_prefix("pellucid");
+        own.register("request_queue_seconds", "From submission to the request's turn", times.queue.clone());
+        own.register("time_to_first_token_seconds", "From submission to the first token", times.first_token.clone());
+        own.register(
+            "time_per_output_token_seconds",
+            "Between tokens, on average of a reply",
+            times.output_token.clone(),
+        );
+        own.register("request_seconds", "From submission to the end of the reply", times.end_to_end.clone());
+        own.register("prompt_tokens", "Tokens of prompts, cached ones included", prompt_tokens.clone());
+        own.register("generated_tokens", "Tokens of replies", generated_tokens.clone());
+        own.register("requests", "Requests to the model, by tenant and outcome", requests.clone());
+        own.register("http_requests", "Replies over HTTP, by route and status", http.clone());
+        own.register("connections", "Connections that are open", connections.clone());
+        // The same histograms once more, under vLLM's names.
+        if has_vllm {
+            let labels = [("model_name".into(), model.to_owned().into())].into_iter();
+            let theirs = registry.sub_registry_with_labels(labels);
+            theirs.register(
+                "vllm:request_queue_time_seconds",
+                "As pellucid_request_queue_seconds",
+                times.queue.clone(),
+            );
+            theirs.register(
+                "vllm:time_to_first_token_seconds",
+                "As pellucid_time_to_first_token_seconds",
+                times.first_token.clone(),
+            );
+            theirs.register(
+                "vllm:time_per_output_token_seconds",
+                "As pellucid_time_per_output_token_seconds",
+                times.output_token.clone(),
+            );
+            theirs.register(
+                "vllm:e2e_request_latency_seconds",
+                "As pellucid_request_seconds",
+                times.end_to_end.clone(),
+            );
+        }
+        Metrics {
+            times,
+            prompt_tokens,
+            generated_tokens,
+            requests,
+            http,
+            connections,
+            registry,
+            model: model.to_owned(),
+            has_vllm,
+        }
+    }
+
+    /// A request that reached the engine has ended.
+    pub(crate) fn observe(&self, tenant: &str, outcome: Outcome, summary: &Summary) {
+        self.count(tenant, outcome);
+        self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
+        self.generated_tokens.inc_by(summary.completion_tokens as u64);
+        // A reply that was cut short says nothing of how long replies take.
+        if outcome == Outcome::Completed {
+            self.times.observe(summary);
+        }
+    }
+
+    pub(crate) fn count(&self, tenant: &str, outcome: Outcome) {
+        let labels = OutcomeLabels { tenant: tenant.to_owned(), outcome: outcome.name() };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn count_http(&self, route: &str, status: u16) {
+        self.http.get_or_create(&HttpLabels { route: route.to_owned(), status }).inc();
+    }
+
+    /// Everything as text, with the engine's own numbers.
+    pub(crate) fn render(&self, engine: &EngineStats) -> String {
+        let mut text = String::with_capacity(16 << 10);
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(EngineNumbers { stats: *engine, prefix: "pellucid_" }));
+        let encoded = text::encode_registry(&mut text, &self.registry)
+            .and_then(|()| text::encode_registry(&mut text, &registry))
+            .and_then(|()| if self.has_vllm { self.render_vllm(engine, &mut text) } else { Ok(()) })
+            .and_then(|()| text::encode_eof(&mut text));
+        debug_assert!(encoded.is_ok(), "writing to a string does not fail");
+        text
+    }
+
+    /// Gauges and counters under the names that gateways read.
+    fn render_vllm(&self, engine: &EngineStats, text: &mut String) -> std::fmt::Result {
+        use std::fmt::Write;
+        let label = format!("{{model_name=\"{}\"}}", self.model.replace(['\\', '"', '\n'], "_"));
+        let usage = kv_use(engine);
+        let gauges = [
+            ("num_requests_waiting", engine.num_waiting as f64),
+            ("num_requests_running", engine.num_running as f64),
+            ("kv_cache_usage_perc", usage),
+            ("gpu_cache_usage_perc", usage),
+        ];
+        for (name, value) in gauges {
+            write!(text, "# TYPE vllm:{name} gauge\nvllm:{name}{label} {value}\n")?;
+        }
+        let counters = [
+            ("prompt_tokens", self.prompt_tokens.get()),
+            ("generation_tokens", self.generated_tokens.get()),
+            ("num_preemptions", engine.preemptions),
+            ("prefix_cache_hits", engine.cached_tokens),
+        ];
+        for (name, value) in counters {
+            write!(text, "# TYPE vllm:{name} counter\nvllm:{name}_total{label} {value}\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// The share of KV blocks that some request holds.
+fn kv_use(stats: &EngineStats) -> f64 {
+    stats.blocks_in_use as f64 / stats.num_blocks.max(1) as f64
+}
+
+/// The engine's numbers at the time of the question.
+#[derive(Debug)]
+struct EngineNumbers {
+    stats: EngineStats,
+    prefix: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ScopeLabels {
+    scope: &'static str,
+}
+
+impl Collector for EngineNumbers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let stats = &self.stats;
+        let gauges: [(&str, &str, f64); 7] = [
+            ("requests_waiting", "Requests that wait for their turn", stats.num_waiting as f64),
+            ("sequences_running", "Sequences in the batch", stats.num_running as f64),
+            ("kv_blocks_in_use", "KV blocks that some request holds", stats.blocks_in_use as f64),
+            ("kv_blocks_idle", "KV blocks that are remembered and can make way", stats.blocks_idle as f64),
+            ("kv_blocks", "KV blocks in all", stats.num_blocks as f64),
+            ("kv_use_ratio", "Share of KV blocks that some request holds", kv_use(stats)),
+            ("step_seconds_mean", "Mean time of a step", stats.step_time.as_secs_f64() / stats.steps.max(1) as f64),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(value);
+            let name = format!("{}{name}", self.prefix);
+            gauge.encode(encoder.encode_descriptor(&name, help, None, gauge.metric_type())?)?;
+        }
+        let counters: [(&str, &str, u64); 6] = [
+            ("steps", "Steps of the engine", stats.steps),
+            ("computed_prompt_tokens", "Tokens computed for prompts and after preemptions", stats.prefill_tokens),
+            ("computed_output_tokens", "Tokens computed one at a time", stats.decode_tokens),
+            ("preemptions", "Requests that made room for others and are computed again", stats.preemptions),
+            ("engine_failures", "Requests that failed in the engine", stats.failed_requests),
+            ("engine_cancels", "Requests whose reader had gone", stats.cancelled_requests),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            let name = format!("{}{name}", self.prefix);
+            counter.encode(encoder.encode_descriptor(&name, help, None, counter.metric_type())?)?;
+        }
+        let name = format!("{}prefix_hit_tokens", self.prefix);
+        let own = ConstCounter::new(stats.cached_tokens - stats.shared_cached_tokens);
+        let help = "Prompt tokens found instead of computed: the tenant's own, or in prefixes declared shared";
+        let mut family = encoder.encode_descriptor(&name, help, None, own.metric_type())?;
+        own.encode(family.encode_family(&ScopeLabels { scope: "own" })?)?;
+        let shared = ConstCounter::new(stats.shared_cached_tokens);
+        shared.encode(family.encode_family(&ScopeLabels { scope: "shared" })?)
+    }
+}

@@ -1,0 +1,184 @@
+//! Text and ids without a model: `/tokenize`, `/detokenize`, `/apply-template`. The field names are those of vLLM's routes.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::fields::{self, Fields};
+use crate::json::Json;
+use crate::model::ServedModel;
+use crate::openai::common::check_model;
+use crate::openai::messages::{self, ChatMessage};
+use crate::schemas;
+
+/// A text or a conversation to be made ids: one of `prompt` and `messages`.
+#[derive(Debug, ToSchema)]
+pub(crate) struct TokenizeRequest {
+    /// The served model, where it is named.
+    #[schema(max_length = 512)]
+    pub(crate) model: Option<String>,
+    /// A text. Control tokens in it are plain text.
+    pub(crate) prompt: Option<String>,
+    #[schema(min_items = 1, max_items = 4096)]
+    pub(crate) messages: Option<Vec<ChatMessage>>,
+    /// Put before a text what the model wants there.
+    #[schema(default = true)]
+    pub(crate) add_special_tokens: Option<bool>,
+    /// End a conversation with the beginning of an answer.
+    #[schema(default = true)]
+    pub(crate) add_generation_prompt: Option<bool>,
+    /// Give each token's text as well.
+    #[schema(default = false)]
+    pub(crate) return_token_strs: Option<bool>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_strs: Option<Vec<String>>,
+}
+
+/// Ids to be made text.
+#[derive(Debug, ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    #[schema(max_length = 512)]
+    pub(crate) model: Option<String>,
+    #[schema(schema_with = schemas::all_ids)]
+    pub(crate) tokens: Vec<u32>,
+    /// Leave control tokens out.
+    #[schema(default = false)]
+    pub(crate) skip_special_tokens: Option<bool>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Detokenized {
+    prompt: String,
+}
+
+/// A conversation to be rendered.
+#[derive(Debug, ToSchema)]
+pub(crate) struct TemplateRequest {
+    #[schema(max_length = 512)]
+    pub(crate) model: Option<String>,
+    #[schema(min_items = 1, max_items = 4096)]
+    pub(crate) messages: Vec<ChatMessage>,
+    #[schema(default = true)]
+    pub(crate) add_generation_prompt: Option<bool>,
+    #[schema(schema_with = schemas::variables)]
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Rendered {
+    /// What the model reads.
+    prompt: String,
+    /// The same in stretches: control tokens are read in trusted ones alone.
+    segments: Vec<RenderedSegment>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RenderedSegment {
+    text: String,
+    /// Written by the template, not by a message.
+    trusted: bool,
+}
+
+/// These routes need no name; one that is given must be the served model's.
+fn check_named(name: Option<&String>, model: &ServedModel) -> Result<(), ApiError> {
+    name.map_or(Ok(()), |name| check_model(name, model))
+}
+
+impl TokenizeRequest {
+    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<TokenizeRequest, ApiError> {
+        let mut fields = Fields::of(value)?;
+        let prompt = fields.string("prompt", usize::MAX)?;
+        let messages = match fields.take("messages") {
+            None => None,
+            Some(value) => Some(messages::read_value("messages", value)?),
+        };
+        let request = TokenizeRequest {
+            prompt,
+            messages,
+            add_special_tokens: fields.boolean("add_special_tokens")?,
+            add_generation_prompt: fields.boolean("add_generation_prompt")?,
+            return_token_strs: fields.boolean("return_token_strs")?,
+            model: fields.string("model", 512)?,
+        };
+        fields.finish()?;
+        check_named(request.model.as_ref(), model)?;
+        if request.prompt.is_some() == request.messages.is_some() {
+            return Err(ApiError::field("prompt", "give either prompt or messages"));
+        }
+        Ok(request)
+    }
+
+    pub(crate) fn answer(self, model: &ServedModel) -> Result<Tokenized, ApiError> {
+        let tokenizer = &model.tokenizer;
+        let tokens = match (&self.prompt, &self.messages) {
+            (_, Some(messages)) => messages::encode(messages, self.add_generation_prompt.unwrap_or(true), None, model)?,
+            (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
+                [tokenizer.prefix(), &tokenizer.encode(text), tokenizer.suffix()].concat()
+            }
+            (text, None) => tokenizer.encode(text.as_deref().unwrap_or_default()),
+        };
+        let text = |id: &u32| {
+            tokenizer.token(*id).map_or_else(String::new, |token| String::from_utf8_lossy(&token.bytes).into())
+        };
+        let token_strs = self.return_token_strs.unwrap_or(false).then(|| tokens.iter().map(text).collect());
+        Ok(Tokenized { count: tokens.len(), max_model_len: model.context_len, tokens, token_strs })
+    }
+}
+
+impl DetokenizeRequest {
+    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<DetokenizeRequest, ApiError> {
+        let mut fields = Fields::of(value)?;
+        let tokens = fields.required("tokens")?;
+        let request = DetokenizeRequest {
+            tokens: fields::ids("tokens", fields::array("tokens", tokens, 1 << 20)?)?,
+            skip_special_tokens: fields.boolean("skip_special_tokens")?,
+            model: fields.string("model", 512)?,
+        };
+        fields.finish()?;
+        check_named(request.model.as_ref(), model)?;
+        let vocab_size = model.tokenizer.vocab_size();
+        match request.tokens.iter().find(|&&id| id as usize >= vocab_size) {
+            Some(id) => {
+                Err(ApiError::field("tokens", format!("tokens: the id {id} is outside the vocabulary of {vocab_size}")))
+            }
+            None => Ok(request),
+        }
+    }
+
+    pub(crate) fn answer(self, model: &ServedModel) -> Result<Detokenized, ApiError> {
+        Ok(Detokenized { prompt: model.tokenizer.decode(&self.tokens, self.skip_special_tokens.unwrap_or(false)) })
+    }
+}
+
+impl TemplateRequest {
+    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<TemplateRequest, ApiError> {
+        let mut fields = Fields::of(value)?;
+        let request = TemplateRequest {
+            messages: messages::read(&mut fields)?,
+            add_generation_prompt: fields.boolean("add_generation_prompt")?,
+            chat_template_kwargs: messages::read_variables(&mut fields, model)?,
+            model: fields.string("model", 512)?,
+        };
+        fields.finish()?;
+        check_named(request.model.as_ref(), model)?;
+        Ok(request)
+    }
+
+    pub(crate) fn answer(self, model: &ServedModel) -> Result<Rendered, ApiError> {
+        let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
+        let variables = self.chat_template_kwargs.as_ref();
+        let segments = messages::render(&self.messages, add_generation_prompt, variables, model)?;
+        let prompt = segments.iter().map(|segment| segment.text.as_str()).collect();
+        let segments =
+            segments.into_iter().map(|one| RenderedSegment { text: one.text, trusted: one.trusted }).collect();
+        Ok(Rendered { prompt, segments })
+    }
+}

@@ -1,0 +1,244 @@
+//! What both dialects have in common: the fields around the prompt, and how they become requests to the engine.
+
+use std::time::Duration;
+
+use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH, Request, Scope};
+use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
+use utoipa::ToSchema;
+
+use super::sampling::SamplingFields;
+use crate::error::ApiError;
+use crate::fields::{self, Fields};
+use crate::json::Json;
+use crate::model::ServedModel;
+use crate::schemas;
+use crate::state::Limits;
+use crate::tenants::Tenant;
+
+/// Stop strings of one request, and bytes of each.
+pub(crate) const MAX_STOPS: usize = 16;
+pub(crate) const MAX_STOP_LEN: usize = 512;
+/// Replies of one request, over all its prompts.
+pub(crate) const MAX_CHOICES: usize = MAX_WIDTH;
+const MAX_WORD_LEN: usize = 512;
+
+/// Fields that chat and completions share. Null means absent.
+#[derive(Debug, Clone, PartialEq, ToSchema)]
+pub(crate) struct CommonFields {
+    /// The model's id, as `/v1/models` lists it.
+    #[schema(max_length = 512)]
+    pub(crate) model: String,
+    /// Send the reply piece by piece, as server-sent events.
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    /// Replies to return.
+    #[schema(minimum = 1, maximum = 128, default = 1)]
+    pub(crate) n: Option<usize>,
+    /// The reply ends before any of these texts: one, or up to 16 of them.
+    #[schema(schema_with = schemas::stop, required = false)]
+    pub(crate) stop: Vec<String>,
+    /// Who the end user is, in the caller's words. Appears in the log as a hash, and nowhere else.
+    #[schema(max_length = 512)]
+    pub(crate) user: Option<String>,
+    /// Search with so many beams in place of drawing.
+    #[schema(minimum = 2, maximum = 128)]
+    pub(crate) beam_width: Option<usize>,
+    /// Divides a beam's score by its length to this power; needs `beam_width`.
+    #[schema(minimum = -100, maximum = 100)]
+    pub(crate) length_penalty: Option<f32>,
+    /// When enough beams have ended: true stops at once, false by a heuristic, "never" only when none can get better; needs `beam_width`.
+    #[schema(schema_with = schemas::early_stopping)]
+    pub(crate) early_stopping: Option<EarlyStopping>,
+    /// Among the requests of one tenant, the lower comes first.
+    #[schema(minimum = -1000, maximum = 1000, default = 0)]
+    pub(crate) priority: Option<i32>,
+    /// Only requests with the same salt share cached prefixes.
+    #[schema(max_length = 512)]
+    pub(crate) cache_salt: Option<String>,
+    /// Explain how each token was chosen.
+    pub(crate) trace: Option<bool>,
+    /// Milliseconds after which the reply ends where it is.
+    #[schema(minimum = 1, maximum = 86400000)]
+    pub(crate) timeout_ms: Option<u64>,
+}
+
+/// What a stream is to carry.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// End with a chunk that has the usage and no choices.
+    pub(crate) include_usage: Option<bool>,
+    /// Pad chunks so that their size does not tell the token's length. On unless switched off.
+    #[schema(default = true)]
+    pub(crate) include_obfuscation: Option<bool>,
+}
+
+impl CommonFields {
+    pub(crate) fn read(fields: &mut Fields) -> Result<CommonFields, ApiError> {
+        let model = fields.required("model")?;
+        let early_stopping = match fields.take("early_stopping") {
+            None => None,
+            Some(Json::Bool(true)) => Some(EarlyStopping::Always),
+            Some(Json::Bool(false)) => Some(EarlyStopping::Heuristic),
+            Some(Json::String(word)) if word == "never" => Some(EarlyStopping::Never),
+            Some(other) => return Err(fields::wrong_type("early_stopping", "a boolean or \"never\"", &other)),
+        };
+        let common = CommonFields {
+            model: fields::string("model", model, MAX_WORD_LEN)?,
+            stream: fields.boolean("stream")?,
+            stream_options: StreamOptions::read(fields)?,
+            n: fields.whole("n", 1..=MAX_CHOICES as i64)?,
+            stop: fields.strings("stop", MAX_STOPS, MAX_STOP_LEN)?,
+            user: fields.string("user", MAX_WORD_LEN)?,
+            beam_width: fields.whole("beam_width", 2..=MAX_WIDTH as i64)?,
+            length_penalty: fields.number("length_penalty", -100.0..=100.0)?,
+            early_stopping,
+            priority: fields.whole("priority", -1000..=1000)?,
+            cache_salt: fields.string("cache_salt", MAX_WORD_LEN)?,
+            trace: fields.boolean("trace")?,
+            timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
+        };
+        if common.stream_options.is_some() && common.stream != Some(true) {
+            return Err(ApiError::field("stream_options", "stream_options is for streams: set stream to true"));
+        }
+        let needs_beams =
+            [("length_penalty", common.length_penalty.is_some()), ("early_stopping", common.early_stopping.is_some())];
+        if let Some((name, _)) = needs_beams.iter().find(|(_, given)| *given && common.beam_width.is_none()) {
+            return Err(ApiError::field(*name, format!("{name} does nothing without beam_width")));
+        }
+        Ok(common)
+    }
+
+    pub(crate) fn num_choices(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
+    fn beams(&self) -> Option<BeamParams> {
+        Some(BeamParams {
+            width: self.beam_width?,
+            num_returned: self.num_choices(),
+            length_penalty: self.length_penalty.unwrap_or(1.0),
+            early_stopping: self.early_stopping.unwrap_or(EarlyStopping::Heuristic),
+        })
+    }
+
+    /// Whether a stream is asked for, and how.
+    pub(crate) fn streaming(&self) -> Option<Streaming> {
+        let options = self.stream_options.unwrap_or_default();
+        (self.stream == Some(true)).then(|| Streaming {
+            include_usage: options.include_usage.unwrap_or(false),
+            obfuscates: options.include_obfuscation.unwrap_or(true),
+        })
+    }
+
+    /// What the engine is to do with one prompt.
+    pub(crate) fn request(
+        &self,
+        prompt: Vec<u32>,
+        sampling: SamplingParams,
+        max_tokens: Option<usize>,
+        limits: &Limits,
+        tenant: &Tenant,
+    ) -> Result<Request, ApiError> {
+        if self.trace == Some(true) && !tenant.config.trace {
+            let message = "trace is not allowed for this key: it shows more of the model than log probabilities do";
+            return Err(
+                ApiError::refused(axum::http::StatusCode::FORBIDDEN, "trace_not_allowed", message).param("trace")
+            );
+        }
+        let longest = limits.request_timeout;
+        let deadline = match self.timeout_ms.map(Duration::from_millis) {
+            Some(wanted) if wanted > longest => {
+                let message =
+                    format!("timeout_ms: expected at most {}, found {}", longest.as_millis(), wanted.as_millis());
+                return Err(ApiError::field("timeout_ms", message));
+            }
+            wanted => wanted.unwrap_or(longest),
+        };
+        let scope = match &self.cache_salt {
+            Some(salt) => Scope::salted(tenant.id, salt),
+            None => Scope::of(tenant.id),
+        };
+        let beams = self.beams();
+        let num_choices = if beams.is_some() { 1 } else { self.num_choices() };
+        Ok(Request {
+            scope,
+            max_tokens,
+            num_choices,
+            best_of: num_choices,
+            beams,
+            trace: self.trace == Some(true),
+            // The engine serves the higher number first; requests speak as vLLM's do.
+            priority: -self.priority.unwrap_or(0),
+            deadline: Some(deadline),
+            ..Request::new(prompt, sampling)
+        })
+    }
+}
+
+/// How a reply is streamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Streaming {
+    pub(crate) include_usage: bool,
+    pub(crate) obfuscates: bool,
+}
+
+impl StreamOptions {
+    fn read(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
+        let Some(value) = fields.take("stream_options") else { return Ok(None) };
+        let mut fields = Fields::within(fields.path("stream_options"), value)?;
+        let options = StreamOptions {
+            include_usage: fields.boolean("include_usage")?,
+            include_obfuscation: fields.boolean("include_obfuscation")?,
+        };
+        fields.finish()?;
+        Ok(Some(options))
+    }
+}
+
+/// The fields of sampling as parameters, with the log probabilities that are to be reported.
+pub(crate) fn sampling_params(
+    fields: &SamplingFields,
+    logprobs: Option<u32>,
+    model: &ServedModel,
+) -> Result<SamplingParams, ApiError> {
+    debug_assert!(logprobs.is_none_or(|count| count <= MAX_LOGPROBS));
+    Ok(SamplingParams { logprobs, ..fields.params(model)? })
+}
+
+/// Refuses a prompt that leaves no room for what is asked of the reply: both numbers are told.
+pub(crate) fn check_context(
+    prompt: &[u32],
+    max_tokens: Option<usize>,
+    min_tokens: Option<u32>,
+    model: &ServedModel,
+    param: &str,
+) -> Result<(), ApiError> {
+    let context = model.context_len;
+    let refused = |message: String| Err(ApiError::field(param, message).code("context_length_exceeded"));
+    if prompt.len() >= context {
+        let count = prompt.len();
+        return refused(format!("this model's context holds {context} tokens, but the prompt has {count}"));
+    }
+    if let (Some(least), Some(most)) = (min_tokens, max_tokens)
+        && least as usize > most
+    {
+        return Err(ApiError::field("min_tokens", format!("min_tokens {least} is more than the most of {most}")));
+    }
+    match max_tokens {
+        Some(wanted) if prompt.len() + wanted > context => refused(format!(
+            "this model's context holds {context} tokens, but {} were asked for: {} of the prompt and up to {wanted} of the reply",
+            prompt.len() + wanted,
+            prompt.len(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a model that is not the one that is served.
+pub(crate) fn check_model(name: &str, model: &ServedModel) -> Result<(), ApiError> {
+    if name == model.id {
+        return Ok(());
+    }
+    let message = format!("the model {} does not exist here; this server has {:?}", fields::shown(name), model.id);
+    Err(ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).param("model"))
+}

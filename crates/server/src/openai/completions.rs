@@ -1,0 +1,182 @@
+//! `/v1/completions`: what a request to continue a text may say, and what it becomes.
+
+use pellucid_sampling::MAX_LOGPROBS;
+use utoipa::ToSchema;
+
+use super::common::{self, CommonFields, MAX_CHOICES};
+use super::sampling::SamplingFields;
+use crate::error::ApiError;
+use crate::fields::{self, Fields};
+use crate::json::Json;
+use crate::model::ServedModel;
+use crate::reply::{Dialect, PromptSpec, Spec};
+use crate::schemas;
+use crate::state::Limits;
+use crate::tenants::Tenant;
+
+/// OpenAI's default for this route.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Fields of a completions request that chat does not have.
+#[derive(Debug, Clone, PartialEq, ToSchema)]
+pub(crate) struct CompletionFields {
+    /// A text, token ids, or a list of either.
+    #[schema(schema_with = schemas::prompt)]
+    pub(crate) prompt: Vec<Prompt>,
+    /// Tokens of the reply at most; 0 only with `echo`.
+    #[schema(minimum = 0, maximum = 2147483647, default = 16)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Report log probabilities: of the token, and of so many of the most probable ones.
+    #[schema(minimum = 0, maximum = 20)]
+    pub(crate) logprobs: Option<u32>,
+    /// Give the prompt back before the reply.
+    pub(crate) echo: Option<bool>,
+    /// Make so many replies and return the `n` most probable.
+    #[schema(minimum = 1, maximum = 128)]
+    pub(crate) best_of: Option<usize>,
+}
+
+/// What is to be continued.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// A completions request as it was read.
+#[derive(Debug)]
+pub(crate) struct CompletionRequest {
+    completion: CompletionFields,
+    common: CommonFields,
+    sampling: SamplingFields,
+}
+
+impl CompletionRequest {
+    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<CompletionRequest, ApiError> {
+        let mut fields = Fields::of(value)?;
+        let common = CommonFields::read(&mut fields)?;
+        let completion = CompletionFields {
+            prompt: read_prompts(fields.required("prompt")?)?,
+            max_tokens: fields.whole("max_tokens", 0..=i64::from(i32::MAX))?,
+            logprobs: fields.whole("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
+            echo: fields.boolean("echo")?,
+            best_of: fields.whole("best_of", 1..=MAX_CHOICES as i64)?,
+        };
+        let sampling = SamplingFields::read(&mut fields)?;
+        fields.refuse(
+            "suffix",
+            |value| matches!(value, Json::String(text) if text.is_empty()),
+            "this server does not fill in the middle",
+        )?;
+        fields.finish()?;
+        let request = CompletionRequest { completion, common, sampling };
+        request.check()?;
+        common::check_model(&request.common.model, model)?;
+        Ok(request)
+    }
+
+    /// What does not go together.
+    fn check(&self) -> Result<(), ApiError> {
+        let CompletionRequest { completion, common, .. } = self;
+        let (n, best_of) = (common.num_choices(), completion.best_of);
+        if let Some(best_of) = best_of.filter(|&best_of| best_of < n) {
+            return Err(ApiError::field(
+                "best_of",
+                format!("best_of: expected at least n, which is {n}, found {best_of}"),
+            ));
+        }
+        if best_of.is_some_and(|best_of| best_of > n) && !common.stop.is_empty() {
+            return Err(ApiError::field("stop", "best_of ranks whole replies, so it does not go together with stop"));
+        }
+        if best_of.is_some() && common.beam_width.is_some() {
+            return Err(ApiError::field("best_of", "beam search does not go together with best_of"));
+        }
+        if completion.max_tokens == Some(0) && completion.echo != Some(true) {
+            return Err(ApiError::field("max_tokens", "max_tokens: expected at least 1 without echo, found 0"));
+        }
+        let num_replies = completion.prompt.len() * best_of.unwrap_or(n);
+        if num_replies > MAX_CHOICES {
+            let message =
+                format!("{num_replies} replies were asked for over all prompts, expected at most {MAX_CHOICES}");
+            return Err(ApiError::field("prompt", message));
+        }
+        Ok(())
+    }
+
+    /// What is to be done, with the prompts as ids.
+    pub(crate) fn spec(self, model: &ServedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
+        let CompletionRequest { completion, common, sampling } = self;
+        let echoes = completion.echo == Some(true);
+        let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let params = common::sampling_params(&sampling, completion.logprobs, model)?;
+        let mut prompts = Vec::with_capacity(completion.prompt.len());
+        for prompt in completion.prompt {
+            let (ids, text) = match prompt {
+                Prompt::Text(text) => ([model.tokenizer.prefix(), &model.tokenizer.encode(&text)].concat(), text),
+                Prompt::Ids(ids) => {
+                    check_ids(&ids, model)?;
+                    let text = if echoes { model.tokenizer.decode(&ids, true) } else { String::new() };
+                    (ids, text)
+                }
+            };
+            common::check_context(&ids, Some(max_tokens), sampling.min_tokens, model, "prompt")?;
+            // The engine makes at least one token; where none is wanted it is not shown.
+            let mut request = common.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
+            request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);
+            request.score_prompt = echoes && completion.logprobs.is_some();
+            prompts.push(PromptSpec {
+                request,
+                echo: echoes.then_some(text),
+                drops_output: max_tokens == 0,
+                continues_text: true,
+            });
+        }
+        Ok(Spec {
+            dialect: Dialect::Completions,
+            num_choices: common.num_choices(),
+            streaming: common.streaming(),
+            prompts,
+            logprobs: completion.logprobs,
+            stops: common.stop,
+            user: common.user,
+        })
+    }
+}
+
+fn check_ids(ids: &[u32], model: &ServedModel) -> Result<(), ApiError> {
+    match ids.iter().find(|&&id| id as usize >= model.vocab_size) {
+        Some(id) => {
+            let message = format!("prompt: the token id {id} is outside the vocabulary of {}", model.vocab_size);
+            Err(ApiError::field("prompt", message))
+        }
+        None => Ok(()),
+    }
+}
+
+fn read_prompts(value: Json) -> Result<Vec<Prompt>, ApiError> {
+    let empty = || ApiError::field("prompt", "prompt: a prompt is empty; a model needs something to continue");
+    let values = match value {
+        Json::String(text) if text.is_empty() => return Err(empty()),
+        Json::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Json::Array(values) if values.is_empty() => return Err(empty()),
+        Json::Array(values) => values,
+        other => return Err(fields::wrong_type("prompt", "a string, token ids, or a list of either", &other)),
+    };
+    if matches!(values[0], Json::Integer(_) | Json::Float(_)) {
+        return Ok(vec![Prompt::Ids(fields::ids("prompt", values)?)]);
+    }
+    let values = fields::array("prompt", Json::Array(values), MAX_CHOICES)?;
+    let one = |value| match value {
+        Json::String(text) if text.is_empty() => Err(empty()),
+        Json::String(text) => Ok(Prompt::Text(text)),
+        Json::Array(ids) if ids.is_empty() => Err(empty()),
+        Json::Array(values) => Ok(Prompt::Ids(fields::ids("prompt", values)?)),
+        other => Err(fields::wrong_type("prompt", "a string, token ids, or a list of either", &other)),
+    };
+    let is_text = matches!(values[0], Json::String(_));
+    let prompts: Vec<Prompt> = values.into_iter().map(one).collect::<Result<_, _>>()?;
+    if prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)) != is_text) {
+        return Err(ApiError::field("prompt", "prompt: texts and token ids do not mix in one list"));
+    }
+    Ok(prompts)
+}

@@ -1,0 +1,209 @@
+//! The messages of a conversation: read, checked, and turned into the ids that the model was trained on.
+//!
+//! Text of messages can never become a control token: the template renders to segments, and only its own text may give one.
+
+use pellucid_tokenizer::{Conversation, Error as TokenizerError, message};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::fields::{self, Fields, shown};
+use crate::json::Json;
+use crate::model::ServedModel;
+use crate::schemas;
+
+/// Messages of one conversation, and parts of one message.
+const MAX_MESSAGES: usize = 4096;
+const MAX_PARTS: usize = 1024;
+/// Variables for the template, and bytes of one that is text.
+const MAX_VARIABLES: usize = 16;
+const MAX_VARIABLE_LEN: usize = 1024;
+
+/// A message: who speaks, and what.
+#[derive(Debug, Clone, PartialEq, ToSchema)]
+pub(crate) struct ChatMessage {
+    pub(crate) role: Role,
+    /// Text, or parts of text; parts are joined by line ends. Images and sound are refused.
+    #[schema(schema_with = schemas::content)]
+    pub(crate) content: String,
+}
+
+/// Who speaks. Tools follow in a later version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
+#[schema(rename_all = "lowercase")]
+pub(crate) enum Role {
+    System,
+    /// Written as `system` where the model's template does not know developers.
+    Developer,
+    User,
+    Assistant,
+}
+
+impl Role {
+    fn parse(path: &str, value: Json) -> Result<Role, ApiError> {
+        let name = fields::string(path, value, 64)?;
+        match name.as_str() {
+            "system" => Ok(Role::System),
+            "developer" => Ok(Role::Developer),
+            "user" => Ok(Role::User),
+            "assistant" => Ok(Role::Assistant),
+            "tool" | "function" => {
+                let message = format!("{path}: messages of tools are not supported yet");
+                Err(ApiError::field(path, message).code("unsupported_value"))
+            }
+            _ => {
+                let message = format!("{path}: expected system, developer, user or assistant, found {}", shown(&name));
+                Err(ApiError::field(path, message))
+            }
+        }
+    }
+
+    /// As the template knows it.
+    fn name(self, model: &ServedModel) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::Developer if model.template.as_ref().is_some_and(|template| template.mentions("developer")) => {
+                "developer"
+            }
+            Role::Developer => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+        }
+    }
+}
+
+/// Reads `messages`.
+pub(crate) fn read(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
+    let value = fields.required("messages")?;
+    read_value(&fields.path("messages"), value)
+}
+
+pub(crate) fn read_value(path: &str, value: Json) -> Result<Vec<ChatMessage>, ApiError> {
+    let values = fields::array(path, value, MAX_MESSAGES)?;
+    if values.is_empty() {
+        return Err(ApiError::field(path, format!("{path}: expected at least one message, found none")));
+    }
+    values.into_iter().enumerate().map(|(i, value)| read_one(format!("{path}[{i}]"), value)).collect()
+}
+
+fn read_one(path: String, value: Json) -> Result<ChatMessage, ApiError> {
+    let mut fields = Fields::within(path, value)?;
+    let role_path = fields.path("role");
+    let role = Role::parse(&role_path, fields.required("role")?)?;
+    let content_path = fields.path("content");
+    for name in ["tool_calls", "function_call", "tool_call_id"] {
+        fields.refuse(
+            name,
+            |value| matches!(value, Json::Array(calls) if calls.is_empty()),
+            "tools follow in a later version",
+        )?;
+    }
+    for (name, why) in [
+        ("name", "the model's template has no place for names"),
+        ("audio", "this server has no sound"),
+        ("refusal", "this server's models do not know refusals apart from text"),
+    ] {
+        fields.refuse(name, |_| false, why)?;
+    }
+    let content = read_content(&content_path, fields.required("content")?)?;
+    fields.finish()?;
+    Ok(ChatMessage { role, content })
+}
+
+fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
+    let parts = match value {
+        Json::String(text) => return Ok(text),
+        Json::Array(_) => fields::array(path, value, MAX_PARTS)?,
+        other => return Err(fields::wrong_type(path, "a string or an array of text parts", &other)),
+    };
+    if parts.is_empty() {
+        return Err(ApiError::field(path, format!("{path}: expected at least one part, found none")));
+    }
+    let mut texts = Vec::with_capacity(parts.len());
+    for (i, part) in parts.into_iter().enumerate() {
+        let mut fields = Fields::within(format!("{path}[{i}]"), part)?;
+        let (kind_path, text_path) = (fields.path("type"), fields.path("text"));
+        let kind = fields::string(&kind_path, fields.required("type")?, 64)?;
+        if kind != "text" {
+            let message = format!("{kind_path}: this model reads text only, found {}", shown(&kind));
+            return Err(ApiError::field(kind_path, message).code("unsupported_value"));
+        }
+        texts.push(fields::string(&text_path, fields.required("text")?, usize::MAX)?);
+        fields.finish()?;
+    }
+    Ok(texts.join("\n"))
+}
+
+/// Reads `chat_template_kwargs`: variables that the model's template knows, such as `enable_thinking`.
+pub(crate) fn read_variables(fields: &mut Fields, model: &ServedModel) -> Result<Option<Map<String, Value>>, ApiError> {
+    let path = fields.path("chat_template_kwargs");
+    let entries = match fields.take("chat_template_kwargs") {
+        None => return Ok(None),
+        Some(Json::Object(entries)) => entries,
+        Some(other) => return Err(fields::wrong_type(&path, "an object", &other)),
+    };
+    if entries.len() > MAX_VARIABLES {
+        return Err(ApiError::field(&path, format!("{path}: expected at most {MAX_VARIABLES} names")));
+    }
+    const OWN: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+    let mut variables = Map::new();
+    for (name, value) in entries {
+        let place = format!("{path}.{}", name.chars().take(64).collect::<String>());
+        let is_known = model.template.as_ref().is_some_and(|template| template.mentions(&name));
+        if name.is_empty() || OWN.contains(&name.as_str()) || name.ends_with("_token") || !is_known {
+            let message = format!("{path}: the model's template has no variable {} to be set", shown(&name));
+            return Err(ApiError::field(place, message));
+        }
+        let value = match value {
+            Json::Bool(value) => value.into(),
+            Json::Integer(value) if i64::try_from(value).is_ok() => (value as i64).into(),
+            Json::Float(value) => value.into(),
+            Json::String(text) => fields::string(&place, Json::String(text), MAX_VARIABLE_LEN)?.into(),
+            other => return Err(fields::wrong_type(&place, "a boolean, a number or a string", &other)),
+        };
+        variables.insert(name, value);
+    }
+    Ok(Some(variables))
+}
+
+/// The conversation as ids.
+pub(crate) fn encode(
+    messages: &[ChatMessage],
+    add_generation_prompt: bool,
+    variables: Option<&Map<String, Value>>,
+    model: &ServedModel,
+) -> Result<Vec<u32>, ApiError> {
+    let segments = render(messages, add_generation_prompt, variables, model)?;
+    Ok(model.tokenizer.encode_segments(&segments))
+}
+
+/// The conversation as the template writes it.
+pub(crate) fn render(
+    messages: &[ChatMessage],
+    add_generation_prompt: bool,
+    variables: Option<&Map<String, Value>>,
+    model: &ServedModel,
+) -> Result<Vec<pellucid_tokenizer::Segment>, ApiError> {
+    let Some(template) = &model.template else {
+        let message = "this model has no chat template, so it cannot converse; /v1/completions continues a text";
+        return Err(ApiError::invalid(message).code("no_chat_template"));
+    };
+    let messages: Vec<Value> = messages.iter().map(|one| message(one.role.name(model), &one.content)).collect();
+    let conversation = Conversation {
+        messages: &messages,
+        add_generation_prompt,
+        extra: variables,
+        now: Some((model.now)()),
+        ..Conversation::default()
+    };
+    template.render(&conversation).map_err(|error| match error {
+        TokenizerError::TemplateRefused(_)
+        | TokenizerError::UnknownRole { .. }
+        | TokenizerError::TemplateTooLong { .. }
+        | TokenizerError::TemplateTooSlow { .. } => ApiError::field("messages", error.to_string()),
+        error => {
+            tracing::error!(%error, "a chat template failed");
+            ApiError::field("messages", "the model's chat template failed on this conversation")
+        }
+    })
+}

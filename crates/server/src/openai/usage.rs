@@ -1,0 +1,131 @@
+//! The numbers of a reply: OpenAI's usage object, and our extension beside it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::sampling;
+use crate::choice::Ending;
+use crate::reply::{Reply, Summary};
+
+/// Tokens in and out.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub(crate) struct Usage {
+    prompt_tokens: usize,
+    /// All that were made, those that were not returned included.
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
+    completion_tokens_details: CompletionDetails,
+}
+
+/// More on the prompt's tokens.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub(crate) struct PromptDetails {
+    /// Found in this tenant's cache instead of computed.
+    cached_tokens: usize,
+    audio_tokens: usize,
+}
+
+/// More on the reply's tokens.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub(crate) struct CompletionDetails {
+    reasoning_tokens: usize,
+    audio_tokens: usize,
+    accepted_prediction_tokens: usize,
+    rejected_prediction_tokens: usize,
+}
+
+/// What this server says beyond OpenAI's fields.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct Extension {
+    /// The seed of the first choice; choice i used this plus i.
+    seed: u64,
+    /// Every parameter of the draw as it was in effect at the end.
+    #[schema(value_type = Object)]
+    parameters: Value,
+    cached_tokens: usize,
+    /// Times that the request made room for others and was computed again.
+    preemptions: usize,
+    timings: Timings,
+    /// Why each choice ended, in their order.
+    endings: Vec<EndingDetail>,
+}
+
+/// Milliseconds.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub(crate) struct Timings {
+    /// From submission to the request's turn.
+    queue_ms: f64,
+    /// From submission to the first token.
+    #[schema(required)]
+    time_to_first_token_ms: Option<f64>,
+    /// Between tokens, on average.
+    #[schema(required)]
+    time_per_output_token_ms: Option<f64>,
+    decode_ms: f64,
+    total_ms: f64,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct EndingDetail {
+    index: usize,
+    /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full` or `timeout`.
+    reason: &'static str,
+    /// The token that ended it, where one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_id: Option<u32>,
+    /// The text that ended it, where one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop: Option<String>,
+}
+
+impl Usage {
+    pub(crate) fn new(summary: &Summary) -> Usage {
+        Usage {
+            prompt_tokens: summary.prompt_tokens,
+            completion_tokens: summary.completion_tokens,
+            total_tokens: summary.prompt_tokens + summary.completion_tokens,
+            prompt_tokens_details: PromptDetails { cached_tokens: summary.cached_tokens, audio_tokens: 0 },
+            completion_tokens_details: CompletionDetails {
+                reasoning_tokens: 0,
+                audio_tokens: 0,
+                accepted_prediction_tokens: 0,
+                rejected_prediction_tokens: 0,
+            },
+        }
+    }
+}
+
+impl Extension {
+    pub(crate) fn new(reply: &Reply, summary: &Summary) -> Extension {
+        // Microseconds are as fine as these are true.
+        let milliseconds = |time: Duration| time.as_micros() as f64 / 1e3;
+        Extension {
+            seed: reply.params.seed,
+            parameters: sampling::effective(&reply.params),
+            cached_tokens: summary.cached_tokens,
+            preemptions: summary.preemptions,
+            timings: Timings {
+                queue_ms: milliseconds(summary.queue_time),
+                time_to_first_token_ms: summary.time_to_first_token.map(milliseconds),
+                time_per_output_token_ms: summary.time_per_output_token.map(milliseconds),
+                decode_ms: milliseconds(summary.decode_time),
+                total_ms: milliseconds(summary.total_time),
+            },
+            endings: summary.endings.iter().enumerate().filter_map(|(i, ending)| detail(i, ending.as_ref()?)).collect(),
+        }
+    }
+}
+
+fn detail(index: usize, ending: &Ending) -> Option<EndingDetail> {
+    let (token_id, stop) = match ending {
+        Ending::End(id) | Ending::StopToken(id) => (*id, None),
+        Ending::StopText(text) => (None, Some(text.clone())),
+        Ending::MaxTokens | Ending::Context | Ending::Deadline => (None, None),
+    };
+    Some(EndingDetail { index, reason: ending.name(), token_id, stop })
+}

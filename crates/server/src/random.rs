@@ -1,0 +1,47 @@
+//! Random bytes of the operating system: secrets, ids, seeds for requests that bring none.
+
+/// Eight bytes as a number.
+pub(crate) fn word() -> u64 {
+    let mut bytes = [0; 8];
+    fill(&mut bytes);
+    u64::from_le_bytes(bytes)
+}
+
+/// A secret that lives as long as the process.
+pub fn secret() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    fill(&mut bytes);
+    bytes
+}
+
+fn fill(bytes: &mut [u8]) {
+    getrandom::fill(bytes).expect("the operating system gives random bytes");
+}
+
+/// An id such as `chatcmpl-1f…`, with 96 random bits.
+pub(crate) fn id(prefix: &str) -> String {
+    let mut bytes = [0; 12];
+    fill(&mut bytes);
+    bytes.iter().fold(prefix.to_owned(), |id, byte| id + &format!("{byte:02x}"))
+}
+
+/// A small generator for padding, where only the length of what is made matters.
+#[derive(Debug)]
+pub(crate) struct Padding(u64);
+
+impl Padding {
+    pub(crate) fn new() -> Padding {
+        Padding(word() | 1)
+    }
+
+    /// Appends so many letters.
+    pub(crate) fn append(&mut self, text: &mut String, count: usize) {
+        const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        for _ in 0..count {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            text.push(char::from(LETTERS[(self.0 >> 32) as usize % 64]));
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A reply in the making: what was asked, the events that answer it, and the numbers at the end. Knows no HTTP: whole replies, streams
+//! and WebSockets take its pieces and wrap them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pellucid_engine::{Beam, Control, Event, FinishReason, Request, RequestStats, TokenEvent};
+use pellucid_sampling::{Logprobs, SamplingParams};
+use pellucid_tokenizer::{TextStream, Tokenizer};
+
+use crate::choice::{ChoiceText, Delta, Ending, ShownToken};
+use crate::error::ApiError;
+use crate::generation::Generation;
+use crate::openai::common::Streaming;
+
+/// Which shape a reply has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Chat,
+    Completions,
+}
+
+/// A request that was read and checked.
+#[derive(Debug)]
+pub(crate) struct Spec {
+    pub(crate) dialect: Dialect,
+    pub(crate) prompts: Vec<PromptSpec>,
+    /// Replies to each prompt.
+    pub(crate) num_choices: usize,
+    pub(crate) stops: Vec<String>,
+    /// Report log probabilities, and so many beside the token's own.
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) streaming: Option<Streaming>,
+    pub(crate) user: Option<String>,
+}
+
+/// One of its prompts.
+#[derive(Debug)]
+pub(crate) struct PromptSpec {
+    pub(crate) request: Request,
+    /// Text to give back before the reply.
+    pub(crate) echo: Option<String>,
+    /// The prompt is all that is wanted.
+    pub(crate) drops_output: bool,
+    /// The reply goes on in the prompt's own text, where a leading space is text.
+    pub(crate) continues_text: bool,
+}
+
+impl Spec {
+    pub(crate) fn num_prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.request.prompt.len()).sum()
+    }
+
+    /// Log probabilities that each token of the output reports.
+    pub(crate) fn logprobs_a_token(&self) -> usize {
+        self.logprobs.map_or(0, |count| count as usize + 1)
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    parts: Vec<Part>,
+    pub(crate) params: SamplingParams,
+    submitted: Instant,
+}
+
+/// The replies to one prompt.
+#[derive(Debug)]
+struct Part {
+    choices: Vec<ChoiceText>,
+    prompt: Vec<u32>,
+    echo: Option<String>,
+    /// The prompt's log probabilities go with the echo.
+    is_scored: bool,
+    drops_output: bool,
+    end_ids: Vec<u32>,
+    cached_tokens: usize,
+    begun: Option<Instant>,
+    first_token: Option<Instant>,
+    stats: Option<RequestStats>,
+}
+
+/// The numbers of a reply.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Summary {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) cached_tokens: usize,
+    pub(crate) preemptions: usize,
+    pub(crate) queue_time: Duration,
+    /// `None` when there was no token.
+    pub(crate) time_to_first_token: Option<Duration>,
+    pub(crate) decode_time: Duration,
+    /// Tokens after the first of each choice, which that time was spent on.
+    pub(crate) time_per_output_token: Option<Duration>,
+    pub(crate) total_time: Duration,
+    /// By choice; absent where it has not ended.
+    pub(crate) endings: Vec<Option<Ending>>,
+}
+
+impl Reply {
+    /// The reply to come, and the requests to submit for it.
+    pub(crate) fn new(spec: Spec, tokenizer: &Arc<Tokenizer>) -> (Reply, Vec<Request>) {
+        let mut requests = Vec::with_capacity(spec.prompts.len());
+        let mut parts = Vec::with_capacity(spec.prompts.len());
+        let mut index = 0;
+        for prompt in spec.prompts {
+            let request = prompt.request;
+            let choice = |index| {
+                let stream = if prompt.continues_text {
+                    TextStream::after(tokenizer.clone(), true, &request.prompt)
+                } else {
+                    TextStream::new(tokenizer.clone(), true)
+                };
+                ChoiceText::new(index, stream, &spec.stops, spec.logprobs.is_some())
+            };
+            parts.push(Part {
+                choices: (index..index + spec.num_choices).map(choice).collect(),
+                is_scored: request.score_prompt,
+                prompt: request.prompt.clone(),
+                echo: prompt.echo,
+                drops_output: prompt.drops_output,
+                end_ids: request.sampling.end_ids.clone(),
+                cached_tokens: 0,
+                begun: None,
+                first_token: None,
+                stats: None,
+            });
+            index += spec.num_choices;
+            requests.push(request);
+        }
+        let params = requests.first().map(|request| request.sampling.clone()).unwrap_or_default();
+        (Reply { parts, params, submitted: Instant::now() }, requests)
+    }
+
+    pub(crate) fn num_choices(&self) -> usize {
+        self.parts.iter().map(|part| part.choices.len()).sum()
+    }
+
+    /// What can be shown before the first event.
+    pub(crate) fn opening(&mut self, tokenizer: &Tokenizer) -> Vec<Delta> {
+        // A prompt of one token has nothing to be scored.
+        let waiting = self.parts.iter_mut().filter(|part| !part.is_scored || part.prompt.len() == 1);
+        waiting.flat_map(|part| part.echo(tokenizer, &[])).collect()
+    }
+
+    /// Takes an event and gives what it lets be shown. A failure ends the whole reply.
+    pub(crate) fn take(
+        &mut self,
+        part: usize,
+        event: Event,
+        generation: &Generation,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<Delta>, ApiError> {
+        let this = &mut self.parts[part];
+        let deltas = match event {
+            Event::Begun { cached_tokens } => {
+                this.cached_tokens = cached_tokens;
+                this.begun = Some(Instant::now());
+                Vec::new()
+            }
+            Event::Prompt { .. } | Event::Heeded { .. } => Vec::new(),
+            Event::PromptLogprobs(scores) => this.echo(tokenizer, &scores),
+            Event::Token(token) => {
+                this.first_token.get_or_insert_with(Instant::now);
+                if this.drops_output {
+                    return Ok(Vec::new());
+                }
+                let choice = token.choice;
+                let delta = this.choices[choice].push(token);
+                let is_stopped = delta.ending.is_some();
+                if is_stopped && this.choices.iter().any(|choice| choice.ending.is_none()) {
+                    generation.control(part, Control::End { choice });
+                }
+                vec![delta]
+            }
+            Event::ChoiceEnd { choice, reason, token } => {
+                vec![this.choices[choice].end(ending(reason, token.as_ref()))]
+            }
+            Event::Beams(beams) => this.take_beams(&beams),
+            Event::Done(stats) => {
+                this.stats = Some(stats);
+                Vec::new()
+            }
+            Event::Failed(error) => return Err(error.into()),
+        };
+        Ok(deltas.into_iter().filter(|delta| !delta.is_empty()).collect())
+    }
+
+    /// Whether nothing more will be shown. A choice that was stopped by its text does not wait for the engine to agree.
+    pub(crate) fn is_over(&self) -> bool {
+        self.parts.iter().all(Part::is_over)
+    }
+
+    /// Tokens that were shown or held back so far.
+    pub(crate) fn num_output_tokens(&self) -> usize {
+        self.parts.iter().map(Part::num_output).sum()
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        let now = Instant::now();
+        let longest = |time: &dyn Fn(&Part) -> Option<Duration>| self.parts.iter().filter_map(time).max();
+        let submitted = self.submitted;
+        Summary {
+            prompt_tokens: self.parts.iter().map(|part| part.prompt.len()).sum(),
+            completion_tokens: self.num_output_tokens(),
+            cached_tokens: self.parts.iter().map(|part| part.cached_tokens).sum(),
+            preemptions: self.parts.iter().filter_map(|part| Some(part.stats?.preemptions)).sum(),
+            queue_time: longest(&|part| Some(part.begun? - submitted)).unwrap_or(now - submitted),
+            time_to_first_token: longest(&|part| Some(part.first_token? - submitted)),
+            decode_time: longest(&|part| Some(now - part.first_token?)).unwrap_or_default(),
+            time_per_output_token: longest(&|part| part.time_per_output_token(now)),
+            total_time: now - submitted,
+            endings: self.parts.iter().flat_map(|part| &part.choices).map(|choice| choice.ending.clone()).collect(),
+        }
+    }
+}
+
+impl Part {
+    fn is_over(&self) -> bool {
+        let has_stopped = |choice: &ChoiceText| matches!(choice.ending, Some(Ending::StopText(_)));
+        self.stats.is_some() || self.choices.iter().all(has_stopped)
+    }
+
+    fn num_output(&self) -> usize {
+        if self.drops_output {
+            return 0;
+        }
+        let shown = self.choices.iter().map(|choice| choice.num_tokens).sum();
+        // Replies that `best_of` made and did not return were made all the same.
+        self.stats.map_or(shown, |stats| stats.output_tokens.max(shown))
+    }
+
+    fn time_per_output_token(&self, now: Instant) -> Option<Duration> {
+        if let Some(stats) = self.stats {
+            return stats.time_per_output_token();
+        }
+        let longest = self.choices.iter().map(|choice| choice.num_tokens).max()?;
+        (now - self.first_token?).checked_div(u32::try_from(longest).ok()?.checked_sub(1)?)
+    }
+
+    /// The prompt's own text and tokens, once for each choice.
+    fn echo(&mut self, tokenizer: &Tokenizer, scores: &[Logprobs]) -> Vec<Delta> {
+        let Some(text) = self.echo.take() else { return Vec::new() };
+        let mut tokens = Vec::new();
+        if self.is_scored {
+            let mut stream = tokenizer.stream(true);
+            let mut offset = 0;
+            for (i, &id) in self.prompt.iter().enumerate() {
+                let logprobs = i.checked_sub(1).and_then(|before| scores.get(before)).cloned();
+                tokens.push(ShownToken { id, logprobs, offset });
+                offset += stream.push(id).chars().count();
+            }
+        }
+        self.choices.iter_mut().map(|choice| choice.echo(&text, tokens.clone())).collect()
+    }
+
+    fn take_beams(&mut self, beams: &[Beam]) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        for (choice, beam) in self.choices.iter_mut().zip(beams) {
+            // The search counts the end token among a beam's own.
+            let (last, has_ended) = match beam.ids.last() {
+                Some(last) => (Some(*last), self.end_ids.contains(last)),
+                None => (None, false),
+            };
+            let shown = &beam.ids[..beam.ids.len() - usize::from(has_ended)];
+            for &id in shown {
+                deltas.push(choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None }));
+            }
+            deltas.push(choice.end(if has_ended { Ending::End(last) } else { Ending::MaxTokens }));
+        }
+        deltas
+    }
+}
+
+fn ending(reason: FinishReason, token: Option<&TokenEvent>) -> Ending {
+    let id = token.map(|token| token.id);
+    match reason {
+        FinishReason::End => Ending::End(id),
+        FinishReason::Stop => Ending::StopToken(id),
+        FinishReason::MaxTokens => Ending::MaxTokens,
+        FinishReason::Context => Ending::Context,
+        FinishReason::Deadline => Ending::Deadline,
+    }
+}

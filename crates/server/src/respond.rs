@@ -1,0 +1,123 @@
+//! From a checked request to an HTTP response: let in, submitted, and answered whole or as a stream.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, header};
+
+use crate::account::Account;
+use crate::caller::Caller;
+use crate::choice::Ending;
+use crate::drain::Phase;
+use crate::error::ApiError;
+use crate::generation::Generation;
+use crate::metrics::Outcome;
+use crate::reply::{Reply, Spec, Summary};
+use crate::sse::SseBody;
+use crate::state::{App, SharedApp};
+use crate::wire::{ChunkWriter, Envelope};
+
+/// A reply under way, with everything that belongs to it.
+#[derive(Debug)]
+pub(crate) struct Underway {
+    pub(crate) reply: Reply,
+    pub(crate) generation: Generation,
+    pub(crate) account: Account,
+    pub(crate) envelope: Envelope,
+}
+
+/// Lets a request in and submits it: all refusals happen here, before a byte of a reply is sent.
+pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<Underway, ApiError> {
+    let limited = |error: ApiError| {
+        app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
+        error
+    };
+    let reports = spec.logprobs.is_some() || spec.prompts.iter().any(|prompt| prompt.request.trace);
+    let permit = caller.tenant.enter(spec.num_prompt_tokens(), reports).map_err(limited)?;
+    let mut account = Account::open(app, permit, &caller.request_id, &spec);
+    let envelope = Envelope::new(spec.dialect, spec.logprobs, &app.model);
+    let (reply, requests) = Reply::new(spec, &app.model.tokenizer);
+    match Generation::submit(&app.model.engine, requests) {
+        Ok(generation) => Ok(Underway { reply, generation, account, envelope }),
+        Err(error) => {
+            let error = ApiError::from(error);
+            let is_full = error.status == axum::http::StatusCode::TOO_MANY_REQUESTS;
+            account.close(if is_full { Outcome::Limited } else { Outcome::Failed }, &Summary::default());
+            Err(error)
+        }
+    }
+}
+
+/// How a reply that is over counts.
+pub(crate) fn outcome(summary: &Summary) -> Outcome {
+    let is_late = summary.endings.iter().any(|ending| matches!(ending, Some(Ending::Deadline)));
+    if is_late { Outcome::TimedOut } else { Outcome::Completed }
+}
+
+/// What a client hears when the server is made to leave at once.
+pub(crate) fn cut_short() -> ApiError {
+    ApiError::unavailable("shutting_down", "the server was told to end at once, before this reply was complete", 30)
+}
+
+pub(crate) async fn respond(app: SharedApp, caller: Caller, spec: Spec) -> Result<Response<Body>, ApiError> {
+    if let Some(user) = &spec.user {
+        // A hash under the process's own secret: enough to count by, useless to anybody else.
+        tracing::debug!(request_id = caller.request_id, user = app.tenants.pseudonym(user), "end user");
+    }
+    let streaming = spec.streaming;
+    let underway = begin(&app, &caller, spec)?;
+    match streaming {
+        Some(streaming) => {
+            let Underway { reply, generation, account, envelope } = underway;
+            let writer = ChunkWriter::new(envelope, streaming.include_usage, streaming.obfuscates);
+            let body = SseBody::new(reply, generation, account, writer, &app);
+            let mut response = Response::new(Body::new(body));
+            let headers = response.headers_mut();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            // Proxies that collect replies before they pass them on would undo the stream.
+            headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+            Ok(response)
+        }
+        None => whole(&app, underway).await.map(json),
+    }
+}
+
+/// A response of JSON.
+pub(crate) fn json(text: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+async fn whole(app: &Arc<App>, underway: Underway) -> Result<String, ApiError> {
+    let Underway { mut reply, mut generation, mut account, envelope } = underway;
+    let tokenizer = &app.model.tokenizer;
+    let mut deltas = reply.opening(tokenizer);
+    let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
+    while !reply.is_over() {
+        let event = tokio::select! {
+            biased;
+            event = generation.next() => event,
+            () = &mut ending => {
+                account.close(Outcome::Failed, &reply.summary());
+                return Err(cut_short());
+            }
+        };
+        let pieces = match event {
+            Some((part, event)) => reply.take(part, event, &generation, tokenizer),
+            None => Err(pellucid_engine::Error::Stopped.into()),
+        };
+        account.charge(&reply);
+        match pieces {
+            Ok(pieces) => deltas.extend(pieces),
+            Err(error) => {
+                account.close(Outcome::Failed, &reply.summary());
+                return Err(error);
+            }
+        }
+    }
+    let summary = reply.summary();
+    account.close(outcome(&summary), &summary);
+    Ok(envelope.whole(deltas, &reply, &summary))
+}

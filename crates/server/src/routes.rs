@@ -1,0 +1,202 @@
+//! The routes, each a few lines: read, answer, wrap. What they take and give stands in the OpenAPI document, made from their types.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderValue, Request, Response, header};
+use pellucid_engine::Pulse;
+use serde::Serialize;
+use utoipa::{IntoResponses, ToSchema};
+
+use crate::body;
+use crate::caller::Caller;
+use crate::drain::Phase;
+use crate::error::{ApiError, ErrorBody};
+use crate::json::Json;
+use crate::model::ServedModel;
+use crate::native::{DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized};
+use crate::openai::chat::ChatRequest;
+use crate::openai::completions::CompletionRequest;
+use crate::openai::models::{ModelCard, ModelList};
+use crate::respond::{json, respond};
+use crate::state::{App, SharedApp};
+use crate::wire::{ChatCompletion, Completion};
+
+/// What any route may say instead of an answer.
+#[derive(IntoResponses)]
+#[allow(dead_code)] // For the document.
+pub(crate) enum Refusals {
+    /// No key, or a wrong one.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// A host or an origin that may not ask here, or something this key may not ask for.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// The server met a fault of its own.
+    #[response(status = 500)]
+    Fault(ErrorBody),
+    /// The server is about to leave, or its engine has stopped.
+    #[response(status = 503)]
+    Unavailable(ErrorBody),
+}
+
+/// What a route with a body may say besides.
+#[derive(IntoResponses)]
+#[allow(dead_code)] // For the document.
+pub(crate) enum BodyRefusals {
+    /// The body is not what it should be; `param` names the field.
+    #[response(status = 400)]
+    BadRequest(ErrorBody),
+    /// There is no such model.
+    #[response(status = 404)]
+    NotFound(ErrorBody),
+    /// The body did not arrive in time.
+    #[response(status = 408)]
+    Timeout(ErrorBody),
+    /// The body is too large.
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// The body is not `application/json`.
+    #[response(status = 415)]
+    WrongType(ErrorBody),
+    /// The queue is full or a limit is reached; `code` says which, `Retry-After` when to try again.
+    #[response(status = 429, headers(("Retry-After" = u64, description = "Seconds")))]
+    TooMany(ErrorBody),
+}
+
+/// A sign of life.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Health {
+    /// `ok`.
+    status: &'static str,
+}
+
+/// Continue a conversation
+///
+/// With `stream` the reply comes as server-sent events: chunks, then `[DONE]`.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses(
+    (status = 200, description = "The reply, whole or as a stream", content((ChatCompletion = "application/json"), (String = "text/event-stream"))),
+    Refusals, BodyRefusals))]
+pub(crate) async fn chat(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    let (shared, tenant) = (app.clone(), caller.tenant.clone());
+    let read = move |value| ChatRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
+    let spec = body::read(&app, request).await?.parse(read).await?;
+    respond(app, caller, spec).await
+}
+
+/// Continue a text
+#[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses(
+    (status = 200, description = "The continuation, whole or as a stream", content((Completion = "application/json"), (String = "text/event-stream"))),
+    Refusals, BodyRefusals))]
+pub(crate) async fn completions(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    let (shared, tenant) = (app.clone(), caller.tenant.clone());
+    let read = move |value| CompletionRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
+    let spec = body::read(&app, request).await?.parse(read).await?;
+    respond(app, caller, spec).await
+}
+
+/// List the models
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList), Refusals))]
+pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
+    json(text_of(&ModelList::new(&app.model)))
+}
+
+/// Describe a model
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI", params(("id" = String, Path, description = "The model's id")), responses(
+    (status = 200, body = ModelCard), (status = 404, description = "There is no such model", body = ErrorBody), Refusals))]
+pub(crate) async fn model(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Response<Body>, ApiError> {
+    Ok(json(text_of(&ModelCard::find(&id, &app.model)?)))
+}
+
+/// Make a text or a conversation ids
+#[utoipa::path(post, path = "/tokenize", tag = "Text", request_body = TokenizeRequest, responses(
+    (status = 200, body = Tokenized), Refusals, BodyRefusals))]
+pub(crate) async fn tokenize(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
+    answer(app, request, |value, model| TokenizeRequest::read(value, model)?.answer(model)).await
+}
+
+/// Make ids a text
+#[utoipa::path(post, path = "/detokenize", tag = "Text", request_body = DetokenizeRequest, responses(
+    (status = 200, body = Detokenized), Refusals, BodyRefusals))]
+pub(crate) async fn detokenize(
+    State(app): State<SharedApp>,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    answer(app, request, |value, model| DetokenizeRequest::read(value, model)?.answer(model)).await
+}
+
+/// Write a conversation as the model reads it
+#[utoipa::path(post, path = "/apply-template", tag = "Text", request_body = TemplateRequest, responses(
+    (status = 200, body = Rendered), Refusals, BodyRefusals))]
+pub(crate) async fn apply_template(
+    State(app): State<SharedApp>,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    answer(app, request, |value, model| TemplateRequest::read(value, model)?.answer(model)).await
+}
+
+/// Answers a body with what a function makes of it.
+async fn answer<T: Serialize + Send + 'static>(
+    app: SharedApp,
+    request: Request<Body>,
+    work: impl FnOnce(Json, &ServedModel) -> Result<T, ApiError> + Send + 'static,
+) -> Result<Response<Body>, ApiError> {
+    let shared: Arc<App> = app.clone();
+    let answer = body::read(&app, request).await?.parse(move |value| work(value, &shared.model)).await?;
+    Ok(json(text_of(&answer)))
+}
+
+fn text_of(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Say whether the process is alive
+///
+/// The one route that needs no key.
+#[utoipa::path(get, path = "/health", tag = "Operations", security(()), responses(
+    (status = 200, body = Health), (status = 403, description = "A host that may not ask here", body = ErrorBody),
+    (status = 503, description = "The engine has stopped", body = ErrorBody)))]
+pub(crate) async fn health(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
+    match app.model.engine.pulse() {
+        Pulse::Dead => Err(pellucid_engine::Error::Stopped.into()),
+        Pulse::Asleep | Pulse::Working(_) => Ok(json(text_of(&Health { status: "ok" }))),
+    }
+}
+
+/// Say whether requests make progress
+///
+/// Fails while the server leaves, and when a step of the engine hangs.
+#[utoipa::path(get, path = "/ready", tag = "Operations", responses((status = 200, body = Health), Refusals))]
+pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
+    if app.drain.phase() != Phase::Serving {
+        return Err(ApiError::unavailable("draining", "the server is about to leave", 10));
+    }
+    match app.model.engine.pulse() {
+        Pulse::Dead => Err(pellucid_engine::Error::Stopped.into()),
+        Pulse::Working(time) if time > app.limits.watchdog => {
+            let message = format!("a step of the engine has taken {} s and goes on", time.as_secs());
+            Err(ApiError::unavailable("engine_stalled", message, 10))
+        }
+        Pulse::Asleep | Pulse::Working(_) => Ok(json(text_of(&Health { status: "ready" }))),
+    }
+}
+
+/// Show the numbers, for Prometheus
+#[utoipa::path(get, path = "/metrics", tag = "Operations", responses(
+    (status = 200, description = "Metrics in the OpenMetrics text format", body = String, content_type = "application/openmetrics-text"), Refusals))]
+pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response<Body> {
+    let mut response = Response::new(Body::from(app.metrics.render(&app.model.engine.last_stats())));
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,180 @@
+//! A reply as server-sent events: `data: {...}` for each piece, `data: [DONE]` at the end, an error in place of that when it failed.
+//!
+//! The body is pulled by the connection: nothing is made before the client has taken what came before, beyond the connection's own
+//! buffer and the bound in `generation.rs`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use http_body::{Body, Frame};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::account::Account;
+use crate::choice::Delta;
+use crate::drain::Phase;
+use crate::error::ApiError;
+use crate::generation::Generation;
+use crate::metrics::Outcome;
+use crate::openai::usage::{Extension, Usage};
+use crate::reply::Reply;
+use crate::respond::{cut_short, outcome};
+use crate::state::App;
+use crate::wire::ChunkWriter;
+
+/// A comment goes out after so much silence, so that nobody between takes the connection for dead.
+const QUIET: Duration = Duration::from_secs(15);
+/// Bytes that one frame collects before it leaves.
+const FRAME_BYTES: usize = 16 << 10;
+
+pub(crate) struct SseBody {
+    reply: Reply,
+    generation: Generation,
+    account: Account,
+    writer: ChunkWriter,
+    app: Arc<App>,
+    /// Complete when the server ends at once.
+    ending: Pin<Box<dyn Future<Output = ()> + Send>>,
+    quiet: Pin<Box<Sleep>>,
+    /// The piece that ended the last choice, until the numbers are known.
+    last: Option<Delta>,
+    has_opened: bool,
+    is_over: bool,
+}
+
+impl SseBody {
+    pub(crate) fn new(
+        reply: Reply,
+        generation: Generation,
+        account: Account,
+        writer: ChunkWriter,
+        app: &Arc<App>,
+    ) -> SseBody {
+        SseBody {
+            reply,
+            generation,
+            account,
+            writer,
+            ending: Box::pin(app.drain.reached(Phase::Ending)),
+            app: app.clone(),
+            quiet: Box::pin(sleep(QUIET)),
+            last: None,
+            has_opened: false,
+            is_over: false,
+        }
+    }
+
+    fn open(&mut self, frame: &mut String) {
+        for index in 0..self.reply.num_choices() {
+            let mut chunk = String::new();
+            if self.writer.opening(index, &mut chunk) {
+                event(&chunk, frame);
+            }
+        }
+        for delta in self.reply.opening(&self.app.model.tokenizer) {
+            self.show(delta, frame);
+        }
+    }
+
+    /// Writes a piece, and keeps the latest ending back for the numbers to go with it.
+    fn show(&mut self, delta: Delta, frame: &mut String) {
+        if delta.ending.is_some() {
+            if let Some(before) = self.last.replace(delta) {
+                self.write(&before, None, frame);
+            }
+        } else {
+            self.write(&delta, None, frame);
+        }
+    }
+
+    fn write(&mut self, delta: &Delta, extension: Option<&Extension>, frame: &mut String) {
+        let mut chunk = String::new();
+        self.writer.delta(delta, extension, &mut chunk);
+        event(&chunk, frame);
+    }
+
+    fn finish(&mut self, frame: &mut String) {
+        let summary = self.reply.summary();
+        let extension = Extension::new(&self.reply, &summary);
+        if let Some(last) = self.last.take() {
+            let own_chunk = self.writer.includes_usage();
+            self.write(&last, (!own_chunk).then_some(&extension), frame);
+        }
+        if self.writer.includes_usage() {
+            let mut chunk = String::new();
+            self.writer.usage(&Usage::new(&summary), &extension, &mut chunk);
+            event(&chunk, frame);
+        }
+        event("[DONE]", frame);
+        self.account.close(outcome(&summary), &summary);
+        self.is_over = true;
+    }
+
+    /// An error after the stream began: an event, and the end without `[DONE]`.
+    fn fail(&mut self, error: &ApiError, frame: &mut String) {
+        event(&error.to_json(), frame);
+        self.account.close(Outcome::Failed, &self.reply.summary());
+        self.is_over = true;
+    }
+}
+
+fn event(data: &str, frame: &mut String) {
+    frame.push_str("data: ");
+    frame.push_str(data);
+    frame.push_str("\n\n");
+}
+
+impl Body for SseBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        let mut frame = String::new();
+        if !this.has_opened {
+            this.has_opened = true;
+            this.open(&mut frame);
+        }
+        // Take whatever has come: one write for all of it.
+        while !this.is_over && frame.len() < FRAME_BYTES {
+            let taken = match this.generation.poll_next(context) {
+                Poll::Ready(Some((part, event))) => {
+                    this.reply.take(part, event, &this.generation, &this.app.model.tokenizer)
+                }
+                Poll::Ready(None) => Err(pellucid_engine::Error::Stopped.into()),
+                Poll::Pending if this.ending.as_mut().poll(context).is_ready() => Err(cut_short()),
+                Poll::Pending => break,
+            };
+            this.account.charge(&this.reply);
+            match taken {
+                Ok(deltas) => deltas.into_iter().for_each(|delta| this.show(delta, &mut frame)),
+                Err(error) => this.fail(&error, &mut frame),
+            }
+            if !this.is_over && this.reply.is_over() {
+                this.finish(&mut frame);
+            }
+        }
+        if frame.is_empty() && !this.is_over {
+            if this.quiet.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            frame.push_str(": still at work\n\n");
+        }
+        if frame.is_empty() {
+            return Poll::Ready(None);
+        }
+        this.quiet.as_mut().reset(Instant::now() + QUIET);
+        // Registers the timer with this task, for when there is nothing to send.
+        let _ = this.quiet.as_mut().poll(context);
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(frame)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}

@@ -1,0 +1,292 @@
+//! `/v1/stream`: a chat request as the first message, the chunks of its stream back, and messages about it while it is under way.
+
+use std::collections::VecDeque;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
+use pellucid_engine::{Control, Event};
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::caller::Caller;
+use crate::choice::Delta;
+use crate::drain::Phase;
+use crate::error::{ApiError, ErrorBody};
+use crate::fields::{self, Fields, shown};
+use crate::json::Json;
+use crate::metrics::Outcome;
+use crate::openai::chat::ChatRequest;
+use crate::openai::sampling::SamplingFields;
+use crate::openai::usage::{Extension as Numbers, Usage};
+use crate::reply::Spec;
+use crate::respond::{Underway, begin, cut_short, outcome};
+use crate::routes::Refusals;
+use crate::state::SharedApp;
+use crate::wire::ChunkWriter;
+
+/// Wishes that may be on their way to the engine; a client that sends more is told so.
+const MAX_WISHES: usize = 16;
+
+/// Converse with control in flight
+///
+/// A WebSocket. The first message is a chat request; chunks come back as with `stream`, and `[DONE]` at the end. Meanwhile
+/// `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}` and `{"type": "update", ...}` with sampling fields are heeded.
+#[utoipa::path(get, path = "/v1/stream", tag = "OpenAI", responses(
+    (status = 101, description = "The connection is a WebSocket now"),
+    (status = 400, description = "Not a valid request for a WebSocket", body = ErrorBody),
+    (status = 426, description = "This route speaks WebSocket alone", body = ErrorBody), Refusals))]
+pub(crate) async fn stream(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response<Body> {
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(_) => {
+            let message = "this route speaks WebSocket: connect with a client for it";
+            return ApiError::refused(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message).into();
+        }
+    };
+    let limit = app.limits.max_body_bytes;
+    upgrade
+        .max_message_size(limit)
+        .max_frame_size(limit)
+        .on_upgrade(async move |socket| converse(socket, app, caller).await)
+        .into_response()
+}
+
+async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
+    let outcome = match first_message(&mut socket, &app, &caller).await {
+        Ok(Some(spec)) => match begin(&app, &caller, spec.0) {
+            Ok(underway) => Exchange::new(underway, spec.1, &app).run(&mut socket, &app).await,
+            Err(error) => Err(error),
+        },
+        Ok(None) => return,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = outcome {
+        // Whoever has gone need not be told.
+        let _ = socket.send(Message::text(error.to_json())).await;
+    }
+    let _ = socket.send(Message::Close(None)).await;
+}
+
+/// The request, and whether its chunks are padded and end with the usage.
+async fn first_message(
+    socket: &mut WebSocket,
+    app: &SharedApp,
+    caller: &Caller,
+) -> Result<Option<(Spec, ChunkOptions)>, ApiError> {
+    let message = timeout(app.limits.header_timeout, text_message(socket)).await;
+    let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request came in time");
+    let Some(text) = message.map_err(late)?? else { return Ok(None) };
+    let (app, caller) = (app.clone(), caller.clone());
+    let work = move || {
+        let mut value = parse(&text)?;
+        if let Json::Object(entries) = &mut value
+            && !entries.iter().any(|(name, _)| name == "stream")
+        {
+            entries.push(("stream".into(), Json::Bool(true)));
+        }
+        let request = ChatRequest::read(value, &app.model)?;
+        let Some(streaming) = request.common.streaming() else {
+            return Err(ApiError::field("stream", "a WebSocket always streams: leave stream out or set it to true"));
+        };
+        let options = ChunkOptions { include_usage: streaming.include_usage, obfuscates: streaming.obfuscates };
+        Ok(Some((request.spec(&app.model, &app.limits, &caller.tenant)?, options)))
+    };
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "work on a WebSocket's request ended in a fault");
+        Err(ApiError::fault())
+    })
+}
+
+fn parse(text: &str) -> Result<Json, ApiError> {
+    Json::parse(text.as_bytes())
+        .map_err(|error| ApiError::invalid(format!("the message is not valid JSON: {error}")).code("invalid_json"))
+}
+
+/// The next message of text; `None` when the client has gone.
+async fn text_message(socket: &mut WebSocket) -> Result<Option<String>, ApiError> {
+    loop {
+        match socket.recv().await {
+            None | Some(Err(_)) | Some(Ok(Message::Close(_))) => return Ok(None),
+            Some(Ok(Message::Text(text))) => return Ok(Some(text.as_str().to_owned())),
+            Some(Ok(Message::Binary(_))) => {
+                return Err(ApiError::invalid("expected a message of text, found a binary one"));
+            }
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct ChunkOptions {
+    include_usage: bool,
+    obfuscates: bool,
+}
+
+/// A reply under way over a socket.
+struct Exchange {
+    underway: UnderwayParts,
+    writer: ChunkWriter,
+    /// Names of the wishes that the engine has not heeded yet, oldest first.
+    wishes: VecDeque<&'static str>,
+}
+
+/// An [`Underway`] whose envelope has gone into the writer.
+struct UnderwayParts {
+    reply: crate::reply::Reply,
+    generation: crate::generation::Generation,
+    account: crate::account::Account,
+}
+
+/// What a message of the client asks for.
+enum Wish {
+    Cancel,
+    Control(&'static str, Control),
+}
+
+impl Exchange {
+    fn new(underway: Underway, options: ChunkOptions, _: &SharedApp) -> Exchange {
+        let Underway { reply, generation, account, envelope } = underway;
+        let writer = ChunkWriter::new(envelope, options.include_usage, options.obfuscates);
+        Exchange { underway: UnderwayParts { reply, generation, account }, writer, wishes: VecDeque::new() }
+    }
+
+    async fn run(mut self, socket: &mut WebSocket, app: &SharedApp) -> Result<(), ApiError> {
+        let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
+        for index in 0..self.underway.reply.num_choices() {
+            let mut chunk = String::new();
+            self.writer.opening(index, &mut chunk);
+            if send(socket, chunk, app).await.is_err() {
+                return Ok(());
+            }
+        }
+        while !self.underway.reply.is_over() {
+            let outgoing = tokio::select! {
+                biased;
+                message = text_message(socket) => match message {
+                    // Dropping what is under way cancels it.
+                    Ok(None) => return Ok(()),
+                    Ok(Some(text)) => match self.wish(&text, app) {
+                        Ok(Wish::Cancel) => {
+                            let summary = self.underway.reply.summary();
+                            self.underway.account.close(Outcome::Cancelled, &summary);
+                            let _ = send(socket, json!({ "type": "cancelled" }).to_string(), app).await;
+                            return Ok(());
+                        }
+                        Ok(Wish::Control(name, control)) => {
+                            self.wishes.push_back(name);
+                            self.underway.generation.control(0, control);
+                            Vec::new()
+                        }
+                        // A message that cannot be heeded changes nothing.
+                        Err(error) => vec![error.to_json()],
+                    },
+                    Err(error) => vec![error.to_json()],
+                },
+                event = self.underway.generation.next() => self.take(event, app)?,
+                () = &mut ending => {
+                    let summary = self.underway.reply.summary();
+                    self.underway.account.close(Outcome::Failed, &summary);
+                    return Err(cut_short());
+                }
+            };
+            for text in outgoing {
+                if send(socket, text, app).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        self.finish(socket, app).await;
+        Ok(())
+    }
+
+    /// The messages that an event gives.
+    fn take(&mut self, event: Option<(usize, Event)>, app: &SharedApp) -> Result<Vec<String>, ApiError> {
+        let UnderwayParts { reply, generation, account } = &mut self.underway;
+        let mut texts = Vec::new();
+        if let Some((_, Event::Heeded { output_tokens })) = event {
+            let name = self.wishes.pop_front().unwrap_or("heeded");
+            texts.push(json!({ "type": name, "output_tokens": output_tokens }).to_string());
+        }
+        let taken = match event {
+            Some((part, event)) => reply.take(part, event, generation, &app.model.tokenizer),
+            None => Err(pellucid_engine::Error::Stopped.into()),
+        };
+        account.charge(reply);
+        let deltas: Vec<Delta> = taken.inspect_err(|_| account.close(Outcome::Failed, &reply.summary()))?;
+        for delta in deltas {
+            let mut chunk = String::new();
+            self.writer.delta(&delta, None, &mut chunk);
+            texts.push(chunk);
+        }
+        Ok(texts)
+    }
+
+    async fn finish(mut self, socket: &mut WebSocket, app: &SharedApp) {
+        let UnderwayParts { reply, account, .. } = &mut self.underway;
+        let summary = reply.summary();
+        let mut chunk = String::new();
+        self.writer.usage(&Usage::new(&summary), &Numbers::new(reply, &summary), &mut chunk);
+        let _ = send(socket, chunk, app).await;
+        let _ = send(socket, "[DONE]".to_owned(), app).await;
+        account.close(outcome(&summary), &summary);
+    }
+
+    fn wish(&mut self, text: &str, app: &SharedApp) -> Result<Wish, ApiError> {
+        if self.wishes.len() >= MAX_WISHES {
+            return Err(ApiError::too_many("too_many_messages", "messages come faster than they can be heeded", 1));
+        }
+        let mut fields = Fields::of(parse(text)?)?;
+        let kind = fields::string("type", fields.required("type")?, 64)?;
+        let wish = match kind.as_str() {
+            "cancel" => Wish::Cancel,
+            "pause" => Wish::Control("paused", Control::Pause),
+            "resume" => Wish::Control("resumed", Control::Resume),
+            "update" => Wish::Control("updated", self.update(&mut fields, app)?),
+            _ => {
+                let message = format!("type: expected cancel, pause, resume or update, found {}", shown(&kind));
+                return Err(ApiError::field("type", message));
+            }
+        };
+        fields.finish()?;
+        Ok(wish)
+    }
+
+    /// Other parameters from the next token on: what the message gives, over what was in effect.
+    fn update(&mut self, fields: &mut Fields, app: &SharedApp) -> Result<Control, ApiError> {
+        let changes = SamplingFields::read(fields)?;
+        if changes.is_empty() {
+            return Err(ApiError::invalid("update: expected at least one sampling field, found none"));
+        }
+        for (name, given) in [
+            ("preset", changes.preset.is_some()),
+            ("ignore_eos", changes.ignore_eos.is_some()),
+            ("seed", changes.seed.is_some()),
+        ] {
+            if given {
+                return Err(ApiError::field(name, format!("{name} cannot be changed in flight")));
+            }
+        }
+        let reply = &mut self.underway.reply;
+        let params = changes.over(reply.params.clone(), &app.model)?;
+        app.model.engine.check_sampling(&params)?;
+        reply.params = params.clone();
+        Ok(Control::Update(Box::new(params)))
+    }
+}
+
+/// Sends a message, unless the client does not take it in time.
+async fn send(socket: &mut WebSocket, text: String, app: &SharedApp) -> Result<(), ()> {
+    match timeout(app.limits.write_timeout, socket.send(Message::text(text))).await {
+        Ok(Ok(())) => Ok(()),
+        _ => Err(()),
+    }
+}

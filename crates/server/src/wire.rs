@@ -1,0 +1,331 @@
+//! Replies as JSON: whole ones and chunks, in both dialects. The types here are what the OpenAPI document shows.
+
+use std::sync::Arc;
+
+use pellucid_tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::choice::{Delta, Ending};
+use crate::logprobs::{self, ChatLogprobs, CompletionLogprobs};
+use crate::openai::usage::{Extension, Usage};
+use crate::random::{self, Padding};
+use crate::reply::{Dialect, Reply, Summary};
+
+/// A whole chat reply.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChatCompletion {
+    id: String,
+    /// `chat.completion`.
+    object: &'static str,
+    created: u64,
+    model: String,
+    system_fingerprint: String,
+    choices: Vec<ChatChoice>,
+    usage: Usage,
+    pellucid: Extension,
+}
+
+/// One reply of the model.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChatChoice {
+    index: usize,
+    message: AssistantMessage,
+    #[schema(required)]
+    logprobs: Option<ChatLogprobs>,
+    /// `stop` or `length`.
+    #[schema(required)]
+    finish_reason: Option<&'static str>,
+    /// How each token was chosen, where that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    trace: Vec<Value>,
+}
+
+/// What the model said.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AssistantMessage {
+    /// `assistant`.
+    role: &'static str,
+    content: String,
+    /// Always null: refusals are not told apart from text.
+    #[schema(required)]
+    refusal: Option<String>,
+}
+
+/// A whole completion.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Completion {
+    id: String,
+    /// `text_completion`.
+    object: &'static str,
+    created: u64,
+    model: String,
+    system_fingerprint: String,
+    choices: Vec<CompletionChoice>,
+    usage: Usage,
+    pellucid: Extension,
+}
+
+/// One continuation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CompletionChoice {
+    index: usize,
+    text: String,
+    #[schema(required)]
+    logprobs: Option<CompletionLogprobs>,
+    /// `stop` or `length`.
+    #[schema(required)]
+    finish_reason: Option<&'static str>,
+    /// How each token was chosen, where that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    trace: Vec<Value>,
+}
+
+/// A piece of a streamed chat choice.
+#[derive(Debug, Serialize)]
+struct ChatPiece<'a> {
+    index: usize,
+    delta: ChatDelta<'a>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    trace: Vec<Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+/// A piece of a streamed completion.
+#[derive(Debug, Serialize)]
+struct CompletionPiece<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    trace: Vec<Value>,
+}
+
+/// What all pieces of one reply have in common.
+#[derive(Debug)]
+pub(crate) struct Envelope {
+    pub(crate) dialect: Dialect,
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) fingerprint: String,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+}
+
+impl Envelope {
+    fn id_prefix(dialect: Dialect) -> &'static str {
+        match dialect {
+            Dialect::Chat => "chatcmpl-",
+            Dialect::Completions => "cmpl-",
+        }
+    }
+
+    pub(crate) fn new(dialect: Dialect, logprobs: Option<u32>, model: &crate::model::ServedModel) -> Envelope {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Envelope {
+            dialect,
+            logprobs,
+            id: random::id(Envelope::id_prefix(dialect)),
+            created: now.map_or(0, |since| since.as_secs()),
+            model: model.id.clone(),
+            fingerprint: model.fingerprint.clone(),
+            tokenizer: model.tokenizer.clone(),
+        }
+    }
+
+    fn traces(&self, delta: &Delta) -> Vec<Value> {
+        delta.traces.iter().map(|trace| logprobs::trace(trace, &self.tokenizer)).collect()
+    }
+
+    fn chat_logprobs(&self, delta: &Delta) -> Option<ChatLogprobs> {
+        let mut shown = ChatLogprobs::default();
+        shown.extend(&delta.tokens, &self.tokenizer);
+        self.logprobs.map(|_| shown)
+    }
+
+    fn completion_logprobs(&self, delta: &Delta) -> Option<CompletionLogprobs> {
+        let num_top = self.logprobs?;
+        let mut shown = CompletionLogprobs::default();
+        shown.extend(&delta.tokens, num_top, &self.tokenizer);
+        Some(shown)
+    }
+
+    /// The whole reply: the pieces of each choice, put together.
+    pub(crate) fn whole(self, deltas: Vec<Delta>, reply: &Reply, summary: &Summary) -> String {
+        let mut joined: Vec<Delta> =
+            (0..reply.num_choices()).map(|index| Delta { index, ..Delta::default() }).collect();
+        for delta in deltas {
+            let whole = &mut joined[delta.index];
+            whole.text.push_str(&delta.text);
+            whole.tokens.extend(delta.tokens);
+            whole.traces.extend(delta.traces);
+            whole.ending = delta.ending.or(whole.ending.take());
+        }
+        let (usage, pellucid) = (Usage::new(summary), Extension::new(reply, summary));
+        let finish_reason = |delta: &Delta| delta.ending.as_ref().map(Ending::finish_reason);
+        let json = match self.dialect {
+            Dialect::Chat => {
+                let choice = |delta: Delta| ChatChoice {
+                    index: delta.index,
+                    logprobs: self.chat_logprobs(&delta),
+                    finish_reason: finish_reason(&delta),
+                    trace: self.traces(&delta),
+                    message: AssistantMessage { role: "assistant", content: delta.text, refusal: None },
+                };
+                serde_json::to_string(&ChatCompletion {
+                    choices: joined.into_iter().map(choice).collect(),
+                    object: "chat.completion",
+                    id: self.id,
+                    created: self.created,
+                    model: self.model,
+                    system_fingerprint: self.fingerprint,
+                    usage,
+                    pellucid,
+                })
+            }
+            Dialect::Completions => {
+                let choice = |delta: Delta| CompletionChoice {
+                    index: delta.index,
+                    logprobs: self.completion_logprobs(&delta),
+                    finish_reason: finish_reason(&delta),
+                    trace: self.traces(&delta),
+                    text: delta.text,
+                };
+                serde_json::to_string(&Completion {
+                    choices: joined.into_iter().map(choice).collect(),
+                    object: "text_completion",
+                    id: self.id,
+                    created: self.created,
+                    model: self.model,
+                    system_fingerprint: self.fingerprint,
+                    usage,
+                    pellucid,
+                })
+            }
+        };
+        json.unwrap_or_default()
+    }
+}
+
+/// Writes chunks of a stream.
+#[derive(Debug)]
+pub(crate) struct ChunkWriter {
+    envelope: Envelope,
+    /// Up to the list of choices.
+    head: String,
+    include_usage: bool,
+    padding: Option<Padding>,
+}
+
+/// Chunks are padded so that text of up to so many bytes, or log probabilities of up to so many, all give one size.
+const TEXT_UNIT: usize = 32;
+const LOGPROBS_UNIT: usize = 1024;
+
+impl ChunkWriter {
+    pub(crate) fn new(envelope: Envelope, include_usage: bool, obfuscates: bool) -> ChunkWriter {
+        let object = match envelope.dialect {
+            Dialect::Chat => "chat.completion.chunk",
+            Dialect::Completions => "text_completion",
+        };
+        let word = |text: &str| Value::from(text).to_string();
+        let head = format!(
+            "{{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},\"system_fingerprint\":{},\"choices\":[",
+            word(&envelope.id),
+            envelope.created,
+            word(&envelope.model),
+            word(&envelope.fingerprint),
+        );
+        ChunkWriter { envelope, head, include_usage, padding: obfuscates.then(Padding::new) }
+    }
+
+    /// The first chunk of a chat choice says who speaks.
+    pub(crate) fn opening(&mut self, index: usize, chunk: &mut String) -> bool {
+        if self.envelope.dialect == Dialect::Completions {
+            return false;
+        }
+        let delta = ChatDelta { role: Some("assistant"), content: Some("") };
+        let piece = ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() };
+        self.write(&serde_json::to_string(&piece).unwrap_or_default(), 0, None, chunk);
+        true
+    }
+
+    /// A piece of a choice; the last one of a reply brings the numbers, unless they have a chunk of their own.
+    pub(crate) fn delta(&mut self, delta: &Delta, last: Option<&Extension>, chunk: &mut String) {
+        let finish_reason = delta.ending.as_ref().map(Ending::finish_reason);
+        let trace = self.envelope.traces(delta);
+        let envelope = &self.envelope;
+        let piece = match envelope.dialect {
+            Dialect::Chat => {
+                let has_content = !delta.text.is_empty() || finish_reason.is_none();
+                serde_json::to_string(&ChatPiece {
+                    index: delta.index,
+                    delta: ChatDelta { role: None, content: has_content.then_some(&*delta.text) },
+                    logprobs: envelope.chat_logprobs(delta).filter(|shown| !shown.content.is_empty()),
+                    finish_reason,
+                    trace,
+                })
+            }
+            Dialect::Completions => serde_json::to_string(&CompletionPiece {
+                index: delta.index,
+                text: &delta.text,
+                logprobs: envelope.completion_logprobs(delta).filter(|_| !delta.tokens.is_empty()),
+                finish_reason,
+                trace,
+            }),
+        };
+        let piece = piece.unwrap_or_default();
+        // What varies with the text: how long it is, as JSON.
+        let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
+            true => Value::from(delta.text.as_str()).to_string().len() - 2,
+            false => piece.len(),
+        };
+        let extension = last.and_then(|extension| serde_json::to_string(extension).ok());
+        self.write(&piece, varying, extension.as_deref(), chunk);
+    }
+
+    /// The numbers as a chunk of their own, for streams that asked for it.
+    pub(crate) fn usage(&mut self, usage: &Usage, extension: &Extension, chunk: &mut String) {
+        chunk.push_str(&self.head);
+        let usage = serde_json::to_string(usage).unwrap_or_default();
+        let extension = serde_json::to_string(extension).unwrap_or_default();
+        *chunk += &format!("],\"usage\":{usage},\"pellucid\":{extension}}}");
+    }
+
+    pub(crate) fn includes_usage(&self) -> bool {
+        self.include_usage
+    }
+
+    fn write(&mut self, piece: &str, varying: usize, extension: Option<&str>, chunk: &mut String) {
+        chunk.push_str(&self.head);
+        chunk.push_str(piece);
+        chunk.push(']');
+        if self.include_usage {
+            chunk.push_str(",\"usage\":null");
+        }
+        if let Some(extension) = extension {
+            chunk.push_str(",\"pellucid\":");
+            chunk.push_str(extension);
+        }
+        if let Some(padding) = &mut self.padding {
+            let unit = if varying > 4 * TEXT_UNIT { LOGPROBS_UNIT } else { TEXT_UNIT };
+            chunk.push_str(",\"obfuscation\":\"");
+            padding.append(chunk, varying.max(1).next_multiple_of(unit) - varying);
+            chunk.push('"');
+        }
+        chunk.push('}');
+    }
+}

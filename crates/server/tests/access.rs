@@ -1,0 +1,163 @@
+//! Who may ask: keys on every route, limits of tenants, hosts and origins.
+
+mod support;
+
+use pellucid_server::TenantConfig;
+use support::{Server, Setup, chat_body, tenant};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn with_keys() -> Server {
+    Server::with(Setup { tenants: vec![tenant("a", "key-of-a"), tenant("b", "key-of-b")], ..Setup::default() })
+}
+
+/// Every route of the document, and some that do not exist.
+fn routes(server: &Server) -> Vec<(String, String)> {
+    let key = [("Authorization", "Bearer key-of-a")];
+    let document = server.request("GET", "/openapi.json", &key, b"").ok();
+    let mut routes: Vec<(String, String)> = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for method in item.as_object().unwrap().keys() {
+            routes.push((method.to_uppercase(), path.replace("{id}", "tiny")));
+        }
+    }
+    assert!(routes.len() >= 11, "{routes:?}");
+    for (method, path) in
+        [("GET", "/openapi.json"), ("GET", "/nothing"), ("POST", "/"), ("DELETE", CHAT), ("GET", "/v1/models/a/b")]
+    {
+        routes.push((method.into(), path.into()));
+    }
+    routes
+}
+
+#[test]
+fn no_route_but_health_answers_without_a_key() {
+    let server = with_keys();
+    for (method, path) in routes(&server) {
+        for key in [
+            None,
+            Some("Bearer key-of-c"),
+            Some("Bearer "),
+            Some("key-of-a"),
+            Some("Basic key-of-a"),
+            Some("Bearer key-of-a2"),
+        ] {
+            let mut headers = vec![("Content-Type", "application/json")];
+            headers.extend(key.map(|key| ("Authorization", key)));
+            let reply = server.request(&method, &path, &headers, b"");
+            if path == "/health" {
+                assert_eq!(reply.status, 200);
+            } else {
+                assert_eq!(reply.refused(401).1.as_deref(), Some("invalid_api_key"), "{method} {path} {key:?}");
+                assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+            }
+        }
+        for header in [("Authorization", "Bearer key-of-a"), ("X-Api-Key", "key-of-b")] {
+            let reply = server.request(&method, &path, &[header], b"");
+            assert_ne!(reply.status, 401, "{method} {path}: the control: with a key it is another answer");
+        }
+    }
+    assert_ne!(
+        server
+            .request("GET", "/v1/models", &[("X-Api-Key", "key-of-a"), ("Authorization", "Bearer key-of-b")], b"")
+            .status,
+        200
+    );
+}
+
+#[test]
+fn limits_say_which_they_are_and_when_to_come_back() {
+    let limited = |name: &str, config: TenantConfig| TenantConfig {
+        name: name.into(),
+        keys: vec![format!("key-of-{name}")],
+        ..config
+    };
+    let tenants = vec![
+        limited("requests", TenantConfig { requests_per_minute: Some(2), ..TenantConfig::default() }),
+        limited("tokens", TenantConfig { tokens_per_minute: Some(20), ..TenantConfig::default() }),
+        limited("logprobs", TenantConfig { logprobs_per_minute: Some(10), ..TenantConfig::default() }),
+        limited("places", TenantConfig { concurrent_requests: Some(1), ..TenantConfig::default() }),
+        limited("memory", TenantConfig { kv_tokens: Some(32), ..TenantConfig::default() }),
+    ];
+    let server = Server::with(Setup { tenants, ..Setup::default() });
+    let ask = |name: &str, fields: &str| server.post_as(&format!("key-of-{name}"), CHAT, &chat_body(fields));
+    let expect = |name: &str, fields: &str, code: &str| {
+        let reply = ask(name, fields);
+        assert_eq!(reply.refused(429).1.as_deref(), Some(code));
+        assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    };
+    ask("requests", "").ok();
+    ask("requests", "").ok();
+    expect("requests", "", "requests_per_minute");
+    ask("tokens", "").ok();
+    expect("tokens", "", "tokens_per_minute");
+    ask("logprobs", "\"logprobs\":true,\"top_logprobs\":1").ok();
+    expect("logprobs", "\"logprobs\":true", "logprob_budget");
+    ask("logprobs", "").ok();
+    server.slow_down(20);
+    let body = chat_body("\"stream\":true,\"max_tokens\":50,\"ignore_eos\":true");
+    let first = server.send(
+        "POST",
+        CHAT,
+        &[("Content-Type", "application/json"), ("X-Api-Key", "key-of-places")],
+        body.as_bytes(),
+    );
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    expect("places", "", "concurrent_requests");
+    drop(first);
+    server.slow_down(0);
+    // Another tenant is not held up by any of this.
+    assert_eq!(
+        ask("memory", "\"max_tokens\":200").refused(400).0.as_deref(),
+        Some("max_tokens"),
+        "more than its share of memory"
+    );
+    ask("memory", "").ok();
+}
+
+#[test]
+fn a_server_without_keys_answers_to_this_machine_alone() {
+    let server = Server::start();
+    let ask = |host: &str| {
+        use std::io::Write;
+        let mut stream = server.connect();
+        write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+        support::Response::read(&mut std::io::BufReader::new(stream))
+    };
+    for host in ["localhost", "127.0.0.1:8000", "[::1]"] {
+        assert_eq!(ask(host).status, 200);
+    }
+    for host in ["attacker.example", "localhost.attacker.example:8000"] {
+        assert_eq!(ask(host).refused(403).1.as_deref(), Some("host_not_allowed"));
+    }
+}
+
+#[test]
+fn pages_of_other_origins_are_let_in_by_name_only() {
+    let origin = [("Origin", "https://app.example")];
+    let closed = Server::start();
+    assert_eq!(closed.request("GET", "/v1/models", &origin, b"").header("access-control-allow-origin"), None);
+    let open = Server::with(Setup { cors_origins: vec!["https://app.example".into()], ..Setup::default() });
+    let reply = open.request("GET", "/v1/models", &origin, b"");
+    assert_eq!(reply.header("access-control-allow-origin"), Some("https://app.example"));
+    let asked = [
+        ("Origin", "https://app.example"),
+        ("Access-Control-Request-Method", "POST"),
+        ("Access-Control-Request-Headers", "authorization,content-type"),
+    ];
+    let preflight = open.request("OPTIONS", CHAT, &asked, b"");
+    assert_eq!(preflight.status, 200);
+    assert!(preflight.header("access-control-allow-headers").unwrap().contains("authorization"));
+    let stranger = open.request("GET", "/v1/models", &[("Origin", "https://other.example")], b"");
+    assert_eq!(stranger.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn every_reply_has_an_id() {
+    let server = Server::start();
+    assert!(server.get("/health").header("x-request-id").unwrap().starts_with("req-"));
+    let given = server.request("GET", "/health", &[("X-Request-Id", "my-id.1")], b"");
+    assert_eq!(given.header("x-request-id"), Some("my-id.1"));
+    let odd = server.request("GET", "/nothing", &[("X-Request-Id", "a b\tc")], b"");
+    assert!(odd.header("x-request-id").unwrap().starts_with("req-"));
+}

@@ -1,0 +1,404 @@
+//! A server in this process with the tiny model, and a plain HTTP client that shows exactly what came over the wire.
+
+#![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_cpu::Isa;
+use pellucid_engine::{Engine, EngineHandle, EngineOptions};
+use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
+use pellucid_server::{Drain, Ended, Limits, Options, ServedModel, TenantConfig, Tenants};
+use pellucid_testing::{TINY_TEMPLATE, cpu, tiny_model};
+use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
+use serde_json::Value;
+
+pub const MODEL: &str = "tiny";
+pub const CONTEXT: usize = 256;
+
+/// A model whose steps can be made slow.
+struct Slowed {
+    model: Decoder,
+    delay_ms: Arc<AtomicU64>,
+}
+
+impl Model for Slowed {
+    fn config(&self) -> &DecoderConfig {
+        self.model.config()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
+        self.model.forward(batch, kv, logits)
+    }
+}
+
+/// How a test's server differs from the usual.
+pub struct Setup {
+    pub tenants: Vec<TenantConfig>,
+    pub limits: Limits,
+    pub max_sequences: usize,
+    pub max_waiting: usize,
+    pub cors_origins: Vec<String>,
+    pub loopback_hosts_only: bool,
+    pub has_template: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            tenants: Vec::new(),
+            limits: Limits::default(),
+            max_sequences: 8,
+            max_waiting: 32,
+            cors_origins: Vec::new(),
+            loopback_hosts_only: true,
+            has_template: true,
+        }
+    }
+}
+
+pub struct Server {
+    pub address: SocketAddr,
+    pub drain: Drain,
+    delay_ms: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Ended>>,
+    _folder: tempfile::TempDir,
+}
+
+pub fn tenant(name: &str, key: &str) -> TenantConfig {
+    TenantConfig { name: name.into(), keys: vec![key.into()], ..TenantConfig::default() }
+}
+
+fn some_day() -> DateTime {
+    DateTime { year: 2026, month: 11, day: 15, hour: 6, minute: 0, second: 0 }
+}
+
+impl Server {
+    pub fn start() -> Server {
+        Server::with(Setup::default())
+    }
+
+    pub fn with(setup: Setup) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_model(folder.path(), setup.has_template.then_some(TINY_TEMPLATE));
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
+        let template = checkpoint.chat_template().map(|source| ChatTemplate::compile(source, &tokenizer).unwrap());
+        let backend = cpu(Isa::best(), 1).unwrap();
+        let options = LoadOptions { context_len: Some(CONTEXT) };
+        let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ()).unwrap();
+        let delay_ms = Arc::new(AtomicU64::new(0));
+        let model = Slowed { model, delay_ms: delay_ms.clone() };
+        let vocab_size = model.config().vocab_size;
+        let options = EngineOptions {
+            num_blocks: CONTEXT / BLOCK_LEN * setup.max_sequences,
+            block_len: BLOCK_LEN,
+            kv_dtype: pellucid_tensor::DType::F32,
+            max_sequences: setup.max_sequences,
+            step_tokens: 64,
+            chunk_len: 32,
+            max_waiting: setup.max_waiting,
+            overcommit: false,
+            secret: [7; 32],
+        };
+        let tenants = if setup.tenants.is_empty() { Tenants::open() } else { Tenants::new(setup.tenants).unwrap() };
+        let mut engine = Engine::new(Box::new(model), backend, options).unwrap();
+        for (tenant, tokens) in tenants.kv_quotas() {
+            let blocks = engine.cache().blocks_for(tokens as usize);
+            engine.cache_mut().set_quota(tenant, blocks);
+        }
+        let model = ServedModel {
+            id: MODEL.into(),
+            fingerprint: "pellucid-test".into(),
+            tokenizer: Arc::new(tokenizer),
+            template,
+            context_len: CONTEXT,
+            vocab_size,
+            created: 1_700_000_000,
+            engine: EngineHandle::start(engine),
+            now: some_day,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let drain = Drain::default();
+        let options = Options {
+            limits: setup.limits,
+            tenants,
+            cors_origins: setup.cors_origins,
+            loopback_hosts_only: setup.loopback_hosts_only,
+            vllm_metrics: true,
+        };
+        let told = drain.clone();
+        let thread = std::thread::spawn(move || pellucid_server::run(model, options, listener, None, told).unwrap());
+        Server { address, drain, delay_ms, thread: Some(thread), _folder: folder }
+    }
+
+    /// Makes every step of the engine take at least so long.
+    pub fn slow_down(&self, delay_ms: u64) {
+        self.delay_ms.store(delay_ms, Ordering::Relaxed);
+    }
+
+    /// Waits for the server to leave.
+    pub fn ended(mut self) -> Ended {
+        self.thread.take().unwrap().join().unwrap()
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+
+    /// Sends a request with the headers as given, and leaves the connection open.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+        let mut stream = self.connect();
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        if !body.is_empty() || method == "POST" {
+            head += &format!("Content-Length: {}\r\n", body.len());
+        }
+        stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
+        // A server that refuses early may close before all is written.
+        let _ = stream.write_all(body);
+        stream
+    }
+
+    pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
+        Response::read(&mut BufReader::new(self.send(method, path, headers, body)))
+    }
+
+    pub fn get(&self, path: &str) -> Response {
+        self.request("GET", path, &[], b"")
+    }
+
+    pub fn post(&self, path: &str, body: &str) -> Response {
+        self.request("POST", path, &[("Content-Type", "application/json")], body.as_bytes())
+    }
+
+    pub fn post_as(&self, key: &str, path: &str, body: &str) -> Response {
+        let bearer = format!("Bearer {key}");
+        self.request("POST", path, &[("Content-Type", "application/json"), ("Authorization", &bearer)], body.as_bytes())
+    }
+
+    pub fn chat(&self, fields: &str) -> Response {
+        self.post("/v1/chat/completions", &chat_body(fields))
+    }
+
+    pub fn complete(&self, fields: &str) -> Response {
+        self.post("/v1/completions", &completion_body(fields))
+    }
+
+    /// A stream under way, after its headers.
+    pub fn stream(&self, path: &str, body: &str) -> Stream {
+        let connection = self.send("POST", path, &[("Content-Type", "application/json")], body.as_bytes());
+        let mut reader = BufReader::new(connection);
+        let (status, headers) = read_head(&mut reader);
+        assert_eq!(status, 200, "{headers:?}");
+        Stream { reader, is_over: false, rest: String::new() }
+    }
+
+    /// One of the engine's numbers.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metric_as(name, &[])
+    }
+
+    pub fn metric_as(&self, name: &str, headers: &[(&str, &str)]) -> f64 {
+        let text = self.request("GET", "/metrics", headers, b"").text();
+        let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until nothing runs and no block is held; fails when that takes too long.
+    pub fn settles(&self) {
+        for _ in 0..500 {
+            if self.metric("pellucid_kv_blocks_in_use") == 0.0 && self.metric("pellucid_sequences_running") == 0.0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} blocks are still held", self.metric("pellucid_kv_blocks_in_use"));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.drain.ask();
+            self.drain.ask();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A chat request with these fields besides the usual; a field that is given replaces the usual one.
+pub fn chat_body(fields: &str) -> String {
+    body(
+        serde_json::json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 8 }),
+        fields,
+    )
+}
+
+pub fn completion_body(fields: &str) -> String {
+    body(serde_json::json!({ "model": MODEL, "prompt": "hello", "max_tokens": 8 }), fields)
+}
+
+fn body(usual: Value, fields: &str) -> String {
+    let Value::Object(usual) = usual else { unreachable!() };
+    let given = if fields.is_empty() { Vec::new() } else { vec![fields.to_owned()] };
+    let is_given = |name: &str| fields.contains(&format!("\"{name}\":"));
+    let kept = usual.iter().filter(|(name, _)| !is_given(name)).map(|(name, value)| format!("\"{name}\":{value}"));
+    format!("{{{}}}", kept.chain(given).collect::<Vec<_>>().join(","))
+}
+
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
+    let mut headers = Vec::new();
+    loop {
+        line.clear();
+        reader.read_line(&mut line).unwrap();
+        match line.trim_end().split_once(':') {
+            Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.trim().to_owned())),
+            None => return (status, headers),
+        }
+    }
+}
+
+/// One chunk of a chunked body; `None` at the end.
+fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let length = usize::from_str_radix(line.trim(), 16).ok()?;
+    let mut chunk = vec![0; length + 2];
+    reader.read_exact(&mut chunk).ok()?;
+    chunk.truncate(length);
+    (length > 0).then_some(chunk)
+}
+
+impl Response {
+    pub fn read(reader: &mut impl BufRead) -> Response {
+        let (status, headers) = read_head(reader);
+        let header = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        let mut body = Vec::new();
+        if header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = read_chunk(reader) {
+                body.extend(chunk);
+            }
+        } else if let Some(length) = header("content-length") {
+            body.resize(length.parse().unwrap(), 0);
+            reader.read_exact(&mut body).unwrap();
+        } else if status >= 200 {
+            let _ = reader.read_to_end(&mut body);
+        }
+        Response { status, headers, body }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).unwrap()
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// The JSON of a reply that went well.
+    #[track_caller]
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text());
+        self.json()
+    }
+
+    /// Checks a refusal: status, OpenAI's error object and nothing else, no word of the inside. Gives `param` and `code`.
+    #[track_caller]
+    pub fn refused(&self, status: u16) -> (Option<String>, Option<String>) {
+        assert_eq!(self.status, status, "{}", self.text());
+        assert_eq!(self.header("content-type"), Some("application/json"), "{}", self.text());
+        assert!(self.header("x-request-id").is_some());
+        check_error(&self.json())
+    }
+}
+
+/// Checks an error object.
+#[track_caller]
+pub fn check_error(value: &Value) -> (Option<String>, Option<String>) {
+    let names: Vec<&String> = value.as_object().unwrap().keys().collect();
+    assert_eq!(names, ["error"], "{value}");
+    let mut names: Vec<&String> = value["error"].as_object().unwrap().keys().collect();
+    names.sort();
+    assert_eq!(names, ["code", "message", "param", "type"], "{value}");
+    let message = value["error"]["message"].as_str().unwrap();
+    assert!(!message.is_empty());
+    for inside in ["0x", "/root", "/tmp", ".rs", "panicked", "backtrace", "unwrap"] {
+        assert!(!message.contains(inside), "{message:?} tells {inside:?}");
+    }
+    let word = |name: &str| value["error"][name].as_str().map(str::to_owned);
+    (word("param"), word("code"))
+}
+
+/// Server-sent events, as they come.
+pub struct Stream {
+    reader: BufReader<TcpStream>,
+    is_over: bool,
+    rest: String,
+}
+
+impl Stream {
+    /// The data of the next event; `None` when the stream has ended.
+    pub fn next_data(&mut self) -> Option<String> {
+        loop {
+            if let Some((event, rest)) = self.rest.split_once("\n\n") {
+                let event = event.to_owned();
+                self.rest = rest.to_owned();
+                match event.strip_prefix("data: ") {
+                    Some(data) => return Some(data.to_owned()),
+                    None => assert!(event.starts_with(':'), "{event:?}"),
+                }
+            } else if self.is_over {
+                assert_eq!(self.rest, "", "half an event");
+                return None;
+            } else {
+                match read_chunk(&mut self.reader) {
+                    Some(chunk) => self.rest += std::str::from_utf8(&chunk).expect("whole characters"),
+                    None => self.is_over = true,
+                }
+            }
+        }
+    }
+
+    /// All data that is left.
+    pub fn all(mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.next_data()).collect()
+    }
+
+    /// The chunks that are left, of a stream that ends well.
+    #[track_caller]
+    pub fn chunks(self) -> Vec<Value> {
+        let mut data = self.all();
+        assert_eq!(data.pop().as_deref(), Some("[DONE]"), "{data:?}");
+        data.iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+}
