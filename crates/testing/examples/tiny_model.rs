@@ -1,0 +1,20 @@
+//! Writes the tiny model for tests in other languages: `tiny_model FOLDER [CONTEXT] [words]`.
+
+use std::path::Path;
+
+use pellucid_testing::tiny_model::{TEMPLATE, TinyModel};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((folder, rest)) = arguments.split_first() else {
+        eprintln!("usage: tiny_model FOLDER [CONTEXT] [words]");
+        std::process::exit(2);
+    };
+    let context_len = rest.iter().find_map(|word| word.parse().ok());
+    let has_words = rest.iter().any(|word| word == "words");
+    let model = TinyModel { template: Some(TEMPLATE), context_len, has_words };
+    if let Err(error) = model.write(Path::new(folder)) {
+        eprintln!("error: the model cannot be written: {error}");
+        std::process::exit(1);
+    }
+}
