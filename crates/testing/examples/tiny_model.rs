@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pellucid_testing::tiny_model::{TEMPLATE, TinyModel};
+use pellucid_testing::{TINY_TEMPLATE, TinyModel};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -12,7 +12,7 @@ fn main() {
     };
     let context_len = rest.iter().find_map(|word| word.parse().ok());
     let has_words = rest.iter().any(|word| word == "words");
-    let model = TinyModel { template: Some(TEMPLATE), context_len, has_words };
+    let model = TinyModel { template: Some(TINY_TEMPLATE), context_len, has_words };
     if let Err(error) = model.write(Path::new(folder)) {
         eprintln!("error: the model cannot be written: {error}");
         std::process::exit(1);

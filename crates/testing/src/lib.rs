@@ -14,7 +14,7 @@ mod tiny_model;
 pub use collected::{Collected, Outcome};
 pub use fake_model::FakeModel;
 pub use subjects::{Subject, subjects};
-pub use tiny_model::{TINY_TEMPLATE, tiny_model};
+pub use tiny_model::{TINY_TEMPLATE, TinyModel, tiny_model};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

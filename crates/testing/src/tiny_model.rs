@@ -1,45 +1,78 @@
-//! A tiny random model with a vocabulary of single characters, for tests that go from text to text.
+//! A tiny random model that has a vocabulary and a chat template, for tests that go from text to text: the golden Llama's weights (96
+//! tokens) with files beside them that its reference never had. Written by tests of the program and of the server.
 
 use std::path::Path;
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 const CHARACTERS: &str = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-+*/=%&#@$^~|_\n<>";
+/// Pieces of many lengths, as vocabularies of real models have them. No merge leads to them: the model can say them, text never
+/// becomes them.
+const WORDS: &str = "▁a ▁of ▁in th er ing ▁to ▁the ▁was tion ▁from ment ▁which ▁there ▁under ▁between ▁another ▁question ▁national \
+                     ▁important ▁different ▁government ▁information ▁particularly ▁administration ▁internationally";
+const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];
 
 /// A chat template for it: turns between control tokens.
 pub const TINY_TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: {{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[turn]{% endif %}";
 
-/// Makes a folder with the golden Llama's weights (96 tokens), a tokenizer, and optionally a chat template.
+/// Makes a folder with the plain tiny model.
 pub fn tiny_model(folder: &Path, template: Option<&str>) {
-    let golden = crate::goldens_folder().join("llama2");
-    std::fs::create_dir_all(folder).unwrap();
-    for file in ["config.json", "generation_config.json", "model.safetensors"] {
-        std::fs::copy(golden.join(file), folder.join(file)).unwrap();
+    TinyModel { template, ..TinyModel::default() }.write(folder).expect("a folder that can be written");
+}
+
+/// What the model's folder holds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TinyModel<'a> {
+    pub template: Option<&'a str>,
+    /// The golden's own is 256; positions are rotations, so that any length computes.
+    pub context_len: Option<usize>,
+    /// Words in place of capital letters.
+    pub has_words: bool,
+}
+
+impl TinyModel<'_> {
+    /// Writes the model; the folder is made where it does not exist.
+    pub fn write(&self, folder: &Path) -> std::io::Result<()> {
+        let golden = super::goldens_folder().join("llama2");
+        std::fs::create_dir_all(folder)?;
+        for file in ["generation_config.json", "model.safetensors"] {
+            std::fs::copy(golden.join(file), folder.join(file))?;
+        }
+        let mut config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json"))?)?;
+        if let Some(context_len) = self.context_len {
+            config["max_position_embeddings"] = json!(context_len);
+        }
+        std::fs::write(folder.join("config.json"), config.to_string())?;
+        std::fs::write(folder.join("tokenizer.json"), self.tokenizer().to_string())?;
+        if let Some(template) = self.template {
+            std::fs::write(folder.join("chat_template.jinja"), template)?;
+        }
+        Ok(())
     }
-    let special = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];
-    let mut vocabulary = Map::new();
-    let pieces = special.iter().map(|piece| piece.to_string()).chain(CHARACTERS.chars().map(String::from));
-    for (id, piece) in pieces.enumerate() {
-        vocabulary.insert(piece, json!(id));
-    }
-    assert!(vocabulary.len() <= 96, "{} tokens for a model of 96", vocabulary.len());
-    let added: Vec<_> = (special.iter().enumerate())
-        .map(|(id, content)| {
-            json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": true })
+
+    fn tokenizer(&self) -> Value {
+        let mut words = WORDS.split(' ');
+        let piece = |character: char| match character {
+            'A'..='Z' if self.has_words => words.next().unwrap_or_default().to_owned(),
+            _ => character.to_string(),
+        };
+        let pieces = SPECIAL.iter().map(|piece| piece.to_string()).chain(CHARACTERS.chars().map(piece));
+        let vocabulary: Map<String, Value> = pieces.enumerate().map(|(id, piece)| (piece, json!(id))).collect();
+        assert!(vocabulary.len() <= 96, "{} tokens for a model of 96", vocabulary.len());
+        let added: Vec<_> = (SPECIAL.iter().enumerate())
+            .map(|(id, content)| {
+                json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                        "normalized": false, "special": true })
+            })
+            .collect();
+        let space = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+            "normalizer": space(" ", "▁"), "pre_tokenizer": null, "post_processor": null,
+            "decoder": { "type": "Sequence", "decoders": [space("▁", " "), { "type": "Fuse" }] },
+            "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                       "vocab": vocabulary, "merges": [] },
         })
-        .collect();
-    let space = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-        "normalizer": space(" ", "▁"), "pre_tokenizer": null, "post_processor": null,
-        "decoder": { "type": "Sequence", "decoders": [space("▁", " "), { "type": "Fuse" }] },
-        "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                   "vocab": vocabulary, "merges": [] },
-    });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    if let Some(template) = template {
-        std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
     }
 }

@@ -1,0 +1,42 @@
+"""Where the binaries are, and servers that several tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from serving import Server, tenant, write_model
+
+
+def pytest_addoption(parser):
+    repository = Path(__file__).parent.parent
+    parser.addoption("--binaries", type=Path, default=repository / "target/debug", help="folder of the built program")
+    parser.addoption("--node-modules", type=Path, help="folder with the npm package openai")
+
+
+@pytest.fixture(scope="session")
+def binaries(pytestconfig):
+    return pytestconfig.getoption("--binaries").resolve()
+
+
+@pytest.fixture(scope="session")
+def model(binaries, tmp_path_factory):
+    """A tiny model with a long context and words of many lengths."""
+    return write_model(binaries, tmp_path_factory.mktemp("model"), "4096", "words")
+
+
+@pytest.fixture(scope="session")
+def server(binaries, model):
+    """A server without keys."""
+    with Server(binaries, model) as server:
+        yield server
+
+
+ALICE, BOB, LIMITED = "alice-secret-key", "bob-secret-key", "limited-secret-key"
+
+
+@pytest.fixture(scope="session")
+def guarded(binaries, model):
+    """A server with the tenants Alice and Bob, and one that may ask once a minute."""
+    tenants = [tenant("alice", ALICE), tenant("bob", BOB), tenant("limited", LIMITED, requests_per_minute=1)]
+    with Server(binaries, model, tenants=tenants) as server:
+        yield server

@@ -1,0 +1,158 @@
+"""The built server under test: started, asked, measured, ended. Plain sockets, so that bad input can be as bad as it likes."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+MODEL = "tiny"
+# Seconds for anything to happen on a machine that is busy with something else.
+PATIENCE = 60
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+    @property
+    def events(self):
+        """The `data` of each server-sent event."""
+        lines = self.body.decode().split("\n\n")
+        return [line[len("data: "):] for line in lines if line.startswith("data: ")]
+
+    @property
+    def chunks(self):
+        """The events of a stream that ended well, without its end."""
+        assert self.status == 200, self
+        assert self.events[-1] == "[DONE]", self.events[-3:]
+        return [json.loads(event) for event in self.events[:-1]]
+
+
+def write_model(binaries, folder, *words):
+    """Writes a tiny model; `words` are the arguments of the example `tiny_model`."""
+    subprocess.run([binaries / "examples/tiny_model", folder, *words], check=True)
+    return folder
+
+
+def tenant(name, key, **limits):
+    return {"name": name, "keys": [key], **limits}
+
+
+class Server:
+    """A server on a free port, ended when the `with` ends."""
+
+    def __init__(self, binaries, model, *flags, tenants=None):
+        self.scratch = tempfile.TemporaryDirectory()
+        command = [binaries / "pellucid", "serve", "--model", model, "--served-model-name", MODEL, "--port", "0"]
+        command += ["--log-format", "json", *flags]
+        if tenants:
+            keys = Path(self.scratch.name) / "keys.json"
+            keys.write_text(json.dumps({"tenant": tenants}))
+            command += ["--keys-file", keys]
+        environment = {"PATH": os.environ["PATH"], "PELLUCID_HOME": self.scratch.name}
+        self.process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, env=environment)
+        self.log = []
+        self.url = None
+        for line in self.process.stderr:
+            self.log.append(line.decode())
+            try:
+                fields = json.loads(line)["fields"]
+            except ValueError:
+                continue
+            if fields.get("message") == "listening":
+                self.url = fields["url"]
+                break
+        assert self.url, "".join(self.log)
+        self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        self.port = int(port)
+        # A pipe that nobody reads would stop the server.
+        self.reader = threading.Thread(target=lambda: self.log.extend(line.decode() for line in self.process.stderr))
+        self.reader.start()
+        self.local = threading.local()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)
+        self.end()
+
+    def end(self):
+        """Waits for the server to have left, and says how."""
+        try:
+            status = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self.reader.join()
+        self.scratch.cleanup()
+        return status
+
+    def connect(self):
+        return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
+
+    def ask(self, method, path, body=None, key=None, **headers):
+        """One request on this thread's own connection. A body that is not bytes goes as JSON."""
+        connection = getattr(self.local, "connection", None)
+        if connection is None:
+            connection = self.local.connection = self.connect()
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        if body is not None:
+            headers.setdefault("content-type", "application/json")
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        for attempt in (1, 2):
+            try:
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                break
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                # An idle connection may be closed at any time; a new one may not.
+                connection.close()
+                if attempt == 2:
+                    raise
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, found, response.read())
+
+    def get(self, path, **options):
+        return self.ask("GET", path, **options)
+
+    def post(self, path, body, **options):
+        return self.ask("POST", path, body, **options)
+
+    def chat(self, text="hello", key=None, **fields):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "seed": 1}
+        return self.post("/v1/chat/completions", {**body, **fields}, key=key)
+
+    def complete(self, prompt="hello", key=None, **fields):
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "seed": 1}
+        return self.post("/v1/completions", {**body, **fields}, key=key)
+
+    def tokens(self, key=None, **fields):
+        return self.post("/tokenize", fields, key=key).json["tokens"]
+
+    def metric(self, name, key=None):
+        """The sum of a metric over its labels."""
+        lines = self.get("/metrics", key=key).body.decode().splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        assert values, f"{name} is not among the metrics"
+        return sum(values)

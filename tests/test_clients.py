@@ -1,0 +1,191 @@
+"""The official clients, and two libraries above them, as their users write them; only the base URL is ours."""
+
+import os
+import subprocess
+
+import litellm
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+
+from conftest import ALICE, LIMITED
+from serving import MODEL, PATIENCE
+
+HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(guarded):
+    return openai.OpenAI(base_url=guarded.url + "/v1", api_key=ALICE, max_retries=0, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def chat(client):
+    def chat(**fields):
+        return client.chat.completions.create(**{"model": MODEL, "messages": HELLO, "max_tokens": 24, "seed": 7, **fields})
+
+    return chat
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).object == "model"
+
+
+def test_chat(chat):
+    reply = chat()
+    choice = reply.choices[0]
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason == "length"
+    assert reply.usage.completion_tokens == 24
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 24
+    assert reply.system_fingerprint.startswith("pellucid-")
+    # Our own numbers travel beside the known fields.
+    assert reply.model_extra["pellucid"]["seed"] == 7
+
+
+def test_streams_are_the_whole_reply_in_pieces(chat):
+    whole = chat()
+    chunks = list(chat(stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_logprobs(chat):
+    reply = chat(logprobs=True, top_logprobs=5, temperature=0)
+    tokens = reply.choices[0].logprobs.content
+    assert len(tokens) == 24
+    for token in tokens:
+        assert len(token.top_logprobs) == 5
+        assert token.top_logprobs[0].logprob == token.logprob < 0, "the greedy choice is the most probable one"
+    assert b"".join(bytes(token.bytes) for token in tokens).decode().replace("▁", " ") == reply.choices[0].message.content
+    streamed = list(chat(logprobs=True, top_logprobs=5, temperature=0, stream=True))
+    found = [token for chunk in streamed for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    assert found == tokens
+
+
+def test_n_and_seed(chat):
+    reply = chat(n=3)
+    texts = [choice.message.content for choice in reply.choices]
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert texts == [chat(seed=seed).choices[0].message.content for seed in (7, 8, 9)]
+    assert len(set(texts)) == 3, "other seeds give other texts"
+    by_choice = ["", "", ""]
+    for chunk in chat(n=3, stream=True):
+        by_choice[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert by_choice == texts
+
+
+def test_stop(chat):
+    text = chat().choices[0].message.content
+    stop = text[5:8]
+    before = text[:text.index(stop)]
+    reply = chat(stop=stop).choices[0]
+    assert (reply.message.content, reply.finish_reason) == (before, "stop")
+    chunks = list(chat(stop=["never said", stop], stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == before
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_completions(client, guarded):
+    def complete(**fields):
+        return client.completions.create(**{"model": MODEL, "prompt": "once upon", "max_tokens": 6, "seed": 7, **fields})
+
+    plain = complete().choices[0].text
+    ids = guarded.tokens(prompt="once upon", key=ALICE)
+    assert complete(prompt=ids).choices[0].text == plain
+    assert [choice.text for choice in complete(prompt=["once upon", "once upon"]).choices] == [plain, plain]
+    assert [choice.text for choice in complete(prompt=[ids, ids]).choices] == [plain, plain]
+    echoed = complete(echo=True, logprobs=2).choices[0]
+    assert echoed.text == "once upon" + plain
+    marks = echoed.logprobs
+    assert len(marks.tokens) == len(ids) + 6 == len(marks.token_logprobs) == len(marks.text_offset)
+    assert marks.token_logprobs[0] is None and all(value <= 0 for value in marks.token_logprobs[1:])
+    assert all(len(top) >= 2 for top in marks.top_logprobs[1:])
+    scored = complete(echo=True, logprobs=0, max_tokens=0)
+    assert scored.choices[0].text == "once upon" and scored.usage.completion_tokens == 0
+    assert scored.choices[0].logprobs.token_logprobs == marks.token_logprobs[:len(ids)]
+    assert "".join(chunk.choices[0].text for chunk in complete(stream=True)) == plain
+    best = complete(best_of=3, n=1)
+    assert best.usage.completion_tokens == 18
+
+
+def refusals(ask):
+    """What goes wrong, and the exception that the OpenAI client raises for it."""
+    return [
+        (lambda: ask(model="other"), openai.NotFoundError, "model_not_found", "model"),
+        (lambda: ask(temperature=3), openai.BadRequestError, "out_of_range", "temperature"),
+        (lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]), openai.BadRequestError, "unsupported_parameter", "tools"),
+        (lambda: ask(max_tokens=5000), openai.BadRequestError, "context_length_exceeded", "messages"),
+        (lambda: ask(extra_body={"tempreature": 1}), openai.BadRequestError, "unknown_parameter", "tempreature"),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_the_right_exceptions(chat, stream):
+    for ask, kind, code, param in refusals(lambda **fields: chat(stream=stream, **fields)):
+        with pytest.raises(kind) as refused:
+            ask()
+        assert (refused.value.code, refused.value.param) == (code, param), refused.value
+        assert refused.value.request_id, "every reply has a request id"
+
+
+def test_a_wrong_key_and_a_spent_limit(guarded, client):
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client.with_options(api_key="not-a-key").models.list()
+    assert refused.value.code == "invalid_api_key"
+    limited = client.with_options(api_key=LIMITED).chat.completions
+    limited.create(model=MODEL, messages=HELLO, max_tokens=1)
+    with pytest.raises(openai.RateLimitError) as refused:
+        limited.create(model=MODEL, messages=HELLO, max_tokens=1)
+    assert refused.value.code == "requests_per_minute"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+
+
+def test_langchain(guarded):
+    def model(key=ALICE, **fields):
+        return ChatOpenAI(model=MODEL, base_url=guarded.url + "/v1", api_key=key, max_retries=0, max_tokens=12, seed=7, **fields)
+
+    whole = model().invoke([("system", "be brief"), ("user", "hello")])
+    assert whole.content and whole.usage_metadata["output_tokens"] == 12
+    assert "".join(piece.content for piece in model().stream([("system", "be brief"), ("user", "hello")])) == whole.content
+    assert [reply.content for reply in model(temperature=0).batch(["a", "b", "a"])][::2] == [model(temperature=0).invoke("a").content] * 2
+    scored = model(logprobs=True, top_logprobs=2).invoke("hello")
+    assert len(scored.response_metadata["logprobs"]["content"]) == 12
+    with pytest.raises(openai.AuthenticationError):
+        model("not-a-key").invoke("hello")
+
+
+def test_litellm(guarded):
+    def ask(**fields):
+        known = {"model": "openai/" + MODEL, "api_base": guarded.url + "/v1", "api_key": ALICE, "messages": HELLO}
+        return litellm.completion(**{**known, "max_tokens": 12, "seed": 7, "num_retries": 0, "max_retries": 0, **fields})
+
+    whole = ask()
+    assert whole.choices[0].message.content and whole.usage.completion_tokens == 12
+    pieces = [chunk.choices[0].delta.content or "" for chunk in ask(stream=True)]
+    assert "".join(pieces) == whole.choices[0].message.content
+    for fields, kind in [
+        ({"api_key": "not-a-key"}, litellm.AuthenticationError),
+        ({"model": "openai/other"}, litellm.NotFoundError),
+        ({"temperature": 3}, litellm.BadRequestError),
+        ({"api_key": LIMITED, "max_tokens": 1}, litellm.RateLimitError),
+    ]:
+        with pytest.raises(kind):
+            # Whoever comes first, of this test and the one above, spends the one request of the minute.
+            ask(**fields)
+            ask(**fields)
+
+
+def test_the_client_from_npm(guarded, pytestconfig):
+    modules = pytestconfig.getoption("--node-modules")
+    if modules is None:
+        pytest.skip("--node-modules is not given")
+    script = os.path.join(os.path.dirname(__file__), "client.cjs")
+    environment = {**os.environ, "NODE_PATH": str(modules.resolve())}
+    ran = subprocess.run(["node", script, guarded.url + "/v1", ALICE, LIMITED], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
