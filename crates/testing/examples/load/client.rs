@@ -1,0 +1,117 @@
+//! The least of an HTTP client: one connection that is kept, JSON to it, whole replies and server-sent events back, with their times.
+
+use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Nothing takes longer on a server that lives.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub struct Client {
+    address: SocketAddr,
+    reader: BufReader<TcpStream>,
+}
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub body: String,
+    pub retry_after_s: Option<u64>,
+    /// From the request's last byte to the reply's first.
+    pub answered_in: Duration,
+}
+
+fn malformed(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, format!("not a reply: {what}"))
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr) -> Result<Client> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Client { address, reader: BufReader::new(stream) })
+    }
+
+    /// The connection is closed, whatever was under way, and a new one opened.
+    pub fn hang_up(&mut self) -> Result<()> {
+        *self = Client::connect(self.address)?;
+        Ok(())
+    }
+
+    pub fn get(&mut self, path: &str) -> Result<Reply> {
+        self.ask("GET", path, b"", &mut |_| true)
+    }
+
+    pub fn post(&mut self, path: &str, body: &[u8]) -> Result<Reply> {
+        self.ask("POST", path, body, &mut |_| true)
+    }
+
+    /// Sends a request. `event` sees the data of each server-sent event as it comes; where it says no, the connection is closed.
+    pub fn ask(&mut self, method: &str, path: &str, body: &[u8], event: &mut dyn FnMut(&str) -> bool) -> Result<Reply> {
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        );
+        let mut stream = self.reader.get_ref();
+        stream.write_all(&[head.as_bytes(), body].concat())?;
+        let asked = Instant::now();
+        let line = self.line()?;
+        let answered_in = asked.elapsed();
+        let status = line.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| malformed(&line))?;
+        let (mut length, mut is_chunked, mut retry_after_s, mut closes) = (0, false, None, false);
+        loop {
+            let line = self.line()?.to_ascii_lowercase();
+            match line.split_once(": ") {
+                None => break,
+                Some(("content-length", value)) => length = value.parse().map_err(|_| malformed(&line))?,
+                Some(("transfer-encoding", value)) => is_chunked = value == "chunked",
+                Some(("retry-after", value)) => retry_after_s = value.parse().ok(),
+                Some(("connection", value)) => closes = value == "close",
+                Some(_) => {}
+            }
+        }
+        let mut body = String::new();
+        if is_chunked {
+            let mut seen = 0;
+            while self.chunk(&mut body)? {
+                while let Some(end) = body[seen..].find("\n\n") {
+                    let data = body[seen..seen + end].strip_prefix("data: ");
+                    seen += end + 2;
+                    if data.is_some_and(|data| !event(data)) {
+                        self.hang_up()?;
+                        return Ok(Reply { status, body, retry_after_s, answered_in });
+                    }
+                }
+            }
+        } else {
+            let mut bytes = vec![0; length];
+            self.reader.read_exact(&mut bytes)?;
+            body = String::from_utf8(bytes).map_err(|_| malformed("no UTF-8"))?;
+        }
+        if closes {
+            self.hang_up()?;
+        }
+        Ok(Reply { status, body, retry_after_s, answered_in })
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.reader.read_line(&mut line)? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        line.truncate(line.trim_end().len());
+        Ok(line)
+    }
+
+    /// Appends the next chunk; false at the end.
+    fn chunk(&mut self, body: &mut String) -> Result<bool> {
+        let line = self.line()?;
+        let length = usize::from_str_radix(&line, 16).map_err(|_| malformed(&line))?;
+        let mut bytes = vec![0; length + 2];
+        self.reader.read_exact(&mut bytes)?;
+        // A chunk never ends within a character: the server promises that of its events.
+        body.push_str(std::str::from_utf8(&bytes[..length]).map_err(|_| malformed("half a character"))?);
+        Ok(length > 0)
+    }
+}

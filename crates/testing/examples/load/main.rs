@@ -1,0 +1,95 @@
+//! Load on a built server, from outside: `tests/README.md` says what each command shows and how it is called.
+//!
+//! Knows the server by its HTTP alone, as a client does, and its process by what the system tells of it. Measures; the few things that
+//! must hold on every machine end it with an error.
+
+mod client;
+mod idle;
+mod mixed;
+mod overload;
+mod requests;
+mod server;
+mod speed;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use server::Server;
+
+const USAGE: &str = "usage: load mixed|overload|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] [--clients N] [--seconds N] \
+                     [--connections N] [--rounds N] [--input TOKENS] [--output TOKENS] [--strict]";
+
+/// What the command line says; each command reads its part.
+#[derive(Debug)]
+struct Arguments {
+    command: String,
+    pellucid: PathBuf,
+    /// Without one, the tiny model.
+    model: Option<String>,
+    requests: usize,
+    clients: usize,
+    seconds: u64,
+    connections: usize,
+    rounds: usize,
+    input: usize,
+    output: usize,
+    /// Whether figures that depend on the machine's leisure must hold too.
+    is_strict: bool,
+}
+
+impl Arguments {
+    fn read() -> Option<Arguments> {
+        let mut words = std::env::args().skip(1);
+        let mut arguments = Arguments {
+            command: words.next()?,
+            pellucid: PathBuf::new(),
+            model: None,
+            requests: 20_000,
+            clients: 32,
+            seconds: 10,
+            connections: 10_000,
+            rounds: 3,
+            input: 128,
+            output: 64,
+            is_strict: false,
+        };
+        while let Some(flag) = words.next() {
+            let mut number = || words.next()?.parse().ok();
+            match flag.as_str() {
+                "--strict" => arguments.is_strict = true,
+                "--requests" => arguments.requests = number()?,
+                "--clients" => arguments.clients = number()?,
+                "--seconds" => arguments.seconds = number()? as u64,
+                "--connections" => arguments.connections = number()?,
+                "--rounds" => arguments.rounds = number()?,
+                "--input" => arguments.input = number()?,
+                "--output" => arguments.output = number()?,
+                "--pellucid" => arguments.pellucid = words.next()?.into(),
+                "--model" => arguments.model = Some(words.next()?),
+                _ => return None,
+            }
+        }
+        Some(arguments)
+    }
+}
+
+fn main() -> ExitCode {
+    let Some(arguments) = Arguments::read() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let outcome = match arguments.command.as_str() {
+        "mixed" => mixed::run(&arguments),
+        "overload" => overload::run(&arguments),
+        "speed" => speed::run(&arguments),
+        "idle" => idle::run(&arguments),
+        _ => Err(USAGE.into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

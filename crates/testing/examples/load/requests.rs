@@ -1,0 +1,143 @@
+//! The requests of a mixed load: a fixed set of good ones, each with one right answer, and bad ones, each with its status.
+
+use serde_json::{Value, json};
+
+use super::server::MODEL;
+
+/// A small generator with a seed, so that every run sends the same.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `bound`.
+    pub fn roll(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+/// A good request in both forms. The answer depends on neither form nor company.
+#[derive(Debug)]
+pub struct Good {
+    pub path: &'static str,
+    pub whole: Vec<u8>,
+    pub streamed: Vec<u8>,
+}
+
+/// The i-th good request: long and short, greedy and drawn, with and without stops, log probabilities and several choices, on
+/// prefixes that some share.
+pub fn good(i: usize) -> Good {
+    let mut dice = Dice::new(i as u64 + 1);
+    let prefix =
+        "a story that many requests begin with, so that the cache has something to find. ".repeat(dice.roll(4));
+    let own: String = (0..1 + dice.roll(120)).map(|_| char::from(b'a' + dice.roll(26) as u8)).collect();
+    let text = prefix + &own;
+    let mut body = json!({ "model": MODEL, "max_tokens": 1 + dice.roll(24), "seed": dice.roll(1 << 20) });
+    let is_chat = dice.roll(2) == 0;
+    if is_chat {
+        body["messages"] = json!([{ "role": "user", "content": text }]);
+    } else {
+        body["prompt"] = json!(text);
+    }
+    body["temperature"] = json!([0.0, 0.7, 1.3][dice.roll(3)]);
+    match dice.roll(6) {
+        0 => body["n"] = json!(2 + dice.roll(3)),
+        1 => body["stop"] = json!(["e", "ing"]),
+        2 if is_chat => (body["logprobs"], body["top_logprobs"]) = (json!(true), json!(dice.roll(6))),
+        2 => (body["logprobs"], body["echo"]) = (json!(dice.roll(6)), json!(dice.roll(2) == 0)),
+        3 => (body["top_k"], body["min_p"]) = (json!(20), json!(0.02)),
+        4 => (body["repetition_penalty"], body["frequency_penalty"]) = (json!(1.2), json!(0.5)),
+        _ => {}
+    }
+    let whole = body.to_string().into_bytes();
+    body["stream"] = json!(true);
+    Good {
+        path: if is_chat { "/v1/chat/completions" } else { "/v1/completions" },
+        whole,
+        streamed: body.to_string().into_bytes(),
+    }
+}
+
+/// What of a whole reply must be the same each time: all of its choices.
+pub fn answer(reply: &str) -> Option<Value> {
+    let mut choices = serde_json::from_str::<Value>(reply).ok()?["choices"].take();
+    for choice in choices.as_array_mut()? {
+        // Where a stream has the same things under another name, the stream's.
+        let text = choice["message"]["content"].take();
+        if !text.is_null() {
+            choice["text"] = text;
+        }
+        choice.as_object_mut()?.remove("message");
+    }
+    Some(choices)
+}
+
+/// The same, put together from the events of a stream. `None` where they are not a whole stream.
+pub fn answer_of_stream(events: &[String]) -> Option<Value> {
+    let (last, events) = events.split_last()?;
+    let mut choices: Vec<Value> = Vec::new();
+    for event in events {
+        let mut chunk: Value = serde_json::from_str(event).ok()?;
+        let mut piece = chunk["choices"][0].take();
+        let index = piece["index"].as_u64()? as usize;
+        while choices.len() <= index {
+            choices.push(json!({ "index": choices.len(), "logprobs": null, "finish_reason": null, "text": "" }));
+        }
+        let whole = &mut choices[index];
+        let text = piece["delta"]["content"].as_str().or(piece["text"].as_str()).unwrap_or_default();
+        whole["text"] = json!(whole["text"].as_str()?.to_owned() + text);
+        if !piece["finish_reason"].is_null() {
+            whole["finish_reason"] = piece["finish_reason"].take();
+        }
+        append(&mut whole["logprobs"], piece["logprobs"].take());
+    }
+    (last == "[DONE]").then_some(Value::Array(choices))
+}
+
+/// Lists grow by their further entries, field by field.
+fn append(whole: &mut Value, more: Value) {
+    match (whole, more) {
+        (Value::Array(whole), Value::Array(more)) => whole.extend(more),
+        (Value::Object(whole), Value::Object(more)) => {
+            for (name, value) in more {
+                append(whole.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (whole @ Value::Null, more) => *whole = more,
+        _ => {}
+    }
+}
+
+/// Bad requests: a path, a body, and the status that it gets.
+pub fn bad() -> Vec<(&'static str, Vec<u8>, u16)> {
+    let chat = |fields: Value| {
+        let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 4 });
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        ("/v1/chat/completions", body.to_string().into_bytes(), 400)
+    };
+    let other = ("/v1/chat/completions", json!({ "model": "other", "messages": [{ "role": "user", "content": "a" }] }));
+    vec![
+        chat(json!({ "temperature": -1 })),
+        chat(json!({ "n": 1_000_000_000 })),
+        chat(json!({ "messages": [] })),
+        chat(json!({ "stream": true, "top_p": 2 })),
+        chat(json!({ "unheard_of": 1 })),
+        chat(json!({ "max_tokens": 1_000_000 })),
+        chat(json!({ "messages": [{ "role": "user", "content": "long ".repeat(2000) }] })),
+        ("/v1/completions", json!({ "model": MODEL, "prompt": [4_000_000_000_u32] }).to_string().into_bytes(), 400),
+        ("/v1/completions", json!({ "model": MODEL, "prompt": "" }).to_string().into_bytes(), 400),
+        ("/v1/completions", "[".repeat(10_000).into_bytes(), 400),
+        ("/v1/completions", b"{\"prompt\": \"\xff\"}".to_vec(), 400),
+        (other.0, other.1.to_string().into_bytes(), 404),
+        ("/v1/nothing", b"{}".to_vec(), 404),
+        ("/metrics", b"{}".to_vec(), 405),
+    ]
+}

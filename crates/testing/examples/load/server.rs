@@ -1,0 +1,105 @@
+//! A server process: started with a tiny model or a given one, watched through `/proc` and `/metrics`, ended when dropped.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use pellucid_testing::{TINY_TEMPLATE, TinyModel};
+use serde_json::Value;
+
+use super::Arguments;
+use super::client::Client;
+
+pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The name that requests give the model.
+pub const MODEL: &str = "loaded";
+/// Tokens of the tiny model's context: long requests, and replies that last.
+const CONTEXT: usize = 2048;
+
+pub struct Server {
+    process: Child,
+    pub address: SocketAddr,
+    /// The tiny model's folder.
+    folder: Option<PathBuf>,
+}
+
+impl Server {
+    pub fn start(arguments: &Arguments, flags: &[&str]) -> Outcome<Server> {
+        let mut folder = None;
+        let model = match &arguments.model {
+            Some(model) => model.into(),
+            None => {
+                let path = std::env::temp_dir().join(format!("pellucid-load-{}", std::process::id()));
+                TinyModel { template: Some(TINY_TEMPLATE), context_len: Some(CONTEXT), has_words: true }
+                    .write(&path)?;
+                folder.insert(path).clone()
+            }
+        };
+        let mut process = Command::new(&arguments.pellucid)
+            .args(["serve", "--port", "0", "--served-model-name", MODEL, "--log-format", "json", "--model"])
+            .arg(&model)
+            .args(flags)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("{}: {error}", arguments.pellucid.display()))?;
+        let log = process.stderr.take().ok_or("the server has no log")?;
+        let mut lines = BufReader::new(log).lines().map_while(Result::ok);
+        let address = lines.find_map(|line| {
+            let value: Value = serde_json::from_str(&line).ok().or_else(|| {
+                eprintln!("{line}");
+                None
+            })?;
+            value["fields"]["url"].as_str()?.strip_prefix("http://")?.parse().ok()
+        });
+        // A pipe that nobody reads would stop the server. What is no log line is a message of a dying program.
+        std::thread::spawn(move || lines.filter(|line| !line.starts_with('{')).for_each(|line| eprintln!("{line}")));
+        let address = address.ok_or("the server did not say where it listens")?;
+        Ok(Server { process, address, folder })
+    }
+
+    pub fn client(&self) -> Outcome<Client> {
+        Ok(Client::connect(self.address)?)
+    }
+
+    /// Bytes of the process that are in memory.
+    pub fn resident_bytes(&self) -> Outcome<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+    }
+
+    pub fn num_descriptors(&self) -> Outcome<usize> {
+        Ok(std::fs::read_dir(format!("/proc/{}/fd", self.process.id()))?.count())
+    }
+
+    /// An error where the process has ended.
+    pub fn check_alive(&mut self) -> Outcome<()> {
+        match self.process.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(format!("the server ended: {status}").into()),
+        }
+    }
+}
+
+/// One number of `/metrics`.
+pub fn metric(client: &mut Client, name: &str) -> Outcome<f64> {
+    let text = client.get("/metrics")?.body;
+    let line =
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or_else(|| format!("no {name}"))?;
+    Ok(line.parse()?)
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself, which was seen before where it matters.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
