@@ -71,7 +71,7 @@ class Server:
         for line in self.process.stderr:
             self.log.append(line.decode())
             try:
-                fields = json.loads(line)["fields"]
+                fields = json.loads(line)
             except ValueError:
                 continue
             if fields.get("message") == "listening":

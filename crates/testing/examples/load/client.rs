@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 /// Nothing takes longer on a server that lives.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub struct Client {
+pub(crate) struct Client {
     address: SocketAddr,
     reader: BufReader<TcpStream>,
 }
 
 #[derive(Debug)]
-pub struct Reply {
-    pub status: u16,
-    pub body: String,
-    pub retry_after_s: Option<u64>,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+    pub(crate) retry_after_s: Option<u64>,
     /// From the request's last byte to the reply's first.
-    pub answered_in: Duration,
+    pub(crate) answered_in: Duration,
 }
 
 fn malformed(what: &str) -> Error {
@@ -26,7 +26,7 @@ fn malformed(what: &str) -> Error {
 }
 
 impl Client {
-    pub fn connect(address: SocketAddr) -> Result<Client> {
+    pub(crate) fn connect(address: SocketAddr) -> Result<Client> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -34,21 +34,21 @@ impl Client {
     }
 
     /// The connection is closed, whatever was under way, and a new one opened.
-    pub fn hang_up(&mut self) -> Result<()> {
+    pub(crate) fn hang_up(&mut self) -> Result<()> {
         *self = Client::connect(self.address)?;
         Ok(())
     }
 
-    pub fn get(&mut self, path: &str) -> Result<Reply> {
+    pub(crate) fn get(&mut self, path: &str) -> Result<Reply> {
         self.ask("GET", path, b"", &mut |_| true)
     }
 
-    pub fn post(&mut self, path: &str, body: &[u8]) -> Result<Reply> {
+    pub(crate) fn post(&mut self, path: &str, body: &[u8]) -> Result<Reply> {
         self.ask("POST", path, body, &mut |_| true)
     }
 
     /// Sends a request. `event` sees the data of each server-sent event as it comes; where it says no, the connection is closed.
-    pub fn ask(&mut self, method: &str, path: &str, body: &[u8], event: &mut dyn FnMut(&str) -> bool) -> Result<Reply> {
+    pub(crate) fn ask(&mut self, method: &str, path: &str, body: &[u8], event: &mut dyn FnMut(&str) -> bool) -> Result<Reply> {
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"

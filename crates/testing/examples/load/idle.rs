@@ -6,7 +6,7 @@ use super::{Arguments, Server};
 /// What the issue of the server allows each connection, in bytes.
 const ALLOWED: f64 = 20.0 * 1024.0;
 
-pub fn run(arguments: &Arguments) -> Outcome<()> {
+pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let count = arguments.connections;
     let server =
         Server::start(arguments, &["--header-timeout", "3600", "--max-connections", &(count + 16).to_string()])?;

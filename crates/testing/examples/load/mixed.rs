@@ -34,7 +34,7 @@ struct Counts {
     bad: AtomicUsize,
 }
 
-pub fn run(arguments: &Arguments) -> Outcome<()> {
+pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let mut server = Server::start(arguments, &["--max-waiting", "4096"])?;
     let good: Vec<Good> = (0..VARIANTS).map(requests::good).collect();
     let mut client = server.client()?;

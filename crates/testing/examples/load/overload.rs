@@ -27,7 +27,7 @@ struct Level {
     refused_in: Vec<Duration>,
 }
 
-pub fn run(arguments: &Arguments) -> Outcome<()> {
+pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let (running, waiting) = (RUNNING.to_string(), WAITING.to_string());
     let mut server = Server::start(arguments, &["--max-sequences", &running, "--max-waiting", &waiting])?;
     let time = Duration::from_secs(arguments.seconds);

@@ -6,15 +6,15 @@ use super::server::MODEL;
 
 /// A small generator with a seed, so that every run sends the same.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub fn new(seed: u64) -> Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
         Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// A number below `bound`.
-    pub fn roll(&mut self, bound: usize) -> usize {
+    pub(crate) fn roll(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -24,15 +24,15 @@ impl Dice {
 
 /// A good request in both forms. The answer depends on neither form nor company.
 #[derive(Debug)]
-pub struct Good {
-    pub path: &'static str,
-    pub whole: Vec<u8>,
-    pub streamed: Vec<u8>,
+pub(crate) struct Good {
+    pub(crate) path: &'static str,
+    pub(crate) whole: Vec<u8>,
+    pub(crate) streamed: Vec<u8>,
 }
 
 /// The i-th good request: long and short, greedy and drawn, with and without stops, log probabilities and several choices, on
 /// prefixes that some share.
-pub fn good(i: usize) -> Good {
+pub(crate) fn good(i: usize) -> Good {
     let mut dice = Dice::new(i as u64 + 1);
     let prefix =
         "a story that many requests begin with, so that the cache has something to find. ".repeat(dice.roll(4));
@@ -65,7 +65,7 @@ pub fn good(i: usize) -> Good {
 }
 
 /// What of a whole reply must be the same each time: all of its choices.
-pub fn answer(reply: &str) -> Option<Value> {
+pub(crate) fn answer(reply: &str) -> Option<Value> {
     let mut choices = serde_json::from_str::<Value>(reply).ok()?["choices"].take();
     for choice in choices.as_array_mut()? {
         // Where a stream has the same things under another name, the stream's.
@@ -79,7 +79,7 @@ pub fn answer(reply: &str) -> Option<Value> {
 }
 
 /// The same, put together from the events of a stream. `None` where they are not a whole stream.
-pub fn answer_of_stream(events: &[String]) -> Option<Value> {
+pub(crate) fn answer_of_stream(events: &[String]) -> Option<Value> {
     let (last, events) = events.split_last()?;
     let mut choices: Vec<Value> = Vec::new();
     for event in events {
@@ -115,7 +115,7 @@ fn append(whole: &mut Value, more: Value) {
 }
 
 /// Bad requests: a path, a body, and the status that it gets.
-pub fn bad() -> Vec<(&'static str, Vec<u8>, u16)> {
+pub(crate) fn bad() -> Vec<(&'static str, Vec<u8>, u16)> {
     let chat = |fields: Value| {
         let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 4 });
         for (name, value) in fields.as_object().into_iter().flatten() {

@@ -12,22 +12,22 @@ use serde_json::Value;
 use super::Arguments;
 use super::client::Client;
 
-pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// The name that requests give the model.
-pub const MODEL: &str = "loaded";
+pub(crate) const MODEL: &str = "loaded";
 /// Tokens of the tiny model's context: long requests, and replies that last.
 const CONTEXT: usize = 2048;
 
-pub struct Server {
+pub(crate) struct Server {
     process: Child,
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// The tiny model's folder.
     folder: Option<PathBuf>,
 }
 
 impl Server {
-    pub fn start(arguments: &Arguments, flags: &[&str]) -> Outcome<Server> {
+    pub(crate) fn start(arguments: &Arguments, flags: &[&str]) -> Outcome<Server> {
         let mut folder = None;
         let model = match &arguments.model {
             Some(model) => model.into(),
@@ -53,7 +53,7 @@ impl Server {
                 eprintln!("{line}");
                 None
             })?;
-            value["fields"]["url"].as_str()?.strip_prefix("http://")?.parse().ok()
+            value["url"].as_str()?.strip_prefix("http://")?.parse().ok()
         });
         // A pipe that nobody reads would stop the server. What is no log line is a message of a dying program.
         std::thread::spawn(move || lines.filter(|line| !line.starts_with('{')).for_each(|line| eprintln!("{line}")));
@@ -61,23 +61,23 @@ impl Server {
         Ok(Server { process, address, folder })
     }
 
-    pub fn client(&self) -> Outcome<Client> {
+    pub(crate) fn client(&self) -> Outcome<Client> {
         Ok(Client::connect(self.address)?)
     }
 
     /// Bytes of the process that are in memory.
-    pub fn resident_bytes(&self) -> Outcome<u64> {
+    pub(crate) fn resident_bytes(&self) -> Outcome<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
         Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
     }
 
-    pub fn num_descriptors(&self) -> Outcome<usize> {
+    pub(crate) fn num_descriptors(&self) -> Outcome<usize> {
         Ok(std::fs::read_dir(format!("/proc/{}/fd", self.process.id()))?.count())
     }
 
     /// An error where the process has ended.
-    pub fn check_alive(&mut self) -> Outcome<()> {
+    pub(crate) fn check_alive(&mut self) -> Outcome<()> {
         match self.process.try_wait()? {
             None => Ok(()),
             Some(status) => Err(format!("the server ended: {status}").into()),
@@ -86,7 +86,7 @@ impl Server {
 }
 
 /// One number of `/metrics`.
-pub fn metric(client: &mut Client, name: &str) -> Outcome<f64> {
+pub(crate) fn metric(client: &mut Client, name: &str) -> Outcome<f64> {
     let text = client.get("/metrics")?.body;
     let line =
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or_else(|| format!("no {name}"))?;

@@ -16,7 +16,7 @@ const REQUESTS_EACH: usize = 4;
 /// Ids that every vocabulary of a real model has.
 const IDS: std::ops::Range<usize> = 100..30_000;
 
-pub fn run(arguments: &Arguments) -> Outcome<()> {
+pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let model = arguments.model.as_deref().ok_or("speed needs a --model that takes its time")?;
     let mut ratios = Vec::new();
     let mut added = Vec::new();
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Outcome<()> {
 }
 
 /// Milliseconds at a fraction of sorted times.
-pub fn percentile(sorted: &[Duration], fraction: f64) -> f64 {
+pub(crate) fn percentile(sorted: &[Duration], fraction: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * fraction).round() as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
 }
