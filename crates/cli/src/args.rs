@@ -5,8 +5,7 @@
 use crate::commands::{
     bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
     perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
-    serve::ServeArgs,
-    tokenize::TokenizeArgs,
+    serve::ServeArgs, tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;

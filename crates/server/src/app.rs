@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 
 use crate::caller::{self, RequestId};
 use crate::error::ApiError;
+use crate::listen::MAX_HEADER_BYTES;
 use crate::openai::models::ModelCard;
 use crate::state::SharedApp;
 use crate::{openapi, random, respond, routes, websocket};
@@ -61,7 +62,10 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
     // Paths of clients are not repeated: they may hold anything, and there is no end of them.
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
     let method = request.method().clone();
-    let mut response = next.run(request).await;
+    let mut response = match check_headers(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into(),
+    };
     let status = response.status().as_u16();
     app.metrics.count_http(&route, status);
     let time_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -70,6 +74,17 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// The HTTP library bounds its own buffer, which may be filled in steps larger than the bound; here the bound is exact.
+fn check_headers(request: &Request<Body>) -> Result<(), ApiError> {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    if target + lines.sum::<usize>() <= MAX_HEADER_BYTES {
+        return Ok(());
+    }
+    let message = format!("the request's headers are larger than {MAX_HEADER_BYTES} bytes");
+    Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message))
 }
 
 /// The client's own id where it is a plain word; else a new one.

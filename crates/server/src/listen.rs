@@ -23,7 +23,7 @@ use crate::drain::{Drain, Phase};
 use crate::state::{Limits, SharedApp};
 
 /// Bytes of a request's headers; more is answered with 431.
-const MAX_HEADER_BYTES: usize = 64 << 10;
+pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// After the last reply, for what is written to arrive.
 const FLUSH: Duration = Duration::from_secs(2);
 /// When the system has no descriptor for another connection, it may have one soon.

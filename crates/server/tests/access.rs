@@ -80,7 +80,10 @@ fn limits_say_which_they_are_and_when_to_come_back() {
         limited("memory", TenantConfig { kv_tokens: Some(32), ..TenantConfig::default() }),
     ];
     let server = Server::with(Setup { tenants, ..Setup::default() });
-    let ask = |name: &str, fields: &str| server.post_as(&format!("key-of-{name}"), CHAT, &chat_body(fields));
+    // Replies of a known length: what they cost is known.
+    let body =
+        |fields: &str| chat_body(&["\"ignore_eos\":true", fields].join(if fields.is_empty() { "" } else { "," }));
+    let ask = |name: &str, fields: &str| server.post_as(&format!("key-of-{name}"), CHAT, &body(fields));
     let expect = |name: &str, fields: &str, code: &str| {
         let reply = ask(name, fields);
         assert_eq!(reply.refused(429).1.as_deref(), Some(code));

@@ -2,7 +2,7 @@
 
 use super::Home;
 
-pub use pellucid_testing::TINY_TEMPLATE as TEMPLATE;
+pub const TEMPLATE: &str = pellucid_testing::TINY_TEMPLATE;
 
 /// Its path.
 pub fn tiny_model(home: &Home, template: Option<&str>) -> String {

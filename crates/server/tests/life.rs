@@ -1,0 +1,286 @@
+//! Under way: clients that go away, queues that are full, readers that are slow, a server that leaves, control in flight.
+
+mod support;
+
+use std::io::{BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use pellucid_server::{Ended, Limits};
+use serde_json::{Value, json};
+use support::{Response, Server, Setup, chat_body, check_error};
+
+const CHAT: &str = "/v1/chat/completions";
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
+fn long_chat(more: &str) -> String {
+    chat_body(&format!("\"ignore_eos\":true,\"max_tokens\":200,\"seed\":3{more}"))
+}
+
+#[test]
+fn a_client_that_goes_away_frees_its_blocks() {
+    let server = Server::with(Setup { max_sequences: 2, ..Setup::default() });
+    server.slow_down(20);
+    // In decode, streamed and whole; in prefill; and waiting for a place.
+    let mut streamed = server.stream(CHAT, &long_chat(",\"stream\":true"));
+    for _ in 0..4 {
+        streamed.next_data().unwrap();
+    }
+    let whole = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
+    std::thread::sleep(Duration::from_millis(100));
+    let prompt = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}],\"max_tokens\":20", "a".repeat(200));
+    let waiting = server.send("POST", CHAT, &JSON, chat_body(&prompt).as_bytes());
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(server.metric("pellucid_kv_blocks_in_use") > 0.0, "the control: blocks are held");
+    assert_eq!(server.metric("pellucid_requests_waiting"), 1.0);
+    drop((streamed, whole));
+    // The one that waited begins, and goes away while its prompt is computed.
+    std::thread::sleep(Duration::from_millis(60));
+    drop(waiting);
+    server.settles();
+    assert_eq!(server.metric("pellucid_requests_waiting"), 0.0);
+    assert_eq!(server.metric("pellucid_engine_cancels_total"), 3.0);
+    server.slow_down(0);
+    server.chat("").ok();
+}
+
+#[test]
+fn a_full_queue_is_refused_at_once() {
+    let server = Server::with(Setup { max_sequences: 1, max_waiting: 2, ..Setup::default() });
+    server.slow_down(300);
+    let held: Vec<TcpStream> = (0..3)
+        .map(|_| {
+            let stream = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
+            std::thread::sleep(Duration::from_millis(40));
+            stream
+        })
+        .collect();
+    for more in ["", ",\"stream\":true"] {
+        let asked = Instant::now();
+        let reply = server.post(CHAT, &long_chat(more));
+        // The bound is far above what it takes, and below a step.
+        assert!(asked.elapsed() < Duration::from_millis(250), "{:?}", asked.elapsed());
+        assert_eq!(reply.refused(429).1.as_deref(), Some("queue_full"));
+        assert!(reply.header("retry-after").is_some());
+    }
+    drop(held);
+    server.slow_down(0);
+    server.settles();
+}
+
+#[test]
+fn a_slow_reader_is_bounded_and_hurts_nobody() {
+    let limits = Limits { write_timeout: Duration::from_millis(500), ..Limits::default() };
+    let server = Server::with(Setup { limits, max_sequences: 4, ..Setup::default() });
+    // It asks for a reply that fills every buffer on the way, and reads nothing of it.
+    let body = chat_body(
+        "\"stream\":true,\"ignore_eos\":true,\"max_tokens\":230,\"n\":3,\"trace\":true,\"logprobs\":true,\"top_logprobs\":20",
+    );
+    let slow: Vec<TcpStream> = (0..2).map(|_| server.send("POST", CHAT, &JSON, body.as_bytes())).collect();
+    let alone = server.chat("\"seed\":5").ok()["choices"].clone();
+    for _ in 0..5 {
+        assert_eq!(server.chat("\"seed\":5").ok()["choices"], alone);
+    }
+    // Whether it was cut or its buffers took everything, nothing stays behind.
+    server.settles();
+    drop(slow);
+}
+
+#[test]
+fn a_signal_drains() {
+    let server = Server::start();
+    server.slow_down(10);
+    let mut stream =
+        server.stream(CHAT, &chat_body("\"stream\":true,\"ignore_eos\":true,\"max_tokens\":40,\"seed\":3"));
+    stream.next_data().unwrap();
+    server.drain.ask();
+    std::thread::sleep(Duration::from_millis(50));
+    let refused = server.chat("");
+    assert_eq!(refused.refused(503).1.as_deref(), Some("draining"));
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(server.get("/health").status, 200);
+    server.get("/ready").refused(503);
+    let chunks = stream.chunks();
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length", "what was in flight is finished");
+    assert_eq!(server.ended(), Ended::Drained);
+}
+
+#[test]
+fn a_second_signal_ends_at_once_with_an_error() {
+    let server = Server::start();
+    server.slow_down(50);
+    let mut stream = server.stream(CHAT, &long_chat(",\"stream\":true"));
+    stream.next_data().unwrap();
+    let whole = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
+    std::thread::sleep(Duration::from_millis(100));
+    server.drain.ask();
+    server.drain.ask();
+    let data = stream.all();
+    let last: Value = serde_json::from_str(data.last().unwrap()).unwrap();
+    assert_eq!(check_error(&last).1.as_deref(), Some("shutting_down"), "an error event, and no [DONE] after it");
+    assert_eq!(Response::read(&mut BufReader::new(whole)).refused(503).1.as_deref(), Some("shutting_down"));
+    assert_eq!(server.ended(), Ended::CutShort);
+}
+
+#[test]
+fn a_step_that_hangs_makes_ready_fail() {
+    let limits = Limits { watchdog: Duration::from_millis(100), ..Limits::default() };
+    let server = Server::with(Setup { limits, ..Setup::default() });
+    assert_eq!(server.get("/ready").status, 200);
+    server.slow_down(600);
+    let held = server.send("POST", CHAT, &JSON, chat_body("\"max_tokens\":1").as_bytes());
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(server.get("/ready").refused(503).1.as_deref(), Some("engine_stalled"));
+    assert_eq!(server.get("/health").status, 200);
+    server.slow_down(0);
+    Response::read(&mut BufReader::new(held)).ok();
+    // The reply leaves a moment before the step that made it is over.
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(server.get("/ready").status, 200);
+}
+
+/// A WebSocket client of a few lines: text messages below 64 KiB, masked as clients must.
+struct Socket(TcpStream);
+
+impl Socket {
+    fn open(server: &Server, headers: &str) -> (u16, Socket) {
+        let mut stream = server.connect();
+        write!(
+            stream,
+            "GET /v1/stream HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n",
+            server.address
+        )
+        .unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let status = std::str::from_utf8(&head[9..12]).unwrap().parse().unwrap();
+        (status, Socket(stream))
+    }
+
+    fn send(&mut self, text: &str) {
+        let length = text.len();
+        let mut frame = vec![0x81];
+        if length < 126 {
+            frame.push(0x80 | length as u8);
+        } else {
+            frame.push(0x80 | 126);
+            frame.extend((length as u16).to_be_bytes());
+        }
+        frame.extend([0; 4]);
+        frame.extend(text.as_bytes());
+        self.0.write_all(&frame).unwrap();
+    }
+
+    /// The next message of text; `None` at the close.
+    fn next(&mut self) -> Option<String> {
+        let mut head = [0; 2];
+        self.0.read_exact(&mut head).ok()?;
+        let length = match head[1] & 0x7f {
+            126 => {
+                let mut bytes = [0; 2];
+                self.0.read_exact(&mut bytes).unwrap();
+                usize::from(u16::from_be_bytes(bytes))
+            }
+            127 => panic!("a message of more than 64 KiB"),
+            length => usize::from(length),
+        };
+        let mut payload = vec![0; length];
+        self.0.read_exact(&mut payload).unwrap();
+        (head[0] & 0x0f == 1).then(|| String::from_utf8(payload).unwrap())
+    }
+
+    fn json(&mut self) -> Value {
+        serde_json::from_str(&self.next().expect("a message")).unwrap()
+    }
+}
+
+#[test]
+fn a_websocket_gives_the_same_chunks() {
+    let server = Server::start();
+    let whole = server.chat("\"seed\":3,\"max_tokens\":20").ok();
+    let (status, mut socket) = Socket::open(&server, "");
+    assert_eq!(status, 101);
+    socket.send(&chat_body("\"seed\":3,\"max_tokens\":20"));
+    let mut text = String::new();
+    let mut last = Value::Null;
+    while let Some(message) = socket.next() {
+        if message == "[DONE]" {
+            break;
+        }
+        last = serde_json::from_str(&message).unwrap();
+        text += last["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
+    }
+    assert_eq!(text, whole["choices"][0]["message"]["content"]);
+    assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
+    assert_eq!(socket.next(), None);
+    for bad in ["hello", "{}", "[]", &chat_body("\"tools\":[1]"), &chat_body("\"stream\":false")] {
+        let (_, mut socket) = Socket::open(&server, "");
+        socket.send(bad);
+        check_error(&socket.json());
+        assert_eq!(socket.next(), None);
+    }
+    let plain = server.get("/v1/stream");
+    assert_eq!(plain.refused(426).1.as_deref(), Some("upgrade_required"));
+    let (status, _) = Socket::open(&server, "Origin: https://other.example\r\n");
+    assert_eq!(status, 403, "a page of another origin");
+}
+
+#[test]
+fn a_websocket_is_paused_resumed_changed_and_cancelled() {
+    let server = Server::start();
+    server.slow_down(5);
+    let (_, mut socket) = Socket::open(&server, "");
+    socket.send(&long_chat(""));
+    socket.json();
+    socket.json();
+    socket.send("{\"type\":\"pause\"}");
+    let paused = loop {
+        let message = socket.json();
+        if message["type"] == "paused" {
+            break message;
+        }
+    };
+    let count = paused["output_tokens"].as_u64().unwrap();
+    assert!(count < 200);
+    std::thread::sleep(Duration::from_millis(60));
+    let in_use = server.metric("pellucid_kv_blocks_in_use");
+    assert!(in_use > 0.0, "a paused request keeps its blocks");
+    // From now on only one token can be chosen: 6 is "a".
+    socket.send("{\"type\":\"update\",\"allowed_token_ids\":[6],\"temperature\":0}");
+    assert_eq!(socket.json()["type"], "updated", "nothing was computed meanwhile");
+    for bad in [
+        "{\"type\":\"update\"}",
+        "{\"type\":\"update\",\"temperature\":9}",
+        "{\"type\":\"update\",\"seed\":1}",
+        "{\"type\":\"dance\"}",
+        "{\"type\":\"pause\",\"x\":1}",
+        "x",
+    ] {
+        socket.send(bad);
+        check_error(&socket.json());
+    }
+    socket.send("{\"type\":\"resume\"}");
+    assert_eq!(socket.json(), json!({ "type": "resumed", "output_tokens": count }));
+    for _ in 0..5 {
+        assert_eq!(socket.json()["choices"][0]["delta"]["content"], "a");
+    }
+    socket.send("{\"type\":\"cancel\"}");
+    loop {
+        let message = socket.json();
+        if message["type"] == "cancelled" {
+            break;
+        }
+    }
+    assert_eq!(socket.next(), None);
+    server.settles();
+    // One that goes away without a word.
+    let (_, mut socket) = Socket::open(&server, "");
+    socket.send(&long_chat(""));
+    socket.json();
+    drop(socket);
+    server.settles();
+}
