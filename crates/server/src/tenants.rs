@@ -208,7 +208,9 @@ impl Tenants {
                 found = Some(*index);
             }
         }
-        let index = found.ok_or_else(|| ApiError::unauthorized("the API key is not valid"))?;
+        // Libraries above the clients (LiteLLM) know this error by OpenAI's words, not by its code.
+        let index = found
+            .ok_or_else(|| ApiError::unauthorized("Incorrect API key provided: it is none of this server's keys"))?;
         Ok(self.tenants[index].clone())
     }
 }

@@ -214,10 +214,11 @@ pub(crate) fn check_context(
     param: &str,
 ) -> Result<(), ApiError> {
     let context = model.context_len;
+    // Libraries above the clients (LiteLLM) know this error by OpenAI's words, not by its code.
     let refused = |message: String| Err(ApiError::field(param, message).code("context_length_exceeded"));
     if prompt.len() >= context {
         let count = prompt.len();
-        return refused(format!("this model's context holds {context} tokens, but the prompt has {count}"));
+        return refused(format!("this model's maximum context length is {context} tokens, but the prompt has {count}"));
     }
     if let (Some(least), Some(most)) = (min_tokens, max_tokens)
         && least as usize > most
@@ -226,7 +227,7 @@ pub(crate) fn check_context(
     }
     match max_tokens {
         Some(wanted) if prompt.len() + wanted > context => refused(format!(
-            "this model's context holds {context} tokens, but {} were asked for: {} of the prompt and up to {wanted} of the reply",
+            "this model's maximum context length is {context} tokens, but {} were asked for: {} of the prompt and up to {wanted} of the reply",
             prompt.len() + wanted,
             prompt.len(),
         )),
