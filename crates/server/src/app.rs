@@ -39,8 +39,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::ready))
         .routes(routes!(routes::metrics))
         .split_for_parts();
-    let document = openapi::document(api, app.tenants.has_keys());
-    let document: Arc<str> = serde_json::to_string(&document).unwrap_or_default().into();
+    let document = openapi::document(api, app.tenants.has_keys(), &app.model);
+    let document: Arc<str> = document.to_string().into();
     let mut router = router
         .route("/openapi.json", get(async move || respond::json(document.to_string())))
         .fallback(unknown_route)

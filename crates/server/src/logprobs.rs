@@ -22,7 +22,6 @@ pub(crate) struct ChatLogprobs {
 
 /// A token, and the most probable ones at its place.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(no_recursion)]
 pub(crate) struct ChatToken {
     token: String,
     /// Of the model itself, before bias, penalties and temperature.

@@ -2,15 +2,18 @@
 
 use std::borrow::Cow;
 
+use serde_json::{Value, json};
 use utoipa::openapi::schema::{AdditionalProperties, Object, Schema};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApi, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::model::ServedModel;
 use crate::openai::chat::{ChatFields, ChatRequest};
 use crate::openai::common::CommonFields;
 use crate::openai::completions::{CompletionFields, CompletionRequest};
 use crate::openai::sampling::SamplingFields;
+use crate::schemas::TOKEN_ID;
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
 
@@ -61,6 +64,21 @@ impl ToSchema for CompletionRequest {
     }
 }
 
+/// A request of each kind as people write them. The model's name is added.
+fn example(name: &str, model: &ServedModel) -> Option<Value> {
+    let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
+    let mut request = match name {
+        "ChatRequest" => json!({ "messages": messages, "max_tokens": 16, "temperature": 0.7, "seed": 1 }),
+        "CompletionRequest" => json!({ "prompt": "The sky is", "max_tokens": 16, "stop": ["."] }),
+        "TokenizeRequest" => json!({ "prompt": "The sky is" }),
+        "DetokenizeRequest" => json!({ "tokens": [1, 2, 3] }),
+        "TemplateRequest" => json!({ "messages": messages }),
+        _ => return None,
+    };
+    request["model"] = json!(model.id);
+    Some(request)
+}
+
 /// Objects that requests are made of: no field of them is ignored.
 const STRICT: [&str; 7] = [
     "ChatRequest",
@@ -73,7 +91,7 @@ const STRICT: [&str; 7] = [
 ];
 
 /// The document as clients see it.
-pub(crate) fn document(mut api: OpenApi, has_keys: bool) -> OpenApi {
+pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &ServedModel) -> Value {
     api.info = InfoBuilder::new()
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
@@ -94,5 +112,38 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool) -> OpenApi {
         let either = ["bearer", "header"].map(|name| SecurityRequirement::new(name, Vec::<String>::new()));
         api.security = Some(either.into());
     }
-    api
+    let mut document = json!(api);
+    for name in STRICT {
+        let Some(schema) = document.pointer_mut(&format!("/components/schemas/{name}")) else { continue };
+        // This route makes text of ids, which not every id of a model has.
+        let has_text = name == "DetokenizeRequest";
+        fit_ids(schema, if has_text { model.tokenizer.vocab_size() } else { model.vocab_size });
+        if let Some(Value::Object(property)) = schema.pointer_mut("/properties/model") {
+            let may_be_null = property.get("type").is_some_and(Value::is_array);
+            let names = if may_be_null { json!([model.id, null]) } else { json!([model.id]) };
+            property.insert("enum".into(), names);
+        }
+        if let Some(example) = example(name, model) {
+            schema["examples"] = json!([example]);
+        }
+        if name == "TokenizeRequest" {
+            let only = |given: &str, kind: &str, other: &str| json!({ "required": [given], "properties": { given: { "type": kind }, other: { "type": "null" } } });
+            schema["oneOf"] = json!([only("prompt", "string", "messages"), only("messages", "array", "prompt")]);
+        }
+    }
+    document
+}
+
+/// Token ids end where the vocabulary ends.
+fn fit_ids(schema: &mut Value, vocab_size: usize) {
+    match schema {
+        Value::Object(entries) => {
+            if entries.remove(TOKEN_ID).is_some() {
+                entries.insert("maximum".into(), json!(vocab_size.saturating_sub(1)));
+            }
+            entries.values_mut().for_each(|value| fit_ids(value, vocab_size));
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| fit_ids(value, vocab_size)),
+        _ => {}
+    }
 }

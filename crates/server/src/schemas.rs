@@ -12,9 +12,11 @@ fn schema(value: Value) -> RefOr<Schema> {
     serde_json::from_value(value).expect("these are schemas")
 }
 
-/// Token ids; the document of a running server knows how many there are.
+/// Marks token ids, whose highest is known when a model is served.
+pub(crate) const TOKEN_ID: &str = "x-token-id";
+
 fn id() -> Value {
-    json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX, "x-token-id": true })
+    json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX, TOKEN_ID: true })
 }
 
 pub(crate) fn stop() -> RefOr<Schema> {
