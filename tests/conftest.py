@@ -10,6 +10,7 @@ from serving import Server, tenant, write_model
 def pytest_addoption(parser):
     repository = Path(__file__).parent.parent
     parser.addoption("--binaries", type=Path, default=repository / "target/debug", help="folder of the built program")
+    parser.addoption("--examples", default="10", help="examples of Schemathesis for each operation")
     parser.addoption("--node-modules", type=Path, help="folder with the npm package openai")
 
 

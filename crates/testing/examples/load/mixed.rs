@@ -102,7 +102,7 @@ fn crowd(
                 let (left, bad) = (&left, &bad);
                 scope.spawn(move || -> Outcome<()> {
                     let mut client = server.client()?;
-                    let mut dice = Dice::new(round << 32 | worker as u64 + 1);
+                    let mut dice = Dice::new((round << 32) | (worker as u64 + 1));
                     let take = |left: usize| left.checked_sub(1);
                     while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
                         one(&mut client, &mut dice, good, solo, bad, counts)

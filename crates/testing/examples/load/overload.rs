@@ -1,6 +1,6 @@
 //! Ten times more clients than the server has places: the excess is refused at once, and those inside notice nothing.
 //!
-//! Capacity is what runs and waits: clients beyond it get 429 and come back after the seconds that they are told.
+//! Clients for whom there is no place get 429 and come back after the seconds that they are told.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,10 @@ use super::speed::percentile;
 use super::{Arguments, Server};
 
 const RUNNING: usize = 8;
-const WAITING: usize = 8;
-const CAPACITY: usize = RUNNING + WAITING;
+/// Room for a whole batch that ends and comes back at once, behind another that waits already.
+const WAITING: usize = 16;
+/// Clients that are never refused: one batch runs and one waits.
+const CAPACITY: usize = 2 * RUNNING;
 /// How soon a refusal must come, and how much goodput it may cost.
 const REFUSED_IN: Duration = Duration::from_millis(20);
 const GOODPUT: f64 = 0.95;

@@ -115,7 +115,7 @@ fn first_tokens(server: &Server, arguments: &Arguments, round: usize) -> Outcome
     let mut client = server.client()?;
     let mut added = Vec::new();
     for i in 0..32 {
-        let body = body(arguments, ((round + 1) << 32 | i) as u64, 2);
+        let body = body(arguments, (((round + 1) << 32) | i) as u64, 2);
         let asked = Instant::now();
         let mut first = None;
         let reply = client.ask("POST", "/v1/completions", &body, &mut |_| {

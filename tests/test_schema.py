@@ -1,0 +1,29 @@
+"""Schemathesis over our OpenAPI document: every phase, every check, on a server without keys and on one with them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ALICE
+from serving import MODEL, PATIENCE, Server, tenant
+
+CONFIG = Path(__file__).parent / "schemathesis.toml"
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_document_is_true(binaries, model, tmp_path, pytestconfig, has_keys):
+    tenants = [tenant("alice", ALICE)] if has_keys else None
+    # Replies that nobody bounded would go on to the end of the context.
+    with Server(binaries, model, "--request-timeout", "1", tenants=tenants) as server:
+        command = [Path(sys.executable).parent / "schemathesis", "--config-file", CONFIG, "run", server.url + "/openapi.json"]
+        command += ["--phases", "examples,coverage,fuzzing,stateful", "--seed", "1", "--no-color"]
+        command += ["--max-examples", pytestconfig.getoption("--examples"), "--request-timeout", PATIENCE]
+        if has_keys:
+            command += ["--header", f"Authorization: Bearer {ALICE}"]
+        ran = subprocess.run([str(word) for word in command], cwd=tmp_path, capture_output=True, text=True)
+        print(ran.stdout)
+        assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr
+        assert server.get("/health").status == 200, "the server has lived through it"
+        assert server.metric("pellucid_kv_blocks_in_use", key=ALICE if has_keys else None) == 0
