@@ -31,7 +31,7 @@ pub(crate) struct ComputeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Instructions: scalar, avx2 or avx512
+    /// Instructions: scalar, avx2, avx512 or amx
     /// [default: the best that the machine has]
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,

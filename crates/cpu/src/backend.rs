@@ -6,7 +6,7 @@ use pellucid_tensor::{
 
 use crate::attention;
 use crate::machine;
-use crate::matmul::{LinearWeight, Multiplier, Product, decoded};
+use crate::matmul::{LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
 use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
 use crate::ops::{elementwise, experts, norm, rope};
 use crate::pool::Pool;
@@ -59,10 +59,14 @@ impl CpuBackend {
     }
 
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
-        let weight = linear_weight(linear);
-        let (depth, out) = (weight.depth, SharedOutput::new(out));
-        self.multiplier.run(&self.pool, x, depth, &[Product { weight, bias: linear.bias.as_ref().map(floats), out }]);
+        let depth = linear.weight.cols();
+        self.multiplier.run(&self.pool, x, depth, &[product(linear, out)]);
     }
+}
+
+fn product<'a>(linear: &'a Linear, out: &mut [f32]) -> Product<'a> {
+    let bias = linear.bias.as_ref().map(floats);
+    Product { weight: linear_weight(linear), bias, out: SharedOutput::new(out) }
 }
 
 fn linear_weight(linear: &Linear) -> &LinearWeight {
@@ -201,6 +205,19 @@ impl Backend for CpuBackend {
         assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
         assert_eq!(x.rows(), out.rows());
         self.matmul(floats(x), linear, floats_mut(out));
+        Ok(())
+    }
+
+    fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        for maps in maps.chunks_mut(MAX_PRODUCTS) {
+            let mut products = [None; MAX_PRODUCTS];
+            for (slot, (linear, out)) in products.iter_mut().zip(maps.iter_mut()) {
+                assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
+                assert_eq!(x.rows(), out.rows());
+                *slot = Some(product(linear, floats_mut(out)));
+            }
+            self.multiplier.run(&self.pool, floats(x), x.cols(), products.iter().flatten());
+        }
         Ok(())
     }
 

@@ -1,15 +1,20 @@
 //! Threads that wait for the next operation: a fixed pool, spinning briefly between operations and sleeping when idle.
 //!
 //! An operation is a number of tasks. A thread takes the next task until none is left, so who computes what is not fixed, and need
-//! not be: a task owns its part of the output, and no reduction is split between tasks.
+//! not be: a task owns its part of the output, and no reduction is split between tasks. A token takes hundreds of operations of a few
+//! microseconds, so starting one costs a store that spinning threads see; the operating system is asked only to wake sleepers. The
+//! caller waits for threads that have joined the operation, not for those that the system has not let run: on a busy machine it then
+//! does their share.
 
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Polls before a thread goes to sleep: around 50 microseconds, longer than the gap between two operations of a step.
-const SPINS_BEFORE_SLEEP: usize = 4_000;
+/// Polls before a thread goes to sleep: around 50 microseconds, longer than the gap between two operations of a step, and short
+/// enough that a program beside us hardly notices.
+const SPINS_BEFORE_SLEEP: usize = 2_000;
 
 /// A borrowed task function with its lifetime erased; `Pool::run` does not return while a thread may still call it.
 #[derive(Clone, Copy)]
@@ -18,20 +23,35 @@ struct Job {
     num_tasks: usize,
 }
 
-// SAFETY: the pointee is `Sync`, and `run` keeps it alive until every thread has left the job.
-unsafe impl Send for Job {}
+/// A value on a cache line of its own, so that threads that poll one do not slow down those that count in another.
+#[derive(Default)]
+#[repr(align(128))]
+struct OwnLine<T>(T);
 
 struct Shared {
-    /// Counts jobs; a change is the signal that `job` holds a new one.
-    generation: AtomicUsize,
-    job: Mutex<Option<Job>>,
-    wake: Condvar,
-    next_task: AtomicUsize,
-    /// Workers that have not yet left the current job.
-    busy: AtomicUsize,
+    /// The generation of the job in the upper half, whether it can be joined, and the number of workers in it.
+    state: OwnLine<AtomicU64>,
+    /// Written only while no worker is in a job.
+    job: UnsafeCell<Option<Job>>,
+    next_task: OwnLine<AtomicUsize>,
+    /// Workers that sleep, or are about to.
+    sleepers: OwnLine<AtomicUsize>,
     panicked: AtomicBool,
     stop: AtomicBool,
 }
+
+const OPEN: u64 = 1 << 31;
+const WORKERS: u64 = OPEN - 1;
+
+fn generation(state: u64) -> u64 {
+    state >> 32
+}
+
+// SAFETY: `job` is written by `run` alone, which holds the turn, has closed the previous job and has seen every worker leave it; workers
+// read it after they have joined, which only an open job allows.
+unsafe impl Sync for Shared {}
+// SAFETY: a job's task is `Sync`, and `run` keeps it alive until every thread has left the job.
+unsafe impl Send for Shared {}
 
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -44,11 +64,10 @@ impl Pool {
     /// A pool of `num_threads`, the calling thread being one of them.
     pub(crate) fn new(num_threads: usize) -> Self {
         let shared = Arc::new(Shared {
-            generation: AtomicUsize::new(0),
-            job: Mutex::new(None),
-            wake: Condvar::new(),
-            next_task: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
+            state: OwnLine::default(),
+            job: UnsafeCell::new(None),
+            next_task: OwnLine::default(),
+            sleepers: OwnLine::default(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -80,23 +99,33 @@ impl Pool {
         let task: *const (dyn Fn(usize) + Sync + 'static) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), _>(task) };
         let job = Job { task, num_tasks };
-        shared.next_task.store(0, Ordering::Relaxed);
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
-        {
-            let mut slot = shared.job.lock().expect("no thread panics while it holds the lock");
-            *slot = Some(job);
-            shared.generation.fetch_add(1, Ordering::Release);
-        }
-        shared.wake.notify_all();
+        // SAFETY: the previous job was closed and left by every worker before `run` returned.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.next_task.0.store(0, Ordering::Relaxed);
+        self.announce(OPEN);
         take_tasks(shared, job);
+        shared.state.0.fetch_and(!OPEN, Ordering::SeqCst);
         let mut spins = 0;
-        while shared.busy.load(Ordering::Acquire) > 0 {
+        while shared.state.0.load(Ordering::Acquire) & WORKERS > 0 {
             spins += 1;
             if spins < SPINS_BEFORE_SLEEP { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         let panicked = shared.panicked.swap(false, Ordering::Relaxed);
         drop(turn);
         assert!(!panicked, "a compute thread panicked; its message is above");
+    }
+
+    /// Begins a new generation and wakes whoever sleeps.
+    ///
+    /// A worker counts itself among the sleepers and then looks at the state; here the state changes and then the sleepers are looked
+    /// at. In any order of these four, the worker sees the change or is woken.
+    fn announce(&self, open: u64) {
+        let state = &self.shared.state.0;
+        let next = generation(state.load(Ordering::Relaxed)).wrapping_add(1) << 32;
+        state.store(next | open, Ordering::SeqCst);
+        if self.shared.sleepers.0.load(Ordering::SeqCst) > 0 {
+            self.workers.iter().for_each(|worker| worker.thread().unpark());
+        }
     }
 }
 
@@ -106,7 +135,7 @@ fn take_tasks(shared: &Shared, job: Job) {
     let task = unsafe { &*job.task };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         loop {
-            let i = shared.next_task.fetch_add(1, Ordering::Relaxed);
+            let i = shared.next_task.0.fetch_add(1, Ordering::Relaxed);
             if i >= job.num_tasks {
                 break;
             }
@@ -120,38 +149,57 @@ fn take_tasks(shared: &Shared, job: Job) {
 
 fn work(shared: &Shared) {
     let mut seen = 0;
-    loop {
-        let mut spins = 0;
-        while shared.generation.load(Ordering::Acquire) == seen && spins < SPINS_BEFORE_SLEEP {
-            spins += 1;
-            std::hint::spin_loop();
-        }
-        let job = {
-            let mut slot = shared.job.lock().expect("no thread panics while it holds the lock");
-            while shared.generation.load(Ordering::Acquire) == seen && !shared.stop.load(Ordering::Relaxed) {
-                slot = shared.wake.wait(slot).expect("no thread panics while it holds the lock");
-            }
-            *slot
-        };
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
-        }
-        // Every job waits for all workers, so a worker never falls behind by more than one generation.
-        seen = shared.generation.load(Ordering::Acquire);
-        if let Some(job) = job {
+    while join_next(shared, &mut seen) {
+        // SAFETY: the worker has joined, so the job is there and is not written again before it has left.
+        if let Some(job) = unsafe { *shared.job.get() } {
             take_tasks(shared, job);
         }
-        shared.busy.fetch_sub(1, Ordering::Release);
+        shared.state.0.fetch_sub(1, Ordering::Release);
     }
+}
+
+/// Waits for a job that this worker has not seen and joins it; false when the pool ends.
+fn join_next(shared: &Shared, seen: &mut u64) -> bool {
+    let stop = || shared.stop.load(Ordering::SeqCst);
+    for _ in 0..SPINS_BEFORE_SLEEP {
+        if try_join(shared, seen) {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
+    let mut joined = try_join(shared, seen);
+    while !joined && !stop() {
+        // `park` may return early, and returns at once when the thread was unparked before.
+        std::thread::park();
+        joined = try_join(shared, seen);
+    }
+    shared.sleepers.0.fetch_sub(1, Ordering::SeqCst);
+    joined
+}
+
+fn try_join(shared: &Shared, seen: &mut u64) -> bool {
+    let mut state = shared.state.0.load(Ordering::SeqCst);
+    while generation(state) != *seen {
+        if state & OPEN == 0 {
+            *seen = generation(state);
+            return false;
+        }
+        match shared.state.0.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => {
+                *seen = generation(state);
+                return true;
+            }
+            Err(now) => state = now,
+        }
+    }
+    false
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        {
-            let _slot = self.shared.job.lock();
-            self.shared.stop.store(true, Ordering::Relaxed);
-        }
-        self.shared.wake.notify_all();
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.announce(0);
         for worker in self.workers.drain(..) {
             // A worker ends by itself; a panic inside it was reported by `run`.
             let _ = worker.join();
@@ -175,6 +223,29 @@ mod tests {
                 assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn many_short_operations_of_several_callers_lose_no_task() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 0..2_000 {
+                        pool.run(1 + round % 5, &|i| {
+                            sum.fetch_add(i + 1, Ordering::Relaxed);
+                        });
+                        // Now and then long enough for the workers to fall asleep.
+                        if round % 500 == 0 {
+                            std::thread::sleep(std::time::Duration::from_millis(2));
+                        }
+                    }
+                });
+            }
+        });
+        // 1, 3, 6, 10 or 15 a round.
+        assert_eq!(sum.load(Ordering::Relaxed), 2 * 400 * (1 + 3 + 6 + 10 + 15));
     }
 
     #[test]

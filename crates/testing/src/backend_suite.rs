@@ -386,16 +386,12 @@ fn attention(suite: &mut Suite<'_>) {
     }
 }
 
-/// What a head of the format holds after these numbers were stored.
-fn stored(dtype: DType, head_size: usize, numbers: &[f32]) -> Vec<f32> {
+/// What these numbers are after they were stored.
+fn stored(dtype: DType, numbers: &[f32]) -> Vec<f32> {
     let mut bytes = vec![0; dtype.bytes_for(numbers.len()).expect("heads are whole blocks")];
     quant::encode(dtype, numbers, &mut bytes);
     let mut decoded = vec![0.0; numbers.len()];
-    for (out, bytes) in
-        decoded.chunks_exact_mut(head_size).zip(bytes.chunks_exact(dtype.bytes_for(head_size).unwrap_or(1)))
-    {
-        quant::decode(dtype, bytes, out);
-    }
+    quant::decode(dtype, &bytes, &mut decoded);
     decoded
 }
 
@@ -421,8 +417,8 @@ fn attend_case(suite: &mut Suite<'_>, case: &AttentionCase) {
     }
 
     // Everything after this is exact about what is stored: the rounding of keys and values is the format's own affair.
-    let keys = keys.map(|keys| stored(dtype, head_size, &keys));
-    let values = values.map(|values| stored(dtype, head_size, &values));
+    let keys = keys.map(|keys| stored(dtype, &keys));
+    let values = values.map(|values| stored(dtype, &values));
     let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (chunk_starts[s]..lens[s]).map(move |p| (s, p))).collect();
     let queries = suite.numbers.normals(rows.len() * cols);
     let scale = 1.0 / (head_size as f32).sqrt();

@@ -8,9 +8,11 @@ mod collected;
 mod fake_model;
 pub mod products;
 pub mod selftest;
+mod subjects;
 
 pub use collected::{Collected, Outcome};
 pub use fake_model::FakeModel;
+pub use subjects::{Subject, subjects};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

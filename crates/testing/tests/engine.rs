@@ -1,5 +1,6 @@
 //! The engine's promises: the same bits whoever else is served, limits that are kept, faults that stay with their request.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use pellucid_engine::{Engine, EngineHandle, EngineOptions, Error, Event, FinishR
 use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
 use pellucid_tensor::DType;
-use pellucid_testing::{Collected, FakeModel, Outcome, cpu, goldens, goldens_folder};
+use pellucid_testing::{Collected, FakeModel, Outcome, Subject, cpu, subjects};
 
 const OPTIONS: EngineOptions = EngineOptions {
     num_blocks: 400,
@@ -23,9 +24,9 @@ const OPTIONS: EngineOptions = EngineOptions {
     secret: [3; 32],
 };
 
-fn engine(golden: &str, num_threads: usize, options: EngineOptions) -> Engine {
+fn engine(path: &Path, num_threads: usize, options: EngineOptions) -> Engine {
     let backend = cpu(Isa::best(), num_threads).expect("the best there is");
-    let checkpoint = Checkpoint::open(&goldens_folder().join(golden)).expect("a golden");
+    let checkpoint = Checkpoint::open(path).expect("a model");
     let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions::default(), &mut |_, _| ()).expect("it loads");
     Engine::new(Box::new(model), backend, options).expect("an engine")
 }
@@ -70,35 +71,75 @@ fn bits(outcome: &Outcome) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 
 #[test]
 fn alone_or_in_company_cold_or_cached_preempted_or_not_the_bits_are_the_same() {
-    for golden in goldens() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for Subject { name, path, kv_dtype, .. } in subjects(folder.path()) {
         // LongRoPE and the smallest contexts included; every family takes the same road.
         let requests: Vec<Request> =
             prompts(24, 90).into_iter().enumerate().map(|(i, p)| request(p, i as u64 % 4)).collect();
+        let options = EngineOptions { kv_dtype, ..OPTIONS };
         let mut alone = Vec::new();
-        let mut single = engine(&golden.name, 1, EngineOptions { max_sequences: 1, chunk_len: 64, ..OPTIONS });
+        let mut single = engine(&path, 1, EngineOptions { max_sequences: 1, chunk_len: 64, ..options });
         for request in &requests {
             alone.push(bits(&serve(&mut single, std::slice::from_ref(request))[0]));
         }
         let settings = [
-            OPTIONS,
-            EngineOptions { chunk_len: 1, ..OPTIONS },
-            EngineOptions { max_sequences: 3, step_tokens: 7, chunk_len: 5, ..OPTIONS },
+            options,
+            EngineOptions { chunk_len: 1, ..options },
+            EngineOptions { max_sequences: 3, step_tokens: 7, chunk_len: 5, ..options },
             // Memory for a few sequences only, given out too freely: requests are preempted and computed again.
-            EngineOptions { num_blocks: 24, overcommit: true, ..OPTIONS },
+            EngineOptions { num_blocks: 24, overcommit: true, ..options },
         ];
         for (i, options) in settings.into_iter().enumerate() {
-            let mut engine = engine(&golden.name, 2, options);
+            let mut engine = engine(&path, 2, options);
             for warmth in ["cold", "warm"] {
                 let together = serve(&mut engine, &requests);
                 for (j, outcome) in together.iter().enumerate() {
-                    assert!(bits(outcome) == alone[j], "{}: request {j}, setting {i}, {warmth} differs", golden.name);
+                    let case = format!("{name}, KV in {kv_dtype}: request {j}, setting {i}, {warmth}");
+                    assert!(bits(outcome) == alone[j], "{case} differs");
                 }
             }
             let stats = engine.stats();
-            assert!(stats.cached_tokens > 0, "{}: the second round finds what the first stored", golden.name);
-            assert!(i != 3 || stats.preemptions > 0, "{}: memory was tight", golden.name);
+            assert!(stats.cached_tokens > 0, "{name}: the second round finds what the first stored");
+            assert!(i != 3 || stats.preemptions > 0, "{name}: memory was tight");
         }
     }
+}
+
+/// Numbers that halves cannot hold end the request that made them, by name, and nobody else's.
+#[test]
+fn keys_beyond_the_format_end_their_request_with_an_error() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    subjects(folder.path());
+    // Norm weights of the first layer a million times as large make keys and values that no half can hold.
+    let file = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("just written");
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).expect("a header");
+    let offsets = &header["model.layers.0.input_layernorm.weight"]["data_offsets"];
+    let at = |i: usize| 8 + header_len + offsets[i].as_u64().expect("an offset") as usize;
+    for number in bytes[at(0)..at(1)].chunks_exact_mut(4) {
+        let value = f32::from_le_bytes(number.try_into().expect("four bytes"));
+        number.copy_from_slice(&(value * 1e6).to_le_bytes());
+    }
+    std::fs::write(&file, bytes).expect("a writable file");
+    let run = |kv_dtype| {
+        let mut engine = engine(folder.path(), 1, EngineOptions { kv_dtype, ..OPTIONS });
+        serve(&mut engine, &[request(vec![1, 2, 3], 1)])[0].error.clone()
+    };
+    assert!(matches!(run(DType::F16), Some(Error::Sampling(pellucid_sampling::Error::NotANumber { .. }))));
+    assert_eq!((run(DType::F32), run(DType::BF16)), (None, None), "formats with the range of f32 go on");
+}
+
+#[test]
+fn a_format_that_does_not_fit_is_refused_by_name() {
+    let refusal = |kv_dtype| {
+        let model = FakeModel::new(24, 60);
+        let backend = model.backend();
+        let refused = Engine::new(Box::new(model), backend, EngineOptions { kv_dtype, ..OPTIONS });
+        refused.err().expect("it is refused").to_string()
+    };
+    assert!(refusal(DType::Q8_0).contains("Q8_0 holds heads of a multiple of 32 numbers, but this model's have 1"));
+    assert!(refusal(DType::Q4_0).contains("Q4_0 is no format of KV memory; those are F32, F16, BF16, Q8_0"));
 }
 
 #[test]

@@ -29,7 +29,10 @@ pub(super) unsafe fn score<L: Lanes, const R: usize>(
         // SAFETY: by the assertion, and by the caller's promise for queries.
         unsafe {
             let row = keys.as_ptr().add(d * TILE);
-            let key: [L::Vector; VECTORS] = std::array::from_fn(|v| lanes.load(row.add(v * LANES)));
+            let mut key = [lanes.splat(0.0); VECTORS];
+            for v in 0..VECTORS {
+                key[v] = lanes.load(row.add(v * LANES));
+            }
             for r in 0..R {
                 let query = lanes.splat(*queries[r].add(d));
                 for v in 0..VECTORS {
@@ -62,29 +65,31 @@ impl Softmax {
         let vectors = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
         let scores = &mut scores[vectors.clone()];
         let visible = visible.start - vectors.start..visible.end - vectors.start;
+        // SAFETY, here and below: `scores` is whole vectors, and i is the place of one.
         let start = scores.as_mut_ptr();
-        let steps = (0..scores.len()).step_by(LANES);
-        // SAFETY, here and below: `scores` is whole vectors.
-        let load = |i| unsafe { lanes.load(start.add(i)) };
-        let store = |x, i| unsafe { lanes.store(x, start.add(i)) };
-
         let scale = lanes.splat(self.scale);
-        for i in steps.clone() {
-            let scaled = lanes.multiply(load(i), scale);
-            store(self.soft_cap.map_or(scaled, |cap| capped(lanes, scaled, cap)), i);
+        for i in (0..scores.len()).step_by(LANES) {
+            let mut score = lanes.multiply(unsafe { lanes.load(start.add(i)) }, scale);
+            if let Some(cap) = self.soft_cap {
+                score = capped(lanes, score, cap);
+            }
+            unsafe { lanes.store(score, start.add(i)) };
         }
         for i in (0..visible.start).chain(visible.end..scores.len()) {
-            // SAFETY: an index of the slice, written through the same pointer as the vectors.
-            unsafe { *start.add(i) = f32::NEG_INFINITY };
+            scores[i] = f32::NEG_INFINITY;
         }
-        let largest = steps.clone().fold(lanes.splat(f32::NEG_INFINITY), |largest, i| lanes.max(largest, load(i)));
+        let start = scores.as_mut_ptr();
+        let mut largest = lanes.splat(f32::NEG_INFINITY);
+        for i in (0..scores.len()).step_by(LANES) {
+            largest = lanes.max(largest, unsafe { lanes.load(start.add(i)) });
+        }
         let largest = lanes.to_array(largest).into_iter().fold(f32::NEG_INFINITY, f32::max);
         let shift = lanes.splat(largest);
         let mut sum = lanes.splat(0.0);
-        for i in steps {
-            let weight = lanes.exp(lanes.subtract(load(i), shift));
+        for i in (0..scores.len()).step_by(LANES) {
+            let weight = lanes.exp(lanes.subtract(unsafe { lanes.load(start.add(i)) }, shift));
             sum = lanes.add(sum, weight);
-            store(weight, i);
+            unsafe { lanes.store(weight, start.add(i)) };
         }
         (largest, crate::math::sum_lanes(lanes.to_array(sum)))
     }
@@ -142,11 +147,18 @@ unsafe fn accumulate_columns<L: Lanes, const R: usize, const C: usize>(
 ) {
     // SAFETY: passed on from the caller; row j of the tile begins at j * stride.
     unsafe {
-        let mut totals: [[L::Vector; C]; R] =
-            std::array::from_fn(|r| std::array::from_fn(|c| lanes.load(sums[r].add(c * LANES))));
+        let mut totals = [[lanes.splat(0.0); C]; R];
+        for r in 0..R {
+            for c in 0..C {
+                totals[r][c] = lanes.load(sums[r].add(c * LANES));
+            }
+        }
         for j in range {
             let row = values.as_ptr().add(j * stride);
-            let value: [L::Vector; C] = std::array::from_fn(|c| lanes.load(row.add(c * LANES)));
+            let mut value = [lanes.splat(0.0); C];
+            for c in 0..C {
+                value[c] = lanes.load(row.add(c * LANES));
+            }
             for r in 0..R {
                 let weight = lanes.splat(*weights[r].add(j));
                 for c in 0..C {

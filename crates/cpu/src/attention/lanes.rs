@@ -2,6 +2,9 @@
 //!
 //! A value of an implementing type proves that its instructions are there, as everywhere in [`crate::simd`]. AVX2 holds sixteen lanes
 //! in two registers and gives the bits of AVX-512; the scalar version does not fuse and is the oracle within a tolerance.
+//!
+//! Code over lanes is `#[inline(always)]` and has no closures: a closure is compiled without the instructions, and every one of its
+//! operations would become a call.
 
 use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 
@@ -270,10 +273,7 @@ mod x86 {
 
     /// Applies an intrinsic to both halves.
     macro_rules! halves {
-        ($f:expr, $($x:expr),*) => {{
-            let f = $f;
-            [f($($x[0]),*), f($($x[1]),*)]
-        }};
+        ($f:ident, $($x:expr),*) => { unsafe { [$f($($x[0]),*), $f($($x[1]),*)] } };
     }
 
     impl Lanes for Avx2 {
@@ -298,63 +298,76 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_f16(self, from: *const u8) -> [__m256; 2] {
-            unsafe { [0, 16].map(|half| _mm256_cvtph_ps(_mm_loadu_si128(from.add(half).cast()))) }
+            unsafe {
+                let (low, high) = (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(16).cast()));
+                [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+            }
         }
         #[inline(always)]
         unsafe fn load_bf16(self, from: *const u8) -> [__m256; 2] {
             unsafe {
-                [0, 16].map(|half| {
-                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(half).cast()));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-                })
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(16).cast()));
+                [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
             }
         }
         #[inline(always)]
         unsafe fn load_i8(self, from: *const u8) -> [__m256; 2] {
             unsafe {
-                [0, 8].map(|half| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(half).cast()))))
+                let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
+                let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+                [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
             }
         }
         #[inline(always)]
         fn multiply_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b, c| unsafe { _mm256_fmadd_ps(a, b, c) }, a, b, c)
+            halves!(_mm256_fmadd_ps, a, b, c)
         }
         #[inline(always)]
         fn multiply(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b| unsafe { _mm256_mul_ps(a, b) }, a, b)
+            halves!(_mm256_mul_ps, a, b)
         }
         #[inline(always)]
         fn divide(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b| unsafe { _mm256_div_ps(a, b) }, a, b)
+            halves!(_mm256_div_ps, a, b)
         }
         #[inline(always)]
         fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b| unsafe { _mm256_add_ps(a, b) }, a, b)
+            halves!(_mm256_add_ps, a, b)
         }
         #[inline(always)]
         fn subtract(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b| unsafe { _mm256_sub_ps(a, b) }, a, b)
+            halves!(_mm256_sub_ps, a, b)
         }
         #[inline(always)]
         fn max(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b| unsafe { _mm256_max_ps(a, b) }, a, b)
+            halves!(_mm256_max_ps, a, b)
         }
         #[inline(always)]
         fn min(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-            halves!(|a, b| unsafe { _mm256_min_ps(a, b) }, a, b)
+            halves!(_mm256_min_ps, a, b)
         }
         #[inline(always)]
         fn zero_below(self, x: [__m256; 2], limit: [__m256; 2], value: [__m256; 2]) -> [__m256; 2] {
-            let zero = |x, limit, value| unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit), value) };
-            halves!(zero, x, limit, value)
+            let keep = halves!(not_below, x, limit);
+            halves!(_mm256_and_ps, keep, value)
         }
         #[inline(always)]
         fn power_of_two(self, shifted: [__m256; 2]) -> [__m256; 2] {
-            let power = |shifted| unsafe {
-                let biased = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-            };
-            halves!(power, shifted)
+            halves!(power_of_two, shifted)
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+    fn not_below(x: __m256, limit: __m256) -> __m256 {
+        _mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+    fn power_of_two(shifted: __m256) -> __m256 {
+        let biased = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
     }
 }

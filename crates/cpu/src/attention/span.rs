@@ -79,10 +79,10 @@ impl<'a> Queries<'a> {
             let keys = &mut tile[..TILE * head_size];
             let offset = span * SPAN;
             self.pages.decode_keys(lanes, offset + start, offset + seen.start, offset + seen.end, keys);
-            self.each_register_tile::<L>(span, start, |first, count| {
+            for (first, count) in self.register_tiles::<L>(span, start) {
                 // SAFETY: `count` queries from `first` on; rows of scores have SPAN numbers, of which a tile is a part.
                 unsafe { self.score(lanes, first, count, keys, scores.as_mut_ptr().add(start)) };
-            });
+            }
         }
 
         let attention = self.call.attention;
@@ -99,28 +99,24 @@ impl<'a> Queries<'a> {
             let values = &mut tile[..TILE * stride];
             let offset = span * SPAN;
             self.pages.decode_values(lanes, offset + start, offset + seen.start, offset + seen.end, values);
-            self.each_register_tile::<L>(span, start, |first, count| {
+            for (first, count) in self.register_tiles::<L>(span, start) {
+                let tile = RegisterTile { queries: self, span, start, first, count };
                 // SAFETY: as above; `state` has a row of values for every query.
-                unsafe { self.accumulate(lanes, span, start, first, count, values, scores, state) };
-            });
+                unsafe { tile.accumulate(lanes, values, scores, state) };
+            }
         }
     }
 
-    /// Calls `f(first query, number of queries)` for register tiles of queries that see something of the tile at `start`.
-    #[inline(always)]
-    fn each_register_tile<L: Lanes>(&self, span: usize, start: usize, mut f: impl FnMut(usize, usize)) {
-        let sees = |i: usize| {
+    /// (first query, number of queries) of the register tiles in which some query sees something of the tile at `start`.
+    fn register_tiles<L: Lanes>(&self, span: usize, start: usize) -> impl Iterator<Item = (usize, usize)> {
+        let sees = move |i: usize| {
             let visible = self.visible(i, span);
             visible.start < start + TILE && visible.end > start
         };
-        let mut first = 0;
-        while first < self.len() {
-            let count = L::TILE_QUERIES.min(self.len() - first);
-            if (first..first + count).any(sees) {
-                f(first, count);
-            }
-            first += count;
-        }
+        (0..self.len())
+            .step_by(L::TILE_QUERIES)
+            .map(|first| (first, L::TILE_QUERIES.min(self.len() - first)))
+            .filter(move |&(first, count)| (first..first + count).any(sees))
     }
 
     /// # Safety
@@ -141,61 +137,6 @@ impl<'a> Queries<'a> {
         }
     }
 
-    /// Adds the values of the tile at `start`: first the positions that only some of the queries see, each by itself, then those that
-    /// all of them see, then the rest. For each query that is ascending order, and nothing invisible is touched: a stale slot may hold
-    /// anything, and zero times infinity is not zero.
-    ///
-    /// # Safety
-    /// The queries exist and have rows of SPAN numbers in `scores`.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn accumulate<L: Lanes>(
-        &self,
-        lanes: L,
-        span: usize,
-        start: usize,
-        first: usize,
-        count: usize,
-        values: &[f32],
-        scores: &[f32],
-        state: &mut State<'_>,
-    ) {
-        let stride = state.stride();
-        let rows = state.values.as_mut_ptr();
-        let visible = |r: usize| {
-            let visible = self.visible(first + r, span);
-            let end = visible.end.clamp(start, start + TILE) - start;
-            (visible.start.clamp(start, start + TILE) - start).min(end)..end
-        };
-        let weights = |r: usize| scores[(first + r) * SPAN + start..][..TILE].as_ptr();
-        // SAFETY: a row of the state is `stride` numbers; the rest is passed on from the caller.
-        unsafe {
-            let sums = |r: usize| rows.add((first + r) * stride);
-            let alone = |r: usize, range: Range<usize>| {
-                if !range.is_empty() {
-                    kernel::accumulate(lanes, [weights(r)], values, range, [sums(r)]);
-                }
-            };
-            // Later queries see no earlier and no fewer positions.
-            let common = visible(count - 1).start..visible(0).end;
-            if common.is_empty() {
-                (0..count).for_each(|r| alone(r, visible(r)));
-                return;
-            }
-            (0..count).for_each(|r| alone(r, visible(r).start..common.start));
-            match count {
-                1 => alone(0, common.clone()),
-                2 => kernel::accumulate::<L, 2>(lanes, [0, 1].map(weights), values, common.clone(), [0, 1].map(sums)),
-                3 => kernel::accumulate(lanes, [0, 1, 2].map(weights), values, common.clone(), [0, 1, 2].map(sums)),
-                _ => {
-                    let all = [0, 1, 2, 3];
-                    kernel::accumulate(lanes, all.map(weights), values, common.clone(), all.map(sums));
-                }
-            }
-            (0..count).for_each(|r| alone(r, common.end..visible(r).end));
-        }
-    }
-
     /// Divides by the sums and writes the results.
     ///
     /// # Safety
@@ -210,6 +151,91 @@ impl<'a> Queries<'a> {
             for (out, value) in out.iter_mut().zip(&state.values[i * stride..]) {
                 *out = value * factor;
             }
+        }
+    }
+}
+
+/// Queries whose sums are in registers together, at one tile of a span.
+struct RegisterTile<'a> {
+    queries: &'a Queries<'a>,
+    span: usize,
+    /// Of the tile, counted from the span's.
+    start: usize,
+    first: usize,
+    count: usize,
+}
+
+impl RegisterTile<'_> {
+    /// The positions of the tile that one of the queries sees, counted from the tile's start.
+    #[inline(always)]
+    fn visible(&self, r: usize) -> Range<usize> {
+        let visible = self.queries.visible(self.first + r, self.span);
+        let end = visible.end.clamp(self.start, self.start + TILE) - self.start;
+        (visible.start.clamp(self.start, self.start + TILE) - self.start).min(end)..end
+    }
+
+    /// Adds the tile's values: first the positions that only some of the queries see, each by itself, then those that all of them see,
+    /// then the rest. For each query that is ascending order, and nothing invisible is touched: a stale slot may hold anything, and
+    /// zero times infinity is not zero.
+    ///
+    /// # Safety
+    /// The queries exist, and have rows of SPAN numbers in `scores` and rows of values in `state`.
+    #[inline(always)]
+    unsafe fn accumulate<L: Lanes>(&self, lanes: L, values: &[f32], scores: &[f32], state: &mut State<'_>) {
+        // Later queries see no earlier and no fewer positions.
+        let common = self.visible(self.count - 1).start..self.visible(0).end;
+        let stride = state.stride();
+        let rows = Rows {
+            weights: scores[self.first * SPAN + self.start..].as_ptr(),
+            sums: state.values[self.first * stride..].as_mut_ptr(),
+            stride,
+        };
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if common.is_empty() {
+                for r in 0..self.count {
+                    rows.add::<L, 1>(lanes, r, values, self.visible(r));
+                }
+                return;
+            }
+            for r in 0..self.count {
+                rows.add::<L, 1>(lanes, r, values, self.visible(r).start..common.start);
+            }
+            match self.count {
+                1 => rows.add::<L, 1>(lanes, 0, values, common.clone()),
+                2 => rows.add::<L, 2>(lanes, 0, values, common.clone()),
+                3 => rows.add::<L, 3>(lanes, 0, values, common.clone()),
+                _ => rows.add::<L, 4>(lanes, 0, values, common.clone()),
+            }
+            for r in 0..self.count {
+                rows.add::<L, 1>(lanes, r, values, common.end..self.visible(r).end);
+            }
+        }
+    }
+}
+
+/// Weights and sums of a register tile's queries.
+struct Rows {
+    weights: *const f32,
+    sums: *mut f32,
+    stride: usize,
+}
+
+impl Rows {
+    /// Adds the positions of `range` for `R` queries from the given one on.
+    ///
+    /// # Safety
+    /// Those queries have rows of weights, SPAN apart, and of sums, `stride` apart.
+    #[inline(always)]
+    unsafe fn add<L: Lanes, const R: usize>(&self, lanes: L, first: usize, values: &[f32], range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let weights = std::array::from_fn::<_, R, _>(|r| self.weights.add((first + r) * SPAN));
+            let sums = std::array::from_fn::<_, R, _>(|r| self.sums.add((first + r) * self.stride));
+            kernel::accumulate(lanes, weights, values, range, sums);
         }
     }
 }

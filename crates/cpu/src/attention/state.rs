@@ -51,11 +51,10 @@ impl<'a> State<'a> {
                 continue;
             }
             let largest = self.largest[i].max(next.largest[i]);
-            let factor = |of: f32| lanes.exp(lanes.splat(of - largest));
-            let (ours, theirs) = (factor(self.largest[i]), factor(next.largest[i]));
-            let first = |x| lanes.to_array(x)[0];
+            let ours = lanes.exp(lanes.splat(self.largest[i] - largest));
+            let theirs = lanes.exp(lanes.splat(next.largest[i] - largest));
             self.largest[i] = largest;
-            self.sums[i] = self.sums[i] * first(ours) + next.sums[i] * first(theirs);
+            self.sums[i] = self.sums[i] * lanes.to_array(ours)[0] + next.sums[i] * lanes.to_array(theirs)[0];
             for at in row.step_by(LANES) {
                 // SAFETY: rows are whole vectors, and both have as many of them.
                 unsafe {

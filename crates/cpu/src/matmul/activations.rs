@@ -182,7 +182,10 @@ vectorized! {
                 let to = ((s + 1) * SLICE).min(x.len());
                 slice[..to - from].copy_from_slice(&x[from..to]);
                 let place = start + s * m + row;
-                let quants = slice.map(|x| (x * inverse + ROUND).to_bits() as i8);
+                let mut quants = [0i8; SLICE];
+                for i in 0..SLICE {
+                    quants[i] = (slice[i] * inverse + ROUND).to_bits() as i8;
+                }
                 let low: i32 = quants[..16].iter().map(|&q| i32::from(q)).sum();
                 let high: i32 = quants[16..].iter().map(|&q| i32::from(q)).sum();
                 let sum = low + high;

@@ -34,7 +34,7 @@ struct Chunk {
     mins: [[f32; COLUMNS]; CHUNK_SLICES],
     min_pairs: [[u8; 64]; CHUNK_SLICES / 2],
     min_heads: [[f32; COLUMNS]; CHUNK_SLICES / 8],
-    tiles: [[[[i32; COLUMNS]; BLOCK]; 2]; 2],
+    tiles: [[[i32; COLUMNS]; BLOCK]; 2],
 }
 
 struct Scratch {
@@ -122,12 +122,13 @@ unsafe fn few_panels<F: Packing>(
     }
 }
 
-/// Tiles 0 and 1 are results, 4 and 5 rows of x, 6 and 7 of W.
+/// Tiles 0 to 3 are results, 4 and 5 rows of x, 6 and 7 of W.
 fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
     let len = sub_len(layout);
     let mut config = TileConfig::default();
     for tile in 0..2 {
         config.set(tile, num_rows, 4 * COLUMNS);
+        config.set(2 + tile, num_rows, 4 * COLUMNS);
         config.set(4 + tile, num_rows, len);
         config.set(6 + tile, len / 4, 4 * COLUMNS);
     }
@@ -185,6 +186,20 @@ unsafe fn unpack<F: Packing>(units: *const u8, count: usize, chunk: &mut Chunk) 
     }
 }
 
+/// Evaluates a block for each row of a block with the row as a constant: sixteen sums stay in registers only when nothing indexes them
+/// by a variable.
+macro_rules! for_each_row {
+    ($r:ident => $body:block) => {
+        for_each_row!($r => $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    ($r:ident => $body:block, $($row:literal)*) => {
+        $({
+            const $r: usize = $row;
+            $body
+        })*
+    };
+}
+
 /// A block of rows times a chunk, added to `results`.
 ///
 /// # Safety
@@ -200,41 +215,41 @@ unsafe fn multiply<F: Packing>(chunk: &mut Chunk, count: usize, x: RowBlock, res
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums and
     // scales can be read for a whole block even where it has fewer rows.
     unsafe {
+        // Of the whole row where a step is a unit, else of the unit.
         let mut sums = [_mm512_setzero_ps(); BLOCK];
-        if layout.slices == 2 {
-            for r in 0..BLOCK {
-                sums[r] = _mm512_loadu_ps(results[r].as_ptr());
-            }
+        if steps_of_unit == 1 {
+            for_each_row!(R => { sums[R] = _mm512_loadu_ps(results[R].as_ptr()); });
         }
-        tiles::<F>(chunk, x, 0);
-        for step in 0..num_steps {
-            if step + 1 < num_steps {
-                tiles::<F>(chunk, x, step + 1);
+        for next in 0..=num_steps {
+            if next < num_steps {
+                multiply_tiles::<F>(chunk, x, next);
             }
-            let tiles = &chunk.tiles[step % 2];
+            let Some(step) = next.checked_sub(1) else { continue };
+            store_tiles(chunk, step);
+            let tiles = &chunk.tiles;
             let scales = [0, 1].map(|i| _mm512_load_ps(chunk.scales[2 * step + i].as_ptr()));
             let product = |i: usize, r: usize| _mm512_cvtepi32_ps(_mm512_load_si512(tiles[i][r].as_ptr().cast()));
-            if layout.slices == 2 {
+            if steps_of_unit == 1 {
                 let x_scales = x.scales.add(step * m);
                 let row_sums = [x.sums.add(2 * step * m), x.sums.add((2 * step + 1) * m)];
                 let mins = [0, 1].map(|i| _mm512_load_ps(chunk.mins[2 * step + i].as_ptr()));
-                for r in 0..BLOCK {
+                for_each_row!(R => {
                     let mut part = _mm512_setzero_ps();
                     for i in 0..2 {
-                        part = _mm512_fmadd_ps(product(i, r), scales[i], part);
+                        part = _mm512_fmadd_ps(product(i, R), scales[i], part);
                         if layout.mins == Mins::Plain {
-                            part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums[i].add(r)), mins[i], part);
+                            part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums[i].add(R)), mins[i], part);
                         }
                     }
-                    sums[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(r)), sums[r]);
-                }
+                    sums[R] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(R)), sums[R]);
+                });
                 continue;
             }
-            for r in 0..BLOCK {
-                sums[r] = _mm512_fmadd_ps(product(0, r), scales[0], sums[r]);
-                sums[r] = _mm512_fmadd_ps(product(1, r), scales[1], sums[r]);
-            }
-            if (step + 1) % steps_of_unit != 0 {
+            for_each_row!(R => {
+                sums[R] = _mm512_fmadd_ps(product(0, R), scales[0], sums[R]);
+                sums[R] = _mm512_fmadd_ps(product(1, R), scales[1], sums[R]);
+            });
+            if !next.is_multiple_of(steps_of_unit) {
                 continue;
             }
             let unit = step / steps_of_unit;
@@ -245,64 +260,96 @@ unsafe fn multiply<F: Packing>(chunk: &mut Chunk, count: usize, x: RowBlock, res
                     _mm512_load_si512(chunk.min_pairs[unit * pairs_of_unit + i].as_ptr().cast())
                 });
                 let pairs = x.pairs.add(unit * pairs_of_unit * m).cast::<i32>();
-                for r in 0..BLOCK {
+                for_each_row!(R => {
                     let mut minimums = _mm512_setzero_si512();
                     for (i, &mins) in mins.iter().enumerate() {
-                        let pair = pairs.add(i * m + r).read_unaligned();
+                        let pair = pairs.add(i * m + R).read_unaligned();
                         minimums = _mm512_dpwssd_epi32(minimums, mins, _mm512_set1_epi32(pair));
                     }
-                    sums[r] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums), dmin, sums[r]);
-                }
+                    sums[R] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums), dmin, sums[R]);
+                });
             }
             let x_scales = x.scales.add(unit * m);
-            for r in 0..BLOCK {
-                let result = _mm512_loadu_ps(results[r].as_ptr());
-                let result = _mm512_fmadd_ps(sums[r], _mm512_set1_ps(*x_scales.add(r)), result);
-                _mm512_storeu_ps(results[r].as_mut_ptr(), result);
-                sums[r] = _mm512_setzero_ps();
-            }
+            for_each_row!(R => {
+                let result = _mm512_loadu_ps(results[R].as_ptr());
+                let result = _mm512_fmadd_ps(sums[R], _mm512_set1_ps(*x_scales.add(R)), result);
+                _mm512_storeu_ps(results[R].as_mut_ptr(), result);
+                sums[R] = _mm512_setzero_ps();
+            });
         }
-        if layout.slices == 2 {
-            for r in 0..BLOCK {
-                _mm512_storeu_ps(results[r].as_mut_ptr(), sums[r]);
-            }
+        if steps_of_unit == 1 {
+            for_each_row!(R => { _mm512_storeu_ps(results[R].as_mut_ptr(), sums[R]); });
         }
     }
 }
 
-/// The two tiles of a step, multiplied and stored.
+/// Multiplies the two tiles of a step, into result tiles 0 and 1 for even steps and 2 and 3 for odd ones.
+///
+/// A tile store right behind its multiplication holds everything up until that is done; with the results of two steps alive, a step is
+/// stored while the next one is multiplied. That halved the time of the whole kernel.
 ///
 /// # Safety
 /// As for `multiply`; the step is one of the chunk's.
 #[inline(always)]
-unsafe fn tiles<F: Packing>(chunk: &mut Chunk, x: RowBlock, step: usize) {
+unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, step: usize) {
     let half = F::LAYOUT.scales == Scales::Halves;
     let (slices, bytes) = if half { ([step, step], [0, 256]) } else { ([2 * step, 2 * step + 1], [0, 0]) };
-    let to = &mut chunk.tiles[step % 2];
-    // SAFETY: the tiles read whole slices of the block and of the chunk (or halves: 16 of 32 numbers, 256 of 512 bytes), and write
-    // sixteen lines; nothing else of the program uses tile registers.
+    macro_rules! multiply {
+        ($first:literal, $second:literal) => {
+            asm!(
+                concat!("tilezero tmm", $first),
+                "tileloadd tmm4, [{x0} + {x_stride}]",
+                "tileloadd tmm6, [{w0} + {stride}]",
+                concat!("tdpbssd tmm", $first, ", tmm4, tmm6"),
+                concat!("tilezero tmm", $second),
+                "tileloadd tmm5, [{x1} + {x_stride}]",
+                "tileloadd tmm7, [{w1} + {stride}]",
+                concat!("tdpbssd tmm", $second, ", tmm5, tmm7"),
+                x0 = in(reg) x.quants.add(slices[0] * x.num_rows * SLICE + bytes[0] / COLUMNS),
+                x1 = in(reg) x.quants.add(slices[1] * x.num_rows * SLICE + bytes[1] / COLUMNS),
+                w0 = in(reg) chunk.integers[slices[0]].as_ptr().add(bytes[0]),
+                w1 = in(reg) chunk.integers[slices[1]].as_ptr().add(bytes[1]),
+                x_stride = in(reg) SLICE,
+                stride = in(reg) 64usize,
+                options(nostack, preserves_flags, readonly),
+            )
+        };
+    }
+    // SAFETY: the tiles read whole slices of the block and of the chunk (or halves: 16 of 32 numbers, 256 of 512 bytes); nothing else
+    // of the program uses tile registers.
     unsafe {
-        let rows = |i: usize| x.quants.add(slices[i] * x.num_rows * SLICE + bytes[i] / COLUMNS);
-        asm!(
-            "tilezero tmm0",
-            "tileloadd tmm4, [{x0} + {x_stride}]",
-            "tileloadd tmm6, [{w0} + {stride}]",
-            "tdpbssd tmm0, tmm4, tmm6",
-            "tilezero tmm1",
-            "tileloadd tmm5, [{x1} + {x_stride}]",
-            "tileloadd tmm7, [{w1} + {stride}]",
-            "tdpbssd tmm1, tmm5, tmm7",
-            "tilestored [{to0} + {stride}], tmm0",
-            "tilestored [{to1} + {stride}], tmm1",
-            x0 = in(reg) rows(0),
-            x1 = in(reg) rows(1),
-            w0 = in(reg) chunk.integers[slices[0]].as_ptr().add(bytes[0]),
-            w1 = in(reg) chunk.integers[slices[1]].as_ptr().add(bytes[1]),
-            to0 = in(reg) to[0].as_mut_ptr(),
-            to1 = in(reg) to[1].as_mut_ptr(),
-            x_stride = in(reg) SLICE,
-            stride = in(reg) 64usize,
-            options(nostack, preserves_flags),
-        );
+        if step.is_multiple_of(2) {
+            multiply!("0", "1");
+        } else {
+            multiply!("2", "3");
+        }
+    }
+}
+
+/// Stores the results of a step.
+///
+/// # Safety
+/// As for `multiply`.
+#[inline(always)]
+unsafe fn store_tiles(chunk: &mut Chunk, step: usize) {
+    macro_rules! store {
+        ($first:literal, $second:literal) => {
+            asm!(
+                concat!("tilestored [{to0} + {stride}], tmm", $first),
+                concat!("tilestored [{to1} + {stride}], tmm", $second),
+                to0 = in(reg) chunk.tiles[0].as_mut_ptr(),
+                to1 = in(reg) chunk.tiles[1].as_mut_ptr(),
+                stride = in(reg) 64usize,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+    // SAFETY: each store writes sixteen lines, or fewer, of an array of as many.
+    unsafe {
+        if step.is_multiple_of(2) {
+            store!("0", "1");
+        } else {
+            store!("2", "3");
+        }
     }
 }

@@ -92,13 +92,18 @@ impl Multiplier {
         Multiplier { level, kernel: IntegerKernel::of(level), rows: Mutex::default() }
     }
 
-    /// Computes products of the same rows x, each `depth` long.
-    pub(crate) fn run(&self, pool: &Pool, x: &[f32], depth: usize, products: &[Product<'_>]) {
-        assert!(products.len() <= MAX_PRODUCTS);
+    /// Computes products, at most [`MAX_PRODUCTS`], of the same rows x, each `depth` long.
+    pub(crate) fn run<'a>(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        depth: usize,
+        products: impl IntoIterator<Item = &'a Product<'a>>,
+    ) {
         let mut rows = self.rows.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut packed = [None; MAX_PRODUCTS];
         let mut filled = [false; 2];
-        for (slot, product) in packed.iter_mut().zip(products) {
+        for (i, product) in products.into_iter().enumerate() {
             assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
@@ -107,7 +112,7 @@ impl Multiplier {
                         with_simd!(self.level, simd => rows[grouping].fill(simd, pool, x, depth, weight.group));
                         filled[grouping] = true;
                     }
-                    *slot = Some((weight, product));
+                    packed[i] = Some((weight, product));
                 }
                 Stored::Rows(bytes) => with_simd!(self.level, simd => {
                     decoded::matmul(simd, pool, x, product, bytes);

@@ -1,0 +1,169 @@
+//! Attention beside the machine's limits: one row against the bandwidth of a plain read, a chunk of rows as arithmetic.
+//!
+//! `cargo bench -p pellucid-cpu --bench attention [-- --threads N] [-- --isa NAME]`. The layers of a model are taken in turn, more of them than the
+//! last cache holds, so that keys and values come from memory as they do in a real step. The best of several runs: what the code can do
+//! on a machine that others use as well.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use pellucid_cpu::{CpuBackend, CpuOptions};
+use pellucid_tensor::{Attention, Backend, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor};
+
+const BLOCK_LEN: usize = 32;
+/// Bytes of keys and values to go through before any is read again.
+const BEYOND_CACHES: usize = 400 << 20;
+const FORMATS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
+
+fn main() {
+    let mut options = CpuOptions::default();
+    let arguments: Vec<String> = std::env::args().collect();
+    for pair in arguments.windows(2) {
+        match pair[0].as_str() {
+            "--threads" => options.num_threads = pair[1].parse().expect("a number of threads"),
+            "--isa" => options.isa = pair[1].parse().expect("an instruction set"),
+            _ => {}
+        }
+    }
+    let backend = CpuBackend::new(options).expect("an instruction set of this machine");
+    println!("{}", backend.description());
+    println!("plain read: {:.1} GB/s", read_bandwidth(options.num_threads));
+    let shapes = [(32, 8, 64), (9, 3, 64), (32, 8, 128)];
+    println!("\none row: GB/s of keys and values read, microseconds a layer");
+    println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "depth", "F32", "F16", "BF16", "Q8_0");
+    for shape in shapes {
+        for depth in [512, 4096, 16384] {
+            print!("{:>16} {depth:>7}", format!("{}/{}/{}", shape.0, shape.1, shape.2));
+            for dtype in FORMATS {
+                let mut bench = Bench::new(&backend, shape, dtype, depth, 1);
+                let (seconds, bytes) = (bench.best(depth - 1, 1), bench.layer_bytes);
+                print!(" {:>6.1} {:>6.0} us", bytes as f64 / seconds / 1e9, seconds * 1e6);
+            }
+            println!();
+        }
+    }
+    println!("\na whole prompt: GFLOP/s, milliseconds a layer");
+    println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "rows", "F32", "F16", "BF16", "Q8_0");
+    for shape in shapes {
+        for rows in [512, 2048] {
+            print!("{:>16} {rows:>7}", format!("{}/{}/{}", shape.0, shape.1, shape.2));
+            for dtype in FORMATS {
+                let seconds = Bench::new(&backend, shape, dtype, rows, rows).best(0, rows);
+                // Two products of a multiplication and an addition each, for every pair of a query and a position that it sees.
+                let operations = 4.0 * (shape.0 * shape.2) as f64 * (rows * (rows + 1) / 2) as f64;
+                print!(" {:>6.0} {:>6.2} ms", operations / seconds / 1e9, seconds * 1e3);
+            }
+            println!();
+        }
+    }
+}
+
+/// All threads adding up memory that no cache holds: what one row of attention could reach at most.
+fn read_bandwidth(num_threads: usize) -> f64 {
+    let numbers = vec![1u64; BEYOND_CACHES / 8];
+    let part = numbers.len() / num_threads;
+    let best = best_of(|| {
+        std::thread::scope(|scope| {
+            for part in numbers.chunks(part) {
+                scope.spawn(|| {
+                    let mut sums = [0u64; 8];
+                    for eight in part.chunks_exact(8) {
+                        (0..8).for_each(|i| sums[i] = sums[i].wrapping_add(eight[i]));
+                    }
+                    black_box(sums);
+                });
+            }
+        });
+    });
+    BEYOND_CACHES as f64 / best / 1e9
+}
+
+/// The fastest of the runs that fit into a second and a half, in seconds; three at least.
+fn best_of(mut work: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    let mut best = f64::INFINITY;
+    let mut runs = 0;
+    while runs < 3 || begin.elapsed() < Duration::from_millis(1500) {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    best
+}
+
+struct Bench<'a> {
+    backend: &'a CpuBackend,
+    shape: HeadShape,
+    layers: Vec<KvLayer>,
+    next_layer: usize,
+    layer_bytes: usize,
+    queries: Tensor,
+    out: Tensor,
+    block_table: Vec<u32>,
+}
+
+impl<'a> Bench<'a> {
+    /// Layers filled with keys and values of `depth` positions, enough that they leave the caches when rows are few.
+    fn new(backend: &'a CpuBackend, shape: (usize, usize, usize), dtype: DType, depth: usize, rows: usize) -> Self {
+        let (num_heads, num_kv_heads, head_size) = shape;
+        let shape = HeadShape { num_heads, num_kv_heads, head_size, block_len: BLOCK_LEN };
+        let cols = num_kv_heads * head_size;
+        let num_blocks = depth.div_ceil(BLOCK_LEN);
+        let layer_bytes = 2 * dtype.bytes_for(depth * cols).expect("whole blocks");
+        let num_layers = if rows > 1 { 1 } else { BEYOND_CACHES.div_ceil(layer_bytes) };
+        let activation = |rows: usize, cols: usize| {
+            let mut tensor = backend.zeros(DType::F32, rows, cols).expect("memory");
+            let values: Vec<f32> =
+                (0..rows * cols).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();
+            backend.write(&values, &mut tensor).expect("a write");
+            tensor
+        };
+        let rows_to_store = activation(depth, cols);
+        let slots: Vec<u32> = (0..depth as u32).collect();
+        let layers = (0..num_layers)
+            .map(|_| {
+                let blocks = || backend.zeros(dtype, num_blocks, BLOCK_LEN * cols).expect("memory");
+                let mut layer = KvLayer { keys: blocks(), values: blocks() };
+                let store = StoreKv { keys: &rows_to_store, values: &rows_to_store, slots: &slots, shape };
+                backend.store_kv(store, &mut layer).expect("a store");
+                layer
+            })
+            .collect();
+        Bench {
+            backend,
+            shape,
+            layers,
+            next_layer: 0,
+            layer_bytes,
+            queries: activation(rows, num_heads * head_size),
+            out: backend.zeros(DType::F32, rows, num_heads * head_size).expect("memory"),
+            block_table: (0..num_blocks as u32).collect(),
+        }
+    }
+
+    /// Seconds a layer for `rows` rows, the first at position `first`: the best of runs over enough layers to be well above the clock's step.
+    fn best(&mut self, first: usize, rows: usize) -> f64 {
+        let positions: Vec<u32> = (first..first + rows).map(|position| position as u32).collect();
+        let sequences = [SequenceSpan { rows: 0..rows, blocks: 0..self.block_table.len() }];
+        let layers_per_run = if rows > 1 { 1 } else { (self.layers.len()).min((32 << 20) / self.layer_bytes + 1) };
+        let seconds = best_of(|| {
+            for _ in 0..layers_per_run {
+                let attention = Attention {
+                    queries: &self.queries,
+                    kv: &self.layers[self.next_layer],
+                    positions: &positions,
+                    sequences: &sequences,
+                    block_tables: &self.block_table,
+                    shape: self.shape,
+                    scale: 0.125,
+                    soft_cap: None,
+                    window: None,
+                };
+                self.backend.attention(attention, &mut self.out).expect("attention");
+                self.next_layer = (self.next_layer + 1) % self.layers.len();
+            }
+        });
+        seconds / layers_per_run as f64
+    }
+}

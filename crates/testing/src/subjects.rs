@@ -1,0 +1,93 @@
+//! What the law of row independence is tried on: every golden with keys and values in f32, a few families in 16 bits, and a model with
+//! heads wide enough for every format, in each of them.
+
+use std::path::{Path, PathBuf};
+
+use pellucid_model::KvMemory;
+use pellucid_tensor::DType;
+use serde_json::{Map, Value, json};
+
+use crate::backend_suite::Numbers;
+use crate::goldens;
+
+/// A model and a format of its keys and values.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    pub name: String,
+    pub path: PathBuf,
+    pub kv_dtype: DType,
+    /// Long enough to cross windows and the edges of blocks.
+    pub prompt: Vec<u32>,
+}
+
+/// Families that differ in what attention does: soft caps, windows, query norms, no rotation, groups of three.
+const IN_SIXTEEN_BITS: [&str; 5] = ["gemma2", "gpt2", "mistral", "qwen3", "smollm2"];
+
+/// Every subject. The folder, which must outlive their use, takes the files of the model that is made here.
+pub fn subjects(folder: &Path) -> Vec<Subject> {
+    let mut subjects = Vec::new();
+    for golden in goldens() {
+        let longest = golden.prompts.iter().max_by_key(|prompt| prompt.len()).expect("a prompt");
+        let prompt = longest.iter().chain(longest.iter().rev().take(24)).copied().take(60).collect();
+        let plain = Subject { name: golden.name, path: golden.folder, kv_dtype: DType::F32, prompt };
+        if IN_SIXTEEN_BITS.contains(&plain.name.as_str()) {
+            subjects.extend([DType::F16, DType::BF16].map(|kv_dtype| Subject { kv_dtype, ..plain.clone() }));
+        }
+        subjects.push(plain);
+    }
+    write_wide_model(folder);
+    let prompt: Vec<u32> = (0..60).map(|i| (i * i * 7 + i * 3) % 96).collect();
+    subjects.extend(KvMemory::FORMATS.map(|kv_dtype| Subject {
+        name: "wide heads".into(),
+        path: folder.to_owned(),
+        kv_dtype,
+        prompt: prompt.clone(),
+    }));
+    subjects
+}
+
+/// A Llama of two layers and random weights: the goldens' heads are too narrow for blocks of 32.
+fn write_wide_model(folder: &Path) {
+    const HIDDEN: usize = 48;
+    const MLP: usize = 40;
+    const HEAD: usize = 32;
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 96,
+        "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": 2, "head_dim": HEAD,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "torch_dtype": "float32",
+    });
+    let mut shapes = vec![("model.embed_tokens".to_owned(), vec![96, HIDDEN]), ("model.norm".to_owned(), vec![HIDDEN])];
+    for layer in 0..2 {
+        shapes.extend(
+            [
+                ("input_layernorm", vec![HIDDEN]),
+                ("post_attention_layernorm", vec![HIDDEN]),
+                ("self_attn.q_proj", vec![4 * HEAD, HIDDEN]),
+                ("self_attn.k_proj", vec![2 * HEAD, HIDDEN]),
+                ("self_attn.v_proj", vec![2 * HEAD, HIDDEN]),
+                ("self_attn.o_proj", vec![HIDDEN, 4 * HEAD]),
+                ("mlp.gate_proj", vec![MLP, HIDDEN]),
+                ("mlp.up_proj", vec![MLP, HIDDEN]),
+                ("mlp.down_proj", vec![HIDDEN, MLP]),
+            ]
+            .map(|(name, shape)| (format!("model.layers.{layer}.{name}"), shape)),
+        );
+    }
+    let mut numbers = Numbers(4);
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, shape) in shapes {
+        let len = shape.iter().product();
+        // Norms near one, matrices that keep the size of what they multiply.
+        let scale = if shape.len() == 1 { 0.1 } else { 1.0 / (shape[1] as f32).sqrt() };
+        let offset = if shape.len() == 1 { 1.0 } else { 0.0 };
+        let start = data.len();
+        data.extend(numbers.normals(len).iter().flat_map(|x| (x * scale + offset).to_le_bytes()));
+        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
+        header.insert(format!("{name}.weight"), entry);
+    }
+    let header = Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("a writable folder");
+    std::fs::write(folder.join("model.safetensors"), file).expect("a writable folder");
+}
