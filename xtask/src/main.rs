@@ -1,6 +1,7 @@
-//! Chores of the repository: `cargo run -p xtask -- kernels [--nvcc PATH] [--check]`.
+//! Chores of the repository: `cargo run -p xtask -- kernels [--nvcc PATH] [--only ARCHITECTURE] [--check]`.
 //!
-//! Compiles the CUDA kernels into `crates/cuda/artifacts` and reports registers and spills. `--check` compiles and reports, and writes nothing.
+//! Compiles the CUDA kernels into `crates/cuda/artifacts` and reports registers and spills. `--check` compiles and reports, and writes nothing;
+//! `--only 90a` leaves the other architectures out, for a quick try on one GPU.
 //! nvcc 13.0 is enough, for instance from the PyPI packages nvidia-cuda-nvcc, -nvvm, -crt, -runtime and -cccl, unzipped into one folder.
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.split_first() {
         Some((command, rest)) if command == "kernels" => compile_kernels(rest),
-        _ => Err(anyhow::anyhow!("usage: xtask kernels [--nvcc PATH] [--check]")),
+        _ => Err(anyhow::anyhow!("usage: xtask kernels [--nvcc PATH] [--only ARCHITECTURE] [--check]")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,10 +31,15 @@ fn main() -> ExitCode {
 fn compile_kernels(arguments: &[String]) -> Result<()> {
     let mut nvcc = PathBuf::from("nvcc");
     let mut check = false;
+    let mut architectures = ARCHITECTURES.to_vec();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--nvcc" => nvcc = rest.next().context("--nvcc needs a path")?.into(),
+            "--only" => {
+                let only = rest.next().context("--only needs an architecture")?;
+                architectures.retain(|name| name == only);
+            }
             "--check" => check = true,
             other => bail!("unknown argument {other}"),
         }
@@ -42,14 +48,14 @@ fn compile_kernels(arguments: &[String]) -> Result<()> {
     let work = tempfile::tempdir()?;
     let mut total = 0;
     for file in kernels::FILES {
-        let binary = compile(&nvcc, file, work.path())?;
+        let binary = compile(&nvcc, file, &architectures, work.path())?;
         let bytes = std::fs::read(&binary)?;
         total += bytes.len();
         if !check {
             std::fs::write(folder.join(format!("{}.fatbin", file.name)), bytes)?;
         }
     }
-    println!("{total} bytes for {} and PTX", ARCHITECTURES.map(|name| format!("sm_{name}")).join(", "));
+    println!("{total} bytes for sm_{} and PTX", architectures.join(", sm_"));
     if !check {
         std::fs::write(folder.join("sources.mark"), kernels::source_mark() + "\n")?;
     }
@@ -57,7 +63,7 @@ fn compile_kernels(arguments: &[String]) -> Result<()> {
 }
 
 /// Compiles one file for every architecture, and prints its kernels' registers and spills.
-fn compile(nvcc: &Path, file: &KernelFile, work: &Path) -> Result<PathBuf> {
+fn compile(nvcc: &Path, file: &KernelFile, architectures: &[&str], work: &Path) -> Result<PathBuf> {
     let source = work.join(format!("{}.cu", file.name));
     let binary = work.join(format!("{}.fatbin", file.name));
     std::fs::write(&source, kernels::full_source(file))?;
@@ -65,7 +71,7 @@ fn compile(nvcc: &Path, file: &KernelFile, work: &Path) -> Result<PathBuf> {
     command.args(["-std=c++17", "-fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "--threads=2"]);
     // Each file uses a part of what is shared.
     command.arg("-diag-suppress=177");
-    for architecture in ARCHITECTURES {
+    for architecture in architectures {
         command.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
     }
     command.arg(format!("-gencode=arch=compute_{0},code=compute_{0}", ARCHITECTURES[0]));

@@ -80,15 +80,15 @@ pub(crate) struct Service {
 /// Loads a model for one user, whose request may run `width` sequences at once.
 pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {
     // One user, one process: there is nobody to hide a prefix from.
-    load_for(path, args, Service { width, max_waiting: 1, secret: [0; 32] }, |_| ())
+    load_for(path, args, Service { width, max_waiting: 1, secret: [0; 32] }, |_, _, _| Ok(()))
 }
 
-/// Loads a model with an engine for many; `prepare` sees the engine before it starts.
+/// Loads a model with an engine for many; `prepare` sees the engine before it starts, and what makes text ids.
 pub(crate) fn load_for(
     path: &Path,
     args: &ComputeArgs,
     service: Service,
-    prepare: impl FnOnce(&mut Engine),
+    prepare: impl FnOnce(&mut Engine, &Tokenizer, Option<&ChatTemplate>) -> Result<()>,
 ) -> Result<Loaded> {
     let Service { width, max_waiting, secret } = service;
     let checkpoint = Checkpoint::open(path)?;
@@ -117,7 +117,7 @@ pub(crate) fn load_for(
     };
     let device = backend.description();
     let mut engine = Engine::new(Box::new(model), backend, options)?;
-    prepare(&mut engine);
+    prepare(&mut engine, &tokenizer, template.as_ref())?;
     Ok(Loaded { tokenizer, template, config, engine: EngineHandle::start(engine), memory, device })
 }
 

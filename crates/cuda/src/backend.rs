@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use pellucid_tensor::{
     Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StepIndex, StepMemo,
-    StoreKv, Tensor,
+    StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::driver::{Buffer, Device, Grid};
-use crate::kernels::attention::{self, AttentionParameter, StoreParameter};
+use crate::kernels::attention::{self, AttentionParameter, StoreParameter, TurnParameter};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
@@ -176,18 +176,31 @@ impl CudaBackend {
             .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
     }
 
-    fn norm(&self, kernel: &'static str, x: &Tensor, mut norm: Norm, out: &mut Tensor) -> Result<(), Error> {
-        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
-        assert!(x.cols().is_multiple_of(norm.width as usize));
-        norm.x = floats(x);
-        norm.out = floats_mut(out);
-        if norm.width as usize == x.cols()
+    /// `norm` has everything but the places of what is read and written.
+    fn norm(&self, kernel: &'static str, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
+        assert!(out.cols().is_multiple_of(norm.width as usize));
+        let mut norm = Norm { x, out: floats_mut(out), ..norm };
+        if norm.width as usize == out.cols()
             && let Some(operand) = memory(out).operand_to_write(out.rows())
         {
             norm.with_operand = 1;
             norm.operand = operand;
         }
-        norm::norm(&self.device, kernel, x.len() / norm.width as usize, &norm)
+        norm::norm(&self.device, kernel, out.len() / norm.width as usize, &norm)
+    }
+}
+
+fn norm_of(weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Norm {
+    Norm {
+        x: 0,
+        y: 0,
+        weight: floats(weight),
+        bias: bias.map_or(0, floats),
+        out: 0,
+        width: weight.len() as u32,
+        eps,
+        with_operand: 0,
+        operand: Operand::NONE,
     }
 }
 
@@ -312,32 +325,27 @@ impl Backend for CudaBackend {
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
-        let norm = Norm {
-            x: 0,
-            weight: floats(weight),
-            bias: 0,
-            out: 0,
-            width: weight.len() as u32,
-            eps,
-            with_operand: 0,
-            operand: Operand::NONE,
-        };
-        self.norm("rms_norm", x, norm, out)
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
+        self.norm("rms_norm", floats(x), norm_of(weight, None, eps), out)
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
         assert_eq!((weight.len(), bias.len()), (x.cols(), x.cols()));
-        let norm = Norm {
-            x: 0,
-            weight: floats(weight),
-            bias: floats(bias),
-            out: 0,
-            width: weight.len() as u32,
-            eps,
-            with_operand: 0,
-            operand: Operand::NONE,
-        };
-        self.norm("layer_norm", x, norm, out)
+        self.norm("layer_norm", floats(x), norm_of(weight, Some(bias), eps), out)
+    }
+
+    fn add_rms_norm(
+        &self,
+        y: &Tensor,
+        x: &mut Tensor,
+        weight: &Tensor,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
+        assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()));
+        self.norm("rms_norm", floats_mut(x), Norm { y: floats(y), ..norm_of(weight, None, eps) }, out)
     }
 
     fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
@@ -424,24 +432,35 @@ impl Backend for CudaBackend {
     }
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
-        let shape = store.shape;
-        let cols = shape.num_kv_heads * shape.head_size;
-        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
-        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
-        let parameter = StoreParameter {
-            keys: floats(store.keys),
-            values: floats(store.values),
-            key_blocks: read(&kv.keys),
-            value_blocks: read(&kv.values),
-            slots: self.index(Purpose::Slots, store.slots)?,
-            num_kv_heads: shape.num_kv_heads as u32,
-            head_size: shape.head_size as u32,
-            block_len: shape.block_len as u32,
-            num_blocks: kv.keys.rows() as u32,
-            storage: self.storage(kv)?,
-        };
+        let cols = store.shape.num_kv_heads * store.shape.head_size;
+        let parameter = self.store_parameter(floats(store.keys), &store, kv)?;
         let grid = Grid::linear(store.slots.len() as u32, rows::row_threads(cols).min(256));
         self.device.launch("store_kv", grid, &parameter)
+    }
+
+    fn turn_and_store(
+        &self,
+        turn: TurnAndStore<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+    ) -> Result<(), Error> {
+        let TurnAndStore { rope, values, slots, shape } = turn;
+        let pairs = rope.angles.cols() / 2;
+        assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
+        assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
+        let address = floats_mut(keys);
+        let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
+        let parameter = TurnParameter {
+            store,
+            queries: floats_mut(queries),
+            angles: floats(rope.angles),
+            num_rows: slots.len() as u32,
+            num_heads: shape.num_heads as u32,
+            pairs: pairs as u32,
+            interleaved: rows::style_code(rope.style),
+        };
+        attention::turn_and_store(&self.device, &parameter)
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
@@ -483,6 +502,25 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
+    fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
+        let shape = store.shape;
+        let cols = shape.num_kv_heads * shape.head_size;
+        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
+        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
+        Ok(StoreParameter {
+            keys,
+            values: floats(store.values),
+            key_blocks: read(&kv.keys),
+            value_blocks: read(&kv.values),
+            slots: self.index(Purpose::Slots, store.slots)?,
+            num_kv_heads: shape.num_kv_heads as u32,
+            head_size: shape.head_size as u32,
+            block_len: shape.block_len as u32,
+            num_blocks: kv.keys.rows() as u32,
+            storage: self.storage(kv)?,
+        })
+    }
+
     fn first_blocks(&self, attention: &Attention<'_>) -> Result<u64, Error> {
         let known = lock(&self.current).find_spans(attention.sequences);
         match known {

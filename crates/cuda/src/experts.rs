@@ -7,10 +7,10 @@ use pellucid_tensor::{Activation, Error, ExpertMlp, Linear, Tensor};
 
 use crate::backend::{CudaBackend, Purpose};
 use crate::driver::Grid;
-use crate::kernels::Operand;
 use crate::kernels::experts::{AddWeighted, Route};
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows::{self, Elementwise, Gather};
+use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, read};
 use pellucid_tensor::DType;
 
@@ -90,7 +90,7 @@ fn product(backend: &CudaBackend, x: u64, num_rows: usize, linear: &Linear, out:
     if dtype == DType::F32 {
         return LinearProduct::new(Operand::NONE, num_rows, cols, &[part]).launch_plain(&backend.device, x);
     }
-    let pitch = cols.next_multiple_of(64);
+    let pitch = cols.next_multiple_of(GROUP_COLS);
     let operand = Operand {
         numbers: backend.scratch(Purpose::ExpertOperand, num_rows * pitch * 2)?,
         scales: backend.scratch(Purpose::ExpertScales, num_rows * 4)?,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pellucid_tensor::{DType, Error, Memory, Tensor};
 
 use crate::driver::{Buffer, Device};
-use crate::kernels::Operand;
+use crate::kernels::{GROUP_COLS, Operand};
 
 /// Numbers on a device: an activation or KV memory as it is, a weight in the tiles of `formats.cu`.
 #[derive(Debug)]
@@ -58,8 +58,7 @@ impl DeviceMemory {
         is_bf16: bool,
     ) -> Result<(Operand, bool), Error> {
         let mut stored = self.operand();
-        // A unit of 64 columns is what the kernels read at a time.
-        let pitch = cols.next_multiple_of(64);
+        let pitch = cols.next_multiple_of(GROUP_COLS);
         if !stored.as_ref().is_some_and(|s| s.rows >= rows && s.pitch == pitch) {
             // The old one goes before the new one comes: both need not fit at once.
             *stored = None;

@@ -1,6 +1,6 @@
 //! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project back.
 
-use pellucid_tensor::{Attention, Backend, Error, KvLayer, Rope, StoreKv, Tensor};
+use pellucid_tensor::{Attention, Backend, Error, KvLayer, Rope, StoreKv, Tensor, TurnAndStore};
 
 use crate::config::Positions;
 use crate::decoder::Activations;
@@ -34,11 +34,13 @@ pub(crate) fn forward(
         normalise_heads(backend, config, key_norm, &mut a.keys, &mut a.spare_keys)?;
     }
     if let Positions::Rope { style, .. } = config.positions {
-        let angles = &a.angles[layer.rope];
-        backend.rope(Rope { angles, head_size: config.head_size, style }, &mut a.queries)?;
-        backend.rope(Rope { angles, head_size: config.head_size, style }, &mut a.keys)?;
+        let rope = Rope { angles: &a.angles[layer.rope], head_size: config.head_size, style };
+        let turn = TurnAndStore { rope, values: &a.values, slots: &batch.slots, shape };
+        backend.turn_and_store(turn, &mut a.queries, &mut a.keys, kv.layer)?;
+    } else {
+        let store = StoreKv { keys: &a.keys, values: &a.values, slots: &batch.slots, shape };
+        backend.store_kv(store, kv.layer)?;
     }
-    backend.store_kv(StoreKv { keys: &a.keys, values: &a.values, slots: &batch.slots, shape }, kv.layer)?;
     let attention = Attention {
         queries: &a.queries,
         kv: kv.layer,

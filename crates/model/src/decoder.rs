@@ -153,18 +153,19 @@ impl Decoder {
     fn compute(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();
-        for (i, layer) in self.weights.layers.iter().enumerate() {
-            let Decoder { config, backend, activations: a, .. } = self;
-            let backend = &**backend;
-
-            apply_norm(backend, config, &layer.attention_norm, &a.hidden, &mut a.normed)?;
+        let Decoder { config, backend, weights, activations: a, .. } = self;
+        let backend = &**backend;
+        if let Some(first) = weights.layers.first() {
+            apply_norm(backend, config, &first.attention_norm, &a.hidden, &mut a.normed)?;
+        }
+        for (i, layer) in weights.layers.iter().enumerate() {
             let memory = LayerMemory { layer: &mut kv.layers[i], block_len };
             attention::forward(backend, config, i, &layer.attention, batch, memory, a)?;
-            a.join(backend, config, layer.attention_output_norm.as_ref())?;
+            a.join(backend, config, layer.attention_output_norm.as_ref(), Some(&layer.mlp_norm))?;
 
-            apply_norm(backend, config, &layer.mlp_norm, &a.hidden, &mut a.normed)?;
             mlp::forward(backend, config, &layer.mlp, a)?;
-            a.join(backend, config, layer.mlp_output_norm.as_ref())?;
+            let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
+            a.join(backend, config, layer.mlp_output_norm.as_ref(), next)?;
         }
         self.project(batch)
     }
@@ -238,14 +239,28 @@ impl Activations {
         Ok(())
     }
 
-    /// `hidden += norm(update)`, or `update` as it is.
-    fn join(&mut self, backend: &dyn Backend, config: &DecoderConfig, norm: Option<&Norm>) -> Result<(), DeviceError> {
-        match norm {
-            Some(norm) => {
-                apply_norm(backend, config, norm, &self.update, &mut self.normed)?;
-                backend.add(&self.normed, &mut self.hidden)
+    /// `hidden += output_norm(update)`, or `update` as it is; then `normed = next_norm(hidden)`.
+    fn join(
+        &mut self,
+        backend: &dyn Backend,
+        config: &DecoderConfig,
+        output_norm: Option<&Norm>,
+        next_norm: Option<&Norm>,
+    ) -> Result<(), DeviceError> {
+        match (output_norm, next_norm) {
+            (None, Some(next)) if config.norm == NormKind::Rms => {
+                let eps = config.norm_eps;
+                return backend.add_rms_norm(&self.update, &mut self.hidden, &next.weight, eps, &mut self.normed);
             }
-            None => backend.add(&self.update, &mut self.hidden),
+            (Some(norm), _) => {
+                apply_norm(backend, config, norm, &self.update, &mut self.normed)?;
+                backend.add(&self.normed, &mut self.hidden)?;
+            }
+            (None, _) => backend.add(&self.update, &mut self.hidden)?,
+        }
+        match next_norm {
+            Some(next) => apply_norm(backend, config, next, &self.hidden, &mut self.normed),
+            None => Ok(()),
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Delta {
     pub(crate) text: String,
     /// The tokens whose text is shown with this piece, where they are asked for.
     pub(crate) tokens: Vec<ShownToken>,
-    pub(crate) traces: Vec<Box<TokenTrace>>,
+    pub(crate) traces: Vec<TokenTrace>,
     pub(crate) ending: Option<Ending>,
 }
 
@@ -175,7 +175,7 @@ impl ChoiceText {
             if self.reports_logprobs {
                 delta.tokens.push(token);
             }
-            delta.traces.extend(trace);
+            delta.traces.extend(trace.map(|trace| *trace));
         }
         delta
     }

@@ -57,6 +57,11 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(IMPOSSIBLE)
 }
 
+/// With the digits of its own precision.
+fn number(logprob: f32) -> Value {
+    finite(logprob).to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 fn bytes_of(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     tokenizer.token(id).map_or_else(Vec::new, |token| token.bytes.into_owned())
 }
@@ -97,8 +102,7 @@ impl CompletionLogprobs {
             self.text_offset.push(token.offset);
             if num_top > 0 {
                 let top = token.logprobs.as_ref().map(|logprobs| {
-                    let entry =
-                        |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), json!(finite(logprob)));
+                    let entry = |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), number(logprob));
                     logprobs.top.iter().map(entry).collect()
                 });
                 self.top_logprobs.get_or_insert_default().push(top);
@@ -123,7 +127,7 @@ pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
         "position": trace.position,
         "id": trace.draw.winner.id,
         "text": text(trace.draw.winner.id),
-        "logprob": finite(trace.logprob),
+        "logprob": number(trace.logprob),
         "steps": trace.steps.iter().map(step).collect::<Vec<_>>(),
         "draw": {
             "entrants": trace.draw.entrants,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pellucid_engine::{Beam, Control, Event, FinishReason, Request, RequestStats, TokenEvent};
-use pellucid_sampling::{Logprobs, SamplingParams};
+use pellucid_sampling::{Logprobs, MAX_LOGPROBS, SamplingParams};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 
 use crate::choice::{ChoiceText, Delta, Ending, ShownToken};
@@ -51,9 +51,11 @@ impl Spec {
         self.prompts.iter().map(|prompt| prompt.request.prompt.len()).sum()
     }
 
-    /// Log probabilities that each token of the output reports.
+    /// Log probabilities that each token of the output reports. A trace shows up to twenty candidates.
     pub(crate) fn logprobs_a_token(&self) -> usize {
-        self.logprobs.map_or(0, |count| count as usize + 1)
+        let is_traced = self.prompts.iter().any(|prompt| prompt.request.trace);
+        let traced = if is_traced { MAX_LOGPROBS as usize } else { 0 };
+        self.logprobs.map_or(0, |count| count as usize + 1) + traced
     }
 }
 

@@ -1,13 +1,13 @@
 //! From a checked request to an HTTP response: let in, submitted, and answered whole or as a stream.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
+use pellucid_engine::Event;
+use pellucid_tokenizer::Tokenizer;
 
 use crate::account::Account;
 use crate::caller::Caller;
-use crate::choice::Ending;
+use crate::choice::{Delta, Ending};
 use crate::drain::Phase;
 use crate::error::ApiError;
 use crate::generation::Generation;
@@ -17,17 +17,45 @@ use crate::sse::SseBody;
 use crate::state::{App, SharedApp};
 use crate::wire::{ChunkWriter, Envelope};
 
-/// A reply under way, with everything that belongs to it.
+/// A reply under way. Dropping it cancels it.
 #[derive(Debug)]
 pub(crate) struct Underway {
     pub(crate) reply: Reply,
     pub(crate) generation: Generation,
     pub(crate) account: Account,
-    pub(crate) envelope: Envelope,
+}
+
+impl Underway {
+    /// Takes the next event and gives the pieces that it lets be shown. `None` says that the engine has gone.
+    pub(crate) fn take(
+        &mut self,
+        event: Option<(usize, Event)>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<Delta>, ApiError> {
+        let taken = match event {
+            Some((part, event)) => self.reply.take(part, event, &self.generation, tokenizer),
+            None => Err(pellucid_engine::Error::Stopped.into()),
+        };
+        self.account.charge(&self.reply);
+        taken.inspect_err(|_| self.fail())
+    }
+
+    /// The end of a reply that is over.
+    pub(crate) fn close(&mut self) -> Summary {
+        let summary = self.reply.summary();
+        let is_late = summary.endings.iter().any(|ending| matches!(ending, Some(Ending::Deadline)));
+        self.account.close(if is_late { Outcome::TimedOut } else { Outcome::Completed }, &summary);
+        summary
+    }
+
+    /// The end of one that is not.
+    pub(crate) fn fail(&mut self) {
+        self.account.close(Outcome::Failed, &self.reply.summary());
+    }
 }
 
 /// Lets a request in and submits it: all refusals happen here, before a byte of a reply is sent.
-pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<Underway, ApiError> {
+pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<(Underway, Envelope), ApiError> {
     let limited = |error: ApiError| {
         app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
         error
@@ -38,7 +66,7 @@ pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<Unde
     let envelope = Envelope::new(spec.dialect, spec.logprobs, &app.model);
     let (reply, requests) = Reply::new(spec, &app.model.tokenizer);
     match Generation::submit(&app.model.engine, requests) {
-        Ok(generation) => Ok(Underway { reply, generation, account, envelope }),
+        Ok(generation) => Ok((Underway { reply, generation, account }, envelope)),
         Err(error) => {
             let error = ApiError::from(error);
             let is_full = error.status == axum::http::StatusCode::TOO_MANY_REQUESTS;
@@ -46,12 +74,6 @@ pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<Unde
             Err(error)
         }
     }
-}
-
-/// How a reply that is over counts.
-pub(crate) fn outcome(summary: &Summary) -> Outcome {
-    let is_late = summary.endings.iter().any(|ending| matches!(ending, Some(Ending::Deadline)));
-    if is_late { Outcome::TimedOut } else { Outcome::Completed }
 }
 
 /// What a client hears when the server is made to leave at once.
@@ -65,12 +87,10 @@ pub(crate) async fn respond(app: SharedApp, caller: Caller, spec: Spec) -> Resul
         tracing::debug!(request_id = caller.request_id, user = app.tenants.pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
-    let underway = begin(&app, &caller, spec)?;
+    let (underway, envelope) = begin(&app, &caller, spec)?;
     match streaming {
         Some(streaming) => {
-            let Underway { reply, generation, account, envelope } = underway;
-            let writer = ChunkWriter::new(envelope, streaming.include_usage, streaming.obfuscates);
-            let body = SseBody::new(reply, generation, account, writer, &app);
+            let body = SseBody::new(underway, ChunkWriter::new(envelope, streaming), &app);
             let mut response = Response::new(Body::new(body));
             let headers = response.headers_mut();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
@@ -79,7 +99,7 @@ pub(crate) async fn respond(app: SharedApp, caller: Caller, spec: Spec) -> Resul
             headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
             Ok(response)
         }
-        None => whole(&app, underway).await.map(json),
+        None => whole(&app, underway, envelope).await.map(json),
     }
 }
 
@@ -90,34 +110,21 @@ pub(crate) fn json(text: String) -> Response<Body> {
     response
 }
 
-async fn whole(app: &Arc<App>, underway: Underway) -> Result<String, ApiError> {
-    let Underway { mut reply, mut generation, mut account, envelope } = underway;
+async fn whole(app: &App, mut underway: Underway, envelope: Envelope) -> Result<String, ApiError> {
     let tokenizer = &app.model.tokenizer;
-    let mut deltas = reply.opening(tokenizer);
+    let mut deltas = underway.reply.opening(tokenizer);
     let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
-    while !reply.is_over() {
+    while !underway.reply.is_over() {
         let event = tokio::select! {
             biased;
-            event = generation.next() => event,
+            event = underway.generation.next() => event,
             () = &mut ending => {
-                account.close(Outcome::Failed, &reply.summary());
+                underway.fail();
                 return Err(cut_short());
             }
         };
-        let pieces = match event {
-            Some((part, event)) => reply.take(part, event, &generation, tokenizer),
-            None => Err(pellucid_engine::Error::Stopped.into()),
-        };
-        account.charge(&reply);
-        match pieces {
-            Ok(pieces) => deltas.extend(pieces),
-            Err(error) => {
-                account.close(Outcome::Failed, &reply.summary());
-                return Err(error);
-            }
-        }
+        deltas.extend(underway.take(event, tokenizer)?);
     }
-    let summary = reply.summary();
-    account.close(outcome(&summary), &summary);
-    Ok(envelope.whole(deltas, &reply, &summary))
+    let summary = underway.close();
+    Ok(envelope.whole(deltas, &underway.reply, &summary))
 }

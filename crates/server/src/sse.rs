@@ -12,15 +12,11 @@ use axum::body::Bytes;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::account::Account;
 use crate::choice::Delta;
 use crate::drain::Phase;
 use crate::error::ApiError;
-use crate::generation::Generation;
-use crate::metrics::Outcome;
 use crate::openai::usage::{Extension, Usage};
-use crate::reply::Reply;
-use crate::respond::{cut_short, outcome};
+use crate::respond::{Underway, cut_short};
 use crate::state::App;
 use crate::wire::ChunkWriter;
 
@@ -30,9 +26,7 @@ const QUIET: Duration = Duration::from_secs(15);
 const FRAME_BYTES: usize = 16 << 10;
 
 pub(crate) struct SseBody {
-    reply: Reply,
-    generation: Generation,
-    account: Account,
+    underway: Underway,
     writer: ChunkWriter,
     app: Arc<App>,
     /// Complete when the server ends at once.
@@ -45,17 +39,9 @@ pub(crate) struct SseBody {
 }
 
 impl SseBody {
-    pub(crate) fn new(
-        reply: Reply,
-        generation: Generation,
-        account: Account,
-        writer: ChunkWriter,
-        app: &Arc<App>,
-    ) -> SseBody {
+    pub(crate) fn new(underway: Underway, writer: ChunkWriter, app: &Arc<App>) -> SseBody {
         SseBody {
-            reply,
-            generation,
-            account,
+            underway,
             writer,
             ending: Box::pin(app.drain.reached(Phase::Ending)),
             app: app.clone(),
@@ -67,13 +53,13 @@ impl SseBody {
     }
 
     fn open(&mut self, frame: &mut String) {
-        for index in 0..self.reply.num_choices() {
+        for index in 0..self.underway.reply.num_choices() {
             let mut chunk = String::new();
             if self.writer.opening(index, &mut chunk) {
                 event(&chunk, frame);
             }
         }
-        for delta in self.reply.opening(&self.app.model.tokenizer) {
+        for delta in self.underway.reply.opening(&self.app.model.tokenizer) {
             self.show(delta, frame);
         }
     }
@@ -96,8 +82,8 @@ impl SseBody {
     }
 
     fn finish(&mut self, frame: &mut String) {
-        let summary = self.reply.summary();
-        let extension = Extension::new(&self.reply, &summary);
+        let summary = self.underway.close();
+        let extension = Extension::new(&self.underway.reply, &summary);
         if let Some(last) = self.last.take() {
             let own_chunk = self.writer.includes_usage();
             self.write(&last, (!own_chunk).then_some(&extension), frame);
@@ -108,14 +94,12 @@ impl SseBody {
             event(&chunk, frame);
         }
         event("[DONE]", frame);
-        self.account.close(outcome(&summary), &summary);
         self.is_over = true;
     }
 
     /// An error after the stream began: an event, and the end without `[DONE]`.
     fn fail(&mut self, error: &ApiError, frame: &mut String) {
         event(&error.to_json(), frame);
-        self.account.close(Outcome::Failed, &self.reply.summary());
         self.is_over = true;
     }
 }
@@ -142,20 +126,20 @@ impl Body for SseBody {
         }
         // Take whatever has come: one write for all of it.
         while !this.is_over && frame.len() < FRAME_BYTES {
-            let taken = match this.generation.poll_next(context) {
-                Poll::Ready(Some((part, event))) => {
-                    this.reply.take(part, event, &this.generation, &this.app.model.tokenizer)
+            let tokenizer = &this.app.model.tokenizer;
+            let taken = match this.underway.generation.poll_next(context) {
+                Poll::Ready(event) => this.underway.take(event, tokenizer),
+                Poll::Pending if this.ending.as_mut().poll(context).is_ready() => {
+                    this.underway.fail();
+                    Err(cut_short())
                 }
-                Poll::Ready(None) => Err(pellucid_engine::Error::Stopped.into()),
-                Poll::Pending if this.ending.as_mut().poll(context).is_ready() => Err(cut_short()),
                 Poll::Pending => break,
             };
-            this.account.charge(&this.reply);
             match taken {
                 Ok(deltas) => deltas.into_iter().for_each(|delta| this.show(delta, &mut frame)),
                 Err(error) => this.fail(&error, &mut frame),
             }
-            if !this.is_over && this.reply.is_over() {
+            if !this.is_over && this.underway.reply.is_over() {
                 this.finish(&mut frame);
             }
         }

@@ -21,10 +21,11 @@ use crate::fields::{self, Fields, shown};
 use crate::json::Json;
 use crate::metrics::Outcome;
 use crate::openai::chat::ChatRequest;
+use crate::openai::common::Streaming;
 use crate::openai::sampling::SamplingFields;
 use crate::openai::usage::{Extension as Numbers, Usage};
 use crate::reply::Spec;
-use crate::respond::{Underway, begin, cut_short, outcome};
+use crate::respond::{Underway, begin, cut_short};
 use crate::routes::Refusals;
 use crate::state::SharedApp;
 use crate::wire::ChunkWriter;
@@ -62,8 +63,11 @@ pub(crate) async fn stream(
 
 async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
     let outcome = match first_message(&mut socket, &app, &caller).await {
-        Ok(Some(spec)) => match begin(&app, &caller, spec.0) {
-            Ok(underway) => Exchange::new(underway, spec.1, &app).run(&mut socket, &app).await,
+        Ok(Some((spec, streaming))) => match begin(&app, &caller, spec) {
+            Ok((underway, envelope)) => {
+                let writer = ChunkWriter::new(envelope, streaming);
+                Exchange { underway, writer, wishes: VecDeque::new() }.run(&mut socket, &app).await
+            }
             Err(error) => Err(error),
         },
         Ok(None) => return,
@@ -76,12 +80,12 @@ async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
     let _ = socket.send(Message::Close(None)).await;
 }
 
-/// The request, and whether its chunks are padded and end with the usage.
+/// The request, and how its chunks are to be written; `None` when the client has gone.
 async fn first_message(
     socket: &mut WebSocket,
     app: &SharedApp,
     caller: &Caller,
-) -> Result<Option<(Spec, ChunkOptions)>, ApiError> {
+) -> Result<Option<(Spec, Streaming)>, ApiError> {
     let message = timeout(app.limits.header_timeout, text_message(socket)).await;
     let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request came in time");
     let Some(text) = message.map_err(late)?? else { return Ok(None) };
@@ -97,8 +101,7 @@ async fn first_message(
         let Some(streaming) = request.common.streaming() else {
             return Err(ApiError::field("stream", "a WebSocket always streams: leave stream out or set it to true"));
         };
-        let options = ChunkOptions { include_usage: streaming.include_usage, obfuscates: streaming.obfuscates };
-        Ok(Some((request.spec(&app.model, &app.limits, &caller.tenant)?, options)))
+        Ok(Some((request.spec(&app.model, &app.limits, &caller.tenant)?, streaming)))
     };
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
         tracing::error!(%error, "work on a WebSocket's request ended in a fault");
@@ -125,25 +128,12 @@ async fn text_message(socket: &mut WebSocket) -> Result<Option<String>, ApiError
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct ChunkOptions {
-    include_usage: bool,
-    obfuscates: bool,
-}
-
 /// A reply under way over a socket.
 struct Exchange {
-    underway: UnderwayParts,
+    underway: Underway,
     writer: ChunkWriter,
     /// Names of the wishes that the engine has not heeded yet, oldest first.
     wishes: VecDeque<&'static str>,
-}
-
-/// An [`Underway`] whose envelope has gone into the writer.
-struct UnderwayParts {
-    reply: crate::reply::Reply,
-    generation: crate::generation::Generation,
-    account: crate::account::Account,
 }
 
 /// What a message of the client asks for.
@@ -153,12 +143,6 @@ enum Wish {
 }
 
 impl Exchange {
-    fn new(underway: Underway, options: ChunkOptions, _: &SharedApp) -> Exchange {
-        let Underway { reply, generation, account, envelope } = underway;
-        let writer = ChunkWriter::new(envelope, options.include_usage, options.obfuscates);
-        Exchange { underway: UnderwayParts { reply, generation, account }, writer, wishes: VecDeque::new() }
-    }
-
     async fn run(mut self, socket: &mut WebSocket, app: &SharedApp) -> Result<(), ApiError> {
         let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
         for index in 0..self.underway.reply.num_choices() {
@@ -193,8 +177,7 @@ impl Exchange {
                 },
                 event = self.underway.generation.next() => self.take(event, app)?,
                 () = &mut ending => {
-                    let summary = self.underway.reply.summary();
-                    self.underway.account.close(Outcome::Failed, &summary);
+                    self.underway.fail();
                     return Err(cut_short());
                 }
             };
@@ -210,18 +193,12 @@ impl Exchange {
 
     /// The messages that an event gives.
     fn take(&mut self, event: Option<(usize, Event)>, app: &SharedApp) -> Result<Vec<String>, ApiError> {
-        let UnderwayParts { reply, generation, account } = &mut self.underway;
         let mut texts = Vec::new();
         if let Some((_, Event::Heeded { output_tokens })) = event {
             let name = self.wishes.pop_front().unwrap_or("heeded");
             texts.push(json!({ "type": name, "output_tokens": output_tokens }).to_string());
         }
-        let taken = match event {
-            Some((part, event)) => reply.take(part, event, generation, &app.model.tokenizer),
-            None => Err(pellucid_engine::Error::Stopped.into()),
-        };
-        account.charge(reply);
-        let deltas: Vec<Delta> = taken.inspect_err(|_| account.close(Outcome::Failed, &reply.summary()))?;
+        let deltas: Vec<Delta> = self.underway.take(event, &app.model.tokenizer)?;
         for delta in deltas {
             let mut chunk = String::new();
             self.writer.delta(&delta, None, &mut chunk);
@@ -231,13 +208,11 @@ impl Exchange {
     }
 
     async fn finish(mut self, socket: &mut WebSocket, app: &SharedApp) {
-        let UnderwayParts { reply, account, .. } = &mut self.underway;
-        let summary = reply.summary();
+        let summary = self.underway.close();
         let mut chunk = String::new();
-        self.writer.usage(&Usage::new(&summary), &Numbers::new(reply, &summary), &mut chunk);
+        self.writer.usage(&Usage::new(&summary), &Numbers::new(&self.underway.reply, &summary), &mut chunk);
         let _ = send(socket, chunk, app).await;
         let _ = send(socket, "[DONE]".to_owned(), app).await;
-        account.close(outcome(&summary), &summary);
     }
 
     fn wish(&mut self, text: &str, app: &SharedApp) -> Result<Wish, ApiError> {

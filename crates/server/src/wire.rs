@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 
 use crate::choice::{Delta, Ending};
 use crate::logprobs::{self, ChatLogprobs, CompletionLogprobs};
+use crate::openai::common::Streaming;
 use crate::openai::usage::{Extension, Usage};
 use crate::random::{self, Padding};
 use crate::reply::{Dialect, Reply, Summary};
@@ -236,7 +237,7 @@ const TEXT_UNIT: usize = 32;
 const LOGPROBS_UNIT: usize = 1024;
 
 impl ChunkWriter {
-    pub(crate) fn new(envelope: Envelope, include_usage: bool, obfuscates: bool) -> ChunkWriter {
+    pub(crate) fn new(envelope: Envelope, streaming: Streaming) -> ChunkWriter {
         let object = match envelope.dialect {
             Dialect::Chat => "chat.completion.chunk",
             Dialect::Completions => "text_completion",
@@ -249,7 +250,8 @@ impl ChunkWriter {
             word(&envelope.model),
             word(&envelope.fingerprint),
         );
-        ChunkWriter { envelope, head, include_usage, padding: obfuscates.then(Padding::new) }
+        let padding = streaming.obfuscates.then(Padding::new);
+        ChunkWriter { envelope, head, include_usage: streaming.include_usage, padding }
     }
 
     /// The first chunk of a chat choice says who speaks.

@@ -81,7 +81,7 @@ pub struct HeadShape {
 }
 
 /// Arguments of [`Backend::rope`].
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Rope<'a> {
     /// From [`Backend::rope_angles`]: [rows][cos of every pair, then sin of every pair].
     pub angles: &'a Tensor,
@@ -96,6 +96,15 @@ pub struct StoreKv<'a> {
     pub keys: &'a Tensor,
     pub values: &'a Tensor,
     /// For each row, block * block_len + offset.
+    pub slots: &'a [u32],
+    pub shape: HeadShape,
+}
+
+/// Arguments of [`Backend::turn_and_store`]; those of [`Backend::rope`] and [`Backend::store_kv`] without what is written.
+#[derive(Debug)]
+pub struct TurnAndStore<'a> {
+    pub rope: Rope<'a>,
+    pub values: &'a Tensor,
     pub slots: &'a [u32],
     pub shape: HeadShape,
 }
@@ -231,6 +240,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
     /// `x += y`
     fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error>;
+    /// `x += y`, then `out` is the RMSNorm of x.
+    fn add_rms_norm(
+        &self,
+        y: &Tensor,
+        x: &mut Tensor,
+        weight: &Tensor,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        self.add(y, x)?;
+        self.rms_norm(x, weight, eps, out)
+    }
     /// `x = cap * tanh(x / cap)`
     fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error>;
 
@@ -258,6 +279,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Writes each row's key and value into its slot, each head rounded to the format of the blocks by itself. A number that the format
     /// cannot hold becomes a NaN, so that whoever reads it gets no number either: nothing is cut off in silence.
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error>;
+    /// Turns queries and keys by the rows' angles, and stores keys and values.
+    fn turn_and_store(
+        &self,
+        turn: TurnAndStore<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+    ) -> Result<(), Error> {
+        let TurnAndStore { rope, values, slots, shape } = turn;
+        self.rope(rope, queries)?;
+        self.rope(rope, keys)?;
+        self.store_kv(StoreKv { keys, values, slots, shape }, kv)
+    }
     /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
 }

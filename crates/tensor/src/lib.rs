@@ -10,7 +10,7 @@ mod tensor;
 
 pub use backend::{
     Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope,
-    RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv,
+    RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
 };
 pub use bytes::SharedBytes;
 pub use dtype::DType;

@@ -33,10 +33,10 @@ fn a_row_attends_alone_as_it_does_in_a_chunk() {
 }
 
 #[test]
-fn products_with_quantized_weights_have_one_definition() {
+fn products_have_one_definition_for_every_number_of_rows() {
     let scalar = cpu(Isa::Scalar, 1).expect("scalar is always there");
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
-        products::agree(&*backend, &*scalar);
+        products::agree(isa, &*backend, &*scalar);
     }
 }

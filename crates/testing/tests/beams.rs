@@ -2,19 +2,18 @@
 
 use std::path::Path;
 
-use pellucid_cpu::Isa;
 use pellucid_engine::{BeamParams, EarlyStopping, Engine, EngineOptions, Request};
 use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
 use pellucid_tensor::DType;
-use pellucid_testing::{Collected, cpu, goldens_folder};
+use pellucid_testing::{Collected, cpu, exact_isa, goldens_folder};
 use serde_json::Value;
 
 /// Scores are sums of up to 12 log probabilities; the reference's own f32 and f64 runs differ by up to 1e-4.
 const TOLERANCE: f64 = 2e-4;
 
 fn engine(model: &str) -> Engine {
-    let backend = cpu(Isa::best(), 2).expect("the best there is");
+    let backend = cpu(exact_isa(), 2).expect("the best there is");
     let checkpoint = pellucid_checkpoint::Checkpoint::open(&goldens_folder().join(model)).expect("a golden");
     let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions::default(), &mut |_, _| ()).expect("it loads");
     let options = EngineOptions {

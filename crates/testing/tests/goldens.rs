@@ -1,12 +1,25 @@
 //! Every architecture against the reference implementation's logits, from both file formats, on every instruction set.
 
+use std::path::Path;
+
+use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
-use pellucid_testing::{Runner, TestSequence, cpu, goldens};
+use pellucid_model::Model;
+use pellucid_tensor::DType;
+use pellucid_testing::{Runner, TestSequence, cpu, exact_isa, goldens};
 
 /// Largest difference of a logit. Two correct f32 implementations differ by rounding alone: the reference differs from its own f64
 /// result by up to 1e-5 on these models (fixtures/README.md), and ours sums in another order. The subtlest mistake that the goldens
 /// were tried with, the tanh form of GELU in place of the exact one, changes a logit by 1.1e-3.
 const TOLERANCE: f32 = 1e-4;
+
+/// AMX rounds activations to bf16 before it multiplies them with BF16 weights, as llama.cpp and oneDNN do: each is off by up to 2^-9, and a
+/// logit by the sum of many such errors over all layers, which no bound on single logits tells from a mistake. So the error of all logits
+/// of a prompt together is bounded, in units of their own size: 0.003 to 0.009 were measured, and 0.05 where a router then chose another
+/// expert for a token. That the model is computed rightly, the other instruction sets show with the same code, and `products` bounds
+/// each product by itself.
+const BF16_TOLERANCE: f32 = 0.02;
+const BF16_EXPERTS_TOLERANCE: f32 = 0.1;
 
 #[test]
 fn logits_at_every_position_are_the_references() {
@@ -18,6 +31,13 @@ fn logits_at_every_position_are_the_references() {
                 for (prompt, expected) in golden.prompts.iter().zip(&expected) {
                     let mut runner = Runner::load(&path, backend.clone(), golden.context_len(prompt.len()), 4);
                     let found = runner.prompt(prompt, &[prompt.len()], vec![0, 1]);
+                    if isa == Isa::Amx && stored_in_bf16(&path) {
+                        let error = relative_error(&found, expected);
+                        let experts = runner.model.config().experts.is_some();
+                        let allowed = if experts { BF16_EXPERTS_TOLERANCE } else { BF16_TOLERANCE };
+                        assert!(error <= allowed, "{} ({}) on {isa}: off by {error}", golden.name, path.display());
+                        continue;
+                    }
                     let worst = worst_difference(&found, expected);
                     assert!(worst <= TOLERANCE, "{} ({}) on {isa}: differs by {worst}", golden.name, path.display());
                     compared += found.len();
@@ -30,7 +50,7 @@ fn logits_at_every_position_are_the_references() {
 
 #[test]
 fn greedy_continuations_are_the_references() {
-    let Some(backend) = cpu(Isa::best(), 2) else { return };
+    let Some(backend) = cpu(exact_isa(), 2) else { return };
     for golden in goldens() {
         for (prompt, expected) in golden.prompts.iter().zip(&golden.greedy) {
             // The continuation must not cross the length at which the reference changes LongRoPE's factors.
@@ -52,6 +72,19 @@ fn greedy_continuations_are_the_references() {
             assert_eq!(&found, expected, "{}: greedy continuation of {prompt:?}", golden.name);
         }
     }
+}
+
+/// Whether the model's matrices are BF16.
+fn stored_in_bf16(path: &Path) -> bool {
+    let checkpoint = Checkpoint::open(path).expect("a golden can be opened");
+    checkpoint.tensors().iter().any(|tensor| tensor.dtype == DType::BF16 && tensor.shape.len() > 1)
+}
+
+/// The root of the mean square of the differences, over that of the expected numbers.
+fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let differences: f32 = found.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
+    (differences / expected.iter().map(|b| b.powi(2)).sum::<f32>()).sqrt()
 }
 
 fn worst_difference(found: &[f32], expected: &[f32]) -> f32 {

@@ -5,7 +5,8 @@
 //! - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K: x is rounded to 8-bit integers, row by row ([`activations`]); integers are multiplied
 //!   and added exactly, and the scales are applied in the order that [`scalar`] spells out. Integer sums do not depend on the
 //!   instruction that computes them, so every instruction set, one row and many give the same bits.
-//! - Every other format: rows of w are decoded to f32 ([`decoded`]).
+//! - F32, F16, BF16: f32 multiply-adds in the order that [`plain`] gives; where there is AMX, BF16 goes by its tiles ([`bf16`]).
+//! - Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4: rows of w are decoded to f32 first ([`decoded`]).
 //!
 //! Threads share out panels of sixteen columns, never parts of a sum.
 
@@ -16,17 +17,23 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 pub(crate) mod decoded;
 mod packing;
+mod plain;
 mod scalar;
 mod weight;
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use activations::Quantized;
 use packing::{COLUMNS, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
+
+use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;
 use crate::pool::Pool;
@@ -83,13 +90,21 @@ impl IntegerKernel {
 pub(crate) struct Multiplier {
     level: Level,
     kernel: IntegerKernel,
-    /// The rows of x, in the two groupings that formats ask for.
-    rows: Mutex<[Quantized; 2]>,
+    inputs: Mutex<Inputs>,
+}
+
+/// The rows of x in every form that a weight asked for.
+#[derive(Debug, Default)]
+struct Inputs {
+    /// In the two groupings of the integer kernels.
+    quantized: [Quantized; 2],
+    #[cfg(target_arch = "x86_64")]
+    rounded: bf16::BfRows,
 }
 
 impl Multiplier {
     pub(crate) fn new(level: Level) -> Self {
-        Multiplier { level, kernel: IntegerKernel::of(level), rows: Mutex::default() }
+        Multiplier { level, kernel: IntegerKernel::of(level), inputs: Mutex::default() }
     }
 
     /// Computes products, at most [`MAX_PRODUCTS`], of the same rows x, each `depth` long.
@@ -100,54 +115,86 @@ impl Multiplier {
         depth: usize,
         products: impl IntoIterator<Item = &'a Product<'a>>,
     ) {
-        let mut rows = self.rows.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let mut packed = [None; MAX_PRODUCTS];
-        let mut filled = [false; 2];
+        let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut shared = [None; MAX_PRODUCTS];
+        let mut ready = [false; 3];
         for (i, product) in products.into_iter().enumerate() {
             assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
                     let grouping = grouping(weight.group);
-                    if !filled[grouping] {
-                        with_simd!(self.level, simd => rows[grouping].fill(simd, pool, x, depth, weight.group));
-                        filled[grouping] = true;
+                    if !std::mem::replace(&mut ready[grouping], true) {
+                        let rows = &mut inputs.quantized[grouping];
+                        with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, weight.group));
                     }
-                    packed[i] = Some((weight, product));
                 }
+                #[cfg(target_arch = "x86_64")]
+                Stored::Plain(_) if self.uses_bf16_tiles(product.weight.dtype) => {
+                    if !std::mem::replace(&mut ready[2], true) {
+                        let rows = plain::Rows { x, depth };
+                        with_simd!(self.level, simd => inputs.rounded.fill(simd, pool, rows));
+                    }
+                }
+                Stored::Plain(_) => {}
                 Stored::Rows(bytes) => with_simd!(self.level, simd => {
                     decoded::matmul(simd, pool, x, product, bytes);
                 }),
             }
+            shared[i] = Some(product);
         }
-        let num_panels =
-            |slot: &Option<(&PackedWeight, &Product<'_>)>| slot.map_or(0, |(weight, _)| weight.num_panels());
-        let total: usize = packed.iter().map(num_panels).sum();
+        let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
         // Pieces small enough that a thread that was held up does not keep the other waiting for long.
         let per_task = total.div_ceil(pool.num_threads() * 8).max(1);
         pool.run(total.div_ceil(per_task), &|task| {
-            let mut panels = task * per_task..((task + 1) * per_task).min(total);
+            let panels = task * per_task..((task + 1) * per_task).min(total);
             let mut start = 0;
-            for (weight, product) in packed.iter().flatten() {
-                let end = start + weight.num_panels();
+            for product in shared.iter().flatten() {
+                let end = start + product.weight.num_panels();
                 let here = panels.start.max(start)..panels.end.min(end);
                 if !here.is_empty() {
-                    let rows = &rows[grouping(weight.group)];
-                    with_packing!(product.weight.dtype, F => {
-                        self.panels::<F>(weight, product, here.start - start..here.end - start, rows)
-                    });
-                    panels.start = here.end;
+                    self.panels(product, here.start - start..here.end - start, plain::Rows { x, depth }, &inputs);
                 }
                 start = end;
             }
         });
     }
 
-    /// Some panels of one product, for all rows.
-    fn panels<F: Packing>(
+    #[cfg(target_arch = "x86_64")]
+    fn uses_bf16_tiles(&self, dtype: DType) -> bool {
+        self.kernel == IntegerKernel::Amx && dtype == DType::BF16
+    }
+
+    /// Some panels of one product, for all rows, by the kernel of its format.
+    fn panels(&self, product: &Product<'_>, panels: Range<usize>, x: plain::Rows<'_>, inputs: &Inputs) {
+        let dtype = product.weight.dtype;
+        match &product.weight.stored {
+            Stored::Packed(weight) => {
+                let rows = &inputs.quantized[grouping(weight.group)];
+                with_packing!(dtype, F => self.packed_panels::<F>(weight, product, panels, rows));
+            }
+            #[cfg(target_arch = "x86_64")]
+            Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
+                // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
+                let mut put = |row: usize, panel: usize, results: &_| unsafe { product.put(row, panel, results) };
+                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth.
+                unsafe { bf16::rows_times_panels(weight, panels, &inputs.rounded, &mut put) };
+            }
+            Stored::Plain(weight) => {
+                for panel in panels {
+                    // SAFETY: as above.
+                    let mut put = |row: usize, results: &_| unsafe { product.put(row, panel, results) };
+                    plain::rows_times_panel(self.level, dtype, weight.panel(panel), x, &mut put);
+                }
+            }
+            Stored::Rows(_) => unreachable!("it has no panels"),
+        }
+    }
+
+    fn packed_panels<F: Packing>(
         &self,
         weight: &PackedWeight,
         product: &Product<'_>,
-        panels: std::ops::Range<usize>,
+        panels: Range<usize>,
         rows: &Quantized,
     ) {
         let num_units = rows.num_units();

@@ -1,10 +1,11 @@
-//! A weight as the products read it: packed for the integer kernels, or as it lies in the file.
+//! A weight as the products read it: in panels of sixteen columns, or as it lies in the file.
 
 use std::any::Any;
 
 use pellucid_tensor::{DType, Error, HostWeight, Memory};
 
 use super::packing::{COLUMNS, Packing, SLICE, pack_panel, with_packing};
+use super::plain::PlainWeight;
 use crate::memory::{HostMemory, SharedSlice};
 use crate::pool::Pool;
 
@@ -19,7 +20,10 @@ pub(crate) struct LinearWeight {
 
 #[derive(Debug)]
 pub(crate) enum Stored {
+    /// Quantized, for the integer kernels.
     Packed(PackedWeight),
+    /// F32, F16 or BF16.
+    Plain(PlainWeight),
     /// Whole rows in the file's format.
     Rows(HostMemory),
 }
@@ -44,12 +48,25 @@ impl PackedWeight {
 }
 
 impl LinearWeight {
+    /// Panels of sixteen columns; none for a weight that is decoded row by row.
+    pub(crate) fn num_panels(&self) -> usize {
+        match &self.stored {
+            Stored::Packed(weight) => weight.num_panels(),
+            Stored::Plain(weight) => weight.num_panels(),
+            Stored::Rows(_) => 0,
+        }
+    }
+
     /// Brings a weight into the layout of its kernel, on all threads.
     pub(crate) fn new(pool: &Pool, weight: HostWeight) -> Result<Self, Error> {
         let HostWeight { dtype, rows, cols, bytes } = weight;
-        let stored = match with_packing!(dtype, F => pack::<F>(pool, rows, cols, &bytes)) {
-            Some(packed) => Stored::Packed(packed?),
-            None => Stored::Rows(HostMemory::Mapped(bytes)),
+        let packed = with_packing!(dtype, F => pack::<F>(pool, rows, cols, &bytes));
+        let stored = if let Some(packed) = packed {
+            Stored::Packed(packed?)
+        } else if let Some(plain) = PlainWeight::pack(pool, dtype, rows, cols, &bytes) {
+            Stored::Plain(plain?)
+        } else {
+            Stored::Rows(HostMemory::Mapped(bytes))
         };
         Ok(LinearWeight { dtype, num_columns: rows, depth: cols, stored })
     }

@@ -41,6 +41,55 @@ KERNEL void store_kv(StoreKv s) {
     }
 }
 
+struct TurnAndStore {
+    StoreKv store;         // its keys are turned in place
+    float* queries;        // [rows][heads * head_size], turned in place
+    const float* angles;   // [rows][cos of every pair, then sin]
+    u32 num_rows, num_heads, pairs;
+    u32 interleaved;
+};
+
+// Turns queries and keys, and stores keys and values: a thread for each pair of a head, and for each number that no pair holds.
+KERNEL void turn_and_store(TurnAndStore s) {
+    begin();
+    u32 hs = s.store.head_size, singles = hs - 2 * s.pairs;
+    u32 turned_items = s.pairs + singles, kv_heads = s.store.num_kv_heads;
+    u32 per_row = (s.num_heads + kv_heads) * turned_items + kv_heads * hs;
+    u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 row = index / per_row, item = index % per_row;
+    if (row >= s.num_rows) return;
+    u32 slot = s.store.slots[row], block = slot / s.store.block_len;
+    auto place = [&](u32 head, u32 d) {
+        return (((u64)block * kv_heads + head) * s.store.block_len + slot % s.store.block_len) * hs + d;
+    };
+    bool stores = block < s.store.num_blocks;
+    if (item >= (s.num_heads + kv_heads) * turned_items) {
+        u32 i = item - (s.num_heads + kv_heads) * turned_items;
+        if (stores)
+            put_number(s.store.value_blocks, s.store.storage, place(i / hs, i % hs), s.store.values[(u64)row * kv_heads * hs + i]);
+        return;
+    }
+    u32 head = item / turned_items, pair = item % turned_items;
+    bool is_key = head >= s.num_heads;
+    if (is_key) head -= s.num_heads;
+    float* x = is_key ? (float*)s.store.keys + ((u64)row * kv_heads + head) * hs : s.queries + ((u64)row * s.num_heads + head) * hs;
+    if (pair >= s.pairs) {
+        u32 d = pair + s.pairs;
+        if (is_key && stores) put_number(s.store.key_blocks, s.store.storage, place(head, d), x[d]);
+        return;
+    }
+    const float* angles = s.angles + (u64)row * 2 * s.pairs;
+    u32 first = s.interleaved ? 2 * pair : pair, second = s.interleaved ? 2 * pair + 1 : pair + s.pairs;
+    float a = x[first], b = x[second];
+    turn(a, b, angles[pair], angles[s.pairs + pair]);
+    x[first] = a;
+    x[second] = b;
+    if (is_key && stores) {
+        put_number(s.store.key_blocks, s.store.storage, place(head, first), a);
+        put_number(s.store.key_blocks, s.store.storage, place(head, second), b);
+    }
+}
+
 struct Attention {
     const float* queries;      // [rows][heads * head_size]
     const void* key_blocks;

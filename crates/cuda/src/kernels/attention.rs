@@ -6,6 +6,7 @@ use crate::driver::{Device, Grid};
 
 pub(crate) const KERNELS: &[&str] = &[
     "store_kv",
+    "turn_and_store",
     "attention_merge",
     "attention_f32_1",
     "attention_f32_2",
@@ -40,6 +41,27 @@ pub(crate) struct StoreParameter {
     pub(crate) block_len: u32,
     pub(crate) num_blocks: u32,
     pub(crate) storage: u32,
+}
+
+/// `TurnAndStore` of attention.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct TurnParameter {
+    pub(crate) store: StoreParameter,
+    pub(crate) queries: u64,
+    pub(crate) angles: u64,
+    pub(crate) num_rows: u32,
+    pub(crate) num_heads: u32,
+    pub(crate) pairs: u32,
+    pub(crate) interleaved: u32,
+}
+
+/// Turns queries and keys, and stores keys and values.
+pub(crate) fn turn_and_store(device: &Device, parameter: &TurnParameter) -> Result<(), Error> {
+    let TurnParameter { store, num_rows, num_heads, pairs, .. } = parameter;
+    let turned = (num_heads + store.num_kv_heads) * (store.head_size - pairs);
+    let items = (turned + store.num_kv_heads * store.head_size) as usize * *num_rows as usize;
+    device.launch("turn_and_store", Grid::items(items, 256), parameter)
 }
 
 /// `Attention` of attention.cu.
@@ -98,7 +120,7 @@ pub(crate) fn attend(device: &Device, dtype: DType, parameter: &AttentionParamet
     let group = (parameter.num_heads / parameter.num_kv_heads).max(1);
     // Heads that a block takes at once: the group, or pieces of eight.
     let piece = group.next_power_of_two().min(8);
-    let family = 2 + 4 * storage(dtype).expect("checked by the caller") as usize;
+    let family = 3 + 4 * storage(dtype).expect("checked by the caller") as usize;
     let kernel = KERNELS[family + piece.ilog2() as usize];
     let tiles = if parameter.partial == 0 { 1 } else { parameter.max_tiles };
     let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), tiles];

@@ -28,21 +28,10 @@ struct Linear {
     const float* x_plain;  // [rows][cols], for weights of f32
 };
 
-DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) {
-    u32 blocks = (cols + 255) / 256;
-    return min(4 * (slice * blocks / slices), (cols + 63) / 64);
-}
+// Groups of 256 columns.
+DEVICE u32 num_groups(u32 cols) { return (cols + 255) / 256; }
 
-template <int F>
-DEVICE const u8* unit_chunk(const u8* tile, u32 unit) {
-    return tile + (u64)(unit / Weights<F>::UNITS) * Weights<F>::CHUNK_BYTES;
-}
-
-template <int F>
-DEVICE u64 tile_bytes(u32 cols) {
-    u32 units = (cols + 63) / 64;
-    return (u64)((units + Weights<F>::UNITS - 1) / Weights<F>::UNITS) * Weights<F>::CHUNK_BYTES;
-}
+DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) { return slice * num_groups(cols) / slices; }
 
 DEVICE const LinearPart& part_of(const Linear& p, u32 tile) {
     if (p.num_parts > 2 && tile >= p.parts[2].first_tile) return p.parts[2];
@@ -55,29 +44,49 @@ DEVICE float finished(float total, float scale, const float* bias, u32 o) {
     return bias ? __fadd_rn(total, bias[o]) : total;
 }
 
-// Up to 8 rows. A block is 8 warps: `slices` warps share a tile of 16 outputs. Weights go from memory to registers, DEPTH units ahead.
-template <int F, int DEPTH>
+// Up to 8 rows. A block is 8 warps: `slices` warps share a tile of 16 outputs. A warp sees its groups of all its tiles as one stream and
+// loads AHEAD groups ahead, across the edges of tiles: from memory to registers, with loads under way while sums are put together.
+template <int F, int AHEAD>
 DEVICE void few(const Linear& p) {
     typedef Weights<F> W;
     extern __shared__ uint4 shared[];
-    __shared__ float partial[8][128];
+    // Two of each, so that one barrier a tile is enough: nobody is two tiles ahead of another.
+    __shared__ float partial[2][8][128];
     __shared__ uint4 zeros;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 tiles_at_once = 8 / p.slices;
+    u32 tiles_at_once = 8 / p.slices, stride = gridDim.x * tiles_at_once;
     u32 slice = warp % p.slices;
-    u32 begin_unit = slice_start(p.cols, p.slices, slice), end_unit = slice_start(p.cols, p.slices, slice + 1);
-    u64 bytes = tile_bytes<F>(p.cols);
+    u32 begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols, p.slices, slice + 1);
+    u64 tile_bytes = (u64)num_groups(p.cols) * W::GROUP_BYTES;
+    u32 first = blockIdx.x * tiles_at_once;
+    u32 rounds = (p.num_tiles - first + stride - 1) / stride;
+    u32 total = rounds * (end_group - begin_group);
 
-    let_next_start();
-    u32 tile = blockIdx.x * tiles_at_once + warp / p.slices;
-    typename W::Raw raw[DEPTH];
-    const u8* weights = 0;
-    if (tile < p.num_tiles) {
+    // A tile beyond the last is computed like the last, and not written.
+    auto slice_weights = [&](u32 tile) {
+        tile = min(tile, p.num_tiles - 1);
         const LinearPart& part = part_of(p, tile);
-        weights = part.weight + (tile - part.first_tile) * bytes;
+        return part.weight + (tile - part.first_tile) * tile_bytes + begin_group * W::GROUP_BYTES;
+    };
+    u32 load_tile = first + warp / p.slices, load_group = begin_group, to_load = total;
+    const u8* weights = slice_weights(load_tile);
+    typename W::Raw raw[AHEAD][4];
+    auto next_group = [&]() {
+        to_load--;
+        weights += W::GROUP_BYTES;
+        if (++load_group == end_group) {
+            load_group = begin_group;
+            load_tile += stride;
+            weights = slice_weights(load_tile);
+        }
+    };
+    let_next_start();
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++)
-            if (begin_unit + i < end_unit) W::load(raw[i], unit_chunk<F>(weights, begin_unit + i), (begin_unit + i) % W::UNITS, lane);
+    for (int h = 0; h < AHEAD; h++) {
+        if (to_load == 0) break;
+#pragma unroll
+        for (int i = 0; i < 4; i++) W::load(raw[h][i], weights, i, lane);
+        next_group();
     }
 
     wait_for_previous();
@@ -85,8 +94,9 @@ DEVICE void few(const Linear& p) {
     u32 row_bytes = p.x.pitch * 2 + 16;
     u32 vectors = p.x.pitch / 8;
     u32 base = shared_address(shared);
-    for (u32 i = threadIdx.x; i < p.num_rows * vectors; i += 256)
-        copy_async(base + i / vectors * row_bytes + i % vectors * 16, p.x.numbers + i / vectors * p.x.pitch + i % vectors * 8, true);
+    for (u32 row = 0; row < p.num_rows; row++)
+        for (u32 i = threadIdx.x; i < vectors; i += 256)
+            copy_async(base + row * row_bytes + i * 16, p.x.numbers + row * p.x.pitch + i * 8, true);
     copy_async_commit();
     if (threadIdx.x == 0) zeros = make_uint4(0, 0, 0, 0);
     copy_async_wait<0>();
@@ -95,57 +105,55 @@ DEVICE void few(const Linear& p) {
     // Lane i gives the address of row i % 8 in matrix i / 8: the two halves of one step, then of the next.
     bool valid = lane % 8 < p.num_rows;
     u32 my_row = valid ? base + lane % 8 * row_bytes + lane / 8 * 16 : shared_address(&zeros);
+    u32 half_unit = valid ? 64 : 0;
 
-    for (u32 first = blockIdx.x * tiles_at_once; first < p.num_tiles; first += gridDim.x * tiles_at_once) {
-        tile = first + warp / p.slices;
-        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (tile < p.num_tiles) {
-            if (first != blockIdx.x * tiles_at_once) {
-                const LinearPart& part = part_of(p, tile);
-                weights = part.weight + (tile - part.first_tile) * bytes;
+    u32 group = begin_group, round = 0;
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (u32 done = 0; done < total; done += AHEAD) {
 #pragma unroll
-                for (int i = 0; i < DEPTH; i++)
-                    if (begin_unit + i < end_unit) W::load(raw[i], unit_chunk<F>(weights, begin_unit + i), (begin_unit + i) % W::UNITS, lane);
-            }
-            for (u32 unit = begin_unit; unit < end_unit; unit += DEPTH) {
+        for (int h = 0; h < AHEAD; h++) {
+            if (done + h >= total) break;
+            u32 at = my_row + group * 8 * half_unit;
 #pragma unroll
-                for (int i = 0; i < DEPTH; i++) {
-                    u32 now = unit + i;
-                    if (now >= end_unit) break;
-                    u32 x[8];
-                    u32 at = valid ? my_row + now * 128 : my_row;
-                    load_matrices(*(u32(*)[4])x, at);
-                    load_matrices(*(u32(*)[4])(x + 4), valid ? at + 64 : at);
+            for (int i = 0; i < 4; i++) {
+                u32 x[8];
+                load_matrices(*(u32(*)[4])x, at);
+                load_matrices(*(u32(*)[4])(x + 4), at + half_unit);
+                at += 2 * half_unit;
 #pragma unroll
-                    for (int s = 0; s < 4; s++) {
-                        u32 a[4];
-                        W::decode(a, raw[i], s);
-                        multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
-                    }
-                    if (now + DEPTH < end_unit)
-                        W::load(raw[i], unit_chunk<F>(weights, now + DEPTH), (now + DEPTH) % W::UNITS, lane);
+                for (int s = 0; s < 4; s++) {
+                    u32 a[4];
+                    W::decode(a, raw[h][i], s);
+                    multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
                 }
+                if (to_load > 0) W::load(raw[h][i], weights, i, lane);
             }
+            if (to_load > 0) next_group();
+            if (++group < end_group) continue;
+
+            group = begin_group;
+            u32 g = lane / 4, t = lane % 4;
+            float* mine = partial[round % 2][warp];  // [row of x][output of the tile]
+            mine[2 * t * 16 + g] = sum[0];
+            mine[(2 * t + 1) * 16 + g] = sum[1];
+            mine[2 * t * 16 + g + 8] = sum[2];
+            mine[(2 * t + 1) * 16 + g + 8] = sum[3];
+            sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+            __syncthreads();
+            for (u32 j = threadIdx.x; j < tiles_at_once * 16 * p.num_rows; j += 256) {
+                u32 row = j / (tiles_at_once * 16), o = j % (tiles_at_once * 16);
+                u32 which = o / 16, tile = first + round * stride + which;
+                if (tile >= p.num_tiles) continue;
+                float (*of_tile)[128] = &partial[round % 2][which * p.slices];
+                float result = of_tile[0][row * 16 + o % 16];
+                for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, of_tile[n][row * 16 + o % 16]);
+                const LinearPart& part = part_of(p, tile);
+                u32 output = (tile - part.first_tile) * 16 + o % 16;
+                if (output < part.outputs)
+                    part.out[(u64)row * part.outputs + output] = finished(result, p.x.scales[row], part.bias, output);
+            }
+            round++;
         }
-        u32 g = lane / 4, t = lane % 4;
-        // [row of x][output of the tile]
-        partial[warp][2 * t * 16 + g] = sum[0];
-        partial[warp][(2 * t + 1) * 16 + g] = sum[1];
-        partial[warp][2 * t * 16 + g + 8] = sum[2];
-        partial[warp][(2 * t + 1) * 16 + g + 8] = sum[3];
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < tiles_at_once * 128; i += 256) {
-            u32 row = i / (tiles_at_once * 16), o = i % (tiles_at_once * 16);
-            u32 which = o / 16, t16 = first + which;
-            if (row >= p.num_rows || t16 >= p.num_tiles) continue;
-            float total = partial[which * p.slices][row * 16 + o % 16];
-            for (u32 s = 1; s < p.slices; s++) total = __fadd_rn(total, partial[which * p.slices + s][row * 16 + o % 16]);
-            const LinearPart& part = part_of(p, t16);
-            u32 output = (t16 - part.first_tile) * 16 + o % 16;
-            if (output < part.outputs)
-                part.out[(u64)row * part.outputs + output] = finished(total, p.x.scales[row], part.bias, output);
-        }
-        __syncthreads();
     }
 }
 
@@ -163,7 +171,7 @@ DEVICE void many(const Linear& p, bool split) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 warp_m = warp % 4, warp_n = warp / 4;
     u32 first_row = blockIdx.x * ROWS;
-    u64 bytes = tile_bytes<F>(p.cols);
+    u64 tile_bytes = (u64)num_groups(p.cols) * W::GROUP_BYTES;
     u32 base = shared_address(shared);
 
     begin();
@@ -174,11 +182,11 @@ DEVICE void many(const Linear& p, bool split) {
     for (int m = 0; m < 2; m++) {
         has[m] = first_tile + m < p.num_tiles;
         const LinearPart& part = part_of(p, first_tile + m);
-        weights[m] = has[m] ? part.weight + (first_tile + m - part.first_tile) * bytes : p.parts[0].weight;
+        weights[m] = has[m] ? part.weight + (first_tile + m - part.first_tile) * tile_bytes : p.parts[0].weight;
     }
     u32 begin_slice = split ? blockIdx.z : 0, end_slice = split ? blockIdx.z + 1 : p.slices;
-    u32 begin_unit = slice_start(p.cols, p.slices, begin_slice), end_unit = slice_start(p.cols, p.slices, end_slice);
-    u32 slice_end = slice_start(p.cols, p.slices, begin_slice + 1), slice = begin_slice;
+    u32 begin_unit = 4 * slice_start(p.cols, p.slices, begin_slice), end_unit = 4 * slice_start(p.cols, p.slices, end_slice);
+    u32 slice_end = 4 * slice_start(p.cols, p.slices, begin_slice + 1), slice = begin_slice;
 
     auto fetch = [&](u32 unit) {
         if (unit < end_unit) {
@@ -196,7 +204,7 @@ DEVICE void many(const Linear& p, bool split) {
     for (int i = 0; i < STAGES - 1; i++) fetch(begin_unit + i);
     typename W::Raw raw[2], next[2];
 #pragma unroll
-    for (int m = 0; m < 2; m++) W::load(raw[m], unit_chunk<F>(weights[m], begin_unit), begin_unit % W::UNITS, lane);
+    for (int m = 0; m < 2; m++) W::load(raw[m], weights[m] + (u64)(begin_unit / 4) * W::GROUP_BYTES, begin_unit % 4, lane);
 
     float sum[2][NT][4], total[2][NT][4];
 #pragma unroll
@@ -213,7 +221,7 @@ DEVICE void many(const Linear& p, bool split) {
         fetch(unit + STAGES - 1);
         if (unit + 1 < end_unit)
 #pragma unroll
-            for (int m = 0; m < 2; m++) W::load(next[m], unit_chunk<F>(weights[m], unit + 1), (unit + 1) % W::UNITS, lane);
+            for (int m = 0; m < 2; m++) W::load(next[m], weights[m] + (u64)((unit + 1) / 4) * W::GROUP_BYTES, (unit + 1) % 4, lane);
         u32 stage = base + unit % STAGES * (ROWS * ROW_BYTES) + my_row;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -245,7 +253,7 @@ DEVICE void many(const Linear& p, bool split) {
                         sum[m][n][i] = 0.0f;
                     }
             slice++;
-            slice_end = slice_start(p.cols, p.slices, slice + 1);
+            slice_end = 4 * slice_start(p.cols, p.slices, slice + 1);
         }
 #pragma unroll
         for (int m = 0; m < 2; m++) raw[m] = next[m];
@@ -286,20 +294,21 @@ KERNEL void linear_combine(Linear p) {
     part.out[(u64)row * part.outputs + o] = finished(total, p.x.scales[row], part.bias, o);
 }
 
-#define LINEAR(NAME, F, DEPTH)                                                                              \
-    KERNEL void __launch_bounds__(256, 3) linear_few_##NAME(Linear p) { few<F, DEPTH>(p); }                   \
+// AHEAD and the blocks that must fit on a multiprocessor at once share out its 64 Ki registers.
+#define LINEAR(NAME, F, AHEAD, BLOCKS)                                                                      \
+    KERNEL void __launch_bounds__(256, BLOCKS) linear_few_##NAME(Linear p) { few<F, AHEAD>(p); }              \
     KERNEL void __launch_bounds__(128) linear_many16_##NAME(Linear p) { many<F, 1, 2>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(128) linear_many32_##NAME(Linear p) { many<F, 1, 4>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(128) linear_many64_##NAME(Linear p) { many<F, 1, 8>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(256) linear_many128_##NAME(Linear p) { many<F, 2, 8>(p, p.workspace != 0); }
 
-LINEAR(f16, F16, 2)
-LINEAR(bf16, BF16, 2)
-LINEAR(q8_0, Q8_0, 4)
-LINEAR(q4_0, Q4_0, 4)
-LINEAR(q4_k, Q4_K, 4)
-LINEAR(q5_k, Q5_K, 4)
-LINEAR(q6_k, Q6_K, 4)
+LINEAR(f16, F16, 1, 2)
+LINEAR(bf16, BF16, 1, 2)
+LINEAR(q8_0, Q8_0, 1, 3)
+LINEAR(q4_0, Q4_0, 2, 2)
+LINEAR(q4_k, Q4_K, 1, 3)
+LINEAR(q5_k, Q5_K, 1, 3)
+LINEAR(q6_k, Q6_K, 1, 3)
 
 // Weights of f32, products and sums in f32: a warp for each output and eight rows. Lane l takes the columns l, l + 32, ...
 KERNEL void linear_f32(Linear p) {

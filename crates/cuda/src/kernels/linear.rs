@@ -115,8 +115,8 @@ impl LinearProduct {
     ) -> Result<(), Error> {
         let first = family(dtype).expect("a format with tiles");
         let few_shared = self.num_rows * (self.x.pitch * 2 + 16);
-        // The kernel's own shared memory is a little over 4 KiB.
-        if self.num_rows <= 8 && few_shared + 4608 <= device.shared_limit {
+        // The kernel's own shared memory is a little over 8 KiB.
+        if self.num_rows <= 8 && few_shared + 8704 <= device.shared_limit {
             let kernel = KERNELS[first];
             let blocks = (self.num_tiles * self.slices).div_ceil(8);
             let at_once = device.num_multiprocessors() * device.occupancy(kernel, 256, few_shared)?;

@@ -91,18 +91,21 @@ pub(crate) fn format(dtype: DType) -> Option<u32> {
 
 /// Bytes of a weight in the tiles of formats.cu.
 pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
-    let (chunk_cols, chunk_bytes) = match dtype {
+    let group_bytes = match dtype {
         DType::F32 => return rows.checked_mul(cols)?.checked_mul(4),
-        DType::F16 | DType::BF16 => (64, 2048),
-        DType::Q8_0 => (64, 1088),
-        DType::Q4_0 => (64, 576),
-        DType::Q4_K => (256, 2368),
-        DType::Q5_K => (256, 2880),
-        DType::Q6_K => (256, 3360),
+        DType::F16 | DType::BF16 => 4 * 2048,
+        DType::Q8_0 => 4 * 1088,
+        DType::Q4_0 => 4 * 576,
+        DType::Q4_K => 2368,
+        DType::Q5_K => 2880,
+        DType::Q6_K => 3360,
         _ => return None,
     };
-    rows.div_ceil(16).checked_mul(cols.div_ceil(chunk_cols))?.checked_mul(chunk_bytes)
+    rows.div_ceil(16).checked_mul(cols.div_ceil(GROUP_COLS))?.checked_mul(group_bytes)
 }
+
+/// Columns of a group; operands have whole groups.
+pub(crate) const GROUP_COLS: usize = 256;
 
 // A parameter is sound when it mirrors its kernel's structure: the list stands here so that it is looked over as a whole.
 macro_rules! parameters {
@@ -116,7 +119,7 @@ macro_rules! parameters {
 
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
-    norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::AttentionParameter,
+    norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
     experts::Route, experts::AddWeighted,
 }
 

@@ -1,7 +1,8 @@
 // RMSNorm and LayerNorm over stretches of a row: a block for each stretch, whose size fixes the order of the sums.
 
 struct Norm {
-    const float* x;
+    float* x;
+    const float* y;     // added to x first, when there is one
     const float* weight;
     const float* bias;  // LayerNorm alone
     float* out;
@@ -11,37 +12,82 @@ struct Norm {
     Operand operand;
 };
 
-// out = x / sqrt(mean(x^2) + eps) * weight
-KERNEL void rms_norm(Norm n) {
-    begin();
-    const float* x = n.x + (u64)blockIdx.x * n.width;
+// Loads a stretch, x + y where there is a y, which also becomes the new x.
+DEVICE void load_stretch(float (&held)[HELD], const Norm& n, float* x) {
+    const float* y = n.y + (u64)blockIdx.x * n.width;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        held[k] = i < n.width ? x[i] : 0.0f;
+    }
+    if (!n.y) return;
+    float other[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        other[k] = i < n.width ? y[i] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        held[k] = __fadd_rn(held[k], other[k]);
+        if (i < n.width) x[i] = held[k];
+    }
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) x[i] = __fadd_rn(x[i], y[i]);
+}
+
+// Writes `normed(x, weight, bias)` of every number, and the operand.
+template <class Normed>
+DEVICE void write_stretch(float (&held)[HELD], const Norm& n, const float* x, Normed normed) {
     float* out = n.out + (u64)blockIdx.x * n.width;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        if (i < n.width) out[i] = held[k] = normed(held[k], i);
+    }
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) out[i] = normed(x[i], i);
+    // A thread reads back only what it wrote itself.
+    if (n.with_operand) write_operand(n.operand, blockIdx.x, n.width, held, [&](u32 i) { return out[i]; });
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight
+KERNEL void __launch_bounds__(1024) rms_norm(Norm n) {
+    begin();
+    float* x = n.x + (u64)blockIdx.x * n.width;
+    float held[HELD];
+    load_stretch(held, n, x);
     float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < n.width; i += blockDim.x) sum = __fmaf_rn(x[i], x[i], sum);
+#pragma unroll
+    for (int k = 0; k < HELD; k++) sum = __fmaf_rn(held[k], held[k], sum);
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) sum = __fmaf_rn(x[i], x[i], sum);
     sum = block_sum(sum);
     float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n.width), n.eps)));
-    for (u32 i = threadIdx.x; i < n.width; i += blockDim.x)
-        out[i] = __fmul_rn(__fmul_rn(x[i], factor), n.weight[i]);
-    // A thread reads back only what it wrote itself.
-    if (n.with_operand) write_operand(n.operand, blockIdx.x, n.width, [&](u32 i) { return out[i]; });
+    write_stretch(held, n, x, [&](float value, u32 i) { return __fmul_rn(__fmul_rn(value, factor), n.weight[i]); });
 }
 
 // out = (x - mean) / sqrt(var + eps) * weight + bias
-KERNEL void layer_norm(Norm n) {
+KERNEL void __launch_bounds__(1024) layer_norm(Norm n) {
     begin();
-    const float* x = n.x + (u64)blockIdx.x * n.width;
-    float* out = n.out + (u64)blockIdx.x * n.width;
+    float* x = n.x + (u64)blockIdx.x * n.width;
+    float held[HELD];
+    load_stretch(held, n, x);
     float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < n.width; i += blockDim.x) sum = __fadd_rn(sum, x[i]);
+#pragma unroll
+    for (int k = 0; k < HELD; k++) sum = __fadd_rn(sum, held[k]);
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) sum = __fadd_rn(sum, x[i]);
     float mean = __fdiv_rn(block_sum(sum), (float)n.width);
     float squares = 0.0f;
-    for (u32 i = threadIdx.x; i < n.width; i += blockDim.x) {
-        float difference = __fsub_rn(x[i], mean);
+    auto square = [&](float value) {
+        float difference = __fsub_rn(value, mean);
         squares = __fmaf_rn(difference, difference, squares);
-    }
+    };
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (threadIdx.x + k * blockDim.x < n.width) square(held[k]);
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) square(x[i]);
     float variance = __fdiv_rn(block_sum(squares), (float)n.width);
     float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(variance, n.eps)));
-    for (u32 i = threadIdx.x; i < n.width; i += blockDim.x)
-        out[i] = __fadd_rn(__fmul_rn(__fmul_rn(__fsub_rn(x[i], mean), factor), n.weight[i]), n.bias[i]);
-    if (n.with_operand) write_operand(n.operand, blockIdx.x, n.width, [&](u32 i) { return out[i]; });
+    write_stretch(held, n, x, [&](float value, u32 i) {
+        return __fadd_rn(__fmul_rn(__fmul_rn(__fsub_rn(value, mean), factor), n.weight[i]), n.bias[i]);
+    });
 }

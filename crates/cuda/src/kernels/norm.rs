@@ -11,6 +11,8 @@ pub(crate) const KERNELS: &[&str] = &["rms_norm", "layer_norm"];
 #[repr(C)]
 pub(crate) struct Norm {
     pub(crate) x: u64,
+    /// Added to x first; 0 for nothing.
+    pub(crate) y: u64,
     pub(crate) weight: u64,
     pub(crate) bias: u64,
     pub(crate) out: u64,

@@ -41,7 +41,8 @@ DEVICE u8 six_bits(const u8* block, int s, int which) {
 DEVICE u16 two_bytes(const u8* p) { return p[0] | p[1] << 8; }
 
 KERNEL void pack_weight(PackWeight w) {
-    u32 units = (w.cols + 63) / 64;
+    // Whole groups: the last is filled up with zeros.
+    u32 units = (w.cols + 255) / 256 * 4;
     u64 index = blockIdx.x * (u64)blockDim.x + threadIdx.x;
     u32 lane = index % 32;
     u32 unit = index / 32 % units;

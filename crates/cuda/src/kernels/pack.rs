@@ -21,6 +21,6 @@ pub(crate) struct PackWeight {
 }
 
 pub(crate) fn pack(device: &Device, weight: &PackWeight) -> Result<(), Error> {
-    let lanes = weight.num_rows.div_ceil(16) as usize * weight.cols.div_ceil(64) as usize * 32;
+    let lanes = weight.num_rows.div_ceil(16) as usize * weight.cols.div_ceil(256) as usize * 4 * 32;
     device.launch("pack_weight", Grid::items(lanes, 256), weight)
 }

@@ -164,23 +164,46 @@ struct Operand {
     u32 is_bf16;
 };
 
-// Writes one row of the operand; a whole block does it. `value(i)` gives number i and must give the same each time it is asked.
+// A row of up to 16 numbers a thread, in registers: thread t holds t, t + blockDim, ... Longer rows go through `value` each time.
+static const int HELD = 16;
+
+// Writes one row of the operand; a whole block does it. `held[k]` is number threadIdx.x + k * blockDim.x; beyond HELD of them, `value(i)`
+// gives number i, and must give the same each time it is asked.
 template <class Value>
-DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, Value value) {
+DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, const float (&held)[HELD], Value value) {
     u16* to = operand.numbers + (u64)row * operand.pitch;
-    if (operand.is_bf16) {
-        for (u32 i = threadIdx.x; i < operand.pitch; i += blockDim.x) to[i] = i < cols ? float_to_bf16(value(i)) : 0;
-        if (threadIdx.x == 0) operand.scales[row] = 1.0f;
-        return;
+    u32 rest = threadIdx.x + HELD * blockDim.x;
+    float factor = 1.0f;
+    if (!operand.is_bf16) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (threadIdx.x + k * blockDim.x < cols) largest = fmaxf(largest, magnitude(held[k]));
+        for (u32 i = rest; i < cols; i += blockDim.x) largest = fmaxf(largest, magnitude(value(i)));
+        largest = block_max(largest);
+        u32 exponent = __float_as_uint(largest) >> 23;
+        // Infinities and NaN stay what they are; zeros need no factor.
+        u32 forward = exponent == 255 || largest == 0.0f ? 127 : min(253u, 268 - exponent);
+        factor = __uint_as_float(forward << 23);
+        if (threadIdx.x == 0) operand.scales[row] = __uint_as_float((254 - forward) << 23);
+    } else if (threadIdx.x == 0) {
+        operand.scales[row] = 1.0f;
     }
-    float largest = 0.0f;
-    for (u32 i = threadIdx.x; i < cols; i += blockDim.x) largest = fmaxf(largest, magnitude(value(i)));
-    largest = block_max(largest);
-    u32 exponent = __float_as_uint(largest) >> 23;
-    // Infinities and NaN stay what they are; zeros need no factor.
-    u32 forward = exponent == 255 || largest == 0.0f ? 127 : min(253u, 268 - exponent);
-    float factor = __uint_as_float(forward << 23);
-    for (u32 i = threadIdx.x; i < operand.pitch; i += blockDim.x)
-        to[i] = i < cols ? float_to_half(__fmul_rn(value(i), factor)) : 0;
-    if (threadIdx.x == 0) operand.scales[row] = __uint_as_float((254 - forward) << 23);
+    auto put = [&](u32 i, float x) {
+        to[i] = operand.is_bf16 ? float_to_bf16(x) : float_to_half(__fmul_rn(x, factor));
+    };
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        if (i < cols) put(i, held[k]);
+    }
+    for (u32 i = rest; i < cols; i += blockDim.x) put(i, value(i));
+    for (u32 i = cols + threadIdx.x; i < operand.pitch; i += blockDim.x) to[i] = 0;
+}
+
+// The two numbers of a pair, turned by an angle.
+DEVICE void turn(float& a, float& b, float cosine, float sine) {
+    float first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
+    b = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
+    a = first;
 }

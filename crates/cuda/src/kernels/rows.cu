@@ -97,13 +97,28 @@ struct GateRows {
 };
 
 // The same, a block for each row, with the operand of the next product beside it.
-KERNEL void gate_with_operand(GateRows g) {
+KERNEL void __launch_bounds__(1024) gate_with_operand(GateRows g) {
     begin();
     u32 row = blockIdx.x;
     float* x = g.x + (u64)row * g.cols;
     const float* y = g.y + (u64)row * g.cols;
-    for (u32 i = threadIdx.x; i < g.cols; i += blockDim.x) x[i] = __fmul_rn(activated(g.activation, x[i]), y[i]);
-    write_operand(g.operand, row, g.cols, [&](u32 i) { return x[i]; });
+    float held[HELD], other[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        held[k] = i < g.cols ? x[i] : 0.0f;
+        other[k] = i < g.cols ? y[i] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        held[k] = __fmul_rn(activated(g.activation, held[k]), other[k]);
+        if (i < g.cols) x[i] = held[k];
+    }
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < g.cols; i += blockDim.x)
+        x[i] = __fmul_rn(activated(g.activation, x[i]), y[i]);
+    // A thread reads back only what it wrote itself.
+    write_operand(g.operand, row, g.cols, held, [&](u32 i) { return x[i]; });
 }
 
 struct OperandRows {
@@ -113,10 +128,16 @@ struct OperandRows {
 };
 
 // The operand of a matrix product from rows of f32; a block for each row.
-KERNEL void make_operand(OperandRows o) {
+KERNEL void __launch_bounds__(1024) make_operand(OperandRows o) {
     begin();
     const float* x = o.x + (u64)blockIdx.x * o.cols;
-    write_operand(o.operand, blockIdx.x, o.cols, [&](u32 i) { return x[i]; });
+    float held[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        held[k] = i < o.cols ? x[i] : 0.0f;
+    }
+    write_operand(o.operand, blockIdx.x, o.cols, held, [&](u32 i) { return x[i]; });
 }
 
 struct Angles {
@@ -156,9 +177,7 @@ DEVICE void rotate(const Rotation& r, u64 i) {
     float* x = r.x + row * r.cols + head * r.head_size;
     u32 first = r.interleaved ? 2 * pair : pair;
     u32 second = r.interleaved ? 2 * pair + 1 : pair + r.pairs;
-    float a = x[first], b = x[second], cosine = angles[pair], sine = angles[r.pairs + pair];
-    x[first] = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
-    x[second] = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
+    turn(x[first], x[second], angles[pair], angles[r.pairs + pair]);
 }
 
 KERNEL void rope(Rotation r) {

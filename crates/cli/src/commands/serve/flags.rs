@@ -46,6 +46,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number(1, 65_536))]
     pub(super) max_waiting: usize,
 
+    /// System prompt whose cached prefix all tenants share
+    /// [default: each tenant finds its own prefixes alone]
+    #[arg(long, verbatim_doc_comment, value_name = "FILE")]
+    pub(super) shared_system: Option<PathBuf>,
+
     #[command(flatten)]
     access: AccessArgs,
 

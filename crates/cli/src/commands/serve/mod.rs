@@ -12,6 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use pellucid_engine::Engine;
 use pellucid_server::{Drain, Ended, KeysFile, Options, ServedModel, TenantConfig, Tenants, Tls};
+use pellucid_tokenizer::{ChatTemplate, Conversation, Tokenizer, message};
 use tracing::info;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -117,13 +118,37 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
 fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
     let service =
         Service { width: args.max_sequences, max_waiting: args.max_waiting, secret: pellucid_server::secret() };
-    let prepare = |engine: &mut Engine| {
+    let shared = match &args.shared_system {
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the shared system prompt {}", path.display()))?,
+        ),
+        None => None,
+    };
+    let prepare = |engine: &mut Engine, tokenizer: &Tokenizer, template: Option<&ChatTemplate>| {
         for (tenant, tokens) in tenants.kv_quotas() {
             let blocks = engine.cache().blocks_for(tokens as usize);
             engine.cache_mut().set_quota(tenant, blocks);
         }
+        if let Some(system) = &shared {
+            let Some(template) = template else { bail!("--shared-system: this model has no chat template") };
+            engine.cache_mut().share_prefix(shared_prefix(system.trim_end(), tokenizer, template)?);
+        }
+        Ok(())
     };
     loaded::load_for(path, &args.compute, service, prepare)
+}
+
+/// The ids that every conversation with this system prompt begins with, whatever the user says.
+fn shared_prefix(system: &str, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Vec<u32>> {
+    let ids = |user: &str| -> Result<Vec<u32>> {
+        let messages = [message("system", system), message("user", user)];
+        let conversation = Conversation { messages: &messages, now: Some(clock::now()), ..Conversation::default() };
+        Ok(tokenizer.encode_segments(&template.render(&conversation)?))
+    };
+    let (one, other) = (ids("a")?, ids("1")?);
+    let len = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
+    Ok(one[..len].to_vec())
 }
 
 /// The log goes to standard error. It holds no text of prompts or replies and no keys, at any level.

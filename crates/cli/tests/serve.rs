@@ -1,0 +1,132 @@
+//! `pellucid serve` as users meet it: start-up, settings in layers, signals, and refusals in a sentence.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use support::Home;
+use support::tiny_model::{TEMPLATE, tiny_model};
+
+/// A server in a process of its own.
+struct Served {
+    child: Child,
+    address: String,
+    log: BufReader<std::process::ChildStderr>,
+    start_up: String,
+}
+
+impl Served {
+    /// Starts on a free port and waits until it listens.
+    fn start(home: &Home, arguments: &[&str], environment: &[(&str, &str)]) -> Served {
+        let mut command = home.command(&[&["serve", "--port", "0"], arguments].concat());
+        let mut child = command.envs(environment.iter().copied()).stdout(Stdio::null()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut start_up = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert!(log.read_line(&mut line).unwrap() > 0, "it ended: {start_up}");
+            start_up += &line;
+            if let Some((_, rest)) = line.split_once("http://") {
+                break rest.split(['"', ' ']).next().unwrap().to_owned();
+            }
+        };
+        Served { child, address, log, start_up }
+    }
+
+    fn get(&self, path: &str, headers: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", self.address).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    fn terminate(&self) {
+        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Waits for the end: status and the rest of the log.
+    fn ended(mut self) -> (Option<i32>, String) {
+        let status = self.child.wait().unwrap().code();
+        let mut log = String::new();
+        self.log.read_to_string(&mut log).unwrap();
+        (status, log)
+    }
+}
+
+#[test]
+fn it_says_what_it_does_serves_and_leaves() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let served =
+        Served::start(&home, &["--model", &model, "--device", "cpu"], &[("PELLUCID_API_KEY", "a-long-secret")]);
+    for word in ["model=\"model\"", "device=\"cpu", "memory: weights", "keys=true", "http://127.0.0.1:"] {
+        assert!(served.start_up.contains(word), "{word} in {}", served.start_up);
+    }
+    assert!(served.get("/health", "").starts_with("HTTP/1.1 200"));
+    assert!(served.get("/v1/models", "").starts_with("HTTP/1.1 401"));
+    assert!(served.get("/v1/models", "X-Api-Key: a-long-secret\r\n").contains("\"id\":\"model\""));
+    served.terminate();
+    let (status, log) = served.ended();
+    assert_eq!(status, Some(0), "{log}");
+    assert!(log.contains("every reply was finished"), "{log}");
+    assert!(!log.contains("a-long-secret"), "no key in the log");
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let config = home.path().join("serve.toml");
+    std::fs::write(&config, format!("model = {model:?}\nserved_model_name = \"file\"\nlog-format = \"json\"\n"))
+        .unwrap();
+    let config = config.to_str().unwrap();
+    let name = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let served = Served::start(&home, &[&["--device", "cpu"], arguments].concat(), environment);
+        assert!(served.start_up.starts_with('{'), "the file's log format: {}", served.start_up);
+        let reply = served.get("/v1/models", "");
+        served.terminate();
+        served.ended();
+        let (_, rest) = reply.split_once("\"id\":\"").unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let environment = [("PELLUCID_SERVED_MODEL_NAME", "environment")];
+    assert_eq!(name(&["--config", config], &[]), "file");
+    assert_eq!(name(&["--config", config], &environment), "environment");
+    assert_eq!(name(&["--config", config, "--served-model-name", "flag"], &environment), "flag");
+}
+
+#[test]
+fn what_is_wrong_is_a_sentence() {
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let write = |name: &str, text: &str| {
+        let path = home.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (keys, config, pem) =
+        (write("keys.toml", "[[tenant]]"), write("serve.toml", "prot = 1"), write("a.pem", "nothing"));
+    let broken = write("broken.gguf", "GGUF");
+    let refused: [(&[&str], &str); 8] = [
+        (&["--model", &model, "--port", &port], "cannot listen at 127.0.0.1 port"),
+        (&["--model", &model, "--host", "0.0.0.0"], "--allow-unauthenticated-network"),
+        (&["--model", &model, "--keys-file", &keys], "name"),
+        (&["--model", &model, "--keys-file", "/no/such/file"], "cannot read the keys file"),
+        (&["--model", &model, "--config", &config], "no setting is called \"prot\""),
+        (&["--model", &model, "--tls-cert", &pem, "--tls-key", &pem], "no certificate"),
+        (&["--model", &broken, "--port", "0"], "broken.gguf"),
+        (&["--model", &model, "--port", "0", "--api-key", "short"], "8 to 512"),
+    ];
+    for (arguments, words) in refused {
+        let ran = home.run(&[&["serve"], arguments].concat());
+        assert!(ran.error().contains(words), "{arguments:?}: {}", ran.error());
+        assert_eq!(ran.error().lines().count(), 1, "{}", ran.error());
+    }
+}

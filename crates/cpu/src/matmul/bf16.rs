@@ -1,0 +1,301 @@
+//! Products with BF16 weights by AMX: `tdpbf16ps` multiplies a tile of rows by 32 numbers with one of 32 numbers by 16 columns.
+//!
+//! x is rounded to bf16 (to nearest, ties to even), as llama.cpp and oneDNN do; products are exact in f32. A result is one chain of tile
+//! instructions over ascending K, 32 numbers each; the instruction adds its sixteen pairs in an order of its own, the same for every
+//! row of a tile. One row is a tile of one row, so one row and many share every rounding; that sum cannot be had from other instructions,
+//! hence other instruction sets use f32 (`plain`) and differ from this one.
+//!
+//! One row: bound by reading W; the chain allows 1 KB in 52 cycles, 20 bytes a cycle. Many rows: two blocks of rows by two panels, four
+//! multiplications of 16 cycles for four loads; W's stretch of [`CHUNK`] numbers stays in the first-level cache, that of x in the second.
+
+use std::arch::asm;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::packing::COLUMNS;
+use super::plain::{PlainWeight, Rows};
+use crate::memory::SharedSlice;
+use crate::pool::Pool;
+use crate::simd::amx::{TileConfig, release_tiles};
+use crate::simd::{Simd, vectorized};
+
+/// Rows of a tile.
+const BLOCK: usize = 16;
+/// Numbers of K in a tile, 64 bytes of x.
+const STEP: usize = 32;
+/// Numbers of K that many rows go through at a time: two panels take 32 KB.
+const CHUNK: usize = 512;
+/// Panels that a thread keeps together.
+pub(super) const MAX_PANELS: usize = 8;
+/// How far ahead of its use W is fetched when it is read for few rows.
+const PREFETCH_BYTES: usize = 8 * 1024;
+
+type Tile = [[f32; COLUMNS]; BLOCK];
+
+/// Rows of x as bf16, in blocks of sixteen (the last one smaller): of a block of m rows, step s of row i is 64 bytes at (s m + i) 64.
+#[derive(Debug, Default)]
+pub(super) struct BfRows {
+    num_rows: usize,
+    num_steps: usize,
+    numbers: Vec<u16>,
+}
+
+impl BfRows {
+    pub(super) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, rows: Rows<'_>) {
+        self.num_rows = rows.x.len() / rows.depth;
+        self.num_steps = rows.depth.div_ceil(STEP);
+        self.numbers.resize(self.num_rows * self.num_steps * STEP, 0);
+        let (num_rows, num_steps) = (self.num_rows, self.num_steps);
+        let numbers = SharedSlice::new(&mut self.numbers);
+        let round = |row: usize| {
+            let block = row / BLOCK;
+            let m = BLOCK.min(num_rows - block * BLOCK);
+            let start = block * BLOCK * num_steps * STEP + row % BLOCK * STEP;
+            round_row(simd, &rows.x[row * rows.depth..(row + 1) * rows.depth], m * STEP, start, numbers);
+        };
+        // Threads are worth waking for several rows only.
+        if num_rows < 8 { (0..num_rows).for_each(round) } else { pool.run(num_rows, &round) }
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.num_rows.div_ceil(BLOCK)
+    }
+
+    /// Rows of a block, and where its step begins.
+    fn block(&self, block: usize, step: usize) -> (usize, *const u16) {
+        let m = BLOCK.min(self.num_rows - block * BLOCK);
+        (m, self.numbers[(block * BLOCK * self.num_steps + step * m) * STEP..].as_ptr())
+    }
+}
+
+vectorized! {
+    /// Step s of the row goes to `start + s * stride`; numbers past the end are zero.
+    fn round_row<S: Simd>(x: &[f32], stride: usize, start: usize, numbers: SharedSlice<u16>) {
+        for (s, x) in x.chunks(STEP).enumerate() {
+            // SAFETY: this row's own places, by the layout of `BfRows`; each thread has rows of its own.
+            let numbers = unsafe { numbers.part(start + s * stride, STEP) };
+            numbers[x.len()..].fill(0);
+            for i in 0..x.len() {
+                numbers[i] = round(x[i]);
+            }
+        }
+    }
+}
+
+/// To the nearest bf16, ties to even; NaN stays NaN.
+#[inline(always)]
+fn round(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
+thread_local! {
+    /// Result tiles, `[panel][block]`; kept by each thread so that a step allocates nothing after the first.
+    static RESULTS: RefCell<Vec<Tile>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Some panels for all rows; `put` gets (row, panel, results).
+///
+/// # Safety
+/// The machine has AMX, the program may use it, and rows and weight have the same depth.
+pub(super) unsafe fn rows_times_panels(
+    weight: &PlainWeight,
+    panels: Range<usize>,
+    rows: &BfRows,
+    put: &mut dyn FnMut(usize, usize, &[f32; COLUMNS]),
+) {
+    let num_blocks = rows.num_blocks();
+    RESULTS.with_borrow_mut(|results| {
+        results.resize(MAX_PANELS * num_blocks, [[0.0; COLUMNS]; BLOCK]);
+        for start in panels.clone().step_by(MAX_PANELS) {
+            let panels = start..panels.end.min(start + MAX_PANELS);
+            // SAFETY: passed on from the caller.
+            unsafe {
+                if num_blocks == 1 {
+                    few_rows(weight, panels.clone(), rows, results);
+                } else {
+                    many_rows(weight, panels.clone(), rows, results);
+                }
+                release_tiles();
+            }
+            for (i, panel) in panels.enumerate() {
+                for row in 0..rows.num_rows {
+                    put(row, panel, &results[i * num_blocks + row / BLOCK][row % BLOCK]);
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As for `rows_times_panels`; there is one block.
+unsafe fn few_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile]) {
+    let (m, x) = rows.block(0, 0);
+    // SAFETY: the machine has AMX and the program may use it.
+    unsafe { tile_shapes(m, m).load() };
+    for (panel, result) in panels.zip(results) {
+        // SAFETY: panel and block hold so many steps.
+        unsafe { one_by_one(x, m, weight.panel(panel).as_ptr(), rows.num_steps, result, true) };
+    }
+}
+
+/// # Safety
+/// As for `rows_times_panels`.
+unsafe fn many_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile]) {
+    let num_blocks = rows.num_blocks();
+    let first_panel = panels.start;
+    let mut configured = (0, 0);
+    for step in (0..rows.num_steps).step_by(CHUNK / STEP) {
+        let count = (CHUNK / STEP).min(rows.num_steps - step);
+        for panel in panels.clone().step_by(2) {
+            let pair = panel + 1 < panels.end;
+            let w = |panel: usize| weight.panel(panel)[step * STEP * COLUMNS * 2..].as_ptr();
+            for block in (0..num_blocks).step_by(2) {
+                let (m, x) = rows.block(block, step);
+                let second = (block + 1 < num_blocks).then(|| rows.block(block + 1, step));
+                let shape = (m, second.map_or(m, |second| second.0));
+                if configured != shape {
+                    configured = shape;
+                    // SAFETY: the machine has AMX and the program may use it.
+                    unsafe { tile_shapes(shape.0, shape.1).load() };
+                }
+                let at = |panel: usize, block: usize| (panel - first_panel) * num_blocks + block;
+                // SAFETY: panels and blocks hold so many steps from this one on; the tiles are configured for the blocks.
+                unsafe {
+                    match second {
+                        Some((n, y)) if pair => {
+                            let tiles =
+                                [(panel, block), (panel + 1, block), (panel, block + 1), (panel + 1, block + 1)]
+                                    .map(|(panel, block)| results.as_mut_ptr().add(at(panel, block)));
+                            two_by_two([(x, m), (y, n)], [w(panel), w(panel + 1)], count, tiles, step == 0);
+                        }
+                        _ => {
+                            for panel in panel..(panel + 2).min(panels.end) {
+                                one_by_one(x, m, w(panel), count, &mut results[at(panel, block)], step == 0);
+                            }
+                            if let Some((n, y)) = second {
+                                tile_shapes(n, n).load();
+                                one_by_one(y, n, w(panel), count, &mut results[at(panel, block + 1)], step == 0);
+                                configured = (n, n);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tiles 0 and 1 are results of the first block, 2 and 3 of the second; 4 and 5 rows of x; 6 and 7 of W.
+fn tile_shapes(m: usize, n: usize) -> TileConfig {
+    let mut config = TileConfig::default();
+    for (tile, rows) in [(0, m), (1, m), (2, n), (3, n), (4, m), (5, n), (6, STEP / 2), (7, STEP / 2)] {
+        config.set(tile, rows, 64);
+    }
+    config
+}
+
+/// One block by one panel, over `count` steps; `result` is added to unless `fresh`.
+///
+/// # Safety
+/// Block and panel hold so many steps, and tiles are configured for the block's `m` rows; the machine has AMX.
+unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result: &mut Tile, fresh: bool) {
+    // SAFETY: tiles read whole steps of 64 m and 1024 bytes and at most sixteen lines of the result; a prefetch may go anywhere; nothing
+    // else of the program uses tile registers.
+    unsafe {
+        if fresh {
+            asm!("tilezero tmm0", options(nostack, preserves_flags, nomem));
+        } else {
+            asm!("tileloadd tmm0, [{} + {}]", in(reg) result.as_ptr(), in(reg) 64usize, options(nostack, preserves_flags, readonly));
+        }
+        for step in 0..count {
+            let w = w.add(step * 1024);
+            for line in (0..1024).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH_BYTES + line).cast());
+            }
+            asm!(
+                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm6, [{w} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                x = in(reg) x.add(step * m * STEP),
+                w = in(reg) w,
+                stride = in(reg) 64usize,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        asm!("tilestored [{} + {}], tmm0", in(reg) result.as_mut_ptr(), in(reg) 64usize, options(nostack, preserves_flags));
+    }
+}
+
+/// Two blocks by two panels; `tiles` are the results of block 0 with panels 0 and 1, then of block 1.
+///
+/// # Safety
+/// As for `one_by_one`, for both blocks and both panels.
+unsafe fn two_by_two(x: [(*const u16, usize); 2], w: [*const u8; 2], count: usize, tiles: [*mut Tile; 4], fresh: bool) {
+    // SAFETY: as for `one_by_one`.
+    unsafe {
+        if fresh {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, preserves_flags, nomem)
+            );
+        } else {
+            asm!(
+                "tileloadd tmm0, [{0} + {4}]",
+                "tileloadd tmm1, [{1} + {4}]",
+                "tileloadd tmm2, [{2} + {4}]",
+                "tileloadd tmm3, [{3} + {4}]",
+                in(reg) tiles[0], in(reg) tiles[1], in(reg) tiles[2], in(reg) tiles[3], in(reg) 64usize,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        for step in 0..count {
+            asm!(
+                "tileloadd tmm6, [{w0} + {stride}]",
+                "tileloadd tmm4, [{x0} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w1} + {stride}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{x1} + {stride}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                x0 = in(reg) x[0].0.add(step * x[0].1 * STEP),
+                x1 = in(reg) x[1].0.add(step * x[1].1 * STEP),
+                w0 = in(reg) w[0].add(step * 1024),
+                w1 = in(reg) w[1].add(step * 1024),
+                stride = in(reg) 64usize,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        asm!(
+            "tilestored [{0} + {4}], tmm0",
+            "tilestored [{1} + {4}], tmm1",
+            "tilestored [{2} + {4}], tmm2",
+            "tilestored [{3} + {4}], tmm3",
+            in(reg) tiles[0], in(reg) tiles[1], in(reg) tiles[2], in(reg) tiles[3], in(reg) 64usize,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_nearest_even_and_keeps_what_is_no_number() {
+        for (x, expected) in [(1.0, 0x3f80), (-2.5, 0xc020), (0.0, 0), (f32::INFINITY, 0x7f80)] {
+            assert_eq!(round(x), expected, "{x}");
+        }
+        // 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6: both go to the even neighbour.
+        assert_eq!((round(1.0 + 2f32.powi(-8)), round(1.0 + 3.0 * 2f32.powi(-8))), (0x3f80, 0x3f82));
+        assert_eq!(round(1.0 + 2f32.powi(-8) + 2f32.powi(-20)), 0x3f81);
+        assert_eq!(round(f32::MAX), 0x7f80, "beyond the largest bf16");
+        assert!(round(f32::NAN) & 0x7fff > 0x7f80 && round(f32::from_bits(0x7f80_0001)) & 0x7fff > 0x7f80);
+    }
+}

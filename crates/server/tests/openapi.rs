@@ -1,0 +1,71 @@
+//! The document and the parser agree: what the one promises the other keeps, at the edges of every range.
+
+mod support;
+
+use serde_json::Value;
+use support::{Server, chat_body, completion_body};
+
+#[test]
+fn every_field_of_the_document_is_known_and_its_bounds_are_the_parsers() {
+    let server = Server::start();
+    let document = server.get("/openapi.json").ok();
+    assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+    let schemas = &document["components"]["schemas"];
+    let routes = [
+        ("ChatRequest", "/v1/chat/completions", chat_body as fn(&str) -> String),
+        ("CompletionRequest", "/v1/completions", completion_body),
+    ];
+    for (name, path, body) in routes {
+        let schema = &schemas[name];
+        assert_eq!(schema["additionalProperties"], false, "{name}");
+        let required: Vec<&str> =
+            schema["required"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        assert_eq!(required.len(), 2, "{required:?}");
+        let properties = schema["properties"].as_object().unwrap();
+        assert!(properties.len() > 40, "{}", properties.len());
+        for (field, shape) in properties {
+            let ask = |value: &str| {
+                let reply = server.post(path, &body(&format!("\"{field}\":{value}")));
+                let error = if reply.status == 200 { Value::Null } else { reply.json()["error"].clone() };
+                (reply.status, error["param"] == field.as_str(), error["code"].as_str().map(str::to_owned))
+            };
+            let (status, _, code) = ask("null");
+            assert_ne!(code.as_deref(), Some("unknown_parameter"), "{field} is in the document");
+            assert_eq!(status == 200, !required.contains(&field.as_str()), "{field}: null is absence");
+            let number = |name: &str| shape[name].as_f64();
+            let (Some(low), Some(high)) = (number("minimum"), number("maximum")) else { continue };
+            for outside in [low - 1.0, high + 1.0 + high.abs() / 4.0] {
+                let (status, is_own, _) = ask(&format!("{outside:e}"));
+                assert!(status == 400 && is_own, "{field}: {outside} is outside {low} to {high}");
+            }
+            for edge in [low, high] {
+                // At 2^63 a float no longer says which integer is meant.
+                let edge = if edge > 9e15 { "9223372036854775807".into() } else { edge.to_string() };
+                let (status, is_own, code) = ask(&edge);
+                let is_refused = status == 400 && is_own && code.as_deref() == Some("out_of_range");
+                assert!(!is_refused && status < 500, "{field}: {edge} is an edge of {low} to {high}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_route_says_what_it_may_answer() {
+    let server = Server::start();
+    let document = server.get("/openapi.json").ok();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let statuses: Vec<&String> = operation["responses"].as_object().unwrap().keys().collect();
+            assert!(
+                statuses.iter().any(|status| status.starts_with('2') || *status == "101"),
+                "{method} {path}: {statuses:?}"
+            );
+            if method == "post" {
+                for status in ["400", "401", "404", "408", "413", "415", "429", "500", "503"] {
+                    assert!(statuses.iter().any(|one| *one == status), "{method} {path}: {statuses:?}");
+                }
+                assert!(operation["requestBody"]["content"]["application/json"]["schema"].is_object());
+            }
+        }
+    }
+}
