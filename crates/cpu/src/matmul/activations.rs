@@ -177,10 +177,9 @@ vectorized! {
             unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
             let mut previous = 0;
             for s in first..first + group {
-                let mut slice = [0.0f32; SLICE];
-                let from = (s * SLICE).min(x.len());
-                let to = ((s + 1) * SLICE).min(x.len());
-                slice[..to - from].copy_from_slice(&x[from..to]);
+                // A slice is whole, or past the end of a last group that is not.
+                let slice = x.get(s * SLICE..(s + 1) * SLICE).unwrap_or(&[0.0; SLICE]);
+                let slice: &[f32; SLICE] = slice.try_into().expect("a slice");
                 let place = start + s * m + row;
                 let mut quants = [0i8; SLICE];
                 for i in 0..SLICE {

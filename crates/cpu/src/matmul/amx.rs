@@ -23,8 +23,10 @@ use crate::simd::amx::{TileConfig, release_tiles};
 const CHUNK_LEN: usize = 1024;
 const CHUNK_SLICES: usize = CHUNK_LEN / SLICE;
 
-/// Panels that a thread keeps together: their results for 512 rows take 256 KB, an eighth of the second-level cache.
-pub(crate) const MAX_PANELS: usize = 8;
+/// Panels that a thread keeps together for [`MAX_BLOCKS`] blocks of rows: results take 512 KB, and the rows' stretch as much, of a
+/// second-level cache of 2 MB. The more panels, the less often rows come from farther away.
+const MAX_PANELS: usize = 16;
+const MAX_BLOCKS: usize = 32;
 
 /// A stretch of a panel, unpacked; and where tiles go between multiplying and scaling.
 #[repr(C, align(64))]
@@ -69,8 +71,12 @@ pub(crate) unsafe fn rows_times_panels<F: Packing>(
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = scratch.get_or_insert_with(Scratch::new);
         for start in panels.clone().step_by(MAX_PANELS) {
-            // SAFETY: passed on from the caller.
-            unsafe { few_panels::<F>(weight, start..panels.end.min(start + MAX_PANELS), rows, scratch, put) };
+            let panels = start..panels.end.min(start + MAX_PANELS);
+            for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
+                let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
+                // SAFETY: passed on from the caller.
+                unsafe { few_panels::<F>(weight, panels.clone(), rows, blocks, scratch, put) };
+            }
         }
     });
 }
@@ -81,23 +87,32 @@ unsafe fn few_panels<F: Packing>(
     weight: &PackedWeight,
     panels: Range<usize>,
     rows: &Quantized,
+    blocks: Range<usize>,
     scratch: &mut Scratch,
     put: &mut dyn FnMut(usize, usize, &[f32; COLUMNS]),
 ) {
     let layout = F::LAYOUT;
-    let (num_units, num_blocks) = (rows.num_units(), rows.num_blocks());
+    let num_units = rows.num_units();
     let units_of_chunk = CHUNK_SLICES / layout.slices;
-    let panel_rows = num_blocks * BLOCK;
+    let panel_rows = blocks.len() * BLOCK;
     scratch.results.clear();
     scratch.results.resize(panels.len() * panel_rows, [0.0; COLUMNS]);
     let mut configured = 0;
     for first in (0..num_units).step_by(units_of_chunk) {
         let count = units_of_chunk.min(num_units - first);
         for (i, panel) in panels.clone().enumerate() {
-            let units = &weight.panel(panel)[first * layout.unit_bytes()..];
+            let units = &weight.panel(panel)[first * layout.unit_bytes()..][..count * layout.unit_bytes()];
             // SAFETY: the panel holds these units; features by the caller's promise.
             unsafe { unpack::<F>(units.as_ptr(), count, &mut scratch.chunk) };
-            for block in 0..num_blocks {
+            // What the next panel, a panel's length further on, will need, is fetched while this one is multiplied.
+            let mut ahead =
+                (0..units.len()).step_by(64).map(|line| units.as_ptr().wrapping_add(weight.panel_bytes() + line));
+            let per_block = units.len().div_ceil(64 * blocks.len());
+            for block in blocks.clone() {
+                for line in ahead.by_ref().take(per_block) {
+                    // SAFETY: a prefetch may go anywhere.
+                    unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+                }
                 // SAFETY: `first` is one of its units.
                 let x = unsafe { rows.block(block).at_unit(first, layout.slices) };
                 if configured != x.num_rows {
@@ -105,7 +120,7 @@ unsafe fn few_panels<F: Packing>(
                     // SAFETY: the machine has AMX and the program may use it.
                     unsafe { tile_shapes(&layout, x.num_rows).load() };
                 }
-                let results = &mut scratch.results[i * panel_rows + block * BLOCK..][..BLOCK];
+                let results = &mut scratch.results[i * panel_rows + (block - blocks.start) * BLOCK..][..BLOCK];
                 // SAFETY: the chunk holds `count` units, so does the block from `first` on; the tiles are configured for both.
                 unsafe { multiply::<F>(&mut scratch.chunk, count, x, results) };
             }
@@ -113,11 +128,10 @@ unsafe fn few_panels<F: Packing>(
     }
     // SAFETY: the machine has AMX.
     unsafe { release_tiles() };
-    for (i, panel) in panels.enumerate() {
-        for block in 0..num_blocks {
-            for row in block * BLOCK..block * BLOCK + rows.block(block).num_rows {
-                put(row, panel, &scratch.results[i * panel_rows + row]);
-            }
+    // Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
+    for (i, row) in (blocks.start * BLOCK..rows.num_rows().min(blocks.end * BLOCK)).enumerate() {
+        for (p, panel) in panels.clone().enumerate() {
+            put(row, panel, &scratch.results[p * panel_rows + i]);
         }
     }
 }

@@ -143,8 +143,12 @@ impl Multiplier {
             shared[i] = Some(product);
         }
         let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
-        // Pieces small enough that a thread that was held up does not keep the other waiting for long.
-        let per_task = total.div_ceil(pool.num_threads() * 8).max(1);
+        // Pieces small enough that a thread that was held up does not keep the other waiting for long; for many rows larger ones, which
+        // read the rows less often.
+        let per_task = match x.len() / depth {
+            ..32 => total.div_ceil(pool.num_threads() * 8).max(1),
+            _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 16),
+        };
         pool.run(total.div_ceil(per_task), &|task| {
             let panels = task * per_task..((task + 1) * per_task).min(total);
             let mut start = 0;
@@ -250,13 +254,18 @@ impl Product<'_> {
     /// No other thread writes this panel, and the output is alive.
     #[inline(always)]
     unsafe fn put(&self, row: usize, panel: usize, results: &[f32; COLUMNS]) {
-        let start = panel * COLUMNS;
-        let width = COLUMNS.min(self.num_columns() - start);
+        let (start, num_columns) = (panel * COLUMNS, self.num_columns());
+        let width = COLUMNS.min(num_columns - start);
         // SAFETY: passed on from the caller.
-        let out = unsafe { self.out.part(row * self.num_columns() + start, width) };
-        out.copy_from_slice(&results[..width]);
-        if let Some(bias) = self.bias {
-            out.iter_mut().zip(&bias[start..start + width]).for_each(|(out, bias)| *out += bias);
+        let out = unsafe { self.out.part(row * num_columns + start, width) };
+        match (<&mut [f32; COLUMNS]>::try_from(&mut *out), self.bias) {
+            // A copy of known length is one instruction; others are a call.
+            (Ok(out), None) => *out = *results,
+            (_, bias) => {
+                for (c, out) in out.iter_mut().enumerate() {
+                    *out = results[c] + bias.map_or(0.0, |bias| bias[start + c]);
+                }
+            }
         }
     }
 }
