@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use activations::Quantized;
-use packing::{COLUMNS, Packing, with_packing};
+use packing::{COLUMNS, Layout, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -122,10 +122,10 @@ impl Multiplier {
             assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
-                    let grouping = grouping(weight.group);
+                    let grouping = grouping(&weight.layout);
                     if !std::mem::replace(&mut ready[grouping], true) {
                         let rows = &mut inputs.quantized[grouping];
-                        with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, weight.group));
+                        with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, &weight.layout));
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
@@ -173,7 +173,7 @@ impl Multiplier {
         let dtype = product.weight.dtype;
         match &product.weight.stored {
             Stored::Packed(weight) => {
-                let rows = &inputs.quantized[grouping(weight.group)];
+                let rows = &inputs.quantized[grouping(&weight.layout)];
                 with_packing!(dtype, F => self.packed_panels::<F>(weight, product, panels, rows));
             }
             #[cfg(target_arch = "x86_64")]
@@ -201,8 +201,8 @@ impl Multiplier {
         panels: Range<usize>,
         rows: &Quantized,
     ) {
-        let num_units = rows.num_units();
-        assert_eq!(num_units, weight.num_units, "x and the weight are cut alike");
+        let num_units = weight.num_units;
+        assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         #[cfg(target_arch = "x86_64")]
         if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
             // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
@@ -228,9 +228,7 @@ impl Multiplier {
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Avx2 => {
-                            let panel = bytes.as_ptr();
-                            (0..x.num_rows)
-                                .for_each(|row| put(row, &avx2::row_times_panel::<F>(panel, num_units, x, row)));
+                            avx2::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Vnni | IntegerKernel::Amx => {
@@ -270,7 +268,7 @@ impl Product<'_> {
     }
 }
 
-/// Which of the two groupings a group of so many slices belongs to.
-fn grouping(group: usize) -> usize {
-    usize::from(group != packing::Q4_0::LAYOUT.slices)
+/// Which of the two groupings of x a layout asks for.
+fn grouping(layout: &Layout) -> usize {
+    usize::from(layout.group > 1)
 }
