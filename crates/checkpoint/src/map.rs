@@ -2,13 +2,35 @@
 //! between processes that run the same file.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use pellucid_tensor::SharedBytes;
+use pellucid_tensor::{BytesOwner, SharedBytes};
 
 use crate::error::Error;
+
+/// A map that can give pages back.
+struct MappedFile(Mmap);
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl BytesOwner for MappedFile {
+    /// Takes the pages out of this process; the system may keep them in its cache, and reads them again when they are touched.
+    fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        // SAFETY: the map is read-only and of a file, so a page that is dropped comes back from the file with the same bytes. Nothing is
+        // lost when the system declines.
+        let _ = unsafe { self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
 
 /// Maps a regular file read-only. An empty file gives empty bytes.
 pub(crate) fn map(path: &Path) -> Result<SharedBytes, Error> {
@@ -27,5 +49,5 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, Error> {
     // every access is bounds-checked against it, any bit pattern is a valid u8, and text and headers are copied out before they are
     // validated, so no checked property (UTF-8, offsets) rests on bytes that can change afterwards.
     let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, "map the file into memory", e))?;
-    Ok(SharedBytes::new(Arc::new(map)))
+    Ok(SharedBytes::new(Arc::new(MappedFile(map))))
 }

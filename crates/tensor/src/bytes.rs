@@ -4,17 +4,30 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
+/// Who holds bytes that are shared.
+pub trait BytesOwner: AsRef<[u8]> + Send + Sync {
+    /// A range was copied and will hardly be read again: its memory may be given back until it is. The bytes stay what they are.
+    fn release(&self, _range: Range<usize>) {}
+}
+
+impl BytesOwner for Vec<u8> {}
+
 /// A cheaply cloned range of immutable bytes that keeps its owner alive.
 #[derive(Clone)]
 pub struct SharedBytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Arc<dyn BytesOwner>,
     range: Range<usize>,
 }
 
 impl SharedBytes {
-    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+    pub fn new(owner: Arc<dyn BytesOwner>) -> Self {
         let range = 0..(*owner).as_ref().len();
         SharedBytes { owner, range }
+    }
+
+    /// Tells the owner that these bytes were copied and will hardly be read again.
+    pub fn release(&self) {
+        self.owner.release(self.range.clone());
     }
 
     /// A part of these bytes; `None` when the range does not lie within them.

@@ -12,6 +12,6 @@ pub use backend::{
     Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope,
     RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
 };
-pub use bytes::SharedBytes;
+pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;
 pub use tensor::{Memory, Tensor};

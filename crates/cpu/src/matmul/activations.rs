@@ -1,6 +1,6 @@
 //! Rows of x as 8-bit integers, for products with quantized weights.
 //!
-//! Each group of numbers of a row (64, or 256 for the K formats) has one scale: `scale = largest / 127`, where largest is the greatest
+//! Each group of numbers of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where largest is the greatest
 //! magnitude, and `q = round(x * (127 / largest))` to nearest, ties to even. A row's integers depend on that row alone, and every
 //! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
 //! numbers have an offset or a minimum.
@@ -8,7 +8,7 @@
 //! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slice s of row i is the 32 bytes at (s m + i) 32. A row on
 //! its own is thus contiguous, and a slice of a whole block is one contiguous tile. Sums and scales lie in the same order.
 
-use super::packing::SLICE;
+use super::packing::{Layout, SLICE};
 use crate::memory::SharedSlice;
 use crate::pool::Pool;
 use crate::simd::{Simd, vectorized};
@@ -56,12 +56,12 @@ unsafe impl Send for RowBlock {}
 unsafe impl Sync for RowBlock {}
 
 impl RowBlock {
-    /// The same rows from a unit of `group` slices on.
+    /// The same rows from a slice on, which begins a unit of the layout.
     ///
     /// # Safety
-    /// The block has more units than `unit`.
-    pub(crate) unsafe fn at_unit(self, unit: usize, group: usize) -> Self {
-        let (m, slice) = (self.num_rows, unit * group);
+    /// The block has more slices.
+    pub(crate) unsafe fn at_slice(self, slice: usize, layout: &Layout) -> Self {
+        let m = self.num_rows;
         // SAFETY: within the block's arrays by the caller's promise.
         unsafe {
             RowBlock {
@@ -71,7 +71,7 @@ impl RowBlock {
                 sums32: self.sums32.add(slice * m),
                 sums: self.sums.add(slice * m),
                 pairs: self.pairs.add(slice / 2 * m),
-                scales: self.scales.add(unit * m),
+                scales: self.scales.add(slice / layout.group * m),
             }
         }
     }
@@ -81,10 +81,11 @@ impl RowBlock {
 const SPARE: usize = BLOCK;
 
 impl Quantized {
-    /// Quantizes rows of `depth` numbers in groups of `group` slices.
-    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: &[f32], depth: usize, group: usize) {
-        // A group is never cut: the last one is filled up with zeros.
-        let num_slices = depth.div_ceil(SLICE).next_multiple_of(group);
+    /// Quantizes rows of `depth` numbers for weights of this layout.
+    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: &[f32], depth: usize, layout: &Layout) {
+        // A unit is never cut: the last one is filled up with zeros.
+        let num_slices = depth.div_ceil(SLICE).next_multiple_of(layout.slices);
+        let group = layout.group;
         let num_rows = x.len() / depth;
         (self.num_rows, self.num_slices, self.group) = (num_rows, num_slices, group);
         let slices = num_rows * num_slices;
@@ -119,8 +120,8 @@ impl Quantized {
         self.num_rows.div_ceil(BLOCK)
     }
 
-    pub(crate) fn num_units(&self) -> usize {
-        self.num_slices / self.group
+    pub(crate) fn num_slices(&self) -> usize {
+        self.num_slices
     }
 
     pub(crate) fn block(&self, block: usize) -> RowBlock {
@@ -177,10 +178,9 @@ vectorized! {
             unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
             let mut previous = 0;
             for s in first..first + group {
-                let mut slice = [0.0f32; SLICE];
-                let from = (s * SLICE).min(x.len());
-                let to = ((s + 1) * SLICE).min(x.len());
-                slice[..to - from].copy_from_slice(&x[from..to]);
+                // A slice is whole, or past the end of a last group that is not.
+                let slice = x.get(s * SLICE..(s + 1) * SLICE).unwrap_or(&[0.0; SLICE]);
+                let slice: &[f32; SLICE] = slice.try_into().expect("a slice");
                 let place = start + s * m + row;
                 let mut quants = [0i8; SLICE];
                 for i in 0..SLICE {

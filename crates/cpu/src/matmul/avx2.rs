@@ -133,61 +133,112 @@ unsafe fn offset<F: Packing>(sum: *const i32) -> __m256i {
     }
 }
 
-/// One row of a block times one panel.
+/// R rows of a block, from `first` on, times one panel: what is unpacked serves all of them.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F, the block as many, and `row` is one of its rows; the machine has AVX2, FMA and F16C.
+/// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`; the machine has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-pub(crate) unsafe fn row_times_panel<F: Packing>(
+unsafe fn rows_times_panel<F: Packing, const R: usize>(
     panel: *const u8,
     num_units: usize,
     x: RowBlock,
-    row: usize,
-) -> [f32; COLUMNS] {
+    first: usize,
+) -> [[f32; COLUMNS]; R] {
     let layout = F::LAYOUT;
     let m = x.num_rows;
-    let mut results = [_mm256_setzero_ps(); 2];
+    let mut results = [[_mm256_setzero_ps(); 2]; R];
     for u in 0..num_units {
         // SAFETY: units, slices and rows are within the panel and the block by the caller's promise.
         unsafe {
             let unit = panel.add(u * layout.unit_bytes());
             for side in 0..2 {
-                let mut part = _mm256_setzero_ps();
-                let mut minimums = _mm256_setzero_si256();
+                let mut parts = [_mm256_setzero_ps(); R];
+                let mut minimums = [_mm256_setzero_si256(); R];
                 for slice in 0..layout.slices {
                     let at = u * layout.slices + slice;
                     let w = integers::<F>(unit, slice, side);
-                    let quants = x.quants.add((at * m + row) * SLICE).cast::<i32>();
+                    let quants = x.quants.add((at * m + first) * SLICE).cast::<i32>();
                     if layout.scales == Scales::Halves {
                         for half in 0..2 {
-                            let start = offset::<F>(x.sums16.add((2 * at + half) * m + row));
-                            let sum = dot::<F>(start, &w[4 * half..4 * half + 4], quants.add(4 * half));
-                            part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales::<F>(unit, slice, half, side), part);
+                            let scales = scales::<F>(unit, slice, half, side);
+                            for r in 0..R {
+                                let start = offset::<F>(x.sums16.add((2 * at + half) * m + first + r));
+                                let sum = dot::<F>(start, &w[4 * half..4 * half + 4], quants.add(8 * r + 4 * half));
+                                parts[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales, parts[r]);
+                            }
                         }
                         continue;
                     }
-                    let sum = dot::<F>(offset::<F>(x.sums32.add(at * m + row)), &w, quants);
-                    part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales::<F>(unit, slice, 0, side), part);
+                    let scales = scales::<F>(unit, slice, 0, side);
+                    for r in 0..R {
+                        let sum = dot::<F>(offset::<F>(x.sums32.add(at * m + first + r)), &w, quants.add(8 * r));
+                        parts[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales, parts[r]);
+                    }
                     if layout.mins == Mins::Plain {
                         let mins = halves(unit.add(layout.min(slice) + 16 * side));
-                        part = _mm256_fmadd_ps(_mm256_set1_ps(*x.sums.add(at * m + row)), mins, part);
+                        for r in 0..R {
+                            let sum = _mm256_set1_ps(*x.sums.add(at * m + first + r));
+                            parts[r] = _mm256_fmadd_ps(sum, mins, parts[r]);
+                        }
+                    }
+                    if layout.group == 1 {
+                        for r in 0..R {
+                            let scale = _mm256_set1_ps(*x.scales.add(at * m + first + r));
+                            results[r][side] = _mm256_fmadd_ps(parts[r], scale, results[r][side]);
+                            parts[r] = _mm256_setzero_ps();
+                        }
                     }
                     if layout.mins == Mins::Slices && slice % 2 == 1 {
                         let mins = _mm_loadu_si128(unit.add(layout.min(slice - 1) + 16 * side).cast());
-                        let pair = x.pairs.add(at / 2 * m + row).cast::<i32>().read_unaligned();
-                        let products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), _mm256_set1_epi32(pair));
-                        minimums = _mm256_add_epi32(minimums, products);
+                        let mins = _mm256_cvtepu8_epi16(mins);
+                        for r in 0..R {
+                            let pair = x.pairs.add(at / 2 * m + first + r).cast::<i32>().read_unaligned();
+                            let products = _mm256_madd_epi16(mins, _mm256_set1_epi32(pair));
+                            minimums[r] = _mm256_add_epi32(minimums[r], products);
+                        }
                     }
                 }
-                if layout.mins == Mins::Slices {
-                    let dmin = halves(unit.add(layout.min_head() + 16 * side));
-                    part = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums), dmin, part);
+                if layout.group == 1 {
+                    continue;
                 }
-                let scale = _mm256_set1_ps(*x.scales.add(u * m + row));
-                results[side] = _mm256_fmadd_ps(part, scale, results[side]);
+                let min_head = match layout.mins {
+                    Mins::Slices => halves(unit.add(layout.min_head() + 16 * side)),
+                    _ => _mm256_setzero_ps(),
+                };
+                for r in 0..R {
+                    if layout.mins == Mins::Slices {
+                        parts[r] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums[r]), min_head, parts[r]);
+                    }
+                    let scale = _mm256_set1_ps(*x.scales.add(u * m + first + r));
+                    results[r][side] = _mm256_fmadd_ps(parts[r], scale, results[r][side]);
+                }
             }
         }
     }
     // SAFETY: both are sixteen f32, lane 0 first.
-    unsafe { std::mem::transmute::<[__m256; 2], [f32; COLUMNS]>(results) }
+    results.map(|result| unsafe { std::mem::transmute::<[__m256; 2], [f32; COLUMNS]>(result) })
+}
+
+/// All rows of a block times one panel; `put` gets each row's sixteen results.
+///
+/// # Safety
+/// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA and F16C.
+pub(crate) unsafe fn block_times_panel<F: Packing>(
+    panel: *const u8,
+    num_units: usize,
+    x: RowBlock,
+    put: &mut dyn FnMut(usize, &[f32; COLUMNS]),
+) {
+    let mut first = 0;
+    while first + 4 <= x.num_rows {
+        // SAFETY: passed on from the caller; the rows end within the block.
+        let results = unsafe { rows_times_panel::<F, 4>(panel, num_units, x, first) };
+        (0..4).for_each(|r| put(first + r, &results[r]));
+        first += 4;
+    }
+    for row in first..x.num_rows {
+        // SAFETY: as above.
+        let [result] = unsafe { rows_times_panel::<F, 1>(panel, num_units, x, row) };
+        put(row, &result);
+    }
 }

@@ -190,6 +190,13 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                         parts[r] = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), mins, parts[r]);
                     }
                 }
+                if layout.group == 1 {
+                    for r in 0..R {
+                        let scale = _mm512_set1_ps(*x.scales.add(place + r));
+                        results[r] = _mm512_fmadd_ps(parts[r], scale, results[r]);
+                        parts[r] = _mm512_setzero_ps();
+                    }
+                }
                 if layout.mins == Mins::Slices && slice % 2 == 1 {
                     let mins = min_pairs::<F>(unit, slice / 2);
                     for r in 0..R {
@@ -204,9 +211,11 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                     parts[r] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums[r]), dmin, parts[r]);
                 }
             }
-            for r in 0..R {
-                let scale = _mm512_set1_ps(*x.scales.add(u * m + first + r));
-                results[r] = _mm512_fmadd_ps(parts[r], scale, results[r]);
+            if layout.group > 1 {
+                for r in 0..R {
+                    let scale = _mm512_set1_ps(*x.scales.add(u * m + first + r));
+                    results[r] = _mm512_fmadd_ps(parts[r], scale, results[r]);
+                }
             }
         }
     }

@@ -9,7 +9,7 @@
 //! multiplications of 16 cycles for four loads; W's stretch of [`CHUNK`] numbers stays in the first-level cache, that of x in the second.
 
 use std::arch::asm;
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -24,10 +24,11 @@ use crate::simd::{Simd, vectorized};
 const BLOCK: usize = 16;
 /// Numbers of K in a tile, 64 bytes of x.
 const STEP: usize = 32;
-/// Numbers of K that many rows go through at a time: two panels take 32 KB.
-const CHUNK: usize = 512;
-/// Panels that a thread keeps together.
-pub(super) const MAX_PANELS: usize = 8;
+/// Numbers of K that many rows go through at a time: two panels take 16 KB.
+const CHUNK: usize = 256;
+/// Panels that a thread keeps together for [`MAX_BLOCKS`] blocks of rows: results take 512 KB, the rows' stretch 256 KB.
+const MAX_PANELS: usize = 16;
+const MAX_BLOCKS: usize = 32;
 /// How far ahead of its use W is fetched when it is read for few rows.
 const PREFETCH_BYTES: usize = 8 * 1024;
 
@@ -106,23 +107,26 @@ pub(super) unsafe fn rows_times_panels(
     rows: &BfRows,
     put: &mut dyn FnMut(usize, usize, &[f32; COLUMNS]),
 ) {
-    let num_blocks = rows.num_blocks();
     RESULTS.with_borrow_mut(|results| {
-        results.resize(MAX_PANELS * num_blocks, [[0.0; COLUMNS]; BLOCK]);
+        results.resize(MAX_PANELS * MAX_BLOCKS.min(rows.num_blocks()), [[0.0; COLUMNS]; BLOCK]);
         for start in panels.clone().step_by(MAX_PANELS) {
             let panels = start..panels.end.min(start + MAX_PANELS);
-            // SAFETY: passed on from the caller.
-            unsafe {
-                if num_blocks == 1 {
-                    few_rows(weight, panels.clone(), rows, results);
-                } else {
-                    many_rows(weight, panels.clone(), rows, results);
+            for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
+                let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
+                // SAFETY: passed on from the caller.
+                unsafe {
+                    if rows.num_blocks() == 1 {
+                        few_rows(weight, panels.clone(), rows, results);
+                    } else {
+                        many_rows(weight, panels.clone(), rows, blocks.clone(), results);
+                    }
+                    release_tiles();
                 }
-                release_tiles();
-            }
-            for (i, panel) in panels.enumerate() {
-                for row in 0..rows.num_rows {
-                    put(row, panel, &results[i * num_blocks + row / BLOCK][row % BLOCK]);
+                // Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
+                for (i, row) in (blocks.start * BLOCK..rows.num_rows.min(blocks.end * BLOCK)).enumerate() {
+                    for (p, panel) in panels.clone().enumerate() {
+                        put(row, panel, &results[p * blocks.len() + i / BLOCK][i % BLOCK]);
+                    }
                 }
             }
         }
@@ -143,25 +147,41 @@ unsafe fn few_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, re
 
 /// # Safety
 /// As for `rows_times_panels`.
-unsafe fn many_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile]) {
-    let num_blocks = rows.num_blocks();
-    let first_panel = panels.start;
+unsafe fn many_rows(
+    weight: &PlainWeight,
+    panels: Range<usize>,
+    rows: &BfRows,
+    blocks: Range<usize>,
+    results: &mut [Tile],
+) {
+    let (first_panel, first_block, num_blocks) = (panels.start, blocks.start, blocks.len());
     let mut configured = (0, 0);
     for step in (0..rows.num_steps).step_by(CHUNK / STEP) {
         let count = (CHUNK / STEP).min(rows.num_steps - step);
         for panel in panels.clone().step_by(2) {
             let pair = panel + 1 < panels.end;
             let w = |panel: usize| weight.panel(panel)[step * STEP * COLUMNS * 2..].as_ptr();
-            for block in (0..num_blocks).step_by(2) {
+            // What the next two panels will need is fetched while these are multiplied.
+            let next = w(panel).wrapping_add(2 * weight.panel_bytes());
+            let per_block = (count * 1024).div_ceil(64 * num_blocks.div_ceil(2));
+            let mut ahead = (0..count * 1024).step_by(64);
+            for block in blocks.clone().step_by(2) {
+                for line in ahead.by_ref().take(per_block) {
+                    // SAFETY: a prefetch may go anywhere.
+                    unsafe {
+                        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(weight.panel_bytes() + line).cast());
+                    }
+                }
                 let (m, x) = rows.block(block, step);
-                let second = (block + 1 < num_blocks).then(|| rows.block(block + 1, step));
+                let second = (block + 1 < blocks.end).then(|| rows.block(block + 1, step));
                 let shape = (m, second.map_or(m, |second| second.0));
                 if configured != shape {
                     configured = shape;
                     // SAFETY: the machine has AMX and the program may use it.
                     unsafe { tile_shapes(shape.0, shape.1).load() };
                 }
-                let at = |panel: usize, block: usize| (panel - first_panel) * num_blocks + block;
+                let at = |panel: usize, block: usize| (panel - first_panel) * num_blocks + block - first_block;
                 // SAFETY: panels and blocks hold so many steps from this one on; the tiles are configured for the blocks.
                 unsafe {
                     match second {

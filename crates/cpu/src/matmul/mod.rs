@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use activations::Quantized;
-use packing::{COLUMNS, Packing, with_packing};
+use packing::{COLUMNS, Layout, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -122,10 +122,10 @@ impl Multiplier {
             assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
-                    let grouping = grouping(weight.group);
+                    let grouping = grouping(&weight.layout);
                     if !std::mem::replace(&mut ready[grouping], true) {
                         let rows = &mut inputs.quantized[grouping];
-                        with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, weight.group));
+                        with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, &weight.layout));
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
@@ -143,8 +143,12 @@ impl Multiplier {
             shared[i] = Some(product);
         }
         let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
-        // Pieces small enough that a thread that was held up does not keep the other waiting for long.
-        let per_task = total.div_ceil(pool.num_threads() * 8).max(1);
+        // Pieces small enough that a thread that was held up does not keep the other waiting for long; for many rows larger ones, which
+        // read the rows less often.
+        let per_task = match x.len() / depth {
+            ..32 => total.div_ceil(pool.num_threads() * 8).max(1),
+            _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 16),
+        };
         pool.run(total.div_ceil(per_task), &|task| {
             let panels = task * per_task..((task + 1) * per_task).min(total);
             let mut start = 0;
@@ -169,7 +173,7 @@ impl Multiplier {
         let dtype = product.weight.dtype;
         match &product.weight.stored {
             Stored::Packed(weight) => {
-                let rows = &inputs.quantized[grouping(weight.group)];
+                let rows = &inputs.quantized[grouping(&weight.layout)];
                 with_packing!(dtype, F => self.packed_panels::<F>(weight, product, panels, rows));
             }
             #[cfg(target_arch = "x86_64")]
@@ -197,8 +201,8 @@ impl Multiplier {
         panels: Range<usize>,
         rows: &Quantized,
     ) {
-        let num_units = rows.num_units();
-        assert_eq!(num_units, weight.num_units, "x and the weight are cut alike");
+        let num_units = weight.num_units;
+        assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         #[cfg(target_arch = "x86_64")]
         if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
             // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
@@ -224,9 +228,7 @@ impl Multiplier {
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Avx2 => {
-                            let panel = bytes.as_ptr();
-                            (0..x.num_rows)
-                                .for_each(|row| put(row, &avx2::row_times_panel::<F>(panel, num_units, x, row)));
+                            avx2::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Vnni | IntegerKernel::Amx => {
@@ -250,18 +252,23 @@ impl Product<'_> {
     /// No other thread writes this panel, and the output is alive.
     #[inline(always)]
     unsafe fn put(&self, row: usize, panel: usize, results: &[f32; COLUMNS]) {
-        let start = panel * COLUMNS;
-        let width = COLUMNS.min(self.num_columns() - start);
+        let (start, num_columns) = (panel * COLUMNS, self.num_columns());
+        let width = COLUMNS.min(num_columns - start);
         // SAFETY: passed on from the caller.
-        let out = unsafe { self.out.part(row * self.num_columns() + start, width) };
-        out.copy_from_slice(&results[..width]);
-        if let Some(bias) = self.bias {
-            out.iter_mut().zip(&bias[start..start + width]).for_each(|(out, bias)| *out += bias);
+        let out = unsafe { self.out.part(row * num_columns + start, width) };
+        match (<&mut [f32; COLUMNS]>::try_from(&mut *out), self.bias) {
+            // A copy of known length is one instruction; others are a call.
+            (Ok(out), None) => *out = *results,
+            (_, bias) => {
+                for (c, out) in out.iter_mut().enumerate() {
+                    *out = results[c] + bias.map_or(0.0, |bias| bias[start + c]);
+                }
+            }
         }
     }
 }
 
-/// Which of the two groupings a group of so many slices belongs to.
-fn grouping(group: usize) -> usize {
-    usize::from(group != packing::Q4_0::LAYOUT.slices)
+/// Which of the two groupings of x a layout asks for.
+fn grouping(layout: &Layout) -> usize {
+    usize::from(layout.group > 1)
 }

@@ -1,8 +1,8 @@
 //! The layout of quantized weights in memory, and how rows of a file are brought into it. All instruction sets read this one layout.
 //!
 //! Sixteen columns of the result (rows of W) make a *panel*: a vector register then holds one number for each of sixteen columns,
-//! and no sum ever crosses lanes. A panel is a row of *units*, one for each group of activations that share a scale; a unit is
-//! `SLICES` slices of 32 numbers of K. Within a unit lie, one after the other and each a whole number of cache lines:
+//! and no sum ever crosses lanes. A panel is a row of *units* of two slices of 32 numbers of K, or of eight for the K formats, which have
+//! scales of scales. Within a unit lie, one after the other:
 //!
 //! ```text
 //! low    for each slice: 4 bits a number, 256 bytes; or 8 bits, 512 bytes
@@ -31,6 +31,8 @@ pub(crate) const SLICE: usize = 32;
 pub(crate) struct Layout {
     /// Slices in a unit.
     pub(crate) slices: usize,
+    /// Slices whose activations share a scale: one, or all of a unit.
+    pub(crate) group: usize,
     pub(crate) bits: usize,
     /// Subtracted from the stored, unsigned number: `1 << offset_shift`.
     pub(crate) offset_shift: Option<u32>,
@@ -145,13 +147,13 @@ impl Numbers {
     }
 }
 
-/// Formats with one f16 scale for 32 numbers share the activations' groups of 64.
+/// Formats with one f16 scale for 32 numbers: activations have one for as many. Two slices make a unit so that units fill cache lines.
 const fn plain(bits: usize, offset_shift: Option<u32>, mins: Mins) -> Layout {
-    Layout { slices: 2, bits, offset_shift, scales: Scales::Plain, mins }
+    Layout { slices: 2, group: 1, bits, offset_shift, scales: Scales::Plain, mins }
 }
 
 const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> Layout {
-    Layout { slices: 8, bits, offset_shift, scales, mins }
+    Layout { slices: 8, group: 8, bits, offset_shift, scales, mins }
 }
 
 macro_rules! formats {

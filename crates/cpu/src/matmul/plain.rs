@@ -36,6 +36,10 @@ impl PlainWeight {
         self.memory.bytes().len() / self.panel_bytes
     }
 
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.panel_bytes
+    }
+
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
     }

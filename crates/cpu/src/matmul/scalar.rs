@@ -1,10 +1,10 @@
 //! The definition of a product with quantized weights, one number at a time. Every other instruction set gives these bits.
 //!
-//! For a row x, quantized to integers `q` with a scale `s` for each unit of K, and a column of W:
+//! For a row x, quantized to integers `q` with a scale `s` for each group of slices, and a column of W, group by group:
 //!
 //! ```text
 //! part = 0
-//! for each slice of the unit (or half of one, where scales are of 16 numbers), ascending:
+//! for each slice of the group (or half of one, where scales are of 16 numbers), ascending:
 //!     part = fma(f32(sum of w q), d, part)            the sum is an exact integer; d is the slice's scale
 //!     part = fma(f32(sum of q), m, part)              where slices have a minimum of their own (Q4_1, Q5_1)
 //! part = fma(f32(sum over slices of m * sum of q), -dmin, part)    where a unit scales its minimums (Q4_K, Q5_K); exact integer
@@ -31,16 +31,14 @@ pub(crate) unsafe fn row_times_panel<F: Packing>(
     let mut results = [0.0; COLUMNS];
     for (u, unit) in panel.chunks_exact(layout.unit_bytes()).take(num_units).enumerate() {
         // SAFETY: by the layout of `activations`, these are entries of the row within the block's arrays.
-        let (scale, slices) = unsafe {
-            let slices = (0..layout.slices).map(|slice| {
-                let place = (u * layout.slices + slice) * m + row;
-                (std::slice::from_raw_parts(x.quants.add(place * SLICE), SLICE), *x.sums.add(place))
-            });
-            (*x.scales.add(u * m + row), slices)
-        };
+        let slices = (0..layout.slices).map(|slice| unsafe {
+            let at = u * layout.slices + slice;
+            let quants = std::slice::from_raw_parts(x.quants.add((at * m + row) * SLICE), SLICE);
+            (quants, *x.sums.add(at * m + row), *x.scales.add(at / layout.group * m + row))
+        });
         let mut parts = [0.0f32; COLUMNS];
         let mut minimums = [0i32; COLUMNS];
-        for (slice, (quants, sum)) in slices.enumerate() {
+        for (slice, (quants, sum, scale)) in slices.enumerate() {
             for c in 0..COLUMNS {
                 let products =
                     quants.iter().enumerate().map(|(k, &q)| integer(&layout, unit, slice, k, c) * i32::from(q));
@@ -61,12 +59,16 @@ pub(crate) unsafe fn row_times_panel<F: Packing>(
                     }
                 }
             }
-        }
-        for c in 0..COLUMNS {
-            if layout.mins == Mins::Slices {
-                parts[c] = (minimums[c] as f32).mul_add(-half_at(unit, layout.min_head(), c), parts[c]);
+            if !(slice + 1).is_multiple_of(layout.group) {
+                continue;
             }
-            results[c] = parts[c].mul_add(scale, results[c]);
+            for c in 0..COLUMNS {
+                if layout.mins == Mins::Slices {
+                    parts[c] = (minimums[c] as f32).mul_add(-half_at(unit, layout.min_head(), c), parts[c]);
+                }
+                results[c] = parts[c].mul_add(scale, results[c]);
+            }
+            parts = [0.0; COLUMNS];
         }
     }
     results

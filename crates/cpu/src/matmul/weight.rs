@@ -4,7 +4,7 @@ use std::any::Any;
 
 use pellucid_tensor::{DType, Error, HostWeight, Memory};
 
-use super::packing::{COLUMNS, Packing, SLICE, pack_panel, with_packing};
+use super::packing::{COLUMNS, Layout, Packing, SLICE, pack_panel, with_packing};
 use super::plain::PlainWeight;
 use crate::memory::{HostMemory, SharedSlice};
 use crate::pool::Pool;
@@ -33,13 +33,16 @@ pub(crate) struct PackedWeight {
     memory: HostMemory,
     panel_bytes: usize,
     pub(crate) num_units: usize,
-    /// Slices of a unit, which share a scale of x.
-    pub(crate) group: usize,
+    pub(crate) layout: Layout,
 }
 
 impl PackedWeight {
     pub(crate) fn num_panels(&self) -> usize {
         self.memory.bytes().len() / self.panel_bytes
+    }
+
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.panel_bytes
     }
 
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
@@ -66,8 +69,11 @@ impl LinearWeight {
         } else if let Some(plain) = PlainWeight::pack(pool, dtype, rows, cols, &bytes) {
             Stored::Plain(plain?)
         } else {
-            Stored::Rows(HostMemory::Mapped(bytes))
+            Stored::Rows(HostMemory::Mapped(bytes.clone()))
         };
+        if !matches!(stored, Stored::Rows(_)) {
+            bytes.release();
+        }
         Ok(LinearWeight { dtype, num_columns: rows, depth: cols, stored })
     }
 }
@@ -91,7 +97,7 @@ fn pack<F: Packing>(pool: &Pool, rows: usize, cols: usize, bytes: &[u8]) -> Resu
         // SAFETY: each task has its own panel, and the memory stays borrowed until `run` returns.
         pack_panel::<F>(columns, unsafe { panels.part(panel * panel_bytes, panel_bytes) });
     });
-    Ok(PackedWeight { memory, panel_bytes, num_units, group: layout.slices })
+    Ok(PackedWeight { memory, panel_bytes, num_units, layout })
 }
 
 impl Memory for LinearWeight {
