@@ -71,6 +71,10 @@ pub enum Error {
     #[error("{}: not valid JSON: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
 
+    /// A tensor that is to be written in another format has a number that is infinite, not a number, or beyond the format's range.
+    #[error("{}: tensor {tensor} has a number that is not finite, or not in the new format", path.display())]
+    NotFinite { path: PathBuf, tensor: String },
+
     #[error("the model has no tensor {name}")]
     MissingTensor { name: String },
 

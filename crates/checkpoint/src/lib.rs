@@ -12,6 +12,7 @@ mod gguf;
 mod hugging_face;
 mod map;
 mod pickle;
+mod recode;
 
 pub use checkpoint::{Checkpoint, Source, TensorInfo, TensorView};
 pub use error::Error;
@@ -19,3 +20,4 @@ pub use gguf::metadata::Metadata;
 pub use gguf::value::{Array, StringArray, Value};
 pub use gguf::writer::{GgufWriter, NewTensor};
 pub use hugging_face::HuggingFace;
+pub use recode::{Recoded, recode};

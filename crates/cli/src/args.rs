@@ -4,8 +4,8 @@
 
 use crate::commands::{
     bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
-    perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
-    serve::ServeArgs, tokenize::TokenizeArgs,
+    perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs,
+    selftest::SelftestArgs, serve::ServeArgs, tokenize::TokenizeArgs,
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
@@ -48,6 +48,7 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     Bench(BenchArgs),
     Prove(ProveArgs),
+    Quantize(QuantizeArgs),
 }
 
 #[derive(Debug, Args)]

@@ -59,6 +59,7 @@ fn run() -> Result<()> {
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
         Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
         Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
+        Command::Quantize(args) => commands::quantize::run(args, &hub, &mut output),
     }?;
     Ok(output.flush()?)
 }

@@ -297,7 +297,8 @@ impl Backend for CpuBackend {
         let dtype = kv.keys.dtype();
         assert_eq!(kv.values.dtype(), dtype, "keys and values have one format");
         let rows = [floats(store.keys), floats(store.values)];
-        attention::store(&self.pool, &store, rows, dtype, bytes_mut(&mut kv.keys), bytes_mut(&mut kv.values));
+        let (keys, values) = (bytes_mut(&mut kv.keys), bytes_mut(&mut kv.values));
+        with_simd!(self.level, simd => attention::store(simd, &self.pool, &store, rows, dtype, keys, values));
         Ok(())
     }
 

@@ -67,6 +67,67 @@ fn what_was_encoded_decodes_to_the_nearest() {
     }
 }
 
+/// Roughly normal numbers, as weights are.
+fn normals(len: usize) -> Vec<f32> {
+    let mut state = 1u64;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..len).map(|_| (0..12).map(|_| uniform()).sum()).collect()
+}
+
+fn recoded(dtype: DType, x: &[f32]) -> Vec<f32> {
+    let mut bytes = vec![0; dtype.bytes_for(x.len()).expect("whole blocks")];
+    quant::encode(dtype, x, &mut bytes);
+    let mut found = vec![0.0; x.len()];
+    quant::decode(dtype, &bytes, &mut found);
+    found
+}
+
+/// The error of each encoder on normal numbers, as a share of their size: as good as the format allows, and no better, which would mean
+/// that the comparison is broken. The ranges hold what llama.cpp's quantizer leaves on the same distribution.
+#[test]
+fn encoders_leave_the_error_that_their_format_allows() {
+    let x = normals(64 * 256);
+    for (dtype, range) in [
+        (DType::Q4_0, 0.08..0.10),
+        (DType::Q4_1, 0.06..0.08),
+        (DType::Q5_0, 0.04..0.05),
+        (DType::Q5_1, 0.03..0.04),
+        (DType::Q8_0, 0.004..0.006),
+        (DType::Q4_K, 0.06..0.075),
+        (DType::Q5_K, 0.03..0.038),
+        (DType::Q6_K, 0.014..0.02),
+    ] {
+        let found = recoded(dtype, &x);
+        let (error, size) = (x.iter().zip(&found))
+            .fold((0.0, 0.0), |(error, size), (x, y)| (error + (x - y).powi(2), size + x.powi(2)));
+        let relative = (error / size).sqrt();
+        eprintln!("{dtype}: {relative:.4}");
+        assert!(range.contains(&relative), "{dtype}: an error of {relative}, expected {range:?}");
+    }
+}
+
+/// Zeros, one number among zeros, all alike, all negative, very small and large: nothing is lost beyond the format's step.
+#[test]
+fn encoders_take_odd_blocks() {
+    let mut lonely = vec![0.0; 256];
+    lonely[77] = -3.5;
+    let cases =
+        [vec![0.0; 256], lonely, vec![1.25; 256], vec![-0.5; 256], vec![1e-30; 256], vec![3e4; 256], normals(256)];
+    for dtype in DType::ALL.into_iter().filter(|&dtype| quant::has_encoder(dtype)) {
+        for x in &cases {
+            let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            for (x, found) in x.iter().zip(recoded(dtype, x)) {
+                // Four bits: half of a fifteenth of the range, which may be twice the largest number; scales are rounded once more.
+                let bound = largest * 0.14 + 1e-7;
+                assert!((x - found).abs() <= bound, "{dtype}: {x} became {found} in a block up to {largest}");
+            }
+        }
+    }
+}
+
 #[test]
 fn nothing_decodes_to_nothing() {
     for dtype in DType::ALL {

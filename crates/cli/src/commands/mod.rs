@@ -8,6 +8,7 @@ pub(crate) mod list;
 pub(crate) mod perplexity;
 pub(crate) mod prove;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod selftest;

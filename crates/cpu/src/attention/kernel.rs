@@ -65,15 +65,11 @@ impl Softmax {
         let vectors = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
         let scores = &mut scores[vectors.clone()];
         let visible = visible.start - vectors.start..visible.end - vectors.start;
-        // SAFETY, here and below: `scores` is whole vectors, and i is the place of one.
-        let start = scores.as_mut_ptr();
-        let scale = lanes.splat(self.scale);
-        for i in (0..scores.len()).step_by(LANES) {
-            let mut score = lanes.multiply(unsafe { lanes.load(start.add(i)) }, scale);
-            if let Some(cap) = self.soft_cap {
-                score = capped(lanes, score, cap);
-            }
-            unsafe { lanes.store(score, start.add(i)) };
+        // Multiplying by a positive number keeps the order, so the largest score may be found before.
+        let mut scale = self.scale;
+        if self.soft_cap.is_some() || scale <= 0.0 {
+            self.scale_and_cap(lanes, scores);
+            scale = 1.0;
         }
         for i in (0..visible.start).chain(visible.end..scores.len()) {
             scores[i] = f32::NEG_INFINITY;
@@ -81,17 +77,37 @@ impl Softmax {
         let start = scores.as_mut_ptr();
         let mut largest = lanes.splat(f32::NEG_INFINITY);
         for i in (0..scores.len()).step_by(LANES) {
+            // SAFETY: `scores` is whole vectors, and i is the place of one.
             largest = lanes.max(largest, unsafe { lanes.load(start.add(i)) });
         }
-        let largest = lanes.to_array(largest).into_iter().fold(f32::NEG_INFINITY, f32::max);
-        let shift = lanes.splat(largest);
+        let largest = lanes.largest(largest) * scale;
+        let (scale, shift) = (lanes.splat(scale), lanes.splat(-largest));
         let mut sum = lanes.splat(0.0);
         for i in (0..scores.len()).step_by(LANES) {
-            let weight = lanes.exp(lanes.subtract(unsafe { lanes.load(start.add(i)) }, shift));
-            sum = lanes.add(sum, weight);
-            unsafe { lanes.store(weight, start.add(i)) };
+            // SAFETY: as above.
+            unsafe {
+                let weight = lanes.exp(lanes.multiply_add(lanes.load(start.add(i)), scale, shift));
+                sum = lanes.add(sum, weight);
+                lanes.store(weight, start.add(i));
+            }
         }
         (largest, crate::math::sum_lanes(lanes.to_array(sum)))
+    }
+
+    /// `scores = cap(scale * scores)`
+    #[inline(always)]
+    fn scale_and_cap<L: Lanes>(self, lanes: L, scores: &mut [f32]) {
+        for i in (0..scores.len()).step_by(LANES) {
+            let start = scores[i..].as_mut_ptr();
+            // SAFETY: `scores` is whole vectors.
+            unsafe {
+                let mut score = lanes.multiply(lanes.load(start), lanes.splat(self.scale));
+                if let Some(cap) = self.soft_cap {
+                    score = capped(lanes, score, cap);
+                }
+                lanes.store(score, start);
+            }
+        }
     }
 }
 

@@ -51,7 +51,10 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// 2^n for numbers that are [`math::ROUND`] + n with an integer n of -126 to 127.
     fn power_of_two(self, shifted: Self::Vector) -> Self::Vector;
 
-    /// All lanes, for the reductions at the end of a row.
+    /// The largest lane, where all are numbers.
+    fn largest(self, x: Self::Vector) -> f32;
+
+    /// All lanes, for the sums at the end of a row.
     #[inline(always)]
     fn to_array(self, x: Self::Vector) -> [f32; LANES] {
         let mut lanes = [0.0; LANES];
@@ -170,6 +173,10 @@ impl Lanes for Scalar {
         std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
+    fn largest(self, x: Self::Vector) -> f32 {
+        x.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
     fn zero_below(self, x: Self::Vector, limit: Self::Vector, value: Self::Vector) -> Self::Vector {
         std::array::from_fn(|i| if x[i] < limit[i] { 0.0 } else { value[i] })
     }
@@ -257,6 +264,10 @@ mod x86 {
         #[inline(always)]
         fn min(self, a: __m512, b: __m512) -> __m512 {
             unsafe { _mm512_min_ps(a, b) }
+        }
+        #[inline(always)]
+        fn largest(self, x: __m512) -> f32 {
+            unsafe { _mm512_reduce_max_ps(x) }
         }
         #[inline(always)]
         fn zero_below(self, x: __m512, limit: __m512, value: __m512) -> __m512 {
@@ -348,6 +359,15 @@ mod x86 {
             halves!(_mm256_min_ps, a, b)
         }
         #[inline(always)]
+        fn largest(self, x: [__m256; 2]) -> f32 {
+            unsafe {
+                let eight = _mm256_max_ps(x[0], x[1]);
+                let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+            }
+        }
+        #[inline(always)]
         fn zero_below(self, x: [__m256; 2], limit: [__m256; 2], value: [__m256; 2]) -> [__m256; 2] {
             let keep = halves!(not_below, x, limit);
             halves!(_mm256_and_ps, keep, value)
@@ -369,5 +389,54 @@ mod x86 {
     fn power_of_two(shifted: __m256) -> __m256 {
         let biased = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
         _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Isa;
+
+    /// Sixteen numbers and their exponentials.
+    struct Exp<'a>(&'a [f32; LANES], &'a mut [f32; LANES]);
+
+    impl Kernel for Exp<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) {
+            // SAFETY: the array holds sixteen numbers.
+            *self.1 = lanes.to_array(lanes.exp(unsafe { lanes.load(self.0.as_ptr()) }));
+        }
+    }
+
+    #[test]
+    fn exp_is_within_its_error_on_every_instruction_set_and_fused_sets_agree() {
+        let levels: Vec<Level> = Isa::ALL.into_iter().filter_map(Level::of).collect();
+        let mut x = -87.2f32;
+        while x < 88.0 {
+            let xs: [f32; LANES] = std::array::from_fn(|i| x + i as f32 * 0.001_3);
+            let mut fused: Option<[f32; LANES]> = None;
+            for &level in &levels {
+                let mut found = [0.0; LANES];
+                run(level, Exp(&xs, &mut found));
+                for (x, found) in xs.iter().zip(found) {
+                    let expected = f64::from(*x).exp();
+                    let relative = (f64::from(found) - expected).abs() / expected;
+                    assert!(relative < 2e-7, "exp({x}) on {}: relative error {relative}", level.isa());
+                }
+                if level.isa() != Isa::Scalar {
+                    let first = *fused.get_or_insert(found);
+                    assert_eq!(first.map(f32::to_bits), found.map(f32::to_bits), "exp near {x} on {}", level.isa());
+                }
+            }
+            x += 0.021;
+        }
+        for level in levels {
+            let special = [f32::NEG_INFINITY, f32::NAN, 0.0, -1e30, 1e30, -87.4];
+            let xs = std::array::from_fn(|i| special[i % special.len()]);
+            let mut found = [0.0; LANES];
+            run(level, Exp(&xs, &mut found));
+            assert!(found[1].is_nan() && found[4].is_finite(), "{}: {found:?}", level.isa());
+            assert_eq!([found[0], found[2], found[3], found[5]], [0.0, 1.0, 0.0, 0.0]);
+        }
     }
 }

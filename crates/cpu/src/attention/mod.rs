@@ -55,9 +55,25 @@ struct Plan {
     /// Whether each span is a task of its own: worth it when there are too few pieces to keep all threads busy.
     split: bool,
     /// States of spans that wait for the others of their row.
-    partial: Vec<f32>,
+    partial: Room,
+    partial_len: usize,
     /// For each piece and kv head, the spans that are not computed yet.
     missing: Vec<AtomicUsize>,
+}
+
+/// Numbers that begin on a cache line, so that no vector of them crosses one: that would halve the speed of every load.
+#[derive(Debug, Default)]
+struct Room(Vec<f32>);
+
+impl Room {
+    /// Room for `len` numbers; what they are is not promised.
+    fn room_for(&mut self, len: usize) -> &mut [f32] {
+        if self.0.len() < len + lanes::LANES {
+            self.0.resize(len + lanes::LANES, 0.0);
+        }
+        let skip = self.0.as_ptr().align_offset(64);
+        &mut self.0[skip..][..len]
+    }
 }
 
 /// One call, as all tasks see it.
@@ -94,8 +110,8 @@ pub(crate) fn attend(level: Level, pool: &Pool, attention: &Attention<'_>, out: 
     };
     PLAN.with_borrow_mut(|plan| {
         plan.make(&call, pool.num_threads());
-        let Plan { pieces, num_tasks, split, partial, missing } = plan;
-        let (output, partial) = (SharedOutput::new(floats_mut(out)), SharedOutput::new(partial));
+        let Plan { pieces, num_tasks, split, partial, partial_len, missing } = plan;
+        let (output, partial) = (SharedOutput::new(floats_mut(out)), SharedOutput::new(partial.room_for(*partial_len)));
         pool.run(*num_tasks, &|task| {
             let index = pieces.partition_point(|piece| piece.first_task <= task) - 1;
             let piece = &pieces[index];
@@ -154,9 +170,7 @@ impl Plan {
             partial += num_spans * shape.num_kv_heads * State::len(piece.rows.len() * group, shape.head_size);
             self.missing.extend((0..shape.num_kv_heads).map(|_| AtomicUsize::new(num_spans)));
         }
-        if self.split && self.partial.len() < partial {
-            self.partial.resize(partial, 0.0);
-        }
+        self.partial_len = if self.split { partial } else { 0 };
     }
 }
 
@@ -185,15 +199,13 @@ impl Kernel for Task<'_> {
         let queries = Queries::new(call, piece.sequence, piece.rows.clone(), kv_head);
         let (num_queries, head_size) = (queries.len(), call.layout.shape.head_size);
         let len = State::len(num_queries, head_size);
+        let mut joined = std::mem::take(&mut workspace.joined);
+        let mut joined_state = State::of(joined.room_for(len), num_queries, head_size);
+        joined_state.clear();
         let Some(span) = span else {
-            let mut joined = std::mem::take(&mut workspace.joined);
             let mut current = std::mem::take(&mut workspace.current);
-            joined.resize(len, 0.0);
-            current.resize(len, 0.0);
-            let mut joined_state = State::of(&mut joined, num_queries);
-            joined_state.clear();
+            let mut state = State::of(current.room_for(len), num_queries, head_size);
             for span in piece.spans.clone() {
-                let mut state = State::of(&mut current, num_queries);
                 queries.span(lanes, span, workspace, &mut state);
                 joined_state.join(lanes, &state);
             }
@@ -203,25 +215,23 @@ impl Kernel for Task<'_> {
             return;
         };
         let num_spans = piece.spans.len();
-        let place = |span: usize| piece.partial + (kv_head * num_spans + span) * len;
+        let first = piece.partial + kv_head * num_spans * len;
         {
             // SAFETY: this task alone has this place until it says below that it is done.
-            let mut state = State::of(unsafe { partial.part(place(span), len) }, num_queries);
+            let place = unsafe { partial.part(first + span * len, len) };
+            let mut state = State::of(place, num_queries, head_size);
             queries.span(lanes, piece.spans.start + span, workspace, &mut state);
         }
         // Whoever computes the last missing span joins them all, in their order.
         if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut joined = std::mem::take(&mut workspace.joined);
-            joined.resize(len, 0.0);
-            let mut joined_state = State::of(&mut joined, num_queries);
-            joined_state.clear();
             for span in 0..num_spans {
                 // SAFETY: the task of that span is done, which the counter ordered before this.
-                joined_state.join(lanes, &State::of(unsafe { partial.part(place(span), len) }, num_queries));
+                let place = unsafe { partial.part(first + span * len, len) };
+                joined_state.join(lanes, &State::of(place, num_queries, head_size));
             }
             // SAFETY: as above.
             unsafe { queries.write(&joined_state, &output) };
-            workspace.joined = joined;
         }
+        workspace.joined = joined;
     }
 }

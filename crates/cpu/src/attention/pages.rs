@@ -6,9 +6,10 @@
 //! ```text
 //! keys    F32, F16, BF16   [head_size][block_len]
 //!         Q8_0             [head_size / 32][block_len] scales as f16, then [head_size][block_len] signed bytes
-//! values  every format     [block_len][head_size], each row encoded as in a file
+//! values  F32, F16, BF16   [block_len][head_size]
+//!         Q8_0             [block_len][head_size / 32] scales as f16, then [block_len][head_size] signed bytes
 //! ```
-//! Numbers and bytes are those of the format whatever their order; a head is rounded by itself, whole blocks of 32 for Q8_0.
+//! Numbers and bytes are those of the format, in another order than in a file; a head is rounded by itself.
 
 use std::cell::RefCell;
 
@@ -16,6 +17,7 @@ use pellucid_tensor::{DType, HeadShape, StoreKv, quant};
 
 use crate::memory::SharedOutput;
 use crate::pool::Pool;
+use crate::simd::{Simd, vectorized};
 
 /// Numbers that share a scale in Q8_0.
 pub(super) const GROUP: usize = DType::Q8_0.block_len();
@@ -46,58 +48,63 @@ impl Layout {
         (block * self.shape.num_kv_heads + kv_head) * self.region_bytes()
     }
 
-    /// Where the signed bytes of Q8_0 keys begin in their region: after the scales.
+    /// Where the signed bytes of Q8_0 begin in a region: after the scales.
     #[inline(always)]
     pub(super) fn quants(&self) -> usize {
         self.shape.head_size / GROUP * self.shape.block_len * 2
     }
 
-    /// Spreads an encoded key over its region.
-    fn scatter_key(&self, key: &[u8], offset: usize, region: &mut [u8]) {
-        let block_len = self.shape.block_len;
+    /// Puts an encoded key or value into its region.
+    fn place(&self, head: &[u8], offset: usize, is_key: bool, region: &mut [u8]) {
+        let HeadShape { block_len, head_size, .. } = self.shape;
+        // Index of the i-th of n things that one position has.
+        let index = |i: usize, n: usize| if is_key { i * block_len + offset } else { offset * n + i };
         if self.dtype == DType::Q8_0 {
-            for (group, block) in key.chunks_exact(DType::Q8_0.block_bytes()).enumerate() {
-                let scale = (group * block_len + offset) * 2;
+            for (group, block) in head.chunks_exact(DType::Q8_0.block_bytes()).enumerate() {
+                let scale = index(group, head_size / GROUP) * 2;
                 region[scale..scale + 2].copy_from_slice(&block[..2]);
                 for (i, &quant) in block[2..].iter().enumerate() {
-                    region[self.quants() + (group * GROUP + i) * block_len + offset] = quant;
+                    region[self.quants() + index(group * GROUP + i, head_size)] = quant;
                 }
             }
-            return;
-        }
-        let size = self.dtype.block_bytes();
-        for (d, number) in key.chunks_exact(size).enumerate() {
-            let start = (d * block_len + offset) * size;
-            region[start..start + size].copy_from_slice(number);
+        } else if is_key {
+            let size = self.dtype.block_bytes();
+            for (d, number) in head.chunks_exact(size).enumerate() {
+                region[index(d, head_size) * size..][..size].copy_from_slice(number);
+            }
+        } else {
+            region[offset * head.len()..][..head.len()].copy_from_slice(head);
         }
     }
 }
 
-/// Rounds one head. What the format cannot hold becomes a NaN instead of an infinity: an infinite key could get the weight zero and
-/// never be noticed, a NaN reaches the logits of every row that should have seen it.
-fn encode_head(dtype: DType, head: &[f32], out: &mut [u8]) {
-    const NAN: [u8; 2] = 0x7e00u16.to_le_bytes();
-    quant::encode(dtype, head, out);
-    match dtype {
-        DType::F16 | DType::BF16 => {
-            let infinity: u16 = if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
-            for half in out.chunks_exact_mut(2) {
-                let bits = u16::from_le_bytes([half[0], half[1]]);
-                // One more bit set makes an infinity a NaN.
-                let nan = u16::from(bits & 0x7fff == infinity);
-                half.copy_from_slice(&(bits | nan).to_le_bytes());
-            }
-        }
-        // The scale is infinite when the largest number is; it is finite but wrong when a number is NaN, which `max` passes over.
-        DType::Q8_0 => {
-            for (x, block) in head.chunks_exact(GROUP).zip(out.chunks_exact_mut(DType::Q8_0.block_bytes())) {
-                let finite = quant::f16_to_f32(u16::from_le_bytes([block[0], block[1]])).is_finite();
-                if !finite || x.iter().any(|x| x.is_nan()) {
-                    block[..2].copy_from_slice(&NAN);
+vectorized! {
+    /// Rounds one head. What the format cannot hold becomes a NaN instead of an infinity: an infinite key could get the weight zero and
+    /// never be noticed, a NaN reaches the logits of every row that should have seen it.
+    fn encode_head<S: Simd>(dtype: DType, head: &[f32], out: &mut [u8]) {
+        const NAN: [u8; 2] = 0x7e00u16.to_le_bytes();
+        quant::encode(dtype, head, out);
+        match dtype {
+            DType::F16 | DType::BF16 => {
+                let infinity: u16 = if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
+                for half in out.chunks_exact_mut(2) {
+                    let bits = u16::from_le_bytes([half[0], half[1]]);
+                    // One more bit set makes an infinity a NaN.
+                    let nan = u16::from(bits & 0x7fff == infinity);
+                    half.copy_from_slice(&(bits | nan).to_le_bytes());
                 }
             }
+            // The scale is infinite when the largest number is; it is finite but wrong when a number is NaN, which `max` passes over.
+            DType::Q8_0 => {
+                for (x, block) in head.chunks_exact(GROUP).zip(out.chunks_exact_mut(DType::Q8_0.block_bytes())) {
+                    let finite = quant::f16_to_f32(u16::from_le_bytes([block[0], block[1]])).is_finite();
+                    if !finite || x.iter().any(|x| x.is_nan()) {
+                        block[..2].copy_from_slice(&NAN);
+                    }
+                }
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
@@ -109,7 +116,8 @@ thread_local! {
 /// Writes every row's keys and values into their slots. `keys` and `values` are the blocks' bytes.
 ///
 /// Threads share out the heads, whose regions are disjoint; rows of one head write into the same cache lines.
-pub(crate) fn store(
+pub(crate) fn store<S: Simd>(
+    simd: S,
     pool: &Pool,
     store: &StoreKv<'_>,
     rows: [&[f32]; 2],
@@ -131,12 +139,8 @@ pub(crate) fn store(
                 let (block, offset) = (slot as usize / block_len, slot as usize % block_len);
                 // SAFETY: a task owns its head's regions of keys or of values, and both stay borrowed until the tasks are done.
                 let region = unsafe { outputs[kind].part(layout.region(block, kv_head), layout.region_bytes()) };
-                encode_head(dtype, head, encoded);
-                if kind == 0 {
-                    layout.scatter_key(encoded, offset, region);
-                } else {
-                    region[offset * encoded.len()..][..encoded.len()].copy_from_slice(encoded);
-                }
+                encode_head(simd, dtype, head, encoded);
+                layout.place(encoded, offset, kind == 0, region);
             }
         });
     };
@@ -150,10 +154,11 @@ pub(crate) fn store(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Scalar;
 
     fn decoded(dtype: DType, head: &[f32]) -> Vec<f32> {
         let mut bytes = vec![0; dtype.bytes_for(head.len()).expect("whole blocks")];
-        encode_head(dtype, head, &mut bytes);
+        encode_head(Scalar, dtype, head, &mut bytes);
         let mut values = vec![0.0; head.len()];
         quant::decode(dtype, &bytes, &mut values);
         values

@@ -6,19 +6,22 @@ use super::kernel::{self, Softmax};
 use super::lanes::{LANES, Lanes};
 use super::state::State;
 use super::tile::{Pages, TILE};
-use super::{Call, SPAN, first_visible};
+use super::{Call, Room, SPAN, first_visible};
 use crate::memory::SharedOutput;
+
+/// Distance of two queries' scores. A power of two would put all of them into the same few sets of the cache.
+const SCORES_STRIDE: usize = SPAN + LANES;
 
 /// Memory that a thread keeps from task to task.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
     /// A tile of keys, `[head_size][TILE]`, or of values, `[TILE][stride]`.
-    tile: Vec<f32>,
-    /// `[queries][SPAN]`: scores, then weights.
-    scores: Vec<f32>,
+    tile: Room,
+    /// `[queries][SCORES_STRIDE]`, of which SPAN are used: scores, then weights.
+    scores: Room,
     /// States of a task that goes through all of its spans.
-    pub(super) joined: Vec<f32>,
-    pub(super) current: Vec<f32>,
+    pub(super) joined: Room,
+    pub(super) current: Room,
 }
 
 /// Consecutive rows of one sequence, each with the query heads that share a kv head.
@@ -64,9 +67,8 @@ impl<'a> Queries<'a> {
     pub(super) fn span<L: Lanes>(&self, lanes: L, span: usize, workspace: &mut Workspace, state: &mut State<'_>) {
         let head_size = self.call.layout.shape.head_size;
         let stride = head_size.next_multiple_of(LANES);
-        let Workspace { tile, scores, .. } = workspace;
-        tile.resize((TILE * stride).max(tile.len()), 0.0);
-        scores.resize((self.len() * SPAN).max(scores.len()), 0.0);
+        let tile = workspace.tile.room_for(TILE * stride);
+        let scores = workspace.scores.room_for(self.len() * SCORES_STRIDE);
         state.clear();
 
         // Rows are in order, so the first sees the earliest position and the last the latest.
@@ -80,7 +82,7 @@ impl<'a> Queries<'a> {
             let offset = span * SPAN;
             self.pages.decode_keys(lanes, offset + start, offset + seen.start, offset + seen.end, keys);
             for (first, count) in self.register_tiles::<L>(span, start) {
-                // SAFETY: `count` queries from `first` on; rows of scores have SPAN numbers, of which a tile is a part.
+                // SAFETY: `count` queries from `first` on, and a tile within each of their rows of scores.
                 unsafe { self.score(lanes, first, count, keys, scores.as_mut_ptr().add(start)) };
             }
         }
@@ -90,7 +92,7 @@ impl<'a> Queries<'a> {
         for i in 0..self.len() {
             let visible = self.visible(i, span);
             if !visible.is_empty() {
-                let scores = &mut scores[i * SPAN..(i + 1) * SPAN];
+                let scores = &mut scores[i * SCORES_STRIDE..][..SPAN];
                 (state.largest[i], state.sums[i]) = softmax.weights(lanes, scores, visible);
             }
         }
@@ -120,14 +122,14 @@ impl<'a> Queries<'a> {
     }
 
     /// # Safety
-    /// The queries exist, and `scores` points to a tile within the first of rows of SPAN numbers, one for each query.
+    /// The queries exist, and `scores` points to a tile within the first of the queries' rows of scores.
     #[inline(always)]
     unsafe fn score<L: Lanes>(&self, lanes: L, first: usize, count: usize, keys: &[f32], scores: *mut f32) {
         let head_size = self.call.layout.shape.head_size;
         let query = |r: usize| self.call.queries[self.place(first + r)..][..head_size].as_ptr();
         // SAFETY: passed on from the caller.
         unsafe {
-            let scores = |r: usize| scores.add((first + r) * SPAN);
+            let scores = |r: usize| scores.add((first + r) * SCORES_STRIDE);
             match count {
                 1 => kernel::score(lanes, [query(0)], keys, head_size, [scores(0)]),
                 2 => kernel::score::<L, 2>(lanes, [0, 1].map(query), keys, head_size, [0, 1].map(scores)),
@@ -179,14 +181,14 @@ impl RegisterTile<'_> {
     /// zero times infinity is not zero.
     ///
     /// # Safety
-    /// The queries exist, and have rows of SPAN numbers in `scores` and rows of values in `state`.
+    /// The queries exist, and have rows in `scores` and `state`.
     #[inline(always)]
     unsafe fn accumulate<L: Lanes>(&self, lanes: L, values: &[f32], scores: &[f32], state: &mut State<'_>) {
         // Later queries see no earlier and no fewer positions.
         let common = self.visible(self.count - 1).start..self.visible(0).end;
         let stride = state.stride();
         let rows = Rows {
-            weights: scores[self.first * SPAN + self.start..].as_ptr(),
+            weights: scores[self.first * SCORES_STRIDE + self.start..].as_ptr(),
             sums: state.values[self.first * stride..].as_mut_ptr(),
             stride,
         };
@@ -225,7 +227,7 @@ impl Rows {
     /// Adds the positions of `range` for `R` queries from the given one on.
     ///
     /// # Safety
-    /// Those queries have rows of weights, SPAN apart, and of sums, `stride` apart.
+    /// Those queries have rows of weights, SCORES_STRIDE apart, and of sums, `stride` apart.
     #[inline(always)]
     unsafe fn add<L: Lanes, const R: usize>(&self, lanes: L, first: usize, values: &[f32], range: Range<usize>) {
         if range.is_empty() {
@@ -233,7 +235,7 @@ impl Rows {
         }
         // SAFETY: passed on from the caller.
         unsafe {
-            let weights = std::array::from_fn::<_, R, _>(|r| self.weights.add((first + r) * SPAN));
+            let weights = std::array::from_fn::<_, R, _>(|r| self.weights.add((first + r) * SCORES_STRIDE));
             let sums = std::array::from_fn::<_, R, _>(|r| self.sums.add((first + r) * self.stride));
             kernel::accumulate(lanes, weights, values, range, sums);
         }

@@ -2,7 +2,7 @@
 
 use super::lanes::{LANES, Lanes};
 
-/// States of several queries in one slice: all largest scores, all sums, then all values in rows of whole vectors.
+/// States of several queries in one slice: all values in rows of whole vectors, then all largest scores and all sums.
 pub(super) struct State<'a> {
     pub(super) largest: &'a mut [f32],
     pub(super) sums: &'a mut [f32],
@@ -10,15 +10,15 @@ pub(super) struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// Numbers of the state of `num_queries` queries.
+    /// Numbers of the state of `num_queries` queries: whole vectors.
     pub(super) fn len(num_queries: usize, head_size: usize) -> usize {
-        num_queries * (2 + head_size.next_multiple_of(LANES))
+        (num_queries * (2 + head_size.next_multiple_of(LANES))).next_multiple_of(LANES)
     }
 
     /// Reads a slice of [`State::len`] numbers as a state.
-    pub(super) fn of(slice: &'a mut [f32], num_queries: usize) -> Self {
-        let (largest, rest) = slice.split_at_mut(num_queries);
-        let (sums, values) = rest.split_at_mut(num_queries);
+    pub(super) fn of(slice: &'a mut [f32], num_queries: usize, head_size: usize) -> Self {
+        let (values, rest) = slice.split_at_mut(num_queries * head_size.next_multiple_of(LANES));
+        let (largest, sums) = rest[..2 * num_queries].split_at_mut(num_queries);
         State { largest, sums, values }
     }
 

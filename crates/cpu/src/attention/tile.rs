@@ -57,15 +57,21 @@ impl<'a> Pages<'a> {
     /// Decodes keys as `[head_size][TILE]`. Only the columns of `start..end` are promised.
     #[inline(always)]
     pub(super) fn decode_keys<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {
-        let head_size = self.layout.shape.head_size;
-        assert!(out.len() >= head_size * TILE);
+        let Layout { dtype, shape } = self.layout;
         for run in self.runs(self.keys, tile, start, end) {
-            match self.layout.dtype {
-                DType::F32 => decode_key_run::<L, F32>(lanes, &run, self.layout, out),
-                DType::F16 => decode_key_run::<L, F16>(lanes, &run, self.layout, out),
-                DType::BF16 => decode_key_run::<L, BF16>(lanes, &run, self.layout, out),
-                _ => decode_key_run_q8(lanes, &run, self.layout, out),
+            let out = &mut out[run.at..];
+            if dtype == DType::Q8_0 {
+                decode_q8_keys(lanes, &run, self.layout, out);
+                continue;
             }
+            let matrix = Matrix {
+                bytes: &run.region[run.offset * dtype.block_bytes()..],
+                row_bytes: shape.block_len * dtype.block_bytes(),
+                rows: shape.head_size,
+                cols: run.len,
+                next: run.next,
+            };
+            matrix.decode(lanes, dtype, out, TILE);
         }
     }
 
@@ -73,30 +79,159 @@ impl<'a> Pages<'a> {
     #[inline(always)]
     pub(super) fn decode_values<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {
         let stride = out.len() / TILE;
-        let (head_size, head_bytes) = (self.layout.shape.head_size, self.layout.head_bytes());
+        let (dtype, row_bytes) = (self.layout.dtype, self.layout.head_bytes());
         for run in self.runs(self.values, tile, start, end) {
-            for i in 0..run.len {
-                let row = &run.region[(run.offset + i) * head_bytes..][..head_bytes];
-                let out = &mut out[(run.at + i) * stride..][..head_size];
-                match self.layout.dtype {
-                    DType::F32 => decode_row::<L, F32>(lanes, row, out),
-                    DType::F16 => decode_row::<L, F16>(lanes, row, out),
-                    DType::BF16 => decode_row::<L, BF16>(lanes, row, out),
-                    _ => decode_row_q8(lanes, row, out),
+            let out = &mut out[run.at * stride..];
+            if dtype == DType::Q8_0 {
+                decode_q8_values(lanes, &run, self.layout, out, stride);
+                continue;
+            }
+            let bytes = &run.region[run.offset * row_bytes..];
+            let cols = self.layout.shape.head_size;
+            let matrix = Matrix { bytes, row_bytes, rows: run.len, cols, next: run.next };
+            matrix.decode(lanes, dtype, out, stride);
+        }
+    }
+}
+
+/// Rows of numbers in a region.
+struct Matrix<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    rows: usize,
+    cols: usize,
+    next: Option<&'a [u8]>,
+}
+
+impl Matrix<'_> {
+    #[inline(always)]
+    fn decode<L: Lanes>(&self, lanes: L, dtype: DType, out: &mut [f32], stride: usize) {
+        match dtype {
+            DType::F32 => self.decode_plain::<L, F32>(lanes, out, stride),
+            DType::F16 => self.decode_plain::<L, F16>(lanes, out, stride),
+            _ => self.decode_plain::<L, BF16>(lanes, out, stride),
+        }
+    }
+
+    #[inline(always)]
+    fn decode_plain<L: Lanes, P: Plain>(&self, lanes: L, out: &mut [f32], stride: usize) {
+        assert!((self.rows - 1) * self.row_bytes + self.cols * P::BYTES <= self.bytes.len());
+        assert!((self.rows - 1) * stride + self.cols <= out.len());
+        let vectors = self.cols / LANES;
+        let mut done = 0;
+        while done < vectors {
+            // SAFETY: the assertions say that every row lies within both slices, with `vectors` vectors.
+            done += unsafe {
+                match vectors - done {
+                    8.. => self.decode_vectors::<L, P, 8>(lanes, done * LANES, out, stride),
+                    4.. => self.decode_vectors::<L, P, 4>(lanes, done * LANES, out, stride),
+                    2.. => self.decode_vectors::<L, P, 2>(lanes, done * LANES, out, stride),
+                    _ => self.decode_vectors::<L, P, 1>(lanes, done * LANES, out, stride),
                 }
-                prefetch_beside(lanes, &run, (run.offset + i) * head_bytes, head_bytes);
+            };
+        }
+        for row in 0..self.rows {
+            for col in vectors * LANES..self.cols {
+                out[row * stride + col] = P::decode(&self.bytes[row * self.row_bytes + col * P::BYTES..]);
+            }
+        }
+    }
+
+    /// Decodes `V` vectors of every row, from column `col` on; gives `V`.
+    ///
+    /// # Safety
+    /// They lie within every row of both.
+    #[inline(always)]
+    unsafe fn decode_vectors<L: Lanes, P: Plain, const V: usize>(
+        &self,
+        lanes: L,
+        col: usize,
+        out: &mut [f32],
+        stride: usize,
+    ) -> usize {
+        let ahead = self.ahead();
+        let (from, to) = (self.bytes.as_ptr().wrapping_add(col * P::BYTES), out.as_mut_ptr().wrapping_add(col));
+        for row in 0..self.rows {
+            // SAFETY: passed on from the caller.
+            unsafe {
+                let (from, to) = (from.add(row * self.row_bytes), to.add(row * stride));
+                for v in 0..V {
+                    lanes.store(P::load(lanes, from.add(v * LANES * P::BYTES)), to.add(v * LANES));
+                }
+                for line in (0..V * LANES * P::BYTES).step_by(CACHE_LINE) {
+                    lanes.prefetch(from.wrapping_offset(ahead).wrapping_add(line));
+                }
+            }
+        }
+        V
+    }
+
+    /// Distance to the same place of the region that will be read next; asking for it early hides the memory's latency.
+    #[inline(always)]
+    fn ahead(&self) -> isize {
+        self.next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(self.bytes.as_ptr() as isize))
+    }
+}
+
+/// A vector has one number of sixteen positions, each with its own scale. The product of a signed byte and a half is exact in f32: 8 and
+/// 11 bits.
+#[inline(always)]
+fn decode_q8_keys<L: Lanes>(lanes: L, run: &Run<'_>, layout: Layout, out: &mut [f32]) {
+    let block_len = layout.shape.block_len;
+    let whole = run.len / LANES * LANES;
+    for group in 0..layout.shape.head_size / GROUP {
+        let scales = &run.region[(group * block_len + run.offset) * 2..][..run.len * 2];
+        let quants = &run.region[layout.quants() + group * GROUP * block_len + run.offset..];
+        let out = &mut out[group * GROUP * TILE..];
+        assert!(quants.len() >= (GROUP - 1) * block_len + run.len && out.len() >= (GROUP - 1) * TILE + run.len);
+        let ahead = run.next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(run.region.as_ptr() as isize));
+        lanes.prefetch(scales.as_ptr().wrapping_offset(ahead));
+        for line in (0..GROUP * block_len).step_by(CACHE_LINE) {
+            lanes.prefetch(quants.as_ptr().wrapping_offset(ahead).wrapping_add(line));
+        }
+        for i in (0..whole).step_by(LANES) {
+            // SAFETY: i + 16 positions lie within the run; the assertion covers the last row of the group.
+            unsafe {
+                let scale = lanes.load_f16(scales.as_ptr().add(i * 2));
+                for d in 0..GROUP {
+                    let from = quants.as_ptr().add(d * block_len + i);
+                    lanes.store(lanes.multiply(lanes.load_i8(from), scale), out.as_mut_ptr().add(d * TILE + i));
+                }
+            }
+        }
+        for i in whole..run.len {
+            let scale = F16::decode(&scales[i * 2..]);
+            for d in 0..GROUP {
+                out[d * TILE + i] = f32::from(quants[d * block_len + i] as i8) * scale;
             }
         }
     }
 }
 
-/// Asks for the part of the next region that lies where `from..from + len` lies in this one.
+/// A vector has sixteen numbers of one position and one scale. Scales are decoded sixteen at a time.
 #[inline(always)]
-fn prefetch_beside<L: Lanes>(lanes: L, run: &Run<'_>, from: usize, len: usize) {
-    if let Some(next) = run.next {
-        for line in (from..from + len).step_by(CACHE_LINE) {
-            lanes.prefetch(next[line..].as_ptr());
+fn decode_q8_values<L: Lanes>(lanes: L, run: &Run<'_>, layout: Layout, out: &mut [f32], stride: usize) {
+    let head_size = layout.shape.head_size;
+    let groups = head_size / GROUP;
+    let (first, count) = (run.offset * groups, run.len * groups);
+    let quants = &run.region[layout.quants() + run.offset * head_size..];
+    assert!(quants.len() >= run.len * head_size && out.len() >= (run.len - 1) * stride + head_size);
+    let ahead = run.next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(run.region.as_ptr() as isize));
+    for part in (0..count).step_by(LANES) {
+        // SAFETY: sixteen scales from here on lie within the region, because 32 bytes of each group follow them all.
+        let scales = lanes.to_array(unsafe { lanes.load_f16(run.region[(first + part) * 2..].as_ptr()) });
+        for i in part..count.min(part + LANES) {
+            let (row, col) = (i / groups, i % groups * GROUP);
+            let scale = lanes.splat(scales[i - part]);
+            // SAFETY: the assertion covers the last group of the last row.
+            unsafe {
+                let (from, to) = (quants.as_ptr().add(i * GROUP), out.as_mut_ptr().add(row * stride + col));
+                lanes.store(lanes.multiply(lanes.load_i8(from), scale), to);
+                lanes.store(lanes.multiply(lanes.load_i8(from.add(LANES)), scale), to.add(LANES));
+                lanes.prefetch(from.wrapping_offset(ahead));
+            }
         }
+        lanes.prefetch(run.region[(first + part) * 2..].as_ptr().wrapping_offset(ahead));
     }
 }
 
@@ -149,79 +284,5 @@ impl Plain for BF16 {
     unsafe fn load<L: Lanes>(lanes: L, from: *const u8) -> L::Vector {
         // SAFETY: passed on from the caller.
         unsafe { lanes.load_bf16(from) }
-    }
-}
-
-/// A contiguous stretch of a plain format.
-#[inline(always)]
-fn decode_row<L: Lanes, P: Plain>(lanes: L, row: &[u8], out: &mut [f32]) {
-    assert_eq!(row.len(), out.len() * P::BYTES);
-    let whole = out.len() / LANES * LANES;
-    for i in (0..whole).step_by(LANES) {
-        // SAFETY: i + 16 numbers lie within both slices.
-        unsafe { lanes.store(P::load(lanes, row.as_ptr().add(i * P::BYTES)), out.as_mut_ptr().add(i)) };
-    }
-    for i in whole..out.len() {
-        out[i] = P::decode(&row[i * P::BYTES..]);
-    }
-}
-
-#[inline(always)]
-fn decode_key_run<L: Lanes, P: Plain>(lanes: L, run: &Run<'_>, layout: Layout, out: &mut [f32]) {
-    for d in 0..layout.shape.head_size {
-        let from = (d * layout.shape.block_len + run.offset) * P::BYTES;
-        let row = &run.region[from..from + run.len * P::BYTES];
-        decode_row::<L, P>(lanes, row, &mut out[d * TILE + run.at..][..run.len]);
-        prefetch_beside(lanes, run, from, run.len * P::BYTES);
-    }
-}
-
-/// The product of a signed byte and a half is exact in f32: 8 and 11 bits.
-#[inline(always)]
-fn decode_key_run_q8<L: Lanes>(lanes: L, run: &Run<'_>, layout: Layout, out: &mut [f32]) {
-    let block_len = layout.shape.block_len;
-    let whole = run.len / LANES * LANES;
-    for group in 0..layout.shape.head_size / GROUP {
-        let from = (group * block_len + run.offset) * 2;
-        let scales = &run.region[from..from + run.len * 2];
-        let quants = &run.region[layout.quants() + group * GROUP * block_len + run.offset..];
-        let out = &mut out[group * GROUP * TILE + run.at..];
-        assert!(quants.len() >= (GROUP - 1) * block_len + run.len && out.len() >= (GROUP - 1) * TILE + run.len);
-        for i in (0..whole).step_by(LANES) {
-            // SAFETY: i + 16 positions lie within the run; the assertion covers the last row of the group.
-            unsafe {
-                let scale = lanes.load_f16(scales.as_ptr().add(i * 2));
-                for d in 0..GROUP {
-                    let quant = lanes.load_i8(quants.as_ptr().add(d * block_len + i));
-                    lanes.store(lanes.multiply(quant, scale), out.as_mut_ptr().add(d * TILE + i));
-                }
-            }
-        }
-        for i in whole..run.len {
-            let scale = F16::decode(&scales[i * 2..]);
-            for d in 0..GROUP {
-                out[d * TILE + i] = f32::from(quants[d * block_len + i] as i8) * scale;
-            }
-        }
-        prefetch_beside(lanes, run, from, run.len * 2);
-        let rows = layout.quants() + group * GROUP * block_len;
-        prefetch_beside(lanes, run, rows, GROUP * block_len);
-    }
-}
-
-/// Blocks of 32 with their scale in front.
-#[inline(always)]
-fn decode_row_q8<L: Lanes>(lanes: L, row: &[u8], out: &mut [f32]) {
-    const BYTES: usize = DType::Q8_0.block_bytes();
-    assert_eq!(row.len() / BYTES, out.len() / GROUP);
-    for (block, out) in row.chunks_exact(BYTES).zip(out.chunks_exact_mut(GROUP)) {
-        let scale = lanes.splat(F16::decode(block));
-        for i in [0, LANES] {
-            // SAFETY: a block is two bytes and 32 more, and `out` has 32 numbers.
-            unsafe {
-                let quant = lanes.load_i8(block.as_ptr().add(2 + i));
-                lanes.store(lanes.multiply(quant, scale), out.as_mut_ptr().add(i));
-            }
-        }
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! Numbers are little-endian. Nothing here knows tensors, shapes or files.
 
+mod encode;
 mod half;
 mod iq4;
 mod k;
@@ -106,6 +107,11 @@ pub fn encode_blocks<F: BlockEncoder>(x: &[f32], out: &mut [u8]) {
     }
 }
 
+/// Whether [`encode`] takes the format.
+pub const fn has_encoder(dtype: DType) -> bool {
+    !matches!(dtype, DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4)
+}
+
 /// Encodes whole rows of a format that has an encoder. Panics for one that has none, and on lengths that do not fit.
 #[inline(always)]
 pub fn encode(dtype: DType, x: &[f32], out: &mut [u8]) {
@@ -113,8 +119,15 @@ pub fn encode(dtype: DType, x: &[f32], out: &mut [u8]) {
         DType::F32 => encode_blocks::<F32>(x, out),
         DType::F16 => encode_blocks::<F16>(x, out),
         DType::BF16 => encode_blocks::<BF16>(x, out),
+        DType::Q4_0 => encode_blocks::<Q4_0>(x, out),
+        DType::Q4_1 => encode_blocks::<Q4_1>(x, out),
+        DType::Q5_0 => encode_blocks::<Q5_0>(x, out),
+        DType::Q5_1 => encode_blocks::<Q5_1>(x, out),
         DType::Q8_0 => encode_blocks::<Q8_0>(x, out),
-        _ => panic!("{dtype} has no encoder"),
+        DType::Q4_K => encode_blocks::<Q4_K>(x, out),
+        DType::Q5_K => encode_blocks::<Q5_K>(x, out),
+        DType::Q6_K => encode_blocks::<Q6_K>(x, out),
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => panic!("{dtype} has no encoder"),
     }
 }
 
