@@ -10,7 +10,7 @@ use pellucid_tensor::{
 };
 
 use crate::driver::{Buffer, Device, Grid};
-use crate::kernels::attention::{self, AttentionParameter, StoreParameter, TurnParameter};
+use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
@@ -44,7 +44,7 @@ pub(crate) enum Purpose {
     Ids,
     Positions,
     Slots,
-    FirstBlocks,
+    RowTables,
     BlockTables,
     Slices,
     Partial,
@@ -269,7 +269,11 @@ impl Backend for CudaBackend {
     }
 
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
-        upload::weight(self, weight)
+        upload::table(self, weight)
+    }
+
+    fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        upload::matrix(self, weight)
     }
 
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
@@ -385,11 +389,11 @@ impl Backend for CudaBackend {
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
         let activation = rows::activation_code(activation);
         let (x, y, cols) = (floats_mut(gate), floats(up), gate.cols());
-        match memory(gate).operand_to_write(gate.rows()) {
+        let operand = if rows::has_pieces(cols) { memory(gate).operand_to_write(gate.rows()) } else { None };
+        match operand {
             Some(operand) => {
                 let parameter = GateRows { x, y, cols: cols as u32, activation, operand };
-                let grid = Grid::linear(gate.rows() as u32, rows::row_threads(cols / 4));
-                self.device.launch("gate_with_operand", grid, &parameter)
+                rows::gate(&self.device, gate.rows(), &parameter)
             }
             None => {
                 let parameter = Elementwise { x, y, len: gate.len() as u64, cap: 0.0, activation };
@@ -472,19 +476,24 @@ impl Backend for CudaBackend {
             return Err(self.device.refuse("attention", why));
         }
         self.storage(attention.kv)?;
+        let kernel = Kernel::of(attention.kv.keys.dtype(), shape.head_size).expect("a format with a kernel");
         let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
-        let tiles = attention::split_tiles(&self.device, num_rows, shape.num_kv_heads, longest);
+        let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+        let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
+        let tiles = kernel.split_tiles(&self.device, work);
         let partial = match tiles {
             0 => 0,
             _ => self.scratch(Purpose::Partial, attention::partial_bytes(num_rows, shape, tiles))?,
         };
+        let rows_address = self.row_tables(&attention)?;
+        let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
         let parameter = AttentionParameter {
             queries: floats(attention.queries),
             key_blocks: read(&attention.kv.keys),
             value_blocks: read(&attention.kv.values),
             out: floats_mut(out),
             positions: self.index(Purpose::Positions, attention.positions)?,
-            first_blocks: self.first_blocks(&attention)?,
+            first_blocks: table(0),
             block_tables: self.index(Purpose::BlockTables, attention.block_tables)?,
             partial,
             num_rows: num_rows as u32,
@@ -494,10 +503,13 @@ impl Backend for CudaBackend {
             block_len: shape.block_len as u32,
             window: attention.window.map_or(0, |window| window as u32),
             max_tiles: tiles as u32,
+            tile_len: kernel.tile_len() as u32,
             scale: attention.scale,
             cap: attention.soft_cap.unwrap_or(0.0),
+            first_rows: table(1),
+            end_rows: table(2),
         };
-        attention::attend(&self.device, attention.kv.keys.dtype(), &parameter)
+        attention::attend(&self.device, kernel, &parameter)
     }
 }
 
@@ -521,13 +533,14 @@ impl CudaBackend {
         })
     }
 
-    fn first_blocks(&self, attention: &Attention<'_>) -> Result<u64, Error> {
+    /// Of each row: where its sequence's block table starts, the sequence's first row, and the one after its last.
+    fn row_tables(&self, attention: &Attention<'_>) -> Result<u64, Error> {
         let known = lock(&self.current).find_spans(attention.sequences);
         match known {
             Some(address) => Ok(address),
             None => {
-                let first = step::first_blocks(attention.sequences, attention.queries.rows());
-                self.index(Purpose::FirstBlocks, &first)
+                let tables = step::row_tables(attention.sequences, attention.queries.rows());
+                self.index(Purpose::RowTables, &tables)
             }
         }
     }

@@ -94,6 +94,8 @@ fn product(backend: &CudaBackend, x: u64, num_rows: usize, linear: &Linear, out:
     let operand = Operand {
         numbers: backend.scratch(Purpose::ExpertOperand, num_rows * pitch * 2)?,
         scales: backend.scratch(Purpose::ExpertScales, num_rows * 4)?,
+        // Rows are taken whole here.
+        maxima: 0,
         pitch: pitch as u32,
         is_bf16: u32::from(dtype == DType::BF16),
     };

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pellucid_tensor::{DType, Error, Memory, Tensor};
 
 use crate::driver::{Buffer, Device};
+use crate::kernels::rows::MAX_PIECES;
 use crate::kernels::{GROUP_COLS, Operand};
 
 /// Numbers on a device: an activation or KV memory as it is, a weight in the tiles of `formats.cu`.
@@ -22,6 +23,7 @@ pub(crate) struct DeviceMemory {
 pub(crate) struct StoredOperand {
     numbers: Buffer,
     scales: Buffer,
+    maxima: Buffer,
     pitch: usize,
     rows: usize,
     is_bf16: bool,
@@ -34,6 +36,7 @@ impl StoredOperand {
         Operand {
             numbers: self.numbers.address(),
             scales: self.scales.address(),
+            maxima: self.maxima.address(),
             pitch: self.pitch as u32,
             is_bf16: u32::from(self.is_bf16),
         }
@@ -65,6 +68,7 @@ impl DeviceMemory {
             *stored = Some(StoredOperand {
                 numbers: device.allocate(rows * pitch * 2)?,
                 scales: device.allocate(rows * 4)?,
+                maxima: device.allocate(rows * MAX_PIECES * 4)?,
                 pitch,
                 rows,
                 is_bf16,

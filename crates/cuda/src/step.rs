@@ -12,7 +12,7 @@ use pellucid_tensor::{Error, SequenceSpan, StepIndex, StepMemo};
 
 use crate::backend::CudaBackend;
 use crate::driver::Device;
-use crate::kernels::attention::TILE;
+use crate::kernels::attention::FLASH_TILE;
 
 /// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
 const MAX_RECORDED_ROWS: usize = 512;
@@ -24,7 +24,7 @@ const MAX_RECORDINGS: usize = 128;
 pub(crate) struct Current {
     /// (address of the slice, its length, address of its copy)
     tables: Vec<(usize, usize, u64)>,
-    /// The spans that the rows' first blocks were made from, and where those lie.
+    /// The spans that the tables of the rows were made from, and where those lie.
     spans: Option<(usize, usize, u64)>,
     pub(crate) is_recording: bool,
 }
@@ -86,14 +86,18 @@ impl Drop for Graph {
     }
 }
 
-/// For each row, where its sequence's block table starts.
-pub(crate) fn first_blocks(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32> {
-    let mut first = vec![u32::MAX; num_rows];
+/// Three tables, one after the other. For each row: where its sequence's block table starts, the first row of its sequence, and the one
+/// after its last.
+pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32> {
+    let mut tables = vec![u32::MAX; 3 * num_rows];
     for sequence in sequences {
-        first[sequence.rows.clone()].fill(sequence.blocks.start as u32);
+        let numbers = [sequence.blocks.start, sequence.rows.start, sequence.rows.end];
+        for (table, number) in tables.chunks_exact_mut(num_rows).zip(numbers) {
+            table[sequence.rows.clone()].fill(number as u32);
+        }
     }
-    assert!(first.iter().all(|&first| first != u32::MAX), "every row belongs to a sequence");
-    first
+    assert!(tables.iter().all(|&number| number != u32::MAX), "every row belongs to a sequence");
+    tables
 }
 
 impl CudaBackend {
@@ -111,10 +115,10 @@ impl CudaBackend {
 
     /// Copies the tables of a step to the device: fixed places for a number of rows and of wanted rows, the block tables last.
     fn upload_index(&self, index: &StepIndex<'_>) -> Result<(), Error> {
-        let first_blocks = first_blocks(index.sequences, index.ids.len());
+        let row_tables = row_tables(index.sequences, index.ids.len());
         let mut flat: Vec<u32> = Vec::new();
         let mut places = Vec::new();
-        for slice in [index.ids, index.positions, index.slots, index.wanted, &first_blocks, index.block_tables] {
+        for slice in [index.ids, index.positions, index.slots, index.wanted, &row_tables, index.block_tables] {
             places.push(flat.len());
             flat.extend_from_slice(slice);
         }
@@ -144,7 +148,7 @@ impl CudaBackend {
         let key = Key {
             num_rows: index.ids.len(),
             num_wanted: index.wanted.len(),
-            tiles: longest.div_ceil(TILE).next_power_of_two(),
+            tiles: longest.div_ceil(FLASH_TILE).next_power_of_two(),
             kv_place: index.kv_place,
         };
         let recordings = self.recordings(memo);

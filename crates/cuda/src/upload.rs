@@ -1,7 +1,7 @@
 //! Weights on their way to the device: raw bytes in pieces, packed into tiles there.
 //!
-//! A format without tiles of its own is decoded on the host and stored as F16 (MXFP4, whose exponents F16 cannot hold, as BF16, which is
-//! exact for it); the backend keeps count, so that the program can say so.
+//! A format without tiles of its own is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16 (MXFP4, whose
+//! exponents F16 cannot hold, becomes BF16, which is exact for it). The backend keeps count, so that the program can say so.
 
 use pellucid_tensor::{DType, Error, HostWeight, Tensor, quant};
 
@@ -13,40 +13,42 @@ use crate::memory::DeviceMemory;
 /// Bytes that are uploaded at a time.
 const PIECE: usize = 64 << 20;
 
-/// The format that a weight is stored in.
-fn stored(dtype: DType) -> DType {
-    match dtype {
-        _ if kernels::format(dtype).is_some() => dtype,
-        DType::MXFP4 => DType::BF16,
-        _ => DType::F16,
-    }
+/// A table or a vector, whose numbers stay exactly what they are.
+pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
+    let to = if kernels::format(weight.dtype).is_some() { weight.dtype } else { DType::F32 };
+    store(backend, weight, to)
 }
 
-pub(crate) fn weight(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
+/// The matrix of a product.
+pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
+    let to = match weight.dtype {
+        dtype if kernels::format(dtype).is_some() => dtype,
+        DType::MXFP4 => DType::BF16,
+        _ => DType::F16,
+    };
+    if to != weight.dtype {
+        backend.note_conversion(weight.dtype, to);
+    }
+    store(backend, weight, to)
+}
+
+fn store(backend: &CudaBackend, weight: HostWeight, to: DType) -> Result<Tensor, Error> {
     let HostWeight { dtype, rows, cols, bytes } = weight;
     assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
     let device = &backend.device;
-    let to = stored(dtype);
     let size = kernels::packed_bytes(to, rows, cols);
     let size = size.ok_or_else(|| Error::OutOfMemory { device: device.name(), bytes: usize::MAX })?;
     let buffer = device.allocate(size)?;
-    if dtype == DType::F32 {
-        for (i, piece) in bytes.chunks(PIECE).enumerate() {
-            device.upload(piece, buffer.address() + (i * PIECE) as u64)?;
-        }
-        return Ok(Tensor::new(dtype, rows, cols, Box::new(DeviceMemory::new(buffer))));
-    }
     let row_bytes = dtype.bytes_for(cols).expect("rows are whole blocks");
     let from_f32 = to != dtype;
-    if from_f32 {
-        backend.note_conversion(dtype, to);
-    }
     let sent_bytes = if from_f32 { cols * 4 } else { row_bytes };
     // Whole tiles of 16 rows.
     let rows_at_once = (PIECE / sent_bytes.max(1) / 16 * 16).max(16);
     let staging = backend.scratch(Purpose::Upload, rows_at_once.min(rows.next_multiple_of(16)) * sent_bytes)?;
     for first_row in (0..rows).step_by(rows_at_once) {
         let num_rows = rows_at_once.min(rows - first_row);
+        // F32 lies on the device as in the file.
+        let staging = if to == DType::F32 { buffer.address() + (first_row * cols * 4) as u64 } else { staging };
         let piece = &bytes[first_row * row_bytes..(first_row + num_rows) * row_bytes];
         if from_f32 {
             let mut decoded = vec![0.0f32; num_rows * cols];
@@ -54,6 +56,9 @@ pub(crate) fn weight(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor
             device.upload(&decoded, staging)?;
         } else {
             device.upload(piece, staging)?;
+        }
+        if to == DType::F32 {
+            continue;
         }
         let parameter = PackWeight {
             from: staging,

@@ -72,7 +72,7 @@ pub struct Report {
 /// Runs every check, telling each report as it comes. `folder` is an empty folder for the goldens' files.
 ///
 /// Each model runs twice: with its weights widened to f32, where the device has to agree with the reference as closely as any, and as
-/// they are stored, where a logit may be off by `rounding` because the device rounds activations to the weights' 16 bits.
+/// they are stored, where the median logit may be off by `rounding` because the device rounds activations to the weights' 16 bits.
 pub fn run(backend: &Arc<dyn Backend>, rounding: f32, folder: &Path, tell: &mut dyn FnMut(&Report)) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut check = |name: &str, body: &dyn Fn()| {
@@ -89,6 +89,9 @@ pub fn run(backend: &Arc<dyn Backend>, rounding: f32, folder: &Path, tell: &mut 
     }
     check("a row has the same bits alone and among few", &|| backend_suite::rows_stand_alone(&**backend));
     check("a row has the same bits alone and among many", &|| backend_suite::many_rows_stand_alone(&**backend));
+    check("attention has the same bits alone and in a chunk", &|| {
+        backend_suite::attention_rows_stand_alone(&**backend)
+    });
     for (name, files) in &GOLDENS {
         check(&format!("model {name}, in f32"), &|| {
             let golden = write(&folder.join("wide"), name, files);
@@ -149,11 +152,18 @@ fn model(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32) {
         let mut runner = Runner::load(&path, backend.clone(), context_len, 8);
         let whole = runner.prompt(prompt, &[prompt.len()], vec![0, 1]);
         assert_eq!(whole.len(), expected.len());
-        let worst = whole.iter().zip(expected).fold(0f32, |worst, (a, b)| {
-            let difference = (a - b).abs();
-            if difference.is_nan() { f32::INFINITY } else { worst.max(difference) }
-        });
-        assert!(worst <= tolerance, "a logit differs from the reference by {worst}");
+        // A NaN is as wrong as can be, and a comparison would pass over it.
+        let distance = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
+        let mut distances: Vec<f32> = whole.iter().zip(expected).map(distance).collect();
+        distances.sort_by(f32::total_cmp);
+        if tolerance <= TOLERANCE {
+            let worst = distances[distances.len() - 1];
+            assert!(worst <= tolerance, "a logit differs from the reference by {worst}");
+        } else {
+            // Where activations are rounded, a router may choose another expert and move a whole row: the middle one counts.
+            let middle = distances[distances.len() / 2];
+            assert!(middle <= tolerance, "the median logit differs from the reference by {middle}");
+        }
         // Token by token: from the third on, steps of one size may be replayed from a recording.
         let single = runner.prompt(prompt, &[1], vec![3, 2]);
         assert!(bits(&single) == bits(&whole), "token by token gives other bits than the whole prompt");

@@ -26,8 +26,8 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
     output.flush()?;
     let folder = tempfile::tempdir().context("no folder for the models' files")?;
     // The CPU computes with activations of f32. A GPU rounds them to bf16 (8 bits of mantissa) before each product: on these models the
-    // logits, of order one, were seen to move by 0.04.
-    let rounding = if backend.description().starts_with("cpu") { 1e-4 } else { 0.1 };
+    // median logit, of order one, moves by some 0.01; a mistake in an operation moves it by as much as it is large.
+    let rounding = if backend.description().starts_with("cpu") { 1e-4 } else { 0.05 };
     // A check that fails panics, and its words are in the table.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));

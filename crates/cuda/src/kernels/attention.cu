@@ -1,12 +1,12 @@
 // Writing keys and values into their blocks, and softmax attention over them.
 //
-// out = sum over visible j of softmax_j(cap(scale * q.k_j)) v_j. Keys are taken in tiles of 128 positions whose edges are multiples of
-// 128. A tile gives its largest score, the sum of exp(score - largest) and the weighted sum of values; tiles are merged one after the
-// other in ascending order. One block may do all tiles of a row, or each tile a block of its own and `attention_merge` the rest: the
-// arithmetic is the same, and depends on the row's position alone.
+// out = sum over visible j of softmax_j(cap(scale * q.k_j)) v_j. Keys are taken in tiles whose edges are multiples of the tile's length. A
+// tile gives its largest score, the sum of exp(score - largest) and the weighted sum of values; tiles are merged one after the other in
+// ascending order. One block may do all tiles of a row, or tiles are shared out and `attention_merge` does the rest: the arithmetic is the
+// same, and depends on the row's position alone.
 //
-// Bytes moved for one row: every visible key and value once. For many rows of one sequence this plain kernel reads them again for each row,
-// from the second cache.
+// Two kernels: a plain one in f32 for any format and head, with tiles of 128, and one on the tensor cores, with tiles of 64, for keys and
+// values of 16 bits. Which one serves depends on format and head alone. Bytes moved for one row: every visible key and value once.
 
 enum Storage { STORE_F32 = 0, STORE_F16 = 1, STORE_BF16 = 2 };
 
@@ -101,8 +101,10 @@ struct Attention {
     float* partial;            // [rows][heads][tiles][head_size + 2] when each tile has a block
     u32 num_rows, num_heads, num_kv_heads, head_size, block_len;
     u32 window;                // 0: none
-    u32 max_tiles;
+    u32 max_tiles, tile_len;
     float scale, cap;          // cap 0: none
+    const u32* first_rows;     // of each row: the first row of its sequence, and the one after the last
+    const u32* end_rows;
 };
 
 static const int TILE = 128;
@@ -269,16 +271,236 @@ KERNEL void attention_merge(Attention a) {
     for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
         Running running = {__int_as_float(0xff800000), 0.0f};
         float value = 0.0f;
-        for (u32 tile = first / TILE; tile <= position / TILE; tile++) {
-            const float* from = a.partial + (head * a.max_tiles + tile) * (hs + 2);
+        const float* from = a.partial + (head * a.max_tiles + first / a.tile_len) * (hs + 2);
+#pragma unroll 4
+        for (u32 tile = first / a.tile_len; tile <= position / a.tile_len; tile++) {
             Running here = {from[hs], from[hs + 1]};
             float keep, add;
             merge(running, here, keep, add);
             value = __fadd_rn(__fmul_rn(value, keep), __fmul_rn(from[d], add));
+            from += hs + 2;
         }
         a.out[head * hs + d] = __fdiv_rn(value, running.sum);
     }
 }
+
+static const int FLASH_TILE = 64;
+
+template <int S>
+DEVICE u32 pack_pair(float low, float high) {
+    u32 d;
+    if (S == STORE_F16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+template <int S>
+DEVICE void multiply_pair(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if (S == STORE_F16)
+        mma_f16(d, a, b0, b1);
+    else
+        mma_bf16(d, a, b0, b1);
+}
+
+DEVICE void load_transposed(u32 (&m)[4], u32 shared_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address));
+}
+
+// On the tensor cores. A warp has 16 rows of scores: the query heads that share a kv head, of as many tokens as fit. Queries and weights
+// are rounded to the format of keys and values; scores, sums and merging are f32.
+//
+// SPLIT: a block is one token, and each of its four warps takes a tile of keys; without, four warps take consecutive tokens of one sequence
+// and go through its tiles together. blockIdx: x = row, y = kv head and piece of its group, z = four tiles when SPLIT.
+template <int S, int HS, bool SPLIT>
+DEVICE void flash(const Attention& a) {
+    static const u32 ROW_BYTES = HS * 2 + 16;  // apart from a multiple of 128, so that eight rows lie in different banks
+    static const u32 TILE_BYTES = FLASH_TILE * ROW_BYTES;
+    extern __shared__ uint4 shared_tiles[];
+    begin();
+    u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u32 group = a.num_heads / a.num_kv_heads;
+    u32 padded = group <= 1 ? 1 : group <= 2 ? 2 : group <= 4 ? 4 : group <= 8 ? 8 : 16;
+    u32 pieces = (group + padded - 1) / padded;
+    u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
+    u32 heads = min(padded, (kv_head + 1) * group - first_head);
+    u32 warp_tokens = 16 / padded, block_tokens = SPLIT ? 1 : 4 * warp_tokens;
+    if (!SPLIT && (row - a.first_rows[row]) % block_tokens != 0) return;
+    u32 num_tokens = SPLIT ? 1 : min(block_tokens, a.end_rows[row] - row);
+
+    // The two rows of scores that this lane has a part of.
+    u64 query[2];
+    int position[2], first[2];
+    bool valid[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 m = g + 8 * i, token = (SPLIT ? 0 : warp * warp_tokens) + m / padded, head = m % padded;
+        valid[i] = token < num_tokens && head < heads && (!SPLIT || m < padded);
+        query[i] = ((u64)(row + token) * a.num_heads + first_head + head) * HS;
+        position[i] = valid[i] ? (int)a.positions[row + token] : -1;
+        first[i] = valid[i] && a.window ? max(0, position[i] + 1 - (int)a.window) : 0;
+    }
+    u32 first_position = a.positions[row], last_position = a.positions[row + num_tokens - 1];
+    u32 lowest = a.window && first_position + 1 > a.window ? first_position + 1 - a.window : 0;
+    u32 begin_tile = lowest / FLASH_TILE, end_tile = last_position / FLASH_TILE + 1;
+    if (SPLIT) {
+        u32 tile = blockIdx.z * 4 + warp;
+        if (tile < begin_tile || tile >= end_tile) return;
+        begin_tile = tile;
+        end_tile = tile + 1;
+    }
+
+    u32 q[HS / 16][4];
+#pragma unroll
+    for (int s = 0; s < HS / 16; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float* from = a.queries + query[i % 2] + s * 16 + i / 2 * 8 + 2 * t;
+            float2 pair = valid[i % 2] ? *(const float2*)from : make_float2(0.0f, 0.0f);
+            q[s][i] = pack_pair<S>(pair.x, pair.y);
+        }
+
+    const u32* table = a.block_tables + a.first_blocks[row];
+    u32 base = shared_address(shared_tiles) + (SPLIT ? warp * 2 * TILE_BYTES : 0);
+    auto fetch = [&](u32 tile, u32 stage) {
+        u32 thread = SPLIT ? lane : threadIdx.x, threads = SPLIT ? 32 : 128;
+        static const u32 VECTORS = HS / 8;
+        for (u32 i = thread; i < FLASH_TILE * VECTORS; i += threads) {
+            u32 key = tile * FLASH_TILE + i / VECTORS, d = i % VECTORS * 8;
+            // What no token of the block may see is zeros: anything may lie there, and 0 * NaN is not 0.
+            bool seen = key <= last_position;
+            u64 at = seen ? (((u64)table[key / a.block_len] * a.num_kv_heads + kv_head) * a.block_len + key % a.block_len) * HS + d : 0;
+            u32 to = base + stage * 2 * TILE_BYTES + i / VECTORS * ROW_BYTES + d * 2;
+            copy_async(to, (const u16*)a.key_blocks + at, seen);
+            copy_async(to + TILE_BYTES, (const u16*)a.value_blocks + at, seen);
+        }
+        copy_async_commit();
+    };
+
+    const float nothing = __int_as_float(0xff800000);
+    float out[HS / 8][4];
+#pragma unroll
+    for (int n = 0; n < HS / 8; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+    Running running[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+    fetch(begin_tile, 0);
+    for (u32 tile = begin_tile; tile < end_tile; tile++) {
+        u32 stage = SPLIT ? 0 : (tile - begin_tile) % 2;
+        if (!SPLIT && tile + 1 < end_tile)
+            fetch(tile + 1, 1 - stage);
+        else
+            copy_async_commit();
+        copy_async_wait<1>();
+        if (SPLIT)
+            __syncwarp();
+        else
+            __syncthreads();
+        u32 keys = base + stage * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+
+        float score[8][4];
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
+            u32 at = keys + (n * 8 + lane % 8) * ROW_BYTES + lane / 8 * 16;
+#pragma unroll
+            for (int s = 0; s < HS / 16; s += 2) {
+                u32 k[4];
+                // The last half of an odd number of steps lies in the padding of the row, and is not used.
+                load_matrices(k, at + s * 32);
+                multiply_pair<S>(score[n], q[s], k[0], k[1]);
+                if (s + 1 < HS / 16) multiply_pair<S>(score[n], q[s + 1 < HS / 16 ? s + 1 : s], k[2], k[3]);
+            }
+        }
+        Running here[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
+                float x = __fmul_rn(score[n][i], a.scale);
+                if (a.cap != 0.0f) x = __fmul_rn(a.cap, tanhf(__fdiv_rn(x, a.cap)));
+                score[n][i] = key >= first[i / 2] && key <= position[i / 2] ? x : nothing;
+                here[i / 2].largest = fmaxf(here[i / 2].largest, score[n][i]);
+            }
+        float keep[2], add[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 1));
+            here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 2));
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float largest = here[i / 2].largest;
+                score[n][i] = score[n][i] == nothing ? 0.0f : expf(__fsub_rn(score[n][i], largest));
+                here[i / 2].sum = __fadd_rn(here[i / 2].sum, score[n][i]);
+            }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            here[i].sum = __fadd_rn(here[i].sum, __shfl_xor_sync(FULL_WARP, here[i].sum, 1));
+            here[i].sum = __fadd_rn(here[i].sum, __shfl_xor_sync(FULL_WARP, here[i].sum, 2));
+            merge(running[i], here[i], keep[i], add[i]);
+        }
+        u32 weights[4][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            weights[s][0] = pack_pair<S>(score[2 * s][0], score[2 * s][1]);
+            weights[s][1] = pack_pair<S>(score[2 * s][2], score[2 * s][3]);
+            weights[s][2] = pack_pair<S>(score[2 * s + 1][0], score[2 * s + 1][1]);
+            weights[s][3] = pack_pair<S>(score[2 * s + 1][2], score[2 * s + 1][3]);
+        }
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++) {
+            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int s = 0; s < 4; s += 2) {
+                u32 v[4];
+                load_transposed(v, values + (s * 16 + lane) * ROW_BYTES + n * 16);
+                multiply_pair<S>(sum, weights[s], v[0], v[1]);
+                multiply_pair<S>(sum, weights[s + 1], v[2], v[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[n][i] = __fadd_rn(__fmul_rn(out[n][i], keep[i / 2]), __fmul_rn(sum[i], add[i / 2]));
+        }
+        if (!SPLIT) __syncthreads();
+    }
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (!valid[i]) continue;
+        float* to = SPLIT ? a.partial + (query[i] / HS * a.max_tiles + begin_tile) * (HS + 2) : a.out + query[i];
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++) {
+            float low = out[n][2 * i], high = out[n][2 * i + 1];
+            if (!SPLIT) {
+                low = __fdiv_rn(low, running[i].sum);
+                high = __fdiv_rn(high, running[i].sum);
+            }
+            *(float2*)(to + n * 8 + 2 * t) = make_float2(low, high);
+        }
+        if (SPLIT && t == 0) {
+            to[HS] = running[i].largest;
+            to[HS + 1] = running[i].sum;
+        }
+    }
+}
+
+#define FLASH(NAME, S, HS)                                                                                  \
+    KERNEL void __launch_bounds__(128) flash_##NAME##_##HS(Attention a) { flash<S, HS, false>(a); }         \
+    KERNEL void __launch_bounds__(128) flash_split_##NAME##_##HS(Attention a) { flash<S, HS, true>(a); }
+
+FLASH(f16, STORE_F16, 64)
+FLASH(f16, STORE_F16, 80)
+FLASH(f16, STORE_F16, 96)
+FLASH(f16, STORE_F16, 128)
+FLASH(bf16, STORE_BF16, 64)
+FLASH(bf16, STORE_BF16, 80)
+FLASH(bf16, STORE_BF16, 96)
+FLASH(bf16, STORE_BF16, 128)
 
 #define ATTENTION(NAME, S)                                                                    \
     KERNEL void __launch_bounds__(128) attention_##NAME##_1(Attention a) { attend<S, 1>(a); } \

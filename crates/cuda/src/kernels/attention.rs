@@ -20,11 +20,31 @@ pub(crate) const KERNELS: &[&str] = &[
     "attention_bf16_2",
     "attention_bf16_4",
     "attention_bf16_8",
+    "flash_f16_64",
+    "flash_split_f16_64",
+    "flash_f16_80",
+    "flash_split_f16_80",
+    "flash_f16_96",
+    "flash_split_f16_96",
+    "flash_f16_128",
+    "flash_split_f16_128",
+    "flash_bf16_64",
+    "flash_split_bf16_64",
+    "flash_bf16_80",
+    "flash_split_bf16_80",
+    "flash_bf16_96",
+    "flash_split_bf16_96",
+    "flash_bf16_128",
+    "flash_split_bf16_128",
 ];
 
-/// Positions in a tile of keys; tiles begin at multiples of it.
-pub(crate) const TILE: usize = 128;
-/// The largest head: two dimensions a thread.
+/// Positions in a tile of keys of the plain kernel; tiles begin at multiples of it.
+const TILE: usize = 128;
+/// The same on the tensor cores.
+pub(crate) const FLASH_TILE: usize = 64;
+/// Warps of a block on the tensor cores.
+const FLASH_WARPS: usize = 4;
+/// The largest head of the plain kernel: two dimensions a thread.
 const MAX_HEAD_SIZE: usize = 2 * TILE;
 
 /// `StoreKv` of attention.cu.
@@ -83,8 +103,11 @@ pub(crate) struct AttentionParameter {
     pub(crate) block_len: u32,
     pub(crate) window: u32,
     pub(crate) max_tiles: u32,
+    pub(crate) tile_len: u32,
     pub(crate) scale: f32,
     pub(crate) cap: f32,
+    pub(crate) first_rows: u64,
+    pub(crate) end_rows: u64,
 }
 
 /// How keys and values are stored: the code of attention.cu, or `None` for a format without a kernel.
@@ -103,12 +126,54 @@ pub(crate) fn refusal(shape: HeadShape) -> Option<String> {
         .then(|| format!("heads of {} numbers; {MAX_HEAD_SIZE} is the most", shape.head_size))
 }
 
-/// Tiles that blocks of their own are launched for: whole powers of two, so that a recorded step serves many lengths; 0 when one block
-/// does all tiles of a row.
-pub(crate) fn split_tiles(device: &Device, num_rows: usize, num_kv_heads: usize, longest: usize) -> usize {
-    let tiles = longest.div_ceil(TILE);
-    let few = num_rows * num_kv_heads < 4 * device.num_multiprocessors() as usize;
-    if few && tiles > 1 { tiles.next_power_of_two() } else { 0 }
+/// The kernel that serves a format and a head: by these two alone, since kernels differ in bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kernel {
+    /// The index of the first of a family of four in [`KERNELS`].
+    Plain(usize),
+    /// The index of the one without split; the other follows.
+    Flash(usize),
+}
+
+impl Kernel {
+    pub(crate) fn of(dtype: DType, head_size: usize) -> Option<Kernel> {
+        let storage = storage(dtype)? as usize;
+        let size = [64, 80, 96, 128].iter().position(|&size| size == head_size);
+        Some(match size {
+            Some(size) if storage > 0 => Kernel::Flash(15 + 8 * (storage - 1) + 2 * size),
+            _ => Kernel::Plain(3 + 4 * storage),
+        })
+    }
+
+    pub(crate) fn tile_len(self) -> usize {
+        match self {
+            Kernel::Plain(_) => TILE,
+            Kernel::Flash(_) => FLASH_TILE,
+        }
+    }
+
+    /// Tiles that are shared out over blocks: a power of two, so that a recorded step serves many lengths; 0 when one block does all tiles
+    /// of a row. `decodes` says that every sequence has one row.
+    pub(crate) fn split_tiles(self, device: &Device, work: Work) -> usize {
+        let tiles = work.longest.div_ceil(self.tile_len());
+        let splits = match self {
+            Kernel::Plain(_) => {
+                tiles > 1 && work.num_rows * work.num_kv_heads < 4 * device.num_multiprocessors() as usize
+            }
+            Kernel::Flash(_) => work.decodes,
+        };
+        if splits { tiles.next_power_of_two() } else { 0 }
+    }
+}
+
+/// What there is to attend in a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) num_rows: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) longest: usize,
+    /// Every sequence has one row.
+    pub(crate) decodes: bool,
 }
 
 /// Bytes of the tiles' results.
@@ -116,17 +181,32 @@ pub(crate) fn partial_bytes(num_rows: usize, shape: HeadShape, tiles: usize) -> 
     num_rows * shape.num_heads * tiles * (shape.head_size + 2) * 4
 }
 
-pub(crate) fn attend(device: &Device, dtype: DType, parameter: &AttentionParameter) -> Result<(), Error> {
+pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParameter) -> Result<(), Error> {
     let group = (parameter.num_heads / parameter.num_kv_heads).max(1);
-    // Heads that a block takes at once: the group, or pieces of eight.
-    let piece = group.next_power_of_two().min(8);
-    let family = 3 + 4 * storage(dtype).expect("checked by the caller") as usize;
-    let kernel = KERNELS[family + piece.ilog2() as usize];
-    let tiles = if parameter.partial == 0 { 1 } else { parameter.max_tiles };
-    let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), tiles];
-    let shared_bytes = piece * (parameter.head_size.next_multiple_of(4) + TILE as u32) * 4;
-    device.launch(kernel, Grid { blocks, threads: TILE as u32, shared_bytes }, parameter)?;
-    if parameter.partial == 0 {
+    let splits = parameter.partial != 0;
+    match kernel {
+        Kernel::Plain(family) => {
+            // Heads that a block takes at once: the group, or pieces of eight.
+            let piece = group.next_power_of_two().min(8);
+            let tiles = if splits { parameter.max_tiles } else { 1 };
+            let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), tiles];
+            let shared_bytes = piece * (parameter.head_size.next_multiple_of(4) + TILE as u32) * 4;
+            let name = KERNELS[family + piece.ilog2() as usize];
+            device.launch(name, Grid { blocks, threads: TILE as u32, shared_bytes }, parameter)?;
+        }
+        Kernel::Flash(index) => {
+            let piece = group.next_power_of_two().min(16);
+            let warps = FLASH_WARPS as u32;
+            let quarters = if splits { parameter.max_tiles.div_ceil(warps) } else { 1 };
+            let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), quarters];
+            // Keys and values of a tile for each warp, or twice for all of them.
+            let pair_bytes = 2 * FLASH_TILE as u32 * (parameter.head_size * 2 + 16);
+            let shared_bytes = pair_bytes * if splits { warps } else { 2 };
+            let name = KERNELS[index + usize::from(splits)];
+            device.launch(name, Grid { blocks, threads: 32 * warps, shared_bytes }, parameter)?;
+        }
+    }
+    if !splits {
         return Ok(());
     }
     let threads = parameter.head_size.next_multiple_of(32).min(128);

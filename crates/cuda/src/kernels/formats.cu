@@ -68,14 +68,14 @@ struct Weights<Q8_0> {
     }
 };
 
-// Four-bit integers of a step in one word: pair p has its first number at bit 4p and its second at bit 16 + 4p.
-// `bias` is added: -1024 for q itself, -1032 for q - 8; for the odd pairs, which arrive times 16, the same less 1008 / 16.
+// Four-bit integers of a step in one word: pair p has its first number at bit 4p and its second at bit 16 + 4p. They become 1024 + q for
+// the even pairs and 1024 + 16 q for the odd ones.
 DEVICE void nibbles(u32 (&a)[4], u32 word) {
-    u32 shifted = word >> 8;
-    a[0] = (word & 0x000f000fu) | HALF_1024;
-    a[1] = (word & 0x00f000f0u) | HALF_1024;
-    a[2] = (shifted & 0x000f000fu) | HALF_1024;
-    a[3] = (shifted & 0x00f000f0u) | HALF_1024;
+    u32 shifted = word >> 8, magic = in_register<HALF_1024>();
+    a[0] = masked_or<0x000f000fu>(word, magic);
+    a[1] = masked_or<0x00f000f0u>(word, magic);
+    a[2] = masked_or<0x000f000fu>(shifted, magic);
+    a[3] = masked_or<0x00f000f0u>(shifted, magic);
 }
 
 // One word a step; then the scales as for Q8_0.

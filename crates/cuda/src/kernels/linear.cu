@@ -305,7 +305,7 @@ KERNEL void linear_combine(Linear p) {
 LINEAR(f16, F16, 1, 2)
 LINEAR(bf16, BF16, 1, 2)
 LINEAR(q8_0, Q8_0, 1, 3)
-LINEAR(q4_0, Q4_0, 2, 2)
+LINEAR(q4_0, Q4_0, 1, 3)
 LINEAR(q4_k, Q4_K, 1, 3)
 LINEAR(q5_k, Q5_K, 1, 3)
 LINEAR(q6_k, Q6_K, 1, 3)

@@ -131,7 +131,7 @@ impl LinearProduct {
         };
         let mut blocks = [self.num_rows.div_ceil(rows), self.num_tiles.div_ceil(8), 1];
         // Few blocks would leave most multiprocessors idle: then the slices have blocks of their own.
-        if blocks[0] * blocks[1] < 2 * device.num_multiprocessors() && self.slices > 1 {
+        if blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4 && self.slices > 1 {
             let len = self.slices as usize * self.num_rows as usize * self.num_tiles as usize * 16;
             self.workspace = workspace(len * 4)?;
             blocks[2] = self.slices;

@@ -66,12 +66,13 @@ pub fn source_mark() -> String {
 pub(crate) struct Operand {
     pub(crate) numbers: u64,
     pub(crate) scales: u64,
+    pub(crate) maxima: u64,
     pub(crate) pitch: u32,
     pub(crate) is_bf16: u32,
 }
 
 impl Operand {
-    pub(crate) const NONE: Operand = Operand { numbers: 0, scales: 0, pitch: 0, is_bf16: 0 };
+    pub(crate) const NONE: Operand = Operand { numbers: 0, scales: 0, maxima: 0, pitch: 0, is_bf16: 0 };
 }
 
 /// `Format` of formats.cu: how a weight lies on the device. `None` for formats that have no tiles of their own.

@@ -51,7 +51,7 @@ DEVICE void write_stretch(float (&held)[HELD], const Norm& n, const float* x, No
 }
 
 // out = x / sqrt(mean(x^2) + eps) * weight
-KERNEL void __launch_bounds__(1024) rms_norm(Norm n) {
+KERNEL void __launch_bounds__(1024, 1) rms_norm(Norm n) {
     begin();
     float* x = n.x + (u64)blockIdx.x * n.width;
     float held[HELD];
@@ -66,7 +66,7 @@ KERNEL void __launch_bounds__(1024) rms_norm(Norm n) {
 }
 
 // out = (x - mean) / sqrt(var + eps) * weight + bias
-KERNEL void __launch_bounds__(1024) layer_norm(Norm n) {
+KERNEL void __launch_bounds__(1024, 1) layer_norm(Norm n) {
     begin();
     float* x = n.x + (u64)blockIdx.x * n.width;
     float held[HELD];

@@ -46,6 +46,22 @@ DEVICE u32 half2_mul(u32 a, u32 b) {
     return d;
 }
 
+// a & mask | bits in one instruction, which the compiler makes of it only when `bits` is in a register.
+template <u32 MASK>
+DEVICE u32 masked_or(u32 a, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "n"(MASK), "r"(bits));
+    return d;
+}
+
+// A constant that the compiler keeps in a register.
+template <u32 VALUE>
+DEVICE u32 in_register() {
+    u32 d;
+    asm("mov.u32 %0, %1;" : "=r"(d) : "n"(VALUE));
+    return d;
+}
+
 DEVICE u32 half2_fma(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -160,12 +176,27 @@ DEVICE void begin() {
 struct Operand {
     u16* numbers;
     float* scales;
+    float* maxima;  // [rows][MAX_PIECES]: the largest magnitude in each piece of a row, where pieces are written by different blocks
     u32 pitch;
     u32 is_bf16;
 };
 
-// A row of up to 16 numbers a thread, in registers: thread t holds t, t + blockDim, ... Longer rows go through `value` each time.
-static const int HELD = 16;
+// Numbers of a row that a block takes when a row is shared out, and the most such pieces.
+static const u32 PIECE = 1024;
+static const u32 MAX_PIECES = 64;
+
+// The exponent of a row's factor, biased as in a float, by its largest magnitude.
+DEVICE u32 forward_exponent(float largest) {
+    u32 exponent = __float_as_uint(largest) >> 23;
+    // Infinities and NaN stay what they are; zeros need no factor.
+    return exponent == 255 || largest == 0.0f ? 127 : min(253u, 268 - exponent);
+}
+
+DEVICE float power(u32 biased_exponent) { return __uint_as_float(biased_exponent << 23); }
+
+// The first numbers of a row in registers: thread t holds t, t + blockDim, ... A block has one multiprocessor to itself at best, and every
+// instruction counts: rows of up to 4096 are held whole, what goes beyond is read again.
+static const int HELD = 4;
 
 // Writes one row of the operand; a whole block does it. `held[k]` is number threadIdx.x + k * blockDim.x; beyond HELD of them, `value(i)`
 // gives number i, and must give the same each time it is asked.
@@ -181,11 +212,9 @@ DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, const float
             if (threadIdx.x + k * blockDim.x < cols) largest = fmaxf(largest, magnitude(held[k]));
         for (u32 i = rest; i < cols; i += blockDim.x) largest = fmaxf(largest, magnitude(value(i)));
         largest = block_max(largest);
-        u32 exponent = __float_as_uint(largest) >> 23;
-        // Infinities and NaN stay what they are; zeros need no factor.
-        u32 forward = exponent == 255 || largest == 0.0f ? 127 : min(253u, 268 - exponent);
-        factor = __uint_as_float(forward << 23);
-        if (threadIdx.x == 0) operand.scales[row] = __uint_as_float((254 - forward) << 23);
+        u32 forward = forward_exponent(largest);
+        factor = power(forward);
+        if (threadIdx.x == 0) operand.scales[row] = power(254 - forward);
     } else if (threadIdx.x == 0) {
         operand.scales[row] = 1.0f;
     }

@@ -96,29 +96,32 @@ struct GateRows {
     Operand operand;
 };
 
-// The same, a block for each row, with the operand of the next product beside it.
-KERNEL void __launch_bounds__(1024) gate_with_operand(GateRows g) {
+// The same, with what the operand of the next product needs: the operand itself for bf16, else the largest magnitude of each piece.
+// blockIdx: x = piece, y = row.
+KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
     begin();
-    u32 row = blockIdx.x;
+    u32 row = blockIdx.y;
     float* x = g.x + (u64)row * g.cols;
     const float* y = g.y + (u64)row * g.cols;
-    float held[HELD], other[HELD];
+    u16* to = g.operand.numbers + (u64)row * g.operand.pitch;
+    float largest = 0.0f;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        u32 i = threadIdx.x + k * blockDim.x;
-        held[k] = i < g.cols ? x[i] : 0.0f;
-        other[k] = i < g.cols ? y[i] : 0.0f;
+    for (int k = 0; k < 4; k++) {
+        u32 i = blockIdx.x * PIECE + k * 256 + threadIdx.x;
+        float value = 0.0f;
+        if (i < g.cols) {
+            value = __fmul_rn(activated(g.activation, x[i]), y[i]);
+            x[i] = value;
+        }
+        if (g.operand.is_bf16 && i < g.operand.pitch) to[i] = float_to_bf16(value);
+        largest = fmaxf(largest, magnitude(value));
     }
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        u32 i = threadIdx.x + k * blockDim.x;
-        held[k] = __fmul_rn(activated(g.activation, held[k]), other[k]);
-        if (i < g.cols) x[i] = held[k];
+    if (g.operand.is_bf16) {
+        if (threadIdx.x == 0 && blockIdx.x == 0) g.operand.scales[row] = 1.0f;
+        return;
     }
-    for (u32 i = threadIdx.x + HELD * blockDim.x; i < g.cols; i += blockDim.x)
-        x[i] = __fmul_rn(activated(g.activation, x[i]), y[i]);
-    // A thread reads back only what it wrote itself.
-    write_operand(g.operand, row, g.cols, held, [&](u32 i) { return x[i]; });
+    largest = block_max(largest);
+    if (threadIdx.x == 0) g.operand.maxima[row * MAX_PIECES + blockIdx.x] = largest;
 }
 
 struct OperandRows {
@@ -128,7 +131,7 @@ struct OperandRows {
 };
 
 // The operand of a matrix product from rows of f32; a block for each row.
-KERNEL void __launch_bounds__(1024) make_operand(OperandRows o) {
+KERNEL void __launch_bounds__(1024, 1) make_operand(OperandRows o) {
     begin();
     const float* x = o.x + (u64)blockIdx.x * o.cols;
     float held[HELD];
@@ -138,6 +141,24 @@ KERNEL void __launch_bounds__(1024) make_operand(OperandRows o) {
         held[k] = i < o.cols ? x[i] : 0.0f;
     }
     write_operand(o.operand, blockIdx.x, o.cols, held, [&](u32 i) { return x[i]; });
+}
+
+// The operand in f16, when the largest magnitudes of the pieces are known; blockIdx: x = piece, y = row.
+KERNEL void __launch_bounds__(256) make_scaled_operand(OperandRows o) {
+    begin();
+    u32 row = blockIdx.y, pieces = (o.cols + PIECE - 1) / PIECE, lane = threadIdx.x % 32;
+    const float* maxima = o.operand.maxima + row * MAX_PIECES;
+    float largest = lane < pieces ? maxima[lane] : 0.0f;
+    if (lane + 32 < pieces) largest = fmaxf(largest, maxima[lane + 32]);
+    u32 forward = forward_exponent(warp_max(largest));
+    const float* x = o.x + (u64)row * o.cols;
+    u16* to = o.operand.numbers + (u64)row * o.operand.pitch;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 i = blockIdx.x * PIECE + k * 256 + threadIdx.x;
+        if (i < o.operand.pitch) to[i] = i < o.cols ? float_to_half(__fmul_rn(x[i], power(forward))) : 0;
+    }
+    if (threadIdx.x == 0 && blockIdx.x == 0) o.operand.scales[row] = power(254 - forward);
 }
 
 struct Angles {

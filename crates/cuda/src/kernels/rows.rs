@@ -15,6 +15,7 @@ pub(crate) const KERNELS: &[&str] = &[
     "gate",
     "gate_with_operand",
     "make_operand",
+    "make_scaled_operand",
     "rope_angles",
     "rope",
     "read_bytes",
@@ -125,6 +126,28 @@ pub(crate) fn elementwise(device: &Device, kernel: &'static str, parameter: Elem
     let most = device.num_multiprocessors() * 16;
     let blocks = parameter.len.div_ceil(256).min(u64::from(most)) as u32;
     device.launch(kernel, Grid::linear(blocks, 256), &parameter)
+}
+
+/// Numbers of a row that a block takes when a row is shared out, and the most such pieces.
+const PIECE: usize = 1024;
+pub(crate) const MAX_PIECES: usize = 64;
+
+/// `x = activation(x) * y` and the operand of x.
+pub(crate) fn gate(device: &Device, rows: usize, parameter: &GateRows) -> Result<(), Error> {
+    let GateRows { x, cols, operand, .. } = *parameter;
+    // Whole operands have zeros after the last column.
+    let pieces = operand.pitch.div_ceil(PIECE as u32);
+    let grid = Grid { blocks: [pieces, rows as u32, 1], threads: 256, shared_bytes: 0 };
+    device.launch("gate_with_operand", grid, parameter)?;
+    if operand.is_bf16 != 0 {
+        return Ok(());
+    }
+    device.launch("make_scaled_operand", grid, &OperandRows { x, cols, operand })
+}
+
+/// Whether a row is short enough to be shared out.
+pub(crate) fn has_pieces(cols: usize) -> bool {
+    cols.next_multiple_of(super::GROUP_COLS).div_ceil(PIECE) <= MAX_PIECES
 }
 
 /// The operand of `rows` rows.
