@@ -48,7 +48,13 @@ impl Client {
     }
 
     /// Sends a request. `event` sees the data of each server-sent event as it comes; where it says no, the connection is closed.
-    pub(crate) fn ask(&mut self, method: &str, path: &str, body: &[u8], event: &mut dyn FnMut(&str) -> bool) -> Result<Reply> {
+    pub(crate) fn ask(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+        event: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Reply> {
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
