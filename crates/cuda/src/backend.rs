@@ -227,6 +227,11 @@ impl Backend for CudaBackend {
         DType::F32
     }
 
+    /// Fewer rows would leave multiprocessors idle in the last round of a product.
+    fn chunk_len(&self) -> usize {
+        2048
+    }
+
     fn free_memory(&self) -> Option<u64> {
         self.device.memory().ok().map(|(free, _)| free as u64)
     }

@@ -54,6 +54,8 @@ pub(crate) struct Device {
     pub(crate) kernels_from: &'static str,
     /// Shared memory that a block may ask for.
     pub(crate) shared_limit: u32,
+    /// Whether `wide.cu` runs here: it has instructions of compute capability 9.0 alone, and only its machine code has them.
+    pub(crate) has_wide_products: bool,
     /// Changes whenever memory is taken or given back: recorded launches hold addresses.
     generation: AtomicU64,
 }
@@ -95,6 +97,7 @@ impl Device {
         // SAFETY: `handle` comes from the driver.
         let shared_limit = unsafe { result::device::get_attribute(handle, attribute) }.map_err(failed)? as u32;
         let loaded = module::load(info.capability)?;
+        let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
         for &function in functions.values() {
             allow_shared_memory(function, shared_limit).map_err(failed)?;
@@ -107,6 +110,7 @@ impl Device {
             functions,
             kernels_from: loaded.source,
             shared_limit,
+            has_wide_products,
             generation: AtomicU64::new(0),
         }))
     }
@@ -225,12 +229,28 @@ impl Device {
     }
 
     pub(crate) fn launch<P: Parameter>(&self, name: &'static str, grid: Grid, parameter: &P) -> Result<(), Error> {
+        self.launch_clusters(name, grid, 1, parameter)
+    }
+
+    /// A launch in which `depth` blocks along the last axis are a cluster: they run at the same time and see each other's shared memory.
+    pub(crate) fn launch_clusters<P: Parameter>(
+        &self,
+        name: &'static str,
+        grid: Grid,
+        depth: u32,
+        parameter: &P,
+    ) -> Result<(), Error> {
         self.bind()?;
         if grid.blocks.contains(&0) {
             return Ok(());
         }
         let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
-        let mut attribute = overlap();
+        let mut attributes = [overlap(), clusters(depth)];
+        let num_attributes = match (self.info.capability.0 >= 9, depth > 1) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: grid.blocks[0],
             gridDimY: grid.blocks[1],
@@ -240,8 +260,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: grid.shared_bytes,
             hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.info.capability.0 >= 9),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: num_attributes,
         };
         // SAFETY: `P` is laid out as the kernel's parameter, addresses in it are those of live buffers (the callers' promise), and the
         // driver copies the parameter before the call returns.
@@ -268,6 +288,15 @@ fn overlap() -> sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
+}
+
+fn clusters(depth: u32) -> sys::CUlaunchAttribute {
+    let dimensions = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: depth };
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dimensions },
     }
 }
 

@@ -187,6 +187,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The format of activations.
     fn activation_dtype(&self) -> DType;
 
+    /// Rows of a step that keep the device busy: a prompt is computed in chunks of this many.
+    fn chunk_len(&self) -> usize {
+        512
+    }
+
     /// Bytes that can still be taken; `None` where nobody tells.
     fn free_memory(&self) -> Option<u64>;
     /// Bytes a second that the device reads from a buffer of `size` bytes, measured now: the limit that decoding runs against.

@@ -16,17 +16,27 @@ static const u32 HALF_1024 = 0x64006400u;
 static const u32 HALF_MINUS_1024 = 0xe400e400u;
 static const u32 HALF_SIXTEENTH = 0x2c002c00u;
 
+// Where packed weights are read from. Those in device memory are read once and pass through.
+struct FromDevice {
+    DEVICE uint4 vector(const u8* p) { return load_streaming(p); }
+};
+struct FromShared {
+    DEVICE uint4 vector(const u8* p) { return *(const uint4*)p; }
+};
+
 template <int F>
 struct Weights;
 
 struct PlainWeights {
     static const int GROUP_BYTES = 4 * 2048;
+    static const bool WHOLE_UNITS = true;  // a unit stands for itself: nothing is shared by the units of a group
     struct Raw {
         uint4 step[4];
     };
+    template <class From>
     DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
 #pragma unroll
-        for (int s = 0; s < 4; s++) raw.step[s] = load_streaming(group + unit * 2048 + s * 512 + lane * 16);
+        for (int s = 0; s < 4; s++) raw.step[s] = From::vector(group + unit * 2048 + s * 512 + lane * 16);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         a[0] = raw.step[s].x;
@@ -46,13 +56,15 @@ struct Weights<BF16> : PlainWeights {};
 template <>
 struct Weights<Q8_0> {
     static const int GROUP_BYTES = 4 * 1088;
+    static const bool WHOLE_UNITS = true;
     struct Raw {
         uint4 q[2];
         uint2 d;
     };
+    template <class From>
     DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q[0] = load_streaming(group + unit * 1088 + lane * 16);
-        raw.q[1] = load_streaming(group + unit * 1088 + 512 + lane * 16);
+        raw.q[0] = From::vector(group + unit * 1088 + lane * 16);
+        raw.q[1] = From::vector(group + unit * 1088 + 512 + lane * 16);
         raw.d = *(const uint2*)(group + unit * 1088 + 1024 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
@@ -82,12 +94,14 @@ DEVICE void nibbles(u32 (&a)[4], u32 word) {
 template <>
 struct Weights<Q4_0> {
     static const int GROUP_BYTES = 4 * 576;
+    static const bool WHOLE_UNITS = true;
     struct Raw {
         uint4 q;
         uint2 d;
     };
+    template <class From>
     DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 576 + lane * 16);
+        raw.q = From::vector(group + unit * 576 + lane * 16);
         raw.d = *(const uint2*)(group + unit * 576 + 512 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
@@ -116,13 +130,15 @@ DEVICE u32 minus_second(u32 pair) { return __byte_perm(pair, 0, 0x3232) ^ 0x8000
 template <>
 struct Weights<Q4_K> {
     static const int GROUP_BYTES = 2368;
+    static const bool WHOLE_UNITS = false;
     struct Raw {
         uint4 q;
         uint2 scales;
         uint2 d;
     };
+    template <class From>
     DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 512 + lane * 16);
+        raw.q = From::vector(group + unit * 512 + lane * 16);
         raw.scales = *(const uint2*)(group + 2048 + unit * 64 + lane / 4 * 8);
         raw.d = *(const uint2*)(group + 2304 + lane / 4 * 8);
     }
@@ -143,14 +159,16 @@ struct Weights<Q4_K> {
 template <>
 struct Weights<Q5_K> {
     static const int GROUP_BYTES = 2880;
+    static const bool WHOLE_UNITS = false;
     struct Raw {
         uint4 q;
         u32 fifth;
         uint2 scales;
         uint2 d;
     };
+    template <class From>
     DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 512 + lane * 16);
+        raw.q = From::vector(group + unit * 512 + lane * 16);
         raw.fifth = *(const u32*)(group + 2048 + unit * 128 + lane * 4);
         raw.scales = *(const uint2*)(group + 2560 + unit * 64 + lane / 4 * 8);
         raw.d = *(const uint2*)(group + 2816 + lane / 4 * 8);
@@ -175,14 +193,16 @@ struct Weights<Q5_K> {
 template <>
 struct Weights<Q6_K> {
     static const int GROUP_BYTES = 3360;
+    static const bool WHOLE_UNITS = false;
     struct Raw {
         uint4 q;
         uint2 high;
         uint2 scales;
         u32 d;
     };
+    template <class From>
     DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 512 + lane * 16);
+        raw.q = From::vector(group + unit * 512 + lane * 16);
         raw.high = *(const uint2*)(group + 2048 + unit * 256 + lane * 8);
         raw.scales = *(const uint2*)(group + 3072 + unit * 64 + lane / 4 * 8);
         raw.d = *(const u32*)(group + 3328 + lane / 4 * 4);

@@ -7,43 +7,6 @@
 //
 // Bytes moved for few rows: the weights once, and nothing else of that size: the bound is memory. For many rows the bound is the tensor core.
 
-struct LinearPart {
-    const u8* weight;
-    const float* bias;
-    float* out;
-    u32 outputs;
-    u32 first_tile;  // of this part, among the tiles of all parts
-};
-
-static const int MAX_PARTS = 3;
-
-// Up to three matrices of one format with the same input: the products of queries, keys and values, or of gate and up.
-struct Linear {
-    Operand x;
-    u32 num_rows, cols;
-    u32 slices;
-    u32 num_parts, num_tiles;
-    LinearPart parts[MAX_PARTS];
-    float* workspace;      // [slices][rows][outputs] when the slices are given to blocks
-    const float* x_plain;  // [rows][cols], for weights of f32
-};
-
-// Groups of 256 columns.
-DEVICE u32 num_groups(u32 cols) { return (cols + 255) / 256; }
-
-DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) { return slice * num_groups(cols) / slices; }
-
-DEVICE const LinearPart& part_of(const Linear& p, u32 tile) {
-    if (p.num_parts > 2 && tile >= p.parts[2].first_tile) return p.parts[2];
-    if (p.num_parts > 1 && tile >= p.parts[1].first_tile) return p.parts[1];
-    return p.parts[0];
-}
-
-DEVICE float finished(float total, float scale, const float* bias, u32 o) {
-    total = __fmul_rn(total, scale);
-    return bias ? __fadd_rn(total, bias[o]) : total;
-}
-
 // Up to 8 rows. A block is 8 warps: `slices` warps share a tile of 16 outputs. A warp sees its groups of all its tiles as one stream and
 // loads AHEAD groups ahead, across the edges of tiles: from memory to registers, with loads under way while sums are put together.
 template <int F, int AHEAD>
@@ -85,7 +48,7 @@ DEVICE void few(const Linear& p) {
     for (int h = 0; h < AHEAD; h++) {
         if (to_load == 0) break;
 #pragma unroll
-        for (int i = 0; i < 4; i++) W::load(raw[h][i], weights, i, lane);
+        for (int i = 0; i < 4; i++) W::template load<FromDevice>(raw[h][i], weights, i, lane);
         next_group();
     }
 
@@ -96,7 +59,7 @@ DEVICE void few(const Linear& p) {
     u32 base = shared_address(shared);
     for (u32 row = 0; row < p.num_rows; row++)
         for (u32 i = threadIdx.x; i < vectors; i += 256)
-            copy_async(base + row * row_bytes + i * 16, p.x.numbers + row * p.x.pitch + i * 8, true);
+            copy_async(base + row * row_bytes + i * 16, p.x.numbers + operand_place(row, i * 8, p.x.pitch), true);
     copy_async_commit();
     if (threadIdx.x == 0) zeros = make_uint4(0, 0, 0, 0);
     copy_async_wait<0>();
@@ -126,7 +89,7 @@ DEVICE void few(const Linear& p) {
                     W::decode(a, raw[h][i], s);
                     multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
                 }
-                if (to_load > 0) W::load(raw[h][i], weights, i, lane);
+                if (to_load > 0) W::template load<FromDevice>(raw[h][i], weights, i, lane);
             }
             if (to_load > 0) next_group();
             if (++group < end_group) continue;
@@ -194,7 +157,7 @@ DEVICE void many(const Linear& p, bool split) {
             for (u32 i = threadIdx.x; i < ROWS * 8; i += THREADS) {
                 u32 row = i / 8;
                 bool valid = first_row + row < p.num_rows;
-                const u16* from = p.x.numbers + (u64)(valid ? first_row + row : 0) * p.x.pitch + unit * 64 + i % 8 * 8;
+                const u16* from = p.x.numbers + operand_place(valid ? first_row + row : 0, unit * 64 + i % 8 * 8, p.x.pitch);
                 copy_async(stage + row * ROW_BYTES + i % 8 * 16, from, valid);
             }
         }
@@ -204,7 +167,7 @@ DEVICE void many(const Linear& p, bool split) {
     for (int i = 0; i < STAGES - 1; i++) fetch(begin_unit + i);
     typename W::Raw raw[2], next[2];
 #pragma unroll
-    for (int m = 0; m < 2; m++) W::load(raw[m], weights[m] + (u64)(begin_unit / 4) * W::GROUP_BYTES, begin_unit % 4, lane);
+    for (int m = 0; m < 2; m++) W::template load<FromDevice>(raw[m], weights[m] + (u64)(begin_unit / 4) * W::GROUP_BYTES, begin_unit % 4, lane);
 
     float sum[2][NT][4], total[2][NT][4];
 #pragma unroll
@@ -221,7 +184,7 @@ DEVICE void many(const Linear& p, bool split) {
         fetch(unit + STAGES - 1);
         if (unit + 1 < end_unit)
 #pragma unroll
-            for (int m = 0; m < 2; m++) W::load(next[m], weights[m] + (u64)((unit + 1) / 4) * W::GROUP_BYTES, (unit + 1) % 4, lane);
+            for (int m = 0; m < 2; m++) W::template load<FromDevice>(next[m], weights[m] + (u64)((unit + 1) / 4) * W::GROUP_BYTES, (unit + 1) % 4, lane);
         u32 stage = base + unit % STAGES * (ROWS * ROW_BYTES) + my_row;
 #pragma unroll
         for (int h = 0; h < 2; h++) {

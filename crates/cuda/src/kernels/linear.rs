@@ -2,7 +2,7 @@
 
 use pellucid_tensor::{DType, Error};
 
-use super::Operand;
+use super::{Operand, wide};
 use crate::driver::{Device, Grid};
 
 macro_rules! linear_kernels {
@@ -43,9 +43,9 @@ pub(crate) struct LinearProduct {
     pub(crate) x: Operand,
     pub(crate) num_rows: u32,
     pub(crate) cols: u32,
-    slices: u32,
+    pub(crate) slices: u32,
     num_parts: u32,
-    num_tiles: u32,
+    pub(crate) num_tiles: u32,
     parts: [LinearPart; MAX_PARTS],
     workspace: u64,
     x_plain: u64,
@@ -122,6 +122,9 @@ impl LinearProduct {
             let at_once = device.num_multiprocessors() * device.occupancy(kernel, 256, few_shared)?;
             let grid = Grid { blocks: [blocks.min(at_once), 1, 1], threads: 256, shared_bytes: few_shared };
             return device.launch(kernel, grid, &self);
+        }
+        if wide::serves(device, dtype) {
+            return wide::launch(device, dtype, &self);
         }
         let (kernel, rows, threads) = match self.num_rows {
             0..=16 => (KERNELS[first + 1], 16, 128),

@@ -1,6 +1,6 @@
 //! The kernels: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles them into `artifacts/`.
 //!
-//! A `.cu` file includes nothing; what it shares with the others, `prelude.cu` and `formats.cu`, is put before it as text.
+//! A `.cu` file includes nothing; what it shares with the others, `prelude.cu`, `formats.cu` and `product.cu`, is put before it as text.
 
 pub(crate) mod attention;
 pub(crate) mod experts;
@@ -8,6 +8,7 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod rows;
+pub(crate) mod wide;
 
 use pellucid_tensor::DType;
 
@@ -42,13 +43,14 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!("norm", norm::KERNELS),
     kernel_file!("pack", pack::KERNELS),
     kernel_file!("rows", rows::KERNELS),
+    kernel_file!("wide", wide::KERNELS),
 ];
 
-const SHARED: [&str; 2] = [include_str!("prelude.cu"), include_str!("formats.cu")];
+const SHARED: [&str; 3] = [include_str!("prelude.cu"), include_str!("formats.cu"), include_str!("product.cu")];
 
 /// A file as the compiler sees it.
 pub fn full_source(file: &KernelFile) -> String {
-    [SHARED[0], SHARED[1], file.source].join("\n")
+    [SHARED[0], SHARED[1], SHARED[2], file.source].join("\n")
 }
 
 /// A mark of all sources (FNV-1a), written beside the compiled kernels: it tells when they no longer belong together.

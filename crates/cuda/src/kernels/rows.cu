@@ -103,7 +103,6 @@ KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
     u32 row = blockIdx.y;
     float* x = g.x + (u64)row * g.cols;
     const float* y = g.y + (u64)row * g.cols;
-    u16* to = g.operand.numbers + (u64)row * g.operand.pitch;
     float largest = 0.0f;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -113,7 +112,8 @@ KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
             value = __fmul_rn(activated(g.activation, x[i]), y[i]);
             x[i] = value;
         }
-        if (g.operand.is_bf16 && i < g.operand.pitch) to[i] = float_to_bf16(value);
+        if (g.operand.is_bf16 && i < g.operand.pitch)
+            g.operand.numbers[operand_place(row, i, g.operand.pitch)] = float_to_bf16(value);
         largest = fmaxf(largest, magnitude(value));
     }
     if (g.operand.is_bf16) {
@@ -152,11 +152,12 @@ KERNEL void __launch_bounds__(256) make_scaled_operand(OperandRows o) {
     if (lane + 32 < pieces) largest = fmaxf(largest, maxima[lane + 32]);
     u32 forward = forward_exponent(warp_max(largest));
     const float* x = o.x + (u64)row * o.cols;
-    u16* to = o.operand.numbers + (u64)row * o.operand.pitch;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         u32 i = blockIdx.x * PIECE + k * 256 + threadIdx.x;
-        if (i < o.operand.pitch) to[i] = i < o.cols ? float_to_half(__fmul_rn(x[i], power(forward))) : 0;
+        if (i < o.operand.pitch)
+            o.operand.numbers[operand_place(row, i, o.operand.pitch)] =
+                i < o.cols ? float_to_half(__fmul_rn(x[i], power(forward))) : 0;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) o.operand.scales[row] = power(254 - forward);
 }
