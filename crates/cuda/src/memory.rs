@@ -31,7 +31,7 @@ pub(crate) struct StoredOperand {
     pub(crate) is_current: bool,
 }
 
-/// Bytes of an operand's numbers: whole panels of 64 rows, two by two, since kernels take them so.
+/// Bytes of an operand's numbers: whole panels of 128 rows.
 pub(crate) fn operand_bytes(rows: usize, pitch: usize) -> usize {
     rows.next_multiple_of(128) * pitch * 2
 }

@@ -171,7 +171,7 @@ DEVICE void begin() {
 
 // The operand of a matrix product made from rows of f32: `pitch` 16-bit numbers a row, zeros from `cols` on.
 //
-// It lies in panels of 64 rows by 64 columns, 8 KiB each, the panels of the same rows one after the other. Within a panel a row is 128
+// It lies in panels of 128 rows by 64 columns, 16 KiB each, the panels of the same rows one after the other. Within a panel a row is 128
 // bytes, and its eight pieces of 16 bytes change places by the row's number: as it stands in memory, so tensor cores read it from shared
 // memory without a bank conflict, and one copy brings a panel there.
 //
@@ -189,9 +189,12 @@ struct Operand {
 static const u32 PIECE = 1024;
 static const u32 MAX_PIECES = 64;
 
+static const u32 PANEL_ROWS = 128;
+
 // Where a number of the operand lies.
 DEVICE u64 operand_place(u32 row, u32 col, u32 pitch) {
-    return ((u64)(row / 64) * (pitch / 64) + col / 64) * 4096 + row % 64 * 64 + ((col / 8 ^ row) % 8) * 8 + col % 8;
+    u64 panel = (u64)(row / PANEL_ROWS) * (pitch / 64) + col / 64;
+    return (panel * PANEL_ROWS + row % PANEL_ROWS) * 64 + ((col / 8 ^ row) % 8) * 8 + col % 8;
 }
 
 // The exponent of a row's factor, biased as in a float, by its largest magnitude.

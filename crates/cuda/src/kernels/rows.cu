@@ -1,7 +1,5 @@
 // Row by row: embedding, gathering, residual sums, caps, activations, rotations. Bound by the bytes they move, or by their launch.
 
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
-
 struct Embed {
     const u8* table;
     const u32* ids;
@@ -61,18 +59,6 @@ KERNEL void soft_cap(Elementwise e) {
     begin();
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
         e.x[i] = __fmul_rn(e.cap, tanhf(__fdiv_rn(e.x[i], e.cap)));
-}
-
-DEVICE float activated(u32 activation, float x) {
-    if (activation == SILU) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
-    if (activation == GELU) {
-        // Phi(x) through the complement: 1 + erf would cancel for negative x.
-        return __fmul_rn(__fmul_rn(0.5f, x), erfcf(__fmul_rn(x, -0.70710678118654752f)));
-    }
-    float cube = __fmul_rn(__fmul_rn(x, x), x);
-    float inner = __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x));
-    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)), which does not cancel either.
-    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, inner))));
 }
 
 KERNEL void activate(Elementwise e) {

@@ -104,47 +104,6 @@ DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], u64 x) {
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
 }
 
-DEVICE void wide_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wide_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Waits until no more than PENDING groups are under way. The sums pass through, so that nothing reads them before.
-template <int PENDING, int LEN>
-DEVICE void wide_wait(float (&d)[LEN]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#pragma unroll
-    for (int i = 0; i < LEN; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-
-// Rows of 128 bytes whose pieces of 16 bytes have changed places; eight rows are 1024 bytes.
-DEVICE u64 panel_descriptor(u32 address) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
-}
-
-DEVICE void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-DEVICE void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-DEVICE void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-DEVICE void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -156,17 +115,6 @@ DEVICE float cluster_load(u32 address, u32 block) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
     return value;
-}
-
-// Registers move from the warps that copy to those that multiply.
-template <int COUNT>
-DEVICE void release_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-template <int COUNT>
-DEVICE void claim_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 // Element 4n + i of a thread's sums is output g + 8 (i / 2) of its warp's tile and row 8n + 2t + i % 2.
@@ -204,8 +152,13 @@ DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* mine) 
     for (u32 i = threadIdx.x; i < outputs_here * rows_here; i += 256) {
         u32 row = i / outputs_here, column = blockIdx.z * outputs_here + i % outputs_here;
         u32 address = shared_address(mine + row * PITCH + column);
-        float result = cluster_load(address, 0);
-        for (u32 s = 1; s < p.slices; s++) result = __fadd_rn(result, cluster_load(address, s));
+        float parts[8];
+#pragma unroll
+        for (u32 s = 0; s < 8; s++) parts[s] = s < p.slices ? cluster_load(address, s) : 0.0f;
+        float result = parts[0];
+#pragma unroll
+        for (u32 s = 1; s < 8; s++)
+            if (s < p.slices) result = __fadd_rn(result, parts[s]);
         u32 tile = blockIdx.y * 8 + column / 16;
         if (tile >= p.num_tiles) continue;
         const LinearPart& part = part_of(p, tile);
@@ -217,38 +170,23 @@ DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* mine) 
     cluster_barrier();
 }
 
-// A place in a ring of STAGES, and how often the ring was gone round.
-template <int STAGES>
-struct Ring {
-    u32 stage, round;
-    DEVICE Ring start() { return Ring{0, 0}; }
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            round ^= 1;
-        }
-    }
-};
-
-template <int F, int N>
+template <int F, int N, bool SPLIT>
 struct WideShape {
     typedef Weights<F> W;
-    // Weights come by units of 64 columns, or by groups of 256 where the units of a group share something.
-    static const u32 CHUNK_UNITS = W::WHOLE_UNITS ? 1 : 4;
-    static const u32 CHUNK_BYTES = W::WHOLE_UNITS ? W::GROUP_BYTES / 4 : W::GROUP_BYTES;
-    // Few rows are bound by memory: two blocks then share a multiprocessor.
-    static const int BLOCKS = N <= 32 ? 2 : 1;
-    static const u32 X_STAGES = N == 128 ? 6 : N == 64 ? 8 : W::WHOLE_UNITS ? 5 : 8;
-    static const u32 W_STAGES = W::WHOLE_UNITS ? X_STAGES : N <= 32 ? 3 : 4;
+    // Few rows are bound by memory, and slices by their beginnings and ends: two blocks then share a multiprocessor.
+    static const int BLOCKS = N <= 32 || (N == 64 && SPLIT) ? 2 : 1;
+    static const bool WHOLE = W::CHUNK_UNITS == 1;
+    static const u32 X_STAGES = N == 128 ? 6 : BLOCKS == 1 ? 8 : N == 64 ? 4 : WHOLE ? 5 : 8;
+    static const u32 W_STAGES = WHOLE ? X_STAGES : BLOCKS == 1 ? 4 : N == 64 ? 2 : 3;
     static const u32 X_BYTES = N * 128;
-    static const u32 W_BYTES = 8 * CHUNK_BYTES;
+    static const u32 W_BYTES = SIDE * W::CHUNK_BYTES;
 };
 
-// blockIdx: x = rows, y = outputs, z = slice, when the slices are given to the blocks of a cluster.
-template <int F, int N>
+// blockIdx: x = rows, y = outputs; when SPLIT, z = slice, and the blocks of a tile are a cluster.
+template <int F, int N, bool SPLIT>
 DEVICE void wide(const Linear& p) {
     typedef Weights<F> W;
-    typedef WideShape<F, N> S;
+    typedef WideShape<F, N, SPLIT> S;
     extern __shared__ u8 dynamic[];
     __shared__ u64 barriers[2 * (S::X_STAGES + S::W_STAGES)];
     u32 x_full = shared_address(barriers), x_empty = x_full + 8 * S::X_STAGES;
@@ -259,8 +197,7 @@ DEVICE void wide(const Linear& p) {
 
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 first_row = blockIdx.x * N, first_tile = blockIdx.y * 8;
-    bool split = gridDim.z > 1;
-    u32 begin_slice = split ? blockIdx.z : 0, end_slice = split ? blockIdx.z + 1 : p.slices;
+    u32 begin_slice = SPLIT ? blockIdx.z : 0, end_slice = SPLIT ? blockIdx.z + 1 : p.slices;
     u32 begin_group = slice_start(p.cols, p.slices, begin_slice), end_group = slice_start(p.cols, p.slices, end_slice);
     u32 num_units = 4 * (end_group - begin_group);
 
@@ -281,44 +218,38 @@ DEVICE void wide(const Linear& p) {
 
     if (warp >= 8) {
         release_registers<S::BLOCKS == 2 ? 24 : 40>();
-        if (warp == 8) {
-            // A tile beyond the last is computed like the last, and not written.
-            u32 tile = min(first_tile + lane % 8, p.num_tiles - 1);
-            const LinearPart& part = part_of(p, tile);
-            const u8* weights = part.weight + ((u64)(tile - part.first_tile) * num_groups(p.cols) + begin_group) * W::GROUP_BYTES;
-            u32 num_chunks = num_units / S::CHUNK_UNITS;
+        if (threadIdx.x == 256) {
+            // The eight tiles belong to one matrix: its number of tiles is filled up.
+            const LinearPart& part = part_of(p, first_tile);
+            const u8* weights = group_weights<W>(part.weight, first_tile - part.first_tile, begin_group, p.cols);
+            u32 num_chunks = num_units / W::CHUNK_UNITS;
             u32 w_address = shared_address(w_ring), x_address = shared_address(x_ring);
             auto weights_ring = Ring<S::W_STAGES>::start();
             auto bring_weights = [&](u32 chunk) {
                 u32 barrier = w_full + 8 * weights_ring.stage;
-                if (lane == 0) barrier_expect(barrier, S::W_BYTES);
-                __syncwarp();
-                if (lane < 8)
-                    copy_bulk(w_address + weights_ring.stage * S::W_BYTES + lane * S::CHUNK_BYTES, weights + (u64)chunk * S::CHUNK_BYTES, S::CHUNK_BYTES, barrier);
+                barrier_expect(barrier, S::W_BYTES);
+                copy_bulk(w_address + weights_ring.stage * S::W_BYTES, weights + (u64)chunk * S::W_BYTES, S::W_BYTES, barrier);
                 weights_ring.advance();
             };
             u32 brought = min(num_chunks, S::W_STAGES);
             for (u32 chunk = 0; chunk < brought; chunk++) bring_weights(chunk);
             wait_for_previous();
-            u64 panels = (u64)(first_row / 64) * (p.x.pitch / 64) + begin_group * 4;
-            const u8* x = (const u8*)p.x.numbers + panels * 8192 + first_row % 64 * 128;
+            u64 panels = (u64)(first_row / PANEL_ROWS) * (p.x.pitch / 64) + begin_group * 4;
+            const u8* x = (const u8*)p.x.numbers + panels * (PANEL_ROWS * 128) + first_row % PANEL_ROWS * 128;
             auto x_places = Ring<S::X_STAGES>::start();
             for (u32 unit = 0; unit < num_units; unit++) {
-                if (unit % S::CHUNK_UNITS == 0 && unit / S::CHUNK_UNITS >= brought) {
+                if (unit % W::CHUNK_UNITS == 0 && unit / W::CHUNK_UNITS >= brought) {
                     barrier_wait(w_empty + 8 * weights_ring.stage, weights_ring.round ^ 1);
-                    bring_weights(unit / S::CHUNK_UNITS);
+                    bring_weights(unit / W::CHUNK_UNITS);
                 }
                 if (unit >= S::X_STAGES) barrier_wait(x_empty + 8 * x_places.stage, x_places.round ^ 1);
                 u32 barrier = x_full + 8 * x_places.stage;
-                if (lane == 0) barrier_expect(barrier, S::X_BYTES);
-                __syncwarp();
-                static const u32 PIECES = N > 64 ? N / 64 : 1;
-                if (lane < PIECES)
-                    copy_bulk(x_address + x_places.stage * S::X_BYTES + lane * 8192, x + ((u64)lane * (p.x.pitch / 64) + unit) * 8192, S::X_BYTES / PIECES, barrier);
+                barrier_expect(barrier, S::X_BYTES);
+                copy_bulk(x_address + x_places.stage * S::X_BYTES, x + (u64)unit * (PANEL_ROWS * 128), S::X_BYTES, barrier);
                 x_places.advance();
             }
         }
-        if (split) {
+        if (SPLIT) {
             cluster_barrier();
             cluster_barrier();
         }
@@ -336,13 +267,13 @@ DEVICE void wide(const Linear& p) {
 
         // Weights of a unit into registers; the ring's place is given back with the last unit of a chunk.
         auto fetch = [&](u32 (&a)[4][4], u32 unit) {
-            u32 within = unit % S::CHUNK_UNITS;
+            u32 within = unit % W::CHUNK_UNITS;
             if (within == 0) barrier_wait(w_full + 8 * weights_ring.stage, weights_ring.round);
             typename W::Raw raw;
-            W::template load<FromShared>(raw, w_ring + weights_ring.stage * S::W_BYTES + warp * S::CHUNK_BYTES, within, lane);
+            W::template load<FromShared>(raw, w_ring + weights_ring.stage * S::W_BYTES + warp * W::CHUNK_BYTES, within, lane);
 #pragma unroll
             for (int s = 0; s < 4; s++) W::decode(a[s], raw, s);
-            if (within == S::CHUNK_UNITS - 1) {
+            if (within == W::CHUNK_UNITS - 1) {
                 __syncwarp();
                 if (lane == 0) barrier_arrive(w_empty + 8 * weights_ring.stage);
                 weights_ring.advance();
@@ -363,7 +294,7 @@ DEVICE void wide(const Linear& p) {
         auto end_slice_if = [&](u32 unit) {
             if (unit + 1 != slice_end) return;
             wide_wait<0>(sum);
-            if (!split) {
+            if (!SPLIT) {
                 bool is_first = slice == begin_slice;
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) {
@@ -397,7 +328,7 @@ DEVICE void wide(const Linear& p) {
         }
         wide_wait<0>(sum);
 
-        if (split)
+        if (SPLIT)
             add_slices<N>(p, sum, (float*)x_ring);
         else
             write_tile<N>(p, total);
@@ -407,16 +338,20 @@ DEVICE void wide(const Linear& p) {
 #else
 
 // Elsewhere `linear_many` serves.
-template <int F, int N>
+template <int F, int N, bool SPLIT>
 DEVICE void wide(const Linear& p) {}
 
 #endif
 
-#define WIDE(NAME, F)                                                                       \
-    KERNEL void __launch_bounds__(384, 2) wide16_##NAME(Linear p) { wide<F, 16>(p); }       \
-    KERNEL void __launch_bounds__(384, 2) wide32_##NAME(Linear p) { wide<F, 32>(p); }       \
-    KERNEL void __launch_bounds__(384, 1) wide64_##NAME(Linear p) { wide<F, 64>(p); }       \
-    KERNEL void __launch_bounds__(384, 1) wide128_##NAME(Linear p) { wide<F, 128>(p); }
+#define WIDE(NAME, F)                                                                                       \
+    KERNEL void __launch_bounds__(384, 2) wide16_##NAME(Linear p) { wide<F, 16, false>(p); }                 \
+    KERNEL void __launch_bounds__(384, 2) wide32_##NAME(Linear p) { wide<F, 32, false>(p); }                 \
+    KERNEL void __launch_bounds__(384, 1) wide64_##NAME(Linear p) { wide<F, 64, false>(p); }                 \
+    KERNEL void __launch_bounds__(384, 1) wide128_##NAME(Linear p) { wide<F, 128, false>(p); }               \
+    KERNEL void __launch_bounds__(384, 2) wide16_split_##NAME(Linear p) { wide<F, 16, true>(p); }            \
+    KERNEL void __launch_bounds__(384, 2) wide32_split_##NAME(Linear p) { wide<F, 32, true>(p); }            \
+    KERNEL void __launch_bounds__(384, 2) wide64_split_##NAME(Linear p) { wide<F, 64, true>(p); }            \
+    KERNEL void __launch_bounds__(384, 1) wide128_split_##NAME(Linear p) { wide<F, 128, true>(p); }
 
 WIDE(f16, F16)
 WIDE(bf16, BF16)
