@@ -28,7 +28,10 @@ impl Fields {
     pub(crate) fn of(value: Json) -> Result<Fields, ApiError> {
         match value {
             Json::Object(entries) => Ok(Fields { path: String::new(), entries }),
-            other => Err(ApiError::invalid(format!("the body is {}, expected an object", other.kind()))),
+            other => {
+                let message = format!("the body is {}, expected an object", other.kind());
+                Err(ApiError::invalid(message).code("invalid_type"))
+            }
         }
     }
 
@@ -56,7 +59,8 @@ impl Fields {
 
     pub(crate) fn required(&mut self, name: &str) -> Result<Json, ApiError> {
         let path = self.path(name);
-        self.take(name).ok_or_else(|| ApiError::field(&path, format!("{path} is missing")))
+        let missing = || ApiError::field(&path, format!("{path} is missing")).code("missing_required_parameter");
+        self.take(name).ok_or_else(missing)
     }
 
     pub(crate) fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
@@ -184,7 +188,8 @@ pub(crate) fn number(path: &str, value: Json, range: RangeInclusive<f32>) -> Res
     // Too close to 0 to be told from it, and 0 often means something else.
     if value == 0.0 && found != 0.0 {
         let least = f32::MIN_POSITIVE;
-        return Err(ApiError::field(path, format!("{path}: expected 0 or at least {least:e}, found {found:e}")));
+        let message = format!("{path}: expected 0 or at least {least:e}, found {found:e}");
+        return Err(ApiError::field(path, message).code("out_of_range"));
     }
     Ok(value)
 }
