@@ -49,13 +49,10 @@ fn a_client_that_goes_away_frees_its_blocks() {
 fn a_full_queue_is_refused_at_once() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 2, ..Setup::default() });
     server.slow_down(300);
-    let held: Vec<TcpStream> = (0..3)
-        .map(|_| {
-            let stream = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
-            std::thread::sleep(Duration::from_millis(40));
-            stream
-        })
-        .collect();
+    let running = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
+    server.until("pellucid_sequences_running", 1.0);
+    let waiting = [0, 1].map(|_| server.send("POST", CHAT, &JSON, long_chat("").as_bytes()));
+    server.until("pellucid_requests_waiting", 2.0);
     for more in ["", ",\"stream\":true"] {
         let asked = Instant::now();
         let reply = server.post(CHAT, &long_chat(more));
@@ -64,7 +61,7 @@ fn a_full_queue_is_refused_at_once() {
         assert_eq!(reply.refused(429).1.as_deref(), Some("queue_full"));
         assert!(reply.header("retry-after").is_some());
     }
-    drop(held);
+    drop((running, waiting));
     server.slow_down(0);
     server.settles();
 }

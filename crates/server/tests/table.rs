@@ -61,7 +61,7 @@ fn bodies() {
         (b"null", ("the body is null, expected an object", None, Some("invalid_type"))),
         (
             b"{\"model\":\"\xff\"}",
-            ("the body is not valid JSON: invalid unicode code point at line 1 column 12", None, Some("invalid_json")),
+            ("the body is not valid JSON: invalid unicode code point at line 1 column 11", None, Some("invalid_json")),
         ),
         (
             b"{\"model\":\"\\ud800\"}",
@@ -228,7 +228,7 @@ fn limits_of_lists() {
         refuses(&server, path, &fields, 400, error);
         let error = ("logit_bias: expected -100 to 100, found 101", Some("logit_bias"), range);
         refuses(&server, path, "\"logit_bias\":{\"5\":101}", 400, error);
-        let error = ("logit_bias: the id 96 is outside the vocabulary of 96", Some("logit_bias"), range);
+        let error = ("logit_bias: token 96 is outside the vocabulary of 96", Some("logit_bias"), range);
         refuses(&server, path, "\"logit_bias\":{\"96\":1}", 400, error);
     }
     let error = ("top_logprobs: expected 0 to 20, found 21", Some("top_logprobs"), range);
@@ -273,13 +273,10 @@ fn a_full_queue_and_a_server_that_leaves() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 1, ..Setup::default() });
     server.slow_down(200);
     let long = chat_body("\"ignore_eos\":true,\"max_tokens\":200,\"stream\":true");
-    let held: Vec<_> = (0..2)
-        .map(|_| {
-            let stream = server.send("POST", CHAT, &JSON, long.as_bytes());
-            std::thread::sleep(Duration::from_millis(40));
-            stream
-        })
-        .collect();
+    let running = server.stream(CHAT, &long);
+    server.until("pellucid_sequences_running", 1.0);
+    let waiting = server.send("POST", CHAT, &JSON, long.as_bytes());
+    server.until("pellucid_requests_waiting", 1.0);
     for (path, body) in [(CHAT, chat_body as fn(&str) -> String), (COMPLETIONS, completion_body)] {
         for stream in ["", "\"stream\":true"] {
             let reply = server.post(path, &body(stream));
@@ -288,7 +285,6 @@ fn a_full_queue_and_a_server_that_leaves() {
         }
     }
     server.drain.ask();
-    std::thread::sleep(Duration::from_millis(50));
     let leaving = "the server is about to leave and takes no new requests; ask another, or try again";
     for (path, body) in [(CHAT, chat_body as fn(&str) -> String), (COMPLETIONS, completion_body)] {
         for stream in ["", "\"stream\":true"] {
@@ -297,7 +293,7 @@ fn a_full_queue_and_a_server_that_leaves() {
             check(&reply, 503, (leaving, None, Some("draining")));
         }
     }
-    drop(held);
+    drop((running, waiting));
 }
 
 /// Logits that are no numbers end the request that they came to, and touch no neighbour.

@@ -237,6 +237,18 @@ impl Server {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
+    /// Waits until a number is what it should be; fails when that takes too long.
+    #[track_caller]
+    pub fn until(&self, name: &str, expected: f64) {
+        for _ in 0..1000 {
+            if self.metric(name) == expected {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{name} is still {}", self.metric(name));
+    }
+
     /// Waits until nothing runs and no block is held; fails when that takes too long.
     pub fn settles(&self) {
         for _ in 0..500 {
