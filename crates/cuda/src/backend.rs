@@ -98,7 +98,7 @@ impl CudaBackend {
         if scratch.len() <= i {
             scratch.resize_with(i + 1, || None);
         }
-        if !scratch[i].as_ref().is_some_and(|buffer| buffer.bytes() >= bytes) {
+        if scratch[i].as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
             scratch[i] = None;
             scratch[i] = Some(self.device.allocate(bytes)?);
         }
