@@ -35,6 +35,7 @@ use packing::{COLUMNS, Layout, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
+#[cfg(target_arch = "x86_64")]
 use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;

@@ -36,6 +36,7 @@ impl PlainWeight {
         self.memory.bytes().len() / self.panel_bytes
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
@@ -90,6 +91,7 @@ fn pack_panel<const SIZE: usize, const RUN: usize>(source: &[u8], row_bytes: usi
 /// A plain format, read from its panels.
 trait Numbers {
     /// Bytes of a number.
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize;
 
     /// Number k of a column.
@@ -127,6 +129,7 @@ use std::arch::aarch64::*;
 use std::arch::x86_64::*;
 
 impl Numbers for F32 {
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 4;
 
     fn number(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -157,6 +160,7 @@ impl Numbers for F32 {
 }
 
 impl Numbers for F16 {
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
     fn number(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -187,6 +191,7 @@ impl Numbers for F16 {
 }
 
 impl Numbers for BF16 {
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
     fn number(panel: &[u8], k: usize, column: usize) -> f32 {

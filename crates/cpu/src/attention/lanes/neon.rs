@@ -56,12 +56,12 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_i8(self, from: *const u8) -> Vector {
-        unsafe {
+        let integers = unsafe {
             let bytes = vld1q_s8(from.cast());
             let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
-            let quarters = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
-            quarters!(s16_to_f32, quarters)
-        }
+            [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)]
+        };
+        quarters!(s16_to_f32, integers)
     }
     #[inline(always)]
     fn multiply_add(self, a: Vector, b: Vector, c: Vector) -> Vector {
