@@ -55,6 +55,7 @@ unsafe impl Send for RowBlock {}
 // SAFETY: as above.
 unsafe impl Sync for RowBlock {}
 
+#[cfg(target_arch = "x86_64")]
 impl RowBlock {
     /// The same rows from a slice on, which begins a unit of the layout.
     ///
@@ -112,6 +113,7 @@ impl Quantized {
         if num_rows < 8 { (0..num_rows).for_each(quantize) } else { pool.run(num_rows, &quantize) }
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn num_rows(&self) -> usize {
         self.num_rows
     }
