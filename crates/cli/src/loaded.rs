@@ -66,9 +66,6 @@ pub(crate) struct Loaded {
     pub(crate) device: String,
 }
 
-/// Prompt tokens computed in one step: enough to use the arithmetic units well, few enough that stopping is prompt.
-pub(crate) const CHUNK_LEN: usize = 512;
-
 /// Who is to be served.
 pub(crate) struct Service {
     /// Sequences at once.
@@ -106,13 +103,14 @@ pub(crate) fn load_for(
     let config = model.config().clone();
     let plan = memory_plan(args, &config, &*backend, width.max(1))?;
     let memory = describe(&plan, args, checkpoint.file_bytes());
+    let chunk_len = backend.chunk_len();
     let options = EngineOptions {
         num_blocks: plan.num_blocks,
         block_len: BLOCK_LEN,
         kv_dtype: args.kv_type.dtype(),
         max_sequences: width.max(1),
-        step_tokens: CHUNK_LEN.max(width),
-        chunk_len: CHUNK_LEN,
+        step_tokens: chunk_len.max(width),
+        chunk_len,
         max_waiting,
         overcommit: false,
         secret,
