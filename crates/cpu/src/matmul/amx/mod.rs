@@ -30,9 +30,6 @@ const CHUNK_SLICES: usize = 32;
 const MAX_PANELS: usize = 16;
 const MAX_BLOCKS: usize = 32;
 
-/// How far ahead of its use W is fetched when it is read for few rows.
-const PREFETCH_BYTES: usize = 6 * 1024;
-
 /// Sixteen rows of sixteen columns.
 type Tile<T> = [[T; COLUMNS]; BLOCK];
 
@@ -169,13 +166,18 @@ unsafe fn few_panels<F: Packing>(
         let num_units = units_of_chunk.min(num_units - first);
         for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
             let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
-            // What is read next: further on, or at the same place of the next panel.
-            let ahead = if blocks.len() == 1 { PREFETCH_BYTES } else { weight.panel_bytes() };
+            // What is read next: what follows, or the same place of the next panel. Every block asks for it once or more often a unit.
+            let distance = if panels.len() == 1 { units.len() } else { weight.panel_bytes() };
+            let mut ahead = Ahead::new(
+                units.as_ptr().wrapping_add(distance),
+                units.len(),
+                num_units * blocks.len() * num_planes(&layout).pow(2),
+            );
             // SAFETY: the panel holds these units; features by the caller's promise.
             unsafe {
                 match layout.scales {
-                    Scales::Plain => slices::unpack::<F>(units, ahead, chunk),
-                    _ => planes::unpack::<F>(units, ahead, chunk),
+                    Scales::Plain => slices::unpack::<F>(units, chunk),
+                    _ => planes::unpack::<F>(units, chunk),
                 }
             }
             let (of_whole, of_last) = results.split_at_mut(whole - blocks.start);
@@ -192,8 +194,8 @@ unsafe fn few_panels<F: Packing>(
                 // SAFETY: the chunk holds as many units as the stretch; tiles are configured for its blocks.
                 unsafe {
                     match layout.scales {
-                        Scales::Plain => slices::multiply::<F>(chunk, &stretch, first == 0, results),
-                        _ => planes::multiply::<F>(chunk, &stretch, first == 0, results),
+                        Scales::Plain => slices::multiply::<F>(chunk, &stretch, first == 0, &mut ahead, results),
+                        _ => planes::multiply::<F>(chunk, &stretch, first == 0, &mut ahead, results),
                     }
                 }
             }
@@ -240,11 +242,27 @@ fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
     config
 }
 
-/// Asks for the lines of a unit that will be read later, `ahead` bytes behind it.
-#[inline(always)]
-fn prefetch(unit: &[u8], ahead: usize) {
-    for line in unit.chunks(64) {
-        // SAFETY: a prefetch may go anywhere.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(ahead).cast()) };
+/// The bytes that will be unpacked next. Kernels ask for them line by line while they multiply, so that memory is never idle.
+struct Ahead {
+    next: *const u8,
+    end: *const u8,
+    bytes_each: usize,
+}
+
+impl Ahead {
+    /// `len` bytes from `start` on, asked for in `num_times` parts.
+    fn new(start: *const u8, len: usize, num_times: usize) -> Self {
+        Ahead { next: start, end: start.wrapping_add(len), bytes_each: len.div_ceil(num_times).next_multiple_of(64) }
+    }
+
+    #[inline(always)]
+    fn fetch(&mut self) {
+        if self.next < self.end {
+            for line in (0..self.bytes_each).step_by(64) {
+                // SAFETY: a prefetch may go anywhere.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(line).cast()) };
+            }
+            self.next = self.next.wrapping_add(self.bytes_each);
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::{halves, integers, min_pairs, scale_integers};
 use super::super::packing::{COLUMNS, Mins, Packing, SLICE};
-use super::{BLOCK, CHUNK_SLICES, Chunk, Place, Stretch, Tile, prefetch};
+use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, Place, Stretch, Tile};
 
 const HALF: usize = CHUNK_SLICES / 2;
 const LOW_BITS: u32 = 7;
@@ -24,10 +24,9 @@ const PAIRS: usize = 4;
 /// # Safety
 /// They are whole units of F, no more than a chunk holds; the machine has AVX-512 BW.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn unpack<F: Packing>(units: &[u8], ahead: usize, chunk: &mut Chunk) {
+pub(super) unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
     let layout = F::LAYOUT;
     for (u, unit) in units.chunks_exact(layout.unit_bytes()).enumerate() {
-        prefetch(unit, ahead);
         let start = unit.as_ptr();
         for slice in 0..layout.slices {
             let at = u * layout.slices + slice;
@@ -105,6 +104,7 @@ pub(super) unsafe fn multiply<F: Packing>(
     chunk: &mut Chunk,
     stretch: &Stretch<'_>,
     fresh: bool,
+    ahead: &mut Ahead,
     results: &mut [Tile<f32>],
 ) {
     let layout = F::LAYOUT;
@@ -119,6 +119,7 @@ pub(super) unsafe fn multiply<F: Packing>(
             for pair in 0..PAIRS {
                 if n < total {
                     multiply_tiles(chunk, &next, pair, n);
+                    ahead.fetch();
                 }
                 match (n, pair) {
                     (0, _) => {}

@@ -7,13 +7,8 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::avx512::{halves, integers};
-use super::super::packing::{COLUMNS, Mins, Packing, SLICE};
-use super::{BLOCK, Chunk, Place, Stretch, Tile, prefetch};
-
-/// Slices between a multiplication and the store of its tile, which would otherwise wait for it and hold up all that follows.
-const STORE_LAG: usize = 2;
-/// Slices between a multiplication and the use of what was stored.
-const USE_LAG: usize = 3;
+use super::super::packing::{Mins, Packing, SLICE};
+use super::{Ahead, BLOCK, Chunk, RowBlock, Stretch, Tile};
 
 /// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
 const MAGIC: f32 = 12_582_912.0;
@@ -23,11 +18,10 @@ const MAGIC: f32 = 12_582_912.0;
 /// # Safety
 /// They are whole units of F, no more than a chunk holds; the machine has AVX-512 BW.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn unpack<F: Packing>(units: &[u8], ahead: usize, chunk: &mut Chunk) {
+pub(super) unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
     let layout = F::LAYOUT;
     let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
     for (u, unit) in units.chunks_exact(layout.unit_bytes()).enumerate() {
-        prefetch(unit, ahead);
         for slice in 0..layout.slices {
             let at = u * layout.slices + slice;
             // SAFETY: the unit is whole by the caller's promise; the chunk's arrays have room for all slices of a chunk.
@@ -65,116 +59,134 @@ macro_rules! for_each_row {
 ///
 /// # Safety
 /// The chunk holds as many units as the stretch; tiles are configured for its blocks; the machine has AMX and AVX-512 with VNNI.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply<F: Packing>(
     chunk: &mut Chunk,
     stretch: &Stretch<'_>,
     fresh: bool,
+    ahead: &mut Ahead,
     results: &mut [Tile<f32>],
 ) {
-    let layout = F::LAYOUT;
-    let num_slices = stretch.num_units * layout.slices;
-    let total = num_slices * results.len();
-    let magic = _mm512_castps_si512(_mm512_set1_ps(MAGIC));
+    for (i, results) in results.iter_mut().enumerate() {
+        // SAFETY: passed on from the caller.
+        unsafe { multiply_block::<F>(chunk, stretch.num_units, stretch.block(i, &F::LAYOUT), fresh, ahead, results) };
+    }
+}
+
+/// # Safety
+/// As for `multiply`; the block has that many units.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn multiply_block<F: Packing>(
+    chunk: &mut Chunk,
+    num_units: usize,
+    x: RowBlock,
+    fresh: bool,
+    ahead: &mut Ahead,
+    results: &mut Tile<f32>,
+) {
     let mut sums = [_mm512_setzero_ps(); BLOCK];
-    // SAFETY: see the promises of the function; every index below is within the blocks' and the chunk's arrays, of which those of sums
+    // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        let mut next = Place::first(stretch, &layout);
-        let mut done = next;
-        for n in 0..total + USE_LAG {
-            if n < total {
-                multiply_tile(chunk, &next, n);
-                next.advance(num_slices, stretch, &layout);
-            }
-            if (STORE_LAG..total + STORE_LAG).contains(&n) {
-                store_tile(chunk, n - STORE_LAG);
-            }
-            let Some(used) = n.checked_sub(USE_LAG) else { continue };
-            let Place { block, step: slice, x } = done;
-            let results = &mut results[block];
-            if slice == 0 {
-                for_each_row!(R => {
-                    sums[R] = if fresh { _mm512_setzero_ps() } else { _mm512_loadu_ps(results[R].as_ptr()) };
-                });
-            }
-            let tile = &chunk.tiles[used % 4];
-            let scale = _mm512_load_ps(chunk.scales[slice].as_ptr());
-            // Exact: 2 bits times the 11 of a half.
-            let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
-            let mins = _mm512_load_ps(chunk.mins[slice].as_ptr());
-            let (x_scales, row_sums) = (x.scales.add(slice * x.num_rows), x.sums.add(slice * x.num_rows));
-            for_each_row!(R => {
-                // `product * scale`, rounded once, like everything that is fused; the conversion to a float costs an addition of integers.
-                let product = _mm512_add_epi32(magic, _mm512_load_si512(tile[R].as_ptr().cast()));
-                let mut part = _mm512_fmadd_ps(_mm512_castsi512_ps(product), scale, excess);
-                if layout.mins == Mins::Plain {
-                    part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums.add(R)), mins, part);
-                }
-                sums[R] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(R)), sums[R]);
-            });
-            if slice + 1 == num_slices {
-                for_each_row!(R => { _mm512_storeu_ps(results[R].as_mut_ptr(), sums[R]); });
-            }
-            done.advance(num_slices, stretch, &layout);
+        if !fresh {
+            for_each_row!(R => { sums[R] = _mm512_loadu_ps(results[R].as_ptr()); });
         }
+        // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
+        // and holds up everything behind.
+        multiply_unit!(chunk, x, 0, "0", "1");
+        let mut n = 0;
+        macro_rules! step {
+            ($multiplied:tt, $stored:tt, $scaled:literal) => {
+                if n + 1 < num_units {
+                    multiply_unit!(chunk, x, n + 1, $multiplied);
+                }
+                if n < num_units {
+                    store_unit!(chunk, $stored);
+                }
+                ahead.fetch();
+                if n > 0 {
+                    scale_slice::<F>(chunk, x, 2 * n - 2, $scaled, &mut sums);
+                    scale_slice::<F>(chunk, x, 2 * n - 1, $scaled + 1, &mut sums);
+                }
+                if n == num_units {
+                    break;
+                }
+                n += 1;
+            };
+        }
+        loop {
+            step!(("2", "3"), (0, 1), 2);
+            step!(("0", "1"), (2, 3), 0);
+        }
+        for_each_row!(R => { _mm512_storeu_ps(results[R].as_mut_ptr(), sums[R]); });
     }
 }
 
-/// Multiplies the tiles of one slice; results of four stay in registers.
+/// Adds what a slice left in a tile to the sums of its rows.
 ///
 /// # Safety
-/// As for `multiply`; the place is one of the stretch.
+/// As for `multiply`; the slice is one of the chunk's.
 #[inline(always)]
-unsafe fn multiply_tile(chunk: &Chunk, place: &Place, n: usize) {
-    macro_rules! multiply {
-        ($result:literal, $x:literal, $w:literal) => {
-            asm!(
-                concat!("tilezero tmm", $result),
-                concat!("tileloadd tmm", $x, ", [{x} + {stride}]"),
-                concat!("tileloadd tmm", $w, ", [{w} + {stride}]"),
-                concat!("tdpbssd tmm", $result, ", tmm", $x, ", tmm", $w),
-                x = in(reg) place.x.slice(place.step, 0),
-                w = in(reg) chunk.integers[place.step].as_ptr(),
-                stride = in(reg) 2 * SLICE,
-                options(nostack, preserves_flags, readonly),
-            )
-        };
-    }
-    const { assert!(2 * SLICE == 4 * COLUMNS) };
-    // SAFETY: the tiles read a slice of the block, whose rows lie two slices apart, and one of the chunk; nothing else of the program uses
-    // tile registers.
+unsafe fn scale_slice<F: Packing>(chunk: &Chunk, x: RowBlock, slice: usize, tile: usize, sums: &mut [__m512; BLOCK]) {
+    // SAFETY: as for `multiply`.
     unsafe {
-        match n % 4 {
-            0 => multiply!("0", "4", "6"),
-            1 => multiply!("1", "5", "7"),
-            2 => multiply!("2", "4", "6"),
-            _ => multiply!("3", "5", "7"),
-        }
+        let tile = &chunk.tiles[tile];
+        let magic = _mm512_castps_si512(_mm512_set1_ps(MAGIC));
+        let scale = _mm512_load_ps(chunk.scales[slice].as_ptr());
+        // Exact: 2 bits times the 11 of a half.
+        let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
+        let mins = _mm512_load_ps(chunk.mins[slice].as_ptr());
+        let (x_scales, row_sums) = (x.scales.add(slice * x.num_rows), x.sums.add(slice * x.num_rows));
+        for_each_row!(R => {
+            // `product * scale`, rounded once; that the product becomes a float costs no more than an addition of integers.
+            let product = _mm512_add_epi32(magic, _mm512_load_si512(tile[R].as_ptr().cast()));
+            let mut part = _mm512_fmadd_ps(_mm512_castsi512_ps(product), scale, excess);
+            if F::LAYOUT.mins == Mins::Plain {
+                part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums.add(R)), mins, part);
+            }
+            sums[R] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(R)), sums[R]);
+        });
     }
 }
 
-/// # Safety
-/// As for `multiply`.
-#[inline(always)]
-unsafe fn store_tile(chunk: &mut Chunk, n: usize) {
-    macro_rules! store {
-        ($result:literal) => {
-            asm!(
-                concat!("tilestored [{to} + {stride}], tmm", $result),
-                to = in(reg) chunk.tiles[$result].as_mut_ptr(),
-                stride = in(reg) 4 * COLUMNS,
-                options(nostack, preserves_flags),
-            )
-        };
-    }
-    // SAFETY: each store writes sixteen lines, or fewer, of an array of as many.
-    unsafe {
-        match n % 4 {
-            0 => store!(0),
-            1 => store!(1),
-            2 => store!(2),
-            _ => store!(3),
-        }
-    }
+/// Multiplies the two slices of a unit, into two tiles.
+macro_rules! multiply_unit {
+    ($chunk:ident, $x:ident, $unit:expr, ($first:literal, $second:literal)) => {
+        multiply_unit!($chunk, $x, $unit, $first, $second)
+    };
+    ($chunk:ident, $x:ident, $unit:expr, $first:literal, $second:literal) => {{
+        let slice = 2 * ($unit);
+        // Two slices of a row lie side by side, and so do a tile's lines: 64 bytes.
+        let x = $x.slice(slice, 0);
+        asm!(
+            concat!("tilezero tmm", $first),
+            "tileloadd tmm4, [{x0} + {stride}]",
+            "tileloadd tmm6, [{w0} + {stride}]",
+            concat!("tdpbssd tmm", $first, ", tmm4, tmm6"),
+            concat!("tilezero tmm", $second),
+            "tileloadd tmm5, [{x1} + {stride}]",
+            "tileloadd tmm7, [{w1} + {stride}]",
+            concat!("tdpbssd tmm", $second, ", tmm5, tmm7"),
+            x0 = in(reg) x,
+            x1 = in(reg) x.add(SLICE),
+            w0 = in(reg) $chunk.integers[slice].as_ptr(),
+            w1 = in(reg) $chunk.integers[slice + 1].as_ptr(),
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags, readonly),
+        )
+    }};
 }
+
+/// Stores the two tiles of a unit.
+macro_rules! store_unit {
+    ($chunk:ident, ($first:literal, $second:literal)) => {
+        asm!(
+            concat!("tilestored [{to0} + {stride}], tmm", $first),
+            concat!("tilestored [{to1} + {stride}], tmm", $second),
+            to0 = in(reg) $chunk.tiles[$first].as_mut_ptr(),
+            to1 = in(reg) $chunk.tiles[$second].as_mut_ptr(),
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+use {multiply_unit, store_unit};
