@@ -216,10 +216,9 @@ impl Multiplier {
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         #[cfg(target_arch = "x86_64")]
         if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
-            // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
-            let mut put = |row: usize, panel: usize, results: &_| unsafe { product.put(row, panel, results) };
-            // SAFETY: the kernel was chosen for this machine; rows and weight have as many units.
-            unsafe { amx::rows_times_panels::<F>(weight, panels, rows, &mut put) };
+            // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the
+            // output stays borrowed until the pool has run.
+            unsafe { amx::rows_times_panels::<F>(product, weight, panels, rows) };
             return;
         }
         for panel in panels {
