@@ -189,7 +189,7 @@ fn numbers() {
         ("n", "0", "n: expected 1 to 128, found 0", range),
         ("n", "1000000000", "n: expected 1 to 128, found 1000000000", range),
         ("n", "1e30", "n: expected 1 to 128, found 1e30", range),
-        ("top_k", "-1", "top_k: expected 0 to 2147483647, found -1", range),
+        ("top_k", "-1", "top_k: expected 0 to 4294967295, found -1", range),
     ];
     for (name, value, message, code) in rows {
         for path in [CHAT, COMPLETIONS] {
