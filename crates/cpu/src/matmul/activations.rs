@@ -5,8 +5,9 @@
 //! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
 //! numbers have an offset or a minimum.
 //!
-//! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slice s of row i is the 32 bytes at (s m + i) 32. A row on
-//! its own is thus contiguous, and a slice of a whole block is one contiguous tile. Sums and scales lie in the same order.
+//! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slices 2 p and 2 p + 1 of row i are the 64 bytes at
+//! (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. Sums and scales lie slice
+//! by slice, each with its m rows.
 
 use super::packing::{Layout, SLICE};
 use crate::memory::SharedSlice;
@@ -55,11 +56,23 @@ unsafe impl Send for RowBlock {}
 // SAFETY: as above.
 unsafe impl Sync for RowBlock {}
 
+#[cfg(target_arch = "x86_64")]
 impl RowBlock {
+    /// A slice of a row. The next row's lies two slices further on.
+    ///
+    /// # Safety
+    /// The block has that slice.
+    #[inline(always)]
+    pub(crate) unsafe fn slice(&self, slice: usize, row: usize) -> *const i8 {
+        // SAFETY: within the block's array by the caller's promise.
+        unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE + slice % 2 * SLICE) }
+    }
+
     /// The same rows from a slice on, which begins a unit of the layout.
     ///
     /// # Safety
     /// The block has more slices.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) unsafe fn at_slice(self, slice: usize, layout: &Layout) -> Self {
         let m = self.num_rows;
         // SAFETY: within the block's arrays by the caller's promise.
@@ -108,10 +121,14 @@ impl Quantized {
             let place = Place { start: row / BLOCK * BLOCK * num_slices, row: row % BLOCK, m, group };
             quantize_row(simd, &x[row * depth..(row + 1) * depth], num_slices, place, parts);
         };
-        // Threads are worth waking for several rows only.
-        if num_rows < 8 { (0..num_rows).for_each(quantize) } else { pool.run(num_rows, &quantize) }
+        // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
+        // block share cache lines, over which two threads would quarrel.
+        let per_task = if num_rows < 4 * BLOCK { BLOCK / 2 } else { BLOCK };
+        let task = |task: usize| (task * per_task..num_rows.min((task + 1) * per_task)).for_each(quantize);
+        pool.run(num_rows.div_ceil(per_task), &task);
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn num_rows(&self) -> usize {
         self.num_rows
     }
@@ -182,6 +199,7 @@ vectorized! {
                 let slice = x.get(s * SLICE..(s + 1) * SLICE).unwrap_or(&[0.0; SLICE]);
                 let slice: &[f32; SLICE] = slice.try_into().expect("a slice");
                 let place = start + s * m + row;
+                let quants_at = start * SLICE + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE;
                 let mut quants = [0i8; SLICE];
                 for i in 0..SLICE {
                     quants[i] = (slice[i] * inverse + ROUND).to_bits() as i8;
@@ -191,7 +209,7 @@ vectorized! {
                 let sum = low + high;
                 // SAFETY: as above.
                 unsafe {
-                    parts.quants.part(place * SLICE, SLICE).copy_from_slice(&quants);
+                    parts.quants.part(quants_at, SLICE).copy_from_slice(&quants);
                     parts.sums16.write(2 * (start + s * m) + row, -low);
                     parts.sums16.write(2 * (start + s * m) + m + row, -high);
                     parts.sums32.write(place, -sum);
