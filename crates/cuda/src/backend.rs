@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, StepIndex, StepMemo,
-    StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, StepIndex,
+    StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::driver::{Buffer, Device, Grid};
+use crate::fuse::Waiting;
 use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
@@ -18,7 +19,6 @@ use crate::kernels::{self, GROUP_COLS, Operand};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::probe::Unusable;
 use crate::step::{self, Current, RUN};
-use crate::fuse::Waiting;
 use crate::{experts, upload};
 
 /// A GPU as a device.

@@ -8,7 +8,10 @@ mod dtype;
 pub mod quant;
 mod tensor;
 
-pub use backend::{Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats, HostWeight, KvLayer, Linear, Rope, RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore};
+pub use backend::{
+    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats, HostWeight, KvLayer, Linear,
+    Rope, RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
+};
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;
 pub use tensor::{Memory, Tensor};

@@ -56,7 +56,6 @@ unsafe impl Send for RowBlock {}
 // SAFETY: as above.
 unsafe impl Sync for RowBlock {}
 
-#[cfg(target_arch = "x86_64")]
 impl RowBlock {
     /// A slice of a row. The next row's lies two slices further on.
     ///

@@ -9,6 +9,9 @@ use std::arch::{asm, is_aarch64_feature_detected};
 use super::activations::RowBlock;
 use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 
+/// From a row's slice to that of the next row.
+const ROW_BYTES: usize = 2 * SLICE;
+
 /// How bytes are multiplied and added up.
 trait Dot {
     /// `start` plus the products of the registers `w` and of the row's numbers at `x`.
@@ -122,28 +125,20 @@ unsafe fn halves(at: *const u8) -> float32x4_t {
     unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at))) }
 }
 
-/// The scales of a slice, or of half of one.
+/// The integers that scale a slice, or half of one, in the K formats.
 ///
 /// # Safety
 /// `unit` is a whole unit of F.
 #[inline(always)]
-unsafe fn scales<F: Packing>(unit: *const u8, slice: usize, half: usize, quarter: usize) -> float32x4_t {
+unsafe fn scale_integers<F: Packing>(unit: *const u8, slice: usize, half: usize, quarter: usize) -> int32x4_t {
     let layout = F::LAYOUT;
     // SAFETY: by the caller's promise.
     unsafe {
-        let at = unit.add(layout.scale(slice));
-        let head = || halves(unit.add(layout.head() + 8 * quarter));
-        let bytes = |at: *const u8| vcreate_u8(u64::from(at.cast::<u32>().read_unaligned()));
+        let at = unit.add(layout.scale(slice) + 16 * half + 4 * quarter);
+        let bytes = vcreate_u8(u64::from(at.cast::<u32>().read_unaligned()));
         match layout.scales {
-            Scales::Plain => halves(at.add(8 * quarter)),
-            Scales::Slices => {
-                let integers = vmovl_u16(vget_low_u16(vmovl_u8(bytes(at.add(4 * quarter)))));
-                vmulq_f32(head(), vcvtq_f32_u32(integers))
-            }
-            Scales::Halves => {
-                let bytes = vreinterpret_s8_u8(bytes(at.add(16 * half + 4 * quarter)));
-                vmulq_f32(head(), vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes)))))
-            }
+            Scales::Halves => vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes)))),
+            _ => vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes)))),
         }
     }
 }
@@ -193,41 +188,45 @@ unsafe fn rows_times_panel<D: Dot, F: Packing, const R: usize>(
         for u in 0..num_units {
             let unit = panel.add(u * layout.unit_bytes());
             for quarter in 0..4 {
-                let mut parts = [zero; R];
+                let mut scaled = [vdupq_n_s32(0); R];
                 let mut minimums = [vdupq_n_s32(0); R];
                 for slice in 0..layout.slices {
                     let at = u * layout.slices + slice;
+                    let place = at * m + first;
                     let w = integers::<F>(unit, slice, quarter);
-                    let quants = x.quants.add((at * m + first) * SLICE);
-                    if layout.scales == Scales::Halves {
-                        for half in 0..2 {
-                            let scales = scales::<F>(unit, slice, half, quarter);
+                    let quants = x.slice(at, first);
+                    match layout.scales {
+                        Scales::Plain => {
+                            let scale = halves(unit.add(layout.scale(slice) + 8 * quarter));
                             for r in 0..R {
-                                let start = offset::<F>(*x.sums16.add((2 * at + half) * m + first + r));
-                                let quants = quants.add(SLICE * r + 16 * half);
-                                let sum = D::dot(start, &w[4 * half..4 * half + 4], quants);
-                                parts[r] = vfmaq_f32(parts[r], vcvtq_f32_s32(sum), scales);
+                                let start = offset::<F>(*x.sums32.add(place + r));
+                                let sum = D::dot(start, &w, quants.add(ROW_BYTES * r));
+                                let mut part = vmulq_f32(vcvtq_f32_s32(sum), scale);
+                                if layout.mins == Mins::Plain {
+                                    let mins = halves(unit.add(layout.min(slice) + 8 * quarter));
+                                    part = vfmaq_f32(part, vdupq_n_f32(*x.sums.add(place + r)), mins);
+                                }
+                                let x_scale = vdupq_n_f32(*x.scales.add(place + r));
+                                results[r][quarter] = vfmaq_f32(results[r][quarter], part, x_scale);
                             }
                         }
-                        continue;
-                    }
-                    let scales = scales::<F>(unit, slice, 0, quarter);
-                    for r in 0..R {
-                        let start = offset::<F>(*x.sums32.add(at * m + first + r));
-                        let sum = D::dot(start, &w, quants.add(SLICE * r));
-                        parts[r] = vfmaq_f32(parts[r], vcvtq_f32_s32(sum), scales);
-                    }
-                    if layout.mins == Mins::Plain {
-                        let mins = halves(unit.add(layout.min(slice) + 8 * quarter));
-                        for r in 0..R {
-                            parts[r] = vfmaq_f32(parts[r], vdupq_n_f32(*x.sums.add(at * m + first + r)), mins);
+                        Scales::Slices => {
+                            let scale = scale_integers::<F>(unit, slice, 0, quarter);
+                            for r in 0..R {
+                                let sum = D::dot(vdupq_n_s32(0), &w, quants.add(ROW_BYTES * r));
+                                scaled[r] = vmlaq_s32(scaled[r], sum, scale);
+                            }
                         }
-                    }
-                    if layout.group == 1 {
-                        for r in 0..R {
-                            let scale = vdupq_n_f32(*x.scales.add(at * m + first + r));
-                            results[r][quarter] = vfmaq_f32(results[r][quarter], parts[r], scale);
-                            parts[r] = zero;
+                        Scales::Halves => {
+                            for half in 0..2 {
+                                let scale = scale_integers::<F>(unit, slice, half, quarter);
+                                for r in 0..R {
+                                    let start = offset::<F>(*x.sums16.add((2 * at + half) * m + first + r));
+                                    let quants = quants.add(ROW_BYTES * r + 16 * half);
+                                    let sum = D::dot(start, &w[4 * half..4 * half + 4], quants);
+                                    scaled[r] = vmlaq_s32(scaled[r], sum, scale);
+                                }
+                            }
                         }
                     }
                     if layout.mins == Mins::Slices && slice % 2 == 1 {
@@ -238,16 +237,18 @@ unsafe fn rows_times_panel<D: Dot, F: Packing, const R: usize>(
                         }
                     }
                 }
-                if layout.group == 1 {
+                if layout.scales == Scales::Plain {
                     continue;
                 }
+                let head = halves(unit.add(layout.head() + 8 * quarter));
                 for r in 0..R {
+                    let mut part = vmulq_f32(vcvtq_f32_s32(scaled[r]), head);
                     if layout.mins == Mins::Slices {
-                        let head = halves(unit.add(layout.min_head() + 8 * quarter));
-                        parts[r] = vfmsq_f32(parts[r], vcvtq_f32_s32(minimums[r]), head);
+                        let min_head = halves(unit.add(layout.min_head() + 8 * quarter));
+                        part = vfmsq_f32(part, vcvtq_f32_s32(minimums[r]), min_head);
                     }
                     let scale = vdupq_n_f32(*x.scales.add(u * m + first + r));
-                    results[r][quarter] = vfmaq_f32(results[r][quarter], parts[r], scale);
+                    results[r][quarter] = vfmaq_f32(results[r][quarter], part, scale);
                 }
             }
         }

@@ -154,9 +154,8 @@ impl Kernel {
         Some(match size {
             Some(size) if storage > 0 => {
                 let chunk = 19 + 8 * (storage - 1) + 2 * size;
-                let fits_panels = shape.head_size.is_multiple_of(64)
-                    && shape.block_len >= 8
-                    && shape.block_len.is_power_of_two();
+                let fits_panels =
+                    shape.head_size.is_multiple_of(64) && shape.block_len >= 8 && shape.block_len.is_power_of_two();
                 if fits_panels { Kernel::Panels { chunk, storage } } else { Kernel::Flash(chunk) }
             }
             _ => Kernel::Plain(3 + 4 * storage),
