@@ -30,6 +30,8 @@ vectorized! {
 pub(crate) fn read_bandwidth<S: Simd>(simd: S, pool: &Pool, size: usize) -> Result<f64, Error> {
     let size = size.next_multiple_of(STRETCH);
     let mut memory = HostMemory::zeroed(size)?;
+    // As weights are kept: with small pages the limit would be lower than what they are read at.
+    memory.prefer_huge_pages();
     // Zero pages of the system are one and the same page until they are written to.
     memory.bytes_mut().iter_mut().step_by(64).enumerate().for_each(|(i, byte)| *byte = i as u8);
     let bytes = memory.bytes();
