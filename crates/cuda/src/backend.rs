@@ -5,25 +5,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StepIndex, StepMemo,
-    StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, StepIndex,
+    StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::driver::{Buffer, Device, Grid};
+use crate::fuse::Waiting;
 use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
-use crate::kernels::{self, Operand};
+use crate::kernels::{self, GROUP_COLS, Operand};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::probe::Unusable;
-use crate::step::{self, Current};
+use crate::step::{self, Current, RUN};
 use crate::{experts, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
     pub(crate) device: Arc<Device>,
     pub(crate) current: Mutex<Current>,
+    pub(crate) waiting: Mutex<Option<Waiting>>,
     scratch: Mutex<Vec<Option<Buffer>>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
@@ -67,6 +69,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             device: Device::open(ordinal)?,
             current: Mutex::default(),
+            waiting: Mutex::default(),
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
@@ -98,7 +101,7 @@ impl CudaBackend {
         if scratch.len() <= i {
             scratch.resize_with(i + 1, || None);
         }
-        if !scratch[i].as_ref().is_some_and(|buffer| buffer.bytes() >= bytes) {
+        if scratch[i].as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
             scratch[i] = None;
             scratch[i] = Some(self.device.allocate(bytes)?);
         }
@@ -166,14 +169,29 @@ impl CudaBackend {
             })
             .collect();
         if dtype == DType::F32 {
+            self.settle()?;
             for part in parts {
                 LinearProduct::new(Operand::NONE, x.rows(), x.cols(), &[part]).launch_plain(&self.device, floats(x))?;
             }
             return Ok(());
         }
+        let pitch = x.cols().next_multiple_of(GROUP_COLS) as u32;
+        let waiting = LinearProduct::new(Operand { pitch, ..Operand::NONE }, x.rows(), x.cols(), &parts);
+        if self.products_wait(floats(x), waiting, dtype)? {
+            return Ok(());
+        }
         let operand = self.operand(x, dtype)?;
         LinearProduct::new(operand, x.rows(), x.cols(), &parts)
             .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
+    }
+
+    /// RMSNorm; of a row or two it waits for the products that read it.
+    fn rms_norm_of(&self, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
+        let is_whole = norm.width as usize == out.cols();
+        if is_whole && self.norm_waits(Norm { x, out: floats_mut(out), ..norm }, out.rows()) {
+            return Ok(());
+        }
+        self.norm("rms_norm", x, norm, out)
     }
 
     /// `norm` has everything but the places of what is read and written.
@@ -227,6 +245,11 @@ impl Backend for CudaBackend {
         DType::F32
     }
 
+    /// Fewer rows would leave multiprocessors idle in the last round of a product.
+    fn chunk_len(&self) -> usize {
+        2048
+    }
+
     fn free_memory(&self) -> Option<u64> {
         self.device.memory().ok().map(|(free, _)| free as u64)
     }
@@ -245,6 +268,10 @@ impl Backend for CudaBackend {
         }
         self.device.synchronize("read_bytes")?;
         Ok(buffer.bytes() as f64 * f64::from(ROUNDS) / start.elapsed().as_secs_f64())
+    }
+
+    fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
+        Ok(Box::new(self.device.pinned(len)?))
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
@@ -277,6 +304,7 @@ impl Backend for CudaBackend {
     }
 
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
+        self.settle()?;
         if tensor.dtype() != DType::F32 {
             return Err(self.device.refuse("reading", format!("a tensor of {} is not brought back", tensor.dtype())));
         }
@@ -285,6 +313,7 @@ impl Backend for CudaBackend {
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
         let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole numbers");
         let base = read(tensor);
@@ -292,6 +321,7 @@ impl Backend for CudaBackend {
     }
 
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert_eq!(values.len(), tensor.len());
         self.device.upload(values, floats_mut(tensor))
     }
@@ -306,6 +336,7 @@ impl Backend for CudaBackend {
     }
 
     fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (ids.len(), table.cols()));
         let embed = Embed {
             table: read(table),
@@ -321,6 +352,7 @@ impl Backend for CudaBackend {
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (rows.len(), x.cols()));
         assert!(rows.iter().all(|&row| (row as usize) < x.rows()), "rows of x");
         let cols = x.cols() as u32;
@@ -330,10 +362,12 @@ impl Backend for CudaBackend {
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
         assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
-        self.norm("rms_norm", floats(x), norm_of(weight, None, eps), out)
+        self.settle()?;
+        self.rms_norm_of(floats(x), norm_of(weight, None, eps), out)
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
         assert_eq!((weight.len(), bias.len()), (x.cols(), x.cols()));
         self.norm("layer_norm", floats(x), norm_of(weight, Some(bias), eps), out)
@@ -349,16 +383,24 @@ impl Backend for CudaBackend {
     ) -> Result<(), Error> {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
         assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()));
-        self.norm("rms_norm", floats_mut(x), Norm { y: floats(y), ..norm_of(weight, None, eps) }, out)
+        let y = floats(y);
+        if self.sum_joins(y, floats_mut(x))? {
+            return self.rms_norm_of(floats(x), norm_of(weight, None, eps), out);
+        }
+        self.rms_norm_of(floats_mut(x), Norm { y, ..norm_of(weight, None, eps) }, out)
     }
 
     fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
         let parameter = Elementwise { x: floats_mut(x), y: floats(y), len: x.len() as u64, cap: 0.0, activation: 0 };
+        if self.sum_joins(parameter.y, parameter.x)? {
+            return Ok(());
+        }
         rows::elementwise(&self.device, "add", parameter)
     }
 
     fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap, activation: 0 };
         rows::elementwise(&self.device, "soft_cap", parameter)
     }
@@ -380,6 +422,7 @@ impl Backend for CudaBackend {
     }
 
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         let activation = rows::activation_code(activation);
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap: 0.0, activation };
         rows::elementwise(&self.device, "activate", parameter)
@@ -389,6 +432,9 @@ impl Backend for CudaBackend {
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
         let activation = rows::activation_code(activation);
         let (x, y, cols) = (floats_mut(gate), floats(up), gate.cols());
+        if self.gate_joins(activation, up, x)? {
+            return Ok(());
+        }
         let operand = if rows::has_pieces(cols) { memory(gate).operand_to_write(gate.rows()) } else { None };
         match operand {
             Some(operand) => {
@@ -403,10 +449,12 @@ impl Backend for CudaBackend {
     }
 
     fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         experts::expert_mlp(self, mlp, out)
     }
 
     fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (positions.len(), 2 * frequencies.len()));
         let angles = Angles {
             positions: self.index(Purpose::Positions, positions)?,
@@ -420,6 +468,7 @@ impl Backend for CudaBackend {
     }
 
     fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         assert_eq!(rope.angles.rows(), x.rows());
         assert!(rope.angles.cols() <= rope.head_size && x.cols().is_multiple_of(rope.head_size));
         let pairs = rope.angles.cols() / 2;
@@ -436,6 +485,7 @@ impl Backend for CudaBackend {
     }
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
+        self.settle()?;
         let cols = store.shape.num_kv_heads * store.shape.head_size;
         let parameter = self.store_parameter(floats(store.keys), &store, kv)?;
         let grid = Grid::linear(store.slots.len() as u32, rows::row_threads(cols).min(256));
@@ -449,6 +499,7 @@ impl Backend for CudaBackend {
         keys: &mut Tensor,
         kv: &mut KvLayer,
     ) -> Result<(), Error> {
+        self.settle()?;
         let TurnAndStore { rope, values, slots, shape } = turn;
         let pairs = rope.angles.cols() / 2;
         assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
@@ -468,6 +519,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
+        self.settle()?;
         let shape = attention.shape;
         let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
         assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
@@ -476,7 +528,7 @@ impl Backend for CudaBackend {
             return Err(self.device.refuse("attention", why));
         }
         self.storage(attention.kv)?;
-        let kernel = Kernel::of(attention.kv.keys.dtype(), shape.head_size).expect("a format with a kernel");
+        let kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
         let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
         let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
         let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
@@ -487,6 +539,7 @@ impl Backend for CudaBackend {
         };
         let rows_address = self.row_tables(&attention)?;
         let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
+        let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
         let parameter = AttentionParameter {
             queries: floats(attention.queries),
             key_blocks: read(&attention.kv.keys),
@@ -508,6 +561,9 @@ impl Backend for CudaBackend {
             cap: attention.soft_cap.unwrap_or(0.0),
             first_rows: table(1),
             end_rows: table(2),
+            runs: table(3),
+            num_runs: num_runs as u32,
+            in_panels: kernel.in_panels(),
         };
         attention::attend(&self.device, kernel, &parameter)
     }
@@ -530,6 +586,7 @@ impl CudaBackend {
             block_len: shape.block_len as u32,
             num_blocks: kv.keys.rows() as u32,
             storage: self.storage(kv)?,
+            in_panels: Kernel::of(kv.keys.dtype(), shape).map_or(0, Kernel::in_panels),
         })
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::{result, sys};
-use pellucid_tensor::Error;
+use pellucid_tensor::{Error, HostFloats};
 
 use crate::module;
 use crate::probe::{self, DeviceInfo, Unusable};
@@ -54,6 +54,8 @@ pub(crate) struct Device {
     pub(crate) kernels_from: &'static str,
     /// Shared memory that a block may ask for.
     pub(crate) shared_limit: u32,
+    /// Whether `wide.cu` runs here: it has instructions of compute capability 9.0 alone, and only its machine code has them.
+    pub(crate) has_wide_products: bool,
     /// Changes whenever memory is taken or given back: recorded launches hold addresses.
     generation: AtomicU64,
 }
@@ -95,6 +97,7 @@ impl Device {
         // SAFETY: `handle` comes from the driver.
         let shared_limit = unsafe { result::device::get_attribute(handle, attribute) }.map_err(failed)? as u32;
         let loaded = module::load(info.capability)?;
+        let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
         for &function in functions.values() {
             allow_shared_memory(function, shared_limit).map_err(failed)?;
@@ -107,6 +110,7 @@ impl Device {
             functions,
             kernels_from: loaded.source,
             shared_limit,
+            has_wide_products,
             generation: AtomicU64::new(0),
         }))
     }
@@ -169,6 +173,18 @@ impl Device {
         Ok(buffer)
     }
 
+    /// Memory of the host that the device copies to without a detour.
+    pub(crate) fn pinned(self: &Arc<Self>, len: usize) -> Result<Pinned, Error> {
+        self.bind()?;
+        // SAFETY: the memory is owned by the result and given back when it is dropped.
+        let memory = unsafe { result::malloc_host((len * 4).max(4), 0) }
+            .map_err(|error| self.error("taking memory of the host", error))?
+            .cast::<f32>();
+        // SAFETY: the memory has room for `len` numbers, and zero bytes are zeros.
+        unsafe { memory.write_bytes(0, len) };
+        Ok(Pinned { device: self.clone(), memory, len })
+    }
+
     /// Free and total bytes.
     pub(crate) fn memory(&self) -> Result<(usize, usize), Error> {
         self.bind()?;
@@ -225,12 +241,28 @@ impl Device {
     }
 
     pub(crate) fn launch<P: Parameter>(&self, name: &'static str, grid: Grid, parameter: &P) -> Result<(), Error> {
+        self.launch_clusters(name, grid, 1, parameter)
+    }
+
+    /// A launch in which `depth` blocks along the last axis are a cluster: they run at the same time and see each other's shared memory.
+    pub(crate) fn launch_clusters<P: Parameter>(
+        &self,
+        name: &'static str,
+        grid: Grid,
+        depth: u32,
+        parameter: &P,
+    ) -> Result<(), Error> {
         self.bind()?;
         if grid.blocks.contains(&0) {
             return Ok(());
         }
         let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
-        let mut attribute = overlap();
+        let mut attributes = [overlap(), clusters(depth)];
+        let num_attributes = match (self.info.capability.0 >= 9, depth > 1) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: grid.blocks[0],
             gridDimY: grid.blocks[1],
@@ -240,8 +272,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: grid.shared_bytes,
             hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.info.capability.0 >= 9),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: num_attributes,
         };
         // SAFETY: `P` is laid out as the kernel's parameter, addresses in it are those of live buffers (the callers' promise), and the
         // driver copies the parameter before the call returns.
@@ -268,6 +300,15 @@ fn overlap() -> sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
+}
+
+fn clusters(depth: u32) -> sys::CUlaunchAttribute {
+    let dimensions = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: depth };
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dimensions },
     }
 }
 
@@ -321,5 +362,44 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.bytes)
+    }
+}
+
+/// Memory of the host that the device reaches by itself, given back when dropped.
+pub(crate) struct Pinned {
+    device: Arc<Device>,
+    memory: *mut f32,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value, like a box's.
+unsafe impl Send for Pinned {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Pinned {}
+
+impl HostFloats for Pinned {
+    fn get(&self) -> &[f32] {
+        // SAFETY: `memory` holds `len` numbers for as long as this value lives.
+        unsafe { std::slice::from_raw_parts(self.memory, self.len) }
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and nobody else has a reference.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the memory came from the driver; copies into it were waited for.
+            let _ = unsafe { result::free_host(self.memory.cast()) };
+        }
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({} numbers)", self.len)
     }
 }

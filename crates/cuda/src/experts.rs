@@ -11,7 +11,7 @@ use crate::kernels::experts::{AddWeighted, Route};
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows::{self, Elementwise, Gather};
 use crate::kernels::{GROUP_COLS, Operand};
-use crate::memory::{floats, floats_mut, read};
+use crate::memory::{floats, floats_mut, operand_bytes, read};
 use pellucid_tensor::DType;
 
 pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
@@ -92,7 +92,7 @@ fn product(backend: &CudaBackend, x: u64, num_rows: usize, linear: &Linear, out:
     }
     let pitch = cols.next_multiple_of(GROUP_COLS);
     let operand = Operand {
-        numbers: backend.scratch(Purpose::ExpertOperand, num_rows * pitch * 2)?,
+        numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(num_rows, pitch))?,
         scales: backend.scratch(Purpose::ExpertScales, num_rows * 4)?,
         // Rows are taken whole here.
         maxima: 0,

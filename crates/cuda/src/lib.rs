@@ -7,6 +7,7 @@
 mod backend;
 mod driver;
 mod experts;
+mod fuse;
 pub mod kernels;
 mod memory;
 mod module;

@@ -31,6 +31,11 @@ pub(crate) struct StoredOperand {
     pub(crate) is_current: bool,
 }
 
+/// Bytes of an operand's numbers: whole panels of 128 rows.
+pub(crate) fn operand_bytes(rows: usize, pitch: usize) -> usize {
+    rows.next_multiple_of(128) * pitch * 2
+}
+
 impl StoredOperand {
     pub(crate) fn parameter(&self) -> Operand {
         Operand {
@@ -66,7 +71,7 @@ impl DeviceMemory {
             // The old one goes before the new one comes: both need not fit at once.
             *stored = None;
             *stored = Some(StoredOperand {
-                numbers: device.allocate(rows * pitch * 2)?,
+                numbers: device.allocate(operand_bytes(rows, pitch))?,
                 scales: device.allocate(rows * 4)?,
                 maxima: device.allocate(rows * MAX_PIECES * 4)?,
                 pitch,

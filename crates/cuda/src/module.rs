@@ -10,16 +10,20 @@ use cudarc::nvrtc;
 use crate::kernels::{self, KernelFile};
 use crate::probe;
 
+const EMBEDDED: &str = "embedded machine code";
+
 /// The kernels of every file by name, and what they were loaded from.
 pub(crate) struct Loaded {
     pub(crate) functions: HashMap<&'static str, sys::CUfunction>,
     pub(crate) source: &'static str,
+    /// Machine code or PTX of our own build.
+    pub(crate) is_embedded: bool,
 }
 
 /// Loads every kernel file into the current context, which keeps them until it ends.
 pub(crate) fn load(capability: (i32, i32)) -> Result<Loaded, String> {
     let mut functions = HashMap::new();
-    let mut source = "embedded machine code";
+    let mut source = EMBEDDED;
     for file in kernels::FILES {
         // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
         let module = match unsafe { result::module::load_data(file.binary.as_ptr().cast()) } {
@@ -45,7 +49,7 @@ pub(crate) fn load(capability: (i32, i32)) -> Result<Loaded, String> {
             functions.insert(name, function);
         }
     }
-    Ok(Loaded { functions, source })
+    Ok(Loaded { functions, source, is_embedded: source == EMBEDDED })
 }
 
 /// Compiles one file for a GPU that the embedded kernels do not cover.

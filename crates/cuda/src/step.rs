@@ -5,12 +5,12 @@
 //! later step of the same size: only the tables' contents differ.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 use pellucid_tensor::{Error, SequenceSpan, StepIndex, StepMemo};
 
-use crate::backend::CudaBackend;
+use crate::backend::{CudaBackend, lock};
 use crate::driver::Device;
 use crate::kernels::attention::FLASH_TILE;
 
@@ -30,6 +30,11 @@ pub(crate) struct Current {
 }
 
 impl Current {
+    /// Whether a step is under way: between steps, tensors may go at any moment, and nothing may wait for another operation.
+    pub(crate) fn is_step(&self) -> bool {
+        !self.tables.is_empty()
+    }
+
     /// The copy of one of the step's own slices.
     pub(crate) fn find(&self, slice: &[u32]) -> Option<u64> {
         let wanted = (slice.as_ptr().addr(), slice.len());
@@ -86,8 +91,11 @@ impl Drop for Graph {
     }
 }
 
-/// Three tables, one after the other. For each row: where its sequence's block table starts, the first row of its sequence, and the one
-/// after its last.
+/// Tokens of a run: `RUN` of scores.cu.
+pub(crate) const RUN: usize = 8;
+
+/// Four tables, one after the other. For each row: where its sequence's block table starts, the first row of its sequence, and the one
+/// after its last. Then the first row of every run of tokens of a sequence.
 pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32> {
     let mut tables = vec![u32::MAX; 3 * num_rows];
     for sequence in sequences {
@@ -97,6 +105,8 @@ pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32
         }
     }
     assert!(tables.iter().all(|&number| number != u32::MAX), "every row belongs to a sequence");
+    tables.extend(sequences.iter().flat_map(|sequence| sequence.rows.clone().step_by(RUN)).map(|row| row as u32));
+    tables.resize(4 * num_rows, u32::MAX);
     tables
 }
 
@@ -108,8 +118,13 @@ impl CudaBackend {
         run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.upload_index(index)?;
-        let result = self.replay_or_run(index, memo, run);
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Current::default();
+        let result = self.replay_or_run(index, memo, &mut || {
+            let result = run().and_then(|()| self.settle());
+            // What still waits after a failure has nothing left to wait for.
+            *lock(&self.waiting) = None;
+            result
+        });
+        *lock(&self.current) = Current::default();
         result
     }
 
@@ -130,7 +145,7 @@ impl CudaBackend {
             [(index.ids, 0), (index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 5)];
         let tables = slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect();
         let spans = Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4)));
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Current { tables, spans, is_recording: false };
+        *lock(&self.current) = Current { tables, spans, is_recording: false };
         Ok(())
     }
 
@@ -198,9 +213,9 @@ impl CudaBackend {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device, and recording ends below whatever happens.
         unsafe { result::stream::begin_capture(device.stream(), mode) }.map_err(failed)?;
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).is_recording = true;
+        lock(&self.current).is_recording = true;
         let outcome = run();
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).is_recording = false;
+        lock(&self.current).is_recording = false;
         // SAFETY: a recording is under way on this stream.
         let graph = unsafe { result::stream::end_capture(device.stream()) };
         let (Ok(()), Ok(graph)) = (outcome, graph) else { return Ok(None) };

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Error as DeviceError, StepMemo, Tensor};
+use pellucid_tensor::{Backend, DType, Error as DeviceError, HostFloats, StepMemo, Tensor};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
@@ -24,26 +24,59 @@ pub trait Model: Send {
 
 /// Rows of logits over the vocabulary, in the order in which they were wanted. Kept by the caller from step to step, so that a step
 /// allocates nothing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Logits {
     vocab_size: usize,
-    values: Vec<f32>,
+    num_rows: usize,
+    /// Room for as many rows as were ever wanted.
+    values: Box<dyn HostFloats>,
+}
+
+impl Default for Logits {
+    fn default() -> Self {
+        Logits { vocab_size: 0, num_rows: 0, values: Box::new(Vec::new()) }
+    }
 }
 
 impl Logits {
     /// For models: as many rows as are wanted, to be filled.
     pub fn resize(&mut self, num_rows: usize, vocab_size: usize) -> &mut [f32] {
+        let len = num_rows * vocab_size;
+        if self.values.get().len() < len {
+            let mut values = self.values.get().to_vec();
+            values.resize(len, 0.0);
+            self.values = Box::new(values);
+        }
+        self.shape(num_rows, vocab_size)
+    }
+
+    /// The same in memory that a device fills fastest.
+    fn resize_for(
+        &mut self,
+        backend: &dyn Backend,
+        num_rows: usize,
+        vocab_size: usize,
+    ) -> Result<&mut [f32], DeviceError> {
+        let len = num_rows * vocab_size;
+        if self.values.get().len() < len {
+            self.values = backend.host_floats(len)?;
+        }
+        Ok(self.shape(num_rows, vocab_size))
+    }
+
+    fn shape(&mut self, num_rows: usize, vocab_size: usize) -> &mut [f32] {
+        self.num_rows = num_rows;
         self.vocab_size = vocab_size;
-        self.values.resize(num_rows * vocab_size, 0.0);
-        &mut self.values
+        &mut self.values.get_mut()[..num_rows * vocab_size]
     }
 
     pub fn num_rows(&self) -> usize {
-        self.values.len() / self.vocab_size.max(1)
+        self.num_rows
     }
 
     pub fn row(&self, row: usize) -> &[f32] {
-        &self.values[row * self.vocab_size..(row + 1) * self.vocab_size]
+        assert!(row < self.num_rows, "a wanted row");
+        &self.values.get()[row * self.vocab_size..(row + 1) * self.vocab_size]
     }
 }
 
@@ -96,7 +129,7 @@ pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
 }
 
 impl Decoder {
-    /// Loads a checkpoint. `progress` is told (layers done, layers in all).
+    /// Loads a checkpoint. `progress` is told (parts done, parts in all); a part is a layer, or embedding and output.
     pub fn load(
         checkpoint: &Checkpoint,
         backend: Arc<dyn Backend>,
@@ -185,7 +218,7 @@ impl Model for Decoder {
         let result = backend.step(&index, &mut memo, &mut || self.compute(batch, kv));
         self.memo = memo;
         result?;
-        let values = logits.resize(batch.num_wanted(), self.config.vocab_size);
+        let values = logits.resize_for(&*backend, batch.num_wanted(), self.config.vocab_size)?;
         Ok(backend.read(&self.activations.logits, values)?)
     }
 }

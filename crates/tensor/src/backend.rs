@@ -179,6 +179,22 @@ pub struct StepIndex<'a> {
 #[derive(Debug, Default)]
 pub struct StepMemo(pub Option<Box<dyn Any + Send>>);
 
+/// Numbers on the host's side, to be read back into.
+pub trait HostFloats: Send + Sync + fmt::Debug {
+    fn get(&self) -> &[f32];
+    fn get_mut(&mut self) -> &mut [f32];
+}
+
+impl HostFloats for Vec<f32> {
+    fn get(&self) -> &[f32] {
+        self
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        self
+    }
+}
+
 /// A device that can run a transformer.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// What computes, in words: device, instruction set, threads.
@@ -187,6 +203,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The format of activations.
     fn activation_dtype(&self) -> DType;
 
+    /// Rows of a step that keep the device busy: a prompt is computed in chunks of this many.
+    fn chunk_len(&self) -> usize {
+        512
+    }
+
     /// Bytes that can still be taken; `None` where nobody tells.
     fn free_memory(&self) -> Option<u64>;
     /// Bytes a second that the device reads from a buffer of `size` bytes, measured now: the limit that decoding runs against.
@@ -194,6 +215,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Memory.
 
+    /// Memory of the host for `len` numbers that [`Backend::read`] fills fastest.
+    fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
+        Ok(Box::new(vec![0.0; len]))
+    }
     /// A tensor of zeros.
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error>;
     /// Makes an activation `rows` long, growing its memory when needed; what it held is lost.

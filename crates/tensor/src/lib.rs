@@ -9,8 +9,8 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostWeight, KvLayer, Linear, Rope,
-    RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
+    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats, HostWeight, KvLayer, Linear,
+    Rope, RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

@@ -119,8 +119,8 @@ pub fn cpu(isa: Isa, num_threads: usize) -> Option<Arc<CpuBackend>> {
 
 /// The fastest instruction set that multiplies activations as they are with BF16 weights, which most goldens have: all but AMX.
 pub fn exact_isa() -> Isa {
-    let exact = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Amx && isa.is_available());
-    exact.last().expect("scalar is always available")
+    let mut exact = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Amx && isa.is_available());
+    exact.next_back().expect("scalar is always available")
 }
 
 /// A loaded model with KV memory of its own, driven chunk by chunk.

@@ -128,6 +128,7 @@ impl Quantized {
         pool.run(num_rows.div_ceil(per_task), &task);
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn num_rows(&self) -> usize {
         self.num_rows
     }

@@ -20,6 +20,8 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 pub(crate) mod decoded;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packing;
 mod plain;
 mod scalar;
@@ -33,6 +35,7 @@ use packing::{COLUMNS, Layout, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
+#[cfg(target_arch = "x86_64")]
 use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;
@@ -59,6 +62,10 @@ pub(crate) struct Product<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IntegerKernel {
     Scalar,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDotProducts,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -72,6 +79,10 @@ impl IntegerKernel {
     fn of(level: Level) -> Self {
         match level {
             Level::Scalar(_) => IntegerKernel::Scalar,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) if neon::has_dot_products() => IntegerKernel::NeonDotProducts,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => IntegerKernel::Neon,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => IntegerKernel::Avx2,
             // AVX-512 came before VNNI did; such machines multiply as AVX2 does.
@@ -223,6 +234,14 @@ impl Multiplier {
                         IntegerKernel::Scalar => {
                             (0..x.num_rows)
                                 .for_each(|row| put(row, &scalar::row_times_panel::<F>(bytes, num_units, x, row)));
+                        }
+                        #[cfg(target_arch = "aarch64")]
+                        IntegerKernel::Neon => {
+                            neon::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
+                        }
+                        #[cfg(target_arch = "aarch64")]
+                        IntegerKernel::NeonDotProducts => {
+                            neon::block_times_panel_by_dot_products::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Avx2 => {

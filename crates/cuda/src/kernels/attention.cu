@@ -5,19 +5,19 @@
 // ascending order. One block may do all tiles of a row, or tiles are shared out and `attention_merge` does the rest: the arithmetic is the
 // same, and depends on the row's position alone.
 //
-// Two kernels: a plain one in f32 for any format and head, with tiles of 128, and one on the tensor cores, with tiles of 64, for keys and
-// values of 16 bits. Which one serves depends on format and head alone. Bytes moved for one row: every visible key and value once.
-
-enum Storage { STORE_F32 = 0, STORE_F16 = 1, STORE_BF16 = 2 };
+// Two definitions: a plain one in f32 for any format and head, with tiles of 128, and one on the tensor cores, with tiles of 64, for keys
+// and values of 16 bits. Which one serves depends on format, head and block length alone. The kernels of the second, for a chunk of
+// tokens, for one token, and in flash.cu for a chunk on compute capability 9.0, give the same bits. Bytes moved for one row: every
+// visible key and value once.
 
 struct StoreKv {
     const float* keys;    // [rows][kv heads * head_size]
     const float* values;
-    void* key_blocks;     // [block][kv head][offset][head_size]
+    void* key_blocks;     // [block][kv head][offset][head_size], or in panels: see kv_place
     void* value_blocks;
     const u32* slots;
     u32 num_kv_heads, head_size, block_len, num_blocks;
-    u32 storage;
+    u32 storage, in_panels;
 };
 
 DEVICE void put_number(void* to, u32 storage, u64 i, float value) {
@@ -35,7 +35,7 @@ KERNEL void store_kv(StoreKv s) {
     if (slot / s.block_len >= s.num_blocks) return;
     for (u32 i = threadIdx.x; i < cols; i += blockDim.x) {
         u32 head = i / s.head_size;
-        u64 at = (((u64)(slot / s.block_len) * s.num_kv_heads + head) * s.block_len + slot % s.block_len) * s.head_size + i % s.head_size;
+        u64 at = kv_place((u64)(slot / s.block_len) * s.num_kv_heads + head, slot % s.block_len, i % s.head_size, s.head_size, s.block_len, s.in_panels);
         put_number(s.key_blocks, s.storage, at, s.keys[(u64)row * cols + i]);
         put_number(s.value_blocks, s.storage, at, s.values[(u64)row * cols + i]);
     }
@@ -60,7 +60,7 @@ KERNEL void turn_and_store(TurnAndStore s) {
     if (row >= s.num_rows) return;
     u32 slot = s.store.slots[row], block = slot / s.store.block_len;
     auto place = [&](u32 head, u32 d) {
-        return (((u64)block * kv_heads + head) * s.store.block_len + slot % s.store.block_len) * hs + d;
+        return kv_place((u64)block * kv_heads + head, slot % s.store.block_len, d, hs, s.store.block_len, s.store.in_panels);
     };
     bool stores = block < s.store.num_blocks;
     if (item >= (s.num_heads + kv_heads) * turned_items) {
@@ -90,23 +90,6 @@ KERNEL void turn_and_store(TurnAndStore s) {
     }
 }
 
-struct Attention {
-    const float* queries;      // [rows][heads * head_size]
-    const void* key_blocks;
-    const void* value_blocks;
-    float* out;
-    const u32* positions;      // of each row
-    const u32* first_blocks;   // of each row: where its sequence's block table starts
-    const u32* block_tables;
-    float* partial;            // [rows][heads][tiles][head_size + 2] when each tile has a block
-    u32 num_rows, num_heads, num_kv_heads, head_size, block_len;
-    u32 window;                // 0: none
-    u32 max_tiles, tile_len;
-    float scale, cap;          // cap 0: none
-    const u32* first_rows;     // of each row: the first row of its sequence, and the one after the last
-    const u32* end_rows;
-};
-
 static const int TILE = 128;
 
 template <int S>
@@ -127,20 +110,6 @@ DEVICE float load_one(const void* from, u64 i) {
     if (S == STORE_F32) return ((const float*)from)[i];
     u16 bits = ((const u16*)from)[i];
     return S == STORE_F16 ? half_to_float(bits) : bf16_to_float(bits);
-}
-
-// A softmax so far. Merging with an empty one is exact.
-struct Running {
-    float largest, sum;
-};
-
-// How much the sums of `a` and of `b` count in their union.
-DEVICE void merge(Running& a, const Running& b, float& keep, float& add) {
-    float largest = fmaxf(a.largest, b.largest);
-    keep = a.largest == largest ? 1.0f : expf(__fsub_rn(a.largest, largest));
-    add = b.largest == largest ? 1.0f : expf(__fsub_rn(b.largest, largest));
-    a.sum = __fadd_rn(__fmul_rn(a.sum, keep), __fmul_rn(b.sum, add));
-    a.largest = largest;
 }
 
 // 128 threads for one row and up to G query heads that share a kv head. Thread j scores key j of the tile, then sums dimension j (and
@@ -261,53 +230,52 @@ DEVICE void attend(const Attention& a) {
     }
 }
 
-// Merges the tiles of one row and head; blockIdx: x = row, y = head.
-KERNEL void attention_merge(Attention a) {
+// Merges the tiles of one row and head; blockIdx: x = row, y = head. 128 threads. What tiles count is computed for all of them at once,
+// out of the largest score so far, which is exact; the sums follow in ascending order.
+KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
+    extern __shared__ float counts[];  // [tiles][keep, add]
+    __shared__ float warp_largest[4];
     begin();
-    u32 row = blockIdx.x, hs = a.head_size;
+    u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 position = a.positions[row];
     u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    u32 begin_tile = first / a.tile_len, num_tiles = position / a.tile_len + 1 - begin_tile;
     u64 head = (u64)row * a.num_heads + blockIdx.y;
-    for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
-        Running running = {__int_as_float(0xff800000), 0.0f};
-        float value = 0.0f;
-        const float* from = a.partial + (head * a.max_tiles + first / a.tile_len) * (hs + 2);
-#pragma unroll 4
-        for (u32 tile = first / a.tile_len; tile <= position / a.tile_len; tile++) {
-            Running here = {from[hs], from[hs + 1]};
-            float keep, add;
-            merge(running, here, keep, add);
-            value = __fadd_rn(__fmul_rn(value, keep), __fmul_rn(from[d], add));
-            from += hs + 2;
+    const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + 2);
+    float before = __int_as_float(0xff800000);
+    for (u32 base = 0; base < num_tiles; base += 128) {
+        u32 tile = base + threadIdx.x;
+        float here = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs] : __int_as_float(0xff800000);
+        float so_far = here;
+        for (int i = 1; i < 32; i *= 2) {
+            float other = __shfl_up_sync(FULL_WARP, so_far, i);
+            if ((int)lane >= i) so_far = fmaxf(so_far, other);
         }
-        a.out[head * hs + d] = __fdiv_rn(value, running.sum);
+        if (lane == 31) warp_largest[warp] = so_far;
+        __syncthreads();
+        float earlier = before;
+        for (u32 w = 0; w < warp; w++) earlier = fmaxf(earlier, warp_largest[w]);
+        float neighbour = __shfl_up_sync(FULL_WARP, so_far, 1);
+        float previous = lane == 0 ? earlier : fmaxf(earlier, neighbour);
+        so_far = fmaxf(so_far, earlier);
+        if (tile < num_tiles) {
+            counts[2 * tile] = previous == so_far ? 1.0f : expf(__fsub_rn(previous, so_far));
+            counts[2 * tile + 1] = here == so_far ? 1.0f : expf(__fsub_rn(here, so_far));
+        }
+        for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
+        __syncthreads();
     }
-}
-
-static const int FLASH_TILE = 64;
-
-template <int S>
-DEVICE u32 pack_pair(float low, float high) {
-    u32 d;
-    if (S == STORE_F16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-template <int S>
-DEVICE void multiply_pair(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    if (S == STORE_F16)
-        mma_f16(d, a, b0, b1);
-    else
-        mma_bf16(d, a, b0, b1);
-}
-
-DEVICE void load_transposed(u32 (&m)[4], u32 shared_address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(shared_address));
+    for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
+        float sum = 0.0f, value = 0.0f;
+#pragma unroll 8
+        for (u32 tile = 0; tile < num_tiles; tile++) {
+            const float* at = from + tile * (u64)(hs + 2);
+            float keep = counts[2 * tile], add = counts[2 * tile + 1];
+            sum = __fadd_rn(__fmul_rn(sum, keep), __fmul_rn(at[hs + 1], add));
+            value = __fadd_rn(__fmul_rn(value, keep), __fmul_rn(at[d], add));
+        }
+        a.out[head * hs + d] = __fdiv_rn(value, sum);
+    }
 }
 
 // On the tensor cores. A warp has 16 rows of scores: the query heads that share a kv head, of as many tokens as fit. Queries and weights
@@ -323,7 +291,7 @@ DEVICE void flash(const Attention& a) {
     begin();
     u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     u32 group = a.num_heads / a.num_kv_heads;
-    u32 padded = group <= 1 ? 1 : group <= 2 ? 2 : group <= 4 ? 4 : group <= 8 ? 8 : 16;
+    u32 padded = padded_group(group);
     u32 pieces = (group + padded - 1) / padded;
     u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
     u32 heads = min(padded, (kv_head + 1) * group - first_head);
@@ -372,7 +340,8 @@ DEVICE void flash(const Attention& a) {
             u32 key = tile * FLASH_TILE + i / VECTORS, d = i % VECTORS * 8;
             // What no token of the block may see is zeros: anything may lie there, and 0 * NaN is not 0.
             bool seen = key <= last_position;
-            u64 at = seen ? (((u64)table[key / a.block_len] * a.num_kv_heads + kv_head) * a.block_len + key % a.block_len) * HS + d : 0;
+            u64 head = seen ? (u64)table[key / a.block_len] * a.num_kv_heads + kv_head : 0;
+            u64 at = kv_place(head, seen ? key % a.block_len : 0, d, HS, a.block_len, a.in_panels);
             u32 to = base + stage * 2 * TILE_BYTES + i / VECTORS * ROW_BYTES + d * 2;
             copy_async(to, (const u16*)a.key_blocks + at, seen);
             copy_async(to + TILE_BYTES, (const u16*)a.value_blocks + at, seen);
@@ -419,9 +388,7 @@ DEVICE void flash(const Attention& a) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
-                float x = __fmul_rn(score[n][i], a.scale);
-                if (a.cap != 0.0f) x = __fmul_rn(a.cap, tanhf(__fdiv_rn(x, a.cap)));
-                score[n][i] = key >= first[i / 2] && key <= position[i / 2] ? x : nothing;
+                score[n][i] = seen_score(a, score[n][i], key, first[i / 2], position[i / 2]);
                 here[i / 2].largest = fmaxf(here[i / 2].largest, score[n][i]);
             }
         float keep[2], add[2];
@@ -433,15 +400,13 @@ DEVICE void flash(const Attention& a) {
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float largest = here[i / 2].largest;
-                score[n][i] = score[n][i] == nothing ? 0.0f : expf(__fsub_rn(score[n][i], largest));
-                here[i / 2].sum = __fadd_rn(here[i / 2].sum, score[n][i]);
-            }
+            for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], here[i / 2].largest);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            here[i].sum = __fadd_rn(here[i].sum, __shfl_xor_sync(FULL_WARP, here[i].sum, 1));
-            here[i].sum = __fadd_rn(here[i].sum, __shfl_xor_sync(FULL_WARP, here[i].sum, 2));
+            for (int q = 0; q < 4; q++) {
+                float quarter = quarter_sum(score[2 * q][2 * i], score[2 * q][2 * i + 1], score[2 * q + 1][2 * i], score[2 * q + 1][2 * i + 1]);
+                here[i].sum = q == 0 ? quarter : __fadd_rn(here[i].sum, quarter);
+            }
             merge(running[i], here[i], keep[i], add[i]);
         }
         u32 weights[4][4];
@@ -488,6 +453,147 @@ DEVICE void flash(const Attention& a) {
         }
     }
 }
+
+// One token, keys and values in panels: a block for each tile of keys. Each of four warps scores a quarter of the keys, then sums a quarter of
+// the dimensions. blockIdx: x = row, y = kv head and piece of its group, z = tile.
+template <int S, int HS>
+DEVICE void flash_one(const Attention& a) {
+    static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128;
+    static const u32 WEIGHT_PITCH = 144;
+    extern __shared__ uint4 shared_panels[];  // keys, then values
+    __shared__ float maxima[4][16], sums[4][16];
+    __shared__ __align__(16) u8 weights[16 * WEIGHT_PITCH];
+    begin();
+    u32 row = blockIdx.x, tile = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u32 position = a.positions[row];
+    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    if (tile < first / FLASH_TILE || tile > position / FLASH_TILE) return;
+    u32 group = a.num_heads / a.num_kv_heads, padded = padded_group(group);
+    u32 pieces = (group + padded - 1) / padded;
+    u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
+    u32 heads = min(padded, (kv_head + 1) * group - first_head);
+
+    // A thread has half a row of a panel: 4 pieces of 16 bytes, which lie in shared memory as they do in the blocks.
+    const u32* table = a.block_tables + a.first_blocks[row];
+    u32 base = shared_address(shared_panels);
+    {
+        u32 r = threadIdx.x / 2, key = tile * FLASH_TILE + r;
+        bool seen = key <= position;
+        u64 head = seen ? (u64)table[key / a.block_len] * a.num_kv_heads + kv_head : 0;
+        u32 offset = seen ? key % a.block_len : 0;
+#pragma unroll
+        for (u32 values = 0; values < 2; values++) {
+            const u8* blocks = (const u8*)(values ? a.value_blocks : a.key_blocks);
+#pragma unroll
+            for (u32 panel = 0; panel < PANELS; panel++) {
+                const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + threadIdx.x % 2 * 64;
+                u32 to = base + (values * PANELS + panel) * PANEL_BYTES + r * 128 + threadIdx.x % 2 * 64;
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) copy_async(to + i * 16, from + i * 16, seen);
+            }
+            copy_async_commit();
+        }
+    }
+    u32 q[HS / 16][4];
+#pragma unroll
+    for (int s = 0; s < HS / 16; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 head = g + i % 2 * 8;
+            const float* from = a.queries + ((u64)row * a.num_heads + first_head + head) * HS + s * 16 + i / 2 * 8 + 2 * t;
+            float2 pair = head < heads ? *(const float2*)from : make_float2(0.0f, 0.0f);
+            q[s][i] = pack_pair<S>(pair.x, pair.y);
+        }
+    copy_async_wait<1>();
+    __syncthreads();
+
+    float score[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
+        u32 r = warp * 16 + n * 8 + lane % 8;
+#pragma unroll
+        for (int s = 0; s < HS / 16; s += 2) {
+            u32 k[4], piece = 2 * s + lane / 8;
+            load_matrices(k, base + piece / 8 * PANEL_BYTES + r * 128 + (piece % 8 ^ r % 8) * 16);
+            multiply_pair<S>(score[n], q[s], k[0], k[1]);
+            multiply_pair<S>(score[n], q[s + 1], k[2], k[3]);
+        }
+    }
+    float largest[2] = {__int_as_float(0xff800000), __int_as_float(0xff800000)};
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int key = tile * FLASH_TILE + warp * 16 + n * 8 + 2 * t + i % 2;
+            score[n][i] = seen_score(a, score[n][i], key, first, position);
+            largest[i / 2] = fmaxf(largest[i / 2], score[n][i]);
+        }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 1));
+        largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 2));
+        if (t == 0) maxima[warp][g + 8 * i] = largest[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 m = g + 8 * i;
+        largest[i] = fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m]));
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], largest[i / 2]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float quarter = quarter_sum(score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
+        if (t == 0) sums[warp][g + 8 * i] = quarter;
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            *(u32*)(weights + (g + 8 * i) * WEIGHT_PITCH + (warp * 16 + n * 8 + 2 * t) * 2) = pack_pair<S>(score[n][2 * i], score[n][2 * i + 1]);
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+
+    u32 w[4][4];
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+        load_matrices(w[s], shared_address(weights) + (lane % 16) * WEIGHT_PITCH + s * 32 + lane / 16 * 16);
+#pragma unroll
+    for (int c = 0; c < HS / 32; c++) {
+        u32 n = warp * (HS / 32) + c;
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int s = 0; s < 4; s += 2) {
+            u32 v[4], r = s * 16 + lane;
+            load_transposed(v, base + (PANELS + n / 8) * PANEL_BYTES + r * 128 + (n % 8 ^ r % 8) * 16);
+            multiply_pair<S>(sum, w[s], v[0], v[1]);
+            multiply_pair<S>(sum, w[s + 1], v[2], v[3]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 head = g + 8 * i;
+            if (head >= heads) continue;
+            float* to = a.partial + (((u64)row * a.num_heads + first_head + head) * a.max_tiles + tile) * (HS + 2);
+            *(float2*)(to + n * 8 + 2 * t) = make_float2(sum[2 * i], sum[2 * i + 1]);
+        }
+    }
+    if (threadIdx.x < heads) {
+        u32 m = threadIdx.x;
+        float* to = a.partial + (((u64)row * a.num_heads + first_head + m) * a.max_tiles + tile) * (HS + 2);
+        to[HS] = fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m]));
+        to[HS + 1] = __fadd_rn(__fadd_rn(__fadd_rn(sums[0][m], sums[1][m]), sums[2][m]), sums[3][m]);
+    }
+}
+
+#define FLASH_ONE(NAME, S, HS) \
+    KERNEL void __launch_bounds__(128) flash_one_##NAME##_##HS(Attention a) { flash_one<S, HS>(a); }
+
+FLASH_ONE(f16, STORE_F16, 64)
+FLASH_ONE(f16, STORE_F16, 128)
+FLASH_ONE(bf16, STORE_BF16, 64)
+FLASH_ONE(bf16, STORE_BF16, 128)
 
 #define FLASH(NAME, S, HS)                                                                                  \
     KERNEL void __launch_bounds__(128) flash_##NAME##_##HS(Attention a) { flash<S, HS, false>(a); }         \

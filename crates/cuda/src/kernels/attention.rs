@@ -2,6 +2,7 @@
 
 use pellucid_tensor::{DType, Error, HeadShape};
 
+use super::flash;
 use crate::driver::{Device, Grid};
 
 pub(crate) const KERNELS: &[&str] = &[
@@ -20,6 +21,10 @@ pub(crate) const KERNELS: &[&str] = &[
     "attention_bf16_2",
     "attention_bf16_4",
     "attention_bf16_8",
+    "flash_one_f16_64",
+    "flash_one_f16_128",
+    "flash_one_bf16_64",
+    "flash_one_bf16_128",
     "flash_f16_64",
     "flash_split_f16_64",
     "flash_f16_80",
@@ -61,6 +66,8 @@ pub(crate) struct StoreParameter {
     pub(crate) block_len: u32,
     pub(crate) num_blocks: u32,
     pub(crate) storage: u32,
+    /// Whether keys and values lie in panels.
+    pub(crate) in_panels: u32,
 }
 
 /// `TurnAndStore` of attention.cu.
@@ -108,6 +115,9 @@ pub(crate) struct AttentionParameter {
     pub(crate) cap: f32,
     pub(crate) first_rows: u64,
     pub(crate) end_rows: u64,
+    pub(crate) runs: u64,
+    pub(crate) num_runs: u32,
+    pub(crate) in_panels: u32,
 }
 
 /// How keys and values are stored: the code of attention.cu, or `None` for a format without a kernel.
@@ -126,29 +136,40 @@ pub(crate) fn refusal(shape: HeadShape) -> Option<String> {
         .then(|| format!("heads of {} numbers; {MAX_HEAD_SIZE} is the most", shape.head_size))
 }
 
-/// The kernel that serves a format and a head: by these two alone, since kernels differ in bits.
+/// The kernels that serve a format, a head and a block length: by these alone, since they differ in bits and in where they look.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kernel {
     /// The index of the first of a family of four in [`KERNELS`].
     Plain(usize),
     /// The index of the one without split; the other follows.
     Flash(usize),
+    /// Keys and values in panels. The index of the one for chunks, and the storage.
+    Panels { chunk: usize, storage: usize },
 }
 
 impl Kernel {
-    pub(crate) fn of(dtype: DType, head_size: usize) -> Option<Kernel> {
+    pub(crate) fn of(dtype: DType, shape: HeadShape) -> Option<Kernel> {
         let storage = storage(dtype)? as usize;
-        let size = [64, 80, 96, 128].iter().position(|&size| size == head_size);
+        let size = [64, 80, 96, 128].iter().position(|&size| size == shape.head_size);
         Some(match size {
-            Some(size) if storage > 0 => Kernel::Flash(15 + 8 * (storage - 1) + 2 * size),
+            Some(size) if storage > 0 => {
+                let chunk = 19 + 8 * (storage - 1) + 2 * size;
+                let fits_panels =
+                    shape.head_size.is_multiple_of(64) && shape.block_len >= 8 && shape.block_len.is_power_of_two();
+                if fits_panels { Kernel::Panels { chunk, storage } } else { Kernel::Flash(chunk) }
+            }
             _ => Kernel::Plain(3 + 4 * storage),
         })
+    }
+
+    pub(crate) fn in_panels(self) -> u32 {
+        u32::from(matches!(self, Kernel::Panels { .. }))
     }
 
     pub(crate) fn tile_len(self) -> usize {
         match self {
             Kernel::Plain(_) => TILE,
-            Kernel::Flash(_) => FLASH_TILE,
+            Kernel::Flash(_) | Kernel::Panels { .. } => FLASH_TILE,
         }
     }
 
@@ -160,7 +181,7 @@ impl Kernel {
             Kernel::Plain(_) => {
                 tiles > 1 && work.num_rows * work.num_kv_heads < 4 * device.num_multiprocessors() as usize
             }
-            Kernel::Flash(_) => work.decodes,
+            Kernel::Flash(_) | Kernel::Panels { .. } => work.decodes,
         };
         if splits { tiles.next_power_of_two() } else { 0 }
     }
@@ -194,7 +215,15 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             let name = KERNELS[family + piece.ilog2() as usize];
             device.launch(name, Grid { blocks, threads: TILE as u32, shared_bytes }, parameter)?;
         }
-        Kernel::Flash(index) => {
+        Kernel::Panels { storage, .. } if splits => {
+            let piece = group.next_power_of_two().min(16);
+            let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), parameter.max_tiles];
+            let shared_bytes = 2 * FLASH_TILE as u32 * parameter.head_size * 2;
+            let name = KERNELS[15 + 2 * (storage - 1) + usize::from(parameter.head_size == 128)];
+            device.launch(name, Grid { blocks, threads: 128, shared_bytes }, parameter)?;
+        }
+        Kernel::Panels { storage, .. } if device.has_wide_products => flash::launch(device, storage, parameter)?,
+        Kernel::Flash(chunk) | Kernel::Panels { chunk, .. } => {
             let piece = group.next_power_of_two().min(16);
             let warps = FLASH_WARPS as u32;
             let quarters = if splits { parameter.max_tiles.div_ceil(warps) } else { 1 };
@@ -202,14 +231,15 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             // Keys and values of a tile for each warp, or twice for all of them.
             let pair_bytes = 2 * FLASH_TILE as u32 * (parameter.head_size * 2 + 16);
             let shared_bytes = pair_bytes * if splits { warps } else { 2 };
-            let name = KERNELS[index + usize::from(splits)];
+            let name = KERNELS[chunk + usize::from(splits)];
             device.launch(name, Grid { blocks, threads: 32 * warps, shared_bytes }, parameter)?;
         }
     }
     if !splits {
         return Ok(());
     }
-    let threads = parameter.head_size.next_multiple_of(32).min(128);
-    let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads, shared_bytes: 0 };
+    // Two numbers for each tile.
+    let shared_bytes = 8 * parameter.max_tiles;
+    let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: 128, shared_bytes };
     device.launch("attention_merge", grid, parameter)
 }

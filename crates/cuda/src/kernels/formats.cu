@@ -1,7 +1,8 @@
 // The formats of weights on the device, and how the tensor core's operand is made from each.
 //
-// A matrix [rows][cols] is stored as tiles of 16 rows, each a run of groups of 256 columns. A group is four units of 64 columns, a unit
-// four steps of 16: one mma each. Within a unit the numbers lie in the order in which the lanes of a warp want them: lane l holds rows g = l / 4 and g + 8, and of each step the
+// A matrix [rows][cols] is cut into tiles of 16 rows, and its columns into groups of 256. A group is four units of 64 columns, a unit
+// four steps of 16: one mma each. What is stored together is a chunk: a unit, or a group where its units share scales. The chunks of
+// eight tiles lie side by side, then come those of the next columns: a block that takes 128 rows reads one stream. Within a unit the numbers lie in the order in which the lanes of a warp want them: lane l holds rows g = l / 4 and g + 8, and of each step the
 // columns 2t, 2t + 1, 2t + 8, 2t + 9 with t = l % 4. The four registers of a step are the pairs
 //   0: row g, columns 2t, 2t + 1    1: row g + 8, the same    2: row g, columns 2t + 8, 2t + 9    3: row g + 8, the same.
 // One 16-byte load a lane is thus 512 consecutive bytes a warp. Rows and columns beyond the matrix are zeros.
@@ -16,17 +17,27 @@ static const u32 HALF_1024 = 0x64006400u;
 static const u32 HALF_MINUS_1024 = 0xe400e400u;
 static const u32 HALF_SIXTEENTH = 0x2c002c00u;
 
+// Where packed weights are read from. Those in device memory are read once and pass through.
+struct FromDevice {
+    DEVICE uint4 vector(const u8* p) { return load_streaming(p); }
+};
+struct FromShared {
+    DEVICE uint4 vector(const u8* p) { return *(const uint4*)p; }
+};
+
 template <int F>
 struct Weights;
 
 struct PlainWeights {
-    static const int GROUP_BYTES = 4 * 2048;
+    static const u32 CHUNK_BYTES = 2048;
+    static const u32 CHUNK_UNITS = 1;
     struct Raw {
         uint4 step[4];
     };
-    DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
 #pragma unroll
-        for (int s = 0; s < 4; s++) raw.step[s] = load_streaming(group + unit * 2048 + s * 512 + lane * 16);
+        for (int s = 0; s < 4; s++) raw.step[s] = From::vector(chunk + s * 512 + lane * 16);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         a[0] = raw.step[s].x;
@@ -45,15 +56,17 @@ struct Weights<BF16> : PlainWeights {};
 // Then, for each g, the scales [row g: block 0, block 1; row g + 8: block 0, block 1].
 template <>
 struct Weights<Q8_0> {
-    static const int GROUP_BYTES = 4 * 1088;
+    static const u32 CHUNK_BYTES = 1088;
+    static const u32 CHUNK_UNITS = 1;
     struct Raw {
         uint4 q[2];
         uint2 d;
     };
-    DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q[0] = load_streaming(group + unit * 1088 + lane * 16);
-        raw.q[1] = load_streaming(group + unit * 1088 + 512 + lane * 16);
-        raw.d = *(const uint2*)(group + unit * 1088 + 1024 + lane / 4 * 8);
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        raw.q[0] = From::vector(chunk + lane * 16);
+        raw.q[1] = From::vector(chunk + 512 + lane * 16);
+        raw.d = *(const uint2*)(chunk + 1024 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         const uint4& q = raw.q[s / 2];
@@ -81,14 +94,16 @@ DEVICE void nibbles(u32 (&a)[4], u32 word) {
 // One word a step; then the scales as for Q8_0.
 template <>
 struct Weights<Q4_0> {
-    static const int GROUP_BYTES = 4 * 576;
+    static const u32 CHUNK_BYTES = 576;
+    static const u32 CHUNK_UNITS = 1;
     struct Raw {
         uint4 q;
         uint2 d;
     };
-    DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 576 + lane * 16);
-        raw.d = *(const uint2*)(group + unit * 576 + 512 + lane / 4 * 8);
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        raw.q = From::vector(chunk + lane * 16);
+        raw.d = *(const uint2*)(chunk + 512 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
@@ -115,16 +130,18 @@ DEVICE u32 minus_second(u32 pair) { return __byte_perm(pair, 0, 0x3232) ^ 0x8000
 // [row g: d, dmin; row g + 8: the same].
 template <>
 struct Weights<Q4_K> {
-    static const int GROUP_BYTES = 2368;
+    static const u32 CHUNK_BYTES = 2368;
+    static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
         uint2 scales;
         uint2 d;
     };
-    DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 512 + lane * 16);
-        raw.scales = *(const uint2*)(group + 2048 + unit * 64 + lane / 4 * 8);
-        raw.d = *(const uint2*)(group + 2304 + lane / 4 * 8);
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        raw.q = From::vector(chunk + unit * 512 + lane * 16);
+        raw.scales = *(const uint2*)(chunk + 2048 + unit * 64 + lane / 4 * 8);
+        raw.d = *(const uint2*)(chunk + 2304 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
@@ -142,18 +159,20 @@ struct Weights<Q4_K> {
 // As Q4_K, with a word of fifth bits for each unit and lane before the scales: pair p of step s at bits 4s + p and 16 + 4s + p.
 template <>
 struct Weights<Q5_K> {
-    static const int GROUP_BYTES = 2880;
+    static const u32 CHUNK_BYTES = 2880;
+    static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
         u32 fifth;
         uint2 scales;
         uint2 d;
     };
-    DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 512 + lane * 16);
-        raw.fifth = *(const u32*)(group + 2048 + unit * 128 + lane * 4);
-        raw.scales = *(const uint2*)(group + 2560 + unit * 64 + lane / 4 * 8);
-        raw.d = *(const uint2*)(group + 2816 + lane / 4 * 8);
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        raw.q = From::vector(chunk + unit * 512 + lane * 16);
+        raw.fifth = *(const u32*)(chunk + 2048 + unit * 128 + lane * 4);
+        raw.scales = *(const uint2*)(chunk + 2560 + unit * 64 + lane / 4 * 8);
+        raw.d = *(const uint2*)(chunk + 2816 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
@@ -174,18 +193,20 @@ struct Weights<Q5_K> {
 // for each g [row g: d; row g + 8: d].
 template <>
 struct Weights<Q6_K> {
-    static const int GROUP_BYTES = 3360;
+    static const u32 CHUNK_BYTES = 3360;
+    static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
         uint2 high;
         uint2 scales;
         u32 d;
     };
-    DEVICE void load(Raw& raw, const u8* group, int unit, int lane) {
-        raw.q = load_streaming(group + unit * 512 + lane * 16);
-        raw.high = *(const uint2*)(group + 2048 + unit * 256 + lane * 8);
-        raw.scales = *(const uint2*)(group + 3072 + unit * 64 + lane / 4 * 8);
-        raw.d = *(const u32*)(group + 3328 + lane / 4 * 4);
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        raw.q = From::vector(chunk + unit * 512 + lane * 16);
+        raw.high = *(const uint2*)(chunk + 2048 + unit * 256 + lane * 8);
+        raw.scales = *(const uint2*)(chunk + 3072 + unit * 64 + lane / 4 * 8);
+        raw.d = *(const u32*)(chunk + 3328 + lane / 4 * 4);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
@@ -203,6 +224,17 @@ struct Weights<Q6_K> {
         }
     }
 };
+
+// Tiles whose chunks lie side by side.
+static const u32 SIDE = 8;
+
+DEVICE u64 chunk_index(u64 tile, u32 chunk, u32 num_chunks) { return (tile / SIDE * num_chunks + chunk) * SIDE + tile % SIDE; }
+
+// The chunk that holds a unit, given the chunk of the same tile that holds the first unit of a group.
+template <class W>
+DEVICE const u8* chunk_of(const u8* group, int unit) {
+    return group + unit / W::CHUNK_UNITS * SIDE * W::CHUNK_BYTES;
+}
 
 template <int F>
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -236,29 +268,29 @@ DEVICE u32 nibble_at(const u8* unit, const Place& p) {
 // The number at (row, col) of a packed matrix as f32, rounded as the plain decoder of the format rounds.
 DEVICE float weight_at(int format, const u8* weights, u64 row, u32 col, u32 cols) {
     if (format == F32) return ((const float*)weights)[row * cols + col];
-    u64 group = row / 16 * ((cols + 255) / 256) + col / 256;
-    u32 r = row % 16;
+    u32 r = row % 16, groups = (cols + 255) / 256;
+    u64 by_unit = chunk_index(row / 16, col / 64, 4 * groups), by_group = chunk_index(row / 16, col / 256, groups);
     Place p = place(r, col);
     u32 g = r % 8, half = r / 8;
     if (format == F16 || format == BF16) {
-        const u8* chunk = weights + (4 * group + p.unit) * 2048;
+        const u8* chunk = weights + by_unit * 2048;
         u16 bits = ((const u16*)(chunk + p.step * 512 + p.lane * 16))[2 * p.pair + p.second];
         return format == F16 ? half_to_float(bits) : bf16_to_float(bits);
     }
     if (format == Q8_0) {
-        const u8* chunk = weights + (4 * group + p.unit) * 1088;
+        const u8* chunk = weights + by_unit * 1088;
         u8 q = chunk[p.step / 2 * 512 + p.lane * 16 + p.step % 2 * 8 + half * 4 + p.pair / 2 * 2 + p.second];
         float d = half_to_float(((const u16*)(chunk + 1024 + g * 8))[half * 2 + p.step / 2]);
         return __fmul_rn(d, (float)q - 128.0f);
     }
     if (format == Q4_0) {
-        const u8* chunk = weights + (4 * group + p.unit) * 576;
+        const u8* chunk = weights + by_unit * 576;
         float d = half_to_float(((const u16*)(chunk + 512 + g * 8))[half * 2 + p.step / 2]);
         return __fmul_rn(d, (float)nibble_at(chunk, p) - 8.0f);
     }
     if (format == Q4_K || format == Q5_K) {
         bool fifth = format == Q5_K;
-        const u8* chunk = weights + group * (fifth ? 2880 : 2368);
+        const u8* chunk = weights + by_group * (fifth ? 2880 : 2368);
         const u8* scales = chunk + (fifth ? 2560 : 2048) + p.unit * 64 + g * 8 + half * 4 + p.step / 2 * 2;
         const u16* d = (const u16*)(chunk + (fifth ? 2816 : 2304) + g * 8) + half * 2;
         u32 q = nibble_at(chunk + p.unit * 512, p);
@@ -270,7 +302,7 @@ DEVICE float weight_at(int format, const u8* weights, u64 row, u32 col, u32 cols
         float ms = __fmul_rn(half_to_float(d[1]), (float)scales[1]);
         return __fsub_rn(__fmul_rn(ds, (float)q), ms);
     }
-    const u8* chunk = weights + group * 3360;
+    const u8* chunk = weights + by_group * 3360;
     u32 q = nibble_at(chunk + p.unit * 512, p);
     u32 word = ((const u32*)(chunk + 2048 + p.unit * 256 + p.lane * 8))[p.step / 2];
     q |= (word >> (2 * (4 * (p.step % 2) + p.pair) + 16 * p.second) & 3) << 4;

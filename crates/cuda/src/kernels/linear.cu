@@ -7,41 +7,42 @@
 //
 // Bytes moved for few rows: the weights once, and nothing else of that size: the bound is memory. For many rows the bound is the tensor core.
 
-struct LinearPart {
-    const u8* weight;
-    const float* bias;
-    float* out;
-    u32 outputs;
-    u32 first_tile;  // of this part, among the tiles of all parts
-};
-
-static const int MAX_PARTS = 3;
-
-// Up to three matrices of one format with the same input: the products of queries, keys and values, or of gate and up.
-struct Linear {
-    Operand x;
-    u32 num_rows, cols;
-    u32 slices;
-    u32 num_parts, num_tiles;
-    LinearPart parts[MAX_PARTS];
-    float* workspace;      // [slices][rows][outputs] when the slices are given to blocks
-    const float* x_plain;  // [rows][cols], for weights of f32
-};
-
-// Groups of 256 columns.
-DEVICE u32 num_groups(u32 cols) { return (cols + 255) / 256; }
-
-DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) { return slice * num_groups(cols) / slices; }
-
-DEVICE const LinearPart& part_of(const Linear& p, u32 tile) {
-    if (p.num_parts > 2 && tile >= p.parts[2].first_tile) return p.parts[2];
-    if (p.num_parts > 1 && tile >= p.parts[1].first_tile) return p.parts[1];
-    return p.parts[0];
-}
-
-DEVICE float finished(float total, float scale, const float* bias, u32 o) {
-    total = __fmul_rn(total, scale);
-    return bias ? __fadd_rn(total, bias[o]) : total;
+// The operand of a row in shared memory, made of x itself: as `make_operand` and `rms_norm` do it, to the bit.
+DEVICE void few_operand(const Linear& p, u32 row, bool is_bf16, u16* to, float& scale) {
+    const float* x = p.x_plain + (u64)row * p.cols;
+    float factor = 1.0f;
+    if (p.norm_weight) {
+        // The threads of `rms_norm`, whose number fixes the order of the sums, are played by fewer.
+        __shared__ float parts[32];
+        __syncthreads();
+        for (u32 thread = threadIdx.x; thread < p.norm_threads; thread += 256) {
+            float sum = 0.0f;
+#pragma unroll 4
+            for (u32 i = thread; i < p.cols; i += p.norm_threads) sum = __fmaf_rn(x[i], x[i], sum);
+            sum = warp_sum(sum);
+            if (thread % 32 == 0) parts[thread / 32] = sum;
+        }
+        __syncthreads();
+        float sum = warp_sum(threadIdx.x % 32 < p.norm_threads / 32 ? parts[threadIdx.x % 32] : 0.0f);
+        factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)p.cols), p.eps)));
+    }
+    auto value = [&](u32 i) { return p.norm_weight ? __fmul_rn(__fmul_rn(x[i], factor), p.norm_weight[i]) : x[i]; };
+    u32 forward = 127;
+    if (!is_bf16) {
+        float largest = 0.0f;
+#pragma unroll 8
+        for (u32 i = threadIdx.x; i < p.cols; i += 256) largest = fmaxf(largest, magnitude(value(i)));
+        forward = forward_exponent(block_max(largest));
+    }
+    scale = is_bf16 ? 1.0f : power(254 - forward);
+    bool writes = p.norm_weight && blockIdx.x == 0;
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < p.cols; i += 256) {
+        float number = value(i);
+        to[i] = is_bf16 ? float_to_bf16(number) : float_to_half(__fmul_rn(number, power(forward)));
+        if (writes) p.normed[(u64)row * p.cols + i] = number;
+    }
+    for (u32 i = p.cols + threadIdx.x; i < p.x.pitch; i += 256) to[i] = 0;
 }
 
 // Up to 8 rows. A block is 8 warps: `slices` warps share a tile of 16 outputs. A warp sees its groups of all its tiles as one stream and
@@ -53,31 +54,37 @@ DEVICE void few(const Linear& p) {
     // Two of each, so that one barrier a tile is enough: nobody is two tiles ahead of another.
     __shared__ float partial[2][8][128];
     __shared__ uint4 zeros;
+    __shared__ float scales[8];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 tiles_at_once = 8 / p.slices, stride = gridDim.x * tiles_at_once;
     u32 slice = warp % p.slices;
     u32 begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols, p.slices, slice + 1);
-    u64 tile_bytes = (u64)num_groups(p.cols) * W::GROUP_BYTES;
     u32 first = blockIdx.x * tiles_at_once;
-    u32 rounds = (p.num_tiles - first + stride - 1) / stride;
+    // When gated, a tile of the gate and the same tile of up follow each other.
+    u32 num_items = p.is_gated ? p.num_tiles / 2 : p.num_tiles;
+    u32 rounds = (num_items - first + stride - 1) / stride * (p.is_gated ? 2 : 1);
     u32 total = rounds * (end_group - begin_group);
+    auto tile_of = [&](u32 round, u32 which) {
+        if (!p.is_gated) return first + round * stride + which;
+        u32 item = first + round / 2 * stride + which;
+        return item < num_items ? item + round % 2 * num_items : p.num_tiles;
+    };
 
     // A tile beyond the last is computed like the last, and not written.
-    auto slice_weights = [&](u32 tile) {
-        tile = min(tile, p.num_tiles - 1);
+    auto slice_weights = [&](u32 round) {
+        u32 tile = min(tile_of(round, warp / p.slices), p.num_tiles - 1);
         const LinearPart& part = part_of(p, tile);
-        return part.weight + (tile - part.first_tile) * tile_bytes + begin_group * W::GROUP_BYTES;
+        return group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols);
     };
-    u32 load_tile = first + warp / p.slices, load_group = begin_group, to_load = total;
-    const u8* weights = slice_weights(load_tile);
+    u32 load_round = 0, load_group = begin_group, to_load = total;
+    const u8* weights = slice_weights(0);
     typename W::Raw raw[AHEAD][4];
     auto next_group = [&]() {
         to_load--;
-        weights += W::GROUP_BYTES;
+        weights += group_stride<W>();
         if (++load_group == end_group) {
             load_group = begin_group;
-            load_tile += stride;
-            weights = slice_weights(load_tile);
+            weights = slice_weights(++load_round);
         }
     };
     let_next_start();
@@ -85,7 +92,7 @@ DEVICE void few(const Linear& p) {
     for (int h = 0; h < AHEAD; h++) {
         if (to_load == 0) break;
 #pragma unroll
-        for (int i = 0; i < 4; i++) W::load(raw[h][i], weights, i, lane);
+        for (int i = 0; i < 4; i++) W::template load<FromDevice>(raw[h][i], chunk_of<W>(weights, i), i, lane);
         next_group();
     }
 
@@ -94,9 +101,17 @@ DEVICE void few(const Linear& p) {
     u32 row_bytes = p.x.pitch * 2 + 16;
     u32 vectors = p.x.pitch / 8;
     u32 base = shared_address(shared);
-    for (u32 row = 0; row < p.num_rows; row++)
+    for (u32 row = 0; row < p.num_rows; row++) {
+        if (p.makes_operand) {
+            float scale;
+            few_operand(p, row, F == BF16, (u16*)((u8*)shared + row * row_bytes), scale);
+            if (threadIdx.x == 0) scales[row] = scale;
+            continue;
+        }
         for (u32 i = threadIdx.x; i < vectors; i += 256)
-            copy_async(base + row * row_bytes + i * 16, p.x.numbers + row * p.x.pitch + i * 8, true);
+            copy_async(base + row * row_bytes + i * 16, p.x.numbers + operand_place(row, i * 8, p.x.pitch), true);
+        if (threadIdx.x == 0) scales[row] = p.x.scales[row];
+    }
     copy_async_commit();
     if (threadIdx.x == 0) zeros = make_uint4(0, 0, 0, 0);
     copy_async_wait<0>();
@@ -108,6 +123,7 @@ DEVICE void few(const Linear& p) {
     u32 half_unit = valid ? 64 : 0;
 
     u32 group = begin_group, round = 0;
+    float gate = 0.0f;
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 done = 0; done < total; done += AHEAD) {
 #pragma unroll
@@ -126,7 +142,7 @@ DEVICE void few(const Linear& p) {
                     W::decode(a, raw[h][i], s);
                     multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
                 }
-                if (to_load > 0) W::load(raw[h][i], weights, i, lane);
+                if (to_load > 0) W::template load<FromDevice>(raw[h][i], chunk_of<W>(weights, i), i, lane);
             }
             if (to_load > 0) next_group();
             if (++group < end_group) continue;
@@ -142,15 +158,23 @@ DEVICE void few(const Linear& p) {
             __syncthreads();
             for (u32 j = threadIdx.x; j < tiles_at_once * 16 * p.num_rows; j += 256) {
                 u32 row = j / (tiles_at_once * 16), o = j % (tiles_at_once * 16);
-                u32 which = o / 16, tile = first + round * stride + which;
+                u32 which = o / 16, tile = tile_of(round, which);
                 if (tile >= p.num_tiles) continue;
                 float (*of_tile)[128] = &partial[round % 2][which * p.slices];
                 float result = of_tile[0][row * 16 + o % 16];
                 for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, of_tile[n][row * 16 + o % 16]);
                 const LinearPart& part = part_of(p, tile);
                 u32 output = (tile - part.first_tile) * 16 + o % 16;
-                if (output < part.outputs)
-                    part.out[(u64)row * part.outputs + output] = finished(result, p.x.scales[row], part.bias, output);
+                if (output >= part.outputs) continue;
+                u64 place = (u64)row * part.outputs + output;
+                result = finished(result, scales[row], part.bias, output);
+                if (p.is_gated && round % 2 == 0) {
+                    gate = result;
+                    continue;
+                }
+                part.out[place] = result;
+                if (p.is_gated) p.parts[0].out[place] = __fmul_rn(activated(p.activation, gate), result);
+                if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
             }
             round++;
         }
@@ -171,7 +195,6 @@ DEVICE void many(const Linear& p, bool split) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 warp_m = warp % 4, warp_n = warp / 4;
     u32 first_row = blockIdx.x * ROWS;
-    u64 tile_bytes = (u64)num_groups(p.cols) * W::GROUP_BYTES;
     u32 base = shared_address(shared);
 
     begin();
@@ -182,7 +205,7 @@ DEVICE void many(const Linear& p, bool split) {
     for (int m = 0; m < 2; m++) {
         has[m] = first_tile + m < p.num_tiles;
         const LinearPart& part = part_of(p, first_tile + m);
-        weights[m] = has[m] ? part.weight + (first_tile + m - part.first_tile) * tile_bytes : p.parts[0].weight;
+        weights[m] = group_weights<W>(part.weight, has[m] ? first_tile + m - part.first_tile : 0, 0, p.cols);
     }
     u32 begin_slice = split ? blockIdx.z : 0, end_slice = split ? blockIdx.z + 1 : p.slices;
     u32 begin_unit = 4 * slice_start(p.cols, p.slices, begin_slice), end_unit = 4 * slice_start(p.cols, p.slices, end_slice);
@@ -194,7 +217,7 @@ DEVICE void many(const Linear& p, bool split) {
             for (u32 i = threadIdx.x; i < ROWS * 8; i += THREADS) {
                 u32 row = i / 8;
                 bool valid = first_row + row < p.num_rows;
-                const u16* from = p.x.numbers + (u64)(valid ? first_row + row : 0) * p.x.pitch + unit * 64 + i % 8 * 8;
+                const u16* from = p.x.numbers + operand_place(valid ? first_row + row : 0, unit * 64 + i % 8 * 8, p.x.pitch);
                 copy_async(stage + row * ROW_BYTES + i % 8 * 16, from, valid);
             }
         }
@@ -204,7 +227,7 @@ DEVICE void many(const Linear& p, bool split) {
     for (int i = 0; i < STAGES - 1; i++) fetch(begin_unit + i);
     typename W::Raw raw[2], next[2];
 #pragma unroll
-    for (int m = 0; m < 2; m++) W::load(raw[m], weights[m] + (u64)(begin_unit / 4) * W::GROUP_BYTES, begin_unit % 4, lane);
+    for (int m = 0; m < 2; m++) W::template load<FromDevice>(raw[m], chunk_of<W>(weights[m] + (u64)(begin_unit / 4) * group_stride<W>(), begin_unit % 4), begin_unit % 4, lane);
 
     float sum[2][NT][4], total[2][NT][4];
 #pragma unroll
@@ -221,7 +244,7 @@ DEVICE void many(const Linear& p, bool split) {
         fetch(unit + STAGES - 1);
         if (unit + 1 < end_unit)
 #pragma unroll
-            for (int m = 0; m < 2; m++) W::load(next[m], weights[m] + (u64)((unit + 1) / 4) * W::GROUP_BYTES, (unit + 1) % 4, lane);
+            for (int m = 0; m < 2; m++) W::template load<FromDevice>(next[m], chunk_of<W>(weights[m] + (u64)((unit + 1) / 4) * group_stride<W>(), (unit + 1) % 4), (unit + 1) % 4, lane);
         u32 stage = base + unit % STAGES * (ROWS * ROW_BYTES) + my_row;
 #pragma unroll
         for (int h = 0; h < 2; h++) {

@@ -2,7 +2,8 @@
 
 use pellucid_tensor::{DType, Error};
 
-use super::Operand;
+use super::norm::{self, Norm};
+use super::{Operand, wide};
 use crate::driver::{Device, Grid};
 
 macro_rules! linear_kernels {
@@ -26,6 +27,10 @@ pub(crate) const KERNELS: &[&str] = linear_kernels!("f16", "bf16", "q8_0", "q4_0
 /// Matrices of one format with the same input that one launch multiplies.
 pub(crate) const MAX_PARTS: usize = 3;
 
+/// Tiles whose weights lie side by side, and the outputs that they have together.
+const SIDE: u32 = 8;
+const TILE_ROWS: u32 = 16 * SIDE;
+
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct LinearPart {
@@ -43,12 +48,20 @@ pub(crate) struct LinearProduct {
     pub(crate) x: Operand,
     pub(crate) num_rows: u32,
     pub(crate) cols: u32,
-    slices: u32,
+    pub(crate) slices: u32,
     num_parts: u32,
-    num_tiles: u32,
+    pub(crate) num_tiles: u32,
     parts: [LinearPart; MAX_PARTS],
     workspace: u64,
     x_plain: u64,
+    norm_weight: u64,
+    normed: u64,
+    residual: u64,
+    eps: f32,
+    norm_threads: u32,
+    makes_operand: u32,
+    is_gated: u32,
+    activation: u32,
 }
 
 /// The kernel family of a format, by the index of its first name in [`KERNELS`].
@@ -90,10 +103,18 @@ impl LinearProduct {
             parts: [LinearPart::default(); MAX_PARTS],
             workspace: 0,
             x_plain: 0,
+            norm_weight: 0,
+            normed: 0,
+            residual: 0,
+            eps: 0.0,
+            norm_threads: 0,
+            makes_operand: 0,
+            is_gated: 0,
+            activation: 0,
         };
         for (part, &(weight, bias, out, outputs)) in product.parts.iter_mut().zip(parts) {
             *part = LinearPart { weight, bias, out, outputs: outputs as u32, first_tile: product.num_tiles };
-            product.num_tiles += (outputs as u32).div_ceil(16);
+            product.num_tiles += (outputs as u32).div_ceil(TILE_ROWS) * SIDE;
         }
         product
     }
@@ -106,6 +127,60 @@ impl LinearProduct {
         device.launch("linear_f32", Grid { blocks, threads: 32 * WARPS, shared_bytes: 0 }, &self)
     }
 
+    /// Bytes of the rows of x in the shared memory of `linear_few`.
+    fn few_shared(&self) -> u32 {
+        self.num_rows * (self.x.pitch * 2 + 16)
+    }
+
+    /// Whether `linear_few` has room for the rows; its own shared memory is less than 9 KiB.
+    pub(crate) fn few_fits(&self, device: &Device) -> bool {
+        self.few_shared() + (9 << 10) <= device.shared_limit
+    }
+
+    /// Up to eight rows that fit.
+    pub(crate) fn launch_few(&self, device: &Device, dtype: DType) -> Result<(), Error> {
+        let kernel = KERNELS[family(dtype).expect("a format with tiles")];
+        let num_items = self.num_tiles >> self.is_gated;
+        let blocks = (num_items * self.slices).div_ceil(8);
+        let at_once = device.num_multiprocessors() * device.occupancy(kernel, 256, self.few_shared())?;
+        let grid = Grid { blocks: [blocks.min(at_once), 1, 1], threads: 256, shared_bytes: self.few_shared() };
+        device.launch(kernel, grid, self)
+    }
+
+    /// `linear_few` makes the operand itself, from rows of f32.
+    pub(crate) fn take_plain(&mut self, x: u64) {
+        self.x_plain = x;
+        self.makes_operand = 1;
+    }
+
+    /// ... of their norm, which it also writes.
+    pub(crate) fn take_norm(&mut self, norm: &Norm) {
+        self.norm_weight = norm.weight;
+        self.normed = norm.out;
+        self.eps = norm.eps;
+        self.norm_threads = norm::threads(norm.width);
+    }
+
+    /// The result y is also added to x, if it is the only one.
+    pub(crate) fn add_to(&mut self, y: u64, x: u64) -> bool {
+        let fits = self.num_parts == 1 && self.parts[0].out == y && self.is_gated == 0;
+        if fits {
+            self.residual = x;
+        }
+        fits
+    }
+
+    /// The first of two results becomes activation(first) * second.
+    pub(crate) fn gate_by(&mut self, activation: u32, gate: u64, up: u64) -> bool {
+        let [first, second, _] = self.parts;
+        let fits = self.num_parts == 2 && (first.out, second.out) == (gate, up) && first.outputs == second.outputs;
+        if fits {
+            self.is_gated = 1;
+            self.activation = activation;
+        }
+        fits
+    }
+
     /// With weights in tiles. `workspace(bytes)` gives room for the sums of slices.
     pub(crate) fn launch(
         mut self,
@@ -113,15 +188,12 @@ impl LinearProduct {
         dtype: DType,
         workspace: impl FnOnce(usize) -> Result<u64, Error>,
     ) -> Result<(), Error> {
+        if self.num_rows <= 8 && self.few_fits(device) {
+            return self.launch_few(device, dtype);
+        }
         let first = family(dtype).expect("a format with tiles");
-        let few_shared = self.num_rows * (self.x.pitch * 2 + 16);
-        // The kernel's own shared memory is a little over 8 KiB.
-        if self.num_rows <= 8 && few_shared + 8704 <= device.shared_limit {
-            let kernel = KERNELS[first];
-            let blocks = (self.num_tiles * self.slices).div_ceil(8);
-            let at_once = device.num_multiprocessors() * device.occupancy(kernel, 256, few_shared)?;
-            let grid = Grid { blocks: [blocks.min(at_once), 1, 1], threads: 256, shared_bytes: few_shared };
-            return device.launch(kernel, grid, &self);
+        if wide::serves(device, dtype) {
+            return wide::launch(device, dtype, &self);
         }
         let (kernel, rows, threads) = match self.num_rows {
             0..=16 => (KERNELS[first + 1], 16, 128),

@@ -1,13 +1,15 @@
 //! The kernels: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles them into `artifacts/`.
 //!
-//! A `.cu` file includes nothing; what it shares with the others, `prelude.cu` and `formats.cu`, is put before it as text.
+//! A `.cu` file includes nothing; what it shares with the others, [`SHARED`], is put before it as text.
 
 pub(crate) mod attention;
 pub(crate) mod experts;
+pub(crate) mod flash;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod rows;
+pub(crate) mod wide;
 
 use pellucid_tensor::DType;
 
@@ -38,17 +40,25 @@ macro_rules! kernel_file {
 pub static FILES: &[KernelFile] = &[
     kernel_file!("attention", attention::KERNELS),
     kernel_file!("experts", experts::KERNELS),
+    kernel_file!("flash", flash::KERNELS),
     kernel_file!("linear", linear::KERNELS),
     kernel_file!("norm", norm::KERNELS),
     kernel_file!("pack", pack::KERNELS),
     kernel_file!("rows", rows::KERNELS),
+    kernel_file!("wide", wide::KERNELS),
 ];
 
-const SHARED: [&str; 2] = [include_str!("prelude.cu"), include_str!("formats.cu")];
+const SHARED: [&str; 5] = [
+    include_str!("prelude.cu"),
+    include_str!("formats.cu"),
+    include_str!("product.cu"),
+    include_str!("scores.cu"),
+    include_str!("hopper.cu"),
+];
 
 /// A file as the compiler sees it.
 pub fn full_source(file: &KernelFile) -> String {
-    [SHARED[0], SHARED[1], file.source].join("\n")
+    SHARED.into_iter().chain([file.source]).collect::<Vec<_>>().join("\n")
 }
 
 /// A mark of all sources (FNV-1a), written beside the compiled kernels: it tells when they no longer belong together.
@@ -102,7 +112,7 @@ pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usi
         DType::Q6_K => 3360,
         _ => return None,
     };
-    rows.div_ceil(16).checked_mul(cols.div_ceil(GROUP_COLS))?.checked_mul(group_bytes)
+    (rows.div_ceil(128) * 8).checked_mul(cols.div_ceil(GROUP_COLS))?.checked_mul(group_bytes)
 }
 
 /// Columns of a group; operands have whole groups.

@@ -22,9 +22,12 @@ pub(crate) struct Norm {
     pub(crate) operand: Operand,
 }
 
+/// Four numbers a thread, so that a row of some thousands fills a block; a head needs one warp.
+pub(crate) fn threads(width: u32) -> u32 {
+    (width / 4).next_multiple_of(32).clamp(32, 1024)
+}
+
 /// `stretches` stretches of `norm.width` numbers each.
 pub(crate) fn norm(device: &Device, kernel: &'static str, stretches: usize, norm: &Norm) -> Result<(), Error> {
-    // Four numbers a thread, so that a row of some thousands fills a block; a head needs one warp.
-    let threads = (norm.width / 4).next_multiple_of(32).clamp(32, 1024);
-    device.launch(kernel, Grid::linear(stretches as u32, threads), norm)
+    device.launch(kernel, Grid::linear(stretches as u32, threads(norm.width)), norm)
 }

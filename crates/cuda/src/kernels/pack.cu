@@ -56,7 +56,7 @@ KERNEL void pack_weight(PackWeight w) {
     u32 first_col = unit * 64;
 
     if (w.format == F16 || w.format == BF16) {
-        u8* chunk = w.to + (tile * units + unit) * 2048;
+        u8* chunk = w.to + chunk_index(tile, unit, units) * 2048;
         for (int s = 0; s < 4; s++)
             for (int pair = 0; pair < 4; pair++)
                 for (int second = 0; second < 2; second++) {
@@ -74,7 +74,7 @@ KERNEL void pack_weight(PackWeight w) {
         return;
     }
     if (w.format == Q8_0) {
-        u8* chunk = w.to + (tile * units + unit) * 1088;
+        u8* chunk = w.to + chunk_index(tile, unit, units) * 1088;
         for (int s = 0; s < 4; s++)
             for (int pair = 0; pair < 4; pair++)
                 for (int second = 0; second < 2; second++) {
@@ -95,7 +95,7 @@ KERNEL void pack_weight(PackWeight w) {
     bool blocks_of_256 = w.format != Q4_0;
     u64 chunk_bytes = w.format == Q4_0 ? 576 : w.format == Q4_K ? 2368 : w.format == Q5_K ? 2880 : 3360;
     u32 u = blocks_of_256 ? unit % 4 : 0;
-    u8* chunk = w.to + (blocks_of_256 ? tile * (units / 4) + unit / 4 : tile * units + unit) * chunk_bytes;
+    u8* chunk = w.to + (blocks_of_256 ? chunk_index(tile, unit / 4, units / 4) : chunk_index(tile, unit, units)) * chunk_bytes;
     u32 fifth = 0;
     u32 high[2] = {0, 0};
     for (int s = 0; s < 4; s++) {

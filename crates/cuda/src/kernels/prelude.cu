@@ -169,7 +169,11 @@ DEVICE void begin() {
     wait_for_previous();
 }
 
-// The operand of a matrix product made from rows of f32: [rows][pitch] 16-bit numbers, zeros from `cols` on.
+// The operand of a matrix product made from rows of f32: `pitch` 16-bit numbers a row, zeros from `cols` on.
+//
+// It lies in panels of 128 rows by 64 columns, 16 KiB each, the panels of the same rows one after the other. Within a panel a row is 128
+// bytes, and its eight pieces of 16 bytes change places by the row's number: as it stands in memory, so tensor cores read it from shared
+// memory without a bank conflict, and one copy brings a panel there.
 //
 // For bf16 weights it is bf16. For f16 and quantized weights it is f16, each row times a power of two that brings its largest number
 // near 2^14, so that no model's activations leave the range of f16; `scales` holds the factor that takes the product back.
@@ -184,6 +188,14 @@ struct Operand {
 // Numbers of a row that a block takes when a row is shared out, and the most such pieces.
 static const u32 PIECE = 1024;
 static const u32 MAX_PIECES = 64;
+
+static const u32 PANEL_ROWS = 128;
+
+// Where a number of the operand lies.
+DEVICE u64 operand_place(u32 row, u32 col, u32 pitch) {
+    u64 panel = (u64)(row / PANEL_ROWS) * (pitch / 64) + col / 64;
+    return (panel * PANEL_ROWS + row % PANEL_ROWS) * 64 + ((col / 8 ^ row) % 8) * 8 + col % 8;
+}
 
 // The exponent of a row's factor, biased as in a float, by its largest magnitude.
 DEVICE u32 forward_exponent(float largest) {
@@ -202,7 +214,6 @@ static const int HELD = 4;
 // gives number i, and must give the same each time it is asked.
 template <class Value>
 DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, const float (&held)[HELD], Value value) {
-    u16* to = operand.numbers + (u64)row * operand.pitch;
     u32 rest = threadIdx.x + HELD * blockDim.x;
     float factor = 1.0f;
     if (!operand.is_bf16) {
@@ -219,7 +230,7 @@ DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, const float
         operand.scales[row] = 1.0f;
     }
     auto put = [&](u32 i, float x) {
-        to[i] = operand.is_bf16 ? float_to_bf16(x) : float_to_half(__fmul_rn(x, factor));
+        operand.numbers[operand_place(row, i, operand.pitch)] = operand.is_bf16 ? float_to_bf16(x) : float_to_half(__fmul_rn(x, factor));
     };
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
@@ -227,7 +238,8 @@ DEVICE void write_operand(const Operand& operand, u32 row, u32 cols, const float
         if (i < cols) put(i, held[k]);
     }
     for (u32 i = rest; i < cols; i += blockDim.x) put(i, value(i));
-    for (u32 i = cols + threadIdx.x; i < operand.pitch; i += blockDim.x) to[i] = 0;
+    for (u32 i = cols + threadIdx.x; i < operand.pitch; i += blockDim.x)
+        operand.numbers[operand_place(row, i, operand.pitch)] = 0;
 }
 
 // The two numbers of a pair, turned by an angle.

@@ -1,7 +1,5 @@
 // Row by row: embedding, gathering, residual sums, caps, activations, rotations. Bound by the bytes they move, or by their launch.
 
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
-
 struct Embed {
     const u8* table;
     const u32* ids;
@@ -63,18 +61,6 @@ KERNEL void soft_cap(Elementwise e) {
         e.x[i] = __fmul_rn(e.cap, tanhf(__fdiv_rn(e.x[i], e.cap)));
 }
 
-DEVICE float activated(u32 activation, float x) {
-    if (activation == SILU) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
-    if (activation == GELU) {
-        // Phi(x) through the complement: 1 + erf would cancel for negative x.
-        return __fmul_rn(__fmul_rn(0.5f, x), erfcf(__fmul_rn(x, -0.70710678118654752f)));
-    }
-    float cube = __fmul_rn(__fmul_rn(x, x), x);
-    float inner = __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x));
-    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)), which does not cancel either.
-    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, inner))));
-}
-
 KERNEL void activate(Elementwise e) {
     begin();
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
@@ -103,7 +89,6 @@ KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
     u32 row = blockIdx.y;
     float* x = g.x + (u64)row * g.cols;
     const float* y = g.y + (u64)row * g.cols;
-    u16* to = g.operand.numbers + (u64)row * g.operand.pitch;
     float largest = 0.0f;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -113,7 +98,8 @@ KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
             value = __fmul_rn(activated(g.activation, x[i]), y[i]);
             x[i] = value;
         }
-        if (g.operand.is_bf16 && i < g.operand.pitch) to[i] = float_to_bf16(value);
+        if (g.operand.is_bf16 && i < g.operand.pitch)
+            g.operand.numbers[operand_place(row, i, g.operand.pitch)] = float_to_bf16(value);
         largest = fmaxf(largest, magnitude(value));
     }
     if (g.operand.is_bf16) {
@@ -152,11 +138,12 @@ KERNEL void __launch_bounds__(256) make_scaled_operand(OperandRows o) {
     if (lane + 32 < pieces) largest = fmaxf(largest, maxima[lane + 32]);
     u32 forward = forward_exponent(warp_max(largest));
     const float* x = o.x + (u64)row * o.cols;
-    u16* to = o.operand.numbers + (u64)row * o.operand.pitch;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         u32 i = blockIdx.x * PIECE + k * 256 + threadIdx.x;
-        if (i < o.operand.pitch) to[i] = i < o.cols ? float_to_half(__fmul_rn(x[i], power(forward))) : 0;
+        if (i < o.operand.pitch)
+            o.operand.numbers[operand_place(row, i, o.operand.pitch)] =
+                i < o.cols ? float_to_half(__fmul_rn(x[i], power(forward))) : 0;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) o.operand.scales[row] = power(254 - forward);
 }

@@ -11,7 +11,6 @@ use serde::Serialize;
 use super::SpeedArgs;
 use super::model::Ready;
 use super::spread::median;
-use crate::loaded::CHUNK_LEN;
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -126,7 +125,7 @@ impl Bench<'_> {
         let ids = self.ids(tokens);
         let started = Instant::now();
         let mut position = 0;
-        for ids in ids.chunks(CHUNK_LEN) {
+        for ids in ids.chunks(self.ready.backend.chunk_len()) {
             self.batch.clear();
             let wanted = if position + ids.len() == tokens { ids.len() - 1..ids.len() } else { 0..0 };
             self.batch.push(Chunk { ids, first_position: position, blocks: &blocks, wanted }, BLOCK_LEN);

@@ -1,0 +1,287 @@
+// Attention of a chunk of tokens on the tensor cores of compute capability 9.0, keys and values in panels of 16 bits: the arithmetic of
+// `flash` in attention.cu to the bit.
+//
+// A block has 128 rows of scores: the query heads that share a kv head, of as many consecutive tokens of one sequence as fit. One thread
+// copies tiles of keys and values into a ring; two groups of four warps have 64 rows each and go through the tiles at their own pace, so
+// that one's softmax falls into the other's products. Bound by the tensor cores: 4 * head_size operations for each row and visible key.
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Scores: 64 rows by 64 keys, queries and keys from shared memory.
+template <int S>
+DEVICE void multiply_scores(float (&d)[32], u64 a, u64 b) {
+    if (S == STORE_F16)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,"
+            "%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, 0, 0;"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+            : "l"(a), "l"(b));
+    else
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,"
+            "%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, 0, 0;"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+            : "l"(a), "l"(b));
+}
+
+// Values: weights from registers; a panel's rows are the depth here, which the last operand says.
+template <int S>
+DEVICE void multiply_values(float (&d)[32], const u32 (&a)[4], u64 b) {
+    if (S == STORE_F16)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,"
+            "%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1,"
+            " 1, 1, 1;"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,"
+            "%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1,"
+            " 1, 1, 1;"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+template <int S>
+DEVICE void multiply_values(float (&d)[64], const u32 (&a)[4], u64 b) {
+    if (S == STORE_F16)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,"
+            "%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,"
+            "%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,"
+            "%63}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,"
+            "%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,"
+            "%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,"
+            "%63}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// As panel_descriptor, for an operand whose depth goes down the rows: panels of 64 columns are `stride` bytes apart.
+DEVICE u64 column_descriptor(u32 address, u32 stride) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(stride >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
+template <int S, int HS>
+DEVICE void flash_wide(const Attention& a) {
+    static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128, STAGES = HS == 128 ? 5 : 8;
+    static const u32 STAGE_BYTES = 2 * PANELS * PANEL_BYTES;
+    extern __shared__ u8 dynamic[];
+    __shared__ u64 barriers[2 * STAGES];
+    begin();
+    u32 row = a.runs[a.num_runs - 1 - blockIdx.x];
+    u32 group = a.num_heads / a.num_kv_heads, padded = padded_group(group);
+    u32 group_tokens = 64 / padded, block_tokens = 2 * group_tokens;
+    if ((row - a.first_rows[row]) % block_tokens != 0) return;
+    u32 pieces = (group + padded - 1) / padded;
+    u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
+    u32 heads = min(padded, (kv_head + 1) * group - first_head);
+    u32 num_tokens = min(block_tokens, a.end_rows[row] - row);
+    u32 first_position = a.positions[row], last_position = a.positions[row + num_tokens - 1];
+    u32 lowest = a.window && first_position + 1 > a.window ? first_position + 1 - a.window : 0;
+    u32 begin_tile = lowest / FLASH_TILE, end_tile = last_position / FLASH_TILE + 1;
+
+    u32 full = shared_address(barriers), empty = full + 8 * STAGES;
+    u32 skipped = (1024 - shared_address(dynamic) % 1024) % 1024;
+    u8* queries = dynamic + skipped;                       // [group of warps][panel][64 rows]
+    u8* ring = queries + 2 * PANELS * PANEL_BYTES;         // [stage][keys, values][panel][64 rows]
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, 8);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp / 4;
+    __syncthreads();
+
+    if (warp >= 8) {
+        release_registers<40>();
+        if (threadIdx.x != 256) return;
+        const u32* table = a.block_tables + a.first_blocks[row];
+        u32 rows_at_once = min(a.block_len, (u32)FLASH_TILE);
+        auto place = Ring<STAGES>::start();
+        for (u32 tile = begin_tile; tile < end_tile; tile++) {
+            if (tile - begin_tile >= STAGES) barrier_wait(empty + 8 * place.stage, place.round ^ 1);
+            u32 barrier = full + 8 * place.stage, to = shared_address(ring) + place.stage * STAGE_BYTES;
+            // Blocks that no token of the chunk sees may not exist.
+            u32 num_keys = min((u32)FLASH_TILE, last_position + 1 - tile * FLASH_TILE);
+            u32 num_copies = (num_keys + rows_at_once - 1) / rows_at_once;
+            barrier_expect(barrier, num_copies * rows_at_once * 128 * 2 * PANELS);
+            for (u32 i = 0; i < num_copies; i++) {
+                u32 key = tile * FLASH_TILE + i * rows_at_once;
+                u64 head = (u64)table[key / a.block_len] * a.num_kv_heads + kv_head;
+                for (u32 panel = 0; panel < PANELS; panel++) {
+                    u64 from = ((head * PANELS + panel) * a.block_len + key % a.block_len) * 128;
+                    u32 at = to + panel * PANEL_BYTES + i * rows_at_once * 128;
+                    copy_bulk(at, (const u8*)a.key_blocks + from, rows_at_once * 128, barrier);
+                    copy_bulk(at + PANELS * PANEL_BYTES, (const u8*)a.value_blocks + from, rows_at_once * 128, barrier);
+                }
+            }
+            place.advance();
+        }
+        return;
+    }
+
+    claim_registers<232>();
+    u32 g = lane / 4, t = lane % 4;
+    // Queries of 64 rows, rounded, into panels.
+    u8* my_queries = queries + half * PANELS * PANEL_BYTES;
+    for (u32 i = threadIdx.x % 128; i < 64 * (HS / 8); i += 128) {
+        u32 m = i / (HS / 8), piece = i % (HS / 8), token = half * group_tokens + m / padded, head = m % padded;
+        uint4 numbers = make_uint4(0, 0, 0, 0);
+        if (token < num_tokens && head < heads) {
+            const float4* from = (const float4*)(a.queries + ((u64)(row + token) * a.num_heads + first_head + head) * HS + piece * 8);
+            float4 low = from[0], high = from[1];
+            numbers = make_uint4(pack_pair<S>(low.x, low.y), pack_pair<S>(low.z, low.w), pack_pair<S>(high.x, high.y), pack_pair<S>(high.z, high.w));
+        }
+        *(uint4*)(my_queries + piece / 8 * PANEL_BYTES + m * 128 + (piece % 8 ^ m % 8) * 16) = numbers;
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + half) : "memory");
+
+    // The two rows of scores that this lane has a part of.
+    int position[2], first[2];
+    u64 query[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 m = warp % 4 * 16 + g + 8 * i, token = half * group_tokens + m / padded, head = m % padded;
+        bool valid = token < num_tokens && head < heads;
+        position[i] = valid ? (int)a.positions[row + token] : -1;
+        first[i] = valid && a.window ? max(0, position[i] + 1 - (int)a.window) : 0;
+        query[i] = ((u64)(row + token) * a.num_heads + first_head + head) * HS;
+    }
+    const float nothing = __int_as_float(0xff800000);
+    float out[HS / 2];
+#pragma unroll
+    for (int i = 0; i < HS / 2; i++) out[i] = 0.0f;
+    Running running[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+    u32 query_address = shared_address(my_queries);
+    auto place = Ring<STAGES>::start();
+    for (u32 tile = begin_tile; tile < end_tile; tile++) {
+        u32 keys = shared_address(ring) + place.stage * STAGE_BYTES, values = keys + PANELS * PANEL_BYTES;
+        float score[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) score[i] = 0.0f;
+        barrier_wait(full + 8 * place.stage, place.round);
+        // What no token of the chunk may see is zeros: anything may lie there, and 0 * NaN is not 0.
+        u32 num_keys = min((u32)FLASH_TILE, last_position + 1 - tile * FLASH_TILE);
+        if (num_keys < FLASH_TILE) {
+            u8* from = ring + place.stage * STAGE_BYTES + PANELS * PANEL_BYTES;
+            for (u32 i = num_keys * 8 + threadIdx.x % 128; i < FLASH_TILE * 8; i += 128)
+#pragma unroll
+                for (u32 panel = 0; panel < PANELS; panel++) *(uint4*)(from + panel * PANEL_BYTES + i * 16) = make_uint4(0, 0, 0, 0);
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            asm volatile("bar.sync %0, 128;" ::"r"(1 + half) : "memory");
+        }
+        wide_fence();
+#pragma unroll
+        for (int s = 0; s < HS / 16; s++) {
+            u32 at = s / 4 * PANEL_BYTES + s % 4 * 32;
+            multiply_scores<S>(score, panel_descriptor(query_address + at), panel_descriptor(keys + at));
+        }
+        wide_commit();
+        wide_wait<0>(score);
+
+        Running here[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
+                score[4 * n + i] = seen_score(a, score[4 * n + i], key, first[i / 2], position[i / 2]);
+                here[i / 2].largest = fmaxf(here[i / 2].largest, score[4 * n + i]);
+            }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 1));
+            here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 2));
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) score[i] = weight_of(score[i], here[i % 4 / 2].largest);
+        u32 weights[4][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int n = 2 * s + i / 2;
+                weights[s][i] = pack_pair<S>(score[4 * n + i % 2 * 2], score[4 * n + i % 2 * 2 + 1]);
+            }
+        float sum[HS / 2];
+#pragma unroll
+        for (int i = 0; i < HS / 2; i++) sum[i] = 0.0f;
+        wide_fence();
+#pragma unroll
+        for (int s = 0; s < 4; s++) multiply_values<S>(sum, weights[s], column_descriptor(values + s * 2048, PANEL_BYTES));
+        wide_commit();
+        float keep[2], add[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                float quarter = quarter_sum(score[8 * q + 2 * i], score[8 * q + 2 * i + 1], score[8 * q + 4 + 2 * i], score[8 * q + 5 + 2 * i]);
+                here[i].sum = q == 0 ? quarter : __fadd_rn(here[i].sum, quarter);
+            }
+            merge(running[i], here[i], keep[i], add[i]);
+        }
+        wide_wait<0>(sum);
+        if (lane == 0) barrier_arrive(empty + 8 * place.stage);
+        place.advance();
+#pragma unroll
+        for (int i = 0; i < HS / 2; i++)
+            out[i] = __fadd_rn(__fmul_rn(out[i], keep[i % 4 / 2]), __fmul_rn(sum[i], add[i % 4 / 2]));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (position[i] < 0) continue;
+        float* to = a.out + query[i];
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++)
+            *(float2*)(to + n * 8 + 2 * t) =
+                make_float2(__fdiv_rn(out[4 * n + 2 * i], running[i].sum), __fdiv_rn(out[4 * n + 2 * i + 1], running[i].sum));
+    }
+}
+
+#else
+
+template <int S, int HS>
+DEVICE void flash_wide(const Attention& a) {}
+
+#endif
+
+KERNEL void __launch_bounds__(384, 1) flash_wide_f16_64(Attention a) { flash_wide<STORE_F16, 64>(a); }
+KERNEL void __launch_bounds__(384, 1) flash_wide_f16_128(Attention a) { flash_wide<STORE_F16, 128>(a); }
+KERNEL void __launch_bounds__(384, 1) flash_wide_bf16_64(Attention a) { flash_wide<STORE_BF16, 64>(a); }
+KERNEL void __launch_bounds__(384, 1) flash_wide_bf16_128(Attention a) { flash_wide<STORE_BF16, 128>(a); }

@@ -1,0 +1,73 @@
+// What the kernels of matrix products share: their parameter, and where the columns are cut.
+
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
+
+DEVICE float activated(u32 activation, float x) {
+    if (activation == SILU) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
+    if (activation == GELU) {
+        // Phi(x) through the complement: 1 + erf would cancel for negative x.
+        return __fmul_rn(__fmul_rn(0.5f, x), erfcf(__fmul_rn(x, -0.70710678118654752f)));
+    }
+    float cube = __fmul_rn(__fmul_rn(x, x), x);
+    float inner = __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x));
+    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)), which does not cancel either.
+    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, inner))));
+}
+
+struct LinearPart {
+    const u8* weight;
+    const float* bias;
+    float* out;
+    u32 outputs;
+    u32 first_tile;  // of this part, among the tiles of all parts
+};
+
+static const int MAX_PARTS = 3;
+
+// Up to three matrices of one format with the same input: the products of queries, keys and values, or of gate and up.
+struct Linear {
+    Operand x;
+    u32 num_rows, cols;
+    u32 slices;
+    u32 num_parts, num_tiles;
+    LinearPart parts[MAX_PARTS];
+    float* workspace;      // [slices][rows][outputs] when the slices are given to blocks
+    const float* x_plain;  // [rows][cols], for weights of f32, and for `linear_few` when it makes the operand itself
+    // What `linear_few` does besides, to save launches.
+    const float* norm_weight;  // the operand is made of the RMSNorm of x, which is also written
+    float* normed;
+    float* residual;           // the result is added to this as well
+    float eps;
+    u32 norm_threads;          // whose sums the norm's are, see `rms_norm`
+    u32 makes_operand;
+    u32 is_gated;              // two parts, gate and up: the first becomes activation(gate) * up
+    u32 activation;
+};
+
+// Groups of 256 columns.
+DEVICE u32 num_groups(u32 cols) { return (cols + 255) / 256; }
+
+DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) { return slice * num_groups(cols) / slices; }
+
+DEVICE const LinearPart& part_of(const Linear& p, u32 tile) {
+    if (p.num_parts > 2 && tile >= p.parts[2].first_tile) return p.parts[2];
+    if (p.num_parts > 1 && tile >= p.parts[1].first_tile) return p.parts[1];
+    return p.parts[0];
+}
+
+DEVICE float finished(float total, float scale, const float* bias, u32 o) {
+    total = __fmul_rn(total, scale);
+    return bias ? __fadd_rn(total, bias[o]) : total;
+}
+
+// Where the chunk of a tile of a matrix begins that holds the first unit of a group.
+template <class W>
+DEVICE const u8* group_weights(const u8* weight, u32 tile, u32 group, u32 cols) {
+    return weight + chunk_index(tile, group * (4 / W::CHUNK_UNITS), num_groups(cols) * (4 / W::CHUNK_UNITS)) * W::CHUNK_BYTES;
+}
+
+// From a group of a tile to the next.
+template <class W>
+DEVICE u32 group_stride() {
+    return 4 / W::CHUNK_UNITS * SIDE * W::CHUNK_BYTES;
+}

@@ -1,0 +1,93 @@
+// What the kernels of attention share: their parameter, where keys and values lie, and the merging of tiles.
+
+enum Storage { STORE_F32 = 0, STORE_F16 = 1, STORE_BF16 = 2 };
+
+// Where a number of a key or value lies, `head` counting the heads of all blocks. In panels, a block of a head is panels of 64 columns;
+// a row of a panel is 128 bytes, and its pieces of 16 bytes change places by the row's number, as the tensor cores want them.
+DEVICE u64 kv_place(u64 head, u32 offset, u32 d, u32 head_size, u32 block_len, bool in_panels) {
+    if (!in_panels) return (head * block_len + offset) * head_size + d;
+    return ((head * (head_size / 64) + d / 64) * block_len + offset) * 64 + ((d / 8 ^ offset) % 8) * 8 + d % 8;
+}
+
+// Tokens of a run.
+static const u32 RUN = 8;
+
+struct Attention {
+    const float* queries;      // [rows][heads * head_size]
+    const void* key_blocks;
+    const void* value_blocks;
+    float* out;
+    const u32* positions;      // of each row
+    const u32* first_blocks;   // of each row: where its sequence's block table starts
+    const u32* block_tables;
+    float* partial;            // [rows][heads][tiles][head_size + 2] when each tile has a block
+    u32 num_rows, num_heads, num_kv_heads, head_size, block_len;
+    u32 window;                // 0: none
+    u32 max_tiles, tile_len;
+    float scale, cap;          // cap 0: none
+    const u32* first_rows;     // of each row: the first row of its sequence, and the one after the last
+    const u32* end_rows;
+    const u32* runs;           // of every run of RUN tokens of a sequence: its first row
+    u32 num_runs, in_panels;
+};
+
+// A softmax so far. Merging with an empty one is exact.
+struct Running {
+    float largest, sum;
+};
+
+// How much the sums of `a` and of `b` count in their union.
+DEVICE void merge(Running& a, const Running& b, float& keep, float& add) {
+    float largest = fmaxf(a.largest, b.largest);
+    keep = a.largest == largest ? 1.0f : expf(__fsub_rn(a.largest, largest));
+    add = b.largest == largest ? 1.0f : expf(__fsub_rn(b.largest, largest));
+    a.sum = __fadd_rn(__fmul_rn(a.sum, keep), __fmul_rn(b.sum, add));
+    a.largest = largest;
+}
+
+static const int FLASH_TILE = 64;
+
+template <int S>
+DEVICE u32 pack_pair(float low, float high) {
+    u32 d;
+    if (S == STORE_F16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+template <int S>
+DEVICE void multiply_pair(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if (S == STORE_F16)
+        mma_f16(d, a, b0, b1);
+    else
+        mma_bf16(d, a, b0, b1);
+}
+
+DEVICE void load_transposed(u32 (&m)[4], u32 shared_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address));
+}
+
+// The score as softmax sees it; negative infinity where the key is not visible.
+DEVICE float seen_score(const Attention& a, float score, int key, int first, int position) {
+    float x = __fmul_rn(score, a.scale);
+    if (a.cap != 0.0f) x = __fmul_rn(a.cap, tanhf(__fdiv_rn(x, a.cap)));
+    return key >= first && key <= position ? x : __int_as_float(0xff800000);
+}
+
+// Heads that share a kv head, filled up to a divisor of 16.
+DEVICE u32 padded_group(u32 group) { return group <= 1 ? 1 : group <= 2 ? 2 : group <= 4 ? 4 : group <= 8 ? 8 : 16; }
+
+DEVICE float weight_of(float score, float largest) {
+    return score == __int_as_float(0xff800000) ? 0.0f : expf(__fsub_rn(score, largest));
+}
+
+// The sum of a quarter of a tile, 16 keys, of which a lane has two pairs: in its own order first, then over the four lanes of a row.
+DEVICE float quarter_sum(float a, float b, float c, float d) {
+    float sum = __fadd_rn(__fadd_rn(__fadd_rn(a, b), c), d);
+    sum = __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
+    return __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
+}

@@ -1,0 +1,83 @@
+//! Launches of `wide.cu`.
+
+use pellucid_tensor::{DType, Error};
+
+use super::linear::LinearProduct;
+use crate::driver::{Device, Grid};
+
+macro_rules! wide_kernels {
+    ($($format:literal),*) => {
+        &[$(
+            concat!("wide16_", $format),
+            concat!("wide32_", $format),
+            concat!("wide64_", $format),
+            concat!("wide128_", $format),
+            concat!("wide16_split_", $format),
+            concat!("wide32_split_", $format),
+            concat!("wide64_split_", $format),
+            concat!("wide128_split_", $format),
+        )*]
+    };
+}
+
+pub(crate) const KERNELS: &[&str] = wide_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
+
+const THREADS: u32 = 384;
+
+/// A format's place in [`KERNELS`], the bytes of its chunks, and whether a chunk is one unit of 64 columns.
+fn family(dtype: DType) -> Option<(usize, u32, bool)> {
+    Some(match dtype {
+        DType::F16 => (0, 2048, true),
+        DType::BF16 => (1, 2048, true),
+        DType::Q8_0 => (2, 1088, true),
+        DType::Q4_0 => (3, 576, true),
+        DType::Q4_K => (4, 2368, false),
+        DType::Q5_K => (5, 2880, false),
+        DType::Q6_K => (6, 3360, false),
+        _ => return None,
+    })
+}
+
+/// Shared memory of a block: both rings of `WideShape` in wide.cu, and what lies before the next multiple of 1024.
+fn shared_bytes(rows: u32, splits: bool, chunk_bytes: u32, whole_units: bool) -> u32 {
+    let has_company = rows <= 32 || (rows == 64 && splits);
+    let x_stages = match (rows, has_company, whole_units) {
+        (128, ..) => 6,
+        (_, false, _) => 8,
+        (64, ..) => 4,
+        (_, _, true) => 5,
+        (_, _, false) => 8,
+    };
+    let w_stages = match (whole_units, has_company, rows) {
+        (true, ..) => x_stages,
+        (false, false, _) => 4,
+        (false, true, 64) => 2,
+        (false, true, _) => 3,
+    };
+    1024 + x_stages * rows * 128 + w_stages * 8 * chunk_bytes
+}
+
+/// Whether this device has the kernels and the format its own.
+pub(crate) fn serves(device: &Device, dtype: DType) -> bool {
+    device.has_wide_products && family(dtype).is_some()
+}
+
+/// A product of more than a few rows.
+pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> Result<(), Error> {
+    let (place, chunk_bytes, whole_units) = family(dtype).expect("a format with tiles");
+    let (size, rows) = match product.num_rows {
+        0..=16 => (0, 16),
+        17..=32 => (1, 32),
+        33..=64 => (2, 64),
+        _ => (3, 128),
+    };
+    let mut blocks = [product.num_rows.div_ceil(rows), product.num_tiles.div_ceil(8), 1];
+    // Few blocks would leave multiprocessors idle: then each slice has a block, and the blocks of a tile are a cluster.
+    let splits = product.slices > 1 && blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4;
+    if splits {
+        blocks[2] = product.slices;
+    }
+    let shared_bytes = shared_bytes(rows, splits, chunk_bytes, whole_units);
+    let kernel = KERNELS[8 * place + size + if splits { 4 } else { 0 }];
+    device.launch_clusters(kernel, Grid { blocks, threads: THREADS, shared_bytes }, blocks[2], product)
+}
