@@ -3,7 +3,9 @@
 import http.client
 import json
 import signal
+import socket
 import ssl
+import time
 
 import httpx
 import openai
@@ -167,3 +169,44 @@ def test_a_websocket_heeds_control_in_flight(server):
         until("cancelled")
         assert list(answers) == []
     assert server.chat(max_tokens=1).status == 200
+
+
+def resident_bytes(server):
+    with open(f"/proc/{server.process.pid}/status") as status:
+        line = next(line for line in status if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+
+def test_slow_readers_cost_little_and_hurt_nobody(binaries, model):
+    """Eight clients ask for replies of many megabytes and read nothing of them."""
+    body = json.dumps({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20, "trace": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with Server(binaries, model, "--write-timeout", "5") as server:
+        alone = server.chat().json["choices"]
+        before = resident_bytes(server)
+        slow = []
+        for _ in range(8):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((server.host, server.port))
+            client.sendall(head.encode() + body)
+            slow.append(client)
+        deadline = time.monotonic() + PATIENCE
+        steps = -1
+        # Until they are held up: then nothing is computed unless somebody else asks.
+        while steps != (steps := server.metric("pellucid_steps_total")):
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        assert server.metric("pellucid_sequences_running") == 8, "the control: all are under way"
+        tokens = server.metric("pellucid_computed_output_tokens_total")
+        assert tokens < 8 * 3000 / 2, "and none is near its end"
+        grown = resident_bytes(server) - before
+        assert grown < 8 * 4 * 2**20, f"each takes {grown / 8 / 2**20:.1f} MiB"
+        for _ in range(5):
+            assert server.chat().json["choices"] == alone
+        # They are cut when they have taken nothing for too long, and leave nothing behind.
+        while server.metric("pellucid_kv_blocks_in_use") > 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for client in slow:
+            client.close()

@@ -188,7 +188,7 @@ pub(crate) fn number(path: &str, value: Json, range: RangeInclusive<f32>) -> Res
     // Too close to 0 to be told from it, or to compute with; and 0 often means something else.
     if value.abs() < f32::MIN_POSITIVE && found != 0.0 {
         let least = f32::MIN_POSITIVE;
-        let message = format!("{path}: expected 0 or at least {least:e}, found {found:e}");
+        let message = format!("{path}: expected 0 or at least {least:e}, found a number between them");
         return Err(ApiError::field(path, message).code("out_of_range"));
     }
     Ok(value)
