@@ -28,12 +28,13 @@ pub(crate) struct Quantized {
     /// Slices that share a scale.
     group: usize,
     quants: Vec<i8>,
-    /// Sums of 16, negated: what an offset of one adds to a product.
+    /// Sums of 16, negated, what an offset of one adds to a product; for the K formats.
     sums16: Vec<i32>,
-    /// Sums of 32, negated.
+    /// Sums of 32, negated; for the others.
     sums32: Vec<i32>,
-    /// Sums of 32 as they are, in f32 and, for two slices at a time, as i16.
+    /// Sums of 32 as they are, in f32.
     sums: Vec<f32>,
+    /// Those of two slices as i16; for the K formats.
     pairs: Vec<[i16; 2]>,
     /// One for each group.
     scales: Vec<f32>,
@@ -183,38 +184,44 @@ struct Place {
 vectorized! {
     fn quantize_row<S: Simd>(x: &[f32], num_slices: usize, place: Place, parts: Parts) {
         let Place { start, row, m, group } = place;
+        // A row of x ends with a slice, but perhaps not with a group.
+        let (slices, _) = x.as_chunks::<SLICE>();
+        let mut scale_at = start / group + row;
         for first in (0..num_slices).step_by(group) {
-            let from = (first * SLICE).min(x.len());
-            let numbers = &x[from..((first + group) * SLICE).min(x.len())];
+            let numbers = slices.get(first..).unwrap_or(&[]);
+            let numbers = &numbers[..group.min(numbers.len())];
             // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
-            let largest = numbers.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
+            let largest = numbers.iter().flatten().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
             let largest = f32::from_bits(largest);
             let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
             // SAFETY: this row's own places, by the layout at the head of the file; each thread has rows of its own.
-            unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
+            unsafe { parts.scales.write(scale_at, largest / 127.0) };
+            scale_at += m;
             let mut previous = 0;
             for s in first..first + group {
-                // A slice is whole, or past the end of a last group that is not.
-                let slice = x.get(s * SLICE..(s + 1) * SLICE).unwrap_or(&[0.0; SLICE]);
-                let slice: &[f32; SLICE] = slice.try_into().expect("a slice");
-                let place = start + s * m + row;
-                let quants_at = start * SLICE + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE;
-                let mut quants = [0i8; SLICE];
+                let slice = slices.get(s).unwrap_or(&[0.0; SLICE]);
+                let mut integers = [0i32; SLICE];
                 for i in 0..SLICE {
-                    quants[i] = (slice[i] * inverse + ROUND).to_bits() as i8;
+                    integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
                 }
-                let low: i32 = quants[..16].iter().map(|&q| i32::from(q)).sum();
-                let high: i32 = quants[16..].iter().map(|&q| i32::from(q)).sum();
-                let sum = low + high;
+                let low: i32 = integers[..16].iter().sum();
+                let high: i32 = integers[16..].iter().sum();
+                let (at, sum) = (start + s * m, low + high);
                 // SAFETY: as above.
                 unsafe {
-                    parts.quants.part(quants_at, SLICE).copy_from_slice(&quants);
-                    parts.sums16.write(2 * (start + s * m) + row, -low);
-                    parts.sums16.write(2 * (start + s * m) + m + row, -high);
-                    parts.sums32.write(place, -sum);
-                    parts.sums.write(place, sum as f32);
+                    let quants = parts.quants.part(start * SLICE + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
+                    for i in 0..SLICE {
+                        quants[i] = integers[i] as i8;
+                    }
+                    parts.sums.write(at + row, sum as f32);
+                    if group == 1 {
+                        parts.sums32.write(at + row, -sum);
+                        continue;
+                    }
+                    parts.sums16.write(2 * at + row, -low);
+                    parts.sums16.write(2 * at + m + row, -high);
                     if s % 2 == 1 {
-                        parts.pairs.write((start + (s - 1) * m) / 2 + row, [previous as i16, sum as i16]);
+                        parts.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
                     }
                 }
                 previous = sum;

@@ -189,14 +189,13 @@ impl Multiplier {
             }
             #[cfg(target_arch = "x86_64")]
             Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
-                // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
-                let mut put = |row: usize, panel: usize, results: &_| unsafe { product.put(row, panel, results) };
-                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth.
-                unsafe { bf16::rows_times_panels(weight, panels, &inputs.rounded, &mut put) };
+                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth; tasks own disjoint panels, and the
+                // output stays borrowed until the pool has run.
+                unsafe { bf16::rows_times_panels(product, weight, panels, &inputs.rounded) };
             }
             Stored::Plain(weight) => {
                 for panel in panels {
-                    // SAFETY: as above.
+                    // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
                     let mut put = |row: usize, results: &_| unsafe { product.put(row, panel, results) };
                     plain::rows_times_panel(self.level, dtype, weight.panel(panel), x, &mut put);
                 }

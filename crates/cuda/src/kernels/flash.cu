@@ -94,7 +94,7 @@ DEVICE u64 column_descriptor(u32 address, u32 stride) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(stride >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
-template <int S, int HS>
+template <int S, int HS, bool CAPPED>
 DEVICE void flash_wide(const Attention& a) {
     static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128, STAGES = HS == 128 ? 5 : 8;
     static const u32 STAGE_BYTES = 2 * PANELS * PANEL_BYTES;
@@ -183,6 +183,8 @@ DEVICE void flash_wide(const Attention& a) {
         first[i] = valid && a.window ? max(0, position[i] + 1 - (int)a.window) : 0;
         query[i] = ((u64)(row + token) * a.num_heads + first_head + head) * HS;
     }
+    // Keys from `seen_from` up to `seen_to` are visible to every token of the block.
+    u32 seen_from = a.window && last_position + 1 > a.window ? last_position + 1 - a.window : 0, seen_to = first_position + 1;
     const float nothing = __int_as_float(0xff800000);
     float out[HS / 2];
 #pragma unroll
@@ -216,14 +218,25 @@ DEVICE void flash_wide(const Attention& a) {
         wide_wait<0>(score);
 
         Running here[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+        if (CAPPED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+            for (int i = 0; i < 32; i++) score[i] = capped(__fmul_rn(score[i], a.scale), a.cap);
+        } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
-                score[4 * n + i] = seen_score(a, score[4 * n + i], key, first[i / 2], position[i / 2]);
-                here[i / 2].largest = fmaxf(here[i / 2].largest, score[4 * n + i]);
-            }
+            for (int i = 0; i < 32; i++) score[i] = __fmul_rn(score[i], a.scale);
+        }
+        // Most tiles are seen whole.
+        if (tile * FLASH_TILE < seen_from || (tile + 1) * FLASH_TILE > seen_to) {
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
+                    if (key < first[i / 2] || key > position[i / 2]) score[4 * n + i] = nothing;
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) here[i % 4 / 2].largest = fmaxf(here[i % 4 / 2].largest, score[i]);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 1));
@@ -276,12 +289,16 @@ DEVICE void flash_wide(const Attention& a) {
 
 #else
 
-template <int S, int HS>
+template <int S, int HS, bool CAPPED>
 DEVICE void flash_wide(const Attention& a) {}
 
 #endif
 
-KERNEL void __launch_bounds__(384, 1) flash_wide_f16_64(Attention a) { flash_wide<STORE_F16, 64>(a); }
-KERNEL void __launch_bounds__(384, 1) flash_wide_f16_128(Attention a) { flash_wide<STORE_F16, 128>(a); }
-KERNEL void __launch_bounds__(384, 1) flash_wide_bf16_64(Attention a) { flash_wide<STORE_BF16, 64>(a); }
-KERNEL void __launch_bounds__(384, 1) flash_wide_bf16_128(Attention a) { flash_wide<STORE_BF16, 128>(a); }
+#define FLASH_WIDE(NAME, S, HS)                                                                                       \
+    KERNEL void __launch_bounds__(384, 1) flash_wide_##NAME##_##HS(Attention a) { flash_wide<S, HS, false>(a); }        \
+    KERNEL void __launch_bounds__(384, 1) flash_wide_capped_##NAME##_##HS(Attention a) { flash_wide<S, HS, true>(a); }
+
+FLASH_WIDE(f16, STORE_F16, 64)
+FLASH_WIDE(f16, STORE_F16, 128)
+FLASH_WIDE(bf16, STORE_BF16, 64)
+FLASH_WIDE(bf16, STORE_BF16, 128)

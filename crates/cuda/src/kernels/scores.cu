@@ -71,10 +71,17 @@ DEVICE void load_transposed(u32 (&m)[4], u32 shared_address) {
                  : "r"(shared_address));
 }
 
+// Apart, since it is long and most models have no cap.
+static __device__ __noinline__ float capped(float x, float cap) { return __fmul_rn(cap, tanhf(__fdiv_rn(x, cap))); }
+
+DEVICE float scaled_score(const Attention& a, float score) {
+    float x = __fmul_rn(score, a.scale);
+    return a.cap != 0.0f ? capped(x, a.cap) : x;
+}
+
 // The score as softmax sees it; negative infinity where the key is not visible.
 DEVICE float seen_score(const Attention& a, float score, int key, int first, int position) {
-    float x = __fmul_rn(score, a.scale);
-    if (a.cap != 0.0f) x = __fmul_rn(a.cap, tanhf(__fdiv_rn(x, a.cap)));
+    float x = scaled_score(a, score);
     return key >= first && key <= position ? x : __int_as_float(0xff800000);
 }
 

@@ -30,6 +30,9 @@ const CHUNK_SLICES: usize = 32;
 const MAX_PANELS: usize = 16;
 const MAX_BLOCKS: usize = 32;
 
+/// How far ahead of its use W is fetched when it is read for few rows.
+const PREFETCH_BYTES: usize = 6 * 1024;
+
 /// Sixteen rows of sixteen columns.
 type Tile<T> = [[T; COLUMNS]; BLOCK];
 
@@ -126,23 +129,50 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
     panels: Range<usize>,
     rows: &Quantized,
 ) {
-    let together = if rows.num_blocks() == 1 { 1 } else { MAX_PANELS };
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = scratch.get_or_insert_with(Scratch::new);
-        for start in panels.clone().step_by(together) {
-            let panels = start..panels.end.min(start + together);
-            for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
-                let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
-                // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
-                unsafe {
+        // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
+        unsafe {
+            for start in panels.clone().step_by(MAX_PANELS) {
+                let panels = start..panels.end.min(start + MAX_PANELS);
+                if rows.num_blocks() == 1 {
+                    one_block::<F>(weight, panels.clone(), rows, scratch);
+                    write(product, panels, rows, 0..1, &scratch.results);
+                    continue;
+                }
+                for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
+                    let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
                     few_panels::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
                     write(product, panels.clone(), rows, blocks, &scratch.results);
                 }
             }
+            release_tiles();
         }
-        // SAFETY: the machine has AMX.
-        unsafe { release_tiles() };
     });
+}
+
+/// Rows of one block: W is read once, from end to end, and unpacked on the way.
+///
+/// # Safety
+/// As for `rows_times_panels`; there is one block.
+unsafe fn one_block<F: Packing>(weight: &PackedWeight, panels: Range<usize>, rows: &Quantized, scratch: &mut Scratch) {
+    let layout = F::LAYOUT;
+    let Scratch { chunk, results } = scratch;
+    results.resize(results.len().max(panels.len()), [[0.0; COLUMNS]; BLOCK]);
+    let stretch = Stretch { rows, blocks: 0..1, first_slice: 0, num_units: rows.num_slices() / layout.slices };
+    // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
+    unsafe {
+        tile_shapes(&layout, rows.num_rows()).load();
+        for (panel, results) in panels.zip(results) {
+            let panel = weight.panel(panel);
+            let times = stretch.num_units * num_planes(&layout).pow(2);
+            let mut ahead = Ahead::new(panel.as_ptr().wrapping_add(PREFETCH_BYTES), panel.len(), times);
+            match layout.scales {
+                Scales::Plain => slices::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
+                _ => planes::multiply_panel::<F>(chunk, panel, &stretch, &mut ahead, results),
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -166,13 +196,9 @@ unsafe fn few_panels<F: Packing>(
         let num_units = units_of_chunk.min(num_units - first);
         for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
             let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
-            // What is read next: what follows, or the same place of the next panel. Every block asks for it once or more often a unit.
-            let distance = if panels.len() == 1 { units.len() } else { weight.panel_bytes() };
-            let mut ahead = Ahead::new(
-                units.as_ptr().wrapping_add(distance),
-                units.len(),
-                num_units * blocks.len() * num_planes(&layout).pow(2),
-            );
+            // What is read next lies at the same place of the next panel.
+            let next = units.as_ptr().wrapping_add(weight.panel_bytes());
+            let mut ahead = Ahead::new(next, units.len(), num_units * blocks.len() * num_planes(&layout).pow(2));
             // SAFETY: the panel holds these units; features by the caller's promise.
             unsafe {
                 match layout.scales {

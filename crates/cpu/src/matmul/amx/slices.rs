@@ -8,7 +8,10 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::{halves, integers};
 use super::super::packing::{Mins, Packing, SLICE};
-use super::{Ahead, BLOCK, Chunk, RowBlock, Stretch, Tile};
+use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, RowBlock, Stretch, Tile};
+
+/// Units have two slices in all of these formats; the chunk is a ring of so many.
+const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
 
 /// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
 const MAGIC: f32 = 12_582_912.0;
@@ -19,29 +22,35 @@ const MAGIC: f32 = 12_582_912.0;
 /// They are whole units of F, no more than a chunk holds; the machine has AVX-512 BW.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
+    for (u, unit) in units.chunks_exact(F::LAYOUT.unit_bytes()).enumerate() {
+        // SAFETY: passed on from the caller.
+        unsafe { unpack_unit::<F>(unit.as_ptr(), u, chunk) };
+    }
+}
+
+/// # Safety
+/// `unit` is a whole unit of F; the machine has AVX-512 BW.
+#[inline(always)]
+unsafe fn unpack_unit<F: Packing>(unit: *const u8, at: usize, chunk: &mut Chunk) {
     let layout = F::LAYOUT;
-    let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
-    for (u, unit) in units.chunks_exact(layout.unit_bytes()).enumerate() {
-        for slice in 0..layout.slices {
-            let at = u * layout.slices + slice;
-            // SAFETY: the unit is whole by the caller's promise; the chunk's arrays have room for all slices of a chunk.
-            unsafe {
-                let bytes = chunk.integers[at].as_mut_ptr();
-                for (j, integers) in integers::<F>(unit.as_ptr(), slice).into_iter().enumerate() {
-                    _mm512_store_si512(bytes.add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
-                }
-                let scales = halves(unit.as_ptr().add(layout.scale(slice)));
-                _mm512_store_ps(chunk.scales[at].as_mut_ptr(), scales);
-                if layout.mins == Mins::Plain {
-                    let mins = halves(unit.as_ptr().add(layout.min(slice)));
-                    _mm512_store_ps(chunk.mins[at].as_mut_ptr(), mins);
-                }
+    for slice in 0..layout.slices {
+        let at = at % CHUNK_UNITS * layout.slices + slice;
+        // SAFETY: the unit is whole by the caller's promise.
+        unsafe {
+            let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
+            let bytes = chunk.integers[at].as_mut_ptr();
+            for (j, integers) in integers::<F>(unit, slice).into_iter().enumerate() {
+                _mm512_store_si512(bytes.add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
+            }
+            _mm512_store_ps(chunk.scales[at].as_mut_ptr(), halves(unit.add(layout.scale(slice))));
+            if layout.mins == Mins::Plain {
+                _mm512_store_ps(chunk.mins[at].as_mut_ptr(), halves(unit.add(layout.min(slice))));
             }
         }
     }
 }
 
-/// Evaluates a block for each row of a block with the row as a constant: sixteen sums stay in registers only when nothing indexes them
+/// Evaluates a block of code for each of the rows with the row as a constant: sixteen sums stay in registers only when nothing indexes them
 /// by a variable.
 macro_rules! for_each_row {
     ($r:ident => $body:block) => {
@@ -49,7 +58,7 @@ macro_rules! for_each_row {
     };
     ($r:ident => $body:block, $($row:literal)*) => {
         $({
-            const $r: usize = $row;
+            let $r: usize = $row;
             $body
         })*
     };
@@ -67,16 +76,36 @@ pub(super) unsafe fn multiply<F: Packing>(
     results: &mut [Tile<f32>],
 ) {
     for (i, results) in results.iter_mut().enumerate() {
-        // SAFETY: passed on from the caller.
-        unsafe { multiply_block::<F>(chunk, stretch.num_units, stretch.block(i, &F::LAYOUT), fresh, ahead, results) };
+        // SAFETY: passed on from the caller; what is unpacked already is not read again.
+        unsafe {
+            let x = stretch.block(i, &F::LAYOUT);
+            multiply_block::<F, false>(chunk, std::ptr::null(), stretch.num_units, x, fresh, ahead, results);
+        }
     }
 }
 
+/// One block of rows times a whole panel, which is unpacked unit by unit just before its use.
+///
 /// # Safety
-/// As for `multiply`; the block has that many units.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn multiply_block<F: Packing>(
+/// The panel holds whole units of F, and the block as many; tiles are configured for it; the machine has AMX and AVX-512 with VNNI.
+pub(super) unsafe fn multiply_panel<F: Packing>(
     chunk: &mut Chunk,
+    panel: &[u8],
+    x: RowBlock,
+    ahead: &mut Ahead,
+    results: &mut Tile<f32>,
+) {
+    let num_units = panel.len() / F::LAYOUT.unit_bytes();
+    // SAFETY: passed on from the caller.
+    unsafe { multiply_block::<F, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results) };
+}
+
+/// # Safety
+/// As for `multiply`; the block has that many units. With `UNPACK`, as for `multiply_panel`, whose units begin at `units`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
+    chunk: &mut Chunk,
+    units: *const u8,
     num_units: usize,
     x: RowBlock,
     fresh: bool,
@@ -88,10 +117,13 @@ unsafe fn multiply_block<F: Packing>(
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
         if !fresh {
-            for_each_row!(R => { sums[R] = _mm512_loadu_ps(results[R].as_ptr()); });
+            for_each_row!(r => { sums[r] = _mm512_loadu_ps(results[r].as_ptr()); });
         }
         // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
         // and holds up everything behind.
+        for first in 0..if UNPACK { num_units.min(2) } else { 0 } {
+            unpack_unit::<F>(units.add(first * F::LAYOUT.unit_bytes()), first, chunk);
+        }
         multiply_unit!(chunk, x, 0, "0", "1");
         let mut n = 0;
         macro_rules! step {
@@ -103,6 +135,9 @@ unsafe fn multiply_block<F: Packing>(
                     store_unit!(chunk, $stored);
                 }
                 ahead.fetch();
+                if UNPACK && n + 2 < num_units {
+                    unpack_unit::<F>(units.add((n + 2) * F::LAYOUT.unit_bytes()), n + 2, chunk);
+                }
                 if n > 0 {
                     scale_slice::<F>(chunk, x, 2 * n - 2, $scaled, &mut sums);
                     scale_slice::<F>(chunk, x, 2 * n - 1, $scaled + 1, &mut sums);
@@ -117,7 +152,7 @@ unsafe fn multiply_block<F: Packing>(
             step!(("2", "3"), (0, 1), 2);
             step!(("0", "1"), (2, 3), 0);
         }
-        for_each_row!(R => { _mm512_storeu_ps(results[R].as_mut_ptr(), sums[R]); });
+        for_each_row!(r => { _mm512_storeu_ps(results[r].as_mut_ptr(), sums[r]); });
     }
 }
 
@@ -131,19 +166,19 @@ unsafe fn scale_slice<F: Packing>(chunk: &Chunk, x: RowBlock, slice: usize, tile
     unsafe {
         let tile = &chunk.tiles[tile];
         let magic = _mm512_castps_si512(_mm512_set1_ps(MAGIC));
-        let scale = _mm512_load_ps(chunk.scales[slice].as_ptr());
+        let scale = _mm512_load_ps(chunk.scales[slice % CHUNK_SLICES].as_ptr());
         // Exact: 2 bits times the 11 of a half.
         let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
-        let mins = _mm512_load_ps(chunk.mins[slice].as_ptr());
+        let mins = _mm512_load_ps(chunk.mins[slice % CHUNK_SLICES].as_ptr());
         let (x_scales, row_sums) = (x.scales.add(slice * x.num_rows), x.sums.add(slice * x.num_rows));
-        for_each_row!(R => {
+        for_each_row!(r => {
             // `product * scale`, rounded once; that the product becomes a float costs no more than an addition of integers.
-            let product = _mm512_add_epi32(magic, _mm512_load_si512(tile[R].as_ptr().cast()));
+            let product = _mm512_add_epi32(magic, _mm512_load_si512(tile[r].as_ptr().cast()));
             let mut part = _mm512_fmadd_ps(_mm512_castsi512_ps(product), scale, excess);
             if F::LAYOUT.mins == Mins::Plain {
-                part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums.add(R)), mins, part);
+                part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums.add(r)), mins, part);
             }
-            sums[R] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(R)), sums[R]);
+            sums[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(r)), sums[r]);
         });
     }
 }
@@ -168,8 +203,8 @@ macro_rules! multiply_unit {
             concat!("tdpbssd tmm", $second, ", tmm5, tmm7"),
             x0 = in(reg) x,
             x1 = in(reg) x.add(SLICE),
-            w0 = in(reg) $chunk.integers[slice].as_ptr(),
-            w1 = in(reg) $chunk.integers[slice + 1].as_ptr(),
+            w0 = in(reg) $chunk.integers[slice % CHUNK_SLICES].as_ptr(),
+            w1 = in(reg) $chunk.integers[slice % CHUNK_SLICES + 1].as_ptr(),
             stride = in(reg) 64usize,
             options(nostack, preserves_flags, readonly),
         )
