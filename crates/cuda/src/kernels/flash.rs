@@ -25,7 +25,7 @@ pub(crate) fn launch(device: &Device, storage: usize, parameter: &AttentionParam
     let panel_bytes = 64 * 128;
     let (panels, stages) = if is_large { (2, 5) } else { (1, 8) };
     let shared_bytes = 1024 + 2 * panels * panel_bytes * (1 + stages);
-    let blocks = [parameter.num_runs, parameter.num_kv_heads * group.div_ceil(piece), 1];
+    let blocks = [parameter.num_kv_heads * group.div_ceil(piece), parameter.num_runs, 1];
     let kernel = KERNELS[4 * (storage - 1) + 2 * usize::from(is_large) + usize::from(parameter.cap != 0.0)];
     device.launch(kernel, Grid { blocks, threads: 384, shared_bytes }, parameter)
 }

@@ -95,46 +95,60 @@ DEVICE float few_operand(const Linear& p, u32 row, u8* to) {
     return power(254 - forward);
 }
 
-// Up to 8 rows. A block is 16 warps: `slices` warps share a tile of 16 outputs. A warp sees its groups of all its tiles as one stream and
-// loads AHEAD groups ahead, across the edges of tiles: from memory to registers, with loads under way while sums are put together.
-template <int F, int AHEAD>
+// Up to 8 rows. A block is 16 warps: `slices` warps share TILES tiles of 16 outputs. A warp sees its groups of all its tiles as one stream
+// and loads AHEAD groups ahead, across the edges of tiles: from memory to registers, with loads under way while sums are put together.
+// Two tiles at a time are two chains of sums that do not wait for each other; of a gated product they are the gate's and up's.
+template <int F, int AHEAD, int TILES>
 DEVICE void few(const Linear& p) {
     typedef Weights<F> W;
     extern __shared__ uint4 shared[];
-    // Two of each, so that one barrier a tile is enough: nobody is two tiles ahead of another.
-    __shared__ float partial[2][FEW_WARPS][128];
+    // Two of each, so that one barrier a round is enough: nobody is two rounds ahead of another.
+    __shared__ float partial[2][FEW_WARPS][TILES][128];
     __shared__ uint4 zeros;
     __shared__ float scales[8];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 tiles_at_once = FEW_WARPS / p.slices, stride = gridDim.x * tiles_at_once;
+    u32 items_at_once = FEW_WARPS / p.slices, stride = gridDim.x * items_at_once;
     u32 slice = warp % p.slices;
     u32 begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols, p.slices, slice + 1);
-    u32 first = blockIdx.x * tiles_at_once;
-    // When gated, a tile of the gate and the same tile of up follow each other.
-    u32 num_items = p.is_gated ? p.num_tiles / 2 : p.num_tiles;
-    u32 rounds = (num_items - first + stride - 1) / stride * (p.is_gated ? 2 : 1);
+    u32 first = blockIdx.x * items_at_once;
+    // An item is a tile or a pair of them. With one tile at a time, the gate's and up's come in turn.
+    bool alternates = TILES == 1 && p.is_gated;
+    u32 num_items = TILES == 2 || p.is_gated ? p.num_tiles / 2 : p.num_tiles;
+    u32 rounds = (num_items - first + stride - 1) / stride * (alternates ? 2 : 1);
     u32 total = rounds * (end_group - begin_group);
-    auto tile_of = [&](u32 round, u32 which) {
-        if (!p.is_gated) return first + round * stride + which;
-        u32 item = first + round / 2 * stride + which;
-        return item < num_items ? item + round % 2 * num_items : p.num_tiles;
+    // The tile, or one beyond the last.
+    auto tile_of = [&](u32 round, u32 which, u32 member) {
+        u32 item = first + (alternates ? round / 2 : round) * stride + which;
+        if (item >= num_items) return p.num_tiles;
+        if (p.is_gated) return item + (alternates ? round % 2 : member) * num_items;
+        return TILES * item + member;
     };
 
     // A tile beyond the last is computed like the last, and not written.
-    auto slice_weights = [&](u32 round) {
-        u32 tile = min(tile_of(round, warp / p.slices), p.num_tiles - 1);
-        const LinearPart& part = part_of(p, tile);
-        return group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols);
+    const u8* weights[TILES];
+    auto find_weights = [&](u32 round) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            u32 tile = min(tile_of(round, warp / p.slices, m), p.num_tiles - 1);
+            const LinearPart& part = part_of(p, tile);
+            weights[m] = group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols);
+        }
     };
     u32 load_round = 0, load_group = begin_group, to_load = total;
-    const u8* weights = slice_weights(0);
-    typename W::Raw raw[AHEAD][4];
+    find_weights(0);
+    typename W::Raw raw[AHEAD][TILES][4];
+    auto load = [&](int h, int i) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) W::template load<FromDevice>(raw[h][m][i], chunk_of<W>(weights[m], i), i, lane);
+    };
     auto next_group = [&]() {
         to_load--;
-        weights += group_stride<W>();
         if (++load_group == end_group) {
             load_group = begin_group;
-            weights = slice_weights(++load_round);
+            find_weights(++load_round);
+        } else {
+#pragma unroll
+            for (int m = 0; m < TILES; m++) weights[m] += group_stride<W>();
         }
     };
     let_next_start();
@@ -142,7 +156,7 @@ DEVICE void few(const Linear& p) {
     for (int h = 0; h < AHEAD; h++) {
         if (to_load == 0) break;
 #pragma unroll
-        for (int i = 0; i < 4; i++) W::template load<FromDevice>(raw[h][i], chunk_of<W>(weights, i), i, lane);
+        for (int i = 0; i < 4; i++) load(h, i);
         next_group();
     }
 
@@ -174,7 +188,9 @@ DEVICE void few(const Linear& p) {
 
     u32 group = begin_group, round = 0;
     float gate = 0.0f;
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float sum[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) sum[m][0] = sum[m][1] = sum[m][2] = sum[m][3] = 0.0f;
     for (u32 done = 0; done < total; done += AHEAD) {
 #pragma unroll
         for (int h = 0; h < AHEAD; h++) {
@@ -187,49 +203,56 @@ DEVICE void few(const Linear& p) {
                 load_matrices(*(u32(*)[4])(x + 4), at + half_unit);
                 at += 2 * half_unit;
 #pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    u32 a[4];
-                    W::decode(a, raw[h][i], s);
-                    multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
-                }
-                if (to_load > 0) W::template load<FromDevice>(raw[h][i], chunk_of<W>(weights, i), i, lane);
+                for (int s = 0; s < 4; s++)
+#pragma unroll
+                    for (int m = 0; m < TILES; m++) {
+                        u32 a[4];
+                        W::decode(a, raw[h][m][i], s);
+                        multiply<F>(sum[m], a, x[2 * s], x[2 * s + 1]);
+                    }
+                if (to_load > 0) load(h, i);
             }
             if (to_load > 0) next_group();
             if (++group < end_group) continue;
 
             group = begin_group;
             u32 g = lane / 4, t = lane % 4;
-            float* mine = partial[round % 2][warp];  // [row of x][output of the tile]
-            mine[2 * t * 16 + g] = sum[0];
-            mine[(2 * t + 1) * 16 + g] = sum[1];
-            mine[2 * t * 16 + g + 8] = sum[2];
-            mine[(2 * t + 1) * 16 + g + 8] = sum[3];
-            sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                float* mine = partial[round % 2][warp][m];  // [row of x][output of the tile]
+                mine[2 * t * 16 + g] = sum[m][0];
+                mine[(2 * t + 1) * 16 + g] = sum[m][1];
+                mine[2 * t * 16 + g + 8] = sum[m][2];
+                mine[(2 * t + 1) * 16 + g + 8] = sum[m][3];
+                sum[m][0] = sum[m][1] = sum[m][2] = sum[m][3] = 0.0f;
+            }
             __syncthreads();
-            for (u32 j = threadIdx.x; j < tiles_at_once * 16 * p.num_rows; j += FEW_THREADS) {
-                u32 row = j / (tiles_at_once * 16), o = j % (tiles_at_once * 16);
-                u32 which = o / 16, tile = tile_of(round, which);
-                if (tile >= p.num_tiles) continue;
-                float (*of_tile)[128] = &partial[round % 2][which * p.slices];
-                float result = of_tile[0][row * 16 + o % 16];
-                for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, of_tile[n][row * 16 + o % 16]);
-                const LinearPart& part = part_of(p, tile);
-                u32 output = (tile - part.first_tile) * 16 + o % 16;
-                if (output >= part.outputs) continue;
-                u64 place = (u64)row * part.outputs + output;
-                result = finished(result, scales[row], part.bias, output);
-                if (p.is_gated && round % 2 == 0) {
-                    gate = result;
-                    continue;
+            for (u32 j = threadIdx.x; j < items_at_once * 16 * p.num_rows; j += FEW_THREADS) {
+                u32 row = j / (items_at_once * 16), which = j / 16 % items_at_once, o = j % 16;
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    u32 tile = tile_of(round, which, m);
+                    if (tile >= p.num_tiles) continue;
+                    float result = partial[round % 2][which * p.slices][m][row * 16 + o];
+                    for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, partial[round % 2][which * p.slices + n][m][row * 16 + o]);
+                    const LinearPart& part = part_of(p, tile);
+                    u32 output = (tile - part.first_tile) * 16 + o;
+                    if (output >= part.outputs) continue;
+                    u64 place = (u64)row * part.outputs + output;
+                    result = finished(result, scales[row], part.bias, output);
+                    if (p.is_gated && (TILES == 2 ? m : round % 2) == 0) {
+                        gate = result;
+                        continue;
+                    }
+                    part.out[place] = result;
+                    if (p.is_gated) {
+                        float gated = __fmul_rn(activated(p.activation, gate), result);
+                        p.parts[0].out[place] = gated;
+                        // Not negative, so that the bits compare as the numbers do.
+                        if (p.maxima_are == 2) atomicMax(p.maxima + row, __float_as_uint(magnitude(gated)));
+                    }
+                    if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
                 }
-                part.out[place] = result;
-                if (p.is_gated) {
-                    float gated = __fmul_rn(activated(p.activation, gate), result);
-                    p.parts[0].out[place] = gated;
-                    // Not negative, so that the bits compare as the numbers do.
-                    if (p.maxima_are == 2) atomicMax(p.maxima + row, __float_as_uint(magnitude(gated)));
-                }
-                if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
             }
             round++;
         }
@@ -373,8 +396,8 @@ KERNEL void linear_combine(Linear p) {
 }
 
 // A block has a multiprocessor to itself; what AHEAD groups take of its registers is on its way from memory.
-#define LINEAR(NAME, F, AHEAD)                                                                              \
-    KERNEL void __launch_bounds__(512, 1) linear_few_##NAME(Linear p) { few<F, AHEAD>(p); }                    \
+#define LINEAR(NAME, F, AHEAD)                                                                             \
+    KERNEL void __launch_bounds__(512, 1) linear_few_##NAME(Linear p) { few<F, AHEAD, 1>(p); }                 \
     KERNEL void __launch_bounds__(128) linear_many16_##NAME(Linear p) { many<F, 1, 2>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(128) linear_many32_##NAME(Linear p) { many<F, 1, 4>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(128) linear_many64_##NAME(Linear p) { many<F, 1, 8>(p, p.workspace != 0); }  \
@@ -387,6 +410,15 @@ LINEAR(q4_0, Q4_0, 2)
 LINEAR(q4_k, Q4_K, 2)
 LINEAR(q5_k, Q5_K, 1)
 LINEAR(q6_k, Q6_K, 1)
+
+#define LINEAR_PAIR(NAME, F) \
+    KERNEL void __launch_bounds__(512, 1) linear_pair_##NAME(Linear p) { few<F, 1, 2>(p); }
+
+LINEAR_PAIR(q8_0, Q8_0)
+LINEAR_PAIR(q4_0, Q4_0)
+LINEAR_PAIR(q4_k, Q4_K)
+LINEAR_PAIR(q5_k, Q5_K)
+LINEAR_PAIR(q6_k, Q6_K)
 
 // Weights of f32, products and sums in f32: a warp for each output and eight rows. Lane l takes the columns l, l + 32, ...
 KERNEL void linear_f32(Linear p) {

@@ -18,6 +18,11 @@ macro_rules! linear_kernels {
                 concat!("linear_many64_", $format),
                 concat!("linear_many128_", $format),
             )*
+            "linear_pair_q8_0",
+            "linear_pair_q4_0",
+            "linear_pair_q4_k",
+            "linear_pair_q5_k",
+            "linear_pair_q6_k",
         ]
     };
 }
@@ -64,6 +69,10 @@ pub(crate) struct LinearProduct {
     is_gated: u32,
     activation: u32,
 }
+
+/// Where the families of quantized formats and the kernels of pairs begin in [`KERNELS`].
+const QUANTIZED: usize = 12;
+const FIRST_PAIR: usize = 37;
 
 /// The kernel family of a format, by the index of its first name in [`KERNELS`].
 fn family(dtype: DType) -> Option<usize> {
@@ -154,16 +163,20 @@ impl LinearProduct {
         self.num_rows * (self.x.pitch * 2 + 16)
     }
 
-    /// Whether `linear_few` has room for the rows; its own shared memory is less than 17 KiB.
+    /// Whether `linear_few` has room for the rows; its own shared memory is less than 34 KiB.
     pub(crate) fn few_fits(&self, device: &Device) -> bool {
-        self.few_shared() + (17 << 10) <= device.shared_limit
+        self.few_shared() + (34 << 10) <= device.shared_limit
     }
 
     /// Up to eight rows that fit.
     pub(crate) fn launch_few(&self, device: &Device, dtype: DType) -> Result<(), Error> {
-        let kernel = KERNELS[family(dtype).expect("a format with tiles")];
-        let num_items = self.num_tiles >> self.is_gated;
-        let blocks = (num_items * self.slices).div_ceil(FEW_WARPS).min(device.num_multiprocessors());
+        let family = family(dtype).expect("a format with tiles");
+        let blocks_for = |items: u32| (items * self.slices).div_ceil(FEW_WARPS);
+        // Quantized weights are bound by their decoding: two tiles at a time, where enough blocks remain.
+        let in_pairs = dtype.is_quantized() && 3 * blocks_for(self.num_tiles / 2) >= 2 * device.num_multiprocessors();
+        let kernel = if in_pairs { KERNELS[FIRST_PAIR + (family - QUANTIZED) / 5] } else { KERNELS[family] };
+        let num_items = if in_pairs || self.is_gated() { self.num_tiles / 2 } else { self.num_tiles };
+        let blocks = blocks_for(num_items).min(device.num_multiprocessors());
         let shared_bytes = self.few_shared();
         let grid = Grid { blocks: [blocks, 1, 1], threads: 32 * FEW_WARPS, shared_bytes };
         device.launch(kernel, grid, self)
@@ -256,5 +269,18 @@ impl LinearProduct {
         }
         let len = self.num_rows as usize * self.num_tiles as usize * 16;
         device.launch("linear_combine", Grid::items(len, 256), &self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_kernels() {
+        assert_eq!(KERNELS[family(DType::Q8_0).expect("a family")], "linear_few_q8_0");
+        assert_eq!(QUANTIZED, family(DType::Q8_0).expect("a family"));
+        assert_eq!(KERNELS[FIRST_PAIR], "linear_pair_q8_0");
+        assert_eq!(KERNELS[FIRST_PAIR + (family(DType::Q6_K).expect("a family") - QUANTIZED) / 5], "linear_pair_q6_k");
     }
 }
