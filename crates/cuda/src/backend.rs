@@ -10,7 +10,7 @@ use pellucid_tensor::{
 };
 
 use crate::driver::{Buffer, Device, Grid};
-use crate::fuse::Waiting;
+use crate::fuse::Fusion;
 use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
@@ -25,7 +25,7 @@ use crate::{experts, upload};
 pub struct CudaBackend {
     pub(crate) device: Arc<Device>,
     pub(crate) current: Mutex<Current>,
-    pub(crate) waiting: Mutex<Option<Waiting>>,
+    pub(crate) fusion: Mutex<Fusion>,
     scratch: Mutex<Vec<Option<Buffer>>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
@@ -69,7 +69,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             device: Device::open(ordinal)?,
             current: Mutex::default(),
-            waiting: Mutex::default(),
+            fusion: Mutex::default(),
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
@@ -432,7 +432,7 @@ impl Backend for CudaBackend {
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
         let activation = rows::activation_code(activation);
         let (x, y, cols) = (floats_mut(gate), floats(up), gate.cols());
-        if self.gate_joins(activation, up, x)? {
+        if self.gate_joins(activation, y, x)? {
             return Ok(());
         }
         let operand = if rows::has_pieces(cols) { memory(gate).operand_to_write(gate.rows()) } else { None };

@@ -229,17 +229,6 @@ impl Device {
         *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
     }
 
-    /// Blocks of a kernel that fit on one multiprocessor at once.
-    pub(crate) fn occupancy(&self, name: &'static str, threads: u32, shared_bytes: u32) -> Result<u32, Error> {
-        self.bind()?;
-        let function = self.function(name);
-        // SAFETY: the function belongs to a module that is never unloaded.
-        let blocks = unsafe {
-            result::occupancy::max_active_block_per_multiprocessor(function, threads as i32, shared_bytes as usize)
-        };
-        Ok(blocks.map_err(|error| self.error(name, error))?.max(1) as u32)
-    }
-
     pub(crate) fn launch<P: Parameter>(&self, name: &'static str, grid: Grid, parameter: &P) -> Result<(), Error> {
         self.launch_clusters(name, grid, 1, parameter)
     }

@@ -4,30 +4,73 @@
 //! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. The
 //! results are those of the separate kernels, to the bit, and everything that a caller could look at is written.
 
-use pellucid_tensor::{DType, Error, Tensor};
+use pellucid_tensor::{DType, Error};
 
 use crate::backend::{CudaBackend, lock};
-use crate::kernels::linear::LinearProduct;
+use crate::driver::Buffer;
+use crate::kernels::linear::{self, LinearProduct, Maxima};
 use crate::kernels::norm::{self, Norm};
 
 /// The most rows for which this pays: every block of a product makes the operand of all rows by itself.
 const MAX_ROWS: usize = 2;
 
 #[derive(Debug)]
-pub(crate) enum Waiting {
+enum Waiting {
     Norm { norm: Norm, num_rows: usize },
     Products { product: LinearProduct, dtype: DType },
+}
+
+/// What waits, and where the largest magnitudes of gated rows stand.
+#[derive(Debug, Default)]
+pub(crate) struct Fusion {
+    waiting: Option<Waiting>,
+    maxima: Option<Buffer>,
+    /// They are zeros, for the next gate to find them.
+    maxima_are_clear: bool,
+    /// They are those of the activation at this address, for the product that comes right after.
+    maxima_of: Option<u64>,
+}
+
+impl Fusion {
+    pub(crate) fn forget(&mut self) {
+        self.waiting = None;
+        self.maxima_are_clear = false;
+        self.maxima_of = None;
+    }
 }
 
 impl CudaBackend {
     /// Launches what waits. Stands at the head of every operation that does not take it over.
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        let waiting = lock(&self.waiting).take();
-        match waiting {
+        let mut fusion = lock(&self.fusion);
+        match fusion.waiting.take() {
             None => Ok(()),
             Some(Waiting::Norm { norm, num_rows }) => norm::norm(&self.device, "rms_norm", num_rows, &norm),
-            Some(Waiting::Products { product, dtype }) => product.launch_few(&self.device, dtype),
+            Some(Waiting::Products { mut product, dtype }) => {
+                self.place_maxima(&mut fusion, &mut product)?;
+                product.launch_few(&self.device, dtype)
+            }
         }
+    }
+
+    /// A gate finds the largest magnitudes of its rows, the product after it knows them, any other product clears them.
+    fn place_maxima(&self, fusion: &mut Fusion, product: &mut LinearProduct) -> Result<(), Error> {
+        let address = match &fusion.maxima {
+            Some(buffer) => buffer.address(),
+            None => fusion.maxima.insert(self.device.allocate(4 * MAX_ROWS)?).address(),
+        };
+        let known = fusion.maxima_of.take() == Some(product.input());
+        let gates = product.is_gated() && fusion.maxima_are_clear;
+        match (known, gates) {
+            (true, _) => product.maxima(address, Maxima::Known),
+            (false, true) => {
+                product.maxima(address, Maxima::Found);
+                fusion.maxima_of = Some(product.first_output());
+            }
+            (false, false) => product.maxima(address, Maxima::Cleared),
+        }
+        fusion.maxima_are_clear = !known && !gates;
+        Ok(())
     }
 
     fn may_wait(&self, num_rows: usize) -> bool {
@@ -36,17 +79,19 @@ impl CudaBackend {
 
     /// Whether a norm of whole rows was left to wait; `norm` has its places.
     pub(crate) fn norm_waits(&self, norm: Norm, num_rows: usize) -> bool {
-        let waits = self.may_wait(num_rows) && norm.y == 0;
+        let waits = self.may_wait(num_rows) && norm.y == 0 && linear::takes_norm(norm.width);
         if waits {
-            *lock(&self.waiting) = Some(Waiting::Norm { norm, num_rows });
+            lock(&self.fusion).waiting = Some(Waiting::Norm { norm, num_rows });
         }
         waits
     }
 
     /// Whether products of x were left to wait, with the norm before them where x is one that waits.
     pub(crate) fn products_wait(&self, x: u64, mut product: LinearProduct, dtype: DType) -> Result<bool, Error> {
-        let fits = self.may_wait(product.num_rows as usize) && product.few_fits(&self.device);
-        let norm = match &*lock(&self.waiting) {
+        let fits = self.may_wait(product.num_rows as usize)
+            && product.few_fits(&self.device)
+            && linear::makes_operand(product.cols as usize);
+        let norm = match &lock(&self.fusion).waiting {
             Some(Waiting::Norm { norm, .. }) if fits && norm.out == x => Some(*norm),
             _ => None,
         };
@@ -58,7 +103,7 @@ impl CudaBackend {
             return Ok(false);
         }
         product.take_plain(norm.map_or(x, |norm| norm.x));
-        *lock(&self.waiting) = Some(Waiting::Products { product, dtype });
+        lock(&self.fusion).waiting = Some(Waiting::Products { product, dtype });
         Ok(true)
     }
 
@@ -68,13 +113,12 @@ impl CudaBackend {
     }
 
     /// The same for `gate = activation(gate) * up`.
-    pub(crate) fn gate_joins(&self, activation: u32, up: &Tensor, gate: u64) -> Result<bool, Error> {
-        let up = crate::memory::floats(up);
+    pub(crate) fn gate_joins(&self, activation: u32, up: u64, gate: u64) -> Result<bool, Error> {
         self.joins(|product| product.gate_by(activation, gate, up))
     }
 
     fn joins(&self, take: impl FnOnce(&mut LinearProduct) -> bool) -> Result<bool, Error> {
-        let joined = match &mut *lock(&self.waiting) {
+        let joined = match &mut lock(&self.fusion).waiting {
             Some(Waiting::Products { product, .. }) => take(product),
             _ => false,
         };

@@ -121,7 +121,7 @@ impl CudaBackend {
         let result = self.replay_or_run(index, memo, &mut || {
             let result = run().and_then(|()| self.settle());
             // What still waits after a failure has nothing left to wait for.
-            *lock(&self.waiting) = None;
+            lock(&self.fusion).forget();
             result
         });
         *lock(&self.current) = Current::default();

@@ -208,10 +208,10 @@ DEVICE void attend(const Attention& a) {
         for (int h = 0; h < G; h++) {
             here[h].sum = __fadd_rn(__fadd_rn(sums[h][0], sums[h][1]), __fadd_rn(sums[h][2], sums[h][3]));
             float keep, add;
-            merge(running[h], here[h], keep, add);
+            merge<false>(running[h], here[h], keep, add);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                values[h][i] = __fadd_rn(__fmul_rn(values[h][i], keep), __fmul_rn(tile_values[h][i], add));
+                values[h][i] = joined(values[h][i], keep, tile_values[h][i], add);
         }
         __syncthreads();
     }
@@ -259,8 +259,9 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         float previous = lane == 0 ? earlier : fmaxf(earlier, neighbour);
         so_far = fmaxf(so_far, earlier);
         if (tile < num_tiles) {
-            counts[2 * tile] = previous == so_far ? 1.0f : expf(__fsub_rn(previous, so_far));
-            counts[2 * tile + 1] = here == so_far ? 1.0f : expf(__fsub_rn(here, so_far));
+            bool of_two = a.tile_len == FLASH_TILE;
+            counts[2 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
+            counts[2 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
         }
         for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
         __syncthreads();
@@ -271,8 +272,8 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         for (u32 tile = 0; tile < num_tiles; tile++) {
             const float* at = from + tile * (u64)(hs + 2);
             float keep = counts[2 * tile], add = counts[2 * tile + 1];
-            sum = __fadd_rn(__fmul_rn(sum, keep), __fmul_rn(at[hs + 1], add));
-            value = __fadd_rn(__fmul_rn(value, keep), __fmul_rn(at[d], add));
+            sum = joined(sum, keep, at[hs + 1], add);
+            value = joined(value, keep, at[d], add);
         }
         a.out[head * hs + d] = __fdiv_rn(value, sum);
     }
@@ -349,7 +350,7 @@ DEVICE void flash(const Attention& a) {
         copy_async_commit();
     };
 
-    const float nothing = __int_as_float(0xff800000);
+    const float nothing = __int_as_float(0xff800000), factor = exponent_factor(a);
     float out[HS / 8][4];
 #pragma unroll
     for (int n = 0; n < HS / 8; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
@@ -395,19 +396,19 @@ DEVICE void flash(const Attention& a) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 1));
-            here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 2));
+            here[i].largest = __fmul_rn(fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 2)), factor);
         }
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], here[i / 2].largest);
+            for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], factor, exponent_offset(here[i / 2].largest));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             for (int q = 0; q < 4; q++) {
                 float quarter = quarter_sum(score[2 * q][2 * i], score[2 * q][2 * i + 1], score[2 * q + 1][2 * i], score[2 * q + 1][2 * i + 1]);
                 here[i].sum = q == 0 ? quarter : __fadd_rn(here[i].sum, quarter);
             }
-            merge(running[i], here[i], keep[i], add[i]);
+            merge<true>(running[i], here[i], keep[i], add[i]);
         }
         u32 weights[4][4];
 #pragma unroll
@@ -429,7 +430,7 @@ DEVICE void flash(const Attention& a) {
             }
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                out[n][i] = __fadd_rn(__fmul_rn(out[n][i], keep[i / 2]), __fmul_rn(sum[i], add[i / 2]));
+                out[n][i] = joined(out[n][i], keep[i / 2], sum[i], add[i / 2]);
         }
         if (!SPLIT) __syncthreads();
     }
@@ -507,6 +508,7 @@ DEVICE void flash_one(const Attention& a) {
     copy_async_wait<1>();
     __syncthreads();
 
+    const float factor = exponent_factor(a);
     float score[2][4];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -539,12 +541,12 @@ DEVICE void flash_one(const Attention& a) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 m = g + 8 * i;
-        largest[i] = fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m]));
+        largest[i] = __fmul_rn(fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m])), factor);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], largest[i / 2]);
+        for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], factor, exponent_offset(largest[i / 2]));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float quarter = quarter_sum(score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
@@ -582,7 +584,7 @@ DEVICE void flash_one(const Attention& a) {
     if (threadIdx.x < heads) {
         u32 m = threadIdx.x;
         float* to = a.partial + (((u64)row * a.num_heads + first_head + m) * a.max_tiles + tile) * (HS + 2);
-        to[HS] = fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m]));
+        to[HS] = __fmul_rn(fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m])), factor);
         to[HS + 1] = __fadd_rn(__fadd_rn(__fadd_rn(sums[0][m], sums[1][m]), sums[2][m]), sums[3][m]);
     }
 }

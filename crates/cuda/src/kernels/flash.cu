@@ -94,19 +94,20 @@ DEVICE u64 column_descriptor(u32 address, u32 stride) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(stride >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
-template <int S, int HS>
+// blockIdx: x = kv head and piece of its group, y = run of tokens, the last and longest first.
+template <int S, int HS, bool CAPPED>
 DEVICE void flash_wide(const Attention& a) {
     static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128, STAGES = HS == 128 ? 5 : 8;
     static const u32 STAGE_BYTES = 2 * PANELS * PANEL_BYTES;
     extern __shared__ u8 dynamic[];
     __shared__ u64 barriers[2 * STAGES];
     begin();
-    u32 row = a.runs[a.num_runs - 1 - blockIdx.x];
+    u32 row = a.runs[a.num_runs - 1 - blockIdx.y];
     u32 group = a.num_heads / a.num_kv_heads, padded = padded_group(group);
     u32 group_tokens = 64 / padded, block_tokens = 2 * group_tokens;
     if ((row - a.first_rows[row]) % block_tokens != 0) return;
     u32 pieces = (group + padded - 1) / padded;
-    u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
+    u32 kv_head = blockIdx.x / pieces, first_head = kv_head * group + blockIdx.x % pieces * padded;
     u32 heads = min(padded, (kv_head + 1) * group - first_head);
     u32 num_tokens = min(block_tokens, a.end_rows[row] - row);
     u32 first_position = a.positions[row], last_position = a.positions[row + num_tokens - 1];
@@ -183,7 +184,9 @@ DEVICE void flash_wide(const Attention& a) {
         first[i] = valid && a.window ? max(0, position[i] + 1 - (int)a.window) : 0;
         query[i] = ((u64)(row + token) * a.num_heads + first_head + head) * HS;
     }
-    const float nothing = __int_as_float(0xff800000);
+    // Keys from `seen_from` up to `seen_to` are visible to every token of the block.
+    u32 seen_from = a.window && last_position + 1 > a.window ? last_position + 1 - a.window : 0, seen_to = first_position + 1;
+    const float nothing = __int_as_float(0xff800000), factor = exponent_factor(a);
     float out[HS / 2];
 #pragma unroll
     for (int i = 0; i < HS / 2; i++) out[i] = 0.0f;
@@ -216,21 +219,30 @@ DEVICE void flash_wide(const Attention& a) {
         wide_wait<0>(score);
 
         Running here[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+        if (CAPPED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+            for (int i = 0; i < 32; i++) score[i] = capped(__fmul_rn(score[i], a.scale), a.cap);
+        }
+        // Most tiles are seen whole.
+        if (tile * FLASH_TILE < seen_from || (tile + 1) * FLASH_TILE > seen_to) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
-                score[4 * n + i] = seen_score(a, score[4 * n + i], key, first[i / 2], position[i / 2]);
-                here[i / 2].largest = fmaxf(here[i / 2].largest, score[4 * n + i]);
-            }
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int key = tile * FLASH_TILE + n * 8 + 2 * t + i % 2;
+                    if (key < first[i / 2] || key > position[i / 2]) score[4 * n + i] = nothing;
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) here[i % 4 / 2].largest = fmaxf(here[i % 4 / 2].largest, score[i]);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 1));
-            here[i].largest = fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 2));
+            here[i].largest = __fmul_rn(fmaxf(here[i].largest, __shfl_xor_sync(FULL_WARP, here[i].largest, 2)), factor);
         }
+        float offset[2] = {exponent_offset(here[0].largest), exponent_offset(here[1].largest)};
 #pragma unroll
-        for (int i = 0; i < 32; i++) score[i] = weight_of(score[i], here[i % 4 / 2].largest);
+        for (int i = 0; i < 32; i++) score[i] = weight_of(score[i], factor, offset[i % 4 / 2]);
         u32 weights[4][4];
 #pragma unroll
         for (int s = 0; s < 4; s++)
@@ -254,14 +266,14 @@ DEVICE void flash_wide(const Attention& a) {
                 float quarter = quarter_sum(score[8 * q + 2 * i], score[8 * q + 2 * i + 1], score[8 * q + 4 + 2 * i], score[8 * q + 5 + 2 * i]);
                 here[i].sum = q == 0 ? quarter : __fadd_rn(here[i].sum, quarter);
             }
-            merge(running[i], here[i], keep[i], add[i]);
+            merge<true>(running[i], here[i], keep[i], add[i]);
         }
         wide_wait<0>(sum);
         if (lane == 0) barrier_arrive(empty + 8 * place.stage);
         place.advance();
 #pragma unroll
         for (int i = 0; i < HS / 2; i++)
-            out[i] = __fadd_rn(__fmul_rn(out[i], keep[i % 4 / 2]), __fmul_rn(sum[i], add[i % 4 / 2]));
+            out[i] = joined(out[i], keep[i % 4 / 2], sum[i], add[i % 4 / 2]);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -276,12 +288,16 @@ DEVICE void flash_wide(const Attention& a) {
 
 #else
 
-template <int S, int HS>
+template <int S, int HS, bool CAPPED>
 DEVICE void flash_wide(const Attention& a) {}
 
 #endif
 
-KERNEL void __launch_bounds__(384, 1) flash_wide_f16_64(Attention a) { flash_wide<STORE_F16, 64>(a); }
-KERNEL void __launch_bounds__(384, 1) flash_wide_f16_128(Attention a) { flash_wide<STORE_F16, 128>(a); }
-KERNEL void __launch_bounds__(384, 1) flash_wide_bf16_64(Attention a) { flash_wide<STORE_BF16, 64>(a); }
-KERNEL void __launch_bounds__(384, 1) flash_wide_bf16_128(Attention a) { flash_wide<STORE_BF16, 128>(a); }
+#define FLASH_WIDE(NAME, S, HS)                                                                                       \
+    KERNEL void __launch_bounds__(384, 1) flash_wide_##NAME##_##HS(Attention a) { flash_wide<S, HS, false>(a); }        \
+    KERNEL void __launch_bounds__(384, 1) flash_wide_capped_##NAME##_##HS(Attention a) { flash_wide<S, HS, true>(a); }
+
+FLASH_WIDE(f16, STORE_F16, 64)
+FLASH_WIDE(f16, STORE_F16, 128)
+FLASH_WIDE(bf16, STORE_BF16, 64)
+FLASH_WIDE(bf16, STORE_BF16, 128)

@@ -5,8 +5,16 @@ use pellucid_tensor::Error;
 use super::attention::AttentionParameter;
 use crate::driver::{Device, Grid};
 
-pub(crate) const KERNELS: &[&str] =
-    &["flash_wide_f16_64", "flash_wide_f16_128", "flash_wide_bf16_64", "flash_wide_bf16_128"];
+pub(crate) const KERNELS: &[&str] = &[
+    "flash_wide_f16_64",
+    "flash_wide_capped_f16_64",
+    "flash_wide_f16_128",
+    "flash_wide_capped_f16_128",
+    "flash_wide_bf16_64",
+    "flash_wide_capped_bf16_64",
+    "flash_wide_bf16_128",
+    "flash_wide_capped_bf16_128",
+];
 
 /// Attention of chunks of tokens; `storage` and `head_size` are those of keys and values in panels.
 pub(crate) fn launch(device: &Device, storage: usize, parameter: &AttentionParameter) -> Result<(), Error> {
@@ -17,7 +25,7 @@ pub(crate) fn launch(device: &Device, storage: usize, parameter: &AttentionParam
     let panel_bytes = 64 * 128;
     let (panels, stages) = if is_large { (2, 5) } else { (1, 8) };
     let shared_bytes = 1024 + 2 * panels * panel_bytes * (1 + stages);
-    let blocks = [parameter.num_runs, parameter.num_kv_heads * group.div_ceil(piece), 1];
-    let kernel = KERNELS[2 * (storage - 1) + usize::from(is_large)];
+    let blocks = [parameter.num_kv_heads * group.div_ceil(piece), parameter.num_runs, 1];
+    let kernel = KERNELS[4 * (storage - 1) + 2 * usize::from(is_large) + usize::from(parameter.cap != 0.0)];
     device.launch(kernel, Grid { blocks, threads: 384, shared_bytes }, parameter)
 }

@@ -7,84 +7,148 @@
 //
 // Bytes moved for few rows: the weights once, and nothing else of that size: the bound is memory. For many rows the bound is the tensor core.
 
-// The operand of a row in shared memory, made of x itself: as `make_operand` and `rms_norm` do it, to the bit.
-DEVICE void few_operand(const Linear& p, u32 row, bool is_bf16, u16* to, float& scale) {
-    const float* x = p.x_plain + (u64)row * p.cols;
-    float factor = 1.0f;
-    if (p.norm_weight) {
-        // The threads of `rms_norm`, whose number fixes the order of the sums, are played by fewer.
-        __shared__ float parts[32];
-        __syncthreads();
-        for (u32 thread = threadIdx.x; thread < p.norm_threads; thread += 256) {
-            float sum = 0.0f;
+static const u32 FEW_WARPS = 16;
+static const u32 FEW_THREADS = 32 * FEW_WARPS;
+
+// The factor of `rms_norm`, to the bit, for rows that its 1024 threads share. 256 threads play four each: their numbers are neighbours, so
+// that the last two steps of the sum over 32 threads fall within one.
+DEVICE float few_norm_factor(const Linear& p, const float4* x) {
+    __shared__ float parts[32];
+    u32 vectors = p.cols / 4;
+    if (threadIdx.x < 256) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 4
-            for (u32 i = thread; i < p.cols; i += p.norm_threads) sum = __fmaf_rn(x[i], x[i], sum);
-            sum = warp_sum(sum);
-            if (thread % 32 == 0) parts[thread / 32] = sum;
+        for (u32 i = threadIdx.x; i < vectors; i += 256) {
+            float4 v = x[i];
+            sum[0] = __fmaf_rn(v.x, v.x, sum[0]);
+            sum[1] = __fmaf_rn(v.y, v.y, sum[1]);
+            sum[2] = __fmaf_rn(v.z, v.z, sum[2]);
+            sum[3] = __fmaf_rn(v.w, v.w, sum[3]);
         }
-        __syncthreads();
-        float sum = warp_sum(threadIdx.x % 32 < p.norm_threads / 32 ? parts[threadIdx.x % 32] : 0.0f);
-        factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)p.cols), p.eps)));
+#pragma unroll
+        for (int distance = 4; distance > 0; distance /= 2)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(FULL_WARP, sum[i], distance));
+        float total = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
+        if (threadIdx.x % 8 == 0) parts[threadIdx.x / 8] = total;
     }
-    auto value = [&](u32 i) { return p.norm_weight ? __fmul_rn(__fmul_rn(x[i], factor), p.norm_weight[i]) : x[i]; };
-    u32 forward = 127;
-    if (!is_bf16) {
-        float largest = 0.0f;
-#pragma unroll 8
-        for (u32 i = threadIdx.x; i < p.cols; i += 256) largest = fmaxf(largest, magnitude(value(i)));
-        forward = forward_exponent(block_max(largest));
-    }
-    scale = is_bf16 ? 1.0f : power(254 - forward);
-    bool writes = p.norm_weight && blockIdx.x == 0;
-#pragma unroll 8
-    for (u32 i = threadIdx.x; i < p.cols; i += 256) {
-        float number = value(i);
-        to[i] = is_bf16 ? float_to_bf16(number) : float_to_half(__fmul_rn(number, power(forward)));
-        if (writes) p.normed[(u64)row * p.cols + i] = number;
-    }
-    for (u32 i = p.cols + threadIdx.x; i < p.x.pitch; i += 256) to[i] = 0;
+    __syncthreads();
+    float sum = warp_sum(parts[threadIdx.x % 32]);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)p.cols), p.eps)));
 }
 
-// Up to 8 rows. A block is 8 warps: `slices` warps share a tile of 16 outputs. A warp sees its groups of all its tiles as one stream and
-// loads AHEAD groups ahead, across the edges of tiles: from memory to registers, with loads under way while sums are put together.
-template <int F, int AHEAD>
+// The operand of a row in shared memory, made of x itself: as `make_operand` and `rms_norm` do it, to the bit. Returns the row's factor.
+template <bool IS_BF16>
+DEVICE float few_operand(const Linear& p, u32 row, u8* to) {
+    const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
+    const float4* weight = (const float4*)p.norm_weight;
+    u32 vectors = p.cols / 4;
+    float factor = weight ? few_norm_factor(p, x) : 1.0f;
+    auto value = [&](u32 i) {
+        float4 v = x[i];
+        if (!weight) return v;
+        float4 w = weight[i];
+        return make_float4(__fmul_rn(__fmul_rn(v.x, factor), w.x), __fmul_rn(__fmul_rn(v.y, factor), w.y),
+                           __fmul_rn(__fmul_rn(v.z, factor), w.z), __fmul_rn(__fmul_rn(v.w, factor), w.w));
+    };
+    // Two of them stay in registers; there are seldom more.
+    float4 held[2];
+#pragma unroll
+    for (u32 k = 0; k < 2; k++) {
+        u32 i = threadIdx.x + k * FEW_THREADS;
+        held[k] = i < vectors ? value(i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    u32 forward = 127;
+    if (!IS_BF16) {
+        float largest = 0.0f;
+        auto look = [&](const float4& v) {
+            largest = fmaxf(largest, fmaxf(fmaxf(magnitude(v.x), magnitude(v.y)), fmaxf(magnitude(v.z), magnitude(v.w))));
+        };
+        if (p.maxima_are == 1) {
+            largest = __uint_as_float(p.maxima[row]);
+        } else {
+            look(held[0]);
+            look(held[1]);
+#pragma unroll 4
+            for (u32 i = threadIdx.x + 2 * FEW_THREADS; i < vectors; i += FEW_THREADS) look(value(i));
+            largest = block_max(largest);
+        }
+        forward = forward_exponent(largest);
+    }
+    float by = power(forward);
+    auto put = [&](u32 i, const float4& v) {
+        uint2 numbers;
+        if (IS_BF16)
+            numbers = make_uint2(float_to_bf16(v.x) | (u32)float_to_bf16(v.y) << 16, float_to_bf16(v.z) | (u32)float_to_bf16(v.w) << 16);
+        else
+            numbers = make_uint2(float_to_half(__fmul_rn(v.x, by)) | (u32)float_to_half(__fmul_rn(v.y, by)) << 16,
+                                 float_to_half(__fmul_rn(v.z, by)) | (u32)float_to_half(__fmul_rn(v.w, by)) << 16);
+        *(uint2*)(to + i * 8) = numbers;
+        if (weight && blockIdx.x == 0) ((float4*)(p.normed + (u64)row * p.cols))[i] = v;
+    };
+#pragma unroll
+    for (u32 k = 0; k < 2; k++)
+        if (threadIdx.x + k * FEW_THREADS < vectors) put(threadIdx.x + k * FEW_THREADS, held[k]);
+#pragma unroll 4
+    for (u32 i = threadIdx.x + 2 * FEW_THREADS; i < vectors; i += FEW_THREADS) put(i, value(i));
+    for (u32 i = vectors + threadIdx.x; i < p.x.pitch / 4; i += FEW_THREADS) *(uint2*)(to + i * 8) = make_uint2(0, 0);
+    return power(254 - forward);
+}
+
+// Up to 8 rows. A block is 16 warps: `slices` warps share TILES tiles of 16 outputs. A warp sees its groups of all its tiles as one stream
+// and loads AHEAD groups ahead, across the edges of tiles: from memory to registers, with loads under way while sums are put together.
+// Two tiles at a time are two chains of sums that do not wait for each other; of a gated product they are the gate's and up's.
+template <int F, int AHEAD, int TILES>
 DEVICE void few(const Linear& p) {
     typedef Weights<F> W;
     extern __shared__ uint4 shared[];
-    // Two of each, so that one barrier a tile is enough: nobody is two tiles ahead of another.
-    __shared__ float partial[2][8][128];
+    // Two of each, so that one barrier a round is enough: nobody is two rounds ahead of another.
+    __shared__ float partial[2][FEW_WARPS][TILES][128];
     __shared__ uint4 zeros;
     __shared__ float scales[8];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 tiles_at_once = 8 / p.slices, stride = gridDim.x * tiles_at_once;
+    u32 items_at_once = FEW_WARPS / p.slices, stride = gridDim.x * items_at_once;
     u32 slice = warp % p.slices;
     u32 begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols, p.slices, slice + 1);
-    u32 first = blockIdx.x * tiles_at_once;
-    // When gated, a tile of the gate and the same tile of up follow each other.
-    u32 num_items = p.is_gated ? p.num_tiles / 2 : p.num_tiles;
-    u32 rounds = (num_items - first + stride - 1) / stride * (p.is_gated ? 2 : 1);
+    u32 first = blockIdx.x * items_at_once;
+    // An item is a tile or a pair of them. With one tile at a time, the gate's and up's come in turn.
+    bool alternates = TILES == 1 && p.is_gated;
+    u32 num_items = TILES == 2 || p.is_gated ? p.num_tiles / 2 : p.num_tiles;
+    u32 rounds = (num_items - first + stride - 1) / stride * (alternates ? 2 : 1);
     u32 total = rounds * (end_group - begin_group);
-    auto tile_of = [&](u32 round, u32 which) {
-        if (!p.is_gated) return first + round * stride + which;
-        u32 item = first + round / 2 * stride + which;
-        return item < num_items ? item + round % 2 * num_items : p.num_tiles;
+    // The tile, or one beyond the last.
+    auto tile_of = [&](u32 round, u32 which, u32 member) {
+        u32 item = first + (alternates ? round / 2 : round) * stride + which;
+        if (item >= num_items) return p.num_tiles;
+        if (p.is_gated) return item + (alternates ? round % 2 : member) * num_items;
+        return TILES * item + member;
     };
 
     // A tile beyond the last is computed like the last, and not written.
-    auto slice_weights = [&](u32 round) {
-        u32 tile = min(tile_of(round, warp / p.slices), p.num_tiles - 1);
-        const LinearPart& part = part_of(p, tile);
-        return group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols);
+    const u8* weights[TILES];
+    auto find_weights = [&](u32 round) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            u32 tile = min(tile_of(round, warp / p.slices, m), p.num_tiles - 1);
+            const LinearPart& part = part_of(p, tile);
+            weights[m] = group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols);
+        }
     };
     u32 load_round = 0, load_group = begin_group, to_load = total;
-    const u8* weights = slice_weights(0);
-    typename W::Raw raw[AHEAD][4];
+    find_weights(0);
+    typename W::Raw raw[AHEAD][TILES][4];
+    auto load = [&](int h, int i) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) W::template load<FromDevice>(raw[h][m][i], chunk_of<W>(weights[m], i), i, lane);
+    };
     auto next_group = [&]() {
         to_load--;
-        weights += group_stride<W>();
         if (++load_group == end_group) {
             load_group = begin_group;
-            weights = slice_weights(++load_round);
+            find_weights(++load_round);
+        } else {
+#pragma unroll
+            for (int m = 0; m < TILES; m++) weights[m] += group_stride<W>();
         }
     };
     let_next_start();
@@ -92,7 +156,7 @@ DEVICE void few(const Linear& p) {
     for (int h = 0; h < AHEAD; h++) {
         if (to_load == 0) break;
 #pragma unroll
-        for (int i = 0; i < 4; i++) W::template load<FromDevice>(raw[h][i], chunk_of<W>(weights, i), i, lane);
+        for (int i = 0; i < 4; i++) load(h, i);
         next_group();
     }
 
@@ -103,17 +167,17 @@ DEVICE void few(const Linear& p) {
     u32 base = shared_address(shared);
     for (u32 row = 0; row < p.num_rows; row++) {
         if (p.makes_operand) {
-            float scale;
-            few_operand(p, row, F == BF16, (u16*)((u8*)shared + row * row_bytes), scale);
+            float scale = few_operand<F == BF16>(p, row, (u8*)shared + row * row_bytes);
             if (threadIdx.x == 0) scales[row] = scale;
             continue;
         }
-        for (u32 i = threadIdx.x; i < vectors; i += 256)
+        for (u32 i = threadIdx.x; i < vectors; i += FEW_THREADS)
             copy_async(base + row * row_bytes + i * 16, p.x.numbers + operand_place(row, i * 8, p.x.pitch), true);
         if (threadIdx.x == 0) scales[row] = p.x.scales[row];
     }
     copy_async_commit();
     if (threadIdx.x == 0) zeros = make_uint4(0, 0, 0, 0);
+    if (p.maxima_are == 3 && blockIdx.x == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
     copy_async_wait<0>();
     __syncthreads();
 
@@ -124,7 +188,9 @@ DEVICE void few(const Linear& p) {
 
     u32 group = begin_group, round = 0;
     float gate = 0.0f;
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float sum[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) sum[m][0] = sum[m][1] = sum[m][2] = sum[m][3] = 0.0f;
     for (u32 done = 0; done < total; done += AHEAD) {
 #pragma unroll
         for (int h = 0; h < AHEAD; h++) {
@@ -137,44 +203,56 @@ DEVICE void few(const Linear& p) {
                 load_matrices(*(u32(*)[4])(x + 4), at + half_unit);
                 at += 2 * half_unit;
 #pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    u32 a[4];
-                    W::decode(a, raw[h][i], s);
-                    multiply<F>(sum, a, x[2 * s], x[2 * s + 1]);
-                }
-                if (to_load > 0) W::template load<FromDevice>(raw[h][i], chunk_of<W>(weights, i), i, lane);
+                for (int s = 0; s < 4; s++)
+#pragma unroll
+                    for (int m = 0; m < TILES; m++) {
+                        u32 a[4];
+                        W::decode(a, raw[h][m][i], s);
+                        multiply<F>(sum[m], a, x[2 * s], x[2 * s + 1]);
+                    }
+                if (to_load > 0) load(h, i);
             }
             if (to_load > 0) next_group();
             if (++group < end_group) continue;
 
             group = begin_group;
             u32 g = lane / 4, t = lane % 4;
-            float* mine = partial[round % 2][warp];  // [row of x][output of the tile]
-            mine[2 * t * 16 + g] = sum[0];
-            mine[(2 * t + 1) * 16 + g] = sum[1];
-            mine[2 * t * 16 + g + 8] = sum[2];
-            mine[(2 * t + 1) * 16 + g + 8] = sum[3];
-            sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                float* mine = partial[round % 2][warp][m];  // [row of x][output of the tile]
+                mine[2 * t * 16 + g] = sum[m][0];
+                mine[(2 * t + 1) * 16 + g] = sum[m][1];
+                mine[2 * t * 16 + g + 8] = sum[m][2];
+                mine[(2 * t + 1) * 16 + g + 8] = sum[m][3];
+                sum[m][0] = sum[m][1] = sum[m][2] = sum[m][3] = 0.0f;
+            }
             __syncthreads();
-            for (u32 j = threadIdx.x; j < tiles_at_once * 16 * p.num_rows; j += 256) {
-                u32 row = j / (tiles_at_once * 16), o = j % (tiles_at_once * 16);
-                u32 which = o / 16, tile = tile_of(round, which);
-                if (tile >= p.num_tiles) continue;
-                float (*of_tile)[128] = &partial[round % 2][which * p.slices];
-                float result = of_tile[0][row * 16 + o % 16];
-                for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, of_tile[n][row * 16 + o % 16]);
-                const LinearPart& part = part_of(p, tile);
-                u32 output = (tile - part.first_tile) * 16 + o % 16;
-                if (output >= part.outputs) continue;
-                u64 place = (u64)row * part.outputs + output;
-                result = finished(result, scales[row], part.bias, output);
-                if (p.is_gated && round % 2 == 0) {
-                    gate = result;
-                    continue;
+            for (u32 j = threadIdx.x; j < items_at_once * 16 * p.num_rows; j += FEW_THREADS) {
+                u32 row = j / (items_at_once * 16), which = j / 16 % items_at_once, o = j % 16;
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    u32 tile = tile_of(round, which, m);
+                    if (tile >= p.num_tiles) continue;
+                    float result = partial[round % 2][which * p.slices][m][row * 16 + o];
+                    for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, partial[round % 2][which * p.slices + n][m][row * 16 + o]);
+                    const LinearPart& part = part_of(p, tile);
+                    u32 output = (tile - part.first_tile) * 16 + o;
+                    if (output >= part.outputs) continue;
+                    u64 place = (u64)row * part.outputs + output;
+                    result = finished(result, scales[row], part.bias, output);
+                    if (p.is_gated && (TILES == 2 ? m : round % 2) == 0) {
+                        gate = result;
+                        continue;
+                    }
+                    part.out[place] = result;
+                    if (p.is_gated) {
+                        float gated = __fmul_rn(activated(p.activation, gate), result);
+                        p.parts[0].out[place] = gated;
+                        // Not negative, so that the bits compare as the numbers do.
+                        if (p.maxima_are == 2) atomicMax(p.maxima + row, __float_as_uint(magnitude(gated)));
+                    }
+                    if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
                 }
-                part.out[place] = result;
-                if (p.is_gated) p.parts[0].out[place] = __fmul_rn(activated(p.activation, gate), result);
-                if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
             }
             round++;
         }
@@ -317,21 +395,30 @@ KERNEL void linear_combine(Linear p) {
     part.out[(u64)row * part.outputs + o] = finished(total, p.x.scales[row], part.bias, o);
 }
 
-// AHEAD and the blocks that must fit on a multiprocessor at once share out its 64 Ki registers.
-#define LINEAR(NAME, F, AHEAD, BLOCKS)                                                                      \
-    KERNEL void __launch_bounds__(256, BLOCKS) linear_few_##NAME(Linear p) { few<F, AHEAD>(p); }              \
+// A block has a multiprocessor to itself; what AHEAD groups take of its registers is on its way from memory.
+#define LINEAR(NAME, F, AHEAD)                                                                             \
+    KERNEL void __launch_bounds__(512, 1) linear_few_##NAME(Linear p) { few<F, AHEAD, 1>(p); }                 \
     KERNEL void __launch_bounds__(128) linear_many16_##NAME(Linear p) { many<F, 1, 2>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(128) linear_many32_##NAME(Linear p) { many<F, 1, 4>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(128) linear_many64_##NAME(Linear p) { many<F, 1, 8>(p, p.workspace != 0); }  \
     KERNEL void __launch_bounds__(256) linear_many128_##NAME(Linear p) { many<F, 2, 8>(p, p.workspace != 0); }
 
-LINEAR(f16, F16, 1, 2)
-LINEAR(bf16, BF16, 1, 2)
-LINEAR(q8_0, Q8_0, 1, 3)
-LINEAR(q4_0, Q4_0, 1, 3)
-LINEAR(q4_k, Q4_K, 1, 3)
-LINEAR(q5_k, Q5_K, 1, 3)
-LINEAR(q6_k, Q6_K, 1, 3)
+LINEAR(f16, F16, 1)
+LINEAR(bf16, BF16, 1)
+LINEAR(q8_0, Q8_0, 1)
+LINEAR(q4_0, Q4_0, 2)
+LINEAR(q4_k, Q4_K, 2)
+LINEAR(q5_k, Q5_K, 1)
+LINEAR(q6_k, Q6_K, 1)
+
+#define LINEAR_PAIR(NAME, F) \
+    KERNEL void __launch_bounds__(512, 1) linear_pair_##NAME(Linear p) { few<F, 1, 2>(p); }
+
+LINEAR_PAIR(q8_0, Q8_0)
+LINEAR_PAIR(q4_0, Q4_0)
+LINEAR_PAIR(q4_k, Q4_K)
+LINEAR_PAIR(q5_k, Q5_K)
+LINEAR_PAIR(q6_k, Q6_K)
 
 // Weights of f32, products and sums in f32: a warp for each output and eight rows. Lane l takes the columns l, l + 32, ...
 KERNEL void linear_f32(Linear p) {

@@ -18,6 +18,11 @@ macro_rules! linear_kernels {
                 concat!("linear_many64_", $format),
                 concat!("linear_many128_", $format),
             )*
+            "linear_pair_q8_0",
+            "linear_pair_q4_0",
+            "linear_pair_q4_k",
+            "linear_pair_q5_k",
+            "linear_pair_q6_k",
         ]
     };
 }
@@ -57,12 +62,17 @@ pub(crate) struct LinearProduct {
     norm_weight: u64,
     normed: u64,
     residual: u64,
+    maxima: u64,
     eps: f32,
-    norm_threads: u32,
+    maxima_are: u32,
     makes_operand: u32,
     is_gated: u32,
     activation: u32,
 }
+
+/// Where the families of quantized formats and the kernels of pairs begin in [`KERNELS`].
+const QUANTIZED: usize = 12;
+const FIRST_PAIR: usize = 37;
 
 /// The kernel family of a format, by the index of its first name in [`KERNELS`].
 fn family(dtype: DType) -> Option<usize> {
@@ -89,6 +99,26 @@ fn slices(cols: usize) -> u32 {
     }
 }
 
+/// Whether `linear_few` can make the operand of rows of so many columns by itself.
+pub(crate) fn makes_operand(cols: usize) -> bool {
+    cols.is_multiple_of(4)
+}
+
+/// Whether it can make the norm's as well: the threads of `rms_norm` must be as many as it plays.
+pub(crate) fn takes_norm(cols: u32) -> bool {
+    norm::threads(cols) == 1024 && cols.is_multiple_of(4)
+}
+
+/// What `linear_few` does with the largest magnitudes of gated rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Maxima {
+    Known = 1,
+    Found = 2,
+    Cleared = 3,
+}
+
+const FEW_WARPS: u32 = 16;
+
 impl LinearProduct {
     /// `parts` are (weight, bias or 0, out, outputs).
     pub(crate) fn new(x: Operand, num_rows: usize, cols: usize, parts: &[(u64, u64, u64, usize)]) -> Self {
@@ -106,8 +136,9 @@ impl LinearProduct {
             norm_weight: 0,
             normed: 0,
             residual: 0,
+            maxima: 0,
             eps: 0.0,
-            norm_threads: 0,
+            maxima_are: 0,
             makes_operand: 0,
             is_gated: 0,
             activation: 0,
@@ -132,18 +163,22 @@ impl LinearProduct {
         self.num_rows * (self.x.pitch * 2 + 16)
     }
 
-    /// Whether `linear_few` has room for the rows; its own shared memory is less than 9 KiB.
+    /// Whether `linear_few` has room for the rows; its own shared memory is less than 34 KiB.
     pub(crate) fn few_fits(&self, device: &Device) -> bool {
-        self.few_shared() + (9 << 10) <= device.shared_limit
+        self.few_shared() + (34 << 10) <= device.shared_limit
     }
 
     /// Up to eight rows that fit.
     pub(crate) fn launch_few(&self, device: &Device, dtype: DType) -> Result<(), Error> {
-        let kernel = KERNELS[family(dtype).expect("a format with tiles")];
-        let num_items = self.num_tiles >> self.is_gated;
-        let blocks = (num_items * self.slices).div_ceil(8);
-        let at_once = device.num_multiprocessors() * device.occupancy(kernel, 256, self.few_shared())?;
-        let grid = Grid { blocks: [blocks.min(at_once), 1, 1], threads: 256, shared_bytes: self.few_shared() };
+        let family = family(dtype).expect("a format with tiles");
+        let blocks_for = |items: u32| (items * self.slices).div_ceil(FEW_WARPS);
+        // Quantized weights are bound by their decoding: two tiles at a time, where enough blocks remain.
+        let in_pairs = dtype.is_quantized() && 3 * blocks_for(self.num_tiles / 2) >= 2 * device.num_multiprocessors();
+        let kernel = if in_pairs { KERNELS[FIRST_PAIR + (family - QUANTIZED) / 5] } else { KERNELS[family] };
+        let num_items = if in_pairs || self.is_gated() { self.num_tiles / 2 } else { self.num_tiles };
+        let blocks = blocks_for(num_items).min(device.num_multiprocessors());
+        let shared_bytes = self.few_shared();
+        let grid = Grid { blocks: [blocks, 1, 1], threads: 32 * FEW_WARPS, shared_bytes };
         device.launch(kernel, grid, self)
     }
 
@@ -155,10 +190,29 @@ impl LinearProduct {
 
     /// ... of their norm, which it also writes.
     pub(crate) fn take_norm(&mut self, norm: &Norm) {
+        assert!(takes_norm(self.cols));
         self.norm_weight = norm.weight;
         self.normed = norm.out;
         self.eps = norm.eps;
-        self.norm_threads = norm::threads(norm.width);
+    }
+
+    /// Where the largest magnitudes of gated rows are found, and what this product does about them.
+    pub(crate) fn maxima(&mut self, address: u64, are: Maxima) {
+        self.maxima = address;
+        self.maxima_are = are as u32;
+    }
+
+    /// Where the rows of f32 come from, when it makes the operand itself.
+    pub(crate) fn input(&self) -> u64 {
+        self.x_plain
+    }
+
+    pub(crate) fn first_output(&self) -> u64 {
+        self.parts[0].out
+    }
+
+    pub(crate) fn is_gated(&self) -> bool {
+        self.is_gated != 0
     }
 
     /// The result y is also added to x, if it is the only one.
@@ -215,5 +269,18 @@ impl LinearProduct {
         }
         let len = self.num_rows as usize * self.num_tiles as usize * 16;
         device.launch("linear_combine", Grid::items(len, 256), &self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_kernels() {
+        assert_eq!(KERNELS[family(DType::Q8_0).expect("a family")], "linear_few_q8_0");
+        assert_eq!(QUANTIZED, family(DType::Q8_0).expect("a family"));
+        assert_eq!(KERNELS[FIRST_PAIR], "linear_pair_q8_0");
+        assert_eq!(KERNELS[FIRST_PAIR + (family(DType::Q6_K).expect("a family") - QUANTIZED) / 5], "linear_pair_q6_k");
     }
 }

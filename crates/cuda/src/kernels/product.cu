@@ -37,8 +37,9 @@ struct Linear {
     const float* norm_weight;  // the operand is made of the RMSNorm of x, which is also written
     float* normed;
     float* residual;           // the result is added to this as well
+    u32* maxima;               // of each row: the largest magnitude of activation(gate) * up, as bits
     float eps;
-    u32 norm_threads;          // whose sums the norm's are, see `rms_norm`
+    u32 maxima_are;            // 1: known, 2: to be found, 3: to be cleared
     u32 makes_operand;
     u32 is_gated;              // two parts, gate and up: the first becomes activation(gate) * up
     u32 activation;
