@@ -65,7 +65,11 @@ fn a_steady_step_allocates_nothing() {
             }
             let (name, kv_dtype) = (&subject.name, subject.kv_dtype);
             // Now and then a thread gets a part that it never had before; a step that allocates does so every time.
-            assert_eq!(counts.iter().min(), Some(&0), "{name}, KV in {kv_dtype}, {num_sequences} sequences: {counts:?}");
+            assert_eq!(
+                counts.iter().min(),
+                Some(&0),
+                "{name}, KV in {kv_dtype}, {num_sequences} sequences: {counts:?}"
+            );
         }
     }
 }
