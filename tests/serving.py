@@ -56,7 +56,7 @@ def tenant(name, key, **limits):
 class Server:
     """A server on a free port, ended when the `with` ends."""
 
-    def __init__(self, binaries, model, *flags, tenants=None):
+    def __init__(self, binaries, model, *flags, tenants=None, tls=None):
         self.scratch = tempfile.TemporaryDirectory()
         command = [binaries / "pellucid", "serve", "--model", model, "--served-model-name", MODEL, "--port", "0"]
         command += ["--log-format", "json", *flags]
@@ -78,8 +78,10 @@ class Server:
                 self.url = fields["url"]
                 break
         assert self.url, "".join(self.log)
-        self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        self.host, port = self.url.split("://")[1].rsplit(":", 1)
         self.port = int(port)
+        # What clients trust, where the server has a certificate.
+        self.tls = tls
         # A pipe that nobody reads would stop the server.
         self.reader = threading.Thread(target=lambda: self.log.extend(line.decode() for line in self.process.stderr))
         self.reader.start()
@@ -106,6 +108,8 @@ class Server:
         return status
 
     def connect(self):
+        if self.tls:
+            return http.client.HTTPSConnection(self.host, self.port, timeout=PATIENCE, context=self.tls)
         return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
 
     def ask(self, method, path, body=None, key=None, **headers):

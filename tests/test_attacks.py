@@ -50,7 +50,8 @@ def spy(server, victim, attacker, trials, source):
 def test_no_tenant_sees_the_cache_of_another(guarded):
     source = random.Random(1)
     own, found = spy(guarded, ALICE, ALICE, 200, source)
-    assert own > 0.9 and found > 0, f"the control: one's own cache shows in the time, but the area is {own:.3f}"
+    # Certainty on a machine with nothing else to do; on a busy one still far from chance, whose bound for so few trials is 0.66.
+    assert own > 0.7 and found > 0, f"the control: one's own cache shows in the time, but the area is {own:.3f}"
     other, found = spy(guarded, ALICE, BOB, TRIALS, source)
     assert found == 0, "no token of another tenant is counted as cached"
     # Of areas at chance with n trials on each side, the deviation is sqrt((2n + 1) / (12 n^2)); four of them are passed once in 16,000.

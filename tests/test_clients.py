@@ -191,3 +191,23 @@ def test_the_client_from_npm(guarded, pytestconfig):
     environment = {**os.environ, "NODE_PATH": str(modules.resolve())}
     ran = subprocess.run(["node", script, guarded.url + "/v1", ALICE, LIMITED], env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    "path, known",
+    [
+        ("/v1/chat/completions", openai.types.chat.completion_create_params.CompletionCreateParamsBase),
+        ("/v1/completions", openai.types.completion_create_params.CompletionCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_official_client_is_known(server, path, known):
+    """Honoured or refused by name: a value that no field takes is refused under the field's own name, and none is unknown."""
+    usual = {"model": MODEL, "prompt": "hello"} if path == "/v1/completions" else {"model": MODEL, "messages": HELLO}
+    names = {"stream", *known.__annotations__}
+    assert {"model", "temperature", "stream_options", "user", "n"} < names
+    for name in names:
+        refused = server.post(path, {**usual, name: {"no": ["field", "takes", "this"]}})
+        assert (refused.status, refused.error["param"].split(".")[0]) == (400, name), refused
+        assert refused.error["code"] != "unknown_parameter" or "." in refused.error["param"], refused
+    refused = server.post(path, {**usual, "nonsense": 1})
+    assert (refused.error["param"], refused.error["code"]) == ("nonsense", "unknown_parameter"), "the control"

@@ -2,10 +2,12 @@
 //!
 //! `run`, `serve` and `perplexity` share it.
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, KvBudget, KvNeed, MemoryPlan};
@@ -31,7 +33,7 @@ pub(crate) struct ComputeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Instructions: scalar, avx2, avx512 or amx
+    /// Instructions: scalar, neon, avx2, avx512 or amx
     /// [default: the best that the machine has]
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
@@ -161,7 +163,24 @@ pub(crate) fn describe(plan: &MemoryPlan, args: &ComputeArgs, weights: u64) -> S
 /// The weights of a checkpoint, on a device.
 pub(crate) fn decoder(checkpoint: &Checkpoint, args: &ComputeArgs, backend: Arc<dyn Backend>) -> Result<Decoder> {
     let options = LoadOptions { context_len: args.context.map(|tokens| tokens as usize) };
-    Decoder::load(checkpoint, backend, options, &mut |_, _| ()).with_context(|| checkpoint.path().display().to_string())
+    let bar = bar();
+    let loaded = Decoder::load(checkpoint, backend, options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    loaded.with_context(|| checkpoint.path().display().to_string())
+}
+
+/// How far loading is, on a terminal; elsewhere nothing.
+fn bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+    let style = ProgressStyle::with_template("loading {bar:24} {percent} % {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
 }
 
 /// The device that the arguments chose.

@@ -114,8 +114,11 @@ fn what_is_wrong_is_a_sentence() {
     let (keys, config, pem) =
         (write("keys.toml", "[[tenant]]"), write("serve.toml", "prot = 1"), write("a.pem", "nothing"));
     let broken = write("broken.gguf", "GGUF");
-    let refused: [(&[&str], &str); 8] = [
+    let ran = home.run(&["serve", "--model", &model, "--host", "example.com"]);
+    assert!(ran.status == Some(2) && ran.stderr.contains("expected an IP address"), "{ran:?}");
+    let refused: [(&[&str], &str); 9] = [
         (&["--model", &model, "--port", &port], "cannot listen at 127.0.0.1 port"),
+        (&["--model", &model, "--host", "localhost", "--port", &port], "cannot listen at 127.0.0.1 port"),
         (&["--model", &model, "--host", "0.0.0.0"], "--allow-unauthenticated-network"),
         (&["--model", &model, "--keys-file", &keys], "name"),
         (&["--model", &model, "--keys-file", "/no/such/file"], "cannot read the keys file"),

@@ -129,7 +129,7 @@ pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
 }
 
 impl Decoder {
-    /// Loads a checkpoint. `progress` is told (layers done, layers in all).
+    /// Loads a checkpoint. `progress` is told (parts done, parts in all); a part is a layer, or embedding and output.
     pub fn load(
         checkpoint: &Checkpoint,
         backend: Arc<dyn Backend>,

@@ -73,20 +73,24 @@ impl Loader<'_> {
             }
             Positions::Sinusoidal => Some(sinusoidal::table(config.context_len, hidden)),
         };
+        // The layers, and the embedding with the output as one more.
+        let num_parts = config.num_layers() + 1;
         let layers = (0..config.num_layers())
             .map(|layer| {
                 let weights = self.layer(layer);
-                progress(layer + 1, config.num_layers());
+                progress(layer + 1, num_parts);
                 weights
             })
             .collect::<Result<_, Error>>()?;
-        Ok(Weights {
+        let weights = Weights {
             embedding: self.backend.weight(embedding)?,
             positions: positions.map(|table| self.backend.weight(table)).transpose()?,
             layers,
             final_norm: self.norm(self.part(names.final_norm, 0), hidden)?,
             output: Linear { weight: self.backend.linear_weight(output)?, bias: None },
-        })
+        };
+        progress(num_parts, num_parts);
+        Ok(weights)
     }
 
     fn layer(&mut self, layer: usize) -> Result<LayerWeights, Error> {

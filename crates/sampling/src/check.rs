@@ -33,7 +33,7 @@ impl SamplingParams {
             ("xtc_probability", self.xtc_probability.into(), 0.0, 1.0),
             // Two tokens cannot both have more than a half.
             ("xtc_threshold", self.xtc_threshold.into(), 0.0, 0.5),
-            ("repetition_penalty", self.repetition_penalty.into(), 0.01, 100.0),
+            ("repetition_penalty", self.repetition_penalty.into(), 0.01_f32.into(), 100.0),
             ("frequency_penalty", self.frequency_penalty.into(), -2.0, 2.0),
             ("presence_penalty", self.presence_penalty.into(), -2.0, 2.0),
             ("penalty_window", optional(self.penalty_window), 1.0, tokens),

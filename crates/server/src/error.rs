@@ -56,9 +56,9 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", None, message)
     }
 
-    /// 400 for one field.
+    /// 400 for one field; `code` may say more than that its value will not do.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError::invalid(message).param(param)
+        ApiError::invalid(message).param(param).code("invalid_value")
     }
 
     /// A refusal with a status of its own.
@@ -149,6 +149,11 @@ fn api_name(name: &'static str) -> &'static str {
 
 impl From<SamplingError> for ApiError {
     fn from(error: SamplingError) -> ApiError {
+        let code = match &error {
+            SamplingError::OutOfRange { .. } | SamplingError::OutsideVocabulary { .. } => "out_of_range",
+            SamplingError::TooMany { .. } => "array_above_max_length",
+            _ => "invalid_value",
+        };
         let name = match &error {
             SamplingError::OutOfRange { name, .. }
             | SamplingError::TooMany { name, .. }
@@ -173,7 +178,7 @@ impl From<SamplingError> for ApiError {
                 return ApiError::fault();
             }
         };
-        ApiError::field(api_name(name), error.to_string())
+        ApiError::field(api_name(name), error.to_string()).code(code)
     }
 }
 
@@ -184,7 +189,9 @@ impl From<EngineError> for ApiError {
             EngineError::PromptTooLong { .. } => {
                 ApiError::field("prompt", error.to_string()).code("context_length_exceeded")
             }
-            EngineError::IdOutsideVocabulary { .. } => ApiError::field("prompt", error.to_string()),
+            EngineError::IdOutsideVocabulary { .. } => {
+                ApiError::field("prompt", error.to_string()).code("out_of_range")
+            }
             EngineError::OutOfRange { name, .. } | EngineError::NotWithBeams { name } => {
                 ApiError::field(api_name(name), error.to_string())
             }

@@ -28,7 +28,10 @@ impl Fields {
     pub(crate) fn of(value: Json) -> Result<Fields, ApiError> {
         match value {
             Json::Object(entries) => Ok(Fields { path: String::new(), entries }),
-            other => Err(ApiError::invalid(format!("the body is {}, expected an object", other.kind()))),
+            other => {
+                let message = format!("the body is {}, expected an object", other.kind());
+                Err(ApiError::invalid(message).code("invalid_type"))
+            }
         }
     }
 
@@ -56,7 +59,8 @@ impl Fields {
 
     pub(crate) fn required(&mut self, name: &str) -> Result<Json, ApiError> {
         let path = self.path(name);
-        self.take(name).ok_or_else(|| ApiError::field(&path, format!("{path} is missing")))
+        let missing = || ApiError::field(&path, format!("{path} is missing")).code("missing_required_parameter");
+        self.take(name).ok_or_else(missing)
     }
 
     pub(crate) fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
@@ -181,10 +185,11 @@ pub(crate) fn number(path: &str, value: Json, range: RangeInclusive<f32>) -> Res
         return Err(out_of_range(path, &range, &found.to_string()));
     }
     let value = found as f32;
-    // Too close to 0 to be told from it, and 0 often means something else.
-    if value == 0.0 && found != 0.0 {
+    // Too close to 0 to be told from it, or to compute with; and 0 often means something else.
+    if value.abs() < f32::MIN_POSITIVE && found != 0.0 {
         let least = f32::MIN_POSITIVE;
-        return Err(ApiError::field(path, format!("{path}: expected 0 or at least {least:e}, found {found:e}")));
+        let message = format!("{path}: expected 0 or at least {least:e}, found a number between them");
+        return Err(ApiError::field(path, message).code("out_of_range"));
     }
     Ok(value)
 }
@@ -255,10 +260,10 @@ mod tests {
 
     #[test]
     fn numbers_are_within_their_range_or_refused() {
-        for value in ["-0.1", "2.1", "1e300", "-1e300", "1e-46", "\"1\"", "false", "[]"] {
+        for value in ["-0.1", "2.1", "1e300", "-1e300", "1e-46", "1e-38", "\"1\"", "false", "[]"] {
             assert!(fields(&format!("{{\"t\":{value}}}")).number("t", 0.0..=2.0).is_err(), "{value}");
         }
-        for (value, expected) in [("0", 0.0), ("2", 2.0), ("0.7", 0.7), ("-0.0", 0.0), ("1e-38", 1e-38)] {
+        for (value, expected) in [("0", 0.0), ("2", 2.0), ("0.7", 0.7), ("-0.0", 0.0), ("1.2e-38", 1.2e-38)] {
             assert_eq!(fields(&format!("{{\"t\":{value}}}")).number("t", 0.0..=2.0).unwrap(), Some(expected));
         }
     }

@@ -119,8 +119,10 @@ async fn leave(drain: &Drain, limits: &Limits) -> Ended {
     drain.reached(Phase::Draining).await;
     tracing::info!(in_flight = drain.num_in_flight(), "draining: replies in flight are finished, new requests refused");
     tokio::select! {
-        () = drain.emptied() => return Ended::Drained,
+        // First the signal: what it cut short is no longer in flight either.
+        biased;
         () = drain.reached(Phase::Ending) => {}
+        () = drain.emptied() => return Ended::Drained,
         () = sleep(limits.drain_timeout) => drain.end(),
     }
     tracing::warn!(in_flight = drain.num_in_flight(), "ending: replies in flight are cut short");

@@ -209,9 +209,9 @@ impl Reply {
             completion_tokens: self.num_output_tokens(),
             cached_tokens: self.parts.iter().map(|part| part.cached_tokens).sum(),
             preemptions: self.parts.iter().filter_map(|part| Some(part.stats?.preemptions)).sum(),
-            queue_time: longest(&|part| Some(part.begun? - submitted)).unwrap_or(now - submitted),
-            time_to_first_token: longest(&|part| Some(part.first_token? - submitted)),
-            decode_time: longest(&|part| Some(now - part.first_token?)).unwrap_or_default(),
+            queue_time: longest(&|part| part.queue_time(submitted)).unwrap_or(now - submitted),
+            time_to_first_token: longest(&|part| part.time_to_first_token(submitted)),
+            decode_time: longest(&|part| part.decode_time(now)).unwrap_or_default(),
             time_per_output_token: longest(&|part| part.time_per_output_token(now)),
             total_time: now - submitted,
             endings: self.parts.iter().flat_map(|part| &part.choices).map(|choice| choice.ending.clone()).collect(),
@@ -232,6 +232,23 @@ impl Part {
         let shown = self.choices.iter().map(|choice| choice.num_tokens).sum();
         // Replies that `best_of` made and did not return were made all the same.
         self.stats.map_or(shown, |stats| stats.output_tokens.max(shown))
+    }
+
+    // The engine's own times where it has told them; until then, when its events were taken.
+
+    fn queue_time(&self, submitted: Instant) -> Option<Duration> {
+        self.stats.map(|stats| stats.queue_time).or(self.begun.map(|begun| begun - submitted))
+    }
+
+    /// `None` when there was no token.
+    fn time_to_first_token(&self, submitted: Instant) -> Option<Duration> {
+        let taken = self.first_token? - submitted;
+        Some(self.stats.map_or(taken, |stats| stats.time_to_first_token))
+    }
+
+    fn decode_time(&self, now: Instant) -> Option<Duration> {
+        let taken = now - self.first_token?;
+        Some(self.stats.map_or(taken, |stats| stats.decode_time))
     }
 
     fn time_per_output_token(&self, now: Instant) -> Option<Duration> {

@@ -2,12 +2,13 @@
 
 mod support;
 
-use std::io::{BufReader, Read, Write};
+use std::io::BufReader;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use pellucid_server::{Ended, Limits};
 use serde_json::{Value, json};
+use support::socket::Socket;
 use support::{Response, Server, Setup, chat_body, check_error};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -48,13 +49,10 @@ fn a_client_that_goes_away_frees_its_blocks() {
 fn a_full_queue_is_refused_at_once() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 2, ..Setup::default() });
     server.slow_down(300);
-    let held: Vec<TcpStream> = (0..3)
-        .map(|_| {
-            let stream = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
-            std::thread::sleep(Duration::from_millis(40));
-            stream
-        })
-        .collect();
+    let running = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
+    server.until("pellucid_sequences_running", 1.0);
+    let waiting = [0, 1].map(|_| server.send("POST", CHAT, &JSON, long_chat("").as_bytes()));
+    server.until("pellucid_requests_waiting", 2.0);
     for more in ["", ",\"stream\":true"] {
         let asked = Instant::now();
         let reply = server.post(CHAT, &long_chat(more));
@@ -63,7 +61,7 @@ fn a_full_queue_is_refused_at_once() {
         assert_eq!(reply.refused(429).1.as_deref(), Some("queue_full"));
         assert!(reply.header("retry-after").is_some());
     }
-    drop(held);
+    drop((running, waiting));
     server.slow_down(0);
     server.settles();
 }
@@ -137,65 +135,6 @@ fn a_step_that_hangs_makes_ready_fail() {
     // The reply leaves a moment before the step that made it is over.
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(server.get("/ready").status, 200);
-}
-
-/// A WebSocket client of a few lines: text messages below 64 KiB, masked as clients must.
-struct Socket(TcpStream);
-
-impl Socket {
-    fn open(server: &Server, headers: &str) -> (u16, Socket) {
-        let mut stream = server.connect();
-        write!(
-            stream,
-            "GET /v1/stream HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n",
-            server.address
-        )
-        .unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            stream.read_exact(&mut byte).unwrap();
-            head.push(byte[0]);
-        }
-        let status = std::str::from_utf8(&head[9..12]).unwrap().parse().unwrap();
-        (status, Socket(stream))
-    }
-
-    fn send(&mut self, text: &str) {
-        let length = text.len();
-        let mut frame = vec![0x81];
-        if length < 126 {
-            frame.push(0x80 | length as u8);
-        } else {
-            frame.push(0x80 | 126);
-            frame.extend((length as u16).to_be_bytes());
-        }
-        frame.extend([0; 4]);
-        frame.extend(text.as_bytes());
-        self.0.write_all(&frame).unwrap();
-    }
-
-    /// The next message of text; `None` at the close.
-    fn next(&mut self) -> Option<String> {
-        let mut head = [0; 2];
-        self.0.read_exact(&mut head).ok()?;
-        let length = match head[1] & 0x7f {
-            126 => {
-                let mut bytes = [0; 2];
-                self.0.read_exact(&mut bytes).unwrap();
-                usize::from(u16::from_be_bytes(bytes))
-            }
-            127 => panic!("a message of more than 64 KiB"),
-            length => usize::from(length),
-        };
-        let mut payload = vec![0; length];
-        self.0.read_exact(&mut payload).unwrap();
-        (head[0] & 0x0f == 1).then(|| String::from_utf8(payload).unwrap())
-    }
-
-    fn json(&mut self) -> Value {
-        serde_json::from_str(&self.next().expect("a message")).unwrap()
-    }
 }
 
 #[test]

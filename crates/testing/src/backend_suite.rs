@@ -124,6 +124,21 @@ pub fn checks() -> impl Iterator<Item = (&'static str, impl Fn(&dyn Backend))> {
         .map(|(name, check)| (name, move |backend: &dyn Backend| check(&mut Suite { backend, numbers: Numbers(1) })))
 }
 
+/// Whether products with BF16 weights round their input to 16 bits first, as tensor cores and AMX tiles do.
+pub fn rounds_activations(backend: &dyn Backend) -> bool {
+    let suite = Suite { backend, numbers: Numbers(1) };
+    let cols = 64;
+    let bytes: Vec<u8> = (0..cols).flat_map(|_| 0x3f80u16.to_le_bytes()).collect();
+    let weight = HostWeight { dtype: DType::BF16, rows: 1, cols, bytes: bytes.into() };
+    let linear = Linear { weight: backend.linear_weight(weight).expect("an upload"), bias: None };
+    let mut x = vec![0.0; cols];
+    // Four bits more than bf16 has.
+    x[0] = 1.0 + 2f32.powi(-12);
+    let mut out = suite.zeros(1, 1);
+    backend.linear(&suite.activation(&x, cols), &linear, &mut out).expect("a product");
+    suite.read(&out)[0] != x[0]
+}
+
 impl Suite<'_> {
     fn activation(&self, values: &[f32], cols: usize) -> Tensor {
         let mut tensor = self.backend.zeros(DType::F32, values.len() / cols, cols).expect("memory");

@@ -42,9 +42,10 @@ pub fn agree(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
     for (dtype, rounding) in FORMATS {
         let tiles = dtype == DType::BF16 && isa == Isa::Amx;
         let rounding = if tiles { Rounding::Bf16 } else { rounding };
-        // One unit, an odd number of slices where the format allows one, and enough units for every loop to turn; panels that are not full.
+        // One unit, an odd number of slices where the format allows one, and enough units for every loop to turn and for two chunks of a panel; panels that are not full.
         let unit = if dtype.is_quantized() { dtype.block_len() } else { 67 };
-        for (depth, num_columns) in [(unit, 7), (5 * unit, 37), (9 * unit, 64)] {
+        for (depth, num_columns) in [(unit, 7), (5 * unit, 37), (9 * unit, 64), (1280_usize.next_multiple_of(unit), 17)]
+        {
             let (weight, decoded) = numbers.weight(dtype, num_columns, depth);
             let x = numbers.normals(ROW_COUNTS[0] * depth);
             let linear = |backend: &dyn Backend| Linear {

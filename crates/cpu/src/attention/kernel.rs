@@ -80,18 +80,19 @@ impl Softmax {
             // SAFETY: `scores` is whole vectors, and i is the place of one.
             largest = lanes.max(largest, unsafe { lanes.load(start.add(i)) });
         }
-        let largest = lanes.largest(largest) * scale;
-        let (scale, shift) = (lanes.splat(scale), lanes.splat(-largest));
+        let largest = lanes.largest(largest);
+        // The difference is taken first: the largest score then has a weight of one however large it is, and no other has more.
+        let (factor, shift) = (lanes.splat(scale), lanes.splat(largest));
         let mut sum = lanes.splat(0.0);
         for i in (0..scores.len()).step_by(LANES) {
             // SAFETY: as above.
             unsafe {
-                let weight = lanes.exp(lanes.multiply_add(lanes.load(start.add(i)), scale, shift));
+                let weight = lanes.exp(lanes.multiply(lanes.subtract(lanes.load(start.add(i)), shift), factor));
                 sum = lanes.add(sum, weight);
                 lanes.store(weight, start.add(i));
             }
         }
-        (largest, crate::math::sum_lanes(lanes.to_array(sum)))
+        (largest * scale, crate::math::sum_lanes(lanes.to_array(sum)))
     }
 
     /// `scores = cap(scale * scores)`

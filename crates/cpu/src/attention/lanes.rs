@@ -1,10 +1,14 @@
 //! Sixteen numbers at a time, on every instruction set: what the attention kernels are written in.
 //!
 //! A value of an implementing type proves that its instructions are there, as everywhere in [`crate::simd`]. AVX2 holds sixteen lanes
-//! in two registers and gives the bits of AVX-512; the scalar version does not fuse and is the oracle within a tolerance.
+//! in two registers, NEON in four, and both give the bits of AVX-512; the scalar version does not fuse and is the oracle within a
+//! tolerance.
 //!
 //! Code over lanes is `#[inline(always)]` and has no closures: a closure is compiled without the instructions, and every one of its
 //! operations would become a call.
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 
@@ -102,6 +106,8 @@ pub(super) trait Kernel {
 pub(super) fn run(level: Level, kernel: impl Kernel) {
     match level {
         Level::Scalar(scalar) => kernel.run(scalar),
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon(neon) => kernel.run(neon),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the value within the level proves that the features are there.
         Level::Avx2(avx2) => unsafe { x86::with_avx2(avx2, kernel) },

@@ -5,8 +5,9 @@
 //! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
 //! numbers have an offset or a minimum.
 //!
-//! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slice s of row i is the 32 bytes at (s m + i) 32. A row on
-//! its own is thus contiguous, and a slice of a whole block is one contiguous tile. Sums and scales lie in the same order.
+//! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slices 2 p and 2 p + 1 of row i are the 64 bytes at
+//! (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. Sums and scales lie slice
+//! by slice, each with its m rows.
 
 use super::packing::{Layout, SLICE};
 use crate::memory::SharedSlice;
@@ -27,12 +28,13 @@ pub(crate) struct Quantized {
     /// Slices that share a scale.
     group: usize,
     quants: Vec<i8>,
-    /// Sums of 16, negated: what an offset of one adds to a product.
+    /// Sums of 16, negated, what an offset of one adds to a product; for the K formats.
     sums16: Vec<i32>,
-    /// Sums of 32, negated.
+    /// Sums of 32, negated; for the others.
     sums32: Vec<i32>,
-    /// Sums of 32 as they are, in f32 and, for two slices at a time, as i16.
+    /// Sums of 32 as they are, in f32.
     sums: Vec<f32>,
+    /// Those of two slices as i16; for the K formats.
     pairs: Vec<[i16; 2]>,
     /// One for each group.
     scales: Vec<f32>,
@@ -56,10 +58,21 @@ unsafe impl Send for RowBlock {}
 unsafe impl Sync for RowBlock {}
 
 impl RowBlock {
+    /// A slice of a row. The next row's lies two slices further on.
+    ///
+    /// # Safety
+    /// The block has that slice.
+    #[inline(always)]
+    pub(crate) unsafe fn slice(&self, slice: usize, row: usize) -> *const i8 {
+        // SAFETY: within the block's array by the caller's promise.
+        unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE + slice % 2 * SLICE) }
+    }
+
     /// The same rows from a slice on, which begins a unit of the layout.
     ///
     /// # Safety
     /// The block has more slices.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) unsafe fn at_slice(self, slice: usize, layout: &Layout) -> Self {
         let m = self.num_rows;
         // SAFETY: within the block's arrays by the caller's promise.
@@ -108,10 +121,14 @@ impl Quantized {
             let place = Place { start: row / BLOCK * BLOCK * num_slices, row: row % BLOCK, m, group };
             quantize_row(simd, &x[row * depth..(row + 1) * depth], num_slices, place, parts);
         };
-        // Threads are worth waking for several rows only.
-        if num_rows < 8 { (0..num_rows).for_each(quantize) } else { pool.run(num_rows, &quantize) }
+        // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
+        // block share cache lines, over which two threads would quarrel.
+        let per_task = if num_rows < 4 * BLOCK { BLOCK / 2 } else { BLOCK };
+        let task = |task: usize| (task * per_task..num_rows.min((task + 1) * per_task)).for_each(quantize);
+        pool.run(num_rows.div_ceil(per_task), &task);
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn num_rows(&self) -> usize {
         self.num_rows
     }
@@ -167,37 +184,44 @@ struct Place {
 vectorized! {
     fn quantize_row<S: Simd>(x: &[f32], num_slices: usize, place: Place, parts: Parts) {
         let Place { start, row, m, group } = place;
+        // A row of x ends with a slice, but perhaps not with a group.
+        let (slices, _) = x.as_chunks::<SLICE>();
+        let mut scale_at = start / group + row;
         for first in (0..num_slices).step_by(group) {
-            let from = (first * SLICE).min(x.len());
-            let numbers = &x[from..((first + group) * SLICE).min(x.len())];
+            let numbers = slices.get(first..).unwrap_or(&[]);
+            let numbers = &numbers[..group.min(numbers.len())];
             // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
-            let largest = numbers.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
+            let largest = numbers.iter().flatten().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
             let largest = f32::from_bits(largest);
             let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
             // SAFETY: this row's own places, by the layout at the head of the file; each thread has rows of its own.
-            unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
+            unsafe { parts.scales.write(scale_at, largest / 127.0) };
+            scale_at += m;
             let mut previous = 0;
             for s in first..first + group {
-                // A slice is whole, or past the end of a last group that is not.
-                let slice = x.get(s * SLICE..(s + 1) * SLICE).unwrap_or(&[0.0; SLICE]);
-                let slice: &[f32; SLICE] = slice.try_into().expect("a slice");
-                let place = start + s * m + row;
-                let mut quants = [0i8; SLICE];
+                let slice = slices.get(s).unwrap_or(&[0.0; SLICE]);
+                let mut integers = [0i32; SLICE];
                 for i in 0..SLICE {
-                    quants[i] = (slice[i] * inverse + ROUND).to_bits() as i8;
+                    integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
                 }
-                let low: i32 = quants[..16].iter().map(|&q| i32::from(q)).sum();
-                let high: i32 = quants[16..].iter().map(|&q| i32::from(q)).sum();
-                let sum = low + high;
+                let low: i32 = integers[..16].iter().sum();
+                let high: i32 = integers[16..].iter().sum();
+                let (at, sum) = (start + s * m, low + high);
                 // SAFETY: as above.
                 unsafe {
-                    parts.quants.part(place * SLICE, SLICE).copy_from_slice(&quants);
-                    parts.sums16.write(2 * (start + s * m) + row, -low);
-                    parts.sums16.write(2 * (start + s * m) + m + row, -high);
-                    parts.sums32.write(place, -sum);
-                    parts.sums.write(place, sum as f32);
+                    let quants = parts.quants.part(start * SLICE + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
+                    for i in 0..SLICE {
+                        quants[i] = integers[i] as i8;
+                    }
+                    parts.sums.write(at + row, sum as f32);
+                    if group == 1 {
+                        parts.sums32.write(at + row, -sum);
+                        continue;
+                    }
+                    parts.sums16.write(2 * at + row, -low);
+                    parts.sums16.write(2 * at + m + row, -high);
                     if s % 2 == 1 {
-                        parts.pairs.write((start + (s - 1) * m) / 2 + row, [previous as i16, sum as i16]);
+                        parts.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
                     }
                 }
                 previous = sum;

@@ -8,6 +8,9 @@ use std::arch::x86_64::*;
 use super::activations::RowBlock;
 use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 
+/// Distance of two rows' slices, in words of four numbers.
+const ROW_WORDS: usize = 2 * SLICE / 4;
+
 /// The numbers of a slice for eight columns; register j holds the numbers 4 j to 4 j + 3 of each.
 ///
 /// # Safety
@@ -93,25 +96,18 @@ unsafe fn halves(at: *const u8) -> __m256 {
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
 }
 
-/// The scales of a slice, or of half of one.
+/// The integers that scale a slice, or half of one, in 32 bits.
 ///
 /// # Safety
-/// `unit` is a whole unit of F, and the machine has AVX2 and F16C.
+/// `unit` is a whole unit of F, whose scales are integers; the machine has AVX2.
 #[inline(always)]
-unsafe fn scales<F: Packing>(unit: *const u8, slice: usize, half: usize, side: usize) -> __m256 {
-    let layout = F::LAYOUT;
+unsafe fn scale_integers<F: Packing>(unit: *const u8, slice: usize, half: usize, side: usize) -> __m256i {
     // SAFETY: by the caller's promise.
     unsafe {
-        let at = unit.add(layout.scale(slice));
-        let head = || halves(unit.add(layout.head() + 16 * side));
-        let bytes = |at: *const u8| _mm_loadl_epi64(at.cast());
-        match layout.scales {
-            Scales::Plain => halves(at.add(16 * side)),
-            Scales::Slices => _mm256_mul_ps(head(), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes(at.add(8 * side))))),
-            Scales::Halves => {
-                let integers = _mm256_cvtepi8_epi32(bytes(at.add(16 * half + 8 * side)));
-                _mm256_mul_ps(head(), _mm256_cvtepi32_ps(integers))
-            }
+        let at = unit.add(F::LAYOUT.scale(slice) + 8 * side);
+        match F::LAYOUT.scales {
+            Scales::Halves => _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.add(16 * half).cast())),
+            _ => _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())),
         }
     }
 }
@@ -152,40 +148,49 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
         unsafe {
             let unit = panel.add(u * layout.unit_bytes());
             for side in 0..2 {
-                let mut parts = [_mm256_setzero_ps(); R];
+                let mut scaled = [_mm256_setzero_si256(); R];
                 let mut minimums = [_mm256_setzero_si256(); R];
                 for slice in 0..layout.slices {
                     let at = u * layout.slices + slice;
+                    let place = at * m + first;
                     let w = integers::<F>(unit, slice, side);
-                    let quants = x.quants.add((at * m + first) * SLICE).cast::<i32>();
-                    if layout.scales == Scales::Halves {
-                        for half in 0..2 {
-                            let scales = scales::<F>(unit, slice, half, side);
+                    let quants = x.slice(at, first).cast::<i32>();
+                    match layout.scales {
+                        Scales::Plain => {
+                            let scale = halves(unit.add(layout.scale(slice) + 16 * side));
+                            let mins = match layout.mins {
+                                Mins::Plain => halves(unit.add(layout.min(slice) + 16 * side)),
+                                _ => _mm256_setzero_ps(),
+                            };
                             for r in 0..R {
-                                let start = offset::<F>(x.sums16.add((2 * at + half) * m + first + r));
-                                let sum = dot::<F>(start, &w[4 * half..4 * half + 4], quants.add(8 * r + 4 * half));
-                                parts[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales, parts[r]);
+                                let start = offset::<F>(x.sums32.add(place + r));
+                                let sum = dot::<F>(start, &w, quants.add(ROW_WORDS * r));
+                                let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
+                                if layout.mins == Mins::Plain {
+                                    part = _mm256_fmadd_ps(_mm256_set1_ps(*x.sums.add(place + r)), mins, part);
+                                }
+                                let x_scale = _mm256_set1_ps(*x.scales.add(place + r));
+                                results[r][side] = _mm256_fmadd_ps(part, x_scale, results[r][side]);
                             }
                         }
-                        continue;
-                    }
-                    let scales = scales::<F>(unit, slice, 0, side);
-                    for r in 0..R {
-                        let sum = dot::<F>(offset::<F>(x.sums32.add(at * m + first + r)), &w, quants.add(8 * r));
-                        parts[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales, parts[r]);
-                    }
-                    if layout.mins == Mins::Plain {
-                        let mins = halves(unit.add(layout.min(slice) + 16 * side));
-                        for r in 0..R {
-                            let sum = _mm256_set1_ps(*x.sums.add(at * m + first + r));
-                            parts[r] = _mm256_fmadd_ps(sum, mins, parts[r]);
+                        Scales::Slices => {
+                            let scale = scale_integers::<F>(unit, slice, 0, side);
+                            for r in 0..R {
+                                let sum = dot::<F>(_mm256_setzero_si256(), &w, quants.add(ROW_WORDS * r));
+                                scaled[r] = _mm256_add_epi32(scaled[r], _mm256_mullo_epi32(sum, scale));
+                            }
                         }
-                    }
-                    if layout.group == 1 {
-                        for r in 0..R {
-                            let scale = _mm256_set1_ps(*x.scales.add(at * m + first + r));
-                            results[r][side] = _mm256_fmadd_ps(parts[r], scale, results[r][side]);
-                            parts[r] = _mm256_setzero_ps();
+                        Scales::Halves => {
+                            for half in 0..2 {
+                                let scale = scale_integers::<F>(unit, slice, half, side);
+                                for r in 0..R {
+                                    let start = offset::<F>(x.sums16.add((2 * at + half) * m + first + r));
+                                    let (w, quants) =
+                                        (&w[4 * half..4 * half + 4], quants.add(ROW_WORDS * r + 4 * half));
+                                    let sum = dot::<F>(start, w, quants);
+                                    scaled[r] = _mm256_add_epi32(scaled[r], _mm256_mullo_epi32(sum, scale));
+                                }
+                            }
                         }
                     }
                     if layout.mins == Mins::Slices && slice % 2 == 1 {
@@ -198,19 +203,21 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                         }
                     }
                 }
-                if layout.group == 1 {
+                if layout.scales == Scales::Plain {
                     continue;
                 }
+                let head = halves(unit.add(layout.head() + 16 * side));
                 let min_head = match layout.mins {
                     Mins::Slices => halves(unit.add(layout.min_head() + 16 * side)),
                     _ => _mm256_setzero_ps(),
                 };
                 for r in 0..R {
+                    let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(scaled[r]), head);
                     if layout.mins == Mins::Slices {
-                        parts[r] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums[r]), min_head, parts[r]);
+                        part = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums[r]), min_head, part);
                     }
                     let scale = _mm256_set1_ps(*x.scales.add(u * m + first + r));
-                    results[r][side] = _mm256_fmadd_ps(parts[r], scale, results[r][side]);
+                    results[r][side] = _mm256_fmadd_ps(part, scale, results[r][side]);
                 }
             }
         }

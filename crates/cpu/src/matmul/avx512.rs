@@ -5,12 +5,16 @@
 //! of this kind of machine delivers it in about 45.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::activations::RowBlock;
 use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 
 /// How far ahead of its use W is fetched: beyond the hardware prefetcher's reach within a page, well within the first-level cache.
 const PREFETCH_BYTES: usize = 6 * 1024;
+
+/// Distance of two rows' slices, in words of four numbers.
+const ROW_WORDS: usize = 2 * SLICE / 4;
 
 /// The eight registers of a slice: register j holds, for each column, the numbers 4 j to 4 j + 3, offset not yet subtracted.
 ///
@@ -85,40 +89,18 @@ pub(super) unsafe fn halves(at: *const u8) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
-/// The unit's scale of scales, where it has one.
+/// The integers that scale a slice, or half of one, in 32 bits.
 ///
 /// # Safety
-/// `unit` is a whole unit of F, and the machine has AVX-512 F.
+/// `unit` is a whole unit of F, whose scales are integers; the machine has AVX-512 F.
 #[inline(always)]
-pub(super) unsafe fn head<F: Packing>(unit: *const u8) -> __m512 {
+pub(super) unsafe fn scale_integers<F: Packing>(unit: *const u8, slice: usize, half: usize) -> __m512i {
     // SAFETY: by the caller's promise.
     unsafe {
+        let at = unit.add(F::LAYOUT.scale(slice));
         match F::LAYOUT.scales {
-            Scales::Plain => _mm512_setzero_ps(),
-            _ => halves(unit.add(F::LAYOUT.head())),
-        }
-    }
-}
-
-/// The scales of a slice, or of half of one.
-///
-/// # Safety
-/// `unit` is a whole unit of F, and the machine has AVX-512 F.
-#[inline(always)]
-pub(super) unsafe fn scales<F: Packing>(unit: *const u8, slice: usize, half: usize, head: __m512) -> __m512 {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        let at = unit.add(F::LAYOUT.scale(slice) + 16 * half);
-        match F::LAYOUT.scales {
-            Scales::Plain => halves(at),
-            Scales::Slices => {
-                let integers = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
-                _mm512_mul_ps(head, _mm512_cvtepi32_ps(integers))
-            }
-            Scales::Halves => {
-                let integers = _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()));
-                _mm512_mul_ps(head, _mm512_cvtepi32_ps(integers))
-            }
+            Scales::Halves => _mm512_cvtepi8_epi32(_mm_loadu_si128(at.add(16 * half).cast())),
+            _ => _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())),
         }
     }
 }
@@ -151,8 +133,7 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
         // SAFETY: units, slices and rows are within the panel and the block by the caller's promise; a prefetch may go anywhere.
         unsafe {
             let unit = panel.add(u * layout.unit_bytes());
-            let head = head::<F>(unit);
-            let mut parts = [_mm512_setzero_ps(); R];
+            let mut scaled = [_mm512_setzero_si512(); R];
             let mut minimums = [_mm512_setzero_si512(); R];
             for slice in 0..layout.slices {
                 let bytes = layout.low_bytes() + layout.high_bytes();
@@ -160,62 +141,70 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                     _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(PREFETCH_BYTES + slice * bytes + line).cast());
                 }
                 let w = integers::<F>(unit, slice);
-                let place = (u * layout.slices + slice) * m + first;
-                let quants = x.quants.add(place * SLICE).cast::<i32>();
-                if layout.scales == Scales::Halves {
-                    let scales = [scales::<F>(unit, slice, 0, head), scales::<F>(unit, slice, 1, head)];
-                    for r in 0..R {
-                        for half in 0..2 {
-                            let sum = x.sums16.add((2 * (u * layout.slices + slice) + half) * m + first + r);
-                            let mut dot = offset::<F>(sum);
-                            for j in 4 * half..4 * half + 4 {
-                                dot = _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(*quants.add(8 * r + j)));
+                let at = u * layout.slices + slice;
+                let place = at * m + first;
+                let quants = x.slice(at, first).cast::<i32>();
+                let dot = |start: __m512i, r: usize, registers: Range<usize>| {
+                    registers.fold(start, |dot, j| {
+                        _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(*quants.add(ROW_WORDS * r + j)))
+                    })
+                };
+                match layout.scales {
+                    Scales::Plain => {
+                        let scale = halves(unit.add(layout.scale(slice)));
+                        let mins = match layout.mins {
+                            Mins::Plain => halves(unit.add(layout.min(slice))),
+                            _ => _mm512_setzero_ps(),
+                        };
+                        for r in 0..R {
+                            let dot = dot(offset::<F>(x.sums32.add(place + r)), r, 0..8);
+                            let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
+                            if layout.mins == Mins::Plain {
+                                part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), mins, part);
                             }
-                            parts[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scales[half], parts[r]);
+                            results[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x.scales.add(place + r)), results[r]);
                         }
                     }
-                    continue;
-                }
-                let scales = scales::<F>(unit, slice, 0, head);
-                for r in 0..R {
-                    let mut dot = offset::<F>(x.sums32.add(place + r));
-                    for j in 0..8 {
-                        dot = _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(*quants.add(8 * r + j)));
+                    Scales::Slices => {
+                        let scale = scale_integers::<F>(unit, slice, 0);
+                        for r in 0..R {
+                            let dot = dot(_mm512_setzero_si512(), r, 0..8);
+                            scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dot, scale));
+                        }
                     }
-                    parts[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scales, parts[r]);
-                }
-                if layout.mins == Mins::Plain {
-                    let mins = halves(unit.add(layout.min(slice)));
-                    for r in 0..R {
-                        parts[r] = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), mins, parts[r]);
-                    }
-                }
-                if layout.group == 1 {
-                    for r in 0..R {
-                        let scale = _mm512_set1_ps(*x.scales.add(place + r));
-                        results[r] = _mm512_fmadd_ps(parts[r], scale, results[r]);
-                        parts[r] = _mm512_setzero_ps();
+                    Scales::Halves => {
+                        for half in 0..2 {
+                            let scale = scale_integers::<F>(unit, slice, half);
+                            for r in 0..R {
+                                let sum = x.sums16.add((2 * at + half) * m + first + r);
+                                let dot = dot(offset::<F>(sum), r, 4 * half..4 * half + 4);
+                                scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dot, scale));
+                            }
+                        }
                     }
                 }
                 if layout.mins == Mins::Slices && slice % 2 == 1 {
                     let mins = min_pairs::<F>(unit, slice / 2);
                     for r in 0..R {
-                        let pair = x.pairs.add((u * layout.slices + slice - 1) / 2 * m + first + r).cast::<i32>();
+                        let pair = x.pairs.add(at / 2 * m + first + r).cast::<i32>();
                         minimums[r] = _mm512_dpwssd_epi32(minimums[r], mins, _mm512_set1_epi32(pair.read_unaligned()));
                     }
                 }
             }
-            if layout.mins == Mins::Slices {
-                let dmin = halves(unit.add(layout.min_head()));
-                for r in 0..R {
-                    parts[r] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums[r]), dmin, parts[r]);
-                }
+            if layout.scales == Scales::Plain {
+                continue;
             }
-            if layout.group > 1 {
-                for r in 0..R {
-                    let scale = _mm512_set1_ps(*x.scales.add(u * m + first + r));
-                    results[r] = _mm512_fmadd_ps(parts[r], scale, results[r]);
+            let head = halves(unit.add(layout.head()));
+            let min_head = match layout.mins {
+                Mins::Slices => halves(unit.add(layout.min_head())),
+                _ => _mm512_setzero_ps(),
+            };
+            for r in 0..R {
+                let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(scaled[r]), head);
+                if layout.mins == Mins::Slices {
+                    part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums[r]), min_head, part);
                 }
+                results[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x.scales.add(u * m + first + r)), results[r]);
             }
         }
     }

@@ -13,6 +13,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use std::cell::RefCell;
 use std::ops::Range;
 
+use super::Product;
 use super::packing::COLUMNS;
 use super::plain::{PlainWeight, Rows};
 use crate::memory::SharedSlice;
@@ -97,18 +98,20 @@ thread_local! {
     static RESULTS: RefCell<Vec<Tile>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Some panels for all rows; `put` gets (row, panel, results).
+/// Some panels for all rows, written to the product's output.
 ///
 /// # Safety
-/// The machine has AMX, the program may use it, and rows and weight have the same depth.
+/// The machine has AMX, the program may use it, and rows and weight have the same depth. No other thread writes these panels, and the
+/// output is alive.
 pub(super) unsafe fn rows_times_panels(
+    product: &Product<'_>,
     weight: &PlainWeight,
     panels: Range<usize>,
     rows: &BfRows,
-    put: &mut dyn FnMut(usize, usize, &[f32; COLUMNS]),
 ) {
     RESULTS.with_borrow_mut(|results| {
-        results.resize(MAX_PANELS * MAX_BLOCKS.min(rows.num_blocks()), [[0.0; COLUMNS]; BLOCK]);
+        let num_tiles = MAX_PANELS * MAX_BLOCKS.min(rows.num_blocks());
+        results.resize(results.len().max(num_tiles), [[0.0; COLUMNS]; BLOCK]);
         for start in panels.clone().step_by(MAX_PANELS) {
             let panels = start..panels.end.min(start + MAX_PANELS);
             for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
@@ -120,17 +123,28 @@ pub(super) unsafe fn rows_times_panels(
                     } else {
                         many_rows(weight, panels.clone(), rows, blocks.clone(), results);
                     }
-                    release_tiles();
-                }
-                // Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
-                for (i, row) in (blocks.start * BLOCK..rows.num_rows.min(blocks.end * BLOCK)).enumerate() {
-                    for (p, panel) in panels.clone().enumerate() {
-                        put(row, panel, &results[p * blocks.len() + i / BLOCK][i % BLOCK]);
-                    }
+                    write(product, panels.clone(), rows, blocks, results);
                 }
             }
         }
+        // SAFETY: the machine has AMX.
+        unsafe { release_tiles() };
     });
+}
+
+/// Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
+///
+/// # Safety
+/// As for `rows_times_panels`, and `results` has a tile for every panel and block.
+#[target_feature(enable = "avx512f")]
+unsafe fn write(product: &Product<'_>, panels: Range<usize>, rows: &BfRows, blocks: Range<usize>, results: &[Tile]) {
+    for row in blocks.start * BLOCK..rows.num_rows.min(blocks.end * BLOCK) {
+        let block = row / BLOCK - blocks.start;
+        for (p, panel) in panels.clone().enumerate() {
+            // SAFETY: passed on from the caller.
+            unsafe { product.put(row, panel, &results[p * blocks.len() + block][row % BLOCK]) };
+        }
+    }
 }
 
 /// # Safety

@@ -20,6 +20,8 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 pub(crate) mod decoded;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packing;
 mod plain;
 mod scalar;
@@ -33,6 +35,7 @@ use packing::{COLUMNS, Layout, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
+#[cfg(target_arch = "x86_64")]
 use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;
@@ -59,6 +62,10 @@ pub(crate) struct Product<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IntegerKernel {
     Scalar,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDotProducts,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -72,6 +79,10 @@ impl IntegerKernel {
     fn of(level: Level) -> Self {
         match level {
             Level::Scalar(_) => IntegerKernel::Scalar,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) if neon::has_dot_products() => IntegerKernel::NeonDotProducts,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => IntegerKernel::Neon,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => IntegerKernel::Avx2,
             // AVX-512 came before VNNI did; such machines multiply as AVX2 does.
@@ -178,14 +189,13 @@ impl Multiplier {
             }
             #[cfg(target_arch = "x86_64")]
             Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
-                // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
-                let mut put = |row: usize, panel: usize, results: &_| unsafe { product.put(row, panel, results) };
-                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth.
-                unsafe { bf16::rows_times_panels(weight, panels, &inputs.rounded, &mut put) };
+                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth; tasks own disjoint panels, and the
+                // output stays borrowed until the pool has run.
+                unsafe { bf16::rows_times_panels(product, weight, panels, &inputs.rounded) };
             }
             Stored::Plain(weight) => {
                 for panel in panels {
-                    // SAFETY: as above.
+                    // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
                     let mut put = |row: usize, results: &_| unsafe { product.put(row, panel, results) };
                     plain::rows_times_panel(self.level, dtype, weight.panel(panel), x, &mut put);
                 }
@@ -205,10 +215,9 @@ impl Multiplier {
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         #[cfg(target_arch = "x86_64")]
         if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
-            // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
-            let mut put = |row: usize, panel: usize, results: &_| unsafe { product.put(row, panel, results) };
-            // SAFETY: the kernel was chosen for this machine; rows and weight have as many units.
-            unsafe { amx::rows_times_panels::<F>(weight, panels, rows, &mut put) };
+            // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the
+            // output stays borrowed until the pool has run.
+            unsafe { amx::rows_times_panels::<F>(product, weight, panels, rows) };
             return;
         }
         for panel in panels {
@@ -225,6 +234,14 @@ impl Multiplier {
                         IntegerKernel::Scalar => {
                             (0..x.num_rows)
                                 .for_each(|row| put(row, &scalar::row_times_panel::<F>(bytes, num_units, x, row)));
+                        }
+                        #[cfg(target_arch = "aarch64")]
+                        IntegerKernel::Neon => {
+                            neon::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
+                        }
+                        #[cfg(target_arch = "aarch64")]
+                        IntegerKernel::NeonDotProducts => {
+                            neon::block_times_panel_by_dot_products::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Avx2 => {

@@ -36,6 +36,7 @@ impl PlainWeight {
         self.memory.bytes().len() / self.panel_bytes
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
@@ -90,6 +91,7 @@ fn pack_panel<const SIZE: usize, const RUN: usize>(source: &[u8], row_bytes: usi
 /// A plain format, read from its panels.
 trait Numbers {
     /// Bytes of a number.
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize;
 
     /// Number k of a column.
@@ -108,16 +110,26 @@ trait Numbers {
     /// The panel has it; the machine has AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     unsafe fn eight(panel: *const u8, k: usize, side: usize) -> std::arch::x86_64::__m256;
+
+    /// Number k of four columns.
+    ///
+    /// # Safety
+    /// The panel has it.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t;
 }
 
 struct F32;
 struct F16;
 struct BF16;
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 impl Numbers for F32 {
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 4;
 
     fn number(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -138,9 +150,17 @@ impl Numbers for F32 {
         // SAFETY: by the caller's promise.
         unsafe { _mm256_loadu_ps(panel.add(64 * k + 32 * side).cast()) }
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t {
+        // SAFETY: by the caller's promise.
+        unsafe { vld1q_f32(panel.add(64 * k + 16 * quarter).cast()) }
+    }
 }
 
 impl Numbers for F16 {
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
     fn number(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -161,9 +181,17 @@ impl Numbers for F16 {
         // SAFETY: by the caller's promise.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(panel.add(32 * k + 16 * side).cast())) }
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t {
+        // SAFETY: by the caller's promise.
+        unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(panel.add(32 * k + 8 * quarter)))) }
+    }
 }
 
 impl Numbers for BF16 {
+    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
     fn number(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -194,6 +222,19 @@ impl Numbers for BF16 {
             _mm256_castsi256_ps(match k % 2 {
                 0 => _mm256_slli_epi32::<16>(pair),
                 _ => _mm256_and_si256(pair, _mm256_set1_epi32(0xffff_0000u32 as i32)),
+            })
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let pair = vreinterpretq_u32_u8(vld1q_u8(panel.add(k / 2 * 64 + 16 * quarter)));
+            vreinterpretq_f32_u32(match k % 2 {
+                0 => vshlq_n_u32::<16>(pair),
+                _ => vandq_u32(pair, vdupq_n_u32(0xffff_0000)),
             })
         }
     }
@@ -229,7 +270,7 @@ pub(super) fn rows_times_panel(
 }
 
 fn by_level<N: Numbers>(level: Level, panel: &[u8], rows: Rows<'_>, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     macro_rules! in_steps {
         ($kernel:ident, $($count:literal)*) => {{
             let mut first = 0;
@@ -250,6 +291,8 @@ fn by_level<N: Numbers>(level: Level, panel: &[u8], rows: Rows<'_>, put: &mut dy
             (0..rows.num_rows())
                 .for_each(|row| put(row, &scalar::<N>(panel, &rows.x[row * rows.depth..][..rows.depth])));
         }
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon(_) => in_steps!(neon, 4 2 1),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => in_steps!(avx2, 4 2 1),
         #[cfg(target_arch = "x86_64")]
@@ -341,5 +384,35 @@ unsafe fn avx2<N: Numbers, const R: usize>(panel: *const u8, rows: Rows<'_>, fir
         }
         // Both are sixteen f32, lane 0 first.
         results.map(|result| std::mem::transmute::<[__m256; 2], [f32; COLUMNS]>(result))
+    }
+}
+
+/// # Safety
+/// Panel and rows are `depth` long, R rows are there from `first` on.
+#[cfg(target_arch = "aarch64")]
+unsafe fn neon<N: Numbers, const R: usize>(panel: *const u8, rows: Rows<'_>, first: usize) -> [[f32; COLUMNS]; R] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let zero = vdupq_n_f32(0.0);
+        let mut results = [[zero; 4]; R];
+        let x: [*const f32; R] = std::array::from_fn(|r| rows.x[(first + r) * rows.depth..].as_ptr());
+        for unit in units(rows.depth) {
+            let mut parts = [[zero; 4]; R];
+            for k in unit {
+                let w: [float32x4_t; 4] = std::array::from_fn(|quarter| N::four(panel, k, quarter));
+                for r in 0..R {
+                    for quarter in 0..4 {
+                        parts[r][quarter] = vfmaq_n_f32(parts[r][quarter], w[quarter], *x[r].add(k));
+                    }
+                }
+            }
+            for r in 0..R {
+                for quarter in 0..4 {
+                    results[r][quarter] = vaddq_f32(results[r][quarter], parts[r][quarter]);
+                }
+            }
+        }
+        // Both are sixteen f32, lane 0 first.
+        results.map(|result| std::mem::transmute::<[float32x4_t; 4], [f32; COLUMNS]>(result))
     }
 }

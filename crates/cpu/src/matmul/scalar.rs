@@ -3,13 +3,17 @@
 //! For a row x, quantized to integers `q` with a scale `s` for each group of slices, and a column of W, group by group:
 //!
 //! ```text
-//! part = 0
-//! for each slice of the group (or half of one, where scales are of 16 numbers), ascending:
-//!     part = fma(f32(sum of w q), d, part)            the sum is an exact integer; d is the slice's scale
-//!     part = fma(f32(sum of q), m, part)              where slices have a minimum of their own (Q4_1, Q5_1)
-//! part = fma(f32(sum over slices of m * sum of q), -dmin, part)    where a unit scales its minimums (Q4_K, Q5_K); exact integer
+//! part = f32(sum of w q) * d                     of 32 numbers, with a scale in f16
+//! part = fma(f32(sum of q), m, part)             where they have a minimum of their own (Q4_1, Q5_1)
+//!
+//! part = f32(sum over slices of scale * sum of w q) * d       of 256 numbers, whose slices (or halves of them) have integers as scales
+//! part = fma(f32(sum over slices of m * sum of q), -dmin, part)    where slices have minimums as well (Q4_K, Q5_K)
+//!
 //! result = fma(part, s, result)
 //! ```
+//! All sums before a conversion to f32 are exact integers.
+
+use std::ops::Range;
 
 use pellucid_tensor::quant::f16_to_f32;
 
@@ -33,42 +37,39 @@ pub(crate) unsafe fn row_times_panel<F: Packing>(
         // SAFETY: by the layout of `activations`, these are entries of the row within the block's arrays.
         let slices = (0..layout.slices).map(|slice| unsafe {
             let at = u * layout.slices + slice;
-            let quants = std::slice::from_raw_parts(x.quants.add((at * m + row) * SLICE), SLICE);
+            let quants = std::slice::from_raw_parts(x.slice(at, row), SLICE);
             (quants, *x.sums.add(at * m + row), *x.scales.add(at / layout.group * m + row))
         });
-        let mut parts = [0.0f32; COLUMNS];
+        let mut scaled = [0i32; COLUMNS];
         let mut minimums = [0i32; COLUMNS];
         for (slice, (quants, sum, scale)) in slices.enumerate() {
+            let dot = |c: usize, numbers: Range<usize>| -> i32 {
+                numbers.map(|k| integer(&layout, unit, slice, k, c) * i32::from(quants[k])).sum()
+            };
             for c in 0..COLUMNS {
-                let products =
-                    quants.iter().enumerate().map(|(k, &q)| integer(&layout, unit, slice, k, c) * i32::from(q));
-                if layout.scales == Scales::Halves {
-                    let low: i32 = products.clone().take(16).sum();
-                    parts[c] = (low as f32).mul_add(scale_of(&layout, unit, slice, 0, c), parts[c]);
-                    let high: i32 = products.skip(16).sum();
-                    parts[c] = (high as f32).mul_add(scale_of(&layout, unit, slice, 1, c), parts[c]);
-                } else {
-                    let dot: i32 = products.sum();
-                    parts[c] = (dot as f32).mul_add(scale_of(&layout, unit, slice, 0, c), parts[c]);
-                }
-                match layout.mins {
-                    Mins::None => {}
-                    Mins::Plain => parts[c] = sum.mul_add(half_at(unit, layout.min(slice), c), parts[c]),
-                    Mins::Slices => {
-                        minimums[c] += i32::from(unit[layout.min(slice / 2 * 2) + 2 * c + slice % 2]) * sum as i32;
+                if layout.scales == Scales::Plain {
+                    let mut part = dot(c, 0..SLICE) as f32 * half_at(unit, layout.scale(slice), c);
+                    if layout.mins == Mins::Plain {
+                        part = sum.mul_add(half_at(unit, layout.min(slice), c), part);
                     }
+                    results[c] = part.mul_add(scale, results[c]);
+                    continue;
                 }
-            }
-            if !(slice + 1).is_multiple_of(layout.group) {
-                continue;
-            }
-            for c in 0..COLUMNS {
+                for half in 0..2 {
+                    let numbers = half * SLICE / 2..(half + 1) * SLICE / 2;
+                    scaled[c] += scale_of(&layout, unit, slice, half, c) * dot(c, numbers);
+                }
                 if layout.mins == Mins::Slices {
-                    parts[c] = (minimums[c] as f32).mul_add(-half_at(unit, layout.min_head(), c), parts[c]);
+                    minimums[c] += i32::from(unit[layout.min(slice / 2 * 2) + 2 * c + slice % 2]) * sum as i32;
                 }
-                results[c] = parts[c].mul_add(scale, results[c]);
+                if slice + 1 == layout.slices {
+                    let mut part = scaled[c] as f32 * half_at(unit, layout.head(), c);
+                    if layout.mins == Mins::Slices {
+                        part = (minimums[c] as f32).mul_add(-half_at(unit, layout.min_head(), c), part);
+                    }
+                    results[c] = part.mul_add(scale, results[c]);
+                }
             }
-            parts = [0.0; COLUMNS];
         }
     }
     results
@@ -91,12 +92,12 @@ fn integer(layout: &Layout, unit: &[u8], slice: usize, k: usize, column: usize) 
     i32::from(stored) - layout.offset_shift.map_or(0, |shift| 1 << shift)
 }
 
-fn scale_of(layout: &Layout, unit: &[u8], slice: usize, half: usize, column: usize) -> f32 {
-    let at = layout.scale(slice);
+/// The integer that scales a slice, or half of one.
+fn scale_of(layout: &Layout, unit: &[u8], slice: usize, half: usize, column: usize) -> i32 {
+    let at = layout.scale(slice) + column;
     match layout.scales {
-        Scales::Plain => half_at(unit, at, column),
-        Scales::Slices => half_at(unit, layout.head(), column) * f32::from(unit[at + column]),
-        Scales::Halves => half_at(unit, layout.head(), column) * f32::from(unit[at + 16 * half + column] as i8),
+        Scales::Halves => i32::from(unit[at + 16 * half] as i8),
+        _ => i32::from(unit[at]),
     }
 }
 

@@ -41,6 +41,7 @@ impl PackedWeight {
         self.memory.bytes().len() / self.panel_bytes
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }

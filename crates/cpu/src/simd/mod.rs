@@ -1,8 +1,8 @@
 //! Instruction sets. A value of an instruction set's type exists only where its instructions do: the type is the proof.
 //!
 //! All of them share one definition of a dot product, so that one row and many give the same bits: sixteen lanes, lane i summing
-//! the products at i, i + 16, i + 32 and so on in that order, then the fixed tree of [`crate::math::sum_lanes`]. AVX2 and AVX-512
-//! fuse the multiply with the add and agree to the bit; the scalar version rounds twice and is the oracle within a tolerance.
+//! the products at i, i + 16, i + 32 and so on in that order, then the fixed tree of [`crate::math::sum_lanes`]. AVX2, AVX-512 and
+//! NEON fuse the multiply with the add and agree to the bit; the scalar version rounds twice and is the oracle within a tolerance.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -10,11 +10,15 @@ pub(crate) mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
 use std::fmt;
 use std::str::FromStr;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512};
@@ -40,6 +44,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     Scalar,
+    /// The vectors of 64-bit ARM; integers by its dot products where the machine has them.
+    Neon,
     Avx2,
     Avx512,
     /// AVX-512, with tiles for products of many rows.
@@ -47,11 +53,13 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// Of those that one machine can have, the faster comes later.
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -90,6 +98,8 @@ impl FromStr for Isa {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Level {
     Scalar(Scalar),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -102,13 +112,14 @@ impl Level {
     pub(crate) fn of(isa: Isa) -> Option<Level> {
         match isa {
             Isa::Scalar => Some(Level::Scalar(Scalar)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect().map(Level::Neon),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::detect().map(Level::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect().map(Level::Avx512),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Some(Level::Amx(Avx512::detect()?, Amx::detect()?)),
-            #[cfg(not(target_arch = "x86_64"))]
             _ => None,
         }
     }
@@ -116,6 +127,8 @@ impl Level {
     pub(crate) fn isa(self) -> Isa {
         match self {
             Level::Scalar(_) => Isa::Scalar,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Isa::Neon,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
@@ -131,6 +144,8 @@ macro_rules! with_simd {
     ($level:expr, $simd:ident => $body:expr) => {
         match $level {
             $crate::simd::Level::Scalar($simd) => $body,
+            #[cfg(target_arch = "aarch64")]
+            $crate::simd::Level::Neon($simd) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::simd::Level::Avx2($simd) => $body,
             #[cfg(target_arch = "x86_64")]
@@ -165,6 +180,9 @@ macro_rules! vectorized {
 
             match S::ISA {
                 $crate::simd::Isa::Scalar => body::<$crate::simd::Scalar>($($argument),*),
+                // Part of what every function for this platform is compiled for.
+                #[cfg(target_arch = "aarch64")]
+                $crate::simd::Isa::Neon => body::<$crate::simd::Neon>($($argument),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the first argument, a value of S, proves that the instructions are there.
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($argument),*) },

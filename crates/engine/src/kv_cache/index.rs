@@ -44,6 +44,9 @@ pub(super) struct Keyer {
     /// Bits of a key that count. All of them, but in the test that forces collisions.
     #[cfg(test)]
     pub(super) mask: u8,
+    /// Whether a key is trusted alone. Never, but in the test that shows what the comparison of tokens is for.
+    #[cfg(test)]
+    pub(super) is_trusted: bool,
 }
 
 impl Keyer {
@@ -52,6 +55,8 @@ impl Keyer {
             secret,
             #[cfg(test)]
             mask: 0xFF,
+            #[cfg(test)]
+            is_trusted: false,
         }
     }
 

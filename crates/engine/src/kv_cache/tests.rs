@@ -65,6 +65,12 @@ fn a_collision_of_keys_gives_no_wrong_block() {
     serve(&mut cache, tenant(1), &prompt(5, 0));
     assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 100)), 0, "every key is equal, the tokens are not");
     assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 0)), 4);
+    cache.keyer.is_trusted = true;
+    assert_eq!(
+        serve(&mut cache, tenant(1), &prompt(5, 100)),
+        4,
+        "the control: by its key alone the wrong block is found"
+    );
 }
 
 #[test]

@@ -136,6 +136,12 @@ fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
         "prefixes are cached for each tenant by themselves; cache_salt narrows that",
     )?;
     fields.refuse("prompt_cache_retention", |_| false, "prefixes are kept while there is memory")?;
+    fields.refuse(
+        "prompt_cache_options",
+        |_| false,
+        "prefixes are cached by themselves and kept while there is memory",
+    )?;
+    fields.refuse("moderation", |_| false, "this server has no model for it")?;
     fields.refuse("best_of", |_| false, "it belongs to /v1/completions")?;
     fields.refuse("echo", |value| *value == Json::Bool(false), "it belongs to /v1/completions")?;
     fields.refuse("suffix", |_| false, "it belongs to /v1/completions")

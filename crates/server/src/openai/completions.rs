@@ -147,7 +147,7 @@ fn check_ids(ids: &[u32], model: &ServedModel) -> Result<(), ApiError> {
     match ids.iter().find(|&&id| id as usize >= model.vocab_size) {
         Some(id) => {
             let message = format!("prompt: the token id {id} is outside the vocabulary of {}", model.vocab_size);
-            Err(ApiError::field("prompt", message))
+            Err(ApiError::field("prompt", message).code("out_of_range"))
         }
         None => Ok(()),
     }

@@ -81,7 +81,9 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
 pub(crate) fn read_value(path: &str, value: Json) -> Result<Vec<ChatMessage>, ApiError> {
     let values = fields::array(path, value, MAX_MESSAGES)?;
     if values.is_empty() {
-        return Err(ApiError::field(path, format!("{path}: expected at least one message, found none")));
+        return Err(
+            ApiError::field(path, format!("{path}: expected at least one message, found none")).code("empty_array")
+        );
     }
     values.into_iter().enumerate().map(|(i, value)| read_one(format!("{path}[{i}]"), value)).collect()
 }
@@ -117,7 +119,9 @@ fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
         other => return Err(fields::wrong_type(path, "a string or an array of text parts", &other)),
     };
     if parts.is_empty() {
-        return Err(ApiError::field(path, format!("{path}: expected at least one part, found none")));
+        return Err(
+            ApiError::field(path, format!("{path}: expected at least one part, found none")).code("empty_array")
+        );
     }
     let mut texts = Vec::with_capacity(parts.len());
     for (i, part) in parts.into_iter().enumerate() {

@@ -230,7 +230,7 @@ fn read_bias(fields: &mut Fields) -> Result<Option<BTreeMap<String, f32>>, ApiEr
     };
     if entries.len() > MAX_LISTED_TOKENS {
         let message = format!("{path}: expected at most {MAX_LISTED_TOKENS} entries, found {}", entries.len());
-        return Err(ApiError::field(path, message));
+        return Err(ApiError::field(path, message).code("array_above_max_length"));
     }
     let mut bias = BTreeMap::new();
     for (id, value) in entries {

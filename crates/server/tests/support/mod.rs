@@ -2,10 +2,12 @@
 
 #![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
 
+pub mod socket;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,20 +23,30 @@ use serde_json::Value;
 pub const MODEL: &str = "tiny";
 pub const CONTEXT: usize = 256;
 
-/// A model whose steps can be made slow.
-struct Slowed {
+/// A model whose steps can be made slow, and wrong from a position on.
+struct Troubled {
     model: Decoder,
     delay_ms: Arc<AtomicU64>,
+    fails_from: Arc<AtomicU32>,
 }
 
-impl Model for Slowed {
+impl Model for Troubled {
     fn config(&self) -> &DecoderConfig {
         self.model.config()
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
-        self.model.forward(batch, kv, logits)
+        self.model.forward(batch, kv, logits)?;
+        let vocab_size = self.config().vocab_size;
+        let fails_from = self.fails_from.load(Ordering::Relaxed);
+        let values = logits.resize(batch.num_wanted(), vocab_size);
+        for (row, values) in batch.wanted().iter().zip(values.chunks_exact_mut(vocab_size)) {
+            if batch.positions()[*row as usize] >= fails_from {
+                values.fill(f32::NAN);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -67,6 +79,7 @@ pub struct Server {
     pub address: SocketAddr,
     pub drain: Drain,
     delay_ms: Arc<AtomicU64>,
+    fails_from: Arc<AtomicU32>,
     thread: Option<JoinHandle<Ended>>,
     _folder: tempfile::TempDir,
 }
@@ -94,7 +107,8 @@ impl Server {
         let options = LoadOptions { context_len: Some(CONTEXT) };
         let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ()).unwrap();
         let delay_ms = Arc::new(AtomicU64::new(0));
-        let model = Slowed { model, delay_ms: delay_ms.clone() };
+        let fails_from = Arc::new(AtomicU32::new(u32::MAX));
+        let model = Troubled { model, delay_ms: delay_ms.clone(), fails_from: fails_from.clone() };
         let vocab_size = model.config().vocab_size;
         let options = EngineOptions {
             num_blocks: CONTEXT / BLOCK_LEN * setup.max_sequences,
@@ -136,12 +150,17 @@ impl Server {
         };
         let told = drain.clone();
         let thread = std::thread::spawn(move || pellucid_server::run(model, options, listener, None, told).unwrap());
-        Server { address, drain, delay_ms, thread: Some(thread), _folder: folder }
+        Server { address, drain, delay_ms, fails_from, thread: Some(thread), _folder: folder }
     }
 
     /// Makes every step of the engine take at least so long.
     pub fn slow_down(&self, delay_ms: u64) {
         self.delay_ms.store(delay_ms, Ordering::Relaxed);
+    }
+
+    /// Makes every logit from a position of a sequence on no number.
+    pub fn fail_from(&self, position: u32) {
+        self.fails_from.store(position, Ordering::Relaxed);
     }
 
     /// Waits for the server to leave.
@@ -216,6 +235,18 @@ impl Server {
         let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name));
         let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until a number is what it should be; fails when that takes too long.
+    #[track_caller]
+    pub fn until(&self, name: &str, expected: f64) {
+        for _ in 0..1000 {
+            if self.metric(name) == expected {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{name} is still {}", self.metric(name));
     }
 
     /// Waits until nothing runs and no block is held; fails when that takes too long.

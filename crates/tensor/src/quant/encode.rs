@@ -166,7 +166,8 @@ struct Affine {
 }
 
 impl Affine {
-    /// The best of several tries. Each rounds by one scale, then solves for the scale and minimum that suit those integers best.
+    /// The best of several tries. Each rounds by one scale, then solves for the scale and minimum that suit those integers best; the
+    /// next one rounds from the best minimum so far.
     fn fit(x: &[f32], search: &Search) -> Affine {
         let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
         let weights: [f32; 32] = std::array::from_fn(|i| mean_square.sqrt() + x[i].abs());
@@ -174,17 +175,18 @@ impl Affine {
         if high <= low {
             return Affine { scale: 0.0, min: -low };
         }
-        let rounded = |factor: f32| -> [f32; 32] {
-            std::array::from_fn(|i| (factor * (x[i] - low)).round_ties_even().clamp(0.0, search.max_q))
+        // With so many steps between the minimum and the largest number.
+        let rounded = |steps: f32, min: f32| -> [f32; 32] {
+            let factor = steps / (high + min);
+            std::array::from_fn(|i| (factor * (x[i] + min)).round_ties_even().clamp(0.0, search.max_q))
         };
         let error = |fit: Affine, q: &[f32; 32]| -> f32 {
             (0..32).map(|i| weights[i] * (fit.scale * q[i] - fit.min - x[i]).powi(2)).sum()
         };
-        let plain = search.max_q / (high - low);
-        let mut best = Affine { scale: 1.0 / plain, min: -low };
-        let mut least = error(best, &rounded(plain));
+        let mut best = Affine { scale: (high - low) / search.max_q, min: -low };
+        let mut least = error(best, &rounded(search.max_q, best.min));
         for i in 0..search.num_tries {
-            let q = rounded((search.max_q + search.first + TRY_STEP * i as f32) / (high - low));
+            let q = rounded(search.max_q + search.first + TRY_STEP * i as f32, best.min);
             if let Some(fit) = Affine::solve(x, &weights, &q) {
                 let found = error(fit, &q);
                 if found < least {

@@ -37,23 +37,17 @@ struct Counts {
 pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let mut server = Server::start(arguments, &["--max-waiting", "4096"])?;
     let good: Vec<Good> = (0..VARIANTS).map(requests::good).collect();
-    let mut client = server.client()?;
-    let mut solo = Vec::with_capacity(good.len());
-    for (i, good) in good.iter().enumerate() {
-        let reply = client.post(good.path, &good.whole)?;
-        let answer = requests::answer(&reply.body).filter(|_| reply.status == 200);
-        solo.push(answer.ok_or_else(|| format!("request {i} alone: {} {}", reply.status, reply.body))?);
-    }
+    let solo = one_by_one(&server, &good)?;
     // The first crowd brings threads, buffers and arenas to life; what comes after must not add to them.
     let counts = Counts::default();
     let warm_up = (arguments.requests / 10).max(arguments.clients * 4);
     crowd(&server, arguments, warm_up, 0, &good, &solo, &counts)?;
-    let before = settled(&server, &mut client)?;
+    let before = settled(&server)?;
     let counts = Counts::default();
     let started = Instant::now();
     crowd(&server, arguments, arguments.requests, 1, &good, &solo, &counts)?;
     let seconds = started.elapsed().as_secs_f64();
-    let after = settled(&server, &mut client)?;
+    let after = settled(&server)?;
     server.check_alive()?;
     let Counts { whole, streamed, cancelled, bad } = counts;
     println!(
@@ -73,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
         after.num_descriptors,
         before.blocks_in_use,
         after.blocks_in_use,
-        metric(&mut client, "pellucid_preemptions_total")?,
+        metric(&mut server.client()?, "pellucid_preemptions_total")?,
     );
     if after.num_descriptors != before.num_descriptors || after.blocks_in_use != 0.0 {
         return Err("descriptors or blocks were not given back".into());
@@ -82,6 +76,18 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
         return Err(format!("memory grew by more than {MEMORY_SLACK} bytes").into());
     }
     Ok(())
+}
+
+/// The answer to each request when nobody else asks.
+fn one_by_one(server: &Server, good: &[Good]) -> Outcome<Vec<Value>> {
+    let mut client = server.client()?;
+    let mut solo = Vec::with_capacity(good.len());
+    for (i, good) in good.iter().enumerate() {
+        let reply = client.post(good.path, &good.whole)?;
+        let answer = requests::answer(&reply.body).filter(|_| reply.status == 200);
+        solo.push(answer.ok_or_else(|| format!("request {i} alone: {} {}", reply.status, reply.body))?);
+    }
+    Ok(solo)
 }
 
 /// Sends so many requests, split over the clients.
@@ -173,7 +179,9 @@ fn check(i: usize, status: u16, body: &str, found: Option<Value>, expected: &Val
 }
 
 /// Waits until nothing is under way and nobody but this client is connected.
-fn settled(server: &Server, client: &mut Client) -> Outcome<Holding> {
+fn settled(server: &Server) -> Outcome<Holding> {
+    // A new one: the server closes connections that were idle for long.
+    let client = &mut server.client()?;
     let started = Instant::now();
     loop {
         let mut busy = 0.0;

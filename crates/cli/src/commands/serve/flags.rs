@@ -31,7 +31,7 @@ pub(crate) struct ServeArgs {
     pub(crate) config: Option<PathBuf>,
 
     /// Address to listen at
-    #[arg(long, value_name = "ADDRESS", default_value_t = DEFAULT_HOST)]
+    #[arg(long, value_name = "ADDRESS", default_value_t = DEFAULT_HOST, value_parser = address)]
     pub(super) host: IpAddr,
 
     /// Port to listen at; 0 takes a free one
@@ -191,6 +191,14 @@ impl ServeArgs {
             ..Limits::default()
         }
     }
+}
+
+/// An IP address, or this machine by its usual name. Other names would have to be asked for, and could mean several.
+fn address(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(DEFAULT_HOST);
+    }
+    text.parse().map_err(|_| "expected an IP address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned())
 }
 
 fn seconds() -> clap::builder::RangedU64ValueParser {

@@ -1,0 +1,294 @@
+//! Products with quantized weights by AMX, for many rows: `tdpbssd` multiplies a tile of 16 rows by 64 numbers with one of 64 numbers by
+//! 16 columns, and adds up exactly.
+//!
+//! Where a float scales every 32 numbers (Q4_0, Q8_0, ...), a tile of 32 goes to memory after one instruction ([`slices`]). Where integers
+//! scale them (the K formats), the scale is multiplied into the numbers beforehand; the products of up to 13 bits make two tiles of
+//! bytes, high and low, and a sum ends after 256 numbers ([`planes`]).
+//!
+//! Many rows: sixteen panels of W stay with a thread; for each stretch of K ([`CHUNK_SLICES`]) a panel is unpacked to bytes into the
+//! first-level cache and used for all rows, whose own stretch stays in the second-level cache. One block of rows: panel after panel, as
+//! they lie in memory.
+
+mod planes;
+mod slices;
+
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::Product;
+use super::activations::{BLOCK, Quantized, RowBlock};
+use super::packing::{COLUMNS, Layout, Packing, Scales};
+use super::weight::PackedWeight;
+use crate::simd::amx::{TileConfig, release_tiles};
+
+/// Slices that are unpacked at a time, to 16 KB of bytes: a third of the first-level cache. Half as many where a number takes two.
+const CHUNK_SLICES: usize = 32;
+
+/// Panels that a thread keeps together for [`MAX_BLOCKS`] blocks of rows: results take 512 KB, and the rows' stretch as much, of a
+/// second-level cache of 2 MB. The more panels, the less often rows come from farther away.
+const MAX_PANELS: usize = 16;
+const MAX_BLOCKS: usize = 32;
+
+/// How far ahead of its use W is fetched when it is read for few rows.
+const PREFETCH_BYTES: usize = 6 * 1024;
+
+/// Sixteen rows of sixteen columns.
+type Tile<T> = [[T; COLUMNS]; BLOCK];
+
+/// A stretch of a panel, unpacked; and where tiles go between multiplying and scaling.
+#[repr(C, align(64))]
+struct Chunk {
+    /// Each slice as `packing` says that it unpacks. Of two planes, the low one lies half an array behind the high one.
+    integers: [[u8; 512]; CHUNK_SLICES],
+    /// Of each slice, or of each unit where integers scale the slices.
+    scales: [[f32; COLUMNS]; CHUNK_SLICES],
+    mins: [[f32; COLUMNS]; CHUNK_SLICES],
+    min_pairs: [[u8; 64]; CHUNK_SLICES / 2],
+    tiles: [Tile<i32>; 4],
+}
+
+struct Scratch {
+    chunk: Box<Chunk>,
+    /// `[panel][block]`
+    results: Vec<Tile<f32>>,
+}
+
+thread_local! {
+    /// Kept by each thread so that a step allocates nothing after the first.
+    static SCRATCH: RefCell<Option<Scratch>> = const { RefCell::new(None) };
+}
+
+impl Scratch {
+    fn new() -> Self {
+        // SAFETY: zeros are valid in every field.
+        let chunk = unsafe { Box::<Chunk>::new_zeroed().assume_init() };
+        Scratch { chunk, results: Vec::new() }
+    }
+}
+
+/// Consecutive blocks of as many rows each, from a slice on that begins a unit.
+#[derive(Clone)]
+struct Stretch<'a> {
+    rows: &'a Quantized,
+    blocks: Range<usize>,
+    first_slice: usize,
+    num_units: usize,
+}
+
+impl Stretch<'_> {
+    /// # Safety
+    /// The stretch begins within the rows.
+    unsafe fn block(&self, index: usize, layout: &Layout) -> RowBlock {
+        // SAFETY: passed on from the caller.
+        unsafe { self.rows.block(self.blocks.start + index).at_slice(self.first_slice, layout) }
+    }
+}
+
+/// Where a kernel stands on its way through the blocks of a stretch and, within each, through slices or units.
+#[derive(Clone, Copy)]
+struct Place {
+    block: usize,
+    step: usize,
+    x: RowBlock,
+}
+
+impl Place {
+    /// # Safety
+    /// The stretch has a block.
+    unsafe fn first(stretch: &Stretch<'_>, layout: &Layout) -> Self {
+        // SAFETY: passed on from the caller.
+        Place { block: 0, step: 0, x: unsafe { stretch.block(0, layout) } }
+    }
+
+    /// Goes on to the next step, or to the first one of the next block.
+    ///
+    /// # Safety
+    /// As for `first`.
+    #[inline(always)]
+    unsafe fn advance(&mut self, num_steps: usize, stretch: &Stretch<'_>, layout: &Layout) {
+        self.step += 1;
+        if self.step == num_steps {
+            (self.block, self.step) = (self.block + 1, 0);
+            if self.block < stretch.blocks.len() {
+                // SAFETY: passed on from the caller.
+                self.x = unsafe { stretch.block(self.block, layout) };
+            }
+        }
+    }
+}
+
+/// Some panels for all rows, written to the product's output.
+///
+/// # Safety
+/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F. No other
+/// thread writes these panels, and the output is alive.
+pub(super) unsafe fn rows_times_panels<F: Packing>(
+    product: &Product<'_>,
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    rows: &Quantized,
+) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let scratch = scratch.get_or_insert_with(Scratch::new);
+        // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
+        unsafe {
+            for start in panels.clone().step_by(MAX_PANELS) {
+                let panels = start..panels.end.min(start + MAX_PANELS);
+                if rows.num_blocks() == 1 {
+                    one_block::<F>(weight, panels.clone(), rows, scratch);
+                    write(product, panels, rows, 0..1, &scratch.results);
+                    continue;
+                }
+                for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
+                    let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
+                    few_panels::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
+                    write(product, panels.clone(), rows, blocks, &scratch.results);
+                }
+            }
+            release_tiles();
+        }
+    });
+}
+
+/// Rows of one block: W is read once, from end to end, and unpacked on the way.
+///
+/// # Safety
+/// As for `rows_times_panels`; there is one block.
+unsafe fn one_block<F: Packing>(weight: &PackedWeight, panels: Range<usize>, rows: &Quantized, scratch: &mut Scratch) {
+    let layout = F::LAYOUT;
+    let Scratch { chunk, results } = scratch;
+    results.resize(results.len().max(panels.len()), [[0.0; COLUMNS]; BLOCK]);
+    let stretch = Stretch { rows, blocks: 0..1, first_slice: 0, num_units: rows.num_slices() / layout.slices };
+    // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
+    unsafe {
+        tile_shapes(&layout, rows.num_rows()).load();
+        for (panel, results) in panels.zip(results) {
+            let panel = weight.panel(panel);
+            let times = stretch.num_units * num_planes(&layout).pow(2);
+            let mut ahead = Ahead::new(panel.as_ptr().wrapping_add(PREFETCH_BYTES), panel.len(), times);
+            match layout.scales {
+                Scales::Plain => slices::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
+                _ => planes::multiply_panel::<F>(chunk, panel, &stretch, &mut ahead, results),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for `rows_times_panels`.
+unsafe fn few_panels<F: Packing>(
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    rows: &Quantized,
+    blocks: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let layout = F::LAYOUT;
+    let Scratch { chunk, results } = scratch;
+    results.resize(results.len().max(panels.len() * blocks.len()), [[0.0; COLUMNS]; BLOCK]);
+    let num_units = rows.num_slices() / layout.slices;
+    let units_of_chunk = CHUNK_SLICES / num_planes(&layout) / layout.slices;
+    // The last block may have fewer rows, and so tiles of another shape.
+    let whole = if rows.block(blocks.end - 1).num_rows < BLOCK { blocks.end - 1 } else { blocks.end };
+    let mut configured = 0;
+    for first in (0..num_units).step_by(units_of_chunk) {
+        let num_units = units_of_chunk.min(num_units - first);
+        for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
+            let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
+            // What is read next lies at the same place of the next panel.
+            let next = units.as_ptr().wrapping_add(weight.panel_bytes());
+            let mut ahead = Ahead::new(next, units.len(), num_units * blocks.len() * num_planes(&layout).pow(2));
+            // SAFETY: the panel holds these units; features by the caller's promise.
+            unsafe {
+                match layout.scales {
+                    Scales::Plain => slices::unpack::<F>(units, chunk),
+                    _ => planes::unpack::<F>(units, chunk),
+                }
+            }
+            let (of_whole, of_last) = results.split_at_mut(whole - blocks.start);
+            for (blocks, results) in [(blocks.start..whole, of_whole), (whole..blocks.end, of_last)] {
+                if blocks.is_empty() {
+                    continue;
+                }
+                let num_rows = rows.block(blocks.start).num_rows;
+                if std::mem::replace(&mut configured, num_rows) != num_rows {
+                    // SAFETY: the machine has AMX and the program may use it.
+                    unsafe { tile_shapes(&layout, num_rows).load() };
+                }
+                let stretch = Stretch { rows, blocks, first_slice: first * layout.slices, num_units };
+                // SAFETY: the chunk holds as many units as the stretch; tiles are configured for its blocks.
+                unsafe {
+                    match layout.scales {
+                        Scales::Plain => slices::multiply::<F>(chunk, &stretch, first == 0, &mut ahead, results),
+                        _ => planes::multiply::<F>(chunk, &stretch, first == 0, &mut ahead, results),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
+///
+/// # Safety
+/// As for `rows_times_panels`, and `results` has a tile for every panel and block.
+#[target_feature(enable = "avx512f")]
+unsafe fn write(
+    product: &Product<'_>,
+    panels: Range<usize>,
+    rows: &Quantized,
+    blocks: Range<usize>,
+    results: &[Tile<f32>],
+) {
+    for row in blocks.start * BLOCK..rows.num_rows().min(blocks.end * BLOCK) {
+        let block = row / BLOCK - blocks.start;
+        for (p, panel) in panels.clone().enumerate() {
+            // SAFETY: passed on from the caller.
+            unsafe { product.put(row, panel, &results[p * blocks.len() + block][row % BLOCK]) };
+        }
+    }
+}
+
+/// Bytes that a number takes, each in a tile of its own.
+const fn num_planes(layout: &Layout) -> usize {
+    if matches!(layout.scales, Scales::Plain) { 1 } else { 2 }
+}
+
+/// Tiles 0 to 3 are results, 4 and 5 rows of x, 6 and 7 of W.
+fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
+    let numbers = 32 * num_planes(layout);
+    let mut config = TileConfig::default();
+    for tile in 0..2 {
+        config.set(tile, num_rows, 4 * COLUMNS);
+        config.set(2 + tile, num_rows, 4 * COLUMNS);
+        config.set(4 + tile, num_rows, numbers);
+        config.set(6 + tile, numbers / 4, 4 * COLUMNS);
+    }
+    config
+}
+
+/// The bytes that will be unpacked next. Kernels ask for them line by line while they multiply, so that memory is never idle.
+struct Ahead {
+    next: *const u8,
+    end: *const u8,
+    bytes_each: usize,
+}
+
+impl Ahead {
+    /// `len` bytes from `start` on, asked for in `num_times` parts.
+    fn new(start: *const u8, len: usize, num_times: usize) -> Self {
+        Ahead { next: start, end: start.wrapping_add(len), bytes_each: len.div_ceil(num_times).next_multiple_of(64) }
+    }
+
+    #[inline(always)]
+    fn fetch(&mut self) {
+        if self.next < self.end {
+            for line in (0..self.bytes_each).step_by(64) {
+                // SAFETY: a prefetch may go anywhere.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(line).cast()) };
+            }
+            self.next = self.next.wrapping_add(self.bytes_each);
+        }
+    }
+}

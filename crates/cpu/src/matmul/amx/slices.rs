@@ -1,0 +1,227 @@
+//! Formats whose slices of 32 numbers have a scale of their own in floats: each slice is a tile that goes to memory, where vectors scale it.
+//!
+//! Bound for 16 x 16 x 32: 16 cycles of multiplication, 16 of storing, and 32 float operations (48 with minimums), of which a core does
+//! one a cycle while it uses tiles. Measured: 40 cycles with x in the first-level cache, 44 from the second (2026-11-15, Xeon with AMX).
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::super::avx512::{halves, integers};
+use super::super::packing::{Mins, Packing, SLICE};
+use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, RowBlock, Stretch, Tile};
+
+/// Units have two slices in all of these formats; the chunk is a ring of so many.
+const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
+
+/// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
+const MAGIC: f32 = 12_582_912.0;
+
+/// Unpacks units: integers to signed bytes, scales to f32.
+///
+/// # Safety
+/// They are whole units of F, no more than a chunk holds; the machine has AVX-512 BW.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+pub(super) unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
+    for (u, unit) in units.chunks_exact(F::LAYOUT.unit_bytes()).enumerate() {
+        // SAFETY: passed on from the caller.
+        unsafe { unpack_unit::<F>(unit.as_ptr(), u, chunk) };
+    }
+}
+
+/// # Safety
+/// `unit` is a whole unit of F; the machine has AVX-512 BW.
+#[inline(always)]
+unsafe fn unpack_unit<F: Packing>(unit: *const u8, at: usize, chunk: &mut Chunk) {
+    let layout = F::LAYOUT;
+    for slice in 0..layout.slices {
+        let at = at % CHUNK_UNITS * layout.slices + slice;
+        // SAFETY: the unit is whole by the caller's promise.
+        unsafe {
+            let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
+            let bytes = chunk.integers[at].as_mut_ptr();
+            for (j, integers) in integers::<F>(unit, slice).into_iter().enumerate() {
+                _mm512_store_si512(bytes.add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
+            }
+            _mm512_store_ps(chunk.scales[at].as_mut_ptr(), halves(unit.add(layout.scale(slice))));
+            if layout.mins == Mins::Plain {
+                _mm512_store_ps(chunk.mins[at].as_mut_ptr(), halves(unit.add(layout.min(slice))));
+            }
+        }
+    }
+}
+
+/// Evaluates a block of code for each of the rows with the row as a constant: sixteen sums stay in registers only when nothing indexes them
+/// by a variable.
+macro_rules! for_each_row {
+    ($r:ident => $body:block) => {
+        for_each_row!($r => $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    ($r:ident => $body:block, $($row:literal)*) => {
+        $({
+            let $r: usize = $row;
+            $body
+        })*
+    };
+}
+
+/// Blocks of rows times a chunk: into `results` when the chunk is the first of its panel, else added to them.
+///
+/// # Safety
+/// The chunk holds as many units as the stretch; tiles are configured for its blocks; the machine has AMX and AVX-512 with VNNI.
+pub(super) unsafe fn multiply<F: Packing>(
+    chunk: &mut Chunk,
+    stretch: &Stretch<'_>,
+    fresh: bool,
+    ahead: &mut Ahead,
+    results: &mut [Tile<f32>],
+) {
+    for (i, results) in results.iter_mut().enumerate() {
+        // SAFETY: passed on from the caller; what is unpacked already is not read again.
+        unsafe {
+            let x = stretch.block(i, &F::LAYOUT);
+            multiply_block::<F, false>(chunk, std::ptr::null(), stretch.num_units, x, fresh, ahead, results);
+        }
+    }
+}
+
+/// One block of rows times a whole panel, which is unpacked unit by unit just before its use.
+///
+/// # Safety
+/// The panel holds whole units of F, and the block as many; tiles are configured for it; the machine has AMX and AVX-512 with VNNI.
+pub(super) unsafe fn multiply_panel<F: Packing>(
+    chunk: &mut Chunk,
+    panel: &[u8],
+    x: RowBlock,
+    ahead: &mut Ahead,
+    results: &mut Tile<f32>,
+) {
+    let num_units = panel.len() / F::LAYOUT.unit_bytes();
+    // SAFETY: passed on from the caller.
+    unsafe { multiply_block::<F, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results) };
+}
+
+/// # Safety
+/// As for `multiply`; the block has that many units. With `UNPACK`, as for `multiply_panel`, whose units begin at `units`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
+    chunk: &mut Chunk,
+    units: *const u8,
+    num_units: usize,
+    x: RowBlock,
+    fresh: bool,
+    ahead: &mut Ahead,
+    results: &mut Tile<f32>,
+) {
+    let mut sums = [_mm512_setzero_ps(); BLOCK];
+    // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
+    // and scales can be read for a whole block even where it has fewer rows.
+    unsafe {
+        if !fresh {
+            for_each_row!(r => { sums[r] = _mm512_loadu_ps(results[r].as_ptr()); });
+        }
+        // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
+        // and holds up everything behind.
+        for first in 0..if UNPACK { num_units.min(2) } else { 0 } {
+            unpack_unit::<F>(units.add(first * F::LAYOUT.unit_bytes()), first, chunk);
+        }
+        multiply_unit!(chunk, x, 0, "0", "1");
+        let mut n = 0;
+        macro_rules! step {
+            ($multiplied:tt, $stored:tt, $scaled:literal) => {
+                if n + 1 < num_units {
+                    multiply_unit!(chunk, x, n + 1, $multiplied);
+                }
+                if n < num_units {
+                    store_unit!(chunk, $stored);
+                }
+                ahead.fetch();
+                if UNPACK && n + 2 < num_units {
+                    unpack_unit::<F>(units.add((n + 2) * F::LAYOUT.unit_bytes()), n + 2, chunk);
+                }
+                if n > 0 {
+                    scale_slice::<F>(chunk, x, 2 * n - 2, $scaled, &mut sums);
+                    scale_slice::<F>(chunk, x, 2 * n - 1, $scaled + 1, &mut sums);
+                }
+                if n == num_units {
+                    break;
+                }
+                n += 1;
+            };
+        }
+        loop {
+            step!(("2", "3"), (0, 1), 2);
+            step!(("0", "1"), (2, 3), 0);
+        }
+        for_each_row!(r => { _mm512_storeu_ps(results[r].as_mut_ptr(), sums[r]); });
+    }
+}
+
+/// Adds what a slice left in a tile to the sums of its rows.
+///
+/// # Safety
+/// As for `multiply`; the slice is one of the chunk's.
+#[inline(always)]
+unsafe fn scale_slice<F: Packing>(chunk: &Chunk, x: RowBlock, slice: usize, tile: usize, sums: &mut [__m512; BLOCK]) {
+    // SAFETY: as for `multiply`.
+    unsafe {
+        let tile = &chunk.tiles[tile];
+        let magic = _mm512_castps_si512(_mm512_set1_ps(MAGIC));
+        let scale = _mm512_load_ps(chunk.scales[slice % CHUNK_SLICES].as_ptr());
+        // Exact: 2 bits times the 11 of a half.
+        let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
+        let mins = _mm512_load_ps(chunk.mins[slice % CHUNK_SLICES].as_ptr());
+        let (x_scales, row_sums) = (x.scales.add(slice * x.num_rows), x.sums.add(slice * x.num_rows));
+        for_each_row!(r => {
+            // `product * scale`, rounded once; that the product becomes a float costs no more than an addition of integers.
+            let product = _mm512_add_epi32(magic, _mm512_load_si512(tile[r].as_ptr().cast()));
+            let mut part = _mm512_fmadd_ps(_mm512_castsi512_ps(product), scale, excess);
+            if F::LAYOUT.mins == Mins::Plain {
+                part = _mm512_fmadd_ps(_mm512_set1_ps(*row_sums.add(r)), mins, part);
+            }
+            sums[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(r)), sums[r]);
+        });
+    }
+}
+
+/// Multiplies the two slices of a unit, into two tiles.
+macro_rules! multiply_unit {
+    ($chunk:ident, $x:ident, $unit:expr, ($first:literal, $second:literal)) => {
+        multiply_unit!($chunk, $x, $unit, $first, $second)
+    };
+    ($chunk:ident, $x:ident, $unit:expr, $first:literal, $second:literal) => {{
+        let slice = 2 * ($unit);
+        // Two slices of a row lie side by side, and so do a tile's lines: 64 bytes.
+        let x = $x.slice(slice, 0);
+        asm!(
+            concat!("tilezero tmm", $first),
+            "tileloadd tmm4, [{x0} + {stride}]",
+            "tileloadd tmm6, [{w0} + {stride}]",
+            concat!("tdpbssd tmm", $first, ", tmm4, tmm6"),
+            concat!("tilezero tmm", $second),
+            "tileloadd tmm5, [{x1} + {stride}]",
+            "tileloadd tmm7, [{w1} + {stride}]",
+            concat!("tdpbssd tmm", $second, ", tmm5, tmm7"),
+            x0 = in(reg) x,
+            x1 = in(reg) x.add(SLICE),
+            w0 = in(reg) $chunk.integers[slice % CHUNK_SLICES].as_ptr(),
+            w1 = in(reg) $chunk.integers[slice % CHUNK_SLICES + 1].as_ptr(),
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags, readonly),
+        )
+    }};
+}
+
+/// Stores the two tiles of a unit.
+macro_rules! store_unit {
+    ($chunk:ident, ($first:literal, $second:literal)) => {
+        asm!(
+            concat!("tilestored [{to0} + {stride}], tmm", $first),
+            concat!("tilestored [{to1} + {stride}], tmm", $second),
+            to0 = in(reg) $chunk.tiles[$first].as_mut_ptr(),
+            to1 = in(reg) $chunk.tiles[$second].as_mut_ptr(),
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+use {multiply_unit, store_unit};
