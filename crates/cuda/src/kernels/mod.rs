@@ -1,6 +1,6 @@
 //! The kernels: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles them into `artifacts/`.
 //!
-//! A `.cu` file includes nothing; what it shares with the others, [`SHARED`], is put before it as text.
+//! A `.cu` file includes nothing; what it shares with the others, `SHARED`, is put before it as text.
 
 pub(crate) mod attention;
 pub(crate) mod experts;
