@@ -10,8 +10,9 @@ use pellucid_testing::selftest::{self, Report};
 use crate::device::{self, CpuChoice, DeviceChoice};
 use crate::output::Output;
 
-/// Check a device: every operation against its formula, and tiny models of
-/// every architecture against the reference implementation
+/// Check a device against formulas and the reference implementation
+///
+/// Every operation, and tiny models of every architecture.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct SelftestArgs {

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use pellucid_model::Model;
 use pellucid_model::{Shape, WeightMix};
@@ -87,35 +87,35 @@ struct SpeedArgs {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Serving")]
+#[command(next_help_heading = "Serving", group(clap::ArgGroup::new("load").multiple(true)))]
 struct ServingArgs {
     /// Requests under way at once; a list gives a curve
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, group = "load", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: Vec<u32>,
 
     /// Requests that arrive each second, at random moments
-    #[arg(long, value_name = "PER_SECOND", value_delimiter = ',')]
+    #[arg(long, group = "load", value_name = "PER_SECOND", value_delimiter = ',')]
     rate: Vec<f64>,
 
     /// Requests at each concurrency or rate
     /// [default: 4 for each at once, 64 for a rate]
-    #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, requires = "load", verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: Option<u32>,
 
     /// Tokens of a prompt: a number, or a range like 64-512
-    #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = length)]
+    #[arg(long, requires = "load", value_name = "TOKENS", default_value = "256", value_parser = length)]
     input: Length,
 
     /// Tokens of a reply: a number, or a range
-    #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = length)]
+    #[arg(long, requires = "load", value_name = "TOKENS", default_value = "64", value_parser = length)]
     output: Length,
 
     /// Tokens that all prompts begin with
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(long, requires = "load", value_name = "TOKENS", default_value_t = 0)]
     shared_prefix: u32,
 
-    /// Rows of a step at most
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Rows of a step at most; one for each request under way at least
+    #[arg(long, requires = "load", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     step_tokens: u32,
 }
 
@@ -139,6 +139,9 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()
     let serves = !(args.serving.concurrency.is_empty() && args.serving.rate.is_empty());
     let measures_speed =
         !serves || args.speed.prompt.is_some() || args.speed.batch.is_some() || args.speed.depth.is_some();
+    if !serves && args.compute.kv_memory.is_some() {
+        bail!("--kv-memory is the memory of an engine, which only --concurrency and --rate use");
+    }
     let mut ready = model::load(args, hub)?;
     let context = ready.model.config().context_len;
     // Everything that can be refused is refused before anything is measured.
