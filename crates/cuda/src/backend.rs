@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, StepIndex,
-    StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, RowDigest,
+    RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
+use crate::digest::{self, DigestBuffers};
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
 use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
@@ -29,6 +30,7 @@ pub struct CudaBackend {
     scratch: Mutex<Vec<Option<Buffer>>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
+    pub(crate) digest_buffers: Mutex<DigestBuffers>,
 }
 
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
@@ -61,6 +63,11 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    DigestQueries,
+    DigestMaxima,
+    DigestSums,
+    DigestTimes,
+    DigestRows,
 }
 
 impl CudaBackend {
@@ -73,6 +80,7 @@ impl CudaBackend {
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
+            digest_buffers: Mutex::default(),
         })
     }
 
@@ -310,6 +318,21 @@ impl Backend for CudaBackend {
         }
         assert_eq!(out.len(), tensor.len());
         self.device.download(read(tensor), out)
+    }
+
+    fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.settle()?;
+        assert!(row < tensor.rows() && out.len() == tensor.cols(), "a row of the tensor");
+        self.device.download(floats(tensor) + (row * tensor.cols() * 4) as u64, out)
+    }
+
+    fn digest_len(&self, cols: usize) -> Option<usize> {
+        (cols <= kernels::digest::MAX_COLS).then_some(kernels::digest::NUM_TOP)
+    }
+
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
+        self.settle()?;
+        digest::digest(self, logits, queries, out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {

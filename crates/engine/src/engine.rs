@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
 use pellucid_sampling::Workspace;
-use pellucid_tensor::{Backend, DType};
+use pellucid_tensor::{Backend, DType, RowQuery};
 
 use crate::job::{Job, JobId};
 use crate::kv_cache::{KvCache, TenantId};
@@ -62,6 +62,8 @@ pub struct Engine {
     batch: Batch,
     /// The last step's, kept for their memory.
     logits: Logits,
+    /// For the rows whose digest did not do.
+    spare_row: Vec<f32>,
     workspace: Workspace,
 }
 
@@ -97,6 +99,7 @@ impl Engine {
             is_stalled: false,
             batch: Batch::default(),
             logits: Logits::default(),
+            spare_row: Vec::new(),
             workspace: Workspace::default(),
         })
     }
@@ -201,6 +204,20 @@ impl Engine {
         (if is_complete { num_tokens - 1 } else { num_tokens })..num_tokens
     }
 
+    /// What will do in place of the row of logits that a sequence draws its next token from.
+    fn query(&self, planned: &Planned) -> Option<RowQuery> {
+        let job = &self.running[&planned.job];
+        let sequence = &job.sequences[planned.sequence];
+        let is_complete = sequence.num_computed + planned.num_tokens == sequence.tokens.len();
+        let one_draws = planned.wanted.len() == 1 && is_complete && job.sequences.len() == job.request.width();
+        let is_looked_at = job.request.trace || job.search.is_some() || job.request.score_prompt;
+        if !self.model.digests() || !one_draws || is_looked_at {
+            return None;
+        }
+        let query = sequence.sampler.query(sequence.tokens.len() as u32)?;
+        Some(RowQuery { temperature: query.temperature, race: query.race })
+    }
+
     /// One forward pass over the plan. A panic in the model is an error of this step alone.
     fn run(&mut self, plan: &[Planned], logits: &mut Logits) -> Result<(), Error> {
         self.batch.clear();
@@ -213,6 +230,7 @@ impl Engine {
                 first_position: start,
                 blocks: table.blocks(),
                 wanted: planned.wanted.clone(),
+                query: self.query(planned),
             };
             self.batch.push(chunk, self.options.block_len);
         }

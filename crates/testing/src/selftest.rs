@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pellucid_tensor::{Backend, DType, quant};
 
-use crate::{Golden, Runner, TestSequence, backend_suite};
+use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite};
 
 /// One golden's files: name, config.json, golden.json, logits.bin, model.safetensors.
 type Files = (&'static str, [(&'static str, &'static [u8]); 4]);
@@ -97,6 +97,9 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, tell: &mut dyn FnMut(&Repo
     check("attention has the same bits alone and in a chunk", &|| {
         backend_suite::attention_rows_stand_alone(&**backend)
     });
+    if backend.digest_len(1).is_some() {
+        check("digests of logits, to the sampler's bits", &|| digest_suite::digests_are_the_sampler_s(&**backend));
+    }
     for (name, files) in &GOLDENS {
         check(&format!("model {name}, in f32"), &|| {
             let golden = write(&folder.join("wide"), name, files);
