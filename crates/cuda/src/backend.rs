@@ -12,7 +12,9 @@ use pellucid_tensor::{
 use crate::digest::{self, DigestBuffers};
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
-use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
+use crate::kernels::attention::{
+    self, AttentionParameter, ExpandParameter, Kernel, StoreParameter, TurnParameter, Work,
+};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
@@ -63,6 +65,9 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    ExpandedKeys,
+    ExpandedValues,
+    ExpandedTables,
     DigestQueries,
     DigestMaxima,
     DigestSums,
@@ -283,10 +288,9 @@ impl Backend for CudaBackend {
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
-        if dtype.is_quantized() {
-            return Err(self
-                .device
-                .refuse("allocating", format!("activations and KV memory in {dtype} have no kernel")));
+        if dtype.is_quantized() && attention::storage(dtype).is_none() {
+            let why = format!("activations and KV memory in {dtype} have no kernel");
+            return Err(self.device.refuse("allocating", why));
         }
         let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len));
         let len = len.ok_or_else(|| Error::OutOfMemory { device: self.device.name(), bytes: usize::MAX })?;
@@ -339,8 +343,16 @@ impl Backend for CudaBackend {
         self.settle()?;
         assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
         let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole numbers");
+        // In 8 bits a row is in two places: its bytes, and after those of all rows its scales.
+        let (first, second) =
+            if tensor.dtype() == DType::Q8_0 { (tensor.cols(), bytes - tensor.cols()) } else { (bytes, 0) };
         let base = read(tensor);
-        self.device.copy(base + (from * bytes) as u64, base + (to * bytes) as u64, bytes)
+        self.device.copy(base + (from * first) as u64, base + (to * first) as u64, first)?;
+        if second == 0 {
+            return Ok(());
+        }
+        let scales = base + tensor.len() as u64;
+        self.device.copy(scales + (from * second) as u64, scales + (to * second) as u64, second)
     }
 
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
@@ -509,10 +521,8 @@ impl Backend for CudaBackend {
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
         self.settle()?;
-        let cols = store.shape.num_kv_heads * store.shape.head_size;
         let parameter = self.store_parameter(floats(store.keys), &store, kv)?;
-        let grid = Grid::linear(store.slots.len() as u32, rows::row_threads(cols).min(256));
-        self.device.launch("store_kv", grid, &parameter)
+        attention::store(&self.device, store.slots.len(), &parameter)
     }
 
     fn turn_and_store(
@@ -529,8 +539,10 @@ impl Backend for CudaBackend {
         assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
         let address = floats_mut(keys);
         let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
+        // 8 bits are stored by groups, after all numbers of a group have been turned: here, into no block.
+        let stores_later = store.storage == attention::Q8;
         let parameter = TurnParameter {
-            store,
+            store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
             queries: floats_mut(queries),
             angles: floats(rope.angles),
             num_rows: slots.len() as u32,
@@ -538,7 +550,8 @@ impl Backend for CudaBackend {
             pairs: pairs as u32,
             interleaved: rows::style_code(rope.style),
         };
-        attention::turn_and_store(&self.device, &parameter)
+        attention::turn_and_store(&self.device, &parameter)?;
+        if stores_later { attention::store(&self.device, slots.len(), &store) } else { Ok(()) }
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
@@ -551,9 +564,18 @@ impl Backend for CudaBackend {
             return Err(self.device.refuse("attention", why));
         }
         self.storage(attention.kv)?;
-        let kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
+        let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
         let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
         let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+        let mut blocks = KvBlocks {
+            keys: read(&attention.kv.keys),
+            values: read(&attention.kv.values),
+            tables: self.index(Purpose::BlockTables, attention.block_tables)?,
+        };
+        if kernel.expands() && !decodes {
+            blocks = self.expand_kv(&attention, blocks)?;
+            kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
+        }
         let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
         let tiles = kernel.split_tiles(&self.device, work);
         let partial = match tiles {
@@ -565,12 +587,12 @@ impl Backend for CudaBackend {
         let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
         let parameter = AttentionParameter {
             queries: floats(attention.queries),
-            key_blocks: read(&attention.kv.keys),
-            value_blocks: read(&attention.kv.values),
+            key_blocks: blocks.keys,
+            value_blocks: blocks.values,
             out: floats_mut(out),
             positions: self.index(Purpose::Positions, attention.positions)?,
             first_blocks: table(0),
-            block_tables: self.index(Purpose::BlockTables, attention.block_tables)?,
+            block_tables: blocks.tables,
             partial,
             num_rows: num_rows as u32,
             num_heads: shape.num_heads as u32,
@@ -587,12 +609,39 @@ impl Backend for CudaBackend {
             runs: table(3),
             num_runs: num_runs as u32,
             in_panels: kernel.in_panels(),
+            num_stored: attention.kv.keys.len() as u64,
         };
         attention::attend(&self.device, kernel, &parameter)
     }
 }
 
+/// Where the keys and values of a step lie, and the tables that lead to them.
+struct KvBlocks {
+    keys: u64,
+    values: u64,
+    tables: u64,
+}
+
 impl CudaBackend {
+    /// The blocks of a step's sequences in f16, in the order of its tables.
+    fn expand_kv(&self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
+        let (num_entries, block) = (attention.block_tables.len(), attention.kv.keys.cols());
+        let parameter = ExpandParameter {
+            key_blocks: blocks.keys,
+            value_blocks: blocks.values,
+            block_tables: blocks.tables,
+            keys: self.scratch(Purpose::ExpandedKeys, num_entries * block * 2)?,
+            values: self.scratch(Purpose::ExpandedValues, num_entries * block * 2)?,
+            own_tables: self.scratch(Purpose::ExpandedTables, num_entries * 4)?,
+            num_stored: attention.kv.keys.len() as u64,
+            num_kv_heads: attention.shape.num_kv_heads as u32,
+            head_size: attention.shape.head_size as u32,
+            block_len: attention.shape.block_len as u32,
+        };
+        attention::expand(&self.device, num_entries, &parameter)?;
+        Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables: parameter.own_tables })
+    }
+
     fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
         let shape = store.shape;
         let cols = shape.num_kv_heads * shape.head_size;
@@ -628,7 +677,8 @@ impl CudaBackend {
     fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
         let dtype = kv.keys.dtype();
         attention::storage(dtype).ok_or_else(|| {
-            self.device.refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16 or BF16"))
+            self.device
+                .refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16, BF16 or Q8_0"))
         })
     }
 }

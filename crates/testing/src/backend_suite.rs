@@ -484,9 +484,10 @@ fn attend_case(suite: &mut Suite<'_>, case: &AttentionCase) {
                 .collect();
             let total: f64 = weights.iter().sum();
             // With keys and values of 16 bits a backend may round queries and weights to the same format: a score moves by so much of the
-            // size of its terms, its weight by as much, and by one rounding more; so does the sum that weights are divided by.
+            // size of its terms, its weight by as much, and by one rounding more; so does the sum that weights are divided by. What is
+            // stored in 8 bits may be multiplied in f16.
             let unit = match dtype {
-                DType::F16 => 2f64.powi(-11),
+                DType::F16 | DType::Q8_0 => 2f64.powi(-11),
                 DType::BF16 => 2f64.powi(-8),
                 _ => 0.0,
             };
@@ -611,6 +612,7 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         (DType::F16, 128, 4, None, 32),
         (DType::BF16, 64, 7, Some(300), 8),
         (DType::Q8_0, 64, 2, Some(70), 32),
+        (DType::Q8_0, 128, 4, None, 32),
     ] {
         if !suite.has_kv(dtype) {
             continue;

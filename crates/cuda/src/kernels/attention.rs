@@ -21,10 +21,16 @@ pub(crate) const KERNELS: &[&str] = &[
     "attention_bf16_2",
     "attention_bf16_4",
     "attention_bf16_8",
+    "attention_q8_1",
+    "attention_q8_2",
+    "attention_q8_4",
+    "attention_q8_8",
     "flash_one_f16_64",
     "flash_one_f16_128",
     "flash_one_bf16_64",
     "flash_one_bf16_128",
+    "flash_one_q8_64",
+    "flash_one_q8_128",
     "flash_f16_64",
     "flash_split_f16_64",
     "flash_f16_80",
@@ -41,7 +47,14 @@ pub(crate) const KERNELS: &[&str] = &[
     "flash_split_bf16_96",
     "flash_bf16_128",
     "flash_split_bf16_128",
+    "store_q8",
+    "expand_q8",
 ];
+
+/// Where families begin in [`KERNELS`]: by storage and the logarithm of the heads, by storage and head, and likewise for 16 bits.
+const PLAIN: usize = 3;
+const ONE: usize = 19;
+const CHUNK: usize = 25;
 
 /// Positions in a tile of keys of the plain kernel; tiles begin at multiples of it.
 const TILE: usize = 128;
@@ -118,7 +131,40 @@ pub(crate) struct AttentionParameter {
     pub(crate) runs: u64,
     pub(crate) num_runs: u32,
     pub(crate) in_panels: u32,
+    pub(crate) num_stored: u64,
 }
+
+/// `ExpandKv` of attention.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ExpandParameter {
+    pub(crate) key_blocks: u64,
+    pub(crate) value_blocks: u64,
+    pub(crate) block_tables: u64,
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+    pub(crate) own_tables: u64,
+    pub(crate) num_stored: u64,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_size: u32,
+    pub(crate) block_len: u32,
+}
+
+/// Writes `num_entries` blocks from 8 bits to f16.
+pub(crate) fn expand(device: &Device, num_entries: usize, parameter: &ExpandParameter) -> Result<(), Error> {
+    let blocks = [num_entries as u32, parameter.num_kv_heads, 2];
+    device.launch("expand_q8", Grid { blocks, threads: 128, shared_bytes: 0 }, parameter)
+}
+
+/// Stores the keys and values of `num_rows` rows.
+pub(crate) fn store(device: &Device, num_rows: usize, parameter: &StoreParameter) -> Result<(), Error> {
+    let name = if parameter.storage == Q8 { "store_q8" } else { "store_kv" };
+    let threads = super::rows::row_threads((parameter.num_kv_heads * parameter.head_size) as usize).min(256);
+    device.launch(name, Grid::linear(num_rows as u32, threads), parameter)
+}
+
+/// `STORE_Q8` of scores.cu.
+pub(crate) const Q8: u32 = 3;
 
 /// How keys and values are stored: the code of attention.cu, or `None` for a format without a kernel.
 pub(crate) fn storage(dtype: DType) -> Option<u32> {
@@ -126,6 +172,7 @@ pub(crate) fn storage(dtype: DType) -> Option<u32> {
         DType::F32 => Some(0),
         DType::F16 => Some(1),
         DType::BF16 => Some(2),
+        DType::Q8_0 => Some(3),
         _ => None,
     }
 }
@@ -150,16 +197,27 @@ pub(crate) enum Kernel {
 impl Kernel {
     pub(crate) fn of(dtype: DType, shape: HeadShape) -> Option<Kernel> {
         let storage = storage(dtype)? as usize;
+        let plain = Kernel::Plain(PLAIN + 4 * storage);
         let size = [64, 80, 96, 128].iter().position(|&size| size == shape.head_size);
         Some(match size {
             Some(size) if storage > 0 => {
-                let chunk = 19 + 8 * (storage - 1) + 2 * size;
                 let fits_panels =
                     shape.head_size.is_multiple_of(64) && shape.block_len >= 8 && shape.block_len.is_power_of_two();
-                if fits_panels { Kernel::Panels { chunk, storage } } else { Kernel::Flash(chunk) }
+                match (storage, fits_panels) {
+                    // Chunks are for the kernel of f16, see `expands`.
+                    (3, true) => Kernel::Panels { chunk: CHUNK + 2 * size, storage },
+                    (3, false) => plain,
+                    (_, true) => Kernel::Panels { chunk: CHUNK + 8 * (storage - 1) + 2 * size, storage },
+                    (_, false) => Kernel::Flash(CHUNK + 8 * (storage - 1) + 2 * size),
+                }
             }
-            _ => Kernel::Plain(3 + 4 * storage),
+            _ => plain,
         })
+    }
+
+    /// Whether the keys and values of chunks are written to f16, and attended as such.
+    pub(crate) fn expands(self) -> bool {
+        matches!(self, Kernel::Panels { storage: 3, .. })
     }
 
     pub(crate) fn in_panels(self) -> u32 {
@@ -219,7 +277,7 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             let piece = group.next_power_of_two().min(16);
             let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), parameter.max_tiles];
             let shared_bytes = 2 * FLASH_TILE as u32 * parameter.head_size * 2;
-            let name = KERNELS[15 + 2 * (storage - 1) + usize::from(parameter.head_size == 128)];
+            let name = KERNELS[ONE + 2 * (storage - 1) + usize::from(parameter.head_size == 128)];
             device.launch(name, Grid { blocks, threads: 128, shared_bytes }, parameter)?;
         }
         Kernel::Panels { storage, .. } if device.has_wide_products => flash::launch(device, storage, parameter)?,

@@ -133,7 +133,8 @@ macro_rules! parameters {
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
     norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
-    experts::Route, experts::AddWeighted, digest::DigestRows,
+    experts::Route, experts::AddWeighted, attention::ExpandParameter,
+    digest::DigestRows,
 }
 
 #[cfg(test)]
