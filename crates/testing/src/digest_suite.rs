@@ -30,7 +30,7 @@ fn samplers(vocab_size: usize) -> Vec<Sampler> {
         SamplingParams { temperature: 0.6, logprobs: Some(5), ..plain.clone() },
         SamplingParams { temperature: 1.6, ..plain.clone() },
         SamplingParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..plain.clone() },
-        SamplingParams { temperature: 0.3, top_p: 0.9, ..plain },
+        SamplingParams { temperature: 0.1, top_p: 0.9, ..plain },
     ];
     params.iter().map(|params| Sampler::new(params, vocab_size).expect("valid parameters")).collect()
 }

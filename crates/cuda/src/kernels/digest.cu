@@ -251,8 +251,18 @@ KERNEL void digest_select(DigestRows d) {
     for (u32 i = thread; i < d.num_blocks; i += blockDim.x) sums[i] = d.sums[(u64)row * d.num_blocks + i];
     __syncthreads();
     if (thread == 0 || thread == 32) {
+        const float* from = (const float*)sums + thread / 32;
         double total = 0.0;
-        for (u32 i = 0; i < d.num_blocks; i++) total = __dadd_rn(total, thread == 0 ? sums[i].x : sums[i].y);
+        u32 i = 0;
+        // Many are read before they are added: only the additions have to wait for each other.
+        for (; i + 16 <= d.num_blocks; i += 16) {
+            float next[16];
+#pragma unroll
+            for (u32 k = 0; k < 16; k++) next[k] = from[2 * (i + k)];
+#pragma unroll
+            for (u32 k = 0; k < 16; k++) total = __dadd_rn(total, next[k]);
+        }
+        for (; i < d.num_blocks; i++) total = __dadd_rn(total, from[2 * i]);
         out.totals[thread / 32] = total;
     }
 
