@@ -15,6 +15,7 @@ mod logits;
 mod mix;
 mod mlp;
 mod names;
+mod parts;
 mod rope;
 mod shape;
 mod sinusoidal;
