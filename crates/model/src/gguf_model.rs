@@ -25,6 +25,7 @@ pub struct GgufModel<'a> {
     checkpoint: &'a Checkpoint,
     metadata: Metadata,
     tensors: Vec<GgufTensor>,
+    left_out: Vec<String>,
 }
 
 /// A tensor of the file.
@@ -43,7 +44,7 @@ impl<'a> GgufModel<'a> {
         match checkpoint.source() {
             Source::Gguf(metadata) => {
                 let tensors = checkpoint.tensors().iter().map(GgufTensor::as_it_is).collect();
-                Ok(GgufModel { checkpoint, metadata: metadata.clone(), tensors })
+                Ok(GgufModel { checkpoint, metadata: metadata.clone(), tensors, left_out: Vec::new() })
             }
             Source::HuggingFace(_) => GgufModel::of_folder(checkpoint),
         }
@@ -55,11 +56,13 @@ impl<'a> GgufModel<'a> {
         let embedding = walk::embedding(checkpoint, &source)?;
         let mut tensors: Vec<GgufTensor> = keys.factors.into_iter().map(GgufTensor::of_factors).collect();
         tensors.push(embedding);
-        let mut model = GgufModel { checkpoint, metadata: keys.metadata, tensors };
+        let mut model = GgufModel { checkpoint, metadata: keys.metadata, tensors, left_out: Vec::new() };
         // Everything that a configuration is read from is there: what would a reader make of it?
         let target = blueprint(&model.checkpoint()?, None)?;
         losses::refuse(&source.config, &target.config)?;
-        model.tensors.extend(walk::tensors(checkpoint, &source, &target)?);
+        let (tensors, left_out) = walk::tensors(checkpoint, &source, &target)?;
+        model.tensors.extend(tensors);
+        model.left_out = left_out;
         Ok(model)
     }
 
@@ -70,6 +73,11 @@ impl<'a> GgufModel<'a> {
 
     pub fn tensors(&self) -> &[GgufTensor] {
         &self.tensors
+    }
+
+    /// Names of the folder's tensors that the file does not have, because the decoder does not use them: the part that sees images.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// The whole file in memory, its tensors in the formats that they come in.

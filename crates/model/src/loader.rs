@@ -25,7 +25,7 @@ pub(crate) fn load(
 ) -> Result<Weights, Error> {
     let mut loader = Loader { parts: Parts::new(checkpoint, blueprint), backend, blueprint };
     let weights = loader.weights(progress)?;
-    loader.parts.refuse_unused()?;
+    loader.parts.finish()?;
     Ok(weights)
 }
 

@@ -111,14 +111,15 @@ impl<'a> Parts<'a> {
         Ok(rows)
     }
 
-    pub(crate) fn refuse_unused(&self) -> Result<(), Error> {
+    /// Refuses tensors that nobody asked for; gives those that files of the family are known to carry beside the decoder.
+    pub(crate) fn finish(self) -> Result<Vec<String>, Error> {
         let Blueprint { names, config, .. } = self.blueprint;
-        let ignored = |name: &str| names.ignored.iter().any(|part| name.contains(part));
-        let unused: Vec<&str> = (self.checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()))
-            .filter(|name| !self.used.contains(*name) && !ignored(name))
-            .collect();
+        let ignored = |name: &&str| names.ignored.iter().any(|part| name.contains(part));
+        let all = self.checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+        let (ignored, unused): (Vec<&str>, Vec<&str>) =
+            all.filter(|name| !self.used.contains(*name)).partition(ignored);
         match unused.first() {
-            None => Ok(()),
+            None => Ok(ignored.into_iter().map(str::to_owned).collect()),
             Some(&example) => Err(Error::UnusedTensors {
                 architecture: config.architecture.clone(),
                 count: unused.len(),

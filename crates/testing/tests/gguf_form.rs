@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, TensorView, recode};
 use pellucid_model::{GgufModel, Model};
 use pellucid_tensor::{RopeStyle, quant};
-use pellucid_testing::{Golden, Runner, cpu, exact_isa, goldens};
-use serde_json::Value;
+use pellucid_testing::{Golden, Runner, cpu, exact_isa, goldens, goldens_folder};
+use serde_json::{Value, json};
 
 /// See `goldens.rs`.
 const TOLERANCE: f32 = 1e-4;
@@ -145,4 +145,32 @@ fn what_a_gguf_file_cannot_say_is_refused_by_name() {
             assert!(message.contains(part), "{name}: \"{message}\" does not say {part}");
         }
     }
+}
+
+/// A golden's folder with one more tensor of a number in its file.
+fn with_tensor(golden: &str, name: &str, scratch: &Path) -> PathBuf {
+    let (source, folder) = (goldens_folder().join(golden), scratch.join(name));
+    std::fs::create_dir_all(&folder).expect("a folder for the test");
+    std::fs::copy(source.join("config.json"), folder.join("config.json")).expect("a copy");
+    let file = std::fs::read(source.join("model.safetensors")).expect("a golden");
+    let header_len = u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize;
+    let (header, data) = (&file[8..8 + header_len], &file[8 + header_len..]);
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    header[name] = json!({ "dtype": "F32", "shape": [1], "data_offsets": [data.len(), data.len() + 4] });
+    let header = header.to_string();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data, &[0; 4]].concat();
+    std::fs::write(folder.join("model.safetensors"), file).expect("a file");
+    folder
+}
+
+#[test]
+fn a_tensor_that_the_decoder_does_not_use_is_told_or_refused() {
+    let scratch = tempfile::tempdir().expect("a folder for the test");
+    let known = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    let checkpoint = Checkpoint::open(&with_tensor("llama2", known, scratch.path())).expect("a folder");
+    assert_eq!(GgufModel::new(&checkpoint).expect("a known tensor").left_out(), [known]);
+    let checkpoint =
+        Checkpoint::open(&with_tensor("llama2", "model.adapter.weight", scratch.path())).expect("a folder");
+    let message = GgufModel::new(&checkpoint).expect_err("an unknown tensor").to_string();
+    assert!(message.contains("model.adapter.weight"), "{message}");
 }

@@ -68,7 +68,11 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, output: &mut Output) -> Result
     let tensors = plan(&model, mix, args.requantize)?;
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let (metadata, notes) = described(&checkpoint, model.metadata(), mix)?;
+    let (metadata, mut notes) = described(&checkpoint, model.metadata(), mix)?;
+    if let Some(example) = model.left_out().first() {
+        let count = model.left_out().len();
+        notes.push(format!("{count} tensors that are no part of the decoder are left out, such as {example}"));
+    }
     for note in &notes {
         writeln!(std::io::stderr(), "note: {}", plain(note))?;
     }

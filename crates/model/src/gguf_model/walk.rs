@@ -22,16 +22,16 @@ pub(super) fn embedding(checkpoint: &Checkpoint, source: &Blueprint) -> Result<G
 }
 
 /// All other tensors, in the order in which a forward pass meets them. `target` is the file as a reader understands it.
+/// The second list names the tensors that are no part of the decoder.
 pub(super) fn tensors(
     checkpoint: &Checkpoint,
     source: &Blueprint,
     target: &Blueprint,
-) -> Result<Vec<GgufTensor>, Error> {
+) -> Result<(Vec<GgufTensor>, Vec<String>), Error> {
     let parts = Parts::new(checkpoint, source);
     let mut walk = Walk { parts, source, target: &target.names, interleaved: interleaved(target), found: Vec::new() };
     walk.decoder()?;
-    walk.parts.refuse_unused()?;
-    Ok(walk.found)
+    Ok((walk.found, walk.parts.finish()?))
 }
 
 /// Numbers of a head that turn, where readers of the file turn neighbours.
