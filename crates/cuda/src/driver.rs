@@ -127,7 +127,11 @@ impl Device {
     }
 
     pub(crate) fn error(&self, operation: &'static str, error: DriverError) -> Error {
-        Error::Device { device: self.name(), operation, reason: probe::describe(error) }
+        let (device, reason) = (self.name(), probe::describe(error));
+        match loses_context(error.0) {
+            true => Error::Lost { device, operation, reason },
+            false => Error::Device { device, operation, reason },
+        }
     }
 
     /// A refusal of ours, in the form of a device's error.
@@ -270,6 +274,31 @@ impl Device {
             .result()
             .map_err(|error| self.error(name, error))
     }
+}
+
+/// After these the driver answers every call with an error, for as long as the process lives.
+fn loses_context(error: sys::CUresult) -> bool {
+    use sys::CUresult as Status;
+    matches!(
+        error,
+        Status::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Status::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Status::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Status::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Status::CUDA_ERROR_INVALID_PC
+            | Status::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Status::CUDA_ERROR_LAUNCH_FAILED
+            | Status::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Status::CUDA_ERROR_ASSERT
+            | Status::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Status::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Status::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Status::CUDA_ERROR_DEINITIALIZED
+            | Status::CUDA_ERROR_NO_DEVICE
+            | Status::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | Status::CUDA_ERROR_SYSTEM_NOT_READY
+            | Status::CUDA_ERROR_UNKNOWN
+    )
 }
 
 /// Without this a block may ask for 48 KiB alone.
