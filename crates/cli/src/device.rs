@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
-use pellucid_cuda::CudaBackend;
+use pellucid_cuda::{CudaBackend, Unusable};
 use pellucid_tensor::Backend;
 
 /// What can be asked for.
@@ -40,18 +40,42 @@ pub(crate) struct CpuChoice {
     pub(crate) isa: Option<Isa>,
 }
 
+/// How a GPU's products are to be computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Products {
+    /// To the same bits, whatever the company.
+    Same,
+    /// As fast as can be.
+    Fast,
+}
+
+fn open_cuda(ordinal: usize, products: Products) -> Result<CudaBackend, Unusable> {
+    let backend = match products {
+        Products::Same => return CudaBackend::open(ordinal),
+        Products::Fast => CudaBackend::open_fast(ordinal)?,
+    };
+    if !backend.has_fast_products() {
+        let _ = writeln!(std::io::stderr(), "--fast: cuBLASLt was not found; the usual kernels compute");
+    }
+    Ok(backend)
+}
+
 /// The device that was asked for; `None` is the same as auto, except that a machine without an NVIDIA driver is not worth a word then.
-pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice) -> Result<Arc<dyn Backend>> {
+pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice, products: Products) -> Result<Arc<dyn Backend>> {
+    let open_cpu = |cpu| match products {
+        Products::Same => open_cpu(cpu),
+        Products::Fast => bail!("--fast: a CPU has no faster way than the usual one; it is for GPUs"),
+    };
     match choice {
         Some(DeviceChoice::Cpu) => open_cpu(cpu),
         Some(DeviceChoice::Cuda(number)) => {
-            Ok(Arc::new(CudaBackend::open(number).map_err(|why| anyhow!("--device cuda: {why}"))?))
+            Ok(Arc::new(open_cuda(number, products).map_err(|why| anyhow!("--device cuda: {why}"))?))
         }
-        Some(DeviceChoice::Auto) | None => match CudaBackend::open(0) {
+        Some(DeviceChoice::Auto) | None => match open_cuda(0, products) {
             Ok(backend) => Ok(Arc::new(backend)),
             Err(why) => {
                 let backend = open_cpu(cpu)?;
-                if choice.is_some() || !matches!(why, pellucid_cuda::Unusable::NoDriver) {
+                if choice.is_some() || !matches!(why, Unusable::NoDriver) {
                     let _ = writeln!(std::io::stderr(), "{why}; computing on {}", backend.description());
                 }
                 Ok(backend)

@@ -9,6 +9,7 @@ use pellucid_tensor::{
     RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
+use crate::cublas::{self, CublasLt, Places, Shape};
 use crate::digest::{self, DigestBuffers};
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
@@ -33,6 +34,8 @@ pub struct CudaBackend {
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
     pub(crate) digest_buffers: Mutex<DigestBuffers>,
+    /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
+    cublas: Option<CublasLt>,
 }
 
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
@@ -65,6 +68,7 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    RoundedRows,
     ExpandedKeys,
     ExpandedValues,
     ExpandedTables,
@@ -78,15 +82,33 @@ pub(crate) enum Purpose {
 impl CudaBackend {
     /// Opens a GPU by its number.
     pub fn open(ordinal: usize) -> Result<CudaBackend, Unusable> {
-        Ok(CudaBackend {
-            device: Device::open(ordinal)?,
+        Ok(CudaBackend::new(Device::open(ordinal)?, None))
+    }
+
+    /// Opens a GPU for speed above all: where cuBLASLt is installed, a row's last bits may depend on its company.
+    pub fn open_fast(ordinal: usize) -> Result<CudaBackend, Unusable> {
+        let device = Device::open(ordinal)?;
+        let failed = |error: Error| Unusable::OpenFailed { name: device.name(), reason: error.to_string() };
+        let cublas = CublasLt::open(&device).map_err(failed)?;
+        Ok(CudaBackend::new(device, cublas))
+    }
+
+    fn new(device: Arc<Device>, cublas: Option<CublasLt>) -> CudaBackend {
+        CudaBackend {
+            device,
             current: Mutex::default(),
             fusion: Mutex::default(),
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
             digest_buffers: Mutex::default(),
-        })
+            cublas,
+        }
+    }
+
+    /// Whether products may go to cuBLASLt.
+    pub fn has_fast_products(&self) -> bool {
+        self.cublas.is_some()
     }
 
     /// What was stored in another format than its file's, so far.
@@ -193,9 +215,30 @@ impl CudaBackend {
         if self.products_wait(floats(x), waiting, dtype)? {
             return Ok(());
         }
+        if self.fast_products(x, maps)? {
+            return Ok(());
+        }
         let operand = self.operand(x, dtype)?;
         LinearProduct::new(operand, x.rows(), x.cols(), &parts)
             .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
+    }
+
+    /// The same by cuBLASLt; false where it does not serve.
+    fn fast_products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<bool, Error> {
+        let (rows, cols) = (x.rows(), x.cols());
+        let Some(cublas) = self.cublas.as_ref().filter(|_| rows >= cublas::LEAST_ROWS) else { return Ok(false) };
+        if maps.iter().any(|(linear, _)| memory(&linear.weight).plain.is_none()) {
+            return Ok(false);
+        }
+        let rounded = self.scratch(Purpose::RoundedRows, x.len() * 2)?;
+        rows::round(&self.device, floats(x), x.len(), rounded)?;
+        for (linear, out) in maps {
+            let bias = linear.bias.as_ref().map_or(0, floats);
+            let weight = memory(&linear.weight).plain.as_ref().expect("looked for above").address();
+            let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0 };
+            cublas.multiply(shape, Places { x: rounded, weight, bias, out: floats_mut(out) })?;
+        }
+        Ok(true)
     }
 
     /// RMSNorm; of a row or two it waits for the products that read it.
@@ -250,7 +293,8 @@ impl Backend for CudaBackend {
         let info = &self.device.info;
         let gib = info.total_bytes as f64 / (1u64 << 30) as f64;
         let (major, minor) = info.capability;
-        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB)", info.ordinal, info.name)
+        let fast = if self.cublas.is_some() { ", fast" } else { "" };
+        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB{fast})", info.ordinal, info.name)
     }
 
     /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).

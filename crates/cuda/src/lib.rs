@@ -5,6 +5,7 @@
 //! for want of a library. `kernels/` holds each kernel file beside the code that launches it.
 
 mod backend;
+mod cublas;
 mod digest;
 mod driver;
 mod experts;

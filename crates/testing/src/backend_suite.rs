@@ -226,7 +226,7 @@ fn linear(suite: &mut Suite<'_>) {
         let unit = dtype.block_len();
         let depths = if unit == 1 { vec![1, 17, 96, 300] } else { vec![unit, 3 * unit] };
         for cols in depths {
-            for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64)] {
+            for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64), (70, 40)] {
                 let x = suite.numbers.normals(num_rows * cols);
                 let bias = suite.numbers.normals(num_outputs);
                 let (mut linear, decoded) = suite.linear(dtype, num_outputs, cols);
