@@ -15,7 +15,7 @@ use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, M
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::device::{self, CpuChoice, DeviceChoice, Products};
+use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
 use crate::format::{bytes_text, grouped};
 use crate::kv_type::KvType;
 use crate::size;
@@ -191,10 +191,10 @@ fn bar() -> ProgressBar {
 /// The device that the arguments chose.
 pub(crate) fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
     let cpu = CpuChoice { num_threads: args.threads.map(usize::from), isa: args.cpu_isa };
-    device::open(args.device, cpu, if args.fast { Products::Fast } else { Products::Same })
+    device::open(args.device, cpu, CudaChoice { fast: args.fast, ..CudaChoice::default() })
 }
 
 /// The CPU with a single thread.
 pub(crate) fn single_threaded(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
-    device::open(Some(DeviceChoice::Cpu), CpuChoice { num_threads: Some(1), isa: args.cpu_isa }, Products::Same)
+    device::open(Some(DeviceChoice::Cpu), CpuChoice { num_threads: Some(1), isa: args.cpu_isa }, CudaChoice::default())
 }

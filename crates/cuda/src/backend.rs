@@ -38,6 +38,16 @@ pub struct CudaBackend {
     cublas: Option<CublasLt>,
 }
 
+/// Which GPU, and how it is to be used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CudaOptions {
+    pub ordinal: usize,
+    /// Speed above all: where cuBLASLt is installed, a row's last bits may depend on its company.
+    pub fast: bool,
+    /// Compile the kernels with NVRTC although they are embedded, to see that it works where they are not.
+    pub compile_kernels: bool,
+}
+
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conversion {
@@ -80,21 +90,12 @@ pub(crate) enum Purpose {
 }
 
 impl CudaBackend {
-    /// Opens a GPU by its number.
-    pub fn open(ordinal: usize) -> Result<CudaBackend, Unusable> {
-        Ok(CudaBackend::new(Device::open(ordinal)?, None))
-    }
-
-    /// Opens a GPU for speed above all: where cuBLASLt is installed, a row's last bits may depend on its company.
-    pub fn open_fast(ordinal: usize) -> Result<CudaBackend, Unusable> {
-        let device = Device::open(ordinal)?;
+    /// Opens a GPU.
+    pub fn open(options: CudaOptions) -> Result<CudaBackend, Unusable> {
+        let device = Device::open(options.ordinal, options.compile_kernels)?;
         let failed = |error: Error| Unusable::OpenFailed { name: device.name(), reason: error.to_string() };
-        let cublas = CublasLt::open(&device).map_err(failed)?;
-        Ok(CudaBackend::new(device, cublas))
-    }
-
-    fn new(device: Arc<Device>, cublas: Option<CublasLt>) -> CudaBackend {
-        CudaBackend {
+        let cublas = if options.fast { CublasLt::open(&device).map_err(failed)? } else { None };
+        Ok(CudaBackend {
             device,
             current: Mutex::default(),
             fusion: Mutex::default(),
@@ -103,7 +104,7 @@ impl CudaBackend {
             conversions: Mutex::default(),
             digest_buffers: Mutex::default(),
             cublas,
-        }
+        })
     }
 
     /// Whether products may go to cuBLASLt.

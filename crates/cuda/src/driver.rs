@@ -71,7 +71,7 @@ thread_local! {
 }
 
 impl Device {
-    pub(crate) fn open(ordinal: usize) -> Result<Arc<Device>, Unusable> {
+    pub(crate) fn open(ordinal: usize, compiles: bool) -> Result<Arc<Device>, Unusable> {
         let mut devices = probe::devices()?;
         if ordinal >= devices.len() {
             return Err(Unusable::NoSuchDevice { ordinal, last: devices.len() - 1 });
@@ -81,10 +81,10 @@ impl Device {
             return Err(why);
         }
         let name = info.name.clone();
-        Self::open_usable(info).map_err(|reason| Unusable::OpenFailed { name, reason })
+        Self::open_usable(info, compiles).map_err(|reason| Unusable::OpenFailed { name, reason })
     }
 
-    fn open_usable(info: DeviceInfo) -> Result<Arc<Device>, String> {
+    fn open_usable(info: DeviceInfo, compiles: bool) -> Result<Arc<Device>, String> {
         let failed = |error: DriverError| probe::describe(error);
         let handle = result::device::get(info.ordinal as i32).map_err(failed)?;
         // SAFETY: `handle` comes from the driver. The context is released when the device is dropped.
@@ -96,7 +96,7 @@ impl Device {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: `handle` comes from the driver.
         let shared_limit = unsafe { result::device::get_attribute(handle, attribute) }.map_err(failed)? as u32;
-        let loaded = module::load(info.capability)?;
+        let loaded = module::load(info.capability, compiles)?;
         let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
         for &function in functions.values() {

@@ -17,5 +17,5 @@ mod probe;
 mod step;
 mod upload;
 
-pub use backend::{Conversion, CudaBackend};
+pub use backend::{Conversion, CudaBackend, CudaOptions};
 pub use probe::{DeviceInfo, Unusable, devices};

@@ -20,23 +20,23 @@ pub(crate) struct Loaded {
     pub(crate) is_embedded: bool,
 }
 
-/// Loads every kernel file into the current context, which keeps them until it ends.
-pub(crate) fn load(capability: (i32, i32)) -> Result<Loaded, String> {
+/// Loads every kernel file into the current context, which keeps them until it ends. `compiles` passes over what is embedded.
+pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, String> {
     let mut functions = HashMap::new();
     let mut source = EMBEDDED;
     for file in kernels::FILES {
-        // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
-        let module = match unsafe { result::module::load_data(file.binary.as_ptr().cast()) } {
+        let embedded = match compiles {
+            true => Err("they were not asked for".into()),
+            // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
+            false => unsafe { result::module::load_data(file.binary.as_ptr().cast()) }.map_err(probe::describe),
+        };
+        let module = match embedded {
             Ok(module) => module,
-            Err(error) => {
+            Err(why) => {
                 source = "source, compiled by NVRTC at start";
+                let (major, minor) = capability;
                 compile(file, capability).map_err(|reason| {
-                    format!(
-                        "no embedded kernels for compute capability {}.{} ({}), and {reason}",
-                        capability.0,
-                        capability.1,
-                        probe::describe(error)
-                    )
+                    format!("no embedded kernels for compute capability {major}.{minor} ({why}), and {reason}")
                 })?
             }
         };

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use pellucid_cpu::Isa;
 use pellucid_testing::selftest::{self, Report};
 
-use crate::device::{self, CpuChoice, DeviceChoice, Products};
+use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
 use crate::output::Output;
 
 /// Check a device against formulas and the reference implementation
@@ -29,11 +29,16 @@ pub(crate) struct SelftestArgs {
     /// Check a GPU as --fast uses it; equal bits are then not asked for
     #[arg(long)]
     fast: bool,
+
+    /// Compile a GPU's kernels with NVRTC, as for one that the program has
+    /// no machine code for
+    #[arg(long, verbatim_doc_comment)]
+    nvrtc: bool,
 }
 
 pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
-    let products = if args.fast { Products::Fast } else { Products::Same };
-    let backend = device::open(args.device, CpuChoice { num_threads: None, isa: args.cpu_isa }, products)?;
+    let cuda = CudaChoice { fast: args.fast, compile_kernels: args.nvrtc };
+    let backend = device::open(args.device, CpuChoice { num_threads: None, isa: args.cpu_isa }, cuda)?;
     writeln!(output, "{}", backend.description())?;
     output.flush()?;
     let folder = tempfile::tempdir().context("no folder for the models' files")?;

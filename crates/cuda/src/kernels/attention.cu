@@ -288,7 +288,7 @@ DEVICE void attend(const Attention& a) {
 // Merges the tiles of one row and head; blockIdx: x = row, y = head. 128 threads. What tiles count is computed for all of them at once,
 // out of the largest score so far, which is exact; the sums follow in ascending order.
 KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
-    extern __shared__ float counts[];  // [tiles][keep, add]
+    extern __shared__ float counts[];  // [tiles][keep, add, sum]
     __shared__ float warp_largest[4];
     begin();
     u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -301,6 +301,7 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     for (u32 base = 0; base < num_tiles; base += 128) {
         u32 tile = base + threadIdx.x;
         float here = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs] : __int_as_float(0xff800000);
+        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs + 1] : 0.0f;
         float so_far = here;
         for (int i = 1; i < 32; i *= 2) {
             float other = __shfl_up_sync(FULL_WARP, so_far, i);
@@ -315,21 +316,37 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         so_far = fmaxf(so_far, earlier);
         if (tile < num_tiles) {
             bool of_two = a.tile_len == FLASH_TILE;
-            counts[2 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
-            counts[2 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
+            counts[3 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile + 2] = tile_sum;
         }
         for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
         __syncthreads();
     }
     for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
         float sum = 0.0f, value = 0.0f;
-#pragma unroll 8
-        for (u32 tile = 0; tile < num_tiles; tile++) {
-            const float* at = from + tile * (u64)(hs + 2);
-            float keep = counts[2 * tile], add = counts[2 * tile + 1];
-            sum = joined(sum, keep, at[hs + 1], add);
-            value = joined(value, keep, at[d], add);
+        u32 tile = 0;
+        auto take = [&](float next) {
+            float keep = counts[3 * tile], add = counts[3 * tile + 1];
+            sum = joined(sum, keep, counts[3 * tile + 2], add);
+            value = joined(value, keep, next, add);
+            tile++;
+        };
+        // What is read together does not wait for each other.
+        static const u32 TOGETHER = 32;
+        while (tile + TOGETHER <= num_tiles) {
+            float next[TOGETHER];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) next[i] = from[(tile + i) * (u64)(hs + 2) + d];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) take(next[i]);
         }
+        float rest[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) rest[i] = tile + i < num_tiles ? from[(tile + i) * (u64)(hs + 2) + d] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++)
+            if (tile < num_tiles) take(rest[i]);
         a.out[head * hs + d] = __fdiv_rn(value, sum);
     }
 }

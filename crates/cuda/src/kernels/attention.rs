@@ -296,8 +296,8 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
     if !splits {
         return Ok(());
     }
-    // Two numbers for each tile; eight tiles are looked at together.
-    let shared_bytes = 8 * parameter.max_tiles.next_multiple_of(8);
+    // Three numbers for each tile.
+    let shared_bytes = 12 * parameter.max_tiles;
     let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: 128, shared_bytes };
     device.launch("attention_merge", grid, parameter)
 }
