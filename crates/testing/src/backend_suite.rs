@@ -613,6 +613,8 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         (DType::BF16, 64, 7, Some(300), 8),
         (DType::Q8_0, 64, 2, Some(70), 32),
         (DType::Q8_0, 128, 4, None, 32),
+        (DType::BF16, 256, 4, Some(400), 32),
+        (DType::Q8_0, 256, 2, None, 32),
     ] {
         if !suite.has_kv(dtype) {
             continue;

@@ -38,7 +38,7 @@ struct DigestRows {
     u32 num_parts;
 };
 
-static const float INFINITE = __builtin_huge_valf();
+#define INFINITE __int_as_float(0x7f800000)
 
 // e^x for x at most 0: the sampler's own, operation by operation.
 DEVICE float exp_of_nonpositive(float x) {
