@@ -9,6 +9,7 @@ use pellucid_tensor::{
     RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
+use crate::cublas::{self, CublasLt, Places, Shape};
 use crate::digest::{self, DigestBuffers};
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
@@ -33,6 +34,18 @@ pub struct CudaBackend {
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
     pub(crate) digest_buffers: Mutex<DigestBuffers>,
+    /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
+    cublas: Option<CublasLt>,
+}
+
+/// Which GPU, and how it is to be used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CudaOptions {
+    pub ordinal: usize,
+    /// Speed above all: where cuBLASLt is installed, a row's last bits may depend on its company.
+    pub fast: bool,
+    /// Compile the kernels with NVRTC although they are embedded, to see that it works where they are not.
+    pub compile_kernels: bool,
 }
 
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
@@ -65,6 +78,7 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    RoundedRows,
     ExpandedKeys,
     ExpandedValues,
     ExpandedTables,
@@ -76,17 +90,26 @@ pub(crate) enum Purpose {
 }
 
 impl CudaBackend {
-    /// Opens a GPU by its number.
-    pub fn open(ordinal: usize) -> Result<CudaBackend, Unusable> {
+    /// Opens a GPU.
+    pub fn open(options: CudaOptions) -> Result<CudaBackend, Unusable> {
+        let device = Device::open(options.ordinal, options.compile_kernels)?;
+        let failed = |error: Error| Unusable::OpenFailed { name: device.name(), reason: error.to_string() };
+        let cublas = if options.fast { CublasLt::open(&device).map_err(failed)? } else { None };
         Ok(CudaBackend {
-            device: Device::open(ordinal)?,
+            device,
             current: Mutex::default(),
             fusion: Mutex::default(),
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
             digest_buffers: Mutex::default(),
+            cublas,
         })
+    }
+
+    /// Whether products may go to cuBLASLt.
+    pub fn has_fast_products(&self) -> bool {
+        self.cublas.is_some()
     }
 
     /// What was stored in another format than its file's, so far.
@@ -193,9 +216,30 @@ impl CudaBackend {
         if self.products_wait(floats(x), waiting, dtype)? {
             return Ok(());
         }
+        if self.fast_products(x, maps)? {
+            return Ok(());
+        }
         let operand = self.operand(x, dtype)?;
         LinearProduct::new(operand, x.rows(), x.cols(), &parts)
             .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
+    }
+
+    /// The same by cuBLASLt; false where it does not serve.
+    fn fast_products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<bool, Error> {
+        let (rows, cols) = (x.rows(), x.cols());
+        let Some(cublas) = self.cublas.as_ref().filter(|_| rows >= cublas::LEAST_ROWS) else { return Ok(false) };
+        if maps.iter().any(|(linear, _)| memory(&linear.weight).plain.is_none()) {
+            return Ok(false);
+        }
+        let rounded = self.scratch(Purpose::RoundedRows, x.len() * 2)?;
+        rows::round(&self.device, floats(x), x.len(), rounded)?;
+        for (linear, out) in maps {
+            let bias = linear.bias.as_ref().map_or(0, floats);
+            let weight = memory(&linear.weight).plain.as_ref().expect("looked for above").address();
+            let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0 };
+            cublas.multiply(shape, Places { x: rounded, weight, bias, out: floats_mut(out) })?;
+        }
+        Ok(true)
     }
 
     /// RMSNorm; of a row or two it waits for the products that read it.
@@ -250,7 +294,8 @@ impl Backend for CudaBackend {
         let info = &self.device.info;
         let gib = info.total_bytes as f64 / (1u64 << 30) as f64;
         let (major, minor) = info.capability;
-        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB)", info.ordinal, info.name)
+        let fast = if self.cublas.is_some() { ", fast" } else { "" };
+        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB{fast})", info.ordinal, info.name)
     }
 
     /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).

@@ -5,6 +5,7 @@
 //! for want of a library. `kernels/` holds each kernel file beside the code that launches it.
 
 mod backend;
+mod cublas;
 mod digest;
 mod driver;
 mod experts;
@@ -16,5 +17,5 @@ mod probe;
 mod step;
 mod upload;
 
-pub use backend::{Conversion, CudaBackend};
+pub use backend::{Conversion, CudaBackend, CudaOptions};
 pub use probe::{DeviceInfo, Unusable, devices};

@@ -59,6 +59,8 @@ pub struct Engine {
     stats: EngineStats,
     /// The last step computed nothing: whoever is here is paused, or its reader is slow.
     is_stalled: bool,
+    /// The device is gone.
+    is_lost: bool,
     batch: Batch,
     /// The last step's, kept for their memory.
     logits: Logits,
@@ -84,7 +86,7 @@ impl Engine {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
         let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)
-            .map_err(|error| Error::Model(error.to_string()))?;
+            .map_err(Error::from)?;
         Ok(Engine {
             cache: KvCache::new(options.num_blocks, options.block_len, options.secret),
             model,
@@ -97,6 +99,7 @@ impl Engine {
             served: Served::default(),
             stats: EngineStats::default(),
             is_stalled: false,
+            is_lost: false,
             batch: Batch::default(),
             logits: Logits::default(),
             spare_row: Vec::new(),
@@ -154,6 +157,7 @@ impl Engine {
         let mut logits = std::mem::take(&mut self.logits);
         match self.run(&plan, &mut logits) {
             Ok(()) => self.commit(&plan, &logits),
+            Err(error @ Error::DeviceLost(_)) => self.lose(&error),
             Err(error) => self.fail(&plan, error),
         }
         self.logits = logits;
@@ -240,7 +244,7 @@ impl Engine {
         self.stats.forward_time += started.elapsed();
         match outcome {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Error::Model(error.to_string())),
+            Ok(Err(error)) => Err(error.into()),
             Err(panic) => Err(Error::Fault(panic_message(&panic))),
         }
     }
@@ -251,6 +255,23 @@ impl Engine {
         for id in jobs {
             self.end_with(id, error.clone());
         }
+    }
+
+    /// Ends every request there is: the device that held the model is gone.
+    fn lose(&mut self, error: &Error) {
+        self.is_lost = true;
+        let ids: Vec<JobId> = self.running.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.end_with(id, error.clone()));
+        for (_, mut job) in std::mem::take(&mut self.waiting).into_values().flatten() {
+            job.release(&mut self.cache);
+            job.sink.send(Event::Failed(error.clone()));
+            self.stats.failed_requests += 1;
+        }
+    }
+
+    /// Whether the device is gone: there will be no further step.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// Ends one request with an error.

@@ -19,6 +19,9 @@ pub enum Error {
     OutOfMemory { device: String, bytes: usize },
     #[error("{device} failed in {operation}: {reason}")]
     Device { device: String, operation: &'static str, reason: String },
+    /// Nothing that was on the device is there any more, and nothing that is asked of it will be done.
+    #[error("{device} was lost in {operation}: {reason}")]
+    Lost { device: String, operation: &'static str, reason: String },
 }
 
 /// A weight on its way from a file to a device: `rows` x `cols` numbers of `dtype`.

@@ -226,7 +226,7 @@ fn linear(suite: &mut Suite<'_>) {
         let unit = dtype.block_len();
         let depths = if unit == 1 { vec![1, 17, 96, 300] } else { vec![unit, 3 * unit] };
         for cols in depths {
-            for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64)] {
+            for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64), (70, 40)] {
                 let x = suite.numbers.normals(num_rows * cols);
                 let bias = suite.numbers.normals(num_outputs);
                 let (mut linear, decoded) = suite.linear(dtype, num_outputs, cols);
@@ -613,6 +613,8 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         (DType::BF16, 64, 7, Some(300), 8),
         (DType::Q8_0, 64, 2, Some(70), 32),
         (DType::Q8_0, 128, 4, None, 32),
+        (DType::BF16, 256, 4, Some(400), 32),
+        (DType::Q8_0, 256, 2, None, 32),
     ] {
         if !suite.has_kv(dtype) {
             continue;

@@ -288,7 +288,7 @@ DEVICE void attend(const Attention& a) {
 // Merges the tiles of one row and head; blockIdx: x = row, y = head. 128 threads. What tiles count is computed for all of them at once,
 // out of the largest score so far, which is exact; the sums follow in ascending order.
 KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
-    extern __shared__ float counts[];  // [tiles][keep, add]
+    extern __shared__ float counts[];  // [tiles][keep, add, sum]
     __shared__ float warp_largest[4];
     begin();
     u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -301,6 +301,7 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     for (u32 base = 0; base < num_tiles; base += 128) {
         u32 tile = base + threadIdx.x;
         float here = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs] : __int_as_float(0xff800000);
+        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs + 1] : 0.0f;
         float so_far = here;
         for (int i = 1; i < 32; i *= 2) {
             float other = __shfl_up_sync(FULL_WARP, so_far, i);
@@ -315,21 +316,37 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         so_far = fmaxf(so_far, earlier);
         if (tile < num_tiles) {
             bool of_two = a.tile_len == FLASH_TILE;
-            counts[2 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
-            counts[2 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
+            counts[3 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile + 2] = tile_sum;
         }
         for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
         __syncthreads();
     }
     for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
         float sum = 0.0f, value = 0.0f;
-#pragma unroll 8
-        for (u32 tile = 0; tile < num_tiles; tile++) {
-            const float* at = from + tile * (u64)(hs + 2);
-            float keep = counts[2 * tile], add = counts[2 * tile + 1];
-            sum = joined(sum, keep, at[hs + 1], add);
-            value = joined(value, keep, at[d], add);
+        u32 tile = 0;
+        auto take = [&](float next) {
+            float keep = counts[3 * tile], add = counts[3 * tile + 1];
+            sum = joined(sum, keep, counts[3 * tile + 2], add);
+            value = joined(value, keep, next, add);
+            tile++;
+        };
+        // What is read together does not wait for each other.
+        static const u32 TOGETHER = 32;
+        while (tile + TOGETHER <= num_tiles) {
+            float next[TOGETHER];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) next[i] = from[(tile + i) * (u64)(hs + 2) + d];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) take(next[i]);
         }
+        float rest[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) rest[i] = tile + i < num_tiles ? from[(tile + i) * (u64)(hs + 2) + d] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++)
+            if (tile < num_tiles) take(rest[i]);
         a.out[head * hs + d] = __fdiv_rn(value, sum);
     }
 }
@@ -343,6 +360,8 @@ template <int S, int HS, bool SPLIT>
 DEVICE void flash(const Attention& a) {
     static const u32 ROW_BYTES = HS * 2 + 16;  // apart from a multiple of 128, so that eight rows lie in different banks
     static const u32 TILE_BYTES = FLASH_TILE * ROW_BYTES;
+    // Large heads leave room for one tile at a time, and no registers for queries.
+    static const bool IS_LARGE = HS > 128;
     extern __shared__ uint4 shared_tiles[];
     begin();
     u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -377,18 +396,24 @@ DEVICE void flash(const Attention& a) {
         end_tile = tile + 1;
     }
 
-    u32 q[HS / 16][4];
+    u32 q[IS_LARGE ? 1 : HS / 16][4];
+    u32 base = shared_address(shared_tiles) + (SPLIT ? warp * 2 * TILE_BYTES : 0);
+    u32 shared_queries = base + 2 * TILE_BYTES + warp * 16 * ROW_BYTES;
 #pragma unroll
     for (int s = 0; s < HS / 16; s++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float* from = a.queries + query[i % 2] + s * 16 + i / 2 * 8 + 2 * t;
             float2 pair = valid[i % 2] ? *(const float2*)from : make_float2(0.0f, 0.0f);
-            q[s][i] = pack_pair<S>(pair.x, pair.y);
+            u32 packed = pack_pair<S>(pair.x, pair.y);
+            if (IS_LARGE)
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_queries + (g + i % 2 * 8) * ROW_BYTES + (s * 16 + i / 2 * 8 + 2 * t) * 2), "r"(packed) : "memory");
+            else
+                q[IS_LARGE ? 0 : s][i] = packed;
         }
+    if (IS_LARGE) __syncwarp();
 
     const u32* table = a.block_tables + a.first_blocks[row];
-    u32 base = shared_address(shared_tiles) + (SPLIT ? warp * 2 * TILE_BYTES : 0);
     auto fetch = [&](u32 tile, u32 stage) {
         u32 thread = SPLIT ? lane : threadIdx.x, threads = SPLIT ? 32 : 128;
         static const u32 VECTORS = HS / 8;
@@ -410,14 +435,19 @@ DEVICE void flash(const Attention& a) {
 #pragma unroll
     for (int n = 0; n < HS / 8; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
     Running running[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
-    fetch(begin_tile, 0);
+    if (!IS_LARGE) fetch(begin_tile, 0);
     for (u32 tile = begin_tile; tile < end_tile; tile++) {
-        u32 stage = SPLIT ? 0 : (tile - begin_tile) % 2;
-        if (!SPLIT && tile + 1 < end_tile)
+        u32 stage = SPLIT || IS_LARGE ? 0 : (tile - begin_tile) % 2;
+        if (IS_LARGE)
+            fetch(tile, 0);
+        else if (!SPLIT && tile + 1 < end_tile)
             fetch(tile + 1, 1 - stage);
         else
             copy_async_commit();
-        copy_async_wait<1>();
+        if (IS_LARGE)
+            copy_async_wait<0>();
+        else
+            copy_async_wait<1>();
         if (SPLIT)
             __syncwarp();
         else
@@ -434,8 +464,16 @@ DEVICE void flash(const Attention& a) {
                 u32 k[4];
                 // The last half of an odd number of steps lies in the padding of the row, and is not used.
                 load_matrices(k, at + s * 32);
-                multiply_pair<S>(score[n], q[s], k[0], k[1]);
-                if (s + 1 < HS / 16) multiply_pair<S>(score[n], q[s + 1 < HS / 16 ? s + 1 : s], k[2], k[3]);
+                if (IS_LARGE) {
+                    u32 two[2][4], from = shared_queries + lane % 16 * ROW_BYTES + s * 32 + lane / 16 * 16;
+                    load_matrices(two[0], from);
+                    load_matrices(two[1], from + 32);
+                    multiply_pair<S>(score[n], two[0], k[0], k[1]);
+                    multiply_pair<S>(score[n], two[1], k[2], k[3]);
+                    continue;
+                }
+                multiply_pair<S>(score[n], q[IS_LARGE ? 0 : s], k[0], k[1]);
+                if (s + 1 < HS / 16) multiply_pair<S>(score[n], q[IS_LARGE ? 0 : s + 1 < HS / 16 ? s + 1 : s], k[2], k[3]);
             }
         }
         Running here[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
@@ -674,10 +712,17 @@ FLASH_ONE(bf16, STORE_BF16, 64)
 FLASH_ONE(bf16, STORE_BF16, 128)
 FLASH_ONE(q8, STORE_Q8, 64)
 FLASH_ONE(q8, STORE_Q8, 128)
+FLASH_ONE(f16, STORE_F16, 256)
+FLASH_ONE(bf16, STORE_BF16, 256)
+FLASH_ONE(q8, STORE_Q8, 256)
 
 #define FLASH(NAME, S, HS)                                                                                  \
     KERNEL void __launch_bounds__(128) flash_##NAME##_##HS(Attention a) { flash<S, HS, false>(a); }         \
     KERNEL void __launch_bounds__(128) flash_split_##NAME##_##HS(Attention a) { flash<S, HS, true>(a); }
+
+// One token with heads of 256 is for `flash_one`, and where panels do not fit, for the plain kernel.
+KERNEL void __launch_bounds__(128) flash_f16_256(Attention a) { flash<STORE_F16, 256, false>(a); }
+KERNEL void __launch_bounds__(128) flash_bf16_256(Attention a) { flash<STORE_BF16, 256, false>(a); }
 
 FLASH(f16, STORE_F16, 64)
 FLASH(f16, STORE_F16, 80)

@@ -7,6 +7,7 @@ static const u32 LANES = 16;          // ... side by side: the order of a sum de
 static const u32 NUM_TOP = 256;
 static const u32 MAX_FINALISTS = 16;
 static const u32 MAX_GATHERED = 4096;
+static const u32 MAX_PARTS_ABOVE = 2 * NUM_TOP;
 static const float RACE_MARGIN = 1e-4f;
 
 struct DigestQuery {
@@ -37,7 +38,7 @@ struct DigestRows {
     u32 num_parts;
 };
 
-static const float INFINITE = __builtin_huge_valf();
+#define INFINITE __int_as_float(0x7f800000)
 
 // e^x for x at most 0: the sampler's own, operation by operation.
 DEVICE float exp_of_nonpositive(float x) {
@@ -193,35 +194,36 @@ DEVICE void sort_descending(u64* keys, u32 len) {
 
 DEVICE u32 power_of_two_from(u32 n) { return n <= 2 ? 2 : 1u << (32 - __clz(n - 1)); }
 
-// A block of threads for each row; `keys` has room for the parts, for MAX_GATHERED keys and for the sums of the blocks.
-KERNEL void digest_select(DigestRows d) {
-    extern __shared__ u64 keys[];
-    __shared__ u32 num_gathered, num_finalists;
-    __shared__ float warp_times[32];
-    begin();
-    u32 row = blockIdx.x, thread = threadIdx.x;
+// The most probable tokens of a row. `shared` has room for the parts' maxima, and for MAX_GATHERED keys.
+DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
+    __shared__ u32 num_gathered, num_parts_above;
+    __shared__ u16 parts_above[MAX_PARTS_ABOVE];
+    u32 thread = threadIdx.x;
     RowBrief& out = d.out[row];
     const float* maxima = d.maxima + (u64)row * d.num_parts;
 
     // Of NUM_TOP parts, each has a logit at or above the NUM_TOP-th largest of the parts' maxima: whoever is below it is not on top.
     u32 len = power_of_two_from(d.num_parts);
     for (u32 i = thread; i < len; i += blockDim.x) keys[i] = i < d.num_parts ? ordered(maxima[i]) : 0;
-    if (thread == 0) num_gathered = num_finalists = 0;
+    if (thread == 0) num_gathered = num_parts_above = 0;
     sort_descending(keys, len);
     float largest = unordered((u32)keys[0]);
     float cut = d.num_parts < NUM_TOP ? -INFINITE : unordered((u32)keys[NUM_TOP - 1]);
     bool is_plain = fabsf(largest) < INFINITE;
     __syncthreads();
-    if (!is_plain) {
-        if (thread == 0) out.is_plain = 0;
-        return;
+    for (u32 part = thread; part < d.num_parts && is_plain; part += blockDim.x) {
+        if (maxima[part] < cut || maxima[part] == -INFINITE) continue;
+        u32 place = atomicAdd(&num_parts_above, 1);
+        if (place < MAX_PARTS_ABOVE) parts_above[place] = part;
     }
+    __syncthreads();
+    // More than NUM_TOP parts reach the cut only when several have it for their largest; with many such ties the row has to be looked at.
+    is_plain = is_plain && num_parts_above <= MAX_PARTS_ABOVE;
 
     // A warp for each part that reaches the cut.
-    for (u32 part = thread / 32; part < d.num_parts; part += blockDim.x / 32) {
-        if (maxima[part] < cut) continue;
-        for (u32 i = thread % 32; i < d.part_len; i += 32) {
-            u32 token = part * d.part_len + i;
+    for (u32 i = thread / 32; i < num_parts_above && is_plain; i += blockDim.x / 32) {
+        for (u32 k = thread % 32; k < d.part_len; k += 32) {
+            u32 token = parts_above[i] * d.part_len + k;
             float logit = logit_at(d, row, token);
             if (logit >= cut && logit > -INFINITE) {
                 u32 place = atomicAdd(&num_gathered, 1);
@@ -231,10 +233,9 @@ KERNEL void digest_select(DigestRows d) {
     }
     __syncthreads();
     u32 gathered = num_gathered;
-    if (gathered > MAX_GATHERED) {  // Ties without end: the row has to be looked at.
-        if (thread == 0) out.is_plain = 0;
-        return;
-    }
+    is_plain = is_plain && gathered <= MAX_GATHERED;
+    if (thread == 0) out.is_plain = is_plain;
+    if (!is_plain) return;
     len = power_of_two_from(gathered);
     for (u32 i = gathered + thread; i < len; i += blockDim.x) keys[i] = 0;
     sort_descending(keys, len);
@@ -244,57 +245,82 @@ KERNEL void digest_select(DigestRows d) {
         out.top_ids[i] = token;
         out.top_logits[i] = logit_at(d, row, token);
     }
-    __syncthreads();
+    if (thread == 0) {
+        out.num_top = num_top;
+        out.has_all = cut == -INFINITE && gathered <= NUM_TOP;
+    }
+}
 
-    // The sums of the blocks, one after the other as the sampler adds them: a thread for each temperature.
-    float2* sums = (float2*)keys;
+// The sums of the blocks, one after the other as the sampler adds them: a thread for each temperature.
+DEVICE void add_sums(const DigestRows& d, u32 row, float2* sums) {
+    u32 thread = threadIdx.x;
     for (u32 i = thread; i < d.num_blocks; i += blockDim.x) sums[i] = d.sums[(u64)row * d.num_blocks + i];
     __syncthreads();
-    if (thread == 0 || thread == 32) {
-        const float* from = (const float*)sums + thread / 32;
-        double total = 0.0;
-        u32 i = 0;
-        // Many are read before they are added: only the additions have to wait for each other.
-        for (; i + 16 <= d.num_blocks; i += 16) {
-            float next[16];
+    if (thread != 0 && thread != 32) return;
+    const float* from = (const float*)sums + thread / 32;
+    double total = 0.0;
+    u32 i = 0;
+    // Many are read before they are added: only the additions have to wait for each other.
+    for (; i + 16 <= d.num_blocks; i += 16) {
+        float next[16];
 #pragma unroll
-            for (u32 k = 0; k < 16; k++) next[k] = from[2 * (i + k)];
+        for (u32 k = 0; k < 16; k++) next[k] = from[2 * (i + k)];
 #pragma unroll
-            for (u32 k = 0; k < 16; k++) total = __dadd_rn(total, next[k]);
-        }
-        for (; i < d.num_blocks; i++) total = __dadd_rn(total, from[2 * i]);
-        out.totals[thread / 32] = total;
+        for (u32 k = 0; k < 16; k++) total = __dadd_rn(total, next[k]);
     }
+    for (; i < d.num_blocks; i++) total = __dadd_rn(total, from[2 * i]);
+    d.out[row].totals[thread / 32] = total;
+}
 
+// Whoever is close enough to the fastest.
+DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
+    __shared__ u32 num_blocks_close, num_finalists;
+    __shared__ float warp_times[32];
+    u32 thread = threadIdx.x;
+    RowBrief& out = d.out[row];
     DigestQuery query = d.queries[row];
-    if (query.races) {
-        const float* times = d.times + (u64)row * d.num_blocks;
-        float fastest = INFINITE;
-        for (u32 i = thread; i < d.num_blocks; i += blockDim.x) fastest = fminf(fastest, times[i]);
-        fastest = -warp_max(-fastest);
-        if (thread % 32 == 0) warp_times[thread / 32] = fastest;
-        __syncthreads();
-        fastest = -warp_max(thread % 32 < blockDim.x / 32 ? -warp_times[thread % 32] : -INFINITE);
-        float bound = fastest + RACE_MARGIN;
-        for (u32 block = thread; block < d.num_blocks; block += blockDim.x) {
-            if (times[block] > bound) continue;
-            for (u32 token = block * BLOCK; token < min(d.vocab_size, (block + 1) * BLOCK); token++) {
-                float logit = logit_at(d, row, token);
-                float handicap = -__fmul_rn(__fsub_rn(logit, largest), query.inverse);
-                if (!(race_time(query, token, handicap) <= bound)) continue;
-                u32 place = atomicAdd(&num_finalists, 1);
-                if (place < MAX_FINALISTS) {
-                    out.finalist_ids[place] = token;
-                    out.finalist_logits[place] = logit;
-                }
+    float largest = row_largest(d, row);
+    if (!(fabsf(largest) < INFINITE) || !query.races) {
+        if (thread == 0) out.num_finalists = 0;
+        return;
+    }
+    if (thread == 0) num_blocks_close = num_finalists = 0;
+    const float* times = d.times + (u64)row * d.num_blocks;
+    float fastest = INFINITE;
+    for (u32 i = thread; i < d.num_blocks; i += blockDim.x) fastest = fminf(fastest, times[i]);
+    fastest = -warp_max(-fastest);
+    if (thread % 32 == 0) warp_times[thread / 32] = fastest;
+    __syncthreads();
+    fastest = -warp_max(thread % 32 < blockDim.x / 32 ? -warp_times[thread % 32] : -INFINITE);
+    float bound = fastest + RACE_MARGIN;
+    for (u32 block = thread; block < d.num_blocks; block += blockDim.x)
+        if (times[block] <= bound) blocks[atomicAdd(&num_blocks_close, 1)] = block;
+    __syncthreads();
+    for (u32 i = thread / 32; i < num_blocks_close; i += blockDim.x / 32) {
+        for (u32 k = thread % 32; k < BLOCK; k += 32) {
+            u32 token = blocks[i] * BLOCK + k;
+            float logit = logit_at(d, row, token);
+            float handicap = -__fmul_rn(__fsub_rn(logit, largest), query.inverse);
+            if (!(race_time(query, token, handicap) <= bound)) continue;
+            u32 place = atomicAdd(&num_finalists, 1);
+            if (place < MAX_FINALISTS) {
+                out.finalist_ids[place] = token;
+                out.finalist_logits[place] = logit;
             }
         }
     }
     __syncthreads();
-    if (thread == 0) {
-        out.is_plain = 1;
-        out.num_top = num_top;
-        out.has_all = cut == -INFINITE && gathered <= NUM_TOP;
-        out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
-    }
+    if (thread == 0) out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
+}
+
+// Three blocks of threads for each row, one for each part of the answer.
+KERNEL void digest_select(DigestRows d) {
+    extern __shared__ u64 shared_keys[];
+    begin();
+    if (blockIdx.y == 0)
+        select_top(d, blockIdx.x, shared_keys);
+    else if (blockIdx.y == 1)
+        add_sums(d, blockIdx.x, (float2*)shared_keys);
+    else
+        find_finalists(d, blockIdx.x, (u32*)shared_keys);
 }

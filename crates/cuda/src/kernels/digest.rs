@@ -116,11 +116,12 @@ impl Parts {
 
 pub(crate) fn digest(device: &Device, num_rows: usize, rows: &DigestRows) -> Result<(), Error> {
     const THREADS: u32 = 256;
-    // Four rounds for each block of threads.
-    let pieces = rows.num_blocks.div_ceil(4 * THREADS / LANES as u32);
+    // With a few rows a block of threads has one round, so that all multiprocessors take part.
+    let rounds = if num_rows < 8 { 1 } else { 4 };
+    let pieces = rows.num_blocks.div_ceil(rounds * THREADS / LANES as u32);
     let wide = Grid { blocks: [pieces, num_rows as u32, 1], threads: THREADS, shared_bytes: 0 };
     device.launch("digest_maxima", wide, rows)?;
     device.launch("digest_weights", wide, rows)?;
-    let select = Grid { blocks: [num_rows as u32, 1, 1], threads: 1024, shared_bytes: (MAX_KEYS * 8) as u32 };
+    let select = Grid { blocks: [num_rows as u32, 3, 1], threads: 1024, shared_bytes: (MAX_KEYS * 8) as u32 };
     device.launch("digest_select", select, rows)
 }

@@ -152,7 +152,7 @@ impl Engine {
                     Some(choice) => (choice, None),
                     None => {
                         spare_row.resize(vocab_size, 0.0);
-                        model.read_row(row, spare_row).map_err(|error| Error::Model(error.to_string()))?;
+                        model.read_row(row, spare_row)?;
                         choose(sequence, spare_row, trace, workspace)?
                     }
                 },
