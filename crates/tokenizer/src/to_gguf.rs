@@ -211,9 +211,21 @@ impl Writer<'_> {
                     .push(format!("{place} a text the tokenizer writes [{ours}], and a reader of the file [{theirs}]"));
             }
         }
-        let lost: Vec<u32> = folder.end_ids.iter().copied().filter(|id| !file.end_ids.contains(id)).collect();
+        let without = |all: &[u32], others: &[u32]| -> Vec<u32> {
+            all.iter().copied().filter(|id| !others.contains(id)).collect()
+        };
+        let lost = without(&folder.end_ids, &file.end_ids);
         if !lost.is_empty() {
             self.notes.push(format!("the file has no key for these ends of a turn: {}", pieces(&lost).join(", ")));
+        }
+        let gained = without(&file.end_ids, &folder.end_ids);
+        if !gained.is_empty() {
+            let gained = pieces(&gained).join(", ");
+            self.notes
+                .push(format!("the folder names no end of a text, and a reader of the file takes {gained} for it"));
+        }
+        if file.end_ids.is_empty() {
+            self.notes.push("neither the folder nor the file names a token that ends a text".into());
         }
         self.compare_added(file);
     }

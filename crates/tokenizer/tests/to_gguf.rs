@@ -48,6 +48,17 @@ fn ids_stay_through_the_keys() {
 }
 
 #[test]
+fn a_folder_that_names_no_end_is_told() {
+    for (family, expected) in [("gpt2", "neither the folder nor the file"), ("llama2", "takes \"</s>\" for it")] {
+        let mut folder = common::fixture(family);
+        // By its name alone it would count as an end.
+        folder.tokenizer = folder.tokenizer.map(|text| text.replace("<|end|>", "<|over|>"));
+        let (_, _, notes) = written(&folder, 1000).unwrap();
+        assert!(notes.iter().any(|note| note.contains(expected)), "{family}: {notes:?}");
+    }
+}
+
+#[test]
 fn a_space_that_only_the_first_text_gets_is_told() {
     let folder = common::fixture("mistral");
     let original = Tokenizer::from_hugging_face(&folder).unwrap();
@@ -152,11 +163,14 @@ fn as_folder(metadata: &Metadata, parts: Value) -> HuggingFace {
         model["merges"] = merges.iter().map(Value::from).collect();
     }
     let root = json!({ "model": model, "added_tokens": added, "pre_tokenizer": parts["pre_tokenizer"], "normalizer": parts["normalizer"] });
+    let piece = |key: &str| metadata.opt_u32(key).unwrap().map(|id| tokens[id as usize]);
+    let named =
+        json!({ "bos_token": piece("tokenizer.ggml.bos_token_id"), "eos_token": piece("tokenizer.ggml.eos_token_id") });
     HuggingFace {
         config: json!({}),
         generation_config: None,
         tokenizer: Some(root.to_string()),
-        tokenizer_config: None,
+        tokenizer_config: Some(named),
         chat_template: None,
     }
 }
