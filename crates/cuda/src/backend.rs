@@ -9,21 +9,17 @@ use pellucid_tensor::{
     RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
-use crate::cublas::{self, CublasLt, Places, Shape};
+use crate::cublas::CublasLt;
 use crate::digest::{self, DigestBuffers};
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
-use crate::kernels::attention::{
-    self, AttentionParameter, ExpandParameter, Kernel, StoreParameter, TurnParameter, Work,
-};
-use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
-use crate::kernels::{self, GROUP_COLS, Operand};
+use crate::kernels::{self, Operand};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::probe::Unusable;
-use crate::step::{self, Current, RUN};
-use crate::{experts, upload};
+use crate::step::Current;
+use crate::{attention, experts, products, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
@@ -35,7 +31,7 @@ pub struct CudaBackend {
     conversions: Mutex<Vec<Conversion>>,
     pub(crate) digest_buffers: Mutex<DigestBuffers>,
     /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
-    cublas: Option<CublasLt>,
+    pub(crate) cublas: Option<CublasLt>,
 }
 
 /// Which GPU, and how it is to be used.
@@ -182,66 +178,6 @@ impl CudaBackend {
         Ok(address)
     }
 
-    /// The operand of an activation for weights of a format, made now unless it is there.
-    fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
-        let (rows, cols) = (x.rows(), x.cols());
-        let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
-        if must_fill {
-            rows::make_operand(&self.device, floats(x), rows, cols, operand)?;
-        }
-        Ok(operand)
-    }
-
-    /// Products of one input with matrices of one format.
-    fn products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        let dtype = maps[0].0.weight.dtype();
-        let parts: Vec<(u64, u64, u64, usize)> = maps
-            .iter_mut()
-            .map(|(linear, out)| {
-                assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
-                assert_eq!(x.rows(), out.rows());
-                let bias = linear.bias.as_ref().map_or(0, floats);
-                (read(&linear.weight), bias, floats_mut(out), linear.weight.rows())
-            })
-            .collect();
-        if dtype == DType::F32 {
-            self.settle()?;
-            for part in parts {
-                LinearProduct::new(Operand::NONE, x.rows(), x.cols(), &[part]).launch_plain(&self.device, floats(x))?;
-            }
-            return Ok(());
-        }
-        let pitch = x.cols().next_multiple_of(GROUP_COLS) as u32;
-        let waiting = LinearProduct::new(Operand { pitch, ..Operand::NONE }, x.rows(), x.cols(), &parts);
-        if self.products_wait(floats(x), waiting, dtype)? {
-            return Ok(());
-        }
-        if self.fast_products(x, maps)? {
-            return Ok(());
-        }
-        let operand = self.operand(x, dtype)?;
-        LinearProduct::new(operand, x.rows(), x.cols(), &parts)
-            .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
-    }
-
-    /// The same by cuBLASLt; false where it does not serve.
-    fn fast_products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<bool, Error> {
-        let (rows, cols) = (x.rows(), x.cols());
-        let Some(cublas) = self.cublas.as_ref().filter(|_| rows >= cublas::LEAST_ROWS) else { return Ok(false) };
-        if maps.iter().any(|(linear, _)| memory(&linear.weight).plain.is_none()) {
-            return Ok(false);
-        }
-        let rounded = self.scratch(Purpose::RoundedRows, x.len() * 2)?;
-        rows::round(&self.device, floats(x), x.len(), rounded)?;
-        for (linear, out) in maps {
-            let bias = linear.bias.as_ref().map_or(0, floats);
-            let weight = memory(&linear.weight).plain.as_ref().expect("looked for above").address();
-            let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0 };
-            cublas.multiply(shape, Places { x: rounded, weight, bias, out: floats_mut(out) })?;
-        }
-        Ok(true)
-    }
-
     /// RMSNorm; of a row or two it waits for the products that read it.
     fn rms_norm_of(&self, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
         let is_whole = norm.width as usize == out.cols();
@@ -333,7 +269,7 @@ impl Backend for CudaBackend {
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
-        if dtype.is_quantized() && attention::storage(dtype).is_none() {
+        if dtype.is_quantized() && kernels::attention::storage(dtype).is_none() {
             let why = format!("activations and KV memory in {dtype} have no kernel");
             return Err(self.device.refuse("allocating", why));
         }
@@ -486,19 +422,11 @@ impl Backend for CudaBackend {
     }
 
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {
-        self.products(x, &mut [(linear, out)])
+        products::products(self, x, &mut [(linear, out)])
     }
 
     fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        let mut rest = maps;
-        while !rest.is_empty() {
-            let dtype = rest[0].0.weight.dtype();
-            let same = rest.iter().take(MAX_PARTS).take_while(|map| map.0.weight.dtype() == dtype).count();
-            let (now, later) = rest.split_at_mut(same);
-            self.products(x, now)?;
-            rest = later;
-        }
-        Ok(())
+        products::products(self, x, maps)
     }
 
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
@@ -566,8 +494,7 @@ impl Backend for CudaBackend {
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
         self.settle()?;
-        let parameter = self.store_parameter(floats(store.keys), &store, kv)?;
-        attention::store(&self.device, store.slots.len(), &parameter)
+        attention::store(self, &store, kv)
     }
 
     fn turn_and_store(
@@ -578,152 +505,11 @@ impl Backend for CudaBackend {
         kv: &mut KvLayer,
     ) -> Result<(), Error> {
         self.settle()?;
-        let TurnAndStore { rope, values, slots, shape } = turn;
-        let pairs = rope.angles.cols() / 2;
-        assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
-        assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
-        let address = floats_mut(keys);
-        let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
-        // 8 bits are stored by groups, after all numbers of a group have been turned: here, into no block.
-        let stores_later = store.storage == attention::Q8;
-        let parameter = TurnParameter {
-            store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
-            queries: floats_mut(queries),
-            angles: floats(rope.angles),
-            num_rows: slots.len() as u32,
-            num_heads: shape.num_heads as u32,
-            pairs: pairs as u32,
-            interleaved: rows::style_code(rope.style),
-        };
-        attention::turn_and_store(&self.device, &parameter)?;
-        if stores_later { attention::store(&self.device, slots.len(), &store) } else { Ok(()) }
+        attention::turn_and_store(self, turn, queries, keys, kv)
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
         self.settle()?;
-        let shape = attention.shape;
-        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
-        assert_eq!(attention.positions.len(), num_rows);
-        if let Some(why) = attention::refusal(shape) {
-            return Err(self.device.refuse("attention", why));
-        }
-        self.storage(attention.kv)?;
-        let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
-        let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
-        let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
-        let mut blocks = KvBlocks {
-            keys: read(&attention.kv.keys),
-            values: read(&attention.kv.values),
-            tables: self.index(Purpose::BlockTables, attention.block_tables)?,
-        };
-        if kernel.expands() && !decodes {
-            blocks = self.expand_kv(&attention, blocks)?;
-            kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
-        }
-        let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
-        let tiles = kernel.split_tiles(&self.device, work);
-        let partial = match tiles {
-            0 => 0,
-            _ => self.scratch(Purpose::Partial, attention::partial_bytes(num_rows, shape, tiles))?,
-        };
-        let rows_address = self.row_tables(&attention)?;
-        let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
-        let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
-        let parameter = AttentionParameter {
-            queries: floats(attention.queries),
-            key_blocks: blocks.keys,
-            value_blocks: blocks.values,
-            out: floats_mut(out),
-            positions: self.index(Purpose::Positions, attention.positions)?,
-            first_blocks: table(0),
-            block_tables: blocks.tables,
-            partial,
-            num_rows: num_rows as u32,
-            num_heads: shape.num_heads as u32,
-            num_kv_heads: shape.num_kv_heads as u32,
-            head_size: shape.head_size as u32,
-            block_len: shape.block_len as u32,
-            window: attention.window.map_or(0, |window| window as u32),
-            max_tiles: tiles as u32,
-            tile_len: kernel.tile_len() as u32,
-            scale: attention.scale,
-            cap: attention.soft_cap.unwrap_or(0.0),
-            first_rows: table(1),
-            end_rows: table(2),
-            runs: table(3),
-            num_runs: num_runs as u32,
-            in_panels: kernel.in_panels(),
-            num_stored: attention.kv.keys.len() as u64,
-        };
-        attention::attend(&self.device, kernel, &parameter)
-    }
-}
-
-/// Where the keys and values of a step lie, and the tables that lead to them.
-struct KvBlocks {
-    keys: u64,
-    values: u64,
-    tables: u64,
-}
-
-impl CudaBackend {
-    /// The blocks of a step's sequences in f16, in the order of its tables.
-    fn expand_kv(&self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
-        let (num_entries, block) = (attention.block_tables.len(), attention.kv.keys.cols());
-        let parameter = ExpandParameter {
-            key_blocks: blocks.keys,
-            value_blocks: blocks.values,
-            block_tables: blocks.tables,
-            keys: self.scratch(Purpose::ExpandedKeys, num_entries * block * 2)?,
-            values: self.scratch(Purpose::ExpandedValues, num_entries * block * 2)?,
-            own_tables: self.scratch(Purpose::ExpandedTables, num_entries * 4)?,
-            num_stored: attention.kv.keys.len() as u64,
-            num_kv_heads: attention.shape.num_kv_heads as u32,
-            head_size: attention.shape.head_size as u32,
-            block_len: attention.shape.block_len as u32,
-        };
-        attention::expand(&self.device, num_entries, &parameter)?;
-        Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables: parameter.own_tables })
-    }
-
-    fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
-        let shape = store.shape;
-        let cols = shape.num_kv_heads * shape.head_size;
-        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
-        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
-        Ok(StoreParameter {
-            keys,
-            values: floats(store.values),
-            key_blocks: read(&kv.keys),
-            value_blocks: read(&kv.values),
-            slots: self.index(Purpose::Slots, store.slots)?,
-            num_kv_heads: shape.num_kv_heads as u32,
-            head_size: shape.head_size as u32,
-            block_len: shape.block_len as u32,
-            num_blocks: kv.keys.rows() as u32,
-            storage: self.storage(kv)?,
-            in_panels: Kernel::of(kv.keys.dtype(), shape).map_or(0, Kernel::in_panels),
-        })
-    }
-
-    /// Of each row: where its sequence's block table starts, the sequence's first row, and the one after its last.
-    fn row_tables(&self, attention: &Attention<'_>) -> Result<u64, Error> {
-        let known = lock(&self.current).find_spans(attention.sequences);
-        match known {
-            Some(address) => Ok(address),
-            None => {
-                let tables = step::row_tables(attention.sequences, attention.queries.rows());
-                self.index(Purpose::RowTables, &tables)
-            }
-        }
-    }
-
-    fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
-        let dtype = kv.keys.dtype();
-        attention::storage(dtype).ok_or_else(|| {
-            self.device
-                .refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16, BF16 or Q8_0"))
-        })
+        attention::attend(self, attention, out)
     }
 }

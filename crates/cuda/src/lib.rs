@@ -4,6 +4,7 @@
 //! common architectures and as PTX for later ones. Where there is no driver, [`devices`] says so in a sentence; nothing here panics
 //! for want of a library. `kernels/` holds each kernel file beside the code that launches it.
 
+mod attention;
 mod backend;
 mod cublas;
 mod digest;
@@ -14,6 +15,7 @@ pub mod kernels;
 mod memory;
 mod module;
 mod probe;
+mod products;
 mod step;
 mod upload;
 
