@@ -20,6 +20,7 @@ use super::Product;
 use super::activations::{BLOCK, Quantized, RowBlock};
 use super::packing::{COLUMNS, Layout, Packing, Scales};
 use super::weight::PackedWeight;
+use crate::memory::Buffer;
 use crate::simd::amx::{TileConfig, release_tiles};
 
 /// Slices that are unpacked at a time, to 16 KB of bytes: a third of the first-level cache. Half as many where a number takes two.
@@ -51,7 +52,7 @@ struct Chunk {
 struct Scratch {
     chunk: Box<Chunk>,
     /// `[panel][block]`
-    results: Vec<Tile<f32>>,
+    results: Buffer<Tile<f32>>,
 }
 
 thread_local! {
@@ -63,7 +64,7 @@ impl Scratch {
     fn new() -> Self {
         // SAFETY: zeros are valid in every field.
         let chunk = unsafe { Box::<Chunk>::new_zeroed().assume_init() };
-        Scratch { chunk, results: Vec::new() }
+        Scratch { chunk, results: Buffer::default() }
     }
 }
 
@@ -158,7 +159,7 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
 unsafe fn one_block<F: Packing>(weight: &PackedWeight, panels: Range<usize>, rows: &Quantized, scratch: &mut Scratch) {
     let layout = F::LAYOUT;
     let Scratch { chunk, results } = scratch;
-    results.resize(results.len().max(panels.len()), [[0.0; COLUMNS]; BLOCK]);
+    let results = results.grow(panels.len());
     let stretch = Stretch { rows, blocks: 0..1, first_slice: 0, num_units: rows.num_slices() / layout.slices };
     // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
     unsafe {
@@ -186,7 +187,7 @@ unsafe fn few_panels<F: Packing>(
 ) {
     let layout = F::LAYOUT;
     let Scratch { chunk, results } = scratch;
-    results.resize(results.len().max(panels.len() * blocks.len()), [[0.0; COLUMNS]; BLOCK]);
+    let results = results.grow(panels.len() * blocks.len());
     let num_units = rows.num_slices() / layout.slices;
     let units_of_chunk = CHUNK_SLICES / num_planes(&layout) / layout.slices;
     // The last block may have fewer rows, and so tiles of another shape.
