@@ -69,27 +69,6 @@ impl RowBlock {
         // SAFETY: within the block's array by the caller's promise.
         unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE + slice % 2 * SLICE) }
     }
-
-    /// The same rows from a slice on, which begins a unit of the layout.
-    ///
-    /// # Safety
-    /// The block has more slices.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) unsafe fn at_slice(self, slice: usize, layout: &Layout) -> Self {
-        let m = self.num_rows;
-        // SAFETY: within the block's arrays by the caller's promise.
-        unsafe {
-            RowBlock {
-                num_rows: m,
-                quants: self.quants.add(slice * m * SLICE),
-                sums16: self.sums16.add(2 * slice * m),
-                sums32: self.sums32.add(slice * m),
-                sums: self.sums.add(slice * m),
-                pairs: self.pairs.add(slice / 2 * m),
-                scales: self.scales.add(slice / layout.group * m),
-            }
-        }
-    }
 }
 
 /// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
@@ -106,8 +85,9 @@ impl Quantized {
         let slices = num_rows * num_slices;
         let stride = block_stride(BLOCK * num_slices * SLICE);
         self.stride = stride;
+        let num_blocks = self.num_blocks();
         let parts = Parts {
-            quants: SharedSlice::new(self.quants.grow(num_rows.div_ceil(BLOCK) * stride)),
+            quants: SharedSlice::new(self.quants.grow(num_blocks * stride)),
             sums16: SharedSlice::new(self.sums16.grow(2 * slices + SPARE)),
             sums32: SharedSlice::new(self.sums32.grow(slices + SPARE)),
             sums: SharedSlice::new(self.sums.grow(slices + SPARE)),
@@ -117,7 +97,8 @@ impl Quantized {
         let quantize = |row: usize| {
             let m = rows_of_block(num_rows, row / BLOCK);
             let block = row / BLOCK;
-            let place = Place { quants: block * stride, start: block * BLOCK * num_slices, row: row % BLOCK, m, group };
+            let (quants, start) = (block * stride, block * BLOCK * num_slices);
+            let place = Place { quants, start, row: row % BLOCK, m, group };
             quantize_row(simd, &x[row * depth..(row + 1) * depth], num_slices, place, parts);
         };
         // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
@@ -134,6 +115,12 @@ impl Quantized {
 
     pub(crate) fn num_blocks(&self) -> usize {
         self.num_rows.div_ceil(BLOCK)
+    }
+
+    /// Bytes from the integers of a block to those of the next.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.stride
     }
 
     pub(crate) fn num_slices(&self) -> usize {
