@@ -40,6 +40,14 @@ impl Model for Lent {
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         self.model.lock().expect("one engine runs at a time").forward(batch, kv, logits)
     }
+
+    fn digests(&self) -> bool {
+        self.model.lock().expect("one engine runs at a time").digests()
+    }
+
+    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.model.lock().expect("one engine runs at a time").read_row(row, out)
+    }
 }
 
 /// A device with the model on it.
