@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use crate::machine;
+
 /// Polls before a thread goes to sleep: around 50 microseconds, longer than the gap between two operations of a step, and short
 /// enough that a program beside us hardly notices.
 const SPINS_BEFORE_SLEEP: usize = 2_000;
@@ -62,7 +64,12 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A pool of `num_threads`, the calling thread being one of them.
+    ///
+    /// Where there are as many threads as cores that the program may use, each worker stays on one core. With fewer threads the operating
+    /// system chooses: another program may have made the same choice.
     pub(crate) fn new(num_threads: usize) -> Self {
+        let cores = machine::allowed_cores();
+        let own_core = |worker: usize| (cores.len() == num_threads).then(|| cores[worker]);
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
             job: UnsafeCell::new(None),
@@ -73,10 +80,15 @@ impl Pool {
         });
         let workers = (1..num_threads)
             .map(|i| {
-                let shared = shared.clone();
+                let (shared, core) = (shared.clone(), own_core(i));
                 std::thread::Builder::new()
                     .name(format!("compute-{i}"))
-                    .spawn(move || work(&shared))
+                    .spawn(move || {
+                        if let Some(core) = core {
+                            machine::stay_on(core);
+                        }
+                        work(&shared);
+                    })
                     .expect("the operating system gives a thread")
             })
             .collect();

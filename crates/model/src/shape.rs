@@ -74,6 +74,21 @@ impl Shape {
         Shape::ALL.into_iter().find(|shape| shape.name.eq_ignore_ascii_case(name))
     }
 
+    /// The same family in miniature, for tests: every width is whole blocks in all formats.
+    pub fn miniature(self) -> Shape {
+        Shape {
+            vocab_size: 512,
+            hidden_size: 256,
+            num_layers: 2,
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_size: 64,
+            mlp_size: 768,
+            context_len: 256,
+            ..self
+        }
+    }
+
     /// A model of this shape. The same mix and seed give the same weights. `progress` is told (tensors done, tensors in all).
     pub fn checkpoint(
         &self,
@@ -202,16 +217,7 @@ mod tests {
 
     #[test]
     fn a_shape_opens_like_a_file() {
-        let shape = Shape {
-            vocab_size: 512,
-            hidden_size: 64,
-            num_layers: 2,
-            num_heads: 2,
-            num_kv_heads: 1,
-            head_size: 32,
-            mlp_size: 96,
-            ..Shape::ALL[0]
-        };
+        let shape = Shape::ALL[0].miniature();
         for mix in WeightMix::ALL {
             let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("a whole model");
             let config = crate::read_config(&checkpoint).expect("a known family");

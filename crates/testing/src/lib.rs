@@ -152,8 +152,19 @@ impl Runner {
         kv_dtype: DType,
     ) -> Runner {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Runner::of(&checkpoint, backend, context_len, num_blocks, kv_dtype)
+    }
+
+    /// A model that need not be in a file.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        context_len: Option<usize>,
+        num_blocks: usize,
+        kv_dtype: DType,
+    ) -> Runner {
+        let model = Decoder::load(checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
+            .unwrap_or_else(|error| panic!("{error}"));
         let kv = KvMemory::new(model.config(), &*backend, kv_dtype, num_blocks, BLOCK_LEN)
             .expect("enough memory for a tiny model, in a format that fits its heads");
         Runner { model, kv }

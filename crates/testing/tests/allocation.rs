@@ -1,12 +1,13 @@
 //! A steady step allocates nothing: what it needs is kept from the step before, on every thread that takes part.
 //!
-//! A test of its own, because it counts the allocations of the whole process.
+//! A file of its own, because it counts the allocations of the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_cpu::Isa;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, Logits, Model};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, Logits, Model, Shape, WeightMix};
+use pellucid_tensor::DType;
 use pellucid_testing::{Runner, cpu, subjects};
 
 struct Counting;
@@ -30,8 +31,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Rows of a step: one sequence by vectors, many by tiles.
-const BATCHES: [usize; 2] = [1, 20];
+/// Sequences of a step: one and eight by vectors, sixteen by tiles that unpack weights on the way, twenty by those of many rows.
+const BATCHES: [usize; 4] = [1, 8, 16, 20];
 /// Before a step is steady: every thread has had its part of every operation, which tasks that are shared out at random need not give it
 /// the first time.
 const WARM_UP: usize = 16;
@@ -46,33 +47,43 @@ fn a_steady_step_allocates_nothing() {
         if subject.name == "mixtral" || subject.name.contains("moe") {
             continue;
         }
+        let what = format!("{}, KV in {}", subject.name, subject.kv_dtype);
         for num_sequences in BATCHES {
-            let mut runner = Runner::load_with(&subject.path, backend.clone(), None, num_sequences, subject.kv_dtype);
-            let (mut batch, mut logits) = (Batch::default(), Logits::default());
-            let mut counts = [0; STEPS];
-            for step in 0..WARM_UP + STEPS {
-                assert!(step < BLOCK_LEN);
-                let before = ALLOCATIONS.load(Ordering::Relaxed);
-                batch.clear();
-                for sequence in 0..num_sequences as u32 {
-                    let ids = &subject.prompt[step..step + 1];
-                    batch.push(
-                        Chunk { ids, first_position: step, blocks: &[sequence], wanted: 0..1, query: None },
-                        BLOCK_LEN,
-                    );
-                }
-                runner.model.forward(&batch, &mut runner.kv, &mut logits).expect("a step");
-                if let Some(steady) = step.checked_sub(WARM_UP) {
-                    counts[steady] = ALLOCATIONS.load(Ordering::Relaxed) - before;
-                }
-            }
-            let (name, kv_dtype) = (&subject.name, subject.kv_dtype);
-            // Now and then a thread gets a part that it never had before; a step that allocates does so every time.
-            assert_eq!(
-                counts.iter().min(),
-                Some(&0),
-                "{name}, KV in {kv_dtype}, {num_sequences} sequences: {counts:?}"
-            );
+            let runner = Runner::load_with(&subject.path, backend.clone(), None, num_sequences, subject.kv_dtype);
+            assert_steady(&what, runner, num_sequences, &subject.prompt);
         }
     }
+    let prompt: Vec<u32> = (0..(WARM_UP + STEPS) as u32).map(|i| i * 37 % 512).collect();
+    for mix in WeightMix::ALL {
+        let checkpoint = Shape::ALL[0].miniature().checkpoint(mix, 1, &mut |_, _| ()).expect("a whole model");
+        // Those with rows in forms of their own.
+        for isa in [Isa::Avx512, Isa::Amx] {
+            let Some(backend) = cpu(isa, 2) else { continue };
+            for num_sequences in BATCHES {
+                let runner = Runner::of(&checkpoint, backend.clone(), None, num_sequences, DType::F16);
+                assert_steady(&format!("{} on {isa}", mix.name()), runner, num_sequences, &prompt);
+            }
+        }
+    }
+}
+
+/// Decodes step by step, and counts the allocations of the last steps.
+fn assert_steady(what: &str, mut runner: Runner, num_sequences: usize, ids: &[u32]) {
+    let (mut batch, mut logits) = (Batch::default(), Logits::default());
+    let mut counts = [0; STEPS];
+    for step in 0..WARM_UP + STEPS {
+        assert!(step < BLOCK_LEN);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        batch.clear();
+        for sequence in 0..num_sequences as u32 {
+            let ids = &ids[step..step + 1];
+            batch.push(Chunk { ids, first_position: step, blocks: &[sequence], wanted: 0..1, query: None }, BLOCK_LEN);
+        }
+        runner.model.forward(&batch, &mut runner.kv, &mut logits).expect("a step");
+        if let Some(steady) = step.checked_sub(WARM_UP) {
+            counts[steady] = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        }
+    }
+    // Now and then a thread gets a part that it never had before; a step that allocates does so every time.
+    assert_eq!(counts.iter().min(), Some(&0), "{what}, {num_sequences} sequences: {counts:?}");
 }

@@ -30,10 +30,10 @@ pub(crate) struct Quantized {
     /// Bytes of `quants` from block to block.
     stride: usize,
     quants: Buffer<i8>,
-    /// Sums of 16, negated, what an offset of one adds to a product; for the K formats.
-    sums16: Buffer<i32>,
-    /// Sums of 32, negated; for the others.
-    sums32: Buffer<i32>,
+    /// What the numbers' offset adds to a product, the sum of x times the negated offset: of 16 numbers, for the K formats.
+    offsets16: Buffer<i32>,
+    /// The same of 32 numbers, for the others.
+    offsets32: Buffer<i32>,
     /// Sums of 32 as they are, in f32.
     sums: Buffer<f32>,
     /// Those of two slices as i16; for the K formats.
@@ -47,8 +47,8 @@ pub(crate) struct Quantized {
 pub(crate) struct RowBlock {
     pub(crate) num_rows: usize,
     pub(crate) quants: *const i8,
-    pub(crate) sums16: *const i32,
-    pub(crate) sums32: *const i32,
+    pub(crate) offsets16: *const i32,
+    pub(crate) offsets32: *const i32,
     pub(crate) sums: *const f32,
     pub(crate) pairs: *const [i16; 2],
     pub(crate) scales: *const f32,
@@ -69,6 +69,24 @@ impl RowBlock {
         // SAFETY: within the block's array by the caller's promise.
         unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE + slice % 2 * SLICE) }
     }
+
+    /// The same rows from a slice on, which begins a unit of a layout whose slices have scales of their own.
+    ///
+    /// # Safety
+    /// The block has more slices.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unsafe fn at_slice(self, slice: usize) -> Self {
+        let at = slice * self.num_rows;
+        // SAFETY: within the block's arrays by the caller's promise.
+        unsafe {
+            RowBlock {
+                quants: self.quants.add(at * SLICE),
+                sums: self.sums.add(at),
+                scales: self.scales.add(at),
+                ..self
+            }
+        }
+    }
 }
 
 /// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
@@ -79,7 +97,7 @@ impl Quantized {
     pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: &[f32], depth: usize, layout: &Layout) {
         // A unit is never cut: the last one is filled up with zeros.
         let num_slices = depth.div_ceil(SLICE).next_multiple_of(layout.slices);
-        let group = layout.group;
+        let (group, offset) = (layout.group, layout.shared_offset());
         let num_rows = x.len() / depth;
         (self.num_rows, self.num_slices, self.group) = (num_rows, num_slices, group);
         let slices = num_rows * num_slices;
@@ -88,24 +106,28 @@ impl Quantized {
         let num_blocks = self.num_blocks();
         let parts = Parts {
             quants: SharedSlice::new(self.quants.grow(num_blocks * stride)),
-            sums16: SharedSlice::new(self.sums16.grow(2 * slices + SPARE)),
-            sums32: SharedSlice::new(self.sums32.grow(slices + SPARE)),
+            offsets16: SharedSlice::new(self.offsets16.grow(2 * slices + SPARE)),
+            offsets32: SharedSlice::new(self.offsets32.grow(slices + SPARE)),
             sums: SharedSlice::new(self.sums.grow(slices + SPARE)),
             pairs: SharedSlice::new(self.pairs.grow(slices / 2 + SPARE)),
             scales: SharedSlice::new(self.scales.grow(slices / group + SPARE)),
         };
-        let quantize = |row: usize| {
-            let m = rows_of_block(num_rows, row / BLOCK);
-            let block = row / BLOCK;
-            let (quants, start) = (block * stride, block * BLOCK * num_slices);
-            let place = Place { quants, start, row: row % BLOCK, m, group };
-            quantize_row(simd, &x[row * depth..(row + 1) * depth], num_slices, place, parts);
-        };
         // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
         // block share cache lines, over which two threads would quarrel.
         let per_task = if num_rows < 4 * BLOCK { BLOCK / 2 } else { BLOCK };
-        let task = |task: usize| (task * per_task..num_rows.min((task + 1) * per_task)).for_each(quantize);
-        pool.run(num_rows.div_ceil(per_task), &task);
+        pool.run(num_rows.div_ceil(per_task), &|task| {
+            let rows = task * per_task..num_rows.min((task + 1) * per_task);
+            let block = rows.start / BLOCK;
+            let place = Place {
+                quants: block * stride,
+                start: block * BLOCK * num_slices,
+                row: rows.start % BLOCK,
+                m: rows_of_block(num_rows, block),
+                group,
+                offset,
+            };
+            quantize_rows(simd, &x[rows.start * depth..rows.end * depth], depth, num_slices, place, parts);
+        });
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -132,8 +154,8 @@ impl Quantized {
         RowBlock {
             num_rows: rows_of_block(self.num_rows, block),
             quants: self.quants[block * self.stride..].as_ptr(),
-            sums16: self.sums16[2 * start..].as_ptr(),
-            sums32: self.sums32[start..].as_ptr(),
+            offsets16: self.offsets16[2 * start..].as_ptr(),
+            offsets32: self.offsets32[start..].as_ptr(),
             sums: self.sums[start..].as_ptr(),
             pairs: self.pairs[start / 2..].as_ptr(),
             scales: self.scales[start / self.group..].as_ptr(),
@@ -149,71 +171,89 @@ fn rows_of_block(num_rows: usize, block: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Parts {
     quants: SharedSlice<i8>,
-    sums16: SharedSlice<i32>,
-    sums32: SharedSlice<i32>,
+    offsets16: SharedSlice<i32>,
+    offsets32: SharedSlice<i32>,
     sums: SharedSlice<f32>,
     pairs: SharedSlice<[i16; 2]>,
     scales: SharedSlice<f32>,
 }
 
-/// Where a row goes.
+/// Where rows of a block go.
 #[derive(Clone, Copy)]
 struct Place {
     /// Where the integers of the row's block begin.
     quants: usize,
     /// First slice of the row's block.
     start: usize,
-    /// Row within the block, and the block's rows.
+    /// The first row within the block, and how many the block has.
     row: usize,
     m: usize,
     group: usize,
+    /// Of the numbers of W.
+    offset: i32,
 }
 
 vectorized! {
-    fn quantize_row<S: Simd>(x: &[f32], num_slices: usize, place: Place, parts: Parts) {
-        let Place { quants: block, start, row, m, group } = place;
-        // A row of x ends with a slice, but perhaps not with a group.
-        let (slices, _) = x.as_chunks::<SLICE>();
-        let mut scale_at = start / group + row;
-        for first in (0..num_slices).step_by(group) {
-            let numbers = slices.get(first..).unwrap_or(&[]);
-            let numbers = &numbers[..group.min(numbers.len())];
-            // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
-            let largest = numbers.iter().flatten().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
-            let largest = f32::from_bits(largest);
-            let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
-            // SAFETY: this row's own places, by the layout at the head of the file; each thread has rows of its own.
-            unsafe { parts.scales.write(scale_at, largest / 127.0) };
-            scale_at += m;
-            let mut previous = 0;
-            for s in first..first + group {
-                let slice = slices.get(s).unwrap_or(&[0.0; SLICE]);
-                let mut integers = [0i32; SLICE];
-                for i in 0..SLICE {
-                    integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
-                }
-                let low: i32 = integers[..16].iter().sum();
-                let high: i32 = integers[16..].iter().sum();
-                let (at, sum) = (start + s * m, low + high);
-                // SAFETY: as above.
-                unsafe {
-                    let quants = parts.quants.part(block + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
-                    for i in 0..SLICE {
-                        quants[i] = integers[i] as i8;
-                    }
-                    parts.sums.write(at + row, sum as f32);
-                    if group == 1 {
-                        parts.sums32.write(at + row, -sum);
-                        continue;
-                    }
-                    parts.sums16.write(2 * at + row, -low);
-                    parts.sums16.write(2 * at + m + row, -high);
-                    if s % 2 == 1 {
-                        parts.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
-                    }
-                }
-                previous = sum;
+    /// Group after group, each for all rows: what the rows of a block leave behind lies side by side.
+    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, place: Place, parts: Parts) {
+        for first in (0..num_slices).step_by(place.group) {
+            for (i, x) in x.chunks_exact(depth).enumerate() {
+                // A row of x ends with a slice, but perhaps not with a group.
+                let (slices, _) = x.as_chunks::<SLICE>();
+                let numbers = slices.get(first..).unwrap_or(&[]);
+                let numbers = &numbers[..place.group.min(numbers.len())];
+                // SAFETY: passed on from `Quantized::fill`, which gives each thread rows of its own.
+                unsafe { quantize_group(numbers, first, Place { row: place.row + i, ..place }, parts) };
             }
         }
+    }
+}
+
+/// The slices of one group of one row, from slice `first` on; those that `numbers` lacks are zeros.
+///
+/// # Safety
+/// No other thread writes this row.
+#[inline(always)]
+unsafe fn quantize_group(numbers: &[[f32; SLICE]], first: usize, place: Place, parts: Parts) {
+    let Place { quants: block, start, row, m, group, offset } = place;
+    // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
+    let mut lanes = [0u32; 16];
+    for slice in numbers {
+        for i in 0..SLICE {
+            lanes[i % 16] = lanes[i % 16].max(slice[i].to_bits() & 0x7fff_ffff);
+        }
+    }
+    let largest = f32::from_bits(lanes.into_iter().fold(0, u32::max));
+    let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+    // SAFETY: this row's own places, by the layout at the head of the file.
+    unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
+    let mut previous = 0;
+    for s in first..first + group {
+        let slice = numbers.get(s - first).unwrap_or(&[0.0; SLICE]);
+        let mut integers = [0i32; SLICE];
+        for i in 0..SLICE {
+            integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
+        }
+        let low: i32 = integers[..16].iter().sum();
+        let high: i32 = integers[16..].iter().sum();
+        let (at, sum) = (start + s * m, low + high);
+        // SAFETY: as above.
+        unsafe {
+            let quants = parts.quants.part(block + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
+            for i in 0..SLICE {
+                quants[i] = integers[i] as i8;
+            }
+            parts.sums.write(at + row, sum as f32);
+            if group == 1 {
+                parts.offsets32.write(at + row, -sum * offset);
+                continue;
+            }
+            parts.offsets16.write(2 * at + row, -low * offset);
+            parts.offsets16.write(2 * at + m + row, -high * offset);
+            if s % 2 == 1 {
+                parts.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
+            }
+        }
+        previous = sum;
     }
 }

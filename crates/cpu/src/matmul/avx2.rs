@@ -112,19 +112,17 @@ unsafe fn scale_integers<F: Packing>(unit: *const u8, slice: usize, half: usize,
     }
 }
 
-/// What the offset of every number adds to a sum of products.
+/// What the numbers' offset adds to a sum of products; bytes are made signed instead.
 ///
 /// # Safety
-/// `sum` can be read, and the machine has AVX2.
+/// `offset` can be read, and the machine has AVX2.
 #[inline(always)]
-unsafe fn offset<F: Packing>(sum: *const i32) -> __m256i {
+unsafe fn offset<F: Packing>(offset: *const i32) -> __m256i {
     // SAFETY: by the caller's promise.
     unsafe {
         match F::LAYOUT.offset_shift {
             None | Some(7) => _mm256_setzero_si256(),
-            Some(3) => _mm256_slli_epi32::<3>(_mm256_set1_epi32(*sum)),
-            Some(4) => _mm256_slli_epi32::<4>(_mm256_set1_epi32(*sum)),
-            _ => _mm256_slli_epi32::<5>(_mm256_set1_epi32(*sum)),
+            _ => _mm256_set1_epi32(*offset),
         }
     }
 }
@@ -163,7 +161,7 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                                 _ => _mm256_setzero_ps(),
                             };
                             for r in 0..R {
-                                let start = offset::<F>(x.sums32.add(place + r));
+                                let start = offset::<F>(x.offsets32.add(place + r));
                                 let sum = dot::<F>(start, &w, quants.add(ROW_WORDS * r));
                                 let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
                                 if layout.mins == Mins::Plain {
@@ -184,7 +182,7 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                             for half in 0..2 {
                                 let scale = scale_integers::<F>(unit, slice, half, side);
                                 for r in 0..R {
-                                    let start = offset::<F>(x.sums16.add((2 * at + half) * m + first + r));
+                                    let start = offset::<F>(x.offsets16.add((2 * at + half) * m + first + r));
                                     let (w, quants) =
                                         (&w[4 * half..4 * half + 4], quants.add(ROW_WORDS * r + 4 * half));
                                     let sum = dot::<F>(start, w, quants);

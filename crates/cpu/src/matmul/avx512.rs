@@ -157,7 +157,7 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                             _ => _mm512_setzero_ps(),
                         };
                         for r in 0..R {
-                            let dot = dot(offset::<F>(x.sums32.add(place + r)), r, 0..8);
+                            let dot = dot(offset::<F>(x.offsets32.add(place + r)), r, 0..8);
                             let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
                             if layout.mins == Mins::Plain {
                                 part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), mins, part);
@@ -176,8 +176,8 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
                         for half in 0..2 {
                             let scale = scale_integers::<F>(unit, slice, half);
                             for r in 0..R {
-                                let sum = x.sums16.add((2 * at + half) * m + first + r);
-                                let dot = dot(offset::<F>(sum), r, 4 * half..4 * half + 4);
+                                let start = x.offsets16.add((2 * at + half) * m + first + r);
+                                let dot = dot(offset::<F>(start), r, 4 * half..4 * half + 4);
                                 scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dot, scale));
                             }
                         }
@@ -211,22 +211,14 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
     results
 }
 
-/// What the offset of every number adds to a sum of products, from the negated sum of the row's integers.
+/// What the numbers' offset adds to a sum of products.
 ///
 /// # Safety
-/// `sum` can be read, and the machine has AVX-512 F.
+/// `offset` can be read, and the machine has AVX-512 F.
 #[inline(always)]
-unsafe fn offset<F: Packing>(sum: *const i32) -> __m512i {
+unsafe fn offset<F: Packing>(offset: *const i32) -> __m512i {
     // SAFETY: by the caller's promise.
-    unsafe {
-        match F::LAYOUT.offset_shift {
-            None => _mm512_setzero_si512(),
-            Some(3) => _mm512_slli_epi32::<3>(_mm512_set1_epi32(*sum)),
-            Some(4) => _mm512_slli_epi32::<4>(_mm512_set1_epi32(*sum)),
-            Some(5) => _mm512_slli_epi32::<5>(_mm512_set1_epi32(*sum)),
-            _ => _mm512_slli_epi32::<7>(_mm512_set1_epi32(*sum)),
-        }
-    }
+    unsafe { if F::LAYOUT.offset_shift.is_none() { _mm512_setzero_si512() } else { _mm512_set1_epi32(*offset) } }
 }
 
 /// All rows of a block times one panel; `put` gets each row's sixteen results.

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use activations::Quantized;
-use packing::{COLUMNS, Layout, Packing, with_packing};
+use packing::{COLUMNS, FORMS, Packing, with_packing};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -107,8 +107,8 @@ pub(crate) struct Multiplier {
 /// The rows of x in every form that a weight asked for.
 #[derive(Debug, Default)]
 struct Inputs {
-    /// In the two groupings of the integer kernels.
-    quantized: [Quantized; 2],
+    /// For the integer kernels, in each of their forms.
+    quantized: [Quantized; FORMS],
     #[cfg(target_arch = "x86_64")]
     rounded: bf16::BfRows,
 }
@@ -128,20 +128,20 @@ impl Multiplier {
     ) {
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut shared = [None; MAX_PRODUCTS];
-        let mut ready = [false; 3];
+        let mut ready = [false; FORMS + 1];
         for (i, product) in products.into_iter().enumerate() {
             assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
-                    let grouping = grouping(&weight.layout);
-                    if !std::mem::replace(&mut ready[grouping], true) {
-                        let rows = &mut inputs.quantized[grouping];
+                    let form = weight.layout.form();
+                    if !std::mem::replace(&mut ready[form], true) {
+                        let rows = &mut inputs.quantized[form];
                         with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, &weight.layout));
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
                 Stored::Plain(_) if self.uses_bf16_tiles(product.weight.dtype) => {
-                    if !std::mem::replace(&mut ready[2], true) {
+                    if !std::mem::replace(&mut ready[FORMS], true) {
                         let rows = plain::Rows { x, depth };
                         with_simd!(self.level, simd => inputs.rounded.fill(simd, pool, rows));
                     }
@@ -184,7 +184,7 @@ impl Multiplier {
         let dtype = product.weight.dtype;
         match &product.weight.stored {
             Stored::Packed(weight) => {
-                let rows = &inputs.quantized[grouping(&weight.layout)];
+                let rows = &inputs.quantized[weight.layout.form()];
                 with_packing!(dtype, F => self.packed_panels::<F>(weight, product, panels, rows));
             }
             #[cfg(target_arch = "x86_64")]
@@ -283,9 +283,4 @@ impl Product<'_> {
             }
         }
     }
-}
-
-/// Which of the two groupings of x a layout asks for.
-fn grouping(layout: &Layout) -> usize {
-    usize::from(layout.group > 1)
 }

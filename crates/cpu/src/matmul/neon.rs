@@ -143,13 +143,10 @@ unsafe fn scale_integers<F: Packing>(unit: *const u8, slice: usize, half: usize,
     }
 }
 
-/// What the offset of every number adds to a sum of products, from the negated sum of the row's numbers.
+/// What the numbers' offset adds to a sum of products; bytes are made signed instead.
 #[inline(always)]
-fn offset<F: Packing>(sum: i32) -> int32x4_t {
-    let offset = match F::LAYOUT.offset_shift {
-        None | Some(7) => 0,
-        Some(shift) => sum << shift,
-    };
+fn offset<F: Packing>(offset: i32) -> int32x4_t {
+    let offset = if matches!(F::LAYOUT.offset_shift, None | Some(7)) { 0 } else { offset };
     // SAFETY: every machine of this platform has it.
     unsafe { vdupq_n_s32(offset) }
 }
@@ -199,7 +196,7 @@ unsafe fn rows_times_panel<D: Dot, F: Packing, const R: usize>(
                         Scales::Plain => {
                             let scale = halves(unit.add(layout.scale(slice) + 8 * quarter));
                             for r in 0..R {
-                                let start = offset::<F>(*x.sums32.add(place + r));
+                                let start = offset::<F>(*x.offsets32.add(place + r));
                                 let sum = D::dot(start, &w, quants.add(ROW_BYTES * r));
                                 let mut part = vmulq_f32(vcvtq_f32_s32(sum), scale);
                                 if layout.mins == Mins::Plain {
@@ -221,7 +218,7 @@ unsafe fn rows_times_panel<D: Dot, F: Packing, const R: usize>(
                             for half in 0..2 {
                                 let scale = scale_integers::<F>(unit, slice, half, quarter);
                                 for r in 0..R {
-                                    let start = offset::<F>(*x.sums16.add((2 * at + half) * m + first + r));
+                                    let start = offset::<F>(*x.offsets16.add((2 * at + half) * m + first + r));
                                     let quants = quants.add(ROW_BYTES * r + 16 * half);
                                     let sum = D::dot(start, &w[4 * half..4 * half + 4], quants);
                                     scaled[r] = vmlaq_s32(scaled[r], sum, scale);

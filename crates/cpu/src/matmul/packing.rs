@@ -59,7 +59,30 @@ pub(crate) enum Mins {
     Slices,
 }
 
+/// Groups of layouts that read x in one form: [`Layout::form`].
+pub(crate) const FORMS: usize = 5;
+
 impl Layout {
+    /// Layouts with the same number read the same integers, sums and offsets of x.
+    pub(crate) const fn form(&self) -> usize {
+        match (self.group, self.offset_shift) {
+            (1, None) => 0,
+            (1, Some(3)) => 1,
+            (1, Some(4)) => 2,
+            (1, _) => 3,
+            _ => 4,
+        }
+    }
+
+    /// What is subtracted from the stored numbers, in all layouts of this one's form that subtract anything.
+    pub(crate) const fn shared_offset(&self) -> i32 {
+        match (self.group, self.offset_shift) {
+            (1, None) => 0,
+            (1, Some(shift)) => 1 << shift,
+            _ => K_OFFSET,
+        }
+    }
+
     pub(crate) const fn low_bytes(&self) -> usize {
         if self.bits == 8 { 512 } else { 256 }
     }
@@ -119,6 +142,10 @@ impl Layout {
         self.head() + head
     }
 }
+
+/// The offset of Q6_K, the only K format that has one.
+const K_OFFSET: i32 = 32;
+const _: () = assert!(1 << Q6_K::LAYOUT.offset_shift.expect("an offset") == K_OFFSET);
 
 /// A format with integer kernels.
 pub(crate) trait Packing: Copy + Send + Sync + 'static {

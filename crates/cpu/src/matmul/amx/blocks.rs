@@ -1,48 +1,43 @@
-//! Many blocks of rows: the tiles of x stay in registers for several panels of W, whose unpacked numbers stay in the first-level cache.
+//! Many blocks of rows with the K formats: the tiles of x stay in registers for several panels of W, whose unpacked numbers stay in the
+//! first-level cache.
 //!
-//! A *quad* is what four tiles of x hold: four slices, or a unit of 256 numbers of the K formats. For each quad, a few panels are unpacked;
-//! then block after block loads its four tiles, and multiplies them with panel after panel. While one panel is multiplied, what the one
-//! before it left in tiles is scaled: the multiplication takes as long as the scaling, and neither waits for the other.
+//! For each unit of 256 numbers, a few panels are unpacked; then block after block loads its four tiles, and multiplies them with panel
+//! after panel. While one panel is multiplied, what the one before it left in tiles is scaled.
 //!
-//! For 16 x 16 x 32, loading W, multiplying and storing take turns: 5 + 16 + 16 cycles for slices, 9 + 16 + 4 for planes. Measured for slices in
-//! a loop of its own: 53 cycles, and 68 where another program shares the core; 64 and 106 with x and W loaded anew for each tile
-//! (2026-11-15, Xeon with AMX at 2.3 GHz).
+//! For 16 x 16 x 32, loading W, multiplying and storing take turns: 9 + 16 + 4 cycles; and each takes twice as long or more while another
+//! program shares the core (2026-11-15, Xeon with AMX).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::Quantized;
-use super::super::packing::{Layout, Packing, Scales};
+use super::super::packing::{Packing, Scales};
 use super::super::weight::PackedWeight;
-use super::slices::for_each_row;
-use super::{BLOCK, Scratch, SliceScales, Tile, UnitScales, planes, slices};
+use super::{BLOCK, Scratch, Tile, UnitScales, planes};
 use crate::simd::amx::TileConfig;
 
 /// Tiles of x in registers.
 const QUAD: usize = 4;
 /// Panels that are unpacked together: as many as 16 KB hold.
-const SLICE_PANELS: usize = 8;
-const UNIT_PANELS: usize = 2;
+const PANELS: usize = 2;
 
-/// A quad of a few panels, unpacked; and where tiles go between multiplying and scaling.
+/// A unit of a few panels, unpacked; and where tiles go between multiplying and scaling.
 #[repr(C, align(64))]
 pub(super) struct Group {
-    /// `[panel][slice]`, or `[panel][pair of slices][high, low][slice]`
-    numbers: [[u8; 512]; SLICE_PANELS * QUAD],
-    /// `[panel][slice]`
-    slices: [[SliceScales; QUAD]; SLICE_PANELS],
-    units: [UnitScales; UNIT_PANELS],
-    tiles: [Tile<i32>; QUAD],
+    /// `[panel][pair of slices][high, low][slice]`
+    numbers: [[u8; 512]; PANELS * QUAD * 4],
+    scales: [UnitScales; PANELS],
+    tiles: [Tile<i32>; 2],
     /// Where the results of no panel go.
     nowhere: Tile<f32>,
 }
 
-/// A quad of some blocks of as many rows each, and where their results lie.
+/// A unit of some blocks of as many rows each, and where their results lie.
 struct Blocks<'a> {
     rows: &'a Quantized,
     blocks: Range<usize>,
-    quad: usize,
+    unit: usize,
     /// The first block's tile of the first panel; those of the next panel lie `distance` tiles further on.
     results: *mut Tile<f32>,
     distance: usize,
@@ -63,22 +58,19 @@ pub(super) unsafe fn multiply<F: Packing>(
     let layout = F::LAYOUT;
     let Scratch { group, results, .. } = scratch;
     let results = results.grow(panels.len() * blocks.len()).as_mut_ptr();
-    let units_each = units_of_quad(&layout);
-    let group_panels = if layout.scales == Scales::Plain { SLICE_PANELS } else { UNIT_PANELS };
     // The last block may have fewer rows, and so tiles of another shape.
     let whole = if rows.block(blocks.end - 1).num_rows < BLOCK { blocks.end - 1 } else { blocks.end };
     let mut configured = 0;
-    for first in (0..weight.num_units).step_by(units_each) {
-        let num_units = units_each.min(weight.num_units - first);
-        let units = first * layout.unit_bytes()..(first + num_units) * layout.unit_bytes();
-        for start in panels.clone().step_by(group_panels) {
-            let few = start..panels.end.min(start + group_panels);
+    for unit in 0..weight.num_units {
+        let bytes = unit * layout.unit_bytes()..(unit + 1) * layout.unit_bytes();
+        for start in panels.clone().step_by(PANELS) {
+            let few = start..panels.end.min(start + PANELS);
             for (i, panel) in few.clone().enumerate() {
-                // SAFETY: these are whole units of F; features by the caller's promise.
-                unsafe { unpack::<F>(&weight.panel(panel)[units.clone()], i, group) };
+                // SAFETY: it is a whole unit of F; features by the caller's promise.
+                unsafe { unpack::<F>(&weight.panel(panel)[bytes.clone()], i, group) };
             }
             // What is unpacked next: the same stretch of the next panels, or the next stretch of the first ones.
-            let next = if few.end < panels.end { (few.end, units.start) } else { (panels.start, units.end) };
+            let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
             let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
             for part in [blocks.start..whole, whole..blocks.end] {
                 if part.is_empty() {
@@ -87,12 +79,12 @@ pub(super) unsafe fn multiply<F: Packing>(
                 let num_rows = rows.block(part.start).num_rows;
                 if std::mem::replace(&mut configured, num_rows) != num_rows {
                     // SAFETY: the machine has AMX and the program may use it.
-                    unsafe { tile_shapes(&layout, num_rows).load() };
+                    unsafe { tile_shapes(num_rows).load() };
                 }
-                let mut ahead = Upcoming::new(next, weight.panel_bytes(), units.len(), part.len());
+                let mut ahead = Upcoming::new(next, weight.panel_bytes(), bytes.len(), part.len());
                 let work = Blocks {
                     rows,
-                    quad: first / units_each,
+                    unit,
                     results: results
                         .wrapping_add((few.start - panels.start) * blocks.len() + part.start - blocks.start),
                     distance: blocks.len(),
@@ -100,58 +92,29 @@ pub(super) unsafe fn multiply<F: Packing>(
                     blocks: part,
                 };
                 // SAFETY: the group holds these panels; tiles are configured for the blocks, which have results for each panel.
-                unsafe {
-                    match (layout.scales, num_units * layout.slices) {
-                        (Scales::Plain, QUAD) => multiply_slices::<F, QUAD>(group, &work, &mut ahead),
-                        (Scales::Plain, _) => multiply_slices::<F, 2>(group, &work, &mut ahead),
-                        _ => multiply_units::<F>(group, &work, &mut ahead),
-                    }
-                }
+                unsafe { multiply_units::<F>(group, &work, &mut ahead) };
             }
         }
     }
 }
 
-/// Units whose numbers a quad of x is multiplied with.
-const fn units_of_quad(layout: &Layout) -> usize {
-    if matches!(layout.scales, Scales::Plain) { QUAD / layout.slices } else { 1 }
-}
-
 /// # Safety
-/// They are whole units of F, a quad at most; the machine has AVX-512 BW.
+/// It is a whole unit of F; the machine has AVX-512 BW.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn unpack<F: Packing>(units: &[u8], panel: usize, group: &mut Group) {
-    let layout = F::LAYOUT;
-    for (u, unit) in units.chunks_exact(layout.unit_bytes()).enumerate() {
+unsafe fn unpack<F: Packing>(unit: &[u8], panel: usize, group: &mut Group) {
+    for pair in 0..QUAD {
+        let to = (panel * QUAD + pair) * 4;
+        let planes = [to, to + 2].map(|to| group.numbers[to].as_mut_ptr());
         // SAFETY: passed on from the caller.
-        unsafe {
-            if layout.scales == Scales::Plain {
-                for slice in 0..layout.slices {
-                    let at = u * layout.slices + slice;
-                    let to = &mut group.numbers[panel * QUAD + at];
-                    slices::unpack_slice::<F>(unit.as_ptr(), slice, to, &mut group.slices[panel][at]);
-                }
-                continue;
-            }
-            for pair in 0..QUAD {
-                let to = (panel * QUAD + pair) * 4;
-                let planes = [to, to + 2].map(|to| group.numbers[to].as_mut_ptr());
-                planes::unpack_pair::<F>(unit.as_ptr(), pair, planes, &mut group.units[panel]);
-            }
-        }
+        unsafe { planes::unpack_pair::<F>(unit.as_ptr(), pair, planes, &mut group.scales[panel]) };
     }
 }
 
 /// Tiles 0 to 3 are x, 4 and 5 W, 6 and 7 results.
-fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
-    let numbers = 32 * super::num_planes(layout);
+fn tile_shapes(num_rows: usize) -> TileConfig {
     let mut config = TileConfig::default();
-    for tile in 0..QUAD {
-        config.set(tile, num_rows, numbers);
-    }
-    for i in 0..2 {
-        config.set(4 + i, numbers / 4, 64);
-        config.set(6 + i, num_rows, 64);
+    for tile in 0..8 {
+        config.set(tile, if matches!(tile, 4 | 5) { 16 } else { num_rows }, 64);
     }
     config
 }
@@ -189,7 +152,7 @@ impl Upcoming {
     }
 }
 
-/// Asks for a part of the quad of x that the next block will load: what lies that far apart no hardware foresees.
+/// Asks for a part of the tiles of x that the next block will load: what lies that far apart no hardware foresees.
 #[inline(always)]
 fn fetch_x(from: *const u8, bytes: usize, part: usize, num_parts: usize) {
     let bytes = bytes / num_parts;
@@ -199,28 +162,22 @@ fn fetch_x(from: *const u8, bytes: usize, part: usize, num_parts: usize) {
     }
 }
 
-/// Loads the first tiles of x, two or four.
+/// Loads the four tiles of x.
 ///
 /// # Safety
 /// Tiles are configured for what lies at these places.
 #[inline(always)]
-unsafe fn load_quad(at: impl Fn(usize) -> *const i8, count: usize) {
+unsafe fn load_quad(at: impl Fn(usize) -> *const i8) {
     // SAFETY: by the caller's promise.
     unsafe {
         asm!(
-            "tileloadd tmm0, [{0} + {2}]",
-            "tileloadd tmm1, [{1} + {2}]",
-            in(reg) at(0), in(reg) at(1), in(reg) 64usize,
+            "tileloadd tmm0, [{0} + {4}]",
+            "tileloadd tmm1, [{1} + {4}]",
+            "tileloadd tmm2, [{2} + {4}]",
+            "tileloadd tmm3, [{3} + {4}]",
+            in(reg) at(0), in(reg) at(1), in(reg) at(2), in(reg) at(3), in(reg) 64usize,
             options(nostack, preserves_flags, readonly),
         );
-        if count > 2 {
-            asm!(
-                "tileloadd tmm2, [{0} + {2}]",
-                "tileloadd tmm3, [{1} + {2}]",
-                in(reg) at(2), in(reg) at(3), in(reg) 64usize,
-                options(nostack, preserves_flags, readonly),
-            );
-        }
     }
 }
 
@@ -240,83 +197,16 @@ macro_rules! multiply_pair {
     };
 }
 
-/// Multiplies one slice of W with x into a tile that goes to memory.
-macro_rules! multiply_slice {
-    ($x:literal, $w:literal, $sum:literal, $from:expr, $to:expr) => {
-        asm!(
-            concat!("tileloadd tmm", $w, ", [{from} + {stride}]"),
-            concat!("tilezero tmm", $sum),
-            concat!("tdpbssd tmm", $sum, ", tmm", $x, ", tmm", $w),
-            concat!("tilestored [{to} + {stride}], tmm", $sum),
-            from = in(reg) $from.as_ptr(),
-            to = in(reg) $to.as_mut_ptr(),
-            stride = in(reg) 64usize,
-            options(nostack, preserves_flags),
-        )
-    };
-}
-
-/// Blocks times the panels of a group, `N` slices of each.
-///
-/// # Safety
-/// The group holds so many panels; tiles are configured for the blocks, which have results for each panel; the machine has AMX and AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn multiply_slices<F: Packing, const N: usize>(group: &mut Group, work: &Blocks<'_>, ahead: &mut Upcoming) {
-    let kept: __mmask16 = if work.quad == 0 { 0 } else { !0 };
-    let Group { numbers, slices, tiles, nowhere, .. } = group;
-    let first_slice = QUAD * work.quad;
-    let mut x = work.rows.block(work.blocks.start);
-    // The panel that was multiplied before; at first none, whose results are not kept.
-    let (mut panel, mut results) = (0, &raw mut *nowhere);
-    let mut following: *const i8 = std::ptr::null();
-    let x_bytes = 32 * N * BLOCK;
-    // SAFETY: see the promises of the function; sums and scales of x can be read for a whole block even where it has fewer rows.
-    unsafe {
-        for step in 0..=work.blocks.len() * work.num_panels {
-            let (block, next_panel) = (step / work.num_panels, step % work.num_panels);
-            let last = block == work.blocks.len();
-            let mut next_x = x;
-            if next_panel == 0 && !last {
-                next_x = work.rows.block(work.blocks.start + block);
-                following = next_x.slice(first_slice, 0).wrapping_add(work.rows.block_bytes());
-                load_quad(|i| next_x.slice(first_slice + i, 0), N);
-                ahead.next_block();
-            }
-            ahead.fetch(next_panel);
-            fetch_x(following.cast(), x_bytes, next_panel, work.num_panels);
-            let mut sums = [_mm512_setzero_ps(); BLOCK];
-            for_each_row!(r => { sums[r] = _mm512_maskz_loadu_ps(kept, (*results)[r].as_ptr()); });
-            let scales = &slices[panel];
-            let w = &numbers[next_panel * QUAD..];
-            macro_rules! slice {
-                ($s:literal, $w:literal, $sum:literal) => {
-                    if $s < N {
-                        slices::scale_slice::<F>(&tiles[$s], &scales[$s], x, first_slice + $s, &mut sums);
-                        if !last {
-                            multiply_slice!($s, $w, $sum, w[$s], tiles[$s]);
-                        }
-                    }
-                };
-            }
-            slice!(0, "4", "6");
-            slice!(1, "5", "7");
-            slice!(2, "4", "6");
-            slice!(3, "5", "7");
-            for_each_row!(r => { _mm512_storeu_ps((*results)[r].as_mut_ptr(), sums[r]); });
-            (x, panel) = (next_x, next_panel);
-            results = work.results.wrapping_add(next_panel * work.distance + block);
-        }
-    }
-}
-
 /// Blocks times the panels of a group, one unit of each.
 ///
 /// # Safety
-/// As for `multiply_slices`.
+/// The group holds so many panels; tiles are configured for the blocks, which have results for each panel; the machine has AMX and AVX-512
+/// with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn multiply_units<F: Packing>(group: &mut Group, work: &Blocks<'_>, ahead: &mut Upcoming) {
-    let Group { numbers, units, tiles, nowhere, .. } = group;
+    let Group { numbers, scales, tiles, nowhere } = group;
     let mut x = work.rows.block(work.blocks.start);
+    // The panel that was multiplied before; at first none, whose results are not kept.
     let (mut panel, mut results) = (0, &raw mut *nowhere);
     let mut following: *const i8 = std::ptr::null();
     let x_bytes = 64 * QUAD * BLOCK;
@@ -328,9 +218,9 @@ unsafe fn multiply_units<F: Packing>(group: &mut Group, work: &Blocks<'_>, ahead
             let mut next_x = x;
             if next_panel == 0 && !last {
                 next_x = work.rows.block(work.blocks.start + block);
-                let first_slice = 2 * QUAD * work.quad;
+                let first_slice = 2 * QUAD * work.unit;
                 following = next_x.slice(first_slice, 0).wrapping_add(work.rows.block_bytes());
-                load_quad(|i| next_x.slice(first_slice + 2 * i, 0), QUAD);
+                load_quad(|i| next_x.slice(first_slice + 2 * i, 0));
                 ahead.next_block();
             }
             ahead.fetch(next_panel);
@@ -353,11 +243,11 @@ unsafe fn multiply_units<F: Packing>(group: &mut Group, work: &Blocks<'_>, ahead
                     let rows = $pair * x.num_rows / QUAD..($pair + 1) * x.num_rows / QUAD;
                     planes::scale_rows::<F>(
                         [&tiles[0], &tiles[1]],
-                        &units[panel],
+                        &scales[panel],
                         x,
-                        work.quad,
+                        work.unit,
                         rows,
-                        work.quad == 0,
+                        work.unit == 0,
                         &mut *results,
                     );
                 };

@@ -5,8 +5,8 @@
 //! scale them (the K formats), the scale is multiplied into the numbers beforehand; the products of up to 13 bits make two tiles of
 //! bytes, high and low, and a sum ends after 256 numbers ([`planes`]).
 //!
-//! Many rows go by [`blocks`]: sixteen panels of W stay with a thread, and each is unpacked once for all of its rows. One block of rows:
-//! panel after panel, as they lie in memory.
+//! Many rows: sixteen panels of W stay with a thread, and each is unpacked once for all of its rows ([`slices`], [`blocks`]). One block of
+//! rows: panel after panel, as they lie in memory.
 
 mod blocks;
 mod planes;
@@ -109,7 +109,12 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
                 }
                 for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
                     let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
-                    blocks::multiply::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
+                    match F::LAYOUT.scales {
+                        Scales::Plain => {
+                            slices::multiply_blocks::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
+                        }
+                        _ => blocks::multiply::<F>(weight, panels.clone(), rows, blocks.clone(), scratch),
+                    }
                     write(product, panels.clone(), rows, blocks, &scratch.results);
                 }
             }

@@ -1,22 +1,42 @@
 //! Formats whose slices of 32 numbers have a scale of their own in floats: each slice is a tile that goes to memory, where vectors scale it.
 //!
 //!
-//! Bound for 16 x 16 x 32: 16 cycles of multiplication, 16 of storing, 6 to 8 of loading, which take turns; and 48 float operations (64 with
-//! minimums). This is the way of one block, whose panels are unpacked to bytes on the way; many blocks go by `blocks`.
+//! Many rows: for each stretch of K a panel is unpacked to bytes into the first-level cache and used for all rows, whose own stretch stays in
+//! the second-level cache. One block of rows: panel after panel, unpacked on the way.
+//!
+//! Bound for 16 x 16 x 32: 16 cycles of multiplication, 16 of storing, and 32 float operations (48 with minimums), of which a core does
+//! one a cycle while it uses tiles. Measured: 44 cycles alone on the core, twice as many where another program shares it (2026-11-15, Xeon
+//! with AMX). Keeping the tiles of x in registers for several panels, as `blocks` does, was slower here: sums then go to memory and back
+//! after every four slices.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::activations::RowBlock;
+use std::ops::Range;
+
+use super::super::activations::{Quantized, RowBlock};
 use super::super::avx512::{halves, integers};
 use super::super::packing::{Mins, Packing, SLICE};
-use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, SliceScales, Tile};
+use super::super::weight::PackedWeight;
+use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
 
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
 
 /// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
 const MAGIC: f32 = 12_582_912.0;
+
+/// Unpacks units, no more than the ring holds.
+///
+/// # Safety
+/// They are whole units of F; the machine has AVX-512 BW.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
+    for (u, unit) in units.chunks_exact(F::LAYOUT.unit_bytes()).enumerate() {
+        // SAFETY: passed on from the caller.
+        unsafe { unpack_unit::<F>(unit.as_ptr(), u, chunk) };
+    }
+}
 
 /// Unpacks a unit of two slices into the ring.
 ///
@@ -36,12 +56,7 @@ unsafe fn unpack_unit<F: Packing>(unit: *const u8, at: usize, chunk: &mut Chunk)
 /// # Safety
 /// `unit` is a whole unit of F, and `to` begins on a cache line; the machine has AVX-512 BW.
 #[inline(always)]
-pub(super) unsafe fn unpack_slice<F: Packing>(
-    unit: *const u8,
-    slice: usize,
-    to: &mut [u8; 512],
-    scales: &mut SliceScales,
-) {
+unsafe fn unpack_slice<F: Packing>(unit: *const u8, slice: usize, to: &mut [u8; 512], scales: &mut SliceScales) {
     let layout = F::LAYOUT;
     // SAFETY: the unit is whole by the caller's promise.
     unsafe {
@@ -69,13 +84,11 @@ macro_rules! for_each_row {
         })*
     };
 }
-pub(super) use for_each_row;
 
 /// One block of rows times a whole panel, which is unpacked unit by unit just before its use.
 ///
 /// # Safety
 /// The panel holds whole units of F, and the block as many; tiles are configured for it; the machine has AMX and AVX-512 with VNNI.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_panel<F: Packing>(
     chunk: &mut Chunk,
     panel: &[u8],
@@ -84,14 +97,73 @@ pub(super) unsafe fn multiply_panel<F: Packing>(
     results: &mut Tile<f32>,
 ) {
     let num_units = panel.len() / F::LAYOUT.unit_bytes();
-    let units = panel.as_ptr();
+    // SAFETY: passed on from the caller.
+    unsafe { multiply_block::<F, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results) };
+}
+
+/// Some panels times some blocks, into the first tiles of `scratch.results`: `[panel][block]`.
+///
+/// # Safety
+/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F.
+pub(super) unsafe fn multiply_blocks<F: Packing>(
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    rows: &Quantized,
+    blocks: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let layout = F::LAYOUT;
+    let Scratch { chunk, results, .. } = scratch;
+    let results = results.grow(panels.len() * blocks.len());
+    let mut configured = 0;
+    for first in (0..weight.num_units).step_by(CHUNK_UNITS) {
+        let num_units = CHUNK_UNITS.min(weight.num_units - first);
+        for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
+            let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
+            // What is read next lies at the same place of the next panel.
+            let next = units.as_ptr().wrapping_add(weight.panel_bytes());
+            let mut ahead = Ahead::new(next, units.len(), num_units * blocks.len());
+            // SAFETY: these are whole units of F; features by the caller's promise.
+            unsafe { unpack::<F>(units, chunk) };
+            for (block, results) in blocks.clone().zip(results) {
+                // SAFETY: the block has more slices; what is unpacked already is not read again; tiles are configured for the block, of
+                // which the last may have fewer rows.
+                unsafe {
+                    let x = rows.block(block).at_slice(first * layout.slices);
+                    if std::mem::replace(&mut configured, x.num_rows) != x.num_rows {
+                        tile_shapes(&layout, x.num_rows).load();
+                    }
+                    multiply_block::<F, false>(chunk, std::ptr::null(), num_units, x, first == 0, &mut ahead, results);
+                }
+            }
+        }
+    }
+}
+
+/// A block times units: into `results` when they are the first of their panel, else added to them.
+///
+/// # Safety
+/// As for `multiply_panel`, whose units begin at `units`; or, without `UNPACK`, the ring holds them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
+    chunk: &mut Chunk,
+    units: *const u8,
+    num_units: usize,
+    x: RowBlock,
+    fresh: bool,
+    ahead: &mut Ahead,
+    results: &mut Tile<f32>,
+) {
     let mut sums = [_mm512_setzero_ps(); BLOCK];
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
+        if !fresh {
+            for_each_row!(r => { sums[r] = _mm512_loadu_ps(results[r].as_ptr()); });
+        }
         // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
         // and holds up everything behind.
-        for first in 0..num_units.min(2) {
+        for first in 0..if UNPACK { num_units.min(2) } else { 0 } {
             unpack_unit::<F>(units.add(first * F::LAYOUT.unit_bytes()), first, chunk);
         }
         multiply_unit!(chunk, x, 0, "0", "1");
@@ -105,7 +177,7 @@ pub(super) unsafe fn multiply_panel<F: Packing>(
                     store_unit!(chunk, $stored);
                 }
                 ahead.fetch();
-                if n + 2 < num_units {
+                if UNPACK && n + 2 < num_units {
                     unpack_unit::<F>(units.add((n + 2) * F::LAYOUT.unit_bytes()), n + 2, chunk);
                 }
                 if n > 0 {
@@ -134,7 +206,7 @@ pub(super) unsafe fn multiply_panel<F: Packing>(
 /// # Safety
 /// The block has that slice; the machine has AVX-512 F.
 #[inline(always)]
-pub(super) unsafe fn scale_slice<F: Packing>(
+unsafe fn scale_slice<F: Packing>(
     tile: &Tile<i32>,
     scales: &SliceScales,
     x: RowBlock,
