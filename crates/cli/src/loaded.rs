@@ -29,8 +29,9 @@ pub(crate) struct ComputeArgs {
     #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
 
-    /// Threads to compute with [default: every core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Threads to compute with; as many as cores stay on a core each
+    /// [default: every core]
+    #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
     /// Instructions: scalar, neon, avx2, avx512 or amx
