@@ -201,18 +201,17 @@ pub(crate) struct Buffer<T> {
 /// # Safety
 /// Every pattern of bytes is a value, and the type is no stricter than a cache line in its alignment.
 pub(crate) unsafe trait Plain: Copy {}
-// SAFETY: numbers, and arrays of numbers, have no invalid patterns.
-unsafe impl Plain for i8 {}
-// SAFETY: as above.
-unsafe impl Plain for u16 {}
-// SAFETY: as above.
-unsafe impl Plain for i32 {}
-// SAFETY: as above.
-unsafe impl Plain for f32 {}
-// SAFETY: as above.
+
+macro_rules! plain {
+    ($($number:ty)*) => {
+        // SAFETY: numbers have no invalid patterns.
+        $(unsafe impl Plain for $number {})*
+    };
+}
+plain!(i8 i16 u16 i32 f32);
+
+// SAFETY: an array has no invalid patterns when its elements have none.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
-// SAFETY: as above.
-unsafe impl Plain for i16 {}
 
 impl<T> Default for Buffer<T> {
     fn default() -> Self {
@@ -303,5 +302,27 @@ impl<T> SharedSlice<T> {
         // SAFETY: passed on from the caller.
         let part = unsafe { self.part(index, 1) };
         part[0] = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_grows_in_zeros_and_keeps_what_fits() {
+        let mut buffer = Buffer::<f32>::default();
+        assert!(buffer.is_empty());
+        buffer.grow(100)[99] = 1.0;
+        assert_eq!((buffer.grow(50)[99], buffer.as_ptr().align_offset(CACHE_LINE)), (1.0, 0), "there was room already");
+        let large = WHOLE_PAGES / size_of::<f32>() + 1;
+        assert!(buffer.grow(large)[..large].iter().all(|&number| number == 0.0));
+    }
+
+    #[test]
+    fn blocks_lie_an_odd_number_of_pages_apart() {
+        for (bytes, pages) in [(1, 1), (4096, 1), (4097, 3), (128 << 10, 33), (100 << 10, 25)] {
+            assert_eq!(block_stride(bytes), pages * 4096, "{bytes} bytes");
+        }
     }
 }
