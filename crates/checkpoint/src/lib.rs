@@ -20,4 +20,4 @@ pub use gguf::metadata::Metadata;
 pub use gguf::value::{Array, StringArray, Value};
 pub use gguf::writer::{GgufWriter, NewTensor};
 pub use hugging_face::HuggingFace;
-pub use recode::{Recoded, recode};
+pub use recode::{Recoded, TensorSource, recode};

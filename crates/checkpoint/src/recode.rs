@@ -6,19 +6,26 @@
 use std::io::Write;
 use std::path::Path;
 
-use pellucid_tensor::{DType, quant};
+use pellucid_tensor::{DType, SharedBytes, quant};
 
 use crate::error::{Error, quote};
-use crate::{Checkpoint, GgufWriter, Metadata, NewTensor};
+use crate::{GgufWriter, Metadata, NewTensor};
 
 /// One tensor that was written.
 #[derive(Debug, Clone)]
 pub struct Recoded<'a> {
     pub tensor: &'a NewTensor,
-    /// What it was before.
-    pub from: DType,
     /// Root of the mean squared error over the root of the mean square; 0 for a tensor of zeros.
     pub relative_error: f64,
+}
+
+/// Where the numbers of a new file come from.
+pub trait TensorSource {
+    /// For messages.
+    fn path(&self) -> &Path;
+
+    /// The numbers of a tensor of the new file, by its place in the list, and the format that they are in.
+    fn tensor(&self, index: usize) -> Result<(DType, SharedBytes), Error>;
 }
 
 /// Sums over numbers and what became of them.
@@ -30,9 +37,9 @@ struct Errors {
     not_finite: bool,
 }
 
-/// Writes `tensors`, each of which the checkpoint has by the same name and shape, as one GGUF file. `path` is for messages.
+/// Writes `tensors`, each with as many numbers as the source gives for it, as one GGUF file. `path` is for messages.
 pub fn recode<W: Write>(
-    checkpoint: &Checkpoint,
+    source: &dyn TensorSource,
     metadata: &Metadata,
     tensors: &[NewTensor],
     num_threads: usize,
@@ -41,18 +48,18 @@ pub fn recode<W: Write>(
 ) -> Result<W, Error> {
     let failed = |source| Error::io(path, "write", source);
     let mut writer = GgufWriter::new(out, metadata, tensors).map_err(failed)?;
-    for tensor in tensors {
-        let source = checkpoint.tensor(&tensor.name)?;
-        assert_eq!(source.info.shape, tensor.shape, "{} keeps its shape", tensor.name);
-        let from = source.info.dtype;
+    for (index, tensor) in tensors.iter().enumerate() {
+        let (from, bytes) = source.tensor(index)?;
+        let num_bytes = from.bytes_for(tensor.shape.iter().product());
+        assert_eq!(Some(bytes.len()), num_bytes, "{} keeps its shape", tensor.name);
         let mut relative_error = 0.0;
         if from == tensor.dtype {
-            writer.write_tensor(&source.bytes).map_err(failed)?;
+            writer.write_tensor(&bytes).map_err(failed)?;
         } else {
             let mut encoded = vec![0; tensor.num_bytes()];
-            let errors = encode(from, &source.bytes, tensor, num_threads, &mut encoded);
+            let errors = encode(from, &bytes, tensor, num_threads, &mut encoded);
             if errors.not_finite {
-                let (path, tensor) = (checkpoint.path().to_path_buf(), quote(&tensor.name));
+                let (path, tensor) = (source.path().to_path_buf(), quote(&tensor.name));
                 return Err(Error::NotFinite { path, tensor });
             }
             if errors.squares > 0.0 {
@@ -60,7 +67,7 @@ pub fn recode<W: Write>(
             }
             writer.write_tensor(&encoded).map_err(failed)?;
         }
-        progress(Recoded { tensor, from, relative_error });
+        progress(Recoded { tensor, relative_error });
     }
     writer.finish().map_err(failed)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
-use pellucid_cuda::CudaBackend;
+use pellucid_cuda::{CudaBackend, CudaOptions, Unusable};
 use pellucid_tensor::Backend;
 
 /// What can be asked for.
@@ -40,18 +40,41 @@ pub(crate) struct CpuChoice {
     pub(crate) isa: Option<Isa>,
 }
 
+/// How a GPU is to compute, when one does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CudaChoice {
+    /// `--fast`
+    pub(crate) fast: bool,
+    /// `--nvrtc`
+    pub(crate) compile_kernels: bool,
+}
+
+fn open_cuda(ordinal: usize, choice: CudaChoice) -> Result<CudaBackend, Unusable> {
+    let CudaChoice { fast, compile_kernels } = choice;
+    let backend = CudaBackend::open(CudaOptions { ordinal, fast, compile_kernels })?;
+    if fast && !backend.has_fast_products() {
+        let _ = writeln!(std::io::stderr(), "--fast: cuBLASLt was not found; the usual kernels compute");
+    }
+    Ok(backend)
+}
+
 /// The device that was asked for; `None` is the same as auto, except that a machine without an NVIDIA driver is not worth a word then.
-pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice) -> Result<Arc<dyn Backend>> {
+pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice, cuda: CudaChoice) -> Result<Arc<dyn Backend>> {
+    let open_cpu = |cpu| match cuda {
+        CudaChoice { fast: false, compile_kernels: false } => open_cpu(cpu),
+        CudaChoice { fast: true, .. } => bail!("--fast: a CPU has no faster way than the usual one; it is for GPUs"),
+        CudaChoice { compile_kernels: true, .. } => bail!("--nvrtc: a CPU needs no kernels compiled; it is for GPUs"),
+    };
     match choice {
         Some(DeviceChoice::Cpu) => open_cpu(cpu),
         Some(DeviceChoice::Cuda(number)) => {
-            Ok(Arc::new(CudaBackend::open(number).map_err(|why| anyhow!("--device cuda: {why}"))?))
+            Ok(Arc::new(open_cuda(number, cuda).map_err(|why| anyhow!("--device cuda: {why}"))?))
         }
-        Some(DeviceChoice::Auto) | None => match CudaBackend::open(0) {
+        Some(DeviceChoice::Auto) | None => match open_cuda(0, cuda) {
             Ok(backend) => Ok(Arc::new(backend)),
             Err(why) => {
                 let backend = open_cpu(cpu)?;
-                if choice.is_some() || !matches!(why, pellucid_cuda::Unusable::NoDriver) {
+                if choice.is_some() || !matches!(why, Unusable::NoDriver) {
                     let _ = writeln!(std::io::stderr(), "{why}; computing on {}", backend.description());
                 }
                 Ok(backend)

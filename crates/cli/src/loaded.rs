@@ -15,7 +15,7 @@ use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, M
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::device::{self, CpuChoice, DeviceChoice};
+use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
 use crate::format::{bytes_text, grouped};
 use crate::kv_type::KvType;
 use crate::size;
@@ -37,6 +37,11 @@ pub(crate) struct ComputeArgs {
     /// [default: the best that the machine has]
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
+
+    /// Let cuBLASLt do a GPU's products of BF16: faster with many rows, but
+    /// a reply's bytes may then depend on who else is served
+    #[arg(long, verbatim_doc_comment)]
+    pub(crate) fast: bool,
 
     /// Tokens that prompt and reply may take together
     /// [default: what the model was made for]
@@ -186,10 +191,10 @@ fn bar() -> ProgressBar {
 /// The device that the arguments chose.
 pub(crate) fn backend(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
     let cpu = CpuChoice { num_threads: args.threads.map(usize::from), isa: args.cpu_isa };
-    device::open(args.device, cpu)
+    device::open(args.device, cpu, CudaChoice { fast: args.fast, ..CudaChoice::default() })
 }
 
 /// The CPU with a single thread.
 pub(crate) fn single_threaded(args: &ComputeArgs) -> Result<Arc<dyn Backend>> {
-    device::open(Some(DeviceChoice::Cpu), CpuChoice { num_threads: Some(1), isa: args.cpu_isa })
+    device::open(Some(DeviceChoice::Cpu), CpuChoice { num_threads: Some(1), isa: args.cpu_isa }, CudaChoice::default())
 }

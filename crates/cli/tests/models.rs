@@ -220,7 +220,7 @@ fn usage_errors_and_help() {
         assert!(ran.stdout.is_empty(), "{args:?}");
     }
     assert_eq!(home.run(&["--version"]).ok(), format!("pellucid {}\n", env!("CARGO_PKG_VERSION")));
-    for command in ["", "run", "pull", "list", "rm", "inspect", "tokenize", "perplexity", "explain"] {
+    for command in ["", "run", "pull", "list", "rm", "inspect", "tokenize", "perplexity", "explain", "quantize"] {
         for flag in ["-h", "--help"] {
             let args: Vec<_> = [command, flag].into_iter().filter(|word| !word.is_empty()).collect();
             let help = home.run(&args);

@@ -128,6 +128,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        let bytes =
+            bytes(tensor).chunks_exact(bytes(tensor).len() / tensor.rows()).nth(row).expect("a row of the tensor");
+        with_simd!(self.level, simd => decoded::decode_row(simd, tensor.dtype(), bytes, out));
+        Ok(())
+    }
+
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
         let rows = tensor.rows();
         assert!(from < rows && to < rows, "rows of the tensor");

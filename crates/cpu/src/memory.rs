@@ -3,6 +3,7 @@
 use std::alloc::Layout;
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use pellucid_tensor::{DType, Error, Memory, SharedBytes, Tensor};
@@ -182,9 +183,78 @@ pub(crate) fn resize_rows(tensor: &mut Tensor, rows: usize) -> Result<(), Error>
     let memory = host_mut(tensor);
     if memory.bytes().len() < needed {
         *memory = HostMemory::zeroed(needed)?;
+        memory.prefer_huge_pages();
     }
     tensor.set_rows(rows);
     Ok(())
+}
+
+/// Numbers that an operation keeps from step to step: they begin on a cache line, and many of them lie on large pages.
+#[derive(Debug)]
+pub(crate) struct Buffer<T> {
+    memory: Option<HostMemory>,
+    numbers: PhantomData<T>,
+}
+
+/// Types of which zeros, and any other bytes, are valid values.
+///
+/// # Safety
+/// Every pattern of bytes is a value, and the type is no stricter than a cache line in its alignment.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: numbers, and arrays of numbers, have no invalid patterns.
+unsafe impl Plain for i8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for i32 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+// SAFETY: as above.
+unsafe impl Plain for i16 {}
+
+impl<T> Default for Buffer<T> {
+    fn default() -> Self {
+        Buffer { memory: None, numbers: PhantomData }
+    }
+}
+
+impl<T: Plain> Buffer<T> {
+    /// Makes room for at least `len` numbers. What the buffer held is lost when it grows: the new room is all zeros.
+    ///
+    /// # Panics
+    /// When there is no memory, as a `Vec` would.
+    pub(crate) fn grow(&mut self, len: usize) -> &mut [T] {
+        let bytes = len.checked_mul(size_of::<T>()).expect("a buffer that fits the address space");
+        if self.memory.as_ref().is_none_or(|memory| memory.bytes().len() < bytes) {
+            let memory = HostMemory::zeroed(bytes).unwrap_or_else(|error| panic!("{error}"));
+            memory.prefer_huge_pages();
+            self.memory = Some(memory);
+        }
+        let bytes = self.memory.as_mut().map_or(&mut [][..], HostMemory::bytes_mut);
+        // SAFETY: any bytes are valid numbers by the promise of `Plain`; the memory begins on a cache line.
+        let (_, numbers, _) = unsafe { bytes.align_to_mut() };
+        numbers
+    }
+}
+
+impl<T: Plain> std::ops::Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let bytes = self.memory.as_ref().map_or(&[][..], HostMemory::bytes);
+        // SAFETY: as in `grow`.
+        let (_, numbers, _) = unsafe { bytes.align_to() };
+        numbers
+    }
+}
+
+/// Bytes from one block of rows to the next, for `bytes` in a block: an odd number of pages. Products read the same few kilobytes of many
+/// blocks at a time; at distances that are powers of two, all of these would fall into the same few sets of the second-level cache.
+pub(crate) const fn block_stride(bytes: usize) -> usize {
+    const PAGE: usize = 4096;
+    (bytes.div_ceil(PAGE) | 1) * PAGE
 }
 
 /// A raw pointer to memory that several threads fill, each its own part.

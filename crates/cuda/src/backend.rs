@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, StepIndex,
-    StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, RowDigest,
+    RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
+use crate::cublas::CublasLt;
+use crate::digest::{self, DigestBuffers};
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
-use crate::kernels::attention::{self, AttentionParameter, Kernel, StoreParameter, TurnParameter, Work};
-use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
-use crate::kernels::{self, GROUP_COLS, Operand};
+use crate::kernels::{self, Operand};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::probe::Unusable;
-use crate::step::{self, Current, RUN};
-use crate::{experts, upload};
+use crate::step::Current;
+use crate::{attention, experts, products, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
@@ -29,6 +29,19 @@ pub struct CudaBackend {
     scratch: Mutex<Vec<Option<Buffer>>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
+    pub(crate) digest_buffers: Mutex<DigestBuffers>,
+    /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
+    pub(crate) cublas: Option<CublasLt>,
+}
+
+/// Which GPU, and how it is to be used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CudaOptions {
+    pub ordinal: usize,
+    /// Speed above all: where cuBLASLt is installed, a row's last bits may depend on its company.
+    pub fast: bool,
+    /// Compile the kernels with NVRTC although they are embedded, to see that it works where they are not.
+    pub compile_kernels: bool,
 }
 
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
@@ -61,19 +74,38 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    RoundedRows,
+    ExpandedKeys,
+    ExpandedValues,
+    ExpandedTables,
+    DigestQueries,
+    DigestMaxima,
+    DigestSums,
+    DigestTimes,
+    DigestRows,
 }
 
 impl CudaBackend {
-    /// Opens a GPU by its number.
-    pub fn open(ordinal: usize) -> Result<CudaBackend, Unusable> {
+    /// Opens a GPU.
+    pub fn open(options: CudaOptions) -> Result<CudaBackend, Unusable> {
+        let device = Device::open(options.ordinal, options.compile_kernels)?;
+        let failed = |error: Error| Unusable::OpenFailed { name: device.name(), reason: error.to_string() };
+        let cublas = if options.fast { CublasLt::open(&device).map_err(failed)? } else { None };
         Ok(CudaBackend {
-            device: Device::open(ordinal)?,
+            device,
             current: Mutex::default(),
             fusion: Mutex::default(),
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
+            digest_buffers: Mutex::default(),
+            cublas,
         })
+    }
+
+    /// Whether products may go to cuBLASLt.
+    pub fn has_fast_products(&self) -> bool {
+        self.cublas.is_some()
     }
 
     /// What was stored in another format than its file's, so far.
@@ -146,45 +178,6 @@ impl CudaBackend {
         Ok(address)
     }
 
-    /// The operand of an activation for weights of a format, made now unless it is there.
-    fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
-        let (rows, cols) = (x.rows(), x.cols());
-        let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
-        if must_fill {
-            rows::make_operand(&self.device, floats(x), rows, cols, operand)?;
-        }
-        Ok(operand)
-    }
-
-    /// Products of one input with matrices of one format.
-    fn products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        let dtype = maps[0].0.weight.dtype();
-        let parts: Vec<(u64, u64, u64, usize)> = maps
-            .iter_mut()
-            .map(|(linear, out)| {
-                assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
-                assert_eq!(x.rows(), out.rows());
-                let bias = linear.bias.as_ref().map_or(0, floats);
-                (read(&linear.weight), bias, floats_mut(out), linear.weight.rows())
-            })
-            .collect();
-        if dtype == DType::F32 {
-            self.settle()?;
-            for part in parts {
-                LinearProduct::new(Operand::NONE, x.rows(), x.cols(), &[part]).launch_plain(&self.device, floats(x))?;
-            }
-            return Ok(());
-        }
-        let pitch = x.cols().next_multiple_of(GROUP_COLS) as u32;
-        let waiting = LinearProduct::new(Operand { pitch, ..Operand::NONE }, x.rows(), x.cols(), &parts);
-        if self.products_wait(floats(x), waiting, dtype)? {
-            return Ok(());
-        }
-        let operand = self.operand(x, dtype)?;
-        LinearProduct::new(operand, x.rows(), x.cols(), &parts)
-            .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
-    }
-
     /// RMSNorm; of a row or two it waits for the products that read it.
     fn rms_norm_of(&self, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
         let is_whole = norm.width as usize == out.cols();
@@ -237,7 +230,8 @@ impl Backend for CudaBackend {
         let info = &self.device.info;
         let gib = info.total_bytes as f64 / (1u64 << 30) as f64;
         let (major, minor) = info.capability;
-        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB)", info.ordinal, info.name)
+        let fast = if self.cublas.is_some() { ", fast" } else { "" };
+        format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB{fast})", info.ordinal, info.name)
     }
 
     /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).
@@ -275,10 +269,9 @@ impl Backend for CudaBackend {
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
-        if dtype.is_quantized() {
-            return Err(self
-                .device
-                .refuse("allocating", format!("activations and KV memory in {dtype} have no kernel")));
+        if dtype.is_quantized() && kernels::attention::storage(dtype).is_none() {
+            let why = format!("activations and KV memory in {dtype} have no kernel");
+            return Err(self.device.refuse("allocating", why));
         }
         let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len));
         let len = len.ok_or_else(|| Error::OutOfMemory { device: self.device.name(), bytes: usize::MAX })?;
@@ -312,12 +305,35 @@ impl Backend for CudaBackend {
         self.device.download(read(tensor), out)
     }
 
+    fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.settle()?;
+        assert!(row < tensor.rows() && out.len() == tensor.cols(), "a row of the tensor");
+        self.device.download(floats(tensor) + (row * tensor.cols() * 4) as u64, out)
+    }
+
+    fn digest_len(&self, cols: usize) -> Option<usize> {
+        (cols <= kernels::digest::MAX_COLS).then_some(kernels::digest::NUM_TOP)
+    }
+
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
+        self.settle()?;
+        digest::digest(self, logits, queries, out)
+    }
+
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
         self.settle()?;
         assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
         let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole numbers");
+        // In 8 bits a row is in two places: its bytes, and after those of all rows its scales.
+        let (first, second) =
+            if tensor.dtype() == DType::Q8_0 { (tensor.cols(), bytes - tensor.cols()) } else { (bytes, 0) };
         let base = read(tensor);
-        self.device.copy(base + (from * bytes) as u64, base + (to * bytes) as u64, bytes)
+        self.device.copy(base + (from * first) as u64, base + (to * first) as u64, first)?;
+        if second == 0 {
+            return Ok(());
+        }
+        let scales = base + tensor.len() as u64;
+        self.device.copy(scales + (from * second) as u64, scales + (to * second) as u64, second)
     }
 
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
@@ -406,19 +422,11 @@ impl Backend for CudaBackend {
     }
 
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {
-        self.products(x, &mut [(linear, out)])
+        products::products(self, x, &mut [(linear, out)])
     }
 
     fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        let mut rest = maps;
-        while !rest.is_empty() {
-            let dtype = rest[0].0.weight.dtype();
-            let same = rest.iter().take(MAX_PARTS).take_while(|map| map.0.weight.dtype() == dtype).count();
-            let (now, later) = rest.split_at_mut(same);
-            self.products(x, now)?;
-            rest = later;
-        }
-        Ok(())
+        products::products(self, x, maps)
     }
 
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
@@ -486,10 +494,7 @@ impl Backend for CudaBackend {
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
         self.settle()?;
-        let cols = store.shape.num_kv_heads * store.shape.head_size;
-        let parameter = self.store_parameter(floats(store.keys), &store, kv)?;
-        let grid = Grid::linear(store.slots.len() as u32, rows::row_threads(cols).min(256));
-        self.device.launch("store_kv", grid, &parameter)
+        attention::store(self, &store, kv)
     }
 
     fn turn_and_store(
@@ -500,112 +505,11 @@ impl Backend for CudaBackend {
         kv: &mut KvLayer,
     ) -> Result<(), Error> {
         self.settle()?;
-        let TurnAndStore { rope, values, slots, shape } = turn;
-        let pairs = rope.angles.cols() / 2;
-        assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
-        assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
-        let address = floats_mut(keys);
-        let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
-        let parameter = TurnParameter {
-            store,
-            queries: floats_mut(queries),
-            angles: floats(rope.angles),
-            num_rows: slots.len() as u32,
-            num_heads: shape.num_heads as u32,
-            pairs: pairs as u32,
-            interleaved: rows::style_code(rope.style),
-        };
-        attention::turn_and_store(&self.device, &parameter)
+        attention::turn_and_store(self, turn, queries, keys, kv)
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
         self.settle()?;
-        let shape = attention.shape;
-        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
-        assert_eq!(attention.positions.len(), num_rows);
-        if let Some(why) = attention::refusal(shape) {
-            return Err(self.device.refuse("attention", why));
-        }
-        self.storage(attention.kv)?;
-        let kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
-        let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
-        let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
-        let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
-        let tiles = kernel.split_tiles(&self.device, work);
-        let partial = match tiles {
-            0 => 0,
-            _ => self.scratch(Purpose::Partial, attention::partial_bytes(num_rows, shape, tiles))?,
-        };
-        let rows_address = self.row_tables(&attention)?;
-        let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
-        let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
-        let parameter = AttentionParameter {
-            queries: floats(attention.queries),
-            key_blocks: read(&attention.kv.keys),
-            value_blocks: read(&attention.kv.values),
-            out: floats_mut(out),
-            positions: self.index(Purpose::Positions, attention.positions)?,
-            first_blocks: table(0),
-            block_tables: self.index(Purpose::BlockTables, attention.block_tables)?,
-            partial,
-            num_rows: num_rows as u32,
-            num_heads: shape.num_heads as u32,
-            num_kv_heads: shape.num_kv_heads as u32,
-            head_size: shape.head_size as u32,
-            block_len: shape.block_len as u32,
-            window: attention.window.map_or(0, |window| window as u32),
-            max_tiles: tiles as u32,
-            tile_len: kernel.tile_len() as u32,
-            scale: attention.scale,
-            cap: attention.soft_cap.unwrap_or(0.0),
-            first_rows: table(1),
-            end_rows: table(2),
-            runs: table(3),
-            num_runs: num_runs as u32,
-            in_panels: kernel.in_panels(),
-        };
-        attention::attend(&self.device, kernel, &parameter)
-    }
-}
-
-impl CudaBackend {
-    fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
-        let shape = store.shape;
-        let cols = shape.num_kv_heads * shape.head_size;
-        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
-        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
-        Ok(StoreParameter {
-            keys,
-            values: floats(store.values),
-            key_blocks: read(&kv.keys),
-            value_blocks: read(&kv.values),
-            slots: self.index(Purpose::Slots, store.slots)?,
-            num_kv_heads: shape.num_kv_heads as u32,
-            head_size: shape.head_size as u32,
-            block_len: shape.block_len as u32,
-            num_blocks: kv.keys.rows() as u32,
-            storage: self.storage(kv)?,
-            in_panels: Kernel::of(kv.keys.dtype(), shape).map_or(0, Kernel::in_panels),
-        })
-    }
-
-    /// Of each row: where its sequence's block table starts, the sequence's first row, and the one after its last.
-    fn row_tables(&self, attention: &Attention<'_>) -> Result<u64, Error> {
-        let known = lock(&self.current).find_spans(attention.sequences);
-        match known {
-            Some(address) => Ok(address),
-            None => {
-                let tables = step::row_tables(attention.sequences, attention.queries.rows());
-                self.index(Purpose::RowTables, &tables)
-            }
-        }
-    }
-
-    fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
-        let dtype = kv.keys.dtype();
-        attention::storage(dtype).ok_or_else(|| {
-            self.device.refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16 or BF16"))
-        })
+        attention::attend(self, attention, out)
     }
 }

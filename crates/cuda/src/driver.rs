@@ -71,7 +71,7 @@ thread_local! {
 }
 
 impl Device {
-    pub(crate) fn open(ordinal: usize) -> Result<Arc<Device>, Unusable> {
+    pub(crate) fn open(ordinal: usize, compiles: bool) -> Result<Arc<Device>, Unusable> {
         let mut devices = probe::devices()?;
         if ordinal >= devices.len() {
             return Err(Unusable::NoSuchDevice { ordinal, last: devices.len() - 1 });
@@ -81,10 +81,10 @@ impl Device {
             return Err(why);
         }
         let name = info.name.clone();
-        Self::open_usable(info).map_err(|reason| Unusable::OpenFailed { name, reason })
+        Self::open_usable(info, compiles).map_err(|reason| Unusable::OpenFailed { name, reason })
     }
 
-    fn open_usable(info: DeviceInfo) -> Result<Arc<Device>, String> {
+    fn open_usable(info: DeviceInfo, compiles: bool) -> Result<Arc<Device>, String> {
         let failed = |error: DriverError| probe::describe(error);
         let handle = result::device::get(info.ordinal as i32).map_err(failed)?;
         // SAFETY: `handle` comes from the driver. The context is released when the device is dropped.
@@ -96,7 +96,7 @@ impl Device {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: `handle` comes from the driver.
         let shared_limit = unsafe { result::device::get_attribute(handle, attribute) }.map_err(failed)? as u32;
-        let loaded = module::load(info.capability)?;
+        let loaded = module::load(info.capability, compiles)?;
         let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
         for &function in functions.values() {
@@ -127,7 +127,11 @@ impl Device {
     }
 
     pub(crate) fn error(&self, operation: &'static str, error: DriverError) -> Error {
-        Error::Device { device: self.name(), operation, reason: probe::describe(error) }
+        let (device, reason) = (self.name(), probe::describe(error));
+        match loses_context(error.0) {
+            true => Error::Lost { device, operation, reason },
+            false => Error::Device { device, operation, reason },
+        }
     }
 
     /// A refusal of ours, in the form of a device's error.
@@ -270,6 +274,31 @@ impl Device {
             .result()
             .map_err(|error| self.error(name, error))
     }
+}
+
+/// After these the driver answers every call with an error, for as long as the process lives.
+fn loses_context(error: sys::CUresult) -> bool {
+    use sys::CUresult as Status;
+    matches!(
+        error,
+        Status::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Status::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Status::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Status::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Status::CUDA_ERROR_INVALID_PC
+            | Status::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Status::CUDA_ERROR_LAUNCH_FAILED
+            | Status::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Status::CUDA_ERROR_ASSERT
+            | Status::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Status::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Status::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Status::CUDA_ERROR_DEINITIALIZED
+            | Status::CUDA_ERROR_NO_DEVICE
+            | Status::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | Status::CUDA_ERROR_SYSTEM_NOT_READY
+            | Status::CUDA_ERROR_UNKNOWN
+    )
 }
 
 /// Without this a block may ask for 48 KiB alone.

@@ -3,7 +3,9 @@
 //! The host must see the routing, so a step with experts is never recorded. Experts are taken in ascending order, and a row adds them up
 //! in that order whatever the other rows chose.
 
-use pellucid_tensor::{Activation, Error, ExpertMlp, Linear, Tensor};
+use std::ops::Range;
+
+use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Tensor};
 
 use crate::backend::{CudaBackend, Purpose};
 use crate::driver::Grid;
@@ -12,7 +14,6 @@ use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows::{self, Elementwise, Gather};
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
-use pellucid_tensor::DType;
 
 pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
     let (num_rows, hidden, num_experts) = (mlp.x.rows(), mlp.x.cols(), mlp.experts.len());
@@ -25,32 +26,28 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
     let out_address = floats_mut(out);
     let clear = Elementwise { x: out_address, y: 0, len: out.len() as u64, cap: 0.0, activation: 0 };
     rows::elementwise(device, "clear", clear)?;
-    for (expert, chosen) in mlp.experts.iter().zip(&chosen) {
-        if chosen.is_empty() {
-            continue;
-        }
-        let (indices, weights): (Vec<u32>, Vec<f32>) = chosen.iter().copied().unzip();
-        let count = indices.len();
-        let rows_address = backend.scratch(Purpose::ExpertRows, num_rows * 4)?;
-        let weights_address = backend.scratch(Purpose::ExpertWeights, num_rows * 4)?;
-        device.upload(&indices, rows_address)?;
-        device.upload(&weights, weights_address)?;
-        let x = backend.scratch(Purpose::ExpertInput, num_rows * hidden * 4)?;
-        let gather = Gather { x: floats(mlp.x), rows: rows_address, out: x, cols: hidden as u32 };
+    let rows_address = backend.scratch(Purpose::ExpertRows, chosen.rows.len() * 4)?;
+    let weights_address = backend.scratch(Purpose::ExpertWeights, chosen.rows.len() * 4)?;
+    device.upload(&chosen.rows, rows_address)?;
+    device.upload(&chosen.weights, weights_address)?;
+    let x = backend.scratch(Purpose::ExpertInput, num_rows * hidden * 4)?;
+    let down = backend.scratch(Purpose::ExpertDown, num_rows * hidden * 4)?;
+    for (expert, range) in mlp.experts.iter().zip(&chosen.ranges).filter(|(_, range)| !range.is_empty()) {
+        let count = range.len();
+        let at = |base: u64| base + 4 * range.start as u64;
+        let gather = Gather { x: floats(mlp.x), rows: at(rows_address), out: x, cols: hidden as u32 };
         device.launch("gather_rows", Grid::linear(count as u32, rows::row_threads(hidden)), &gather)?;
 
         let width = expert.gate.weight.rows();
         let gate = backend.scratch(Purpose::ExpertGate, num_rows * width * 4)?;
         let up = backend.scratch(Purpose::ExpertUp, num_rows * width * 4)?;
-        let down = backend.scratch(Purpose::ExpertDown, num_rows * hidden * 4)?;
-        product(backend, x, count, &expert.gate, gate)?;
-        product(backend, x, count, &expert.up, up)?;
+        products(backend, x, count, &[(&expert.gate, gate), (&expert.up, up)])?;
         gate_rows(backend, mlp.activation, up, gate, count * width)?;
-        product(backend, gate, count, &expert.down, down)?;
+        products(backend, gate, count, &[(&expert.down, down)])?;
         let add = AddWeighted {
             y: down,
-            rows: rows_address,
-            weights: weights_address,
+            rows: at(rows_address),
+            weights: at(weights_address),
             out: out_address,
             cols: hidden as u32,
         };
@@ -59,8 +56,15 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
     Ok(())
 }
 
-/// The rows of each expert, with their weights.
-fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Vec<Vec<(u32, f32)>>, Error> {
+/// The rows of each expert, one expert after the other, with their weights.
+struct Chosen {
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+    /// Of each expert.
+    ranges: Vec<Range<usize>>,
+}
+
+fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
     let route = Route {
@@ -76,32 +80,45 @@ fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Vec<Vec<(u32, f3
     let (mut experts, mut weights) = (vec![0u32; len], vec![0f32; len]);
     backend.device.download(route.experts, &mut experts)?;
     backend.device.download(route.weights, &mut weights)?;
-    let mut rows_of_expert = vec![Vec::new(); mlp.experts.len()];
-    for (i, (&expert, &weight)) in experts.iter().zip(&weights).enumerate() {
-        rows_of_expert[expert as usize].push(((i / num_selected) as u32, weight));
-    }
-    Ok(rows_of_expert)
+    // By expert, and within one by row.
+    let mut order: Vec<usize> = (0..len).collect();
+    order.sort_by_key(|&i| experts[i]);
+    let starts = |expert: usize| order.partition_point(|&i| (experts[i] as usize) < expert);
+    Ok(Chosen {
+        ranges: (0..mlp.experts.len()).map(|expert| starts(expert)..starts(expert + 1)).collect(),
+        rows: order.iter().map(|&i| (i / num_selected) as u32).collect(),
+        weights: order.iter().map(|&i| weights[i]).collect(),
+    })
 }
 
-/// `out = W x + b` between scratch memories.
-fn product(backend: &CudaBackend, x: u64, num_rows: usize, linear: &Linear, out: u64) -> Result<(), Error> {
-    let (dtype, outputs, cols) = (linear.weight.dtype(), linear.weight.rows(), linear.weight.cols());
-    let part = (read(&linear.weight), linear.bias.as_ref().map_or(0, floats), out, outputs);
-    if dtype == DType::F32 {
-        return LinearProduct::new(Operand::NONE, num_rows, cols, &[part]).launch_plain(&backend.device, x);
-    }
-    let pitch = cols.next_multiple_of(GROUP_COLS);
-    let operand = Operand {
-        numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(num_rows, pitch))?,
-        scales: backend.scratch(Purpose::ExpertScales, num_rows * 4)?,
-        // Rows are taken whole here.
-        maxima: 0,
-        pitch: pitch as u32,
-        is_bf16: u32::from(dtype == DType::BF16),
+/// `out = W x + b` for each map, between scratch memories; maps of one format together.
+fn products(backend: &CudaBackend, x: u64, num_rows: usize, maps: &[(&Linear, u64)]) -> Result<(), Error> {
+    let (dtype, cols) = (maps[0].0.weight.dtype(), maps[0].0.weight.cols());
+    let same = maps.iter().take_while(|(linear, _)| linear.weight.dtype() == dtype).count();
+    let (maps, rest) = maps.split_at(same);
+    let part = |&(linear, out): &(&Linear, u64)| {
+        (read(&linear.weight), linear.bias.as_ref().map_or(0, floats), out, linear.weight.rows())
     };
-    rows::make_operand(&backend.device, x, num_rows, cols, operand)?;
-    LinearProduct::new(operand, num_rows, cols, &[part])
-        .launch(&backend.device, dtype, |bytes| backend.scratch(Purpose::Slices, bytes))
+    if dtype == DType::F32 {
+        for map in maps {
+            LinearProduct::new(Operand::NONE, num_rows, cols, &[part(map)]).launch_plain(&backend.device, x)?;
+        }
+    } else {
+        let pitch = cols.next_multiple_of(GROUP_COLS);
+        let operand = Operand {
+            numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(num_rows, pitch))?,
+            scales: backend.scratch(Purpose::ExpertScales, num_rows * 4)?,
+            // Rows are taken whole here.
+            maxima: 0,
+            pitch: pitch as u32,
+            is_bf16: u32::from(dtype == DType::BF16),
+        };
+        rows::make_operand(&backend.device, x, num_rows, cols, operand)?;
+        let parts: Vec<_> = maps.iter().map(part).collect();
+        LinearProduct::new(operand, num_rows, cols, &parts)
+            .launch(&backend.device, dtype, |bytes| backend.scratch(Purpose::Slices, bytes))?;
+    }
+    if rest.is_empty() { Ok(()) } else { products(backend, x, num_rows, rest) }
 }
 
 fn gate_rows(backend: &CudaBackend, activation: Activation, up: u64, gate: u64, len: usize) -> Result<(), Error> {

@@ -4,7 +4,10 @@
 //! common architectures and as PTX for later ones. Where there is no driver, [`devices`] says so in a sentence; nothing here panics
 //! for want of a library. `kernels/` holds each kernel file beside the code that launches it.
 
+mod attention;
 mod backend;
+mod cublas;
+mod digest;
 mod driver;
 mod experts;
 mod fuse;
@@ -12,8 +15,9 @@ pub mod kernels;
 mod memory;
 mod module;
 mod probe;
+mod products;
 mod step;
 mod upload;
 
-pub use backend::{Conversion, CudaBackend};
+pub use backend::{Conversion, CudaBackend, CudaOptions};
 pub use probe::{DeviceInfo, Unusable, devices};

@@ -13,6 +13,8 @@ use crate::kernels::{GROUP_COLS, Operand};
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     pub(crate) buffer: Buffer,
+    /// A weight once more, row by row as in its file, for cuBLASLt.
+    pub(crate) plain: Option<Buffer>,
     /// The 16-bit form of an activation, once a matrix product has asked for it.
     operand: Mutex<Option<StoredOperand>>,
 }
@@ -50,7 +52,7 @@ impl StoredOperand {
 
 impl DeviceMemory {
     pub(crate) fn new(buffer: Buffer) -> Self {
-        DeviceMemory { buffer, operand: Mutex::new(None) }
+        DeviceMemory { buffer, plain: None, operand: Mutex::new(None) }
     }
 
     fn operand(&self) -> MutexGuard<'_, Option<StoredOperand>> {

@@ -20,23 +20,23 @@ pub(crate) struct Loaded {
     pub(crate) is_embedded: bool,
 }
 
-/// Loads every kernel file into the current context, which keeps them until it ends.
-pub(crate) fn load(capability: (i32, i32)) -> Result<Loaded, String> {
+/// Loads every kernel file into the current context, which keeps them until it ends. `compiles` passes over what is embedded.
+pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, String> {
     let mut functions = HashMap::new();
     let mut source = EMBEDDED;
     for file in kernels::FILES {
-        // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
-        let module = match unsafe { result::module::load_data(file.binary.as_ptr().cast()) } {
+        let embedded = match compiles {
+            true => Err("they were not asked for".into()),
+            // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
+            false => unsafe { result::module::load_data(file.binary.as_ptr().cast()) }.map_err(probe::describe),
+        };
+        let module = match embedded {
             Ok(module) => module,
-            Err(error) => {
+            Err(why) => {
                 source = "source, compiled by NVRTC at start";
+                let (major, minor) = capability;
                 compile(file, capability).map_err(|reason| {
-                    format!(
-                        "no embedded kernels for compute capability {}.{} ({}), and {reason}",
-                        capability.0,
-                        capability.1,
-                        probe::describe(error)
-                    )
+                    format!("no embedded kernels for compute capability {major}.{minor} ({why}), and {reason}")
                 })?
             }
         };
@@ -52,6 +52,13 @@ pub(crate) fn load(capability: (i32, i32)) -> Result<Loaded, String> {
     Ok(Loaded { functions, source, is_embedded: source == EMBEDDED })
 }
 
+/// What the compiler says first, of all that it may say.
+fn first_error(error: &nvrtc::CompileError) -> String {
+    let nvrtc::CompileError::CompileError { log, .. } = error else { return format!("{error:?}") };
+    let log = log.to_string_lossy();
+    log.lines().find(|line| line.contains("error")).unwrap_or("for no reason that it gives").to_owned()
+}
+
 /// Compiles one file for a GPU that the embedded kernels do not cover.
 fn compile(file: &KernelFile, capability: (i32, i32)) -> Result<sys::CUmodule, String> {
     // NVRTC's absence is told by a panic of the binding; ours is a sentence.
@@ -61,11 +68,16 @@ fn compile(file: &KernelFile, capability: (i32, i32)) -> Result<sys::CUmodule, S
         return Err("NVRTC, which could compile them, was not found".into());
     }
     let options = nvrtc::CompileOptions {
-        options: vec![format!("--gpu-architecture=compute_{}{}", capability.0, capability.1), "--std=c++17".into()],
+        options: vec![
+            format!("--gpu-architecture=compute_{}{}", capability.0, capability.1),
+            "--std=c++17".into(),
+            // Each file uses a part of what is shared.
+            "--diag-suppress=177".into(),
+        ],
         ..Default::default()
     };
     let ptx = nvrtc::compile_ptx_with_opts(kernels::full_source(file), options)
-        .map_err(|error| format!("NVRTC could not compile {}: {error:?}", file.name))?;
+        .map_err(|error| format!("NVRTC could not compile {}: {}", file.name, first_error(&error)))?;
     let text = CString::new(ptx.to_src()).map_err(|error| error.to_string())?;
     // SAFETY: the text is PTX that ends with a zero byte.
     unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(probe::describe)

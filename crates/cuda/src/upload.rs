@@ -16,7 +16,7 @@ const PIECE: usize = 64 << 20;
 /// A table or a vector, whose numbers stay exactly what they are.
 pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
     let to = if kernels::format(weight.dtype).is_some() { weight.dtype } else { DType::F32 };
-    store(backend, weight, to)
+    store(backend, weight, to, false)
 }
 
 /// The matrix of a product.
@@ -29,16 +29,19 @@ pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor
     if to != weight.dtype {
         backend.note_conversion(weight.dtype, to);
     }
-    store(backend, weight, to)
+    let with_plain = backend.has_fast_products() && weight.dtype == DType::BF16;
+    store(backend, weight, to, with_plain)
 }
 
-fn store(backend: &CudaBackend, weight: HostWeight, to: DType) -> Result<Tensor, Error> {
+/// `with_plain` keeps a weight of 16 bits as it is in the file beside its tiles.
+fn store(backend: &CudaBackend, weight: HostWeight, to: DType, with_plain: bool) -> Result<Tensor, Error> {
     let HostWeight { dtype, rows, cols, bytes } = weight;
     assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
     let device = &backend.device;
     let size = kernels::packed_bytes(to, rows, cols);
     let size = size.ok_or_else(|| Error::OutOfMemory { device: device.name(), bytes: usize::MAX })?;
     let buffer = device.allocate(size)?;
+    let plain = if with_plain { Some(device.allocate(bytes.len())?) } else { None };
     let row_bytes = dtype.bytes_for(cols).expect("rows are whole blocks");
     let from_f32 = to != dtype;
     let sent_bytes = if from_f32 { cols * 4 } else { row_bytes };
@@ -47,8 +50,9 @@ fn store(backend: &CudaBackend, weight: HostWeight, to: DType) -> Result<Tensor,
     let staging = backend.scratch(Purpose::Upload, rows_at_once.min(rows.next_multiple_of(16)) * sent_bytes)?;
     for first_row in (0..rows).step_by(rows_at_once) {
         let num_rows = rows_at_once.min(rows - first_row);
-        // F32 lies on the device as in the file.
-        let staging = if to == DType::F32 { buffer.address() + (first_row * cols * 4) as u64 } else { staging };
+        // F32 lies on the device as in the file, and so does what is kept plain.
+        let kept = if to == DType::F32 { Some(&buffer) } else { plain.as_ref() };
+        let staging = kept.map_or(staging, |buffer| buffer.address() + (first_row * sent_bytes) as u64);
         let piece = &bytes[first_row * row_bytes..(first_row + num_rows) * row_bytes];
         if from_f32 {
             let mut decoded = vec![0.0f32; num_rows * cols];
@@ -73,5 +77,7 @@ fn store(backend: &CudaBackend, weight: HostWeight, to: DType) -> Result<Tensor,
         };
         pack::pack(device, &parameter)?;
     }
-    Ok(Tensor::new(to, rows, cols, Box::new(DeviceMemory::new(buffer))))
+    let mut memory = DeviceMemory::new(buffer);
+    memory.plain = plain;
+    Ok(Tensor::new(to, rows, cols, Box::new(memory)))
 }

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
 use pellucid_sampling::Workspace;
-use pellucid_tensor::{Backend, DType};
+use pellucid_tensor::{Backend, DType, RowQuery};
 
 use crate::job::{Job, JobId};
 use crate::kv_cache::{KvCache, TenantId};
@@ -59,9 +59,13 @@ pub struct Engine {
     stats: EngineStats,
     /// The last step computed nothing: whoever is here is paused, or its reader is slow.
     is_stalled: bool,
+    /// The device is gone.
+    is_lost: bool,
     batch: Batch,
     /// The last step's, kept for their memory.
     logits: Logits,
+    /// For the rows whose digest did not do.
+    spare_row: Vec<f32>,
     workspace: Workspace,
 }
 
@@ -82,7 +86,7 @@ impl Engine {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
         let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)
-            .map_err(|error| Error::Model(error.to_string()))?;
+            .map_err(Error::from)?;
         Ok(Engine {
             cache: KvCache::new(options.num_blocks, options.block_len, options.secret),
             model,
@@ -95,8 +99,10 @@ impl Engine {
             served: Served::default(),
             stats: EngineStats::default(),
             is_stalled: false,
+            is_lost: false,
             batch: Batch::default(),
             logits: Logits::default(),
+            spare_row: Vec::new(),
             workspace: Workspace::default(),
         })
     }
@@ -151,6 +157,7 @@ impl Engine {
         let mut logits = std::mem::take(&mut self.logits);
         match self.run(&plan, &mut logits) {
             Ok(()) => self.commit(&plan, &logits),
+            Err(error @ Error::DeviceLost(_)) => self.lose(&error),
             Err(error) => self.fail(&plan, error),
         }
         self.logits = logits;
@@ -201,6 +208,20 @@ impl Engine {
         (if is_complete { num_tokens - 1 } else { num_tokens })..num_tokens
     }
 
+    /// What will do in place of the row of logits that a sequence draws its next token from.
+    fn query(&self, planned: &Planned) -> Option<RowQuery> {
+        let job = &self.running[&planned.job];
+        let sequence = &job.sequences[planned.sequence];
+        let is_complete = sequence.num_computed + planned.num_tokens == sequence.tokens.len();
+        let one_draws = planned.wanted.len() == 1 && is_complete && job.sequences.len() == job.request.width();
+        let is_looked_at = job.request.trace || job.search.is_some() || job.request.score_prompt;
+        if !self.model.digests() || !one_draws || is_looked_at {
+            return None;
+        }
+        let query = sequence.sampler.query(sequence.tokens.len() as u32)?;
+        Some(RowQuery { temperature: query.temperature, race: query.race })
+    }
+
     /// One forward pass over the plan. A panic in the model is an error of this step alone.
     fn run(&mut self, plan: &[Planned], logits: &mut Logits) -> Result<(), Error> {
         self.batch.clear();
@@ -213,6 +234,7 @@ impl Engine {
                 first_position: start,
                 blocks: table.blocks(),
                 wanted: planned.wanted.clone(),
+                query: self.query(planned),
             };
             self.batch.push(chunk, self.options.block_len);
         }
@@ -222,7 +244,7 @@ impl Engine {
         self.stats.forward_time += started.elapsed();
         match outcome {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Error::Model(error.to_string())),
+            Ok(Err(error)) => Err(error.into()),
             Err(panic) => Err(Error::Fault(panic_message(&panic))),
         }
     }
@@ -233,6 +255,23 @@ impl Engine {
         for id in jobs {
             self.end_with(id, error.clone());
         }
+    }
+
+    /// Ends every request there is: the device that held the model is gone.
+    fn lose(&mut self, error: &Error) {
+        self.is_lost = true;
+        let ids: Vec<JobId> = self.running.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.end_with(id, error.clone()));
+        for (_, mut job) in std::mem::take(&mut self.waiting).into_values().flatten() {
+            job.release(&mut self.cache);
+            job.sink.send(Event::Failed(error.clone()));
+            self.stats.failed_requests += 1;
+        }
+    }
+
+    /// Whether the device is gone: there will be no further step.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// Ends one request with an error.

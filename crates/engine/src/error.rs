@@ -23,9 +23,27 @@ pub enum Error {
     /// The model or its device failed; the requests of that step end, the engine goes on.
     #[error("the model failed: {0}")]
     Model(String),
+    /// The device had no memory for a step; the requests of that step end, the engine goes on.
+    #[error("{0}")]
+    OutOfMemory(String),
+    /// The device is gone, and with it the model: every request ends, and the engine stops.
+    #[error("{0}; the engine has stopped")]
+    DeviceLost(String),
     #[error(transparent)]
     Sampling(#[from] pellucid_sampling::Error),
     /// A fault of this program while it served one request, which ends; the others do not notice.
     #[error("a fault of the engine ended this request: {0}")]
     Fault(String),
+}
+
+impl From<pellucid_model::Error> for Error {
+    fn from(error: pellucid_model::Error) -> Error {
+        use pellucid_tensor::Error as Device;
+        let text = error.to_string();
+        match error {
+            pellucid_model::Error::Device(Device::OutOfMemory { .. }) => Error::OutOfMemory(text),
+            pellucid_model::Error::Device(Device::Lost { .. }) => Error::DeviceLost(text),
+            _ => Error::Model(text),
+        }
+    }
 }

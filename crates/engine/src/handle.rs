@@ -230,6 +230,18 @@ fn serve(mut engine: Engine, messages: &Receiver<Message>, life: &Life) {
         }
         has_work = engine.step();
         life.show(&engine);
+        if engine.is_lost() {
+            return refuse(messages);
+        }
+    }
+}
+
+/// The loop ends, and whoever has just come in hears of it.
+fn refuse(messages: &Receiver<Message>) {
+    for message in messages.try_iter() {
+        if let Message::Submit(_, mut sink) = message {
+            sink.send(Event::Failed(Error::Stopped));
+        }
     }
 }
 

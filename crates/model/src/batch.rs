@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{SequenceSpan, StepIndex};
+use pellucid_tensor::{RowQuery, SequenceSpan, StepIndex};
 
 use crate::{DecoderConfig, Error, KvMemory};
 
@@ -18,6 +18,8 @@ pub struct Chunk<'a> {
     pub blocks: &'a [u32],
     /// The rows of this chunk whose logits are wanted, counted from its start.
     pub wanted: Range<usize>,
+    /// What will do in place of the one row that is wanted.
+    pub query: Option<RowQuery>,
 }
 
 /// The chunks of a step, flattened.
@@ -29,6 +31,8 @@ pub struct Batch {
     pub(crate) block_tables: Vec<u32>,
     pub(crate) slots: Vec<u32>,
     pub(crate) wanted: Vec<u32>,
+    /// For each wanted row, what will do in its place.
+    pub(crate) queries: Vec<Option<RowQuery>>,
 }
 
 impl Batch {
@@ -39,6 +43,7 @@ impl Batch {
         self.block_tables.clear();
         self.slots.clear();
         self.wanted.clear();
+        self.queries.clear();
     }
 
     /// Adds a chunk of a sequence whose blocks hold `block_len` positions each.
@@ -55,6 +60,8 @@ impl Batch {
             self.positions.push(position as u32);
             self.slots.push((block * block_len + position % block_len) as u32);
         }
+        assert!(chunk.query.is_none() || chunk.wanted.len() == 1, "a query is for one row");
+        self.queries.extend(chunk.wanted.clone().map(|_| chunk.query));
         self.wanted.extend(chunk.wanted.map(|row| (first_row + row) as u32));
         self.sequences
             .push(SequenceSpan { rows: first_row..self.ids.len(), blocks: first_block..self.block_tables.len() });
@@ -87,6 +94,11 @@ impl Batch {
     /// The rows whose logits are wanted.
     pub fn wanted(&self) -> &[u32] {
         &self.wanted
+    }
+
+    /// What will do in place of each wanted row.
+    pub fn queries(&self) -> &[Option<RowQuery>] {
+        &self.queries
     }
 
     /// Rows to compute.

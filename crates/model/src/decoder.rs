@@ -5,78 +5,32 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Error as DeviceError, HostFloats, StepMemo, Tensor};
+use pellucid_tensor::{Backend, DType, Error as DeviceError, StepMemo, Tensor};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
 use crate::config::{NormKind, Positions};
 use crate::rope::Frequencies;
 use crate::weights::{Norm, TokenCost, Weights};
-use crate::{Batch, DecoderConfig, Error, KvMemory, attention, loader, mlp};
+use crate::{Batch, DecoderConfig, Error, KvMemory, Logits, attention, loader, mlp};
 
 /// Ids to logits.
 pub trait Model: Send {
     fn config(&self) -> &DecoderConfig;
 
-    /// Computes the batch's rows, stores their keys and values, and fills `logits` with those of the wanted rows.
+    /// Computes the batch's rows, stores their keys and values, and fills `logits` with those of the wanted rows, or with the digests
+    /// that will do in their place.
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error>;
-}
 
-/// Rows of logits over the vocabulary, in the order in which they were wanted. Kept by the caller from step to step, so that a step
-/// allocates nothing.
-#[derive(Debug)]
-pub struct Logits {
-    vocab_size: usize,
-    num_rows: usize,
-    /// Room for as many rows as were ever wanted.
-    values: Box<dyn HostFloats>,
-}
-
-impl Default for Logits {
-    fn default() -> Self {
-        Logits { vocab_size: 0, num_rows: 0, values: Box::new(Vec::new()) }
-    }
-}
-
-impl Logits {
-    /// For models: as many rows as are wanted, to be filled.
-    pub fn resize(&mut self, num_rows: usize, vocab_size: usize) -> &mut [f32] {
-        let len = num_rows * vocab_size;
-        if self.values.get().len() < len {
-            let mut values = self.values.get().to_vec();
-            values.resize(len, 0.0);
-            self.values = Box::new(values);
-        }
-        self.shape(num_rows, vocab_size)
+    /// Whether a batch may ask for digests.
+    fn digests(&self) -> bool {
+        false
     }
 
-    /// The same in memory that a device fills fastest.
-    fn resize_for(
-        &mut self,
-        backend: &dyn Backend,
-        num_rows: usize,
-        vocab_size: usize,
-    ) -> Result<&mut [f32], DeviceError> {
-        let len = num_rows * vocab_size;
-        if self.values.get().len() < len {
-            self.values = backend.host_floats(len)?;
-        }
-        Ok(self.shape(num_rows, vocab_size))
-    }
-
-    fn shape(&mut self, num_rows: usize, vocab_size: usize) -> &mut [f32] {
-        self.num_rows = num_rows;
-        self.vocab_size = vocab_size;
-        &mut self.values.get_mut()[..num_rows * vocab_size]
-    }
-
-    pub fn num_rows(&self) -> usize {
-        self.num_rows
-    }
-
-    pub fn row(&self, row: usize) -> &[f32] {
-        assert!(row < self.num_rows, "a wanted row");
-        &self.values.get()[row * self.vocab_size..(row + 1) * self.vocab_size]
+    /// A wanted row of the last batch, of which only the digest was given.
+    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        let _ = (row, out);
+        unreachable!("a model without digests gives every row")
     }
 }
 
@@ -218,8 +172,15 @@ impl Model for Decoder {
         let result = backend.step(&index, &mut memo, &mut || self.compute(batch, kv));
         self.memo = memo;
         result?;
-        let values = logits.resize_for(&*backend, batch.num_wanted(), self.config.vocab_size)?;
-        Ok(backend.read(&self.activations.logits, values)?)
+        Ok(logits.fill(&*backend, &batch.queries, &self.activations.logits)?)
+    }
+
+    fn digests(&self) -> bool {
+        self.backend.digest_len(self.config.vocab_size).is_some()
+    }
+
+    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        Ok(self.backend.read_row(&self.activations.logits, row, out)?)
     }
 }
 

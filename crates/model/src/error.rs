@@ -20,6 +20,12 @@ pub enum Error {
     MissingTensor { names: Vec<String> },
     #[error("the model has {count} tensors that {architecture} does not use, such as \"{example}\"")]
     UnusedTensors { architecture: String, count: usize, example: String },
+    #[error("the family {family} has no GGUF form; it is run from its folder")]
+    NoGgufForm { family: &'static str },
+    #[error(
+        "a GGUF file cannot say all of this {family} model: {what} is {folder_has}, and would be read as {file_has}"
+    )]
+    LostInGguf { family: String, what: String, folder_has: String, file_has: String },
     #[error("a context of {asked} tokens was asked for, but the model was made for {limit} at most")]
     ContextTooLong { asked: usize, limit: usize },
     #[error("token id {id} in row {row} is outside the vocabulary of {vocab_size}")]

@@ -61,9 +61,10 @@ impl WeightMix {
         self.base
     }
 
-    /// The format of a tensor. Vectors (norms, biases) and routers stay as they are: small, and all the others hang on them.
+    /// The format of a tensor. Vectors (norms, biases), routers and learned positions stay as they are: small, and all the others hang on
+    /// them.
     pub fn dtype(self, place: TensorPlace<'_>) -> DType {
-        if place.shape.len() < 2 || place.name.contains("ffn_gate_inp") {
+        if place.shape.len() < 2 || place.name.contains("ffn_gate_inp") || place.name == "position_embd.weight" {
             return DType::F32;
         }
         let is_output = place.name == "output.weight" || (place.is_tied && place.name == "token_embd.weight");

@@ -10,6 +10,7 @@ use std::cmp::Ordering;
 
 use crate::Error;
 use crate::blocks::{self, BLOCK, Mass};
+use crate::digest::Digest;
 use crate::exponential::{LEAST_EXPONENT, exp_of_nonpositive};
 use crate::probabilities::Probabilities;
 
@@ -61,6 +62,10 @@ pub(crate) struct Candidates<'a> {
     is_list: bool,
     /// By which the logits are yet to be divided; above 0.
     temperature: f64,
+    /// Present while the list is but the head of a row that is known in brief.
+    brief: Option<&'a Digest<'a>>,
+    /// A step needed more of the row than the brief tells: what is left means nothing.
+    is_short: bool,
 }
 
 impl<'a> Candidates<'a> {
@@ -68,7 +73,37 @@ impl<'a> Candidates<'a> {
     pub(crate) fn new(raw: &'a [f32], space: &'a mut Workspace) -> Result<Self, Error> {
         blocks::scan(raw, &mut space.maxima)?;
         space.list.clear();
-        Ok(Candidates { raw, space, is_edited: false, is_list: false, temperature: 1.0 })
+        Ok(Candidates { raw, space, is_edited: false, is_list: false, temperature: 1.0, brief: None, is_short: false })
+    }
+
+    /// A row of which only the digest is known.
+    pub(crate) fn in_brief(digest: &'a Digest<'a>, space: &'a mut Workspace) -> Self {
+        space.list.clear();
+        space.list.extend(digest.top.iter().map(|&(id, logit)| Candidate { id, logit }));
+        Candidates {
+            raw: &[],
+            space,
+            is_edited: false,
+            is_list: true,
+            temperature: 1.0,
+            brief: Some(digest),
+            is_short: false,
+        }
+    }
+
+    pub(crate) fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// From here on the list is the whole set, unless it `lacks` somebody.
+    fn leave_brief(&mut self, lacks: bool) {
+        self.is_short |= lacks && self.brief.is_some_and(|digest| !digest.has_all);
+        self.brief = None;
+    }
+
+    /// Those who may win a race of a row that is known in brief.
+    pub(crate) fn finalists(&self) -> Option<&'a [(u32, f32)]> {
+        self.brief.map(|digest| digest.finalists)
     }
 
     pub(crate) fn temperature(&self) -> f64 {
@@ -152,9 +187,10 @@ impl<'a> Candidates<'a> {
     /// Totals over the set, whose largest logit is finite.
     pub(crate) fn mass(&self) -> Mass {
         let (largest, inverse) = (self.largest(), self.inverse_temperature());
-        match self.row() {
-            Some((logits, maxima)) => blocks::mass(logits, maxima, largest, inverse),
-            None => list_mass(&self.space.list, largest, inverse),
+        match (self.row(), self.brief) {
+            (Some((logits, maxima)), _) => blocks::mass(logits, maxima, largest, inverse),
+            (None, Some(digest)) => Mass { total: digest.total(self.temperature), handicap: f64::NAN },
+            (None, None) => list_mass(&self.space.list, largest, inverse),
         }
     }
 
@@ -272,6 +308,7 @@ impl<'a> Candidates<'a> {
 
     /// Keeps the logits at or above `cut`.
     pub(crate) fn keep_from(&mut self, cut: f32) {
+        self.leave_brief(self.space.list.iter().all(|candidate| candidate.logit >= cut));
         if self.is_list {
             self.space.list.retain(|candidate| candidate.logit >= cut);
         } else {
@@ -293,6 +330,7 @@ impl<'a> Candidates<'a> {
                 cut,
             );
         }
+        self.leave_brief(self.space.list.len() < k);
         let list = &mut self.space.list;
         if list.len() > k && k > 0 {
             list.select_nth_unstable_by(k - 1, by_rank);
@@ -302,6 +340,7 @@ impl<'a> Candidates<'a> {
 
     /// Keeps one candidate.
     pub(crate) fn keep_only(&mut self, candidate: Candidate) {
+        self.leave_brief(false);
         self.space.list.clear();
         self.space.list.push(candidate);
         self.is_list = true;
@@ -334,17 +373,19 @@ impl<'a> Candidates<'a> {
             sum += weigh(list[index].logit);
             if sum >= target {
                 list.truncate(index + 1);
+                self.leave_brief(false);
                 return;
             }
         }
         list.truncate(end.max(1));
+        self.leave_brief(sum < target);
     }
 
     /// The `n` most probable, ranked, with the set left as it is.
     pub(crate) fn highest(&mut self, n: usize) -> Vec<Candidate> {
-        let (was_list, kept) = (self.is_list, self.space.list.clone());
+        let (was_list, brief, kept) = (self.is_list, self.brief, self.space.list.clone());
         self.keep_highest(n);
-        self.is_list = was_list;
+        (self.is_list, self.brief) = (was_list, brief);
         let mut highest = std::mem::replace(&mut self.space.list, kept);
         highest.sort_unstable_by(by_rank);
         highest

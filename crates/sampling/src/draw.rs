@@ -42,10 +42,11 @@ pub(crate) struct Outcome {
 pub(crate) fn race(set: &Candidates<'_>, seed: u64, position: u32, with_second: bool) -> Option<Outcome> {
     let best = set.best()?;
     let mut race = Race::new(best, set.temperature(), seed, position, with_second);
-    match set.row() {
-        Some((logits, maxima)) => race.run_row(logits, maxima),
-        None if set.list().len() > 1 => race.run_list(set.list()),
-        None => {}
+    match (set.row(), set.finalists()) {
+        (Some((logits, maxima)), _) => race.run_row(logits, maxima),
+        (None, Some(finalists)) => finalists.iter().for_each(|&(id, logit)| race.run_one(id, logit)),
+        (None, None) if set.list().len() > 1 => race.run_list(set.list()),
+        (None, None) => {}
     }
     Some(Outcome { winner: race.winner, second: race.second.filter(|_| with_second) })
 }
@@ -170,6 +171,10 @@ impl Race {
         ((1.0 - most) * 4_294_967_296.0) as u32
     }
 
+    fn run_one(&mut self, id: u32, logit: f32) {
+        self.time(id, logit, self.words.of(id));
+    }
+
     fn time(&mut self, id: u32, logit: f32, word: u32) {
         let handicap = (self.largest - f64::from(logit)) / self.temperature;
         let runner = Runner { id, logit, word, log_time: start(word) + handicap };
@@ -229,6 +234,18 @@ impl Runner {
     fn beats(&self, other: &Runner) -> bool {
         self.log_time.total_cmp(&other.log_time).then(other.word.cmp(&self.word)).then(self.id.cmp(&other.id)).is_lt()
     }
+}
+
+/// A runner's time in f32, h being its handicap: what a device computes to find those who may win.
+pub(crate) fn approximate_time(word: u32, handicap: f32) -> f32 {
+    let number = word >> 8;
+    // Each form is exact to a rounding where it is used: near 1 the logarithm is that of what is missing.
+    let negative_log = if number < 1 << 23 {
+        -libm::logf((number as f32 + 0.5) * 5.960_464_5e-8)
+    } else {
+        -libm::log1pf((number as f32 - 16_777_216.0 + 0.5) * 5.960_464_5e-8)
+    };
+    libm::logf(negative_log) + handicap
 }
 
 /// ln(-ln u).

@@ -101,6 +101,13 @@ impl TokenWords {
         }
     }
 
+    /// The word of one token.
+    pub(crate) fn of(&self, token: u32) -> u32 {
+        let mut words = [0; LANES];
+        self.fill_lanes(&[token; LANES], &mut words);
+        words[0]
+    }
+
     #[inline(always)]
     fn fill_lanes(&self, tokens: &[u32; LANES], words: &mut [u32; LANES]) {
         let multiply = |word: u64, which: usize| (word & 0xFFFF_FFFF) * u64::from(MULTIPLIERS[which]);

@@ -3,7 +3,7 @@
 //! `engine` makes a [`Sampler`] a request and calls it once a token. It knows logits and ids: no text, no device, no clock.
 
 use crate::candidates::{Candidates, Workspace};
-use crate::draw::{Outcome, race};
+use crate::draw::race;
 use crate::logprobs::{Logprobs, ModelView};
 use crate::params::{Mirostat, SamplingParams};
 use crate::steps::token_rules::TokenRules;
@@ -14,10 +14,10 @@ use crate::{Error, History, StepKind};
 /// Chooses tokens by one request's parameters. Immutable: what moves is in [`History`] and [`State`].
 #[derive(Debug, Clone)]
 pub struct Sampler {
-    steps: Vec<Step>,
-    seed: u64,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) seed: u64,
     vocab_size: usize,
-    logprobs: Option<u32>,
+    pub(crate) logprobs: Option<u32>,
     penalty_window: Option<u32>,
     mirostat: Option<Mirostat>,
     end_ids: Vec<u32>,
@@ -143,7 +143,8 @@ impl Sampler {
         let (set, _, view) = self.run(input, state, space, false)?;
         let outcome = race(&set, self.seed, input.position, false).ok_or(Error::NothingLeft)?;
         self.advance(&set, outcome.winner.logit, state);
-        Ok(self.choice(input, &outcome, view.as_ref()))
+        let token = outcome.winner.id;
+        Ok(self.choice(token, input.logits[token as usize], view.as_ref()))
     }
 
     /// Chooses the same token, and tells how.
@@ -156,9 +157,10 @@ impl Sampler {
         let (set, recorder, view) = self.run(input, state, space, true)?;
         let outcome = race(&set, self.seed, input.position, true).ok_or(Error::NothingLeft)?;
         self.advance(&set, outcome.winner.logit, state);
-        let choice = self.choice(input, &outcome, view.as_ref());
+        let token = outcome.winner.id;
+        let choice = self.choice(token, input.logits[token as usize], view.as_ref());
         let (recorder, view) = (recorder.ok_or(Error::NothingLeft)?, view.ok_or(Error::NothingLeft)?);
-        let logprob = view.logprob(input.logits[choice.token as usize]);
+        let logprob = view.logprob(input.logits[token as usize]);
         Ok((choice, recorder.finish(input.position, &outcome, logprob)))
     }
 
@@ -216,8 +218,8 @@ impl Sampler {
         }
     }
 
-    fn choice(&self, input: &Input<'_>, outcome: &Outcome, view: Option<&ModelView>) -> Choice {
-        let token = outcome.winner.id;
+    /// `logit` is the model's own.
+    pub(crate) fn choice(&self, token: u32, logit: f32, view: Option<&ModelView>) -> Choice {
         let end = if self.end_ids.contains(&token) {
             Some(End::EndOfSequence)
         } else if self.stop_ids.contains(&token) {
@@ -225,7 +227,7 @@ impl Sampler {
         } else {
             None
         };
-        let logprobs = view.filter(|_| self.logprobs.is_some()).map(|view| view.report(input.logits[token as usize]));
+        let logprobs = view.filter(|_| self.logprobs.is_some()).map(|view| view.report(logit));
         Choice { token, end, logprobs }
     }
 }

@@ -203,6 +203,14 @@ impl From<EngineError> for ApiError {
                 ApiError::too_many("queue_full", message, RETRY_SOON_S)
             }
             EngineError::Stopped => ApiError::unavailable("engine_stopped", "the engine has stopped", 30),
+            EngineError::OutOfMemory(_) => {
+                tracing::error!(%error, "a step had no memory");
+                ApiError::unavailable("out_of_memory", error.to_string(), RETRY_SOON_S)
+            }
+            EngineError::DeviceLost(_) => {
+                tracing::error!(%error, "the device is gone");
+                ApiError::unavailable("device_lost", error.to_string(), 30)
+            }
             EngineError::Sampling(error) => error.into(),
             EngineError::Model(_) | EngineError::Fault(_) => {
                 tracing::error!(%error, "a request failed in the engine");

@@ -10,6 +10,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use pellucid_engine::{EngineHandle, Pulse};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -19,7 +20,7 @@ use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::{ServerConfig, crypto::ring, version};
 
-use crate::drain::{Drain, Phase};
+use crate::drain::Phase;
 use crate::state::{Limits, SharedApp};
 
 /// Bytes of a request's headers; more is answered with 431.
@@ -28,6 +29,8 @@ pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 const FLUSH: Duration = Duration::from_secs(2);
 /// When the system has no descriptor for another connection, it may have one soon.
 const EXHAUSTED: Duration = Duration::from_millis(50);
+/// How soon it shows that the engine has stopped.
+const LISTEN_FOR_PULSE: Duration = Duration::from_millis(200);
 
 /// A certificate and its key.
 #[derive(Clone)]
@@ -76,16 +79,17 @@ pub enum Ended {
     Drained,
     /// Replies were cut short, by a second signal or because they took too long.
     CutShort,
+    /// The engine stopped by itself, for want of a device to compute with.
+    EngineStopped,
 }
 
 /// Accepts connections until the server is told to leave and has finished what was in flight.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router, app: SharedApp) -> Ended {
-    let drain = app.drain.clone();
     let connections = Arc::new(Semaphore::new(app.limits.max_connections));
     // Held by every connection: when the last one drops it, all have closed.
     let (open, all_closed) = tokio::sync::watch::channel(());
     let finished = tokio::sync::watch::Sender::new(false);
-    let mut leaving = std::pin::pin!(leave(&drain, &app.limits));
+    let mut leaving = std::pin::pin!(leave(&app));
     let ended = loop {
         let (stream, permit) = tokio::select! {
             ended = &mut leaving => break ended,
@@ -115,8 +119,17 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
 }
 
 /// Waits for the word to leave, and then for the replies in flight.
-async fn leave(drain: &Drain, limits: &Limits) -> Ended {
-    drain.reached(Phase::Draining).await;
+async fn leave(app: &SharedApp) -> Ended {
+    let (drain, limits) = (&app.drain, &app.limits);
+    tokio::select! {
+        () = drain.reached(Phase::Draining) => {}
+        () = stopped(&app.model.engine) => {
+            tracing::error!(in_flight = drain.num_in_flight(), "leaving: the engine has stopped");
+            // They send their error and go.
+            let _ = timeout(FLUSH, drain.emptied()).await;
+            return Ended::EngineStopped;
+        }
+    }
     tracing::info!(in_flight = drain.num_in_flight(), "draining: replies in flight are finished, new requests refused");
     tokio::select! {
         // First the signal: what it cut short is no longer in flight either.
@@ -129,6 +142,13 @@ async fn leave(drain: &Drain, limits: &Limits) -> Ended {
     // They send their error and go.
     let _ = timeout(FLUSH, drain.emptied()).await;
     Ended::CutShort
+}
+
+/// Waits until the engine's loop has ended.
+async fn stopped(engine: &EngineHandle) {
+    while engine.pulse() != Pulse::Dead {
+        sleep(LISTEN_FOR_PULSE).await;
+    }
 }
 
 async fn accept(

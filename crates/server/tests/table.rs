@@ -6,10 +6,10 @@ mod support;
 use std::io::{BufReader, Write};
 use std::time::Duration;
 
-use pellucid_server::Limits;
+use pellucid_server::{Ended, Limits};
 use serde_json::{Value, json};
 use support::socket::Socket;
-use support::{Response, Server, Setup, chat_body, completion_body, tenant};
+use support::{LOST_DEVICE, NO_MEMORY, Response, Server, Setup, chat_body, completion_body, tenant};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -324,6 +324,34 @@ fn an_error_after_the_stream_began() {
     assert_eq!(Response::read(&mut BufReader::new(neighbour)).ok()["choices"], alone);
     server.settles();
     assert_eq!(server.metric("pellucid_engine_failures_total"), 2.0);
+}
+
+/// A step without memory ends its requests with a 503, and the next is served as ever.
+#[test]
+fn a_step_without_memory() {
+    let server = Server::start();
+    let body = chat_body("\"seed\":1,\"max_tokens\":5");
+    let usual = server.post(CHAT, &body).ok()["choices"].clone();
+    server.fail_with(NO_MEMORY);
+    let refused = server.post(CHAT, &body);
+    refused.refused(503);
+    assert_eq!(refused.json()["error"]["code"], "out_of_memory");
+    server.fail_with(0);
+    assert_eq!(server.post(CHAT, &body).ok()["choices"], usual);
+    server.settles();
+}
+
+/// Without its device the engine stops: whoever is served gets a 503, and the server leaves.
+#[test]
+fn a_device_that_is_lost() {
+    let server = Server::start();
+    server.slow_down(100);
+    let waits = server.send("POST", CHAT, &JSON, chat_body("\"ignore_eos\":true,\"max_tokens\":60").as_bytes());
+    server.fail_with(LOST_DEVICE);
+    let refused = Response::read(&mut BufReader::new(waits));
+    refused.refused(503);
+    assert_eq!(refused.json()["error"]["code"], "device_lost");
+    assert_eq!(server.ended(), Ended::EngineStopped);
 }
 
 /// A half-sent body: the clock, not the client, decides.

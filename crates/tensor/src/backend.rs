@@ -19,6 +19,9 @@ pub enum Error {
     OutOfMemory { device: String, bytes: usize },
     #[error("{device} failed in {operation}: {reason}")]
     Device { device: String, operation: &'static str, reason: String },
+    /// Nothing that was on the device is there any more, and nothing that is asked of it will be done.
+    #[error("{device} was lost in {operation}: {reason}")]
+    Lost { device: String, operation: &'static str, reason: String },
 }
 
 /// A weight on its way from a file to a device: `rows` x `cols` numbers of `dtype`.
@@ -179,6 +182,30 @@ pub struct StepIndex<'a> {
 #[derive(Debug, Default)]
 pub struct StepMemo(pub Option<Box<dyn Any + Send>>);
 
+/// What to tell of a row of logits in place of the row, see [`Backend::digest`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowQuery {
+    /// The second temperature, beside 1, at which weights are summed.
+    pub temperature: f64,
+    /// Seed and position of a draw from the whole row, where there is to be one.
+    pub race: Option<(u64, u32)>,
+}
+
+/// A row of logits in brief. What its parts mean to the bit is the sampler's to say: `sampling` has the oracle.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RowDigest {
+    /// Every logit is a number, and the highest is finite. Otherwise the rest says nothing.
+    pub is_plain: bool,
+    /// The most probable tokens and their logits, from the highest down; ties to the lower token.
+    pub top: Vec<(u32, f32)>,
+    /// Whether `top` has every token that is not ruled out.
+    pub has_all: bool,
+    /// The sums of weights at temperature 1 and at the query's.
+    pub totals: [f64; 2],
+    /// Whoever may win the draw; empty where none was asked for, or too many may.
+    pub finalists: Vec<(u32, f32)>,
+}
+
 /// Numbers on the host's side, to be read back into.
 pub trait HostFloats: Send + Sync + fmt::Debug {
     fn get(&self) -> &[f32];
@@ -231,10 +258,26 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Copies numbers to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
+    /// Copies one row to the host as f32.
+    fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error>;
     /// Copies one row of a tensor over another.
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error>;
     /// Fills an activation from the host.
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error>;
+
+    // Logits.
+
+    /// Tokens that a digest lists at most, where the device makes digests of rows of `cols` logits: worth it where rows are far from
+    /// whoever samples.
+    fn digest_len(&self, cols: usize) -> Option<usize> {
+        let _ = cols;
+        None
+    }
+    /// Writes the digest of each row into `out`, which is as long as there are rows.
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
+        let _ = (logits, queries, out);
+        unreachable!("a device without digests is asked for none")
+    }
 
     // Steps.
 

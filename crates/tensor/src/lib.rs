@@ -10,7 +10,7 @@ mod tensor;
 
 pub use backend::{
     Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats, HostWeight, KvLayer, Linear,
-    Rope, RopeStyle, Routing, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
+    Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

@@ -226,7 +226,7 @@ fn linear(suite: &mut Suite<'_>) {
         let unit = dtype.block_len();
         let depths = if unit == 1 { vec![1, 17, 96, 300] } else { vec![unit, 3 * unit] };
         for cols in depths {
-            for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64)] {
+            for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64), (70, 40)] {
                 let x = suite.numbers.normals(num_rows * cols);
                 let bias = suite.numbers.normals(num_outputs);
                 let (mut linear, decoded) = suite.linear(dtype, num_outputs, cols);
@@ -484,9 +484,10 @@ fn attend_case(suite: &mut Suite<'_>, case: &AttentionCase) {
                 .collect();
             let total: f64 = weights.iter().sum();
             // With keys and values of 16 bits a backend may round queries and weights to the same format: a score moves by so much of the
-            // size of its terms, its weight by as much, and by one rounding more; so does the sum that weights are divided by.
+            // size of its terms, its weight by as much, and by one rounding more; so does the sum that weights are divided by. What is
+            // stored in 8 bits may be multiplied in f16.
             let unit = match dtype {
-                DType::F16 => 2f64.powi(-11),
+                DType::F16 | DType::Q8_0 => 2f64.powi(-11),
                 DType::BF16 => 2f64.powi(-8),
                 _ => 0.0,
             };
@@ -611,6 +612,9 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         (DType::F16, 128, 4, None, 32),
         (DType::BF16, 64, 7, Some(300), 8),
         (DType::Q8_0, 64, 2, Some(70), 32),
+        (DType::Q8_0, 128, 4, None, 32),
+        (DType::BF16, 256, 4, Some(400), 32),
+        (DType::Q8_0, 256, 2, None, 32),
     ] {
         if !suite.has_kv(dtype) {
             continue;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits, MlpKind, Model, NormKind, Positions};
-use pellucid_tensor::{Activation, Backend, HeadShape, StoreKv, Tensor};
+use pellucid_sampling::{DigestQuery, OwnedDigest};
+use pellucid_tensor::{Activation, Backend, HeadShape, RowDigest, RowQuery, StoreKv, Tensor};
 
 /// See the module's head.
 #[derive(Debug)]
@@ -21,6 +22,10 @@ pub struct FakeModel {
     pub poison: Option<u32>,
     /// A batch that contains this id makes the model panic.
     pub bomb: Option<u32>,
+    /// Answer with digests of this many tokens where they will do.
+    pub digest_len: Option<usize>,
+    /// The rows of the last batch, where digests were given.
+    rows: Vec<Vec<f32>>,
 }
 
 impl FakeModel {
@@ -50,7 +55,16 @@ impl FakeModel {
         };
         let backend = CpuBackend::new(CpuOptions { num_threads: 1, isa: Isa::Scalar }).expect("scalar is always there");
         let keys = backend.zeros(pellucid_tensor::DType::F32, 0, 1).expect("no memory at all");
-        FakeModel { config, backend: Arc::new(backend), stored: Vec::new(), keys, poison: None, bomb: None }
+        FakeModel {
+            config,
+            backend: Arc::new(backend),
+            stored: Vec::new(),
+            keys,
+            poison: None,
+            bomb: None,
+            digest_len: None,
+            rows: Vec::new(),
+        }
     }
 
     pub fn backend(&self) -> Arc<CpuBackend> {
@@ -68,6 +82,23 @@ impl FakeModel {
                 ((mixed >> 40) as f32 / (1u64 << 24) as f32) * 6.0
             })
             .collect()
+    }
+}
+
+impl FakeModel {
+    /// The logits of a row, by what the block tables lead to.
+    fn row(&self, batch: &Batch, row: usize, block_len: usize) -> Vec<f32> {
+        let vocab_size = self.config.vocab_size;
+        let sequence = batch.sequences().iter().find(|sequence| sequence.rows.contains(&row)).expect("an owner");
+        let blocks = &batch.block_tables()[sequence.blocks.clone()];
+        let token = |position: usize| {
+            self.stored[blocks[position / block_len] as usize * block_len + position % block_len] as u32
+        };
+        let positions = 0..=batch.positions()[row] as usize;
+        if self.poison.is_some_and(|poison| positions.clone().any(|position| token(position) == poison)) {
+            return vec![f32::NAN; vocab_size];
+        }
+        FakeModel::logits_after(positions.map(token), vocab_size)
     }
 }
 
@@ -90,22 +121,37 @@ impl Model for FakeModel {
         self.stored.resize(kv.num_blocks() * block_len, 0.0);
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
 
-        let vocab_size = self.config.vocab_size;
-        let out = logits.resize(batch.num_wanted(), vocab_size);
-        for (&row, out) in batch.wanted().iter().zip(out.chunks_exact_mut(vocab_size)) {
-            let row = row as usize;
-            let sequence = batch.sequences().iter().find(|sequence| sequence.rows.contains(&row)).expect("an owner");
-            let blocks = &batch.block_tables()[sequence.blocks.clone()];
-            let token = |position: usize| {
-                self.stored[blocks[position / block_len] as usize * block_len + position % block_len] as u32
-            };
-            let positions = 0..=batch.positions()[row] as usize;
-            if self.poison.is_some_and(|poison| positions.clone().any(|position| token(position) == poison)) {
-                out.fill(f32::NAN);
-            } else {
-                out.copy_from_slice(&FakeModel::logits_after(positions.map(token), vocab_size));
+        let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
+        if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
+            let digests = logits.resize_digests(rows.len());
+            for ((digest, query), row) in digests.iter_mut().zip(batch.queries()).zip(&rows) {
+                *digest = digest_of(row, query.as_ref().expect("looked at above"), len);
             }
+            self.rows = rows;
+            return Ok(());
         }
+        let vocab_size = self.config.vocab_size;
+        logits.resize(rows.len(), vocab_size).copy_from_slice(&rows.concat());
         Ok(())
+    }
+
+    fn digests(&self) -> bool {
+        self.digest_len.is_some()
+    }
+
+    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        out.copy_from_slice(&self.rows[row]);
+        Ok(())
+    }
+}
+
+/// What a device would tell of a row.
+pub fn digest_of(row: &[f32], query: &RowQuery, len: usize) -> RowDigest {
+    let query = DigestQuery { temperature: query.temperature, race: query.race };
+    match OwnedDigest::of(row, &query, len) {
+        Some(OwnedDigest { top, has_all, totals, finalists, .. }) => {
+            RowDigest { is_plain: true, top, has_all, totals, finalists }
+        }
+        None => RowDigest::default(),
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod backend_suite;
 mod collected;
+mod digest_suite;
 mod fake_model;
 pub mod products;
 pub mod selftest;
@@ -12,7 +13,7 @@ mod subjects;
 mod tiny_model;
 
 pub use collected::{Collected, Outcome};
-pub use fake_model::FakeModel;
+pub use fake_model::{FakeModel, digest_of};
 pub use subjects::{Subject, subjects};
 pub use tiny_model::{TINY_TEMPLATE, TinyModel, tiny_model};
 
@@ -163,7 +164,8 @@ impl Runner {
         let mut batch = Batch::default();
         let mut lens: Vec<Range<usize>> = Vec::new();
         for (sequence, ids) in chunks.iter_mut() {
-            let chunk = Chunk { ids, first_position: sequence.len, blocks: &sequence.blocks, wanted: 0..ids.len() };
+            let (first_position, blocks, wanted) = (sequence.len, &sequence.blocks, 0..ids.len());
+            let chunk = Chunk { ids, first_position, blocks, wanted, query: None };
             batch.push(chunk, BLOCK_LEN);
             lens.push(sequence.len..sequence.len + ids.len());
             sequence.len += ids.len();

@@ -56,7 +56,10 @@ fn a_steady_step_allocates_nothing() {
                 batch.clear();
                 for sequence in 0..num_sequences as u32 {
                     let ids = &subject.prompt[step..step + 1];
-                    batch.push(Chunk { ids, first_position: step, blocks: &[sequence], wanted: 0..1 }, BLOCK_LEN);
+                    batch.push(
+                        Chunk { ids, first_position: step, blocks: &[sequence], wanted: 0..1, query: None },
+                        BLOCK_LEN,
+                    );
                 }
                 runner.model.forward(&batch, &mut runner.kv, &mut logits).expect("a step");
                 if let Some(steady) = step.checked_sub(WARM_UP) {

@@ -70,7 +70,8 @@ fn simulate(seed: u64) -> usize {
         overcommit: random.chance(2),
         secret: [seed as u8; 32],
     };
-    let model = FakeModel::new(VOCAB, CONTEXT);
+    let mut model = FakeModel::new(VOCAB, CONTEXT);
+    model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
     if random.chance(3) {

@@ -107,6 +107,21 @@ impl Bpe {
         })
     }
 
+    /// Whether its symbols are bytes in GPT-2's alphabet, else characters.
+    pub(crate) fn is_byte_level(&self) -> bool {
+        matches!(self.alphabet, Alphabet::Bytes(_))
+    }
+
+    /// Whether a piece that is a token is taken whole.
+    pub(crate) fn ignores_merges(&self) -> bool {
+        self.ignore_merges
+    }
+
+    /// Whether a character without a token is spelled in byte tokens.
+    pub(crate) fn falls_back_to_bytes(&self) -> bool {
+        matches!(self.alphabet, Alphabet::Characters { byte_tokens: Some(_) })
+    }
+
     /// The ids that merges produce.
     pub(crate) fn products(&self) -> impl Iterator<Item = u32> {
         self.merges.values().map(|join| join.id)

@@ -15,6 +15,9 @@ pub enum Error {
     #[error("pre-tokenizer {found:?} is not supported; supported are {}", supported.join(", "))]
     UnsupportedPreTokenizer { found: String, supported: Vec<&'static str> },
 
+    #[error("the tokenizer has no GGUF form: {0}")]
+    NoGgufForm(&'static str),
+
     #[error("{key}: expected {expected}, found {found}")]
     Invalid { key: String, expected: String, found: String },
 

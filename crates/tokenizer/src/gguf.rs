@@ -18,12 +18,16 @@ use crate::vocabulary::{Kind, Spelling, Vocabulary};
 
 const MODELS: &[&str] = &["gpt2", "llama", "gemma4"];
 
-const MODEL: &str = "tokenizer.ggml.model";
-const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const TYPES: &str = "tokenizer.ggml.token_type";
-const SCORES: &str = "tokenizer.ggml.scores";
-const MERGES: &str = "tokenizer.ggml.merges";
+pub(crate) const MODEL: &str = "tokenizer.ggml.model";
+pub(crate) const PRE: &str = "tokenizer.ggml.pre";
+pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(crate) const TYPES: &str = "tokenizer.ggml.token_type";
+pub(crate) const SCORES: &str = "tokenizer.ggml.scores";
+pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
+pub(crate) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+pub(crate) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+pub(crate) const SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+pub(crate) const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 
 pub(crate) fn load(metadata: &Metadata) -> Result<Tokenizer, Error> {
     let model = match metadata.opt_str(MODEL)? {
@@ -61,7 +65,7 @@ fn load_sentencepiece(metadata: &Metadata) -> Result<Tokenizer, Error> {
     }
     let usual = NamedIds { bos: Some(1), eos: Some(2), unknown: Some(0), ..NamedIds::default() };
     let named = load_named_ids(metadata, &vocabulary, usual)?;
-    let space_prefix = metadata.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let space_prefix = metadata.opt_bool(SPACE_PREFIX)?.unwrap_or(true);
     let mut rewrites = Vec::new();
     if metadata.opt_bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false) {
         rewrites.push(Rewrite::SqueezeSpaces);
@@ -169,8 +173,8 @@ fn assemble(
     leading_space: LeadingSpace,
 ) -> Result<Tokenizer, Error> {
     let flag = |key: &str, usual: bool| metadata.opt_bool(key).map(|value| value.unwrap_or(usual));
-    let add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?;
-    let add_eos = flag("tokenizer.ggml.add_eos_token", false)?;
+    let add_bos = flag(ADD_BOS, add_bos)?;
+    let add_eos = flag(ADD_EOS, false)?;
     // Phi-3's SentencePiece tokenizers swallow the white space after their markers; the file has no key for it.
     let swallow = metadata.opt_str("general.architecture")? == Some("phi3") && matches!(pipeline.model, Model::Spm(_));
     let mut added = Vec::new();

@@ -22,11 +22,16 @@ use crate::vocabulary::{Kind, MAX_TOKENS, Spelling, Vocabulary, parse_byte_piece
 const MODELS: &[&str] = &["BPE", "Unigram"];
 
 pub(crate) fn load(folder: &HuggingFace) -> Result<Tokenizer, Error> {
+    Ok(read(folder)?.0)
+}
+
+/// The tokenizer, and the merges of a BPE model in the order of their ranks, for whoever writes it in another form.
+pub(crate) fn read(folder: &HuggingFace) -> Result<(Tokenizer, Vec<Merge>), Error> {
     let text = folder.tokenizer.as_deref().ok_or(Error::Missing("the folder has no tokenizer.json"))?;
     let root: Value = serde_json::from_str(text).map_err(|error| Error::invalid("tokenizer.json", "JSON", error))?;
     let no_config = Value::Null;
     let config = folder.tokenizer_config.as_ref().unwrap_or(&no_config);
-    let tokenizer = assemble(&root, config)?;
+    let (tokenizer, merges) = assemble(&root, config)?;
     let mut end_ids = Vec::new();
     for source in [folder.generation_config.as_ref(), Some(&folder.config)].into_iter().flatten() {
         match &source["eos_token_id"] {
@@ -34,14 +39,14 @@ pub(crate) fn load(folder: &HuggingFace) -> Result<Tokenizer, Error> {
             id => end_ids.extend(as_id(id)),
         }
     }
-    Ok(tokenizer.finish(&end_ids))
+    Ok((tokenizer.finish(&end_ids), merges))
 }
 
 fn as_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
+fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Error> {
     let model = &root["model"];
     let model_type = match model["type"].as_str() {
         Some(name) => name,
@@ -65,6 +70,7 @@ fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
         _ => as_id(&model["unk_id"]).filter(|&id| (id as usize) < vocabulary.len()),
     };
     let byte_fallback = model["byte_fallback"].as_bool().unwrap_or(false);
+    let merges = if model_type == "BPE" { merges(model)? } else { Vec::new() };
     let (model, adjacency) = if model_type == "BPE" {
         let options = BpeOptions {
             byte_level: pre_tokenizer.byte_level,
@@ -73,7 +79,8 @@ fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
             unknown,
             fuse_unknown: model["fuse_unk"].as_bool().unwrap_or(false),
         };
-        let bpe = load_bpe(model, &vocabulary, options)?;
+        let pairs = merges.iter().map(|(left, right)| (left.as_str(), right.as_str()));
+        let bpe = Bpe::new(&vocabulary, pairs, options)?;
         let cut = !options.byte_level && !options.ignore_merges && !bpe.fuses_unknown();
         let adjacency = cut.then(|| Adjacency::new(bpe.products().map(|id| vocabulary.piece(id))));
         (Model::Bpe(bpe), adjacency)
@@ -96,7 +103,7 @@ fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
             vocabulary.set_text(token.id, &token.content);
         }
     }
-    Ok(Tokenizer {
+    let tokenizer = Tokenizer {
         added,
         added_normalized,
         guarded: Vec::new(),
@@ -108,8 +115,12 @@ fn assemble(root: &Value, config: &Value) -> Result<Tokenizer, Error> {
         prefix,
         suffix,
         end_ids: Vec::new(),
-    })
+    };
+    Ok((tokenizer, merges))
 }
+
+/// Two pieces that join.
+pub(crate) type Merge = (String, String);
 
 /// A piece and its id.
 type Pieces = Vec<(String, usize)>;
@@ -144,9 +155,9 @@ fn unigram_pieces(model: &Value) -> Result<(Pieces, Vec<f64>), Error> {
     Ok((pieces, scores))
 }
 
-fn load_bpe(model: &Value, vocabulary: &Vocabulary, options: BpeOptions) -> Result<Bpe, Error> {
+fn merges(model: &Value) -> Result<Vec<Merge>, Error> {
     let merges = model["merges"].as_array().ok_or_else(|| wrong("model.merges", "an array", &model["merges"]))?;
-    let pair = |merge: &'_ Value| -> Option<(String, String)> {
+    let pair = |merge: &'_ Value| -> Option<Merge> {
         match merge {
             Value::String(text) => text.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned())),
             merge => Some((merge[0].as_str()?.to_owned(), merge[1].as_str()?.to_owned())),
@@ -155,8 +166,7 @@ fn load_bpe(model: &Value, vocabulary: &Vocabulary, options: BpeOptions) -> Resu
     if let Some((rank, bad)) = merges.iter().enumerate().find(|(_, merge)| pair(merge).is_none()) {
         return Err(wrong(&format!("model.merges[{rank}]"), "two pieces", bad));
     }
-    let pairs: Vec<(String, String)> = merges.iter().filter_map(pair).collect();
-    Bpe::new(vocabulary, pairs.iter().map(|(left, right)| (left.as_str(), right.as_str())), options)
+    Ok(merges.iter().filter_map(pair).collect())
 }
 
 pub(crate) fn wrong(key: &str, expected: &str, found: &Value) -> Error {

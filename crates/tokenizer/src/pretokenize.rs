@@ -49,6 +49,27 @@ const DEEPSEEK_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}
 const DEEPSEEK3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
 const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 
+impl PartialEq for Stage {
+    /// Whether both cut every text alike, as far as their definitions tell: files spell the same pattern in different ways.
+    fn eq(&self, other: &Stage) -> bool {
+        match (self, other) {
+            (Stage::Gpt2, Stage::Gpt2)
+            | (Stage::DeepSeek3, Stage::DeepSeek3)
+            | (Stage::Punctuation, Stage::Punctuation) => true,
+            (Stage::Words { digits: a, marks: b }, Stage::Words { digits: c, marks: d }) => (a, b) == (c, d),
+            (Stage::Cased { digits: a, contractions: b }, Stage::Cased { digits: c, contractions: d }) => {
+                (a, b) == (c, d)
+            }
+            (Stage::Numbers(a), Stage::Numbers(b)) => a == b,
+            (Stage::Pattern(a), Stage::Pattern(b)) => {
+                let parsed = |regex: &Regex| regex_syntax::parse(regex.as_str()).ok();
+                a.as_str() == b.as_str() || parsed(a).is_some_and(|a| parsed(b) == Some(a))
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Stage {
     /// The stage that cuts by a pattern: a scanner where we have one, else the regular expression itself.
     pub(crate) fn from_pattern(pattern: &str) -> Result<Stage, Error> {
@@ -231,6 +252,32 @@ pub(crate) fn named(name: &str) -> Result<Named, Error> {
         add_bos: matches!(recipe, Recipe::Llama3 | Recipe::Tekken),
         nfc: NFC_NAMES.contains(&name),
     })
+}
+
+/// Of the names that cut alike, the one that most files have comes first; some also say how text is normalized.
+const WRITTEN_NAMES: [&str; 15] = [
+    "gpt-2",
+    "mpt",
+    "smollm",
+    "command-r",
+    "llama-bpe",
+    "dbrx",
+    "qwen2",
+    "stablelm2",
+    "qwen35",
+    "tekken",
+    "gpt-4o",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+    "default",
+];
+
+/// The name for these cuts, and what else it stands for: the one that fits best where several names cut alike.
+pub(crate) fn name_of(stages: &[Stage], ignore_merges: bool, nfc: bool) -> Option<(&'static str, Named)> {
+    let known = WRITTEN_NAMES.into_iter().filter_map(|name| Some((name, named(name).ok()?)));
+    let alike = known.filter(|(_, named)| named.stages == stages);
+    alike.min_by_key(|(_, named)| (named.ignore_merges != ignore_merges, named.nfc != nfc))
 }
 
 #[cfg(test)]

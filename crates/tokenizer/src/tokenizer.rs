@@ -139,7 +139,7 @@ impl Tokenizer {
     /// As [`Tokenizer::from_checkpoint`], from the metadata of a GGUF file.
     pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, Error> {
         let mut tokenizer = crate::gguf::load(metadata)?;
-        if let Some(template) = metadata.opt_str("tokenizer.chat_template")? {
+        if let Some(template) = metadata.opt_str(crate::gguf::CHAT_TEMPLATE)? {
             tokenizer.guard(template);
         }
         Ok(tokenizer)

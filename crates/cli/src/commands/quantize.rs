@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, TensorInfo, Value, recode};
-use pellucid_model::{TensorPlace, WeightMix};
+use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, Value, recode};
+use pellucid_model::{GgufModel, GgufTensor, TensorPlace, WeightMix};
 use pellucid_tensor::{DType, quant};
+use pellucid_tokenizer::write_gguf;
 use serde_json::json;
 
 use crate::format::{bytes_text, grouped, plain};
@@ -18,14 +19,17 @@ use crate::output::Output;
 
 /// Write a model in fewer bits
 ///
-/// Takes a GGUF file in F32, F16 or BF16 and writes one of the given type.
+/// Takes a GGUF file or a Hugging Face folder (safetensors) in F32, F16 or BF16
+/// and writes a GGUF file of the given type, with the folder's tokenizer and chat
+/// template in it. What such a file cannot say of a model is refused, or told.
+///
 /// The _m mixes give more bits to the tensors that matter most. The table says
 /// what rounding did to each tensor: the root of the mean squared error, as a
 /// share of the tensor's own size.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct QuantizeArgs {
-    /// Path of a GGUF file, or name of a pulled model
+    /// Path of a GGUF file or of a Hugging Face folder, or name of a pulled model
     model: String,
 
     /// GGUF file to write; it must not exist
@@ -59,23 +63,30 @@ struct Line {
 
 pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, output: &mut Output) -> Result<()> {
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
-    let Source::Gguf(metadata) = checkpoint.source() else {
-        bail!("{}: a Hugging Face folder; quantize takes a GGUF file, convert it first", checkpoint.path().display());
-    };
+    let model = GgufModel::new(&checkpoint)?;
     let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
-    let tensors = plan(&checkpoint, metadata, mix, args.requantize)?;
+    let tensors = plan(&model, mix, args.requantize)?;
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let lines = write(&checkpoint, &described(metadata, mix), &tensors, num_threads, &args.out)?;
-    report(args, &checkpoint, &lines, output)
+    let (metadata, mut notes) = described(&checkpoint, model.metadata(), mix)?;
+    if let Some(example) = model.left_out().first() {
+        let count = model.left_out().len();
+        notes.push(format!("{count} tensors that are no part of the decoder are left out, such as {example}"));
+    }
+    for note in &notes {
+        writeln!(std::io::stderr(), "note: {}", plain(note))?;
+    }
+    let lines = write(&model, &metadata, &tensors, num_threads, &args.out)?;
+    report(args, &checkpoint, &notes, &lines, output)
 }
 
 /// The format of every tensor. Refuses what is quantized already, unless that is wanted.
-fn plan(checkpoint: &Checkpoint, metadata: &Metadata, mix: WeightMix, requantize: bool) -> Result<Vec<NewTensor>> {
-    let num_layers = metadata.u32(&format!("{}.block_count", checkpoint.architecture()?))? as usize;
-    let is_tied = checkpoint.find_tensor("output.weight").is_none();
-    let planned = |tensor: &TensorInfo| {
-        let TensorInfo { name, dtype, shape, .. } = tensor;
+fn plan(model: &GgufModel<'_>, mix: WeightMix, requantize: bool) -> Result<Vec<NewTensor>> {
+    let metadata = model.metadata();
+    let num_layers = metadata.u32(&format!("{}.block_count", metadata.str("general.architecture")?))? as usize;
+    let is_tied = !model.tensors().iter().any(|tensor| tensor.name == "output.weight");
+    let planned = |tensor: &GgufTensor| {
+        let GgufTensor { name, dtype, shape, .. } = tensor;
         let place = TensorPlace { name, shape, num_layers, is_tied };
         let wanted = if name.ends_with(".weight") { mix.dtype(place) } else { DType::F32 };
         if dtype.is_quantized() && *dtype != wanted && !requantize {
@@ -87,11 +98,11 @@ fn plan(checkpoint: &Checkpoint, metadata: &Metadata, mix: WeightMix, requantize
         debug_assert!(quant::has_encoder(wanted), "every mix has encoders");
         Ok(NewTensor { name: name.clone(), dtype: wanted, shape: shape.clone() })
     };
-    checkpoint.tensors().iter().map(planned).collect()
+    model.tensors().iter().map(planned).collect()
 }
 
-/// The file's own keys, with what it is now. Keys that count the parts of a split file go: this is one file.
-fn described(metadata: &Metadata, mix: WeightMix) -> Metadata {
+/// The model's own keys, with what it is now, and notes for the user. Keys that count the parts of a split file go: this is one file.
+fn described(checkpoint: &Checkpoint, metadata: &Metadata, mix: WeightMix) -> Result<(Metadata, Vec<String>)> {
     const CHANGED: [&str; 2] = ["general.file_type", "general.quantization_version"];
     let mut new = Metadata::default();
     for (key, value) in metadata.iter().filter(|(key, _)| !CHANGED.contains(key) && !key.starts_with("split.")) {
@@ -115,12 +126,34 @@ fn described(metadata: &Metadata, mix: WeightMix) -> Metadata {
     };
     new.insert(CHANGED[0].into(), Value::U32(file_type));
     new.insert(CHANGED[1].into(), Value::U32(2));
-    new
+    let notes = match checkpoint.source() {
+        Source::Gguf(_) => Vec::new(),
+        Source::HuggingFace(folder) => add_folder(folder, checkpoint.path(), &mut new)?,
+    };
+    Ok((new, notes))
+}
+
+/// What a folder has beside its weights: its name and its tokenizer.
+fn add_folder(folder: &HuggingFace, path: &Path, metadata: &mut Metadata) -> Result<Vec<String>> {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder_path = if whole.is_dir() { Some(whole.as_path()) } else { whole.parent() };
+    if let Some(name) = folder_path.and_then(Path::file_name) {
+        metadata.insert("general.name".into(), Value::String(name.to_string_lossy().into_owned()));
+    }
+    metadata.insert("general.type".into(), Value::String("model".into()));
+    if folder.tokenizer.is_none() {
+        metadata.insert("tokenizer.ggml.model".into(), Value::String("none".into()));
+        return Ok(vec![
+            "the folder has no tokenizer.json, so the file has no vocabulary: ids go in and ids come out".into(),
+        ]);
+    }
+    let vocab_size = metadata.u32(&format!("{}.vocab_size", metadata.str("general.architecture")?))?;
+    Ok(write_gguf(folder, vocab_size as usize, metadata)?)
 }
 
 /// Writes beside the target and renames at the end: a file that has the name is whole.
 fn write(
-    checkpoint: &Checkpoint,
+    model: &GgufModel<'_>,
     metadata: &Metadata,
     tensors: &[NewTensor],
     num_threads: usize,
@@ -134,11 +167,11 @@ fn write(
     let file = File::create_new(&part).with_context(|| format!("could not create {}", part.display()))?;
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
     let mut lines = Vec::new();
-    let written = recode(checkpoint, metadata, tensors, num_threads, (&part, BufWriter::new(file)), &mut |recoded| {
+    let written = recode(model, metadata, tensors, num_threads, (&part, BufWriter::new(file)), &mut |recoded| {
         bar.inc(recoded.tensor.num_bytes() as u64);
         lines.push(Line {
             name: recoded.tensor.name.clone(),
-            from: recoded.from,
+            from: model.tensors()[lines.len()].dtype,
             to: recoded.tensor.dtype,
             bytes: recoded.tensor.num_bytes(),
             relative_error: recoded.relative_error,
@@ -157,7 +190,13 @@ fn write(
     finished.map(|()| lines)
 }
 
-fn report(args: &QuantizeArgs, checkpoint: &Checkpoint, lines: &[Line], output: &mut Output) -> Result<()> {
+fn report(
+    args: &QuantizeArgs,
+    checkpoint: &Checkpoint,
+    notes: &[String],
+    lines: &[Line],
+    output: &mut Output,
+) -> Result<()> {
     let (before, after) = (checkpoint.file_bytes(), std::fs::metadata(&args.out)?.len());
     if args.json {
         let tensors: Vec<_> = (lines.iter())
@@ -166,7 +205,7 @@ fn report(args: &QuantizeArgs, checkpoint: &Checkpoint, lines: &[Line], output: 
                         "relative_error": line.relative_error })
             })
             .collect();
-        let result = json!({ "type": args.mix, "file_bytes_before": before, "file_bytes": after, "tensors": tensors });
+        let result = json!({ "type": args.mix, "file_bytes_before": before, "file_bytes": after, "notes": notes, "tensors": tensors });
         return Ok(output.write_json(&result)?);
     }
     writeln!(output, "{:<38}{:<14}{:>14}{:>10}", "tensor", "type", "bytes", "error")?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use pellucid_cpu::Isa;
 use pellucid_testing::selftest::{self, Report};
 
-use crate::device::{self, CpuChoice, DeviceChoice};
+use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
 use crate::output::Output;
 
 /// Check a device against formulas and the reference implementation
@@ -25,10 +25,20 @@ pub(crate) struct SelftestArgs {
     /// [default: the best that the machine has]
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
+
+    /// Check a GPU as --fast uses it; equal bits are then not asked for
+    #[arg(long)]
+    fast: bool,
+
+    /// Compile a GPU's kernels with NVRTC, as for one that the program has
+    /// no machine code for
+    #[arg(long, verbatim_doc_comment)]
+    nvrtc: bool,
 }
 
 pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
-    let backend = device::open(args.device, CpuChoice { num_threads: None, isa: args.cpu_isa })?;
+    let cuda = CudaChoice { fast: args.fast, compile_kernels: args.nvrtc };
+    let backend = device::open(args.device, CpuChoice { num_threads: None, isa: args.cpu_isa }, cuda)?;
     writeln!(output, "{}", backend.description())?;
     output.flush()?;
     let folder = tempfile::tempdir().context("no folder for the models' files")?;
@@ -36,7 +46,7 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
     let mut written = Ok(());
-    let reports = selftest::run(&backend, folder.path(), &mut |report| {
+    let reports = selftest::run(&backend, folder.path(), !args.fast, &mut |report| {
         if written.is_ok() {
             written = line(output, report);
         }

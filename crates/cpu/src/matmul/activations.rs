@@ -10,7 +10,7 @@
 //! by slice, each with its m rows.
 
 use super::packing::{Layout, SLICE};
-use crate::memory::SharedSlice;
+use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
 use crate::simd::{Simd, vectorized};
 
@@ -20,24 +20,26 @@ pub(crate) const BLOCK: usize = 16;
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even; the sum's low byte is that integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// Quantized rows. The vectors keep their memory from step to step.
+/// Quantized rows. The buffers keep their memory from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Quantized {
     num_rows: usize,
     num_slices: usize,
     /// Slices that share a scale.
     group: usize,
-    quants: Vec<i8>,
+    /// Bytes of `quants` from block to block.
+    stride: usize,
+    quants: Buffer<i8>,
     /// Sums of 16, negated, what an offset of one adds to a product; for the K formats.
-    sums16: Vec<i32>,
+    sums16: Buffer<i32>,
     /// Sums of 32, negated; for the others.
-    sums32: Vec<i32>,
+    sums32: Buffer<i32>,
     /// Sums of 32 as they are, in f32.
-    sums: Vec<f32>,
+    sums: Buffer<f32>,
     /// Those of two slices as i16; for the K formats.
-    pairs: Vec<[i16; 2]>,
+    pairs: Buffer<[i16; 2]>,
     /// One for each group.
-    scales: Vec<f32>,
+    scales: Buffer<f32>,
 }
 
 /// One block of rows, as kernels read it: the start of each array, whose order the head of this file gives.
@@ -67,27 +69,6 @@ impl RowBlock {
         // SAFETY: within the block's array by the caller's promise.
         unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE + slice % 2 * SLICE) }
     }
-
-    /// The same rows from a slice on, which begins a unit of the layout.
-    ///
-    /// # Safety
-    /// The block has more slices.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) unsafe fn at_slice(self, slice: usize, layout: &Layout) -> Self {
-        let m = self.num_rows;
-        // SAFETY: within the block's arrays by the caller's promise.
-        unsafe {
-            RowBlock {
-                num_rows: m,
-                quants: self.quants.add(slice * m * SLICE),
-                sums16: self.sums16.add(2 * slice * m),
-                sums32: self.sums32.add(slice * m),
-                sums: self.sums.add(slice * m),
-                pairs: self.pairs.add(slice / 2 * m),
-                scales: self.scales.add(slice / layout.group * m),
-            }
-        }
-    }
 }
 
 /// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
@@ -102,23 +83,22 @@ impl Quantized {
         let num_rows = x.len() / depth;
         (self.num_rows, self.num_slices, self.group) = (num_rows, num_slices, group);
         let slices = num_rows * num_slices;
-        self.quants.resize(slices * SLICE, 0);
-        self.sums16.resize(2 * slices + SPARE, 0);
-        self.sums32.resize(slices + SPARE, 0);
-        self.sums.resize(slices + SPARE, 0.0);
-        self.pairs.resize(slices / 2 + SPARE, [0; 2]);
-        self.scales.resize(slices / group + SPARE, 0.0);
+        let stride = block_stride(BLOCK * num_slices * SLICE);
+        self.stride = stride;
+        let num_blocks = self.num_blocks();
         let parts = Parts {
-            quants: SharedSlice::new(&mut self.quants),
-            sums16: SharedSlice::new(&mut self.sums16),
-            sums32: SharedSlice::new(&mut self.sums32),
-            sums: SharedSlice::new(&mut self.sums),
-            pairs: SharedSlice::new(&mut self.pairs),
-            scales: SharedSlice::new(&mut self.scales),
+            quants: SharedSlice::new(self.quants.grow(num_blocks * stride)),
+            sums16: SharedSlice::new(self.sums16.grow(2 * slices + SPARE)),
+            sums32: SharedSlice::new(self.sums32.grow(slices + SPARE)),
+            sums: SharedSlice::new(self.sums.grow(slices + SPARE)),
+            pairs: SharedSlice::new(self.pairs.grow(slices / 2 + SPARE)),
+            scales: SharedSlice::new(self.scales.grow(slices / group + SPARE)),
         };
         let quantize = |row: usize| {
             let m = rows_of_block(num_rows, row / BLOCK);
-            let place = Place { start: row / BLOCK * BLOCK * num_slices, row: row % BLOCK, m, group };
+            let block = row / BLOCK;
+            let (quants, start) = (block * stride, block * BLOCK * num_slices);
+            let place = Place { quants, start, row: row % BLOCK, m, group };
             quantize_row(simd, &x[row * depth..(row + 1) * depth], num_slices, place, parts);
         };
         // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
@@ -137,6 +117,12 @@ impl Quantized {
         self.num_rows.div_ceil(BLOCK)
     }
 
+    /// Bytes from the integers of a block to those of the next.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.stride
+    }
+
     pub(crate) fn num_slices(&self) -> usize {
         self.num_slices
     }
@@ -145,7 +131,7 @@ impl Quantized {
         let start = block * BLOCK * self.num_slices;
         RowBlock {
             num_rows: rows_of_block(self.num_rows, block),
-            quants: self.quants[start * SLICE..].as_ptr(),
+            quants: self.quants[block * self.stride..].as_ptr(),
             sums16: self.sums16[2 * start..].as_ptr(),
             sums32: self.sums32[start..].as_ptr(),
             sums: self.sums[start..].as_ptr(),
@@ -173,6 +159,8 @@ struct Parts {
 /// Where a row goes.
 #[derive(Clone, Copy)]
 struct Place {
+    /// Where the integers of the row's block begin.
+    quants: usize,
     /// First slice of the row's block.
     start: usize,
     /// Row within the block, and the block's rows.
@@ -183,7 +171,7 @@ struct Place {
 
 vectorized! {
     fn quantize_row<S: Simd>(x: &[f32], num_slices: usize, place: Place, parts: Parts) {
-        let Place { start, row, m, group } = place;
+        let Place { quants: block, start, row, m, group } = place;
         // A row of x ends with a slice, but perhaps not with a group.
         let (slices, _) = x.as_chunks::<SLICE>();
         let mut scale_at = start / group + row;
@@ -209,7 +197,7 @@ vectorized! {
                 let (at, sum) = (start + s * m, low + high);
                 // SAFETY: as above.
                 unsafe {
-                    let quants = parts.quants.part(start * SLICE + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
+                    let quants = parts.quants.part(block + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
                     for i in 0..SLICE {
                         quants[i] = integers[i] as i8;
                     }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::Product;
 use super::packing::COLUMNS;
 use super::plain::{PlainWeight, Rows};
-use crate::memory::SharedSlice;
+use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
 use crate::simd::amx::{TileConfig, release_tiles};
 use crate::simd::{Simd, vectorized};
@@ -40,20 +40,22 @@ type Tile = [[f32; COLUMNS]; BLOCK];
 pub(super) struct BfRows {
     num_rows: usize,
     num_steps: usize,
-    numbers: Vec<u16>,
+    /// Numbers from block to block.
+    stride: usize,
+    numbers: Buffer<u16>,
 }
 
 impl BfRows {
     pub(super) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, rows: Rows<'_>) {
         self.num_rows = rows.x.len() / rows.depth;
         self.num_steps = rows.depth.div_ceil(STEP);
-        self.numbers.resize(self.num_rows * self.num_steps * STEP, 0);
-        let (num_rows, num_steps) = (self.num_rows, self.num_steps);
-        let numbers = SharedSlice::new(&mut self.numbers);
+        self.stride = block_stride(BLOCK * self.num_steps * STEP * size_of::<u16>()) / size_of::<u16>();
+        let (num_rows, stride) = (self.num_rows, self.stride);
+        let numbers = SharedSlice::new(self.numbers.grow(self.num_blocks() * stride));
         let round = |row: usize| {
             let block = row / BLOCK;
             let m = BLOCK.min(num_rows - block * BLOCK);
-            let start = block * BLOCK * num_steps * STEP + row % BLOCK * STEP;
+            let start = block * stride + row % BLOCK * STEP;
             round_row(simd, &rows.x[row * rows.depth..(row + 1) * rows.depth], m * STEP, start, numbers);
         };
         // Threads are worth waking for several rows only.
@@ -67,7 +69,7 @@ impl BfRows {
     /// Rows of a block, and where its step begins.
     fn block(&self, block: usize, step: usize) -> (usize, *const u16) {
         let m = BLOCK.min(self.num_rows - block * BLOCK);
-        (m, self.numbers[(block * BLOCK * self.num_steps + step * m) * STEP..].as_ptr())
+        (m, self.numbers[block * self.stride + step * m * STEP..].as_ptr())
     }
 }
 
@@ -95,7 +97,7 @@ fn round(x: f32) -> u16 {
 
 thread_local! {
     /// Result tiles, `[panel][block]`; kept by each thread so that a step allocates nothing after the first.
-    static RESULTS: RefCell<Vec<Tile>> = const { RefCell::new(Vec::new()) };
+    static RESULTS: RefCell<Buffer<Tile>> = RefCell::default();
 }
 
 /// Some panels for all rows, written to the product's output.
@@ -111,7 +113,7 @@ pub(super) unsafe fn rows_times_panels(
 ) {
     RESULTS.with_borrow_mut(|results| {
         let num_tiles = MAX_PANELS * MAX_BLOCKS.min(rows.num_blocks());
-        results.resize(results.len().max(num_tiles), [[0.0; COLUMNS]; BLOCK]);
+        let results = results.grow(num_tiles);
         for start in panels.clone().step_by(MAX_PANELS) {
             let panels = start..panels.end.min(start + MAX_PANELS);
             for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {

@@ -6,7 +6,7 @@
 // same, and depends on the row's position alone.
 //
 // Two definitions: a plain one in f32 for any format and head, with tiles of 128, and one on the tensor cores, with tiles of 64, for keys
-// and values of 16 bits. Which one serves depends on format, head and block length alone. The kernels of the second, for a chunk of
+// and values of 16 bits, and of 8 bits that become f16 before they are multiplied. Which one serves depends on format, head and block length alone. The kernels of the second, for a chunk of
 // tokens, for one token, and in flash.cu for a chunk on compute capability 9.0, give the same bits. Bytes moved for one row: every
 // visible key and value once.
 
@@ -39,6 +39,54 @@ KERNEL void store_kv(StoreKv s) {
         put_number(s.key_blocks, s.storage, at, s.keys[(u64)row * cols + i]);
         put_number(s.value_blocks, s.storage, at, s.values[(u64)row * cols + i]);
     }
+}
+
+// The same in 8 bits: a block of whole warps for each row, a warp for each group.
+KERNEL void store_q8(StoreKv s) {
+    begin();
+    u32 row = blockIdx.x, lane = threadIdx.x % 32, cols = s.num_kv_heads * s.head_size, groups = cols / Q8_GROUP;
+    u32 slot = s.slots[row];
+    if (slot / s.block_len >= s.num_blocks) return;
+    for (u32 item = threadIdx.x / 32; item < 2 * groups; item += blockDim.x / 32) {
+        u32 col = item % groups * Q8_GROUP;
+        float x = (item < groups ? s.keys : s.values)[(u64)row * cols + col + lane];
+        float largest = warp_max(magnitude(x));
+        float d = __fdiv_rn(largest, 127.0f), inverse = d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d);
+        u8* blocks = (u8*)(item < groups ? s.key_blocks : s.value_blocks);
+        u64 at = kv_place((u64)(slot / s.block_len) * s.num_kv_heads + col / s.head_size, slot % s.block_len, col % s.head_size, s.head_size, s.block_len, false);
+        blocks[at + lane] = (u8)(int)roundf(__fmul_rn(x, inverse));
+        // What halves cannot hold is not a number, to whoever reads it.
+        u16 scale = largest <= 65504.0f ? float_to_half(d) : (u16)0x7fff;
+        u64 num_stored = (u64)s.num_blocks * s.block_len * cols;
+        if (lane == 0) ((u16*)(blocks + num_stored))[at / Q8_GROUP] = scale;
+    }
+}
+
+struct ExpandKv {
+    const u8* key_blocks;
+    const u8* value_blocks;
+    const u32* block_tables;
+    u16* keys;       // panels of f16: block i is that of entry i of the tables
+    u16* values;
+    u32* own_tables; // entry i is i
+    u64 num_stored;
+    u32 num_kv_heads, head_size, block_len;
+};
+
+// Writes the blocks of a step from 8 bits to f16 in panels. blockIdx: x = entry of the block tables, y = kv head, z = keys or values.
+KERNEL void expand_q8(ExpandKv e) {
+    begin();
+    const u8* from = blockIdx.z ? e.value_blocks : e.key_blocks;
+    u16* to = blockIdx.z ? e.values : e.keys;
+    u64 source = (u64)e.block_tables[blockIdx.x] * e.num_kv_heads + blockIdx.y, target = (u64)blockIdx.x * e.num_kv_heads + blockIdx.y;
+    u32 pieces = e.head_size / 8;
+    for (u32 i = threadIdx.x; i < e.block_len * pieces; i += blockDim.x) {
+        u32 offset = i / pieces, d = i % pieces * 8;
+        u64 at = kv_place(source, offset, d, e.head_size, e.block_len, false);
+        uint4 halves = q8_to_halves(*(const uint2*)(from + at), q8_scale(from, e.num_stored, at));
+        *(uint4*)(to + kv_place(target, offset, d, e.head_size, e.block_len, true)) = halves;
+    }
+    if (threadIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) e.own_tables[blockIdx.x] = blockIdx.x;
 }
 
 struct TurnAndStore {
@@ -93,8 +141,13 @@ KERNEL void turn_and_store(TurnAndStore s) {
 static const int TILE = 128;
 
 template <int S>
-DEVICE void load_four(float (&v)[4], const void* from, u64 i) {
-    if (S == STORE_F32) {
+DEVICE void load_four(float (&v)[4], const void* from, u64 i, u64 num_stored) {
+    if (S == STORE_Q8) {
+        u32 bytes = *(const u32*)((const u8*)from + i);
+        float scale = half_to_float(q8_scale(from, num_stored, i));
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[j] = __fmul_rn((float)(signed char)(bytes >> 8 * j), scale);
+    } else if (S == STORE_F32) {
         float4 f = *(const float4*)((const float*)from + i);
         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
     } else {
@@ -106,7 +159,9 @@ DEVICE void load_four(float (&v)[4], const void* from, u64 i) {
 }
 
 template <int S>
-DEVICE float load_one(const void* from, u64 i) {
+DEVICE float load_one(const void* from, u64 i, u64 num_stored) {
+    if (S == STORE_Q8)
+        return __fmul_rn((float)((const signed char*)from)[i], half_to_float(q8_scale(from, num_stored, i)));
     if (S == STORE_F32) return ((const float*)from)[i];
     u16 bits = ((const u16*)from)[i];
     return S == STORE_F16 ? half_to_float(bits) : bf16_to_float(bits);
@@ -161,9 +216,9 @@ DEVICE void attend(const Attention& a) {
             for (u32 d = 0; d < hs4; d += 4) {
                 float k[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                 if (hs == hs4)
-                    load_four<S>(k, a.key_blocks, at + d);
+                    load_four<S>(k, a.key_blocks, at + d, a.num_stored);
                 else
-                    for (u32 i = 0; i < 4 && d + i < hs; i++) k[i] = load_one<S>(a.key_blocks, at + d + i);
+                    for (u32 i = 0; i < 4 && d + i < hs; i++) k[i] = load_one<S>(a.key_blocks, at + d + i, a.num_stored);
 #pragma unroll
                 for (int h = 0; h < G; h++)
 #pragma unroll
@@ -195,8 +250,8 @@ DEVICE void attend(const Attention& a) {
         for (int h = 0; h < G; h++) tile_values[h][0] = tile_values[h][1] = 0.0f;
         for (u32 key = from; key < to; key++) {
             u64 at = (((u64)table[key / a.block_len] * a.num_kv_heads + kv_head) * a.block_len + key % a.block_len) * hs;
-            float v0 = j < hs ? load_one<S>(a.value_blocks, at + j) : 0.0f;
-            float v1 = j + TILE < hs ? load_one<S>(a.value_blocks, at + j + TILE) : 0.0f;
+            float v0 = j < hs ? load_one<S>(a.value_blocks, at + j, a.num_stored) : 0.0f;
+            float v1 = j + TILE < hs ? load_one<S>(a.value_blocks, at + j + TILE, a.num_stored) : 0.0f;
 #pragma unroll
             for (int h = 0; h < G; h++) {
                 float weight = weights[h * TILE + key % TILE];
@@ -233,7 +288,7 @@ DEVICE void attend(const Attention& a) {
 // Merges the tiles of one row and head; blockIdx: x = row, y = head. 128 threads. What tiles count is computed for all of them at once,
 // out of the largest score so far, which is exact; the sums follow in ascending order.
 KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
-    extern __shared__ float counts[];  // [tiles][keep, add]
+    extern __shared__ float counts[];  // [tiles][keep, add, sum]
     __shared__ float warp_largest[4];
     begin();
     u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -246,6 +301,7 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     for (u32 base = 0; base < num_tiles; base += 128) {
         u32 tile = base + threadIdx.x;
         float here = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs] : __int_as_float(0xff800000);
+        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs + 1] : 0.0f;
         float so_far = here;
         for (int i = 1; i < 32; i *= 2) {
             float other = __shfl_up_sync(FULL_WARP, so_far, i);
@@ -260,21 +316,37 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         so_far = fmaxf(so_far, earlier);
         if (tile < num_tiles) {
             bool of_two = a.tile_len == FLASH_TILE;
-            counts[2 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
-            counts[2 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
+            counts[3 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile + 2] = tile_sum;
         }
         for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
         __syncthreads();
     }
     for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
         float sum = 0.0f, value = 0.0f;
-#pragma unroll 8
-        for (u32 tile = 0; tile < num_tiles; tile++) {
-            const float* at = from + tile * (u64)(hs + 2);
-            float keep = counts[2 * tile], add = counts[2 * tile + 1];
-            sum = joined(sum, keep, at[hs + 1], add);
-            value = joined(value, keep, at[d], add);
+        u32 tile = 0;
+        auto take = [&](float next) {
+            float keep = counts[3 * tile], add = counts[3 * tile + 1];
+            sum = joined(sum, keep, counts[3 * tile + 2], add);
+            value = joined(value, keep, next, add);
+            tile++;
+        };
+        // What is read together does not wait for each other.
+        static const u32 TOGETHER = 32;
+        while (tile + TOGETHER <= num_tiles) {
+            float next[TOGETHER];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) next[i] = from[(tile + i) * (u64)(hs + 2) + d];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) take(next[i]);
         }
+        float rest[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) rest[i] = tile + i < num_tiles ? from[(tile + i) * (u64)(hs + 2) + d] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++)
+            if (tile < num_tiles) take(rest[i]);
         a.out[head * hs + d] = __fdiv_rn(value, sum);
     }
 }
@@ -288,6 +360,8 @@ template <int S, int HS, bool SPLIT>
 DEVICE void flash(const Attention& a) {
     static const u32 ROW_BYTES = HS * 2 + 16;  // apart from a multiple of 128, so that eight rows lie in different banks
     static const u32 TILE_BYTES = FLASH_TILE * ROW_BYTES;
+    // Large heads leave room for one tile at a time, and no registers for queries.
+    static const bool IS_LARGE = HS > 128;
     extern __shared__ uint4 shared_tiles[];
     begin();
     u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -322,18 +396,24 @@ DEVICE void flash(const Attention& a) {
         end_tile = tile + 1;
     }
 
-    u32 q[HS / 16][4];
+    u32 q[IS_LARGE ? 1 : HS / 16][4];
+    u32 base = shared_address(shared_tiles) + (SPLIT ? warp * 2 * TILE_BYTES : 0);
+    u32 shared_queries = base + 2 * TILE_BYTES + warp * 16 * ROW_BYTES;
 #pragma unroll
     for (int s = 0; s < HS / 16; s++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float* from = a.queries + query[i % 2] + s * 16 + i / 2 * 8 + 2 * t;
             float2 pair = valid[i % 2] ? *(const float2*)from : make_float2(0.0f, 0.0f);
-            q[s][i] = pack_pair<S>(pair.x, pair.y);
+            u32 packed = pack_pair<S>(pair.x, pair.y);
+            if (IS_LARGE)
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_queries + (g + i % 2 * 8) * ROW_BYTES + (s * 16 + i / 2 * 8 + 2 * t) * 2), "r"(packed) : "memory");
+            else
+                q[IS_LARGE ? 0 : s][i] = packed;
         }
+    if (IS_LARGE) __syncwarp();
 
     const u32* table = a.block_tables + a.first_blocks[row];
-    u32 base = shared_address(shared_tiles) + (SPLIT ? warp * 2 * TILE_BYTES : 0);
     auto fetch = [&](u32 tile, u32 stage) {
         u32 thread = SPLIT ? lane : threadIdx.x, threads = SPLIT ? 32 : 128;
         static const u32 VECTORS = HS / 8;
@@ -355,14 +435,19 @@ DEVICE void flash(const Attention& a) {
 #pragma unroll
     for (int n = 0; n < HS / 8; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
     Running running[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
-    fetch(begin_tile, 0);
+    if (!IS_LARGE) fetch(begin_tile, 0);
     for (u32 tile = begin_tile; tile < end_tile; tile++) {
-        u32 stage = SPLIT ? 0 : (tile - begin_tile) % 2;
-        if (!SPLIT && tile + 1 < end_tile)
+        u32 stage = SPLIT || IS_LARGE ? 0 : (tile - begin_tile) % 2;
+        if (IS_LARGE)
+            fetch(tile, 0);
+        else if (!SPLIT && tile + 1 < end_tile)
             fetch(tile + 1, 1 - stage);
         else
             copy_async_commit();
-        copy_async_wait<1>();
+        if (IS_LARGE)
+            copy_async_wait<0>();
+        else
+            copy_async_wait<1>();
         if (SPLIT)
             __syncwarp();
         else
@@ -379,8 +464,16 @@ DEVICE void flash(const Attention& a) {
                 u32 k[4];
                 // The last half of an odd number of steps lies in the padding of the row, and is not used.
                 load_matrices(k, at + s * 32);
-                multiply_pair<S>(score[n], q[s], k[0], k[1]);
-                if (s + 1 < HS / 16) multiply_pair<S>(score[n], q[s + 1 < HS / 16 ? s + 1 : s], k[2], k[3]);
+                if (IS_LARGE) {
+                    u32 two[2][4], from = shared_queries + lane % 16 * ROW_BYTES + s * 32 + lane / 16 * 16;
+                    load_matrices(two[0], from);
+                    load_matrices(two[1], from + 32);
+                    multiply_pair<S>(score[n], two[0], k[0], k[1]);
+                    multiply_pair<S>(score[n], two[1], k[2], k[3]);
+                    continue;
+                }
+                multiply_pair<S>(score[n], q[IS_LARGE ? 0 : s], k[0], k[1]);
+                if (s + 1 < HS / 16) multiply_pair<S>(score[n], q[IS_LARGE ? 0 : s + 1 < HS / 16 ? s + 1 : s], k[2], k[3]);
             }
         }
         Running here[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
@@ -455,10 +548,17 @@ DEVICE void flash(const Attention& a) {
     }
 }
 
+DEVICE void store_shared(u32 to, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // One token, keys and values in panels: a block for each tile of keys. Each of four warps scores a quarter of the keys, then sums a quarter of
 // the dimensions. blockIdx: x = row, y = kv head and piece of its group, z = tile.
-template <int S, int HS>
+//
+// With 8 bits, keys and values become f16 on their way into shared memory.
+template <int STORED, int HS>
 DEVICE void flash_one(const Attention& a) {
+    static const int S = STORED == STORE_Q8 ? STORE_F16 : STORED;
     static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128;
     static const u32 WEIGHT_PITCH = 144;
     extern __shared__ uint4 shared_panels[];  // keys, then values
@@ -487,10 +587,24 @@ DEVICE void flash_one(const Attention& a) {
             const u8* blocks = (const u8*)(values ? a.value_blocks : a.key_blocks);
 #pragma unroll
             for (u32 panel = 0; panel < PANELS; panel++) {
-                const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + threadIdx.x % 2 * 64;
-                u32 to = base + (values * PANELS + panel) * PANEL_BYTES + r * 128 + threadIdx.x % 2 * 64;
+                u32 to = base + (values * PANELS + panel) * PANEL_BYTES + r * 128;
+                if (STORED == STORE_Q8) {
+                    // Half a row of a panel is a group.
+                    u64 at = (head * a.block_len + offset) * HS + panel * 64 + threadIdx.x % 2 * 32;
+                    u16 scale = q8_scale(blocks, a.num_stored, at);
+                    uint4 bytes[2] = {((const uint4*)(blocks + at))[0], ((const uint4*)(blocks + at))[1]};
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) copy_async(to + i * 16, from + i * 16, seen);
+                    for (u32 i = 0; i < 4; i++) {
+                        uint4 pair = bytes[i / 2];
+                        uint4 halves = q8_to_halves(i % 2 ? make_uint2(pair.z, pair.w) : make_uint2(pair.x, pair.y), scale);
+                        if (!seen) halves = make_uint4(0, 0, 0, 0);
+                        store_shared(to + ((threadIdx.x % 2 * 4 + i) ^ r % 8) * 16, halves);
+                    }
+                } else {
+                    const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + threadIdx.x % 2 * 64;
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) copy_async(to + threadIdx.x % 2 * 64 + i * 16, from + i * 16, seen);
+                }
             }
             copy_async_commit();
         }
@@ -596,10 +710,19 @@ FLASH_ONE(f16, STORE_F16, 64)
 FLASH_ONE(f16, STORE_F16, 128)
 FLASH_ONE(bf16, STORE_BF16, 64)
 FLASH_ONE(bf16, STORE_BF16, 128)
+FLASH_ONE(q8, STORE_Q8, 64)
+FLASH_ONE(q8, STORE_Q8, 128)
+FLASH_ONE(f16, STORE_F16, 256)
+FLASH_ONE(bf16, STORE_BF16, 256)
+FLASH_ONE(q8, STORE_Q8, 256)
 
 #define FLASH(NAME, S, HS)                                                                                  \
     KERNEL void __launch_bounds__(128) flash_##NAME##_##HS(Attention a) { flash<S, HS, false>(a); }         \
     KERNEL void __launch_bounds__(128) flash_split_##NAME##_##HS(Attention a) { flash<S, HS, true>(a); }
+
+// One token with heads of 256 is for `flash_one`, and where panels do not fit, for the plain kernel.
+KERNEL void __launch_bounds__(128) flash_f16_256(Attention a) { flash<STORE_F16, 256, false>(a); }
+KERNEL void __launch_bounds__(128) flash_bf16_256(Attention a) { flash<STORE_BF16, 256, false>(a); }
 
 FLASH(f16, STORE_F16, 64)
 FLASH(f16, STORE_F16, 80)
@@ -619,3 +742,4 @@ FLASH(bf16, STORE_BF16, 128)
 ATTENTION(f32, STORE_F32)
 ATTENTION(f16, STORE_F16)
 ATTENTION(bf16, STORE_BF16)
+ATTENTION(q8, STORE_Q8)

@@ -21,10 +21,16 @@ pub(crate) const KERNELS: &[&str] = &[
     "attention_bf16_2",
     "attention_bf16_4",
     "attention_bf16_8",
+    "attention_q8_1",
+    "attention_q8_2",
+    "attention_q8_4",
+    "attention_q8_8",
     "flash_one_f16_64",
     "flash_one_f16_128",
     "flash_one_bf16_64",
     "flash_one_bf16_128",
+    "flash_one_q8_64",
+    "flash_one_q8_128",
     "flash_f16_64",
     "flash_split_f16_64",
     "flash_f16_80",
@@ -41,7 +47,22 @@ pub(crate) const KERNELS: &[&str] = &[
     "flash_split_bf16_96",
     "flash_bf16_128",
     "flash_split_bf16_128",
+    "flash_one_f16_256",
+    "flash_one_bf16_256",
+    "flash_one_q8_256",
+    "flash_f16_256",
+    "flash_bf16_256",
+    "store_q8",
+    "expand_q8",
 ];
+
+/// Where families begin in [`KERNELS`]: by storage and the logarithm of the heads, by storage and head, and likewise for 16 bits; then
+/// those of heads of 256, by storage.
+const PLAIN: usize = 3;
+const ONE: usize = 19;
+const CHUNK: usize = 25;
+const ONE_LARGE: usize = 41;
+const CHUNK_LARGE: usize = 44;
 
 /// Positions in a tile of keys of the plain kernel; tiles begin at multiples of it.
 const TILE: usize = 128;
@@ -118,7 +139,40 @@ pub(crate) struct AttentionParameter {
     pub(crate) runs: u64,
     pub(crate) num_runs: u32,
     pub(crate) in_panels: u32,
+    pub(crate) num_stored: u64,
 }
+
+/// `ExpandKv` of attention.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ExpandParameter {
+    pub(crate) key_blocks: u64,
+    pub(crate) value_blocks: u64,
+    pub(crate) block_tables: u64,
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+    pub(crate) own_tables: u64,
+    pub(crate) num_stored: u64,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_size: u32,
+    pub(crate) block_len: u32,
+}
+
+/// Writes `num_entries` blocks from 8 bits to f16.
+pub(crate) fn expand(device: &Device, num_entries: usize, parameter: &ExpandParameter) -> Result<(), Error> {
+    let blocks = [num_entries as u32, parameter.num_kv_heads, 2];
+    device.launch("expand_q8", Grid { blocks, threads: 128, shared_bytes: 0 }, parameter)
+}
+
+/// Stores the keys and values of `num_rows` rows.
+pub(crate) fn store(device: &Device, num_rows: usize, parameter: &StoreParameter) -> Result<(), Error> {
+    let name = if parameter.storage == Q8 { "store_q8" } else { "store_kv" };
+    let threads = super::rows::row_threads((parameter.num_kv_heads * parameter.head_size) as usize).min(256);
+    device.launch(name, Grid::linear(num_rows as u32, threads), parameter)
+}
+
+/// `STORE_Q8` of scores.cu.
+pub(crate) const Q8: u32 = 3;
 
 /// How keys and values are stored: the code of attention.cu, or `None` for a format without a kernel.
 pub(crate) fn storage(dtype: DType) -> Option<u32> {
@@ -126,6 +180,7 @@ pub(crate) fn storage(dtype: DType) -> Option<u32> {
         DType::F32 => Some(0),
         DType::F16 => Some(1),
         DType::BF16 => Some(2),
+        DType::Q8_0 => Some(3),
         _ => None,
     }
 }
@@ -150,16 +205,27 @@ pub(crate) enum Kernel {
 impl Kernel {
     pub(crate) fn of(dtype: DType, shape: HeadShape) -> Option<Kernel> {
         let storage = storage(dtype)? as usize;
-        let size = [64, 80, 96, 128].iter().position(|&size| size == shape.head_size);
-        Some(match size {
-            Some(size) if storage > 0 => {
-                let chunk = 19 + 8 * (storage - 1) + 2 * size;
-                let fits_panels =
-                    shape.head_size.is_multiple_of(64) && shape.block_len >= 8 && shape.block_len.is_power_of_two();
-                if fits_panels { Kernel::Panels { chunk, storage } } else { Kernel::Flash(chunk) }
-            }
-            _ => Kernel::Plain(3 + 4 * storage),
+        let plain = Kernel::Plain(PLAIN + 4 * storage);
+        let fits_panels =
+            shape.head_size.is_multiple_of(64) && shape.block_len >= 8 && shape.block_len.is_power_of_two();
+        // Chunks of 8 bits are for the kernel of f16, see `expands`.
+        let in_half = if storage == 3 { 0 } else { storage.saturating_sub(1) };
+        let chunk = match [64, 80, 96, 128].iter().position(|&size| size == shape.head_size) {
+            Some(size) => CHUNK + 8 * in_half + 2 * size,
+            None if shape.head_size == 256 && fits_panels => CHUNK_LARGE + in_half,
+            None => return Some(plain),
+        };
+        Some(match storage {
+            0 => plain,
+            _ if fits_panels => Kernel::Panels { chunk, storage },
+            3 => plain,
+            _ => Kernel::Flash(chunk),
         })
+    }
+
+    /// Whether the keys and values of chunks are written to f16, and attended as such.
+    pub(crate) fn expands(self) -> bool {
+        matches!(self, Kernel::Panels { storage: 3, .. })
     }
 
     pub(crate) fn in_panels(self) -> u32 {
@@ -219,18 +285,28 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             let piece = group.next_power_of_two().min(16);
             let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), parameter.max_tiles];
             let shared_bytes = 2 * FLASH_TILE as u32 * parameter.head_size * 2;
-            let name = KERNELS[15 + 2 * (storage - 1) + usize::from(parameter.head_size == 128)];
+            let name = match parameter.head_size {
+                256 => KERNELS[ONE_LARGE + storage - 1],
+                size => KERNELS[ONE + 2 * (storage - 1) + usize::from(size == 128)],
+            };
             device.launch(name, Grid { blocks, threads: 128, shared_bytes }, parameter)?;
         }
-        Kernel::Panels { storage, .. } if device.has_wide_products => flash::launch(device, storage, parameter)?,
+        Kernel::Panels { storage, .. } if device.has_wide_products && parameter.head_size <= 128 => {
+            flash::launch(device, storage, parameter)?;
+        }
         Kernel::Flash(chunk) | Kernel::Panels { chunk, .. } => {
             let piece = group.next_power_of_two().min(16);
             let warps = FLASH_WARPS as u32;
             let quarters = if splits { parameter.max_tiles.div_ceil(warps) } else { 1 };
             let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), quarters];
-            // Keys and values of a tile for each warp, or twice for all of them.
-            let pair_bytes = 2 * FLASH_TILE as u32 * (parameter.head_size * 2 + 16);
-            let shared_bytes = pair_bytes * if splits { warps } else { 2 };
+            // Keys and values of a tile for each warp, or twice for all of them; or once, and the queries of each warp's 16 rows.
+            let row_bytes = parameter.head_size * 2 + 16;
+            let pair_bytes = 2 * FLASH_TILE as u32 * row_bytes;
+            let shared_bytes = match (splits, parameter.head_size) {
+                (true, _) => pair_bytes * warps,
+                (false, 256) => pair_bytes + warps * 16 * row_bytes,
+                (false, _) => pair_bytes * 2,
+            };
             let name = KERNELS[chunk + usize::from(splits)];
             device.launch(name, Grid { blocks, threads: 32 * warps, shared_bytes }, parameter)?;
         }
@@ -238,8 +314,8 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
     if !splits {
         return Ok(());
     }
-    // Two numbers for each tile; eight tiles are looked at together.
-    let shared_bytes = 8 * parameter.max_tiles.next_multiple_of(8);
+    // Three numbers for each tile.
+    let shared_bytes = 12 * parameter.max_tiles;
     let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: 128, shared_bytes };
     device.launch("attention_merge", grid, parameter)
 }

@@ -3,6 +3,7 @@
 //! A `.cu` file includes nothing; what it shares with the others, `SHARED`, is put before it as text.
 
 pub(crate) mod attention;
+pub(crate) mod digest;
 pub(crate) mod experts;
 pub(crate) mod flash;
 pub(crate) mod linear;
@@ -40,6 +41,7 @@ macro_rules! kernel_file {
 /// Every kernel file.
 pub static FILES: &[KernelFile] = &[
     kernel_file!("attention", attention::KERNELS),
+    kernel_file!("digest", digest::KERNELS),
     kernel_file!("experts", experts::KERNELS),
     kernel_file!("flash", flash::KERNELS),
     kernel_file!("linear", linear::KERNELS),
@@ -133,7 +135,8 @@ macro_rules! parameters {
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
     norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
-    experts::Route, experts::AddWeighted,
+    experts::Route, experts::AddWeighted, attention::ExpandParameter,
+    digest::DigestRows,
 }
 
 #[cfg(test)]

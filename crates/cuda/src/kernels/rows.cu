@@ -74,6 +74,20 @@ KERNEL void gate(Elementwise e) {
         e.x[i] = __fmul_rn(activated(e.activation, e.x[i]), e.y[i]);
 }
 
+// y rounded to bf16, into x.
+KERNEL void round_rows(Elementwise e) {
+    begin();
+    u16* to = (u16*)e.x;
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len / 4; i += stride) {
+        float4 v = ((const float4*)e.y)[i];
+        u32 low = (u32)float_to_bf16(v.y) << 16 | float_to_bf16(v.x), high = (u32)float_to_bf16(v.w) << 16 | float_to_bf16(v.z);
+        ((uint2*)to)[i] = make_uint2(low, high);
+    }
+    u64 rest = e.len / 4 * 4 + threadIdx.x;
+    if (blockIdx.x == 0 && rest < e.len) to[rest] = float_to_bf16(e.y[rest]);
+}
+
 struct GateRows {
     float* x;
     const float* y;

@@ -19,6 +19,7 @@ pub(crate) const KERNELS: &[&str] = &[
     "rope_angles",
     "rope",
     "read_bytes",
+    "round_rows",
 ];
 
 #[derive(Debug, Clone, Copy)]
@@ -143,6 +144,13 @@ pub(crate) fn gate(device: &Device, rows: usize, parameter: &GateRows) -> Result
         return Ok(());
     }
     device.launch("make_scaled_operand", grid, &OperandRows { x, cols, operand })
+}
+
+/// `to[i] = x[i]` rounded to BF16.
+pub(crate) fn round(device: &Device, x: u64, len: usize, to: u64) -> Result<(), Error> {
+    let parameter = Elementwise { x: to, y: x, len: len as u64, cap: 0.0, activation: 0 };
+    let blocks = (len as u64).div_ceil(4 * 256).min(u64::from(device.num_multiprocessors() * 16)) as u32;
+    device.launch("round_rows", Grid::linear(blocks, 256), &parameter)
 }
 
 /// Whether a row is short enough to be shared out.

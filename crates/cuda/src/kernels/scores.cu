@@ -1,6 +1,9 @@
 // What the kernels of attention share: their parameter, where keys and values lie, and the merging of tiles.
 
-enum Storage { STORE_F32 = 0, STORE_F16 = 1, STORE_BF16 = 2 };
+// With 8 bits, numbers share a scale in groups of 32: first the signed bytes of a whole tensor, then the scales as f16.
+enum Storage { STORE_F32 = 0, STORE_F16 = 1, STORE_BF16 = 2, STORE_Q8 = 3 };
+
+static const u32 Q8_GROUP = 32;
 
 // Where a number of a key or value lies, `head` counting the heads of all blocks. In panels, a block of a head is panels of 64 columns;
 // a row of a panel is 128 bytes, and its pieces of 16 bytes change places by the row's number, as the tensor cores want them.
@@ -29,7 +32,25 @@ struct Attention {
     const u32* end_rows;
     const u32* runs;           // of every run of RUN tokens of a sequence: its first row
     u32 num_runs, in_panels;
+    u64 num_stored;            // numbers of key_blocks and of value_blocks: where the scales of 8-bit storage begin, in bytes
 };
+
+// The scale of the group that number i of a tensor with `num_stored` numbers is in.
+DEVICE u16 q8_scale(const void* blocks, u64 num_stored, u64 i) {
+    return ((const u16*)((const u8*)blocks + num_stored))[i / Q8_GROUP];
+}
+
+// Eight signed bytes times a scale, each product rounded to f16: what the tensor cores are given for 8-bit storage.
+DEVICE uint4 q8_to_halves(uint2 bytes, u16 scale) {
+    u32 both = (u32)scale << 16 | scale, out[4], from[2] = {bytes.x ^ 0x80808080u, bytes.y ^ 0x80808080u};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        // A byte u below the exponent of 1024 is the half 1024 + u, and u is the signed byte plus 128.
+        u32 wide = __byte_perm(from[i / 2], 0x64646464u, i % 2 ? 0x4342 : 0x4140);
+        out[i] = half2_mul(half2_add(wide, 0xe480e480u), both);
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
 
 // A softmax so far. Merging with an empty one is exact.
 struct Running {

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use pellucid_model::Logits;
-use pellucid_sampling::{Choice, End, Input, Logprobs, TokenTrace, Workspace};
+use pellucid_sampling::{Choice, Digest, End, Input, Logprobs, TokenTrace, Workspace};
+use pellucid_tensor::RowDigest;
 
 use super::{Engine, Planned, panic_message};
 use crate::job::{Job, JobId, Sequence};
@@ -27,6 +28,26 @@ impl<'a> Rows<'a> {
     fn last(&self) -> &'a [f32] {
         self.row(self.planned.wanted.len() - 1)
     }
+
+    /// The same, or what does in their place.
+    fn last_seen(&self) -> Seen<'a> {
+        let row = self.first + self.planned.wanted.len() - 1;
+        match self.logits.digest(row) {
+            Some(digest) => Seen::Digest { digest, row },
+            None => Seen::Row(self.logits.row(row)),
+        }
+    }
+}
+
+/// What is known of the logits that a token is drawn from.
+#[derive(Clone, Copy)]
+enum Seen<'a> {
+    Row(&'a [f32]),
+    /// The row itself, number `row` of the step, is still with the model.
+    Digest {
+        digest: &'a RowDigest,
+        row: usize,
+    },
 }
 
 impl Engine {
@@ -107,25 +128,35 @@ impl Engine {
 
     /// Draws the next token of every sequence that has logits; after the prompt, the other choices begin from the same ones.
     fn draw(&mut self, id: JobId, complete: &[&Rows<'_>]) -> Result<(), Error> {
-        let Engine { running, cache, workspace, model, .. } = self;
+        let Engine { running, cache, workspace, model, spare_row, .. } = self;
         let job = running.get_mut(&id).expect("a planned job runs");
-        let config = model.config();
+        let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
         if job.sequences.len() < job.request.width() {
-            fork_choices(job, cache, config.vocab_size)?;
+            fork_choices(job, cache, vocab_size)?;
         }
         let shares_prompt =
             complete.len() == 1 && job.sequences.iter().all(|s| s.tokens.len() == job.request.prompt.len());
-        let targets: Vec<(usize, &[f32])> = if shares_prompt {
-            (0..job.sequences.len()).map(|i| (i, complete[0].last())).collect()
+        let targets: Vec<(usize, Seen<'_>)> = if shares_prompt {
+            (0..job.sequences.len()).map(|i| (i, complete[0].last_seen())).collect()
         } else {
-            complete.iter().map(|part| (part.planned.sequence, part.last())).collect()
+            complete.iter().map(|part| (part.planned.sequence, part.last_seen())).collect()
         };
         let (holds_back, trace) = (job.holds_back(), job.request.trace);
         let reports_logprobs = job.request.sampling.logprobs.is_some();
         let (prompt_len, max_tokens) = (job.request.prompt.len(), job.request.max_tokens);
-        for (i, logits) in targets {
+        for (i, seen) in targets {
             let sequence = &mut job.sequences[i];
-            let (choice, trace) = choose(sequence, logits, trace, workspace)?;
+            let (choice, trace) = match seen {
+                Seen::Row(logits) => choose(sequence, logits, trace, workspace)?,
+                Seen::Digest { digest, row } => match choose_in_brief(sequence, digest, workspace)? {
+                    Some(choice) => (choice, None),
+                    None => {
+                        spare_row.resize(vocab_size, 0.0);
+                        model.read_row(row, spare_row)?;
+                        choose(sequence, spare_row, trace, workspace)?
+                    }
+                },
+            };
             let mut finish = match choice.end {
                 Some(End::EndOfSequence) => Some(FinishReason::End),
                 Some(End::Stop) => Some(FinishReason::Stop),
@@ -151,7 +182,7 @@ impl Engine {
                 finish = if max_tokens == Some(num_output) {
                     Some(FinishReason::MaxTokens)
                 } else {
-                    (sequence.tokens.len() >= config.context_len).then_some(FinishReason::Context)
+                    (sequence.tokens.len() >= context_len).then_some(FinishReason::Context)
                 };
             }
             if let Some(reason) = finish {
@@ -232,6 +263,19 @@ fn fork_choices(job: &mut Job, cache: &mut crate::kv_cache::KvCache, vocab_size:
         job.sequences.push(sequence);
     }
     Ok(())
+}
+
+/// By the digest of the logits; `None` where that does not reach.
+fn choose_in_brief(
+    sequence: &Sequence,
+    digest: &RowDigest,
+    workspace: &mut Workspace,
+) -> Result<Option<Choice>, Error> {
+    let position = sequence.tokens.len() as u32;
+    let Some(query) = sequence.sampler.query(position).filter(|_| digest.is_plain) else { return Ok(None) };
+    let RowDigest { ref top, has_all, totals, ref finalists, .. } = *digest;
+    let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
+    Ok(sequence.sampler.sample_digest(&digest, position, workspace)?)
 }
 
 fn choose(

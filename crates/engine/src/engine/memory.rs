@@ -1,7 +1,6 @@
 //! Room for a step: blocks for the rows that are to be written, copies of shared ones, and preemption when memory has run out.
 
 use super::Engine;
-use crate::Error;
 use crate::job::JobId;
 use crate::kv_cache::{BlockCopy, NoRoom};
 
@@ -19,7 +18,7 @@ impl Engine {
                     return match copied {
                         Ok(()) => true,
                         Err(error) => {
-                            self.end_with(id, Error::Model(error.to_string()));
+                            self.end_with(id, error.into());
                             false
                         }
                     };

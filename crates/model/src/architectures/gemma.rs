@@ -15,14 +15,14 @@ use crate::rope::{Rope, RopeScaling};
 
 pub(super) const GEMMA2: Family = Family {
     name: "gemma2",
-    gguf: Some(GgufForm { name: "gemma2", read: read_gguf_2 }),
+    gguf: Some(&GgufForm { name: "gemma2", read: read_gguf_2 }),
     hugging_face: &["gemma2"],
     read_hugging_face: read_2,
 };
 
 pub(super) const GEMMA3: Family = Family {
     name: "gemma3",
-    gguf: Some(GgufForm { name: "gemma3", read: read_gguf_3 }),
+    gguf: Some(&GgufForm { name: "gemma3", read: read_gguf_3 }),
     hugging_face: &["gemma3_text", "gemma3"],
     read_hugging_face: read_3,
 };

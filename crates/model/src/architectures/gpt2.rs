@@ -11,7 +11,7 @@ use crate::names::Names;
 
 pub(super) const GPT2: Family = Family {
     name: "gpt2",
-    gguf: Some(GgufForm {
+    gguf: Some(&GgufForm {
         name: "gpt2",
         read: |_, blueprint| {
             let config = &mut blueprint.config;

@@ -11,9 +11,12 @@ use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{LayerConfig, Positions};
 
+/// Shared with Mistral and Mixtral.
+pub(super) const GGUF: GgufForm = GgufForm { name: "llama", read: read_gguf };
+
 pub(super) const LLAMA: Family = Family {
     name: "llama",
-    gguf: Some(GgufForm { name: "llama", read: read_gguf }),
+    gguf: Some(&GGUF),
     hugging_face: &["llama"],
     read_hugging_face: |fields, blueprint| {
         blueprint.config = hugging_face::llama(fields)?;
@@ -22,7 +25,7 @@ pub(super) const LLAMA: Family = Family {
 };
 
 pub(super) const MISTRAL: Family =
-    Family { name: "mistral", gguf: None, hugging_face: &["mistral"], read_hugging_face: read_mistral };
+    Family { name: "mistral", gguf: Some(&GGUF), hugging_face: &["mistral"], read_hugging_face: read_mistral };
 
 fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     let config = &mut blueprint.config;

@@ -9,7 +9,7 @@ use crate::config::hugging_face::Fields;
 use crate::config::{DecoderConfig, Experts};
 
 pub(super) const MIXTRAL: Family =
-    Family { name: "mixtral", gguf: None, hugging_face: &["mixtral"], read_hugging_face };
+    Family { name: "mixtral", gguf: Some(&llama::GGUF), hugging_face: &["mixtral"], read_hugging_face };
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     llama::read_mistral(fields, blueprint)?;

@@ -21,8 +21,8 @@ use crate::{Error, config};
 struct Family {
     /// The name in messages.
     name: &'static str,
-    /// GGUF files of its own kind, where there are such.
-    gguf: Option<GgufForm>,
+    /// Its kind of GGUF file, where there is one. Families may share a kind: a file is read as the first of them.
+    gguf: Option<&'static GgufForm>,
     /// `model_type` of Hugging Face configurations.
     hugging_face: &'static [&'static str],
     read_hugging_face: fn(Fields<'_>, &mut Blueprint) -> Result<(), Error>,
@@ -73,7 +73,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
     let unsupported = || Error::UnsupportedArchitecture { found: architecture.into() };
     let mut blueprint = match checkpoint.source() {
         Source::Gguf(metadata) => {
-            let mut forms = FAMILIES.iter().filter_map(|family| Some((family, family.gguf.as_ref()?)));
+            let mut forms = FAMILIES.iter().filter_map(|family| Some((family, family.gguf?)));
             let (family, form) = forms.find(|(_, form)| form.name == architecture).ok_or_else(unsupported)?;
             let keys = Keys::new(metadata, architecture);
             let vocab_size = vocab_size(checkpoint, &names::GGUF)?;
@@ -85,7 +85,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             blueprint
         }
         Source::HuggingFace(files) => {
-            let family = FAMILIES.iter().find(|f| f.hugging_face.contains(&architecture)).ok_or_else(unsupported)?;
+            let family = hugging_face_family(architecture)?;
             let fields = Fields::new(&files.config);
             let mut blueprint = Blueprint {
                 config: DecoderConfig::EMPTY,
@@ -109,6 +109,17 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
     }
     config.check()?;
     Ok(blueprint)
+}
+
+/// The `general.architecture` of the GGUF files that a Hugging Face folder's family has.
+pub(crate) fn gguf_name(folder: &Checkpoint) -> Result<&'static str, Error> {
+    let family = hugging_face_family(folder.architecture()?)?;
+    family.gguf.map(|form| form.name).ok_or(Error::NoGgufForm { family: family.name })
+}
+
+fn hugging_face_family(model_type: &str) -> Result<&'static Family, Error> {
+    let known = FAMILIES.iter().find(|family| family.hugging_face.contains(&model_type));
+    known.ok_or_else(|| Error::UnsupportedArchitecture { found: model_type.into() })
 }
 
 /// Rows of the embedding table: what ids must stay below.

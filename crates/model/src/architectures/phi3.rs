@@ -9,7 +9,7 @@ use crate::config::hugging_face::{self, Fields};
 
 pub(super) const PHI3: Family = Family {
     name: "phi3",
-    gguf: Some(GgufForm { name: "phi3", read: read_gguf }),
+    gguf: Some(&GgufForm { name: "phi3", read: read_gguf }),
     hugging_face: &["phi3"],
     read_hugging_face,
 };

@@ -7,7 +7,7 @@ use crate::config::hugging_face::{self, Fields};
 
 pub(super) const QWEN2: Family = Family {
     name: "qwen2",
-    gguf: Some(GgufForm { name: "qwen2", read: |_, _| Ok(()) }),
+    gguf: Some(&GgufForm { name: "qwen2", read: |_, _| Ok(()) }),
     hugging_face: &["qwen2"],
     read_hugging_face,
 };

@@ -12,7 +12,7 @@ use crate::config::hugging_face::{self, Fields};
 
 pub(super) const QWEN3: Family = Family {
     name: "qwen3",
-    gguf: Some(GgufForm {
+    gguf: Some(&GgufForm {
         name: "qwen3",
         read: |_, blueprint| {
             blueprint.config.qk_norm = true;
@@ -25,7 +25,7 @@ pub(super) const QWEN3: Family = Family {
 
 pub(super) const QWEN3_MOE: Family = Family {
     name: "qwen3-moe",
-    gguf: Some(GgufForm { name: "qwen3moe", read: read_gguf_mixture }),
+    gguf: Some(&GgufForm { name: "qwen3moe", read: read_gguf_mixture }),
     hugging_face: &["qwen3_moe"],
     read_hugging_face: read_mixture,
 };

@@ -3,6 +3,7 @@
 //! An architecture file fills this in from a checkpoint; [`crate::Decoder`] reads nothing else.
 
 pub(crate) mod gguf;
+pub(crate) mod gguf_keys;
 pub(crate) mod hugging_face;
 
 use pellucid_tensor::{Activation, RopeStyle, Routing};

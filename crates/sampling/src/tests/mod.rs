@@ -1,6 +1,7 @@
 //! The room's tests against what others say: definitions computed another way, published numbers, statistics.
 
 mod candidates;
+mod digests;
 mod draws;
 mod formulas;
 mod goldens;

@@ -16,6 +16,7 @@ use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions};
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
 use pellucid_server::{Drain, Ended, Limits, Options, ServedModel, TenantConfig, Tenants};
+use pellucid_tensor::Error as DeviceError;
 use pellucid_testing::{TINY_TEMPLATE, cpu, tiny_model};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 use serde_json::Value;
@@ -28,7 +29,12 @@ struct Troubled {
     model: Decoder,
     delay_ms: Arc<AtomicU64>,
     fails_from: Arc<AtomicU32>,
+    trouble: Arc<AtomicU32>,
 }
+
+/// What a step fails with: nothing, or one of these.
+pub const NO_MEMORY: u32 = 1;
+pub const LOST_DEVICE: u32 = 2;
 
 impl Model for Troubled {
     fn config(&self) -> &DecoderConfig {
@@ -37,6 +43,14 @@ impl Model for Troubled {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
+        let device = "a device for tests".to_owned();
+        match self.trouble.load(Ordering::Relaxed) {
+            NO_MEMORY => return Err(DeviceError::OutOfMemory { device, bytes: 1 << 30 }.into()),
+            LOST_DEVICE => {
+                return Err(DeviceError::Lost { device, operation: "a step", reason: "it is gone".into() }.into());
+            }
+            _ => {}
+        }
         self.model.forward(batch, kv, logits)?;
         let vocab_size = self.config().vocab_size;
         let fails_from = self.fails_from.load(Ordering::Relaxed);
@@ -80,6 +94,7 @@ pub struct Server {
     pub drain: Drain,
     delay_ms: Arc<AtomicU64>,
     fails_from: Arc<AtomicU32>,
+    trouble: Arc<AtomicU32>,
     thread: Option<JoinHandle<Ended>>,
     _folder: tempfile::TempDir,
 }
@@ -108,7 +123,9 @@ impl Server {
         let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ()).unwrap();
         let delay_ms = Arc::new(AtomicU64::new(0));
         let fails_from = Arc::new(AtomicU32::new(u32::MAX));
-        let model = Troubled { model, delay_ms: delay_ms.clone(), fails_from: fails_from.clone() };
+        let trouble = Arc::new(AtomicU32::new(0));
+        let (delay, fails, troubled) = (delay_ms.clone(), fails_from.clone(), trouble.clone());
+        let model = Troubled { model, delay_ms: delay, fails_from: fails, trouble: troubled };
         let vocab_size = model.config().vocab_size;
         let options = EngineOptions {
             num_blocks: CONTEXT / BLOCK_LEN * setup.max_sequences,
@@ -150,7 +167,7 @@ impl Server {
         };
         let told = drain.clone();
         let thread = std::thread::spawn(move || pellucid_server::run(model, options, listener, None, told).unwrap());
-        Server { address, drain, delay_ms, fails_from, thread: Some(thread), _folder: folder }
+        Server { address, drain, delay_ms, fails_from, trouble, thread: Some(thread), _folder: folder }
     }
 
     /// Makes every step of the engine take at least so long.
@@ -161,6 +178,11 @@ impl Server {
     /// Makes every logit from a position of a sequence on no number.
     pub fn fail_from(&self, position: u32) {
         self.fails_from.store(position, Ordering::Relaxed);
+    }
+
+    /// Makes every step fail; 0 for none.
+    pub fn fail_with(&self, trouble: u32) {
+        self.trouble.store(trouble, Ordering::Relaxed);
     }
 
     /// Waits for the server to leave.

@@ -1,4 +1,4 @@
-//! Prefill and decode straight through the model: no engine, no sampling.
+//! Prefill and decode straight through the model: no engine, and of sampling only what a device does by itself.
 //!
 //! Every round measures every case once, so that what else the machine does falls on all of them alike.
 
@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, KvMemory, Logits, Model};
+use pellucid_tensor::RowQuery;
 use serde::Serialize;
 
 use super::SpeedArgs;
@@ -128,7 +129,7 @@ impl Bench<'_> {
         for ids in ids.chunks(self.ready.backend.chunk_len()) {
             self.batch.clear();
             let wanted = if position + ids.len() == tokens { ids.len() - 1..ids.len() } else { 0..0 };
-            self.batch.push(Chunk { ids, first_position: position, blocks: &blocks, wanted }, BLOCK_LEN);
+            self.batch.push(Chunk { ids, first_position: position, blocks: &blocks, wanted, query: None }, BLOCK_LEN);
             self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits)?;
             position += ids.len();
         }
@@ -154,7 +155,11 @@ impl Bench<'_> {
             self.batch.clear();
             for (sequence, blocks) in blocks.chunks_exact(per_sequence).enumerate() {
                 let ids = &ids[step + sequence..step + sequence + 1];
-                self.batch.push(Chunk { ids, first_position: depth + step, blocks, wanted: 0..1 }, BLOCK_LEN);
+                let first_position = depth + step;
+                // A draw at temperature 1, which looks at the whole row.
+                let query = RowQuery { temperature: 1.0, race: Some((sequence as u64, first_position as u32 + 1)) };
+                let query = self.ready.model.digests().then_some(query);
+                self.batch.push(Chunk { ids, first_position, blocks, wanted: 0..1, query }, BLOCK_LEN);
             }
             let started = Instant::now();
             self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits)?;

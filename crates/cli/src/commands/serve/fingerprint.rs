@@ -43,8 +43,10 @@ pub(super) fn fingerprint(path: &Path, device: &str, compute: &ComputeArgs) -> R
         let _ = sample(&program, &mut build);
     }
     let kv = format!("{:?}", compute.kv_type).to_lowercase();
+    // Not the same bytes for the same request: two such servers may differ.
+    let fast = if compute.fast { "-fast" } else { "" };
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("pellucid-{version}-{}-{}-{kv}-{}", short(build), device_word(device), short(model)))
+    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_word(device), short(model)))
 }
 
 /// The device and what it computes with, such as `cpu-avx512` of "cpu (avx512, 2 threads)": how many threads or which of several equal

@@ -73,6 +73,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
             Ok(())
         }
         Ended::CutShort => bail!("left before every reply was finished"),
+        Ended::EngineStopped => bail!("the engine has stopped; the log says why"),
     }
 }
 

@@ -5,10 +5,10 @@
 //! scale them (the K formats), the scale is multiplied into the numbers beforehand; the products of up to 13 bits make two tiles of
 //! bytes, high and low, and a sum ends after 256 numbers ([`planes`]).
 //!
-//! Many rows: sixteen panels of W stay with a thread; for each stretch of K ([`CHUNK_SLICES`]) a panel is unpacked to bytes into the
-//! first-level cache and used for all rows, whose own stretch stays in the second-level cache. One block of rows: panel after panel, as
-//! they lie in memory.
+//! Many rows go by [`blocks`]: sixteen panels of W stay with a thread, and each is unpacked once for all of its rows. One block of rows:
+//! panel after panel, as they lie in memory.
 
+mod blocks;
 mod planes;
 mod slices;
 
@@ -17,12 +17,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Product;
-use super::activations::{BLOCK, Quantized, RowBlock};
+use super::activations::{BLOCK, Quantized};
 use super::packing::{COLUMNS, Layout, Packing, Scales};
 use super::weight::PackedWeight;
+use crate::memory::Buffer;
 use crate::simd::amx::{TileConfig, release_tiles};
 
-/// Slices that are unpacked at a time, to 16 KB of bytes: a third of the first-level cache. Half as many where a number takes two.
+/// Slices of which a ring holds the bytes, 16 KB: a third of the first-level cache. Half as many where a number takes two.
 const CHUNK_SLICES: usize = 32;
 
 /// Panels that a thread keeps together for [`MAX_BLOCKS`] blocks of rows: results take 512 KB, and the rows' stretch as much, of a
@@ -36,22 +37,39 @@ const PREFETCH_BYTES: usize = 6 * 1024;
 /// Sixteen rows of sixteen columns.
 type Tile<T> = [[T; COLUMNS]; BLOCK];
 
-/// A stretch of a panel, unpacked; and where tiles go between multiplying and scaling.
+/// Rings of what was unpacked of a panel; and where tiles go between multiplying and scaling.
 #[repr(C, align(64))]
 struct Chunk {
     /// Each slice as `packing` says that it unpacks. Of two planes, the low one lies half an array behind the high one.
     integers: [[u8; 512]; CHUNK_SLICES],
-    /// Of each slice, or of each unit where integers scale the slices.
-    scales: [[f32; COLUMNS]; CHUNK_SLICES],
-    mins: [[f32; COLUMNS]; CHUNK_SLICES],
-    min_pairs: [[u8; 64]; CHUNK_SLICES / 2],
+    /// Of each slice, where floats scale them.
+    scales: [SliceScales; CHUNK_SLICES],
+    /// Of each unit, where integers do.
+    unit_scales: [UnitScales; planes::SCALE_UNITS],
     tiles: [Tile<i32>; 4],
+}
+
+/// What scales a slice, for sixteen columns.
+#[repr(C, align(64))]
+struct SliceScales {
+    scale: [f32; COLUMNS],
+    min: [f32; COLUMNS],
+}
+
+/// What scales a unit whose slices have integers as scales, for sixteen columns.
+#[repr(C, align(64))]
+struct UnitScales {
+    scale: [f32; COLUMNS],
+    min: [f32; COLUMNS],
+    /// The minimums of two slices each, as pairs of i16.
+    min_pairs: [[u8; 64]; planes::PAIRS],
 }
 
 struct Scratch {
     chunk: Box<Chunk>,
+    group: Box<blocks::Group>,
     /// `[panel][block]`
-    results: Vec<Tile<f32>>,
+    results: Buffer<Tile<f32>>,
 }
 
 thread_local! {
@@ -61,60 +79,9 @@ thread_local! {
 
 impl Scratch {
     fn new() -> Self {
-        // SAFETY: zeros are valid in every field.
-        let chunk = unsafe { Box::<Chunk>::new_zeroed().assume_init() };
-        Scratch { chunk, results: Vec::new() }
-    }
-}
-
-/// Consecutive blocks of as many rows each, from a slice on that begins a unit.
-#[derive(Clone)]
-struct Stretch<'a> {
-    rows: &'a Quantized,
-    blocks: Range<usize>,
-    first_slice: usize,
-    num_units: usize,
-}
-
-impl Stretch<'_> {
-    /// # Safety
-    /// The stretch begins within the rows.
-    unsafe fn block(&self, index: usize, layout: &Layout) -> RowBlock {
-        // SAFETY: passed on from the caller.
-        unsafe { self.rows.block(self.blocks.start + index).at_slice(self.first_slice, layout) }
-    }
-}
-
-/// Where a kernel stands on its way through the blocks of a stretch and, within each, through slices or units.
-#[derive(Clone, Copy)]
-struct Place {
-    block: usize,
-    step: usize,
-    x: RowBlock,
-}
-
-impl Place {
-    /// # Safety
-    /// The stretch has a block.
-    unsafe fn first(stretch: &Stretch<'_>, layout: &Layout) -> Self {
-        // SAFETY: passed on from the caller.
-        Place { block: 0, step: 0, x: unsafe { stretch.block(0, layout) } }
-    }
-
-    /// Goes on to the next step, or to the first one of the next block.
-    ///
-    /// # Safety
-    /// As for `first`.
-    #[inline(always)]
-    unsafe fn advance(&mut self, num_steps: usize, stretch: &Stretch<'_>, layout: &Layout) {
-        self.step += 1;
-        if self.step == num_steps {
-            (self.block, self.step) = (self.block + 1, 0);
-            if self.block < stretch.blocks.len() {
-                // SAFETY: passed on from the caller.
-                self.x = unsafe { stretch.block(self.block, layout) };
-            }
-        }
+        // SAFETY: zeros are valid in every field of both.
+        let (chunk, group) = unsafe { (Box::new_zeroed().assume_init(), Box::new_zeroed().assume_init()) };
+        Scratch { chunk, group, results: Buffer::default() }
     }
 }
 
@@ -142,7 +109,7 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
                 }
                 for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
                     let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
-                    few_panels::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
+                    blocks::multiply::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
                     write(product, panels.clone(), rows, blocks, &scratch.results);
                 }
             }
@@ -157,73 +124,19 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
 /// As for `rows_times_panels`; there is one block.
 unsafe fn one_block<F: Packing>(weight: &PackedWeight, panels: Range<usize>, rows: &Quantized, scratch: &mut Scratch) {
     let layout = F::LAYOUT;
-    let Scratch { chunk, results } = scratch;
-    results.resize(results.len().max(panels.len()), [[0.0; COLUMNS]; BLOCK]);
-    let stretch = Stretch { rows, blocks: 0..1, first_slice: 0, num_units: rows.num_slices() / layout.slices };
+    let Scratch { chunk, results, .. } = scratch;
+    let results = results.grow(panels.len());
+    let num_units = rows.num_slices() / layout.slices;
     // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
         for (panel, results) in panels.zip(results) {
             let panel = weight.panel(panel);
-            let times = stretch.num_units * num_planes(&layout).pow(2);
+            let times = num_units * num_planes(&layout).pow(2);
             let mut ahead = Ahead::new(panel.as_ptr().wrapping_add(PREFETCH_BYTES), panel.len(), times);
             match layout.scales {
                 Scales::Plain => slices::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
-                _ => planes::multiply_panel::<F>(chunk, panel, &stretch, &mut ahead, results),
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As for `rows_times_panels`.
-unsafe fn few_panels<F: Packing>(
-    weight: &PackedWeight,
-    panels: Range<usize>,
-    rows: &Quantized,
-    blocks: Range<usize>,
-    scratch: &mut Scratch,
-) {
-    let layout = F::LAYOUT;
-    let Scratch { chunk, results } = scratch;
-    results.resize(results.len().max(panels.len() * blocks.len()), [[0.0; COLUMNS]; BLOCK]);
-    let num_units = rows.num_slices() / layout.slices;
-    let units_of_chunk = CHUNK_SLICES / num_planes(&layout) / layout.slices;
-    // The last block may have fewer rows, and so tiles of another shape.
-    let whole = if rows.block(blocks.end - 1).num_rows < BLOCK { blocks.end - 1 } else { blocks.end };
-    let mut configured = 0;
-    for first in (0..num_units).step_by(units_of_chunk) {
-        let num_units = units_of_chunk.min(num_units - first);
-        for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
-            let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
-            // What is read next lies at the same place of the next panel.
-            let next = units.as_ptr().wrapping_add(weight.panel_bytes());
-            let mut ahead = Ahead::new(next, units.len(), num_units * blocks.len() * num_planes(&layout).pow(2));
-            // SAFETY: the panel holds these units; features by the caller's promise.
-            unsafe {
-                match layout.scales {
-                    Scales::Plain => slices::unpack::<F>(units, chunk),
-                    _ => planes::unpack::<F>(units, chunk),
-                }
-            }
-            let (of_whole, of_last) = results.split_at_mut(whole - blocks.start);
-            for (blocks, results) in [(blocks.start..whole, of_whole), (whole..blocks.end, of_last)] {
-                if blocks.is_empty() {
-                    continue;
-                }
-                let num_rows = rows.block(blocks.start).num_rows;
-                if std::mem::replace(&mut configured, num_rows) != num_rows {
-                    // SAFETY: the machine has AMX and the program may use it.
-                    unsafe { tile_shapes(&layout, num_rows).load() };
-                }
-                let stretch = Stretch { rows, blocks, first_slice: first * layout.slices, num_units };
-                // SAFETY: the chunk holds as many units as the stretch; tiles are configured for its blocks.
-                unsafe {
-                    match layout.scales {
-                        Scales::Plain => slices::multiply::<F>(chunk, &stretch, first == 0, &mut ahead, results),
-                        _ => planes::multiply::<F>(chunk, &stretch, first == 0, &mut ahead, results),
-                    }
-                }
+                _ => planes::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
             }
         }
     }
@@ -268,7 +181,7 @@ fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
     config
 }
 
-/// The bytes that will be unpacked next. Kernels ask for them line by line while they multiply, so that memory is never idle.
+/// The bytes that will be unpacked next. Kernels for one block ask for them line by line while they multiply, so that memory is never idle.
 struct Ahead {
     next: *const u8,
     end: *const u8,

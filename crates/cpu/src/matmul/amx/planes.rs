@@ -11,9 +11,10 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::super::activations::RowBlock;
 use super::super::avx512::{halves, integers, min_pairs, scale_integers};
 use super::super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
-use super::{Ahead, CHUNK_SLICES, Chunk, Place, Stretch, Tile};
+use super::{Ahead, CHUNK_SLICES, Chunk, Tile, UnitScales};
 
 const HALF: usize = CHUNK_SLICES / 2;
 
@@ -23,52 +24,43 @@ const fn low_bits(layout: &Layout) -> u32 {
 }
 
 /// Pairs of slices in a unit: steps of the multiplication.
-const PAIRS: usize = 4;
+pub(super) const PAIRS: usize = 4;
 
 /// Units whose integers a chunk holds, and whose scales: rings, of which scales are needed for longer.
 const INTEGER_UNITS: usize = HALF / (2 * PAIRS);
-const SCALE_UNITS: usize = 2 * INTEGER_UNITS;
+pub(super) const SCALE_UNITS: usize = 2 * INTEGER_UNITS;
 
-/// Unpacks units: integers times their scales to two planes of signed bytes, the units' scales to f32.
+/// Unpacks two slices of a unit to bytes of 1 KB in each plane, and with the first two the unit's scales to f32.
 ///
 /// # Safety
-/// They are whole units of F, no more than a chunk holds; the machine has AVX-512 BW.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
-    for (u, unit) in units.chunks_exact(F::LAYOUT.unit_bytes()).enumerate() {
-        // SAFETY: passed on from the caller.
-        (0..PAIRS).for_each(|pair| unsafe { unpack_pair::<F>(unit.as_ptr(), u, pair, chunk) });
-    }
-}
-
-/// Unpacks two slices of a unit, and with the first two its scales.
-///
-/// # Safety
-/// `unit` is a whole unit of F; the machine has AVX-512 BW.
+/// `unit` is a whole unit of F, and there is room for both planes; the machine has AVX-512 BW.
 #[inline(always)]
-unsafe fn unpack_pair<F: Packing>(unit: *const u8, at: usize, pair: usize, chunk: &mut Chunk) {
+pub(super) unsafe fn unpack_pair<F: Packing>(
+    unit: *const u8,
+    pair: usize,
+    planes: [*mut u8; 2],
+    scales: &mut UnitScales,
+) {
     let layout = F::LAYOUT;
-    // SAFETY: the unit is whole by the caller's promise.
+    // SAFETY: by the caller's promise.
     unsafe {
-        for slice in 2 * pair..2 * pair + 2 {
-            let to = at % INTEGER_UNITS * layout.slices + slice;
+        for s in 0..2 {
+            let slice = 2 * pair + s;
             let integers = integers::<F>(unit, slice);
-            let scales = [0, 1].map(|half| in_words(scale_integers::<F>(unit, slice, half)));
+            let factors = [0, 1].map(|half| in_words(scale_integers::<F>(unit, slice, half)));
             for j in 0..8 {
-                let (high, low) = scaled::<F>(integers[j], scales[j / 4]);
-                _mm512_store_si512(chunk.integers[to].as_mut_ptr().add(64 * j).cast(), high);
-                _mm512_store_si512(chunk.integers[HALF + to].as_mut_ptr().add(64 * j).cast(), low);
+                let (high, low) = scaled::<F>(integers[j], factors[j / 4]);
+                _mm512_store_si512(planes[0].add(512 * s + 64 * j).cast(), high);
+                _mm512_store_si512(planes[1].add(512 * s + 64 * j).cast(), low);
             }
         }
-        let at = at % SCALE_UNITS;
         if layout.mins == Mins::Slices {
-            let pairs = min_pairs::<F>(unit, pair);
-            _mm512_store_si512(chunk.min_pairs[at * PAIRS + pair].as_mut_ptr().cast(), pairs);
+            _mm512_store_si512(scales.min_pairs[pair].as_mut_ptr().cast(), min_pairs::<F>(unit, pair));
         }
         if pair == 0 {
-            _mm512_store_ps(chunk.scales[at].as_mut_ptr(), halves(unit.add(layout.head())));
+            _mm512_store_ps(scales.scale.as_mut_ptr(), halves(unit.add(layout.head())));
             if layout.mins == Mins::Slices {
-                _mm512_store_ps(chunk.mins[at].as_mut_ptr(), halves(unit.add(layout.min_head())));
+                _mm512_store_ps(scales.min.as_mut_ptr(), halves(unit.add(layout.min_head())));
             }
         }
     }
@@ -113,117 +105,78 @@ unsafe fn scaled<F: Packing>(integers: __m512i, scale: __m512i) -> (__m512i, __m
     }
 }
 
-/// Blocks of rows times a chunk: into `results` when the chunk is the first of its panel, else added to them.
-///
-/// # Safety
-/// The chunk holds as many units as the stretch; tiles are configured for its blocks; the machine has AMX and AVX-512 with VNNI.
-pub(super) unsafe fn multiply<F: Packing>(
-    chunk: &mut Chunk,
-    stretch: &Stretch<'_>,
-    fresh: bool,
-    ahead: &mut Ahead,
-    results: &mut [Tile<f32>],
-) {
-    // SAFETY: passed on from the caller; what is unpacked already is not read again.
-    unsafe { multiply_blocks::<F, false>(chunk, std::ptr::null(), stretch, fresh, ahead, results) };
-}
-
 /// One block of rows times a whole panel, which is unpacked unit by unit just before its use.
 ///
 /// # Safety
-/// The panel holds as many units of F as the stretch, which is of one block; tiles are configured for it; the machine has AMX and
-/// AVX-512 with VNNI.
+/// The panel holds whole units of F, and the block as many; tiles are configured for it; the machine has AMX and AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_panel<F: Packing>(
     chunk: &mut Chunk,
     panel: &[u8],
-    stretch: &Stretch<'_>,
+    x: RowBlock,
     ahead: &mut Ahead,
     results: &mut Tile<f32>,
 ) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        let results = std::slice::from_mut(results);
-        multiply_blocks::<F, true>(chunk, panel.as_ptr(), stretch, true, ahead, results);
-    }
-}
-
-/// # Safety
-/// As for `multiply`. With `UNPACK`, as for `multiply_panel`, whose units begin at `units`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn multiply_blocks<F: Packing, const UNPACK: bool>(
-    chunk: &mut Chunk,
-    units: *const u8,
-    stretch: &Stretch<'_>,
-    fresh: bool,
-    ahead: &mut Ahead,
-    results: &mut [Tile<f32>],
-) {
-    let layout = F::LAYOUT;
-    let num_units = stretch.num_units;
-    let total = num_units * results.len();
-    // SAFETY: see the promises of the function; every index below is within the blocks' and the chunk's arrays, of which those of sums
+    let unit_bytes = F::LAYOUT.unit_bytes();
+    let num_units = panel.len() / unit_bytes;
+    // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        if UNPACK {
-            (0..PAIRS).for_each(|pair| unpack_pair::<F>(units, 0, pair, chunk));
-        }
-        let mut next = Place::first(stretch, &layout);
-        let mut done = next;
-        let num_rows = next.x.num_rows;
-        for n in 0..=total {
+        let unpack = |n: usize, pair: usize, chunk: &mut Chunk| {
+            let to = (n % INTEGER_UNITS * PAIRS + pair) * 2;
+            let planes = [to, HALF + to].map(|to| chunk.integers[to].as_mut_ptr());
+            unpack_pair::<F>(panel.as_ptr().add(n * unit_bytes), pair, planes, &mut chunk.unit_scales[n % SCALE_UNITS]);
+        };
+        (0..PAIRS).for_each(|pair| unpack(0, pair, chunk));
+        for n in 0..=num_units {
             for pair in 0..PAIRS {
-                if n < total {
-                    multiply_tiles::<F>(chunk, &next, pair, n);
+                if n < num_units {
+                    multiply_tiles::<F>(chunk, x, pair, n);
                     ahead.fetch();
                 }
-                if UNPACK && n + 1 < total {
-                    unpack_pair::<F>(units.add((n + 1) * layout.unit_bytes()), n + 1, pair, chunk);
+                if n + 1 < num_units {
+                    unpack(n + 1, pair, chunk);
                 }
                 match (n, pair) {
                     (0, _) => {}
                     (_, 0) => store_tiles(chunk, n - 1),
                     // A third of the rows.
                     _ => {
-                        let third = |i: usize| i * num_rows / (PAIRS - 1);
-                        scale_rows::<F>(chunk, &done, fresh, third(pair - 1)..third(pair), &mut results[done.block]);
+                        let third = |i: usize| i * x.num_rows / (PAIRS - 1);
+                        let scales = &chunk.unit_scales[(n - 1) % SCALE_UNITS];
+                        let tiles = [&chunk.tiles[0], &chunk.tiles[1]];
+                        scale_rows::<F>(tiles, scales, x, n - 1, third(pair - 1)..third(pair), n == 1, results);
                     }
                 }
-            }
-            if n < total {
-                next.advance(num_units, stretch, &layout);
-            }
-            if n > 0 {
-                done.advance(num_units, stretch, &layout);
             }
         }
     }
 }
 
-/// Adds what a unit leaves in the tiles to the results of some rows.
+/// Adds what a unit leaves in the tiles, high and low, to the results of some rows; or, when it is the first, makes that the results.
 ///
 /// # Safety
-/// As for `multiply`; the place is the unit whose tiles are stored.
+/// The block has that unit and these rows; the machine has AVX-512 with VNNI.
 #[inline(always)]
-unsafe fn scale_rows<F: Packing>(
-    chunk: &Chunk,
-    place: &Place,
-    fresh: bool,
+pub(super) unsafe fn scale_rows<F: Packing>(
+    tiles: [&Tile<i32>; 2],
+    scales: &UnitScales,
+    x: RowBlock,
+    unit: usize,
     rows: Range<usize>,
+    fresh: bool,
     results: &mut Tile<f32>,
 ) {
-    let Place { step: unit, x, .. } = *place;
-    let fresh = fresh && unit == 0;
-    // SAFETY: as for `multiply`.
+    let kept: __mmask16 = if fresh { 0 } else { !0 };
+    // SAFETY: by the caller's promise; arrays of sums and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        let at = unit % SCALE_UNITS;
-        let (scale, dmin) = (_mm512_load_ps(chunk.scales[at].as_ptr()), _mm512_load_ps(chunk.mins[at].as_ptr()));
-        let mins: [__m512i; PAIRS] =
-            std::array::from_fn(|i| _mm512_load_si512(chunk.min_pairs[at * PAIRS + i].as_ptr().cast()));
+        let (scale, dmin) = (_mm512_load_ps(scales.scale.as_ptr()), _mm512_load_ps(scales.min.as_ptr()));
+        let mins: [__m512i; PAIRS] = std::array::from_fn(|i| _mm512_load_si512(scales.min_pairs[i].as_ptr().cast()));
         let pairs = x.pairs.add(unit * PAIRS * x.num_rows).cast::<i32>();
         let x_scales = x.scales.add(unit * x.num_rows);
         for r in rows {
-            let high = _mm512_load_si512(chunk.tiles[0][r].as_ptr().cast());
-            let low = _mm512_load_si512(chunk.tiles[1][r].as_ptr().cast());
+            let high = _mm512_load_si512(tiles[0][r].as_ptr().cast());
+            let low = _mm512_load_si512(tiles[1][r].as_ptr().cast());
             let high = match low_bits(&F::LAYOUT) {
                 3 => _mm512_slli_epi32::<3>(high),
                 _ => _mm512_slli_epi32::<7>(high),
@@ -238,7 +191,7 @@ unsafe fn scale_rows<F: Packing>(
                 }
                 part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums), dmin, part);
             }
-            let result = if fresh { _mm512_setzero_ps() } else { _mm512_loadu_ps(results[r].as_ptr()) };
+            let result = _mm512_maskz_loadu_ps(kept, results[r].as_ptr());
             let result = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(r)), result);
             _mm512_storeu_ps(results[r].as_mut_ptr(), result);
         }
@@ -248,10 +201,10 @@ unsafe fn scale_rows<F: Packing>(
 /// Multiplies two slices of a unit in both planes, into tiles 0 and 1 for even n and 2 and 3 for odd ones.
 ///
 /// # Safety
-/// As for `multiply`; the place is one of the stretch.
+/// As for `multiply_panel`; the block has that unit.
 #[inline(always)]
-unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, place: &Place, pair: usize, n: usize) {
-    let slice = 2 * (PAIRS * place.step + pair);
+unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, pair: usize, n: usize) {
+    let slice = 2 * (PAIRS * n + pair);
     let at = slice % HALF;
     macro_rules! zero {
         ($high:literal, $low:literal) => {
@@ -270,7 +223,7 @@ unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, place: &Place, pair: usize, 
                 concat!($dot, " tmm", $high, ", tmm4, tmm6"),
                 "tileloadd tmm7, [{low} + {stride}]",
                 concat!($dot, " tmm", $low, ", tmm4, tmm7"),
-                x = in(reg) place.x.slice(slice, 0),
+                x = in(reg) x.slice(slice, 0),
                 high = in(reg) chunk.integers[at].as_ptr(),
                 low = in(reg) chunk.integers[HALF + at].as_ptr(),
                 stride = in(reg) 2 * SLICE,
@@ -297,7 +250,7 @@ unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, place: &Place, pair: usize, 
 }
 
 /// # Safety
-/// As for `multiply`.
+/// As for `multiply_panel`.
 #[inline(always)]
 unsafe fn store_tiles(chunk: &mut Chunk, n: usize) {
     macro_rules! store {

@@ -1,14 +1,16 @@
 //! Formats whose slices of 32 numbers have a scale of their own in floats: each slice is a tile that goes to memory, where vectors scale it.
 //!
-//! Bound for 16 x 16 x 32: 16 cycles of multiplication, 16 of storing, and 32 float operations (48 with minimums), of which a core does
-//! one a cycle while it uses tiles. Measured: 40 cycles with x in the first-level cache, 44 from the second (2026-11-15, Xeon with AMX).
+//!
+//! Bound for 16 x 16 x 32: 16 cycles of multiplication, 16 of storing, 6 to 8 of loading, which take turns; and 48 float operations (64 with
+//! minimums). This is the way of one block, whose panels are unpacked to bytes on the way; many blocks go by `blocks`.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use super::super::activations::RowBlock;
 use super::super::avx512::{halves, integers};
 use super::super::packing::{Mins, Packing, SLICE};
-use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, RowBlock, Stretch, Tile};
+use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, SliceScales, Tile};
 
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
@@ -16,36 +18,40 @@ const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
 /// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
 const MAGIC: f32 = 12_582_912.0;
 
-/// Unpacks units: integers to signed bytes, scales to f32.
+/// Unpacks a unit of two slices into the ring.
 ///
-/// # Safety
-/// They are whole units of F, no more than a chunk holds; the machine has AVX-512 BW.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
-    for (u, unit) in units.chunks_exact(F::LAYOUT.unit_bytes()).enumerate() {
-        // SAFETY: passed on from the caller.
-        unsafe { unpack_unit::<F>(unit.as_ptr(), u, chunk) };
-    }
-}
-
 /// # Safety
 /// `unit` is a whole unit of F; the machine has AVX-512 BW.
 #[inline(always)]
 unsafe fn unpack_unit<F: Packing>(unit: *const u8, at: usize, chunk: &mut Chunk) {
+    for slice in 0..F::LAYOUT.slices {
+        let at = at % CHUNK_UNITS * F::LAYOUT.slices + slice;
+        // SAFETY: passed on from the caller.
+        unsafe { unpack_slice::<F>(unit, slice, &mut chunk.integers[at], &mut chunk.scales[at]) };
+    }
+}
+
+/// Unpacks a slice to signed bytes, its scales to f32.
+///
+/// # Safety
+/// `unit` is a whole unit of F, and `to` begins on a cache line; the machine has AVX-512 BW.
+#[inline(always)]
+pub(super) unsafe fn unpack_slice<F: Packing>(
+    unit: *const u8,
+    slice: usize,
+    to: &mut [u8; 512],
+    scales: &mut SliceScales,
+) {
     let layout = F::LAYOUT;
-    for slice in 0..layout.slices {
-        let at = at % CHUNK_UNITS * layout.slices + slice;
-        // SAFETY: the unit is whole by the caller's promise.
-        unsafe {
-            let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
-            let bytes = chunk.integers[at].as_mut_ptr();
-            for (j, integers) in integers::<F>(unit, slice).into_iter().enumerate() {
-                _mm512_store_si512(bytes.add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
-            }
-            _mm512_store_ps(chunk.scales[at].as_mut_ptr(), halves(unit.add(layout.scale(slice))));
-            if layout.mins == Mins::Plain {
-                _mm512_store_ps(chunk.mins[at].as_mut_ptr(), halves(unit.add(layout.min(slice))));
-            }
+    // SAFETY: the unit is whole by the caller's promise.
+    unsafe {
+        let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
+        for (j, integers) in integers::<F>(unit, slice).into_iter().enumerate() {
+            _mm512_store_si512(to.as_mut_ptr().add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
+        }
+        _mm512_store_ps(scales.scale.as_mut_ptr(), halves(unit.add(layout.scale(slice))));
+        if layout.mins == Mins::Plain {
+            _mm512_store_ps(scales.min.as_mut_ptr(), halves(unit.add(layout.min(slice))));
         }
     }
 }
@@ -63,31 +69,13 @@ macro_rules! for_each_row {
         })*
     };
 }
-
-/// Blocks of rows times a chunk: into `results` when the chunk is the first of its panel, else added to them.
-///
-/// # Safety
-/// The chunk holds as many units as the stretch; tiles are configured for its blocks; the machine has AMX and AVX-512 with VNNI.
-pub(super) unsafe fn multiply<F: Packing>(
-    chunk: &mut Chunk,
-    stretch: &Stretch<'_>,
-    fresh: bool,
-    ahead: &mut Ahead,
-    results: &mut [Tile<f32>],
-) {
-    for (i, results) in results.iter_mut().enumerate() {
-        // SAFETY: passed on from the caller; what is unpacked already is not read again.
-        unsafe {
-            let x = stretch.block(i, &F::LAYOUT);
-            multiply_block::<F, false>(chunk, std::ptr::null(), stretch.num_units, x, fresh, ahead, results);
-        }
-    }
-}
+pub(super) use for_each_row;
 
 /// One block of rows times a whole panel, which is unpacked unit by unit just before its use.
 ///
 /// # Safety
 /// The panel holds whole units of F, and the block as many; tiles are configured for it; the machine has AMX and AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_panel<F: Packing>(
     chunk: &mut Chunk,
     panel: &[u8],
@@ -96,32 +84,14 @@ pub(super) unsafe fn multiply_panel<F: Packing>(
     results: &mut Tile<f32>,
 ) {
     let num_units = panel.len() / F::LAYOUT.unit_bytes();
-    // SAFETY: passed on from the caller.
-    unsafe { multiply_block::<F, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results) };
-}
-
-/// # Safety
-/// As for `multiply`; the block has that many units. With `UNPACK`, as for `multiply_panel`, whose units begin at `units`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
-    chunk: &mut Chunk,
-    units: *const u8,
-    num_units: usize,
-    x: RowBlock,
-    fresh: bool,
-    ahead: &mut Ahead,
-    results: &mut Tile<f32>,
-) {
+    let units = panel.as_ptr();
     let mut sums = [_mm512_setzero_ps(); BLOCK];
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        if !fresh {
-            for_each_row!(r => { sums[r] = _mm512_loadu_ps(results[r].as_ptr()); });
-        }
         // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
         // and holds up everything behind.
-        for first in 0..if UNPACK { num_units.min(2) } else { 0 } {
+        for first in 0..num_units.min(2) {
             unpack_unit::<F>(units.add(first * F::LAYOUT.unit_bytes()), first, chunk);
         }
         multiply_unit!(chunk, x, 0, "0", "1");
@@ -135,12 +105,15 @@ unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
                     store_unit!(chunk, $stored);
                 }
                 ahead.fetch();
-                if UNPACK && n + 2 < num_units {
+                if n + 2 < num_units {
                     unpack_unit::<F>(units.add((n + 2) * F::LAYOUT.unit_bytes()), n + 2, chunk);
                 }
                 if n > 0 {
-                    scale_slice::<F>(chunk, x, 2 * n - 2, $scaled, &mut sums);
-                    scale_slice::<F>(chunk, x, 2 * n - 1, $scaled + 1, &mut sums);
+                    for i in 0..2 {
+                        let slice = 2 * n - 2 + i;
+                        let scales = &chunk.scales[slice % CHUNK_SLICES];
+                        scale_slice::<F>(&chunk.tiles[$scaled + i], scales, x, slice, &mut sums);
+                    }
                 }
                 if n == num_units {
                     break;
@@ -159,17 +132,22 @@ unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
 /// Adds what a slice left in a tile to the sums of its rows.
 ///
 /// # Safety
-/// As for `multiply`; the slice is one of the chunk's.
+/// The block has that slice; the machine has AVX-512 F.
 #[inline(always)]
-unsafe fn scale_slice<F: Packing>(chunk: &Chunk, x: RowBlock, slice: usize, tile: usize, sums: &mut [__m512; BLOCK]) {
-    // SAFETY: as for `multiply`.
+pub(super) unsafe fn scale_slice<F: Packing>(
+    tile: &Tile<i32>,
+    scales: &SliceScales,
+    x: RowBlock,
+    slice: usize,
+    sums: &mut [__m512; BLOCK],
+) {
+    // SAFETY: by the caller's promise; sums and scales of x can be read for a whole block even where it has fewer rows.
     unsafe {
-        let tile = &chunk.tiles[tile];
         let magic = _mm512_castps_si512(_mm512_set1_ps(MAGIC));
-        let scale = _mm512_load_ps(chunk.scales[slice % CHUNK_SLICES].as_ptr());
+        let scale = _mm512_load_ps(scales.scale.as_ptr());
         // Exact: 2 bits times the 11 of a half.
         let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
-        let mins = _mm512_load_ps(chunk.mins[slice % CHUNK_SLICES].as_ptr());
+        let mins = _mm512_load_ps(scales.min.as_ptr());
         let (x_scales, row_sums) = (x.scales.add(slice * x.num_rows), x.sums.add(slice * x.num_rows));
         for_each_row!(r => {
             // `product * scale`, rounded once; that the product becomes a float costs no more than an addition of integers.

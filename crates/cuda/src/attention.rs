@@ -1,0 +1,172 @@
+//! Attention and the memory of keys and values: which kernel serves, and where everything lies.
+
+use pellucid_tensor::{Attention, DType, Error, KvLayer, StoreKv, Tensor, TurnAndStore};
+
+use crate::backend::{CudaBackend, Purpose, lock};
+use crate::kernels::attention::{
+    self as kernels, AttentionParameter, ExpandParameter, Kernel, StoreParameter, TurnParameter, Work,
+};
+use crate::kernels::rows;
+use crate::memory::{floats, floats_mut, read};
+use crate::step::{self, RUN};
+
+/// Writes keys and values into their slots.
+pub(crate) fn store(backend: &CudaBackend, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
+    let parameter = backend.store_parameter(floats(store.keys), store, kv)?;
+    kernels::store(&backend.device, store.slots.len(), &parameter)
+}
+
+pub(crate) fn turn_and_store(
+    backend: &CudaBackend,
+    turn: TurnAndStore<'_>,
+    queries: &mut Tensor,
+    keys: &mut Tensor,
+    kv: &mut KvLayer,
+) -> Result<(), Error> {
+    let TurnAndStore { rope, values, slots, shape } = turn;
+    let pairs = rope.angles.cols() / 2;
+    assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
+    assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
+    let address = floats_mut(keys);
+    let store = backend.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
+    // 8 bits are stored by groups, after all numbers of a group have been turned: here, into no block.
+    let stores_later = store.storage == kernels::Q8;
+    let parameter = TurnParameter {
+        store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
+        queries: floats_mut(queries),
+        angles: floats(rope.angles),
+        num_rows: slots.len() as u32,
+        num_heads: shape.num_heads as u32,
+        pairs: pairs as u32,
+        interleaved: rows::style_code(rope.style),
+    };
+    kernels::turn_and_store(&backend.device, &parameter)?;
+    if stores_later { kernels::store(&backend.device, slots.len(), &store) } else { Ok(()) }
+}
+
+pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
+    let shape = attention.shape;
+    let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
+    assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
+    assert_eq!(attention.positions.len(), num_rows);
+    if let Some(why) = kernels::refusal(shape) {
+        return Err(backend.device.refuse("attention", why));
+    }
+    backend.storage(attention.kv)?;
+    let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
+    let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
+    let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+    let mut blocks = KvBlocks {
+        keys: read(&attention.kv.keys),
+        values: read(&attention.kv.values),
+        tables: backend.index(Purpose::BlockTables, attention.block_tables)?,
+    };
+    if kernel.expands() && !decodes {
+        blocks = backend.expand_kv(&attention, blocks)?;
+        kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
+    }
+    let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
+    let tiles = kernel.split_tiles(&backend.device, work);
+    let partial = match tiles {
+        0 => 0,
+        _ => backend.scratch(Purpose::Partial, kernels::partial_bytes(num_rows, shape, tiles))?,
+    };
+    let rows_address = backend.row_tables(&attention)?;
+    let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
+    let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
+    let parameter = AttentionParameter {
+        queries: floats(attention.queries),
+        key_blocks: blocks.keys,
+        value_blocks: blocks.values,
+        out: floats_mut(out),
+        positions: backend.index(Purpose::Positions, attention.positions)?,
+        first_blocks: table(0),
+        block_tables: blocks.tables,
+        partial,
+        num_rows: num_rows as u32,
+        num_heads: shape.num_heads as u32,
+        num_kv_heads: shape.num_kv_heads as u32,
+        head_size: shape.head_size as u32,
+        block_len: shape.block_len as u32,
+        window: attention.window.map_or(0, |window| window as u32),
+        max_tiles: tiles as u32,
+        tile_len: kernel.tile_len() as u32,
+        scale: attention.scale,
+        cap: attention.soft_cap.unwrap_or(0.0),
+        first_rows: table(1),
+        end_rows: table(2),
+        runs: table(3),
+        num_runs: num_runs as u32,
+        in_panels: kernel.in_panels(),
+        num_stored: attention.kv.keys.len() as u64,
+    };
+    kernels::attend(&backend.device, kernel, &parameter)
+}
+
+/// Where the keys and values of a step lie, and the tables that lead to them.
+struct KvBlocks {
+    keys: u64,
+    values: u64,
+    tables: u64,
+}
+
+impl CudaBackend {
+    /// The blocks of a step's sequences in f16, in the order of its tables.
+    fn expand_kv(&self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
+        let (num_entries, block) = (attention.block_tables.len(), attention.kv.keys.cols());
+        let parameter = ExpandParameter {
+            key_blocks: blocks.keys,
+            value_blocks: blocks.values,
+            block_tables: blocks.tables,
+            keys: self.scratch(Purpose::ExpandedKeys, num_entries * block * 2)?,
+            values: self.scratch(Purpose::ExpandedValues, num_entries * block * 2)?,
+            own_tables: self.scratch(Purpose::ExpandedTables, num_entries * 4)?,
+            num_stored: attention.kv.keys.len() as u64,
+            num_kv_heads: attention.shape.num_kv_heads as u32,
+            head_size: attention.shape.head_size as u32,
+            block_len: attention.shape.block_len as u32,
+        };
+        kernels::expand(&self.device, num_entries, &parameter)?;
+        Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables: parameter.own_tables })
+    }
+
+    fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
+        let shape = store.shape;
+        let cols = shape.num_kv_heads * shape.head_size;
+        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
+        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
+        Ok(StoreParameter {
+            keys,
+            values: floats(store.values),
+            key_blocks: read(&kv.keys),
+            value_blocks: read(&kv.values),
+            slots: self.index(Purpose::Slots, store.slots)?,
+            num_kv_heads: shape.num_kv_heads as u32,
+            head_size: shape.head_size as u32,
+            block_len: shape.block_len as u32,
+            num_blocks: kv.keys.rows() as u32,
+            storage: self.storage(kv)?,
+            in_panels: Kernel::of(kv.keys.dtype(), shape).map_or(0, Kernel::in_panels),
+        })
+    }
+
+    /// Of each row: where its sequence's block table starts, the sequence's first row, and the one after its last.
+    fn row_tables(&self, attention: &Attention<'_>) -> Result<u64, Error> {
+        let known = lock(&self.current).find_spans(attention.sequences);
+        match known {
+            Some(address) => Ok(address),
+            None => {
+                let tables = step::row_tables(attention.sequences, attention.queries.rows());
+                self.index(Purpose::RowTables, &tables)
+            }
+        }
+    }
+
+    fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
+        let dtype = kv.keys.dtype();
+        kernels::storage(dtype).ok_or_else(|| {
+            self.device
+                .refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16, BF16 or Q8_0"))
+        })
+    }
+}

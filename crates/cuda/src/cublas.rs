@@ -1,0 +1,182 @@
+//! cuBLASLt, opened at run time where it is installed: under `--fast`, the products of many rows with weights of BF16.
+//!
+//! Which kernel it takes, and hence the order of a row's sum, depends on the number of rows: the same row may have other last bits among
+//! many than among more. That is why nothing goes this way unless the user asked for it.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::catch_unwind;
+use std::sync::{Arc, Mutex};
+
+use cudarc::cublaslt::{result, sys};
+use pellucid_tensor::Error;
+
+use crate::backend::lock;
+use crate::driver::{Buffer, Device};
+
+/// Fewer rows are for our own kernels, which are bound by memory there.
+pub(crate) const LEAST_ROWS: usize = 48;
+/// What cuBLAS recommends for this generation of GPUs.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// The library, and what it chose for the products that it has seen.
+pub(crate) struct CublasLt {
+    device: Arc<Device>,
+    handle: sys::cublasLtHandle_t,
+    workspace: Buffer,
+    chosen: Mutex<HashMap<Shape, Chosen>>,
+}
+
+/// `out = W x + b`: all that the choice of an algorithm depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) outputs: usize,
+    pub(crate) cols: usize,
+    pub(crate) has_bias: bool,
+}
+
+/// Where a product's parts lie: BF16, BF16, f32 and f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places {
+    pub(crate) x: u64,
+    pub(crate) weight: u64,
+    pub(crate) bias: u64,
+    pub(crate) out: u64,
+}
+
+/// Descriptors of a product and its algorithm. Given back by the process's end: there are as many as shapes.
+#[derive(Clone, Copy)]
+struct Chosen {
+    product: sys::cublasLtMatmulDesc_t,
+    weight: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: handle and descriptors are plain objects of the library, which lets any thread use them, one at a time; `chosen` is locked
+// during every use.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+impl CublasLt {
+    /// `None` where the library is not installed.
+    pub(crate) fn open(device: &Arc<Device>) -> Result<Option<CublasLt>, Error> {
+        // SAFETY: opening the library runs its initialisers, which is what it is for.
+        let present = catch_unwind(|| unsafe { sys::is_culib_present() }).unwrap_or(false);
+        if !present {
+            return Ok(None);
+        }
+        device.bind()?;
+        let handle = result::create_handle().map_err(|error| failed(device, error))?;
+        let workspace = device.allocate(WORKSPACE_BYTES)?;
+        Ok(Some(CublasLt { device: device.clone(), handle, workspace, chosen: Mutex::default() }))
+    }
+
+    pub(crate) fn multiply(&self, shape: Shape, places: Places) -> Result<(), Error> {
+        self.device.bind()?;
+        let mut known = lock(&self.chosen);
+        let chosen = match known.get(&shape) {
+            Some(chosen) => *chosen,
+            None => {
+                let chosen = self.choose(shape).map_err(|error| failed(&self.device, error))?;
+                known.insert(shape, chosen);
+                chosen
+            }
+        };
+        self.launch(&chosen, places).map_err(|error| failed(&self.device, error))
+    }
+
+    /// To the library our rows are columns: `out^T = (W^T)^T x^T`.
+    fn choose(&self, shape: Shape) -> Result<Chosen, result::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let Shape { rows, outputs, cols, has_bias } = shape;
+        let (half, single) = (sys::cudaDataType::CUDA_R_16BF, sys::cudaDataType::CUDA_R_32F);
+        let product = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, single)?;
+        // CUBLAS_OP_T, which the binding does not name.
+        let transposed: i32 = 1;
+        let epilogue = match has_bias {
+            true => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            false => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+        };
+        // SAFETY: each attribute is given a value of its own type and size, which the library copies.
+        unsafe {
+            set(product, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
+            set(product, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        }
+        let weight = result::create_matrix_layout(half, cols as u64, outputs as u64, cols as i64)?;
+        let x = result::create_matrix_layout(half, cols as u64, rows as u64, cols as i64)?;
+        let out = result::create_matrix_layout(single, outputs as u64, rows as u64, outputs as i64)?;
+        let preference = result::create_matmul_pref()?;
+        // SAFETY: the descriptors were made above; the preference is given back here.
+        let found = unsafe {
+            result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                std::ptr::from_ref(&WORKSPACE_BYTES).cast(),
+                size_of::<usize>(),
+            )?;
+            let found = result::get_matmul_algo_heuristic(self.handle, product, weight, x, out, out, preference);
+            result::destroy_matmul_pref(preference)?;
+            found?
+        };
+        Ok(Chosen { product, weight, x, out, algorithm: found.algo })
+    }
+
+    fn launch(&self, chosen: &Chosen, places: Places) -> Result<(), result::CublasError> {
+        let (one, zero) = (1.0f32, 0.0f32);
+        let at = |address: u64| address as *mut c_void;
+        // SAFETY: addresses are those of live buffers with the shapes of the descriptors (the caller's promise); the library copies
+        // the factors and the bias's address before it returns.
+        unsafe {
+            if places.bias != 0 {
+                let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+                set(chosen.product, attribute, &places.bias)?;
+            }
+            result::matmul(
+                self.handle,
+                chosen.product,
+                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(&zero).cast(),
+                at(places.weight),
+                chosen.weight,
+                at(places.x),
+                chosen.x,
+                at(places.out),
+                chosen.out,
+                at(places.out),
+                chosen.out,
+                &chosen.algorithm,
+                at(self.workspace.address()),
+                WORKSPACE_BYTES,
+                self.device.stream().cast(),
+            )
+        }
+    }
+}
+
+/// # Safety
+/// `value` is of the attribute's type.
+unsafe fn set<T>(
+    product: sys::cublasLtMatmulDesc_t,
+    attribute: sys::cublasLtMatmulDescAttributes_t,
+    value: &T,
+) -> Result<(), result::CublasError> {
+    // SAFETY: the descriptor is live, and the value is as large as is said.
+    unsafe { result::set_matmul_desc_attribute(product, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+fn failed(device: &Device, error: result::CublasError) -> Error {
+    device.refuse("a product of cuBLASLt", format!("{:?}", error.0))
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the handle is owned by this value. A failure here leaves nothing to do.
+            let _ = unsafe { result::destroy_handle(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,326 @@
+// Rows of logits in brief: the most probable tokens, the sums of weights, and who may win the draw, so that a row need not leave the
+// device. What is said here is to the bit what the sampler computes from the row, but for the times of the draw: those are close enough
+// to name the few who may win, and the sampler times these by itself.
+
+static const u32 BLOCK = 64;          // logits whose weights are summed in f32; blocks are added up in f64
+static const u32 LANES = 16;          // ... side by side: the order of a sum depends on it
+static const u32 NUM_TOP = 256;
+static const u32 MAX_FINALISTS = 16;
+static const u32 MAX_GATHERED = 4096;
+static const u32 MAX_PARTS_ABOVE = 2 * NUM_TOP;
+static const float RACE_MARGIN = 1e-4f;
+
+struct DigestQuery {
+    float inverse;  // 1 / temperature
+    u32 races;
+    u32 seed_low, seed_high, position;
+};
+
+struct RowBrief {
+    double totals[2];
+    u32 is_plain, has_all, num_top, num_finalists;
+    u32 top_ids[NUM_TOP];
+    float top_logits[NUM_TOP];
+    u32 finalist_ids[MAX_FINALISTS];
+    float finalist_logits[MAX_FINALISTS];
+};
+
+struct DigestRows {
+    const float* logits;
+    const DigestQuery* queries;
+    float* maxima;  // [rows][num_parts]
+    float2* sums;   // [rows][num_blocks]: of weights at temperature 1 and at the query's
+    float* times;   // [rows][num_blocks]: the fastest
+    RowBrief* out;
+    u32 vocab_size;
+    u32 num_blocks;
+    u32 part_len;  // logits of a part whose largest is noted: 16 or 64
+    u32 num_parts;
+};
+
+#define INFINITE __int_as_float(0x7f800000)
+
+// e^x for x at most 0: the sampler's own, operation by operation.
+DEVICE float exp_of_nonpositive(float x) {
+    const float least = -87.0f, round = 12582912.0f;
+    float clamped = x > least ? x : least;
+    float shifted = __fadd_rn(__fmul_rn(clamped, 1.44269504088896340736f), round);
+    float n = __fsub_rn(shifted, round);
+    float r = __fsub_rn(__fsub_rn(clamped, __fmul_rn(n, 0.6933594f)), __fmul_rn(n, -2.1219444e-4f));
+    float sum = 1.3926182e-3f;
+    sum = __fadd_rn(__fmul_rn(sum, r), 8.363178e-3f);
+    sum = __fadd_rn(__fmul_rn(sum, r), 4.1666555e-2f);
+    sum = __fadd_rn(__fmul_rn(sum, r), 1.6666577e-1f);
+    sum = __fadd_rn(__fmul_rn(sum, r), 0.5f);
+    float power = __fadd_rn(__fadd_rn(__fmul_rn(__fmul_rn(sum, r), r), r), 1.0f);
+    float scaled = __uint_as_float(__float_as_uint(power) + (__float_as_uint(shifted) << 23));
+    return x >= least ? scaled : 0.0f;
+}
+
+// The first word of Philox4x32-10.
+DEVICE u32 token_word(const DigestQuery& query, u32 token) {
+    u32 key0 = query.seed_low, key1 = query.seed_high;
+    u32 w0 = query.position, w1 = token, w2 = 0, w3 = 0;
+#pragma unroll
+    for (int i = 0; i < 10; i++) {
+        u32 low = 0xD2511F53u * w0, low_high = __umulhi(0xD2511F53u, w0);
+        u32 high = 0xCD9E8D57u * w2, high_high = __umulhi(0xCD9E8D57u, w2);
+        w0 = high_high ^ w1 ^ key0;
+        w1 = high;
+        w2 = low_high ^ w3 ^ key1;
+        w3 = low;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return w0;
+}
+
+// ln(-ln u) + h, with an error below a hundredth of the margin.
+DEVICE float race_time(const DigestQuery& query, u32 token, float handicap) {
+    u32 number = token_word(query, token) >> 8;
+    const float step = 5.9604645e-8f;
+    float negative_log = number < (1u << 23) ? -logf(((float)number + 0.5f) * step)
+                                             : -log1pf(((float)number - 16777216.0f + 0.5f) * step);
+    return logf(negative_log) + handicap;
+}
+
+DEVICE float logit_at(const DigestRows& d, u32 row, u32 token) {
+    return token < d.vocab_size ? d.logits[(u64)row * d.vocab_size + token] : -INFINITE;
+}
+
+// Over the 16 threads that share a block of logits.
+DEVICE float sixteen_max(float x) {
+    for (int i = 8; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, i));
+    return x;
+}
+
+DEVICE float sixteen_sum(float x) {
+    for (int i = 8; i > 0; i /= 2) x = __fadd_rn(x, __shfl_xor_sync(FULL_WARP, x, i));
+    return x;
+}
+
+// The largest of each part; infinity where there is something that is not a number, so that the row is not taken for a plain one.
+// A block of threads takes `blockDim.x / 16` blocks of logits at a time.
+KERNEL void digest_maxima(DigestRows d) {
+    begin();
+    u32 row = blockIdx.y, lane = threadIdx.x % LANES;
+    u32 stride = gridDim.x * (blockDim.x / LANES);
+    // Whole warps go round together: their threads exchange numbers.
+    for (u32 first = blockIdx.x * (blockDim.x / LANES); first < d.num_blocks; first += stride) {
+        u32 block = first + threadIdx.x / LANES;
+        float largest = -INFINITE;
+        for (u32 i = 0; i < BLOCK / LANES; i++) {
+            float logit = logit_at(d, row, block * BLOCK + i * LANES + lane);
+            logit = logit == logit ? logit : INFINITE;
+            if (d.part_len == LANES) {
+                float part = sixteen_max(logit);
+                u32 number = block * (BLOCK / LANES) + i;
+                if (lane == 0 && number < d.num_parts) d.maxima[(u64)row * d.num_parts + number] = part;
+            }
+            largest = fmaxf(largest, logit);
+        }
+        largest = sixteen_max(largest);
+        if (d.part_len == BLOCK && lane == 0 && block < d.num_blocks) d.maxima[(u64)row * d.num_parts + block] = largest;
+    }
+}
+
+// The largest of the row, for every thread.
+DEVICE float row_largest(const DigestRows& d, u32 row) {
+    __shared__ float parts[32];
+    float largest = -INFINITE;
+    for (u32 i = threadIdx.x; i < d.num_parts; i += blockDim.x) largest = fmaxf(largest, d.maxima[(u64)row * d.num_parts + i]);
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
+    __syncthreads();
+    largest = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : -INFINITE;
+    return warp_max(largest);
+}
+
+KERNEL void digest_weights(DigestRows d) {
+    begin();
+    u32 row = blockIdx.y, lane = threadIdx.x % LANES;
+    float largest = row_largest(d, row);
+    if (!(fabsf(largest) < INFINITE)) return;
+    DigestQuery query = d.queries[row];
+    u32 stride = gridDim.x * (blockDim.x / LANES);
+    for (u32 first = blockIdx.x * (blockDim.x / LANES); first < d.num_blocks; first += stride) {
+        u32 block = first + threadIdx.x / LANES;
+        float plain = 0.0f, heated = 0.0f, fastest = INFINITE;
+        for (u32 i = 0; i < BLOCK / LANES; i++) {
+            u32 token = block * BLOCK + i * LANES + lane;
+            float logit = logit_at(d, row, token);
+            float below = __fsub_rn(logit, largest);
+            plain = __fadd_rn(plain, exp_of_nonpositive(below));
+            float scaled = __fmul_rn(below, query.inverse);
+            heated = __fadd_rn(heated, exp_of_nonpositive(scaled));
+            if (query.races) fastest = fminf(fastest, race_time(query, token, -scaled));
+        }
+        plain = sixteen_sum(plain);
+        heated = sixteen_sum(heated);
+        fastest = -sixteen_max(-fastest);
+        if (lane == 0 && block < d.num_blocks) {
+            d.sums[(u64)row * d.num_blocks + block] = make_float2(plain, heated);
+            d.times[(u64)row * d.num_blocks + block] = fastest;
+        }
+    }
+}
+
+// A number that orders as the logit does, both zeros being one.
+DEVICE u32 ordered(float logit) {
+    u32 bits = __float_as_uint(logit == 0.0f ? 0.0f : logit);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE float unordered(u32 number) { return __uint_as_float(number >> 31 ? number & 0x7fffffffu : ~number); }
+
+// Sorts a power of two of keys from the largest down; the whole block takes part.
+DEVICE void sort_descending(u64* keys, u32 len) {
+    for (u32 size = 2; size <= len; size *= 2) {
+        for (u32 distance = size / 2; distance > 0; distance /= 2) {
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < len / 2; i += blockDim.x) {
+                u32 low = 2 * i - (i & (distance - 1)), high = low + distance;
+                u64 a = keys[low], b = keys[high];
+                bool descends = (low & size) == 0;
+                if (descends ? a < b : a > b) {
+                    keys[low] = b;
+                    keys[high] = a;
+                }
+            }
+        }
+    }
+    __syncthreads();
+}
+
+DEVICE u32 power_of_two_from(u32 n) { return n <= 2 ? 2 : 1u << (32 - __clz(n - 1)); }
+
+// The most probable tokens of a row. `shared` has room for the parts' maxima, and for MAX_GATHERED keys.
+DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
+    __shared__ u32 num_gathered, num_parts_above;
+    __shared__ u16 parts_above[MAX_PARTS_ABOVE];
+    u32 thread = threadIdx.x;
+    RowBrief& out = d.out[row];
+    const float* maxima = d.maxima + (u64)row * d.num_parts;
+
+    // Of NUM_TOP parts, each has a logit at or above the NUM_TOP-th largest of the parts' maxima: whoever is below it is not on top.
+    u32 len = power_of_two_from(d.num_parts);
+    for (u32 i = thread; i < len; i += blockDim.x) keys[i] = i < d.num_parts ? ordered(maxima[i]) : 0;
+    if (thread == 0) num_gathered = num_parts_above = 0;
+    sort_descending(keys, len);
+    float largest = unordered((u32)keys[0]);
+    float cut = d.num_parts < NUM_TOP ? -INFINITE : unordered((u32)keys[NUM_TOP - 1]);
+    bool is_plain = fabsf(largest) < INFINITE;
+    __syncthreads();
+    for (u32 part = thread; part < d.num_parts && is_plain; part += blockDim.x) {
+        if (maxima[part] < cut || maxima[part] == -INFINITE) continue;
+        u32 place = atomicAdd(&num_parts_above, 1);
+        if (place < MAX_PARTS_ABOVE) parts_above[place] = part;
+    }
+    __syncthreads();
+    // More than NUM_TOP parts reach the cut only when several have it for their largest; with many such ties the row has to be looked at.
+    is_plain = is_plain && num_parts_above <= MAX_PARTS_ABOVE;
+
+    // A warp for each part that reaches the cut.
+    for (u32 i = thread / 32; i < num_parts_above && is_plain; i += blockDim.x / 32) {
+        for (u32 k = thread % 32; k < d.part_len; k += 32) {
+            u32 token = parts_above[i] * d.part_len + k;
+            float logit = logit_at(d, row, token);
+            if (logit >= cut && logit > -INFINITE) {
+                u32 place = atomicAdd(&num_gathered, 1);
+                if (place < MAX_GATHERED) keys[place] = (u64)ordered(logit) << 32 | ~token;
+            }
+        }
+    }
+    __syncthreads();
+    u32 gathered = num_gathered;
+    is_plain = is_plain && gathered <= MAX_GATHERED;
+    if (thread == 0) out.is_plain = is_plain;
+    if (!is_plain) return;
+    len = power_of_two_from(gathered);
+    for (u32 i = gathered + thread; i < len; i += blockDim.x) keys[i] = 0;
+    sort_descending(keys, len);
+    u32 num_top = min(gathered, NUM_TOP);
+    for (u32 i = thread; i < num_top; i += blockDim.x) {
+        u32 token = ~(u32)keys[i];
+        out.top_ids[i] = token;
+        out.top_logits[i] = logit_at(d, row, token);
+    }
+    if (thread == 0) {
+        out.num_top = num_top;
+        out.has_all = cut == -INFINITE && gathered <= NUM_TOP;
+    }
+}
+
+// The sums of the blocks, one after the other as the sampler adds them: a thread for each temperature.
+DEVICE void add_sums(const DigestRows& d, u32 row, float2* sums) {
+    u32 thread = threadIdx.x;
+    for (u32 i = thread; i < d.num_blocks; i += blockDim.x) sums[i] = d.sums[(u64)row * d.num_blocks + i];
+    __syncthreads();
+    if (thread != 0 && thread != 32) return;
+    const float* from = (const float*)sums + thread / 32;
+    double total = 0.0;
+    u32 i = 0;
+    // Many are read before they are added: only the additions have to wait for each other.
+    for (; i + 16 <= d.num_blocks; i += 16) {
+        float next[16];
+#pragma unroll
+        for (u32 k = 0; k < 16; k++) next[k] = from[2 * (i + k)];
+#pragma unroll
+        for (u32 k = 0; k < 16; k++) total = __dadd_rn(total, next[k]);
+    }
+    for (; i < d.num_blocks; i++) total = __dadd_rn(total, from[2 * i]);
+    d.out[row].totals[thread / 32] = total;
+}
+
+// Whoever is close enough to the fastest.
+DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
+    __shared__ u32 num_blocks_close, num_finalists;
+    __shared__ float warp_times[32];
+    u32 thread = threadIdx.x;
+    RowBrief& out = d.out[row];
+    DigestQuery query = d.queries[row];
+    float largest = row_largest(d, row);
+    if (!(fabsf(largest) < INFINITE) || !query.races) {
+        if (thread == 0) out.num_finalists = 0;
+        return;
+    }
+    if (thread == 0) num_blocks_close = num_finalists = 0;
+    const float* times = d.times + (u64)row * d.num_blocks;
+    float fastest = INFINITE;
+    for (u32 i = thread; i < d.num_blocks; i += blockDim.x) fastest = fminf(fastest, times[i]);
+    fastest = -warp_max(-fastest);
+    if (thread % 32 == 0) warp_times[thread / 32] = fastest;
+    __syncthreads();
+    fastest = -warp_max(thread % 32 < blockDim.x / 32 ? -warp_times[thread % 32] : -INFINITE);
+    float bound = fastest + RACE_MARGIN;
+    for (u32 block = thread; block < d.num_blocks; block += blockDim.x)
+        if (times[block] <= bound) blocks[atomicAdd(&num_blocks_close, 1)] = block;
+    __syncthreads();
+    for (u32 i = thread / 32; i < num_blocks_close; i += blockDim.x / 32) {
+        for (u32 k = thread % 32; k < BLOCK; k += 32) {
+            u32 token = blocks[i] * BLOCK + k;
+            float logit = logit_at(d, row, token);
+            float handicap = -__fmul_rn(__fsub_rn(logit, largest), query.inverse);
+            if (!(race_time(query, token, handicap) <= bound)) continue;
+            u32 place = atomicAdd(&num_finalists, 1);
+            if (place < MAX_FINALISTS) {
+                out.finalist_ids[place] = token;
+                out.finalist_logits[place] = logit;
+            }
+        }
+    }
+    __syncthreads();
+    if (thread == 0) out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
+}
+
+// Three blocks of threads for each row, one for each part of the answer.
+KERNEL void digest_select(DigestRows d) {
+    extern __shared__ u64 shared_keys[];
+    begin();
+    if (blockIdx.y == 0)
+        select_top(d, blockIdx.x, shared_keys);
+    else if (blockIdx.y == 1)
+        add_sums(d, blockIdx.x, (float2*)shared_keys);
+    else
+        find_finalists(d, blockIdx.x, (u32*)shared_keys);
+}

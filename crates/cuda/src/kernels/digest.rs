@@ -1,0 +1,127 @@
+//! Launches of `digest.cu`.
+
+use pellucid_tensor::{Error, RowDigest, RowQuery};
+
+use crate::driver::{Device, Grid};
+
+pub(crate) const KERNELS: &[&str] = &["digest_maxima", "digest_weights", "digest_select"];
+
+/// `NUM_TOP` and `MAX_FINALISTS` of digest.cu, and `BLOCK` and `LANES`.
+pub(crate) const NUM_TOP: usize = 256;
+const MAX_FINALISTS: usize = 16;
+const BLOCK: usize = 64;
+const LANES: usize = 16;
+/// Keys that a block of threads sorts in its shared memory, and hence the parts and blocks of a row at most.
+const MAX_KEYS: usize = 8192;
+
+/// Rows of at most this many logits have digests.
+pub(crate) const MAX_COLS: usize = MAX_KEYS * BLOCK;
+
+/// `DigestQuery` of digest.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Query {
+    inverse: f32,
+    races: u32,
+    seed: [u32; 2],
+    position: u32,
+}
+
+impl From<&RowQuery> for Query {
+    fn from(query: &RowQuery) -> Query {
+        let (seed, position) = query.race.unwrap_or_default();
+        Query {
+            // Rounded as the sampler rounds it.
+            inverse: (1.0 / query.temperature) as f32,
+            races: u32::from(query.race.is_some()),
+            seed: [seed as u32, (seed >> 32) as u32],
+            position,
+        }
+    }
+}
+
+/// `RowBrief` of digest.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RowBrief {
+    totals: [f64; 2],
+    is_plain: u32,
+    has_all: u32,
+    num_top: u32,
+    num_finalists: u32,
+    top_ids: [u32; NUM_TOP],
+    top_logits: [f32; NUM_TOP],
+    finalist_ids: [u32; MAX_FINALISTS],
+    finalist_logits: [f32; MAX_FINALISTS],
+}
+
+impl RowBrief {
+    pub(crate) const EMPTY: RowBrief = RowBrief {
+        totals: [0.0; 2],
+        is_plain: 0,
+        has_all: 0,
+        num_top: 0,
+        num_finalists: 0,
+        top_ids: [0; NUM_TOP],
+        top_logits: [0.0; NUM_TOP],
+        finalist_ids: [0; MAX_FINALISTS],
+        finalist_logits: [0.0; MAX_FINALISTS],
+    };
+
+    /// Copies into memory that is used again from step to step.
+    pub(crate) fn write(&self, digest: &mut RowDigest) {
+        let pairs = |ids: &[u32], logits: &[f32], len: u32, out: &mut Vec<(u32, f32)>| {
+            out.clear();
+            out.extend(ids.iter().copied().zip(logits.iter().copied()).take(len as usize));
+        };
+        digest.is_plain = self.is_plain != 0;
+        digest.has_all = self.has_all != 0;
+        digest.totals = self.totals;
+        pairs(&self.top_ids, &self.top_logits, self.num_top, &mut digest.top);
+        pairs(&self.finalist_ids, &self.finalist_logits, self.num_finalists, &mut digest.finalists);
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct DigestRows {
+    pub(crate) logits: u64,
+    pub(crate) queries: u64,
+    pub(crate) maxima: u64,
+    pub(crate) sums: u64,
+    pub(crate) times: u64,
+    pub(crate) out: u64,
+    pub(crate) vocab_size: u32,
+    pub(crate) num_blocks: u32,
+    pub(crate) part_len: u32,
+    pub(crate) num_parts: u32,
+}
+
+/// How a row is cut up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    pub(crate) num_blocks: usize,
+    /// Logits of a part: short rows have short parts, so that there are more parts than tokens on top.
+    pub(crate) len: usize,
+    pub(crate) num_parts: usize,
+}
+
+impl Parts {
+    pub(crate) fn of(cols: usize) -> Parts {
+        let num_blocks = cols.div_ceil(BLOCK);
+        let len = if num_blocks < 2 * NUM_TOP { LANES } else { BLOCK };
+        Parts { num_blocks, len, num_parts: cols.div_ceil(len) }
+    }
+}
+
+pub(crate) fn digest(device: &Device, num_rows: usize, rows: &DigestRows) -> Result<(), Error> {
+    const THREADS: u32 = 256;
+    // With a few rows a block of threads has one round, so that all multiprocessors take part.
+    let rounds = if num_rows < 8 { 1 } else { 4 };
+    let pieces = rows.num_blocks.div_ceil(rounds * THREADS / LANES as u32);
+    let wide = Grid { blocks: [pieces, num_rows as u32, 1], threads: THREADS, shared_bytes: 0 };
+    device.launch("digest_maxima", wide, rows)?;
+    device.launch("digest_weights", wide, rows)?;
+    let select = Grid { blocks: [num_rows as u32, 3, 1], threads: 1024, shared_bytes: (MAX_KEYS * 8) as u32 };
+    device.launch("digest_select", select, rows)
+}

@@ -1,0 +1,208 @@
+//! The tensors of a folder's decoder under the names of a GGUF file. Their shapes are checked as they are when a model is loaded, and a
+//! tensor that no part asks for is an error here too.
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_tensor::{DType, RopeStyle};
+
+use super::{GgufTensor, making::Making};
+use crate::Error;
+use crate::architectures::Blueprint;
+use crate::config::{MlpKind, NormKind, Positions};
+use crate::names::Names;
+use crate::parts::{Part, Parts};
+
+/// The table of embeddings, whose rows a reader counts for the vocabulary's size.
+pub(super) fn embedding(checkpoint: &Checkpoint, source: &Blueprint) -> Result<GgufTensor, Error> {
+    let (part, target) = (Part::new(source.names.token_embedding, 0), Part::new(crate::names::GGUF.token_embedding, 0));
+    let mut parts = Parts::new(checkpoint, source);
+    let name = parts.name(part, "weight");
+    let shape = vec![source.config.vocab_size, source.config.hidden_size];
+    let dtype = parts.shaped(&name, &shape)?.info.dtype;
+    Ok(GgufTensor { name: target.name("weight"), dtype, shape, making: Making::Taken { name } })
+}
+
+/// All other tensors, in the order in which a forward pass meets them. `target` is the file as a reader understands it.
+/// The second list names the tensors that are no part of the decoder.
+pub(super) fn tensors(
+    checkpoint: &Checkpoint,
+    source: &Blueprint,
+    target: &Blueprint,
+) -> Result<(Vec<GgufTensor>, Vec<String>), Error> {
+    let parts = Parts::new(checkpoint, source);
+    let mut walk = Walk { parts, source, target: &target.names, interleaved: interleaved(target), found: Vec::new() };
+    walk.decoder()?;
+    Ok((walk.found, walk.parts.finish()?))
+}
+
+/// Numbers of a head that turn, where readers of the file turn neighbours.
+fn interleaved(target: &Blueprint) -> Option<usize> {
+    match &target.config.positions {
+        Positions::Rope { tables, style: RopeStyle::Interleaved } => Some(tables[0].rotary_size),
+        _ => None,
+    }
+}
+
+struct Walk<'a> {
+    parts: Parts<'a>,
+    source: &'a Blueprint,
+    target: &'a Names,
+    interleaved: Option<usize>,
+    found: Vec<GgufTensor>,
+}
+
+/// A part's name in the folder, and in the file.
+type Pair = (&'static str, &'static str);
+
+impl Walk<'_> {
+    fn decoder(&mut self) -> Result<(), Error> {
+        let Blueprint { config, names, .. } = self.source;
+        let (to, vocab, hidden) = (self.target, config.vocab_size, config.hidden_size);
+        // Described before: a reader counts its rows.
+        let embedding = self.parts.name(Part::new(names.token_embedding, 0), "weight");
+        self.parts.find(&embedding)?;
+        if config.positions == Positions::Learned {
+            let name = self.parts.name(Part::new(names.position_embedding, 0), "weight");
+            let rows = self.parts.num_positions(&name)?;
+            self.take(name, Part::new(to.position_embedding, 0).name("weight"), &[rows, hidden])?;
+        }
+        for layer in 0..config.num_layers() {
+            self.norm((names.attention_norm, to.attention_norm), layer, hidden)?;
+            self.attention(layer)?;
+            if config.output_norms {
+                self.norm((names.attention_output_norm, to.attention_output_norm), layer, hidden)?;
+            }
+            self.norm((names.mlp_norm, to.mlp_norm), layer, hidden)?;
+            self.mlp(layer)?;
+            if config.output_norms {
+                self.norm((names.mlp_output_norm, to.mlp_output_norm), layer, hidden)?;
+            }
+        }
+        self.norm((names.final_norm, to.final_norm), 0, hidden)?;
+        if let Some(name) = self.parts.output() {
+            self.take(name, Part::new(to.output, 0).name("weight"), &[vocab, hidden])?;
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, layer: usize) -> Result<(), Error> {
+        let Blueprint { config, names, .. } = self.source;
+        let (to, hidden, head_size) = (self.target, config.hidden_size, config.head_size);
+        let (queries, keys) = (config.num_heads * head_size, config.num_kv_heads * head_size);
+        if self.parts.exists(Part::new(names.fused_qkv, layer)) {
+            self.linear((names.fused_qkv, to.fused_qkv), layer, queries + 2 * keys, hidden)?;
+        } else {
+            self.heads((names.query, to.query), layer, config.num_heads)?;
+            self.heads((names.key, to.key), layer, config.num_kv_heads)?;
+            self.linear((names.value, to.value), layer, keys, hidden)?;
+        }
+        self.linear((names.attention_output, to.attention_output), layer, hidden, queries)?;
+        if config.qk_norm {
+            self.norm((names.query_norm, to.query_norm), layer, head_size)?;
+            self.norm((names.key_norm, to.key_norm), layer, head_size)?;
+        }
+        Ok(())
+    }
+
+    fn mlp(&mut self, layer: usize) -> Result<(), Error> {
+        let Blueprint { config, names, .. } = self.source;
+        let (to, hidden, size) = (self.target, config.hidden_size, config.mlp_size);
+        if config.layers[layer].experts {
+            return self.experts(layer);
+        }
+        if self.parts.exists(Part::new(names.fused_gate_up, layer)) {
+            self.linear((names.fused_gate_up, to.fused_gate_up), layer, 2 * size, hidden)?;
+        } else {
+            if config.mlp == MlpKind::Gated {
+                self.linear((names.gate, to.gate), layer, size, hidden)?;
+            }
+            self.linear((names.up, to.up), layer, size, hidden)?;
+        }
+        self.linear((names.down, to.down), layer, hidden, size)
+    }
+
+    fn experts(&mut self, layer: usize) -> Result<(), Error> {
+        let Blueprint { config, names, .. } = self.source;
+        let experts = config.experts.expect("checked with the configuration");
+        let (to, hidden, size, count) = (self.target, config.hidden_size, experts.mlp_size, experts.num_experts);
+        self.linear((names.router, to.router), layer, count, hidden)?;
+        self.stack((names.expert_gate, to.expert_gate), layer, [count, size, hidden])?;
+        self.stack((names.expert_up, to.expert_up), layer, [count, size, hidden])?;
+        self.stack((names.expert_down, to.expert_down), layer, [count, hidden, size])
+    }
+
+    /// A tensor as it is.
+    fn take(&mut self, name: String, target: String, shape: &[usize]) -> Result<(), Error> {
+        let dtype = self.parts.shaped(&name, shape)?.info.dtype;
+        self.push(target, dtype, shape, Making::Taken { name });
+        Ok(())
+    }
+
+    fn push(&mut self, name: String, dtype: DType, shape: &[usize], making: Making) {
+        self.found.push(GgufTensor { name, dtype, shape: shape.to_vec(), making });
+    }
+
+    /// A matrix with its bias, when the folder has one.
+    fn linear(&mut self, (from, to): Pair, layer: usize, rows: usize, cols: usize) -> Result<(), Error> {
+        let (from, to) = (Part::new(from, layer), Part::new(to, layer));
+        let name = self.parts.name(from, "weight");
+        if self.source.transposed {
+            let dtype = self.parts.transposed(&name, rows, cols)?.info.dtype;
+            self.push(to.name("weight"), dtype, &[rows, cols], Making::Transposed { name });
+        } else {
+            self.take(name, to.name("weight"), &[rows, cols])?;
+        }
+        let bias = self.parts.name(from, "bias");
+        if self.parts.has(&bias) { self.take(bias, to.name("bias"), &[rows]) } else { Ok(()) }
+    }
+
+    /// The matrix and the bias of queries or keys, in the order in which readers of the file turn them.
+    fn heads(&mut self, pair: Pair, layer: usize, num_heads: usize) -> Result<(), Error> {
+        let (first, config) = (self.found.len(), &self.source.config);
+        self.linear(pair, layer, num_heads * config.head_size, config.hidden_size)?;
+        let Some(rotary_size) = self.interleaved else { return Ok(()) };
+        for tensor in &mut self.found[first..] {
+            if let Making::Taken { name } = &mut tensor.making {
+                let name = std::mem::take(name);
+                tensor.making = Making::Interleaved { name, num_heads, rotary_size };
+            }
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self, (from, to): Pair, layer: usize, len: usize) -> Result<(), Error> {
+        let (from, to) = (Part::new(from, layer), Part::new(to, layer));
+        let name = self.parts.name(from, "weight");
+        if self.source.norms_from_one {
+            let dtype = self.parts.shaped(&name, &[len])?.info.dtype;
+            self.push(to.name("weight"), dtype, &[len], Making::FromOne { name });
+        } else {
+            self.take(name, to.name("weight"), &[len])?;
+        }
+        match self.source.config.norm {
+            NormKind::Rms => Ok(()),
+            NormKind::Layer => self.take(self.parts.name(from, "bias"), to.name("bias"), &[len]),
+        }
+    }
+
+    /// One matrix of every expert, each a tensor of its own in the folder.
+    fn stack(&mut self, (from, to): Pair, layer: usize, shape: [usize; 3]) -> Result<(), Error> {
+        let mut names = Vec::with_capacity(shape[0]);
+        let mut dtype = None;
+        for expert in 0..shape[0] {
+            let name = self.parts.name(Part { expert: Some(expert), ..Part::new(from, layer) }, "weight");
+            let found = self.parts.shaped(&name, &shape[1..])?.info.dtype;
+            let expected = *dtype.get_or_insert(found);
+            if found != expected {
+                return Err(Error::BadSetting {
+                    key: format!("tensor \"{name}\""),
+                    expected: format!("{expected}, as the experts before it"),
+                    found: found.to_string(),
+                });
+            }
+            names.push(name);
+        }
+        let dtype = dtype.expect("a mixture has experts");
+        self.push(Part::new(to, layer).name("weight"), dtype, &shape, Making::Stacked { names });
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! What a step gives: rows of logits over the vocabulary, or their digests.
+
+use pellucid_tensor::{Backend, Error as DeviceError, HostFloats, RowDigest, RowQuery, Tensor};
+
+/// Rows of logits in the order in which they were wanted, each whole or in brief. Kept by the caller from step to step, so that a step
+/// allocates nothing.
+#[derive(Debug)]
+pub struct Logits {
+    vocab_size: usize,
+    num_rows: usize,
+    /// Room for as many rows as were ever wanted whole in one step.
+    values: Box<dyn HostFloats>,
+    /// For each row, where it is among the whole ones.
+    places: Vec<Option<usize>>,
+    /// Of every row, or of none.
+    digests: Vec<RowDigest>,
+    /// Kept for their memory.
+    queries: Vec<RowQuery>,
+}
+
+impl Default for Logits {
+    fn default() -> Self {
+        Logits {
+            vocab_size: 0,
+            num_rows: 0,
+            values: Box::new(Vec::new()),
+            places: Vec::new(),
+            digests: Vec::new(),
+            queries: Vec::new(),
+        }
+    }
+}
+
+impl Logits {
+    /// For models: as many whole rows as are wanted, to be filled.
+    pub fn resize(&mut self, num_rows: usize, vocab_size: usize) -> &mut [f32] {
+        let len = num_rows * vocab_size;
+        if self.values.get().len() < len {
+            self.values = Box::new(vec![0.0; len]);
+        }
+        self.shape(vocab_size, (0..num_rows).map(Some));
+        &mut self.values.get_mut()[..len]
+    }
+
+    /// For models: a digest for each row, and no row.
+    pub fn resize_digests(&mut self, num_rows: usize) -> &mut [RowDigest] {
+        self.shape(0, (0..num_rows).map(|_| None));
+        self.digests.resize_with(self.digests.len().max(num_rows), RowDigest::default);
+        &mut self.digests[..num_rows]
+    }
+
+    /// Brings the rows of a tensor from its device, or the digests that do in their place.
+    pub(crate) fn fill(
+        &mut self,
+        backend: &dyn Backend,
+        queries: &[Option<RowQuery>],
+        rows: &Tensor,
+    ) -> Result<(), DeviceError> {
+        let (num_rows, vocab_size) = (rows.rows(), rows.cols());
+        let num_whole = queries.iter().filter(|query| query.is_none()).count();
+        let mut places = 0..num_whole;
+        self.shape(vocab_size, queries.iter().map(|query| if query.is_none() { places.next() } else { None }));
+        if self.values.get().len() < num_whole * vocab_size {
+            self.values = backend.host_floats(num_whole * vocab_size)?;
+        }
+        if num_whole == num_rows {
+            return backend.read(rows, &mut self.values.get_mut()[..num_rows * vocab_size]);
+        }
+        // A row that is wanted whole is digested along with the others: what that tells is not looked at.
+        self.queries.clear();
+        self.queries.extend(queries.iter().map(|query| query.unwrap_or(RowQuery { temperature: 1.0, race: None })));
+        self.digests.resize_with(self.digests.len().max(num_rows), RowDigest::default);
+        backend.digest(rows, &self.queries, &mut self.digests[..num_rows])?;
+        for (row, place) in self.places.iter().enumerate() {
+            if let Some(place) = *place {
+                let values = &mut self.values.get_mut()[place * vocab_size..(place + 1) * vocab_size];
+                backend.read_row(rows, row, values)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn shape(&mut self, vocab_size: usize, places: impl Iterator<Item = Option<usize>>) {
+        self.vocab_size = vocab_size;
+        self.places.clear();
+        self.places.extend(places);
+        self.num_rows = self.places.len();
+    }
+
+    pub fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    /// A row that was wanted whole.
+    pub fn row(&self, row: usize) -> &[f32] {
+        let place = self.places[row].expect("a row that was wanted whole");
+        &self.values.get()[place * self.vocab_size..(place + 1) * self.vocab_size]
+    }
+
+    /// The digest of a row for which it does.
+    pub fn digest(&self, row: usize) -> Option<&RowDigest> {
+        self.places[row].is_none().then(|| &self.digests[row])
+    }
+}

@@ -1,0 +1,142 @@
+//! Finds the parts of a decoder in a checkpoint by the names that its kind of file gives them.
+//!
+//! It remembers what was asked for: a tensor that no part of the decoder uses is an error, because a file that holds more than is
+//! computed would be silently wrong. The loader asks for weights here, and whoever writes the model in another form.
+
+use std::collections::HashSet;
+
+use pellucid_checkpoint::{Checkpoint, TensorView};
+use pellucid_tensor::{DType, SharedBytes};
+
+use crate::Error;
+use crate::architectures::Blueprint;
+
+pub(crate) struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    blueprint: &'a Blueprint,
+    prefix: &'static str,
+    used: HashSet<String>,
+}
+
+/// Where in a file a part is: its name's template, the layer, and for experts the expert.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) template: &'static str,
+    pub(crate) layer: usize,
+    pub(crate) expert: Option<usize>,
+}
+
+impl Part {
+    pub(crate) fn new(template: &'static str, layer: usize) -> Part {
+        Part { template, layer, expert: None }
+    }
+
+    /// The name of one of its tensors, without a prefix; the ending is `weight` or `bias`.
+    pub(crate) fn name(self, ending: &str) -> String {
+        let name = self.template.replace("{}", &self.layer.to_string());
+        let name = match self.expert {
+            Some(expert) => name.replace("{expert}", &expert.to_string()),
+            None => name,
+        };
+        format!("{name}.{ending}")
+    }
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn new(checkpoint: &'a Checkpoint, blueprint: &'a Blueprint) -> Parts<'a> {
+        let names = &blueprint.names;
+        let embedding = Part::new(names.token_embedding, 0).name("weight");
+        let found = |prefix: &&&str| checkpoint.find_tensor(&format!("{prefix}{embedding}")).is_some();
+        let prefix = names.prefixes.iter().find(found).copied().unwrap_or(names.prefixes[0]);
+        Parts { checkpoint, blueprint, prefix, used: HashSet::new() }
+    }
+
+    pub(crate) fn name(&self, part: Part, ending: &str) -> String {
+        format!("{}{}", self.prefix, part.name(ending))
+    }
+
+    /// The name of the output projection, which has no prefix; `None` where the embedding table takes its place.
+    pub(crate) fn output(&mut self) -> Option<String> {
+        let name = Part::new(self.blueprint.names.output, 0).name("weight");
+        let is_apart = !self.blueprint.tied && self.has(&name);
+        self.used.insert(name.clone());
+        is_apart.then_some(name)
+    }
+
+    pub(crate) fn exists(&self, part: Part) -> bool {
+        !part.template.is_empty() && self.has(&self.name(part, "weight"))
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.checkpoint.find_tensor(name).is_some()
+    }
+
+    pub(crate) fn find(&mut self, name: &str) -> Result<TensorView<'a>, Error> {
+        let tensor = self.checkpoint.tensor(name)?;
+        self.used.insert(name.to_owned());
+        Ok(tensor)
+    }
+
+    /// As [`Parts::find`], with this shape.
+    pub(crate) fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<TensorView<'a>, Error> {
+        let tensor = self.find(name)?;
+        if tensor.info.shape == shape {
+            return Ok(tensor);
+        }
+        Err(Error::BadShape { name: name.to_owned(), expected: shape.to_vec(), found: tensor.info.shape.clone() })
+    }
+
+    /// A matrix that the file stores as `[in][out]`, to be turned round with [`transpose`]; its format is a plain one.
+    pub(crate) fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<TensorView<'a>, Error> {
+        let tensor = self.shaped(name, &[cols, rows])?;
+        if tensor.info.dtype.is_quantized() {
+            return Err(Error::BadSetting {
+                key: format!("tensor \"{name}\""),
+                expected: "a plain format for a transposed matrix".into(),
+                found: tensor.info.dtype.to_string(),
+            });
+        }
+        Ok(tensor)
+    }
+
+    /// The rows of a table of learned positions, of which there must be one for each token of a context.
+    pub(crate) fn num_positions(&mut self, name: &str) -> Result<usize, Error> {
+        let (rows, hidden) =
+            (self.find(name)?.info.shape.first().copied().unwrap_or(0), self.blueprint.config.hidden_size);
+        let context_len = self.blueprint.config.context_len;
+        if rows < context_len {
+            let (expected, found) = (vec![context_len, hidden], vec![rows, hidden]);
+            return Err(Error::BadShape { name: name.to_owned(), expected, found });
+        }
+        Ok(rows)
+    }
+
+    /// Refuses tensors that nobody asked for; gives those that files of the family are known to carry beside the decoder.
+    pub(crate) fn finish(self) -> Result<Vec<String>, Error> {
+        let Blueprint { names, config, .. } = self.blueprint;
+        let ignored = |name: &&str| names.ignored.iter().any(|part| name.contains(part));
+        let all = self.checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+        let (ignored, unused): (Vec<&str>, Vec<&str>) =
+            all.filter(|name| !self.used.contains(*name)).partition(ignored);
+        match unused.first() {
+            None => Ok(ignored.into_iter().map(str::to_owned).collect()),
+            Some(&example) => Err(Error::UnusedTensors {
+                architecture: config.architecture.clone(),
+                count: unused.len(),
+                example: example.into(),
+            }),
+        }
+    }
+}
+
+/// A matrix of `[cols][rows]` numbers in a plain format, as `[rows][cols]`.
+pub(crate) fn transpose(bytes: &[u8], dtype: DType, rows: usize, cols: usize) -> SharedBytes {
+    let size = dtype.block_bytes();
+    let mut turned = vec![0; bytes.len()];
+    for (i, number) in bytes.chunks_exact(size).enumerate() {
+        let (col, row) = (i / rows, i % rows);
+        let target = (row * cols + col) * size;
+        turned[target..target + size].copy_from_slice(number);
+    }
+    turned.into()
+}

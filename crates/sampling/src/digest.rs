@@ -1,0 +1,140 @@
+//! A row of logits in brief: what a device tells of a row, so that the row itself need not leave it.
+//!
+//! The usual chains (temperature, top-k, top-p, min-p and the draw, in any order) look at the few highest logits, at the sum of all
+//! weights, and at who can win the race. A [`Digest`] holds just that, and the chain runs over it with the code that it always runs
+//! with, to the same choice; where the brief does not reach, [`Sampler::sample_digest`] says so and the caller looks at the row.
+
+use crate::blocks;
+use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
+use crate::draw::{approximate_time, race};
+use crate::logprobs::ModelView;
+use crate::philox::token_word;
+use crate::steps::Step;
+use crate::{Choice, Error, History, Input, Sampler};
+
+/// Runners whose times are this close to the fastest, as a device computes times in f32, are all brought to the finish: its errors are
+/// below a hundredth of this.
+pub const RACE_MARGIN: f32 = 1e-4;
+
+/// What a sampler wants to know about a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DigestQuery {
+    /// The second temperature, beside 1, at which the weights are summed.
+    pub temperature: f64,
+    /// The seed and the position of the draw, where the whole row races.
+    pub race: Option<(u64, u32)>,
+}
+
+/// A row whose logits are numbers, the highest of them finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Digest<'a> {
+    /// The most probable tokens and their logits.
+    pub top: &'a [(u32, f32)],
+    /// Whether `top` has every token that is not ruled out.
+    pub has_all: bool,
+    /// The sums of all weights e^((logit - largest) / T), at temperature 1 and at the query's, to the bits of this room's own sums.
+    pub totals: [f64; 2],
+    /// The query's.
+    pub temperature: f64,
+    /// Whoever may win the race that the query asked for; empty where there is none, or where there were too many.
+    pub finalists: &'a [(u32, f32)],
+}
+
+impl Digest<'_> {
+    /// The sum of weights at a temperature that the chain comes by: 1 before its step, the query's after it.
+    pub(crate) fn total(&self, temperature: f64) -> f64 {
+        if temperature == 1.0 { self.totals[0] } else { self.totals[1] }
+    }
+}
+
+/// What a row's digest is made of, on the host: the oracle for devices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OwnedDigest {
+    pub top: Vec<(u32, f32)>,
+    pub has_all: bool,
+    pub totals: [f64; 2],
+    pub temperature: f64,
+    pub finalists: Vec<(u32, f32)>,
+}
+
+impl OwnedDigest {
+    /// The digest of a row with `num_top` tokens; `None` for a row that has none, being not plain.
+    pub fn of(logits: &[f32], query: &DigestQuery, num_top: usize) -> Option<OwnedDigest> {
+        let mut maxima = Vec::new();
+        blocks::scan(logits, &mut maxima).ok()?;
+        let largest = blocks::largest(&maxima);
+        if !largest.is_finite() {
+            return None;
+        }
+        let in_play = (0u32..).zip(logits.iter().copied()).filter(|entry| entry.1 > f32::NEG_INFINITY);
+        let mut top: Vec<(u32, f32)> = in_play.clone().collect();
+        top.sort_by(|&(id, logit), &(other, than)| {
+            by_rank(&Candidate { id, logit }, &Candidate { id: other, logit: than })
+        });
+        let has_all = top.len() <= num_top;
+        top.truncate(num_top);
+        let total = |inverse: f32| blocks::mass(logits, &maxima, largest, inverse).total;
+        let finalists = query.race.map_or_else(Vec::new, |(seed, position)| {
+            let time = |&(id, logit): &(u32, f32)| {
+                approximate_time(token_word(seed, position, id), (largest - logit) * inverse(query.temperature))
+            };
+            let fastest = in_play.clone().map(|entry| time(&entry)).fold(f32::INFINITY, f32::min);
+            in_play.filter(|entry| time(entry) <= fastest + RACE_MARGIN).collect()
+        });
+        let temperature = query.temperature;
+        Some(OwnedDigest { top, has_all, totals: [total(1.0), total(inverse(temperature))], temperature, finalists })
+    }
+
+    pub fn as_digest(&self) -> Digest<'_> {
+        let OwnedDigest { has_all, totals, temperature, .. } = *self;
+        Digest { top: &self.top, has_all, totals, temperature, finalists: &self.finalists }
+    }
+}
+
+/// By which logits are multiplied; rounded as the chain rounds it.
+fn inverse(temperature: f64) -> f32 {
+    (1.0 / temperature) as f32
+}
+
+impl Sampler {
+    /// What to ask of a row for the token at `position`; `None` where the chain has to see all of it.
+    pub fn query(&self, position: u32) -> Option<DigestQuery> {
+        let mut query = DigestQuery { temperature: 1.0, race: Some((self.seed, position)) };
+        for step in &self.steps {
+            match *step {
+                Step::Mask | Step::Draw => {}
+                Step::Temperature { temperature } if inverse(f64::from(temperature)).is_finite() => {
+                    query.temperature = f64::from(temperature);
+                }
+                Step::Temperature { .. } | Step::TopK { .. } | Step::TopP { .. } | Step::MinP { .. } => {
+                    query.race = None;
+                }
+                _ => return None,
+            }
+        }
+        Some(query)
+    }
+
+    /// Chooses the token at `position` by the digest that [`Sampler::query`] asked for: the token that the row would have led to.
+    /// `None` where the digest does not reach.
+    pub fn sample_digest(
+        &self,
+        digest: &Digest<'_>,
+        position: u32,
+        space: &mut Workspace,
+    ) -> Result<Option<Choice>, Error> {
+        let history = History::new(&[], None);
+        // The steps of a chain with a query look at the candidates alone.
+        let input = Input { logits: &[], history: &history, position, mask: None };
+        let mut set = Candidates::in_brief(digest, space);
+        let view = self.logprobs.map(|num_top| ModelView::new(&mut set, num_top));
+        for step in &self.steps {
+            step.apply(&mut set, &input, self.seed, 0.0)?;
+        }
+        if set.is_short() || set.finalists().is_some_and(<[_]>::is_empty) {
+            return Ok(None);
+        }
+        let outcome = race(&set, self.seed, position, false);
+        Ok(outcome.map(|outcome| self.choice(outcome.winner.id, outcome.winner.logit, view.as_ref())))
+    }
+}

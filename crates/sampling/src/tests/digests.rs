@@ -1,0 +1,111 @@
+//! A choice by a row's digest is the choice by the row, and the usual chains are served by it.
+
+use proptest::prelude::*;
+
+use super::row;
+use crate::digest::{OwnedDigest, RACE_MARGIN};
+use crate::{Choice, Input, Sampler, SamplingParams, StepKind, Workspace};
+
+const NUM_TOP: usize = 64;
+
+/// The choices by the row and by its digest; the second is `None` where the digest does not reach.
+fn both(params: &SamplingParams, logits: &[f32], position: u32) -> (Choice, Option<Choice>) {
+    let sampler = Sampler::new(params, logits.len()).unwrap();
+    let (history, mut space) = (sampler.history(&[]), Workspace::new());
+    let input = Input { logits, history: &history, position, mask: None };
+    let whole = sampler.sample(&input, &mut sampler.state(), &mut space).unwrap();
+    let query = sampler.query(position).expect("a usual chain");
+    let digest = OwnedDigest::of(logits, &query, NUM_TOP).expect("a plain row");
+    (whole, sampler.sample_digest(&digest.as_digest(), position, &mut space).unwrap())
+}
+
+fn usual_params() -> impl Strategy<Value = SamplingParams> {
+    let order =
+        prop::sample::subsequence(vec![StepKind::Temperature, StepKind::TopK, StepKind::TopP, StepKind::MinP], 0..=4)
+            .prop_shuffle();
+    let logprobs = prop::option::of(0u32..20);
+    (any::<u64>(), prop::sample::select(vec![0.0f32, 0.3, 0.8, 1.0, 1.7]), order, 1u32..90, 0.05f32..1.0, logprobs)
+        .prop_map(|(seed, temperature, order, top_k, share, logprobs)| {
+            let uses = |kind| order.contains(&kind);
+            SamplingParams {
+                seed,
+                temperature: if uses(StepKind::Temperature) { temperature } else { 1.0 },
+                top_k: if uses(StepKind::TopK) { top_k } else { 0 },
+                top_p: if uses(StepKind::TopP) { share } else { 1.0 },
+                min_p: if uses(StepKind::MinP) { share / 10.0 } else { 0.0 },
+                logprobs,
+                samplers: Some(order),
+                ..SamplingParams::default()
+            }
+        })
+}
+
+proptest! {
+    #[test]
+    fn the_digest_leads_to_the_row_s_choice(
+        params in usual_params(),
+        (len, spread, row_seed, position) in (1usize..900, 0.0f32..12.0, any::<u64>(), 0u32..5000),
+        steps in prop::option::of(1u32..40),
+    ) {
+        let mut logits = row(len, row_seed, spread);
+        if let Some(steps) = steps {
+            // Many ties, at the edges of every cut.
+            logits.iter_mut().for_each(|logit| *logit = (*logit * steps as f32).round() / steps as f32);
+        }
+        let (whole, brief) = both(&params, &logits, position);
+        if let Some(brief) = brief {
+            prop_assert_eq!(whole, brief);
+        } else {
+            // Only a set that is larger than the digest is out of its reach.
+            prop_assert!(len > NUM_TOP);
+        }
+    }
+}
+
+#[test]
+fn usual_chains_are_served() {
+    let chains = [
+        SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        SamplingParams::default(),
+        SamplingParams { temperature: 0.7, ..SamplingParams::default() },
+        SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.95, min_p: 0.05, ..SamplingParams::default() },
+        SamplingParams { top_p: 0.5, logprobs: Some(20), ..SamplingParams::default() },
+    ];
+    let logits = row(50_000, 7, 18.0);
+    for params in chains {
+        for position in 0..20 {
+            let (whole, brief) = both(&params, &logits, position);
+            assert_eq!(Some(whole), brief, "{params:?}");
+        }
+    }
+}
+
+#[test]
+fn a_chain_that_edits_logits_has_no_query() {
+    for params in [
+        SamplingParams { repetition_penalty: 1.1, ..SamplingParams::default() },
+        SamplingParams { logit_bias: vec![(1, 2.0)], ..SamplingParams::default() },
+        SamplingParams { typical_p: 0.5, ..SamplingParams::default() },
+    ] {
+        assert_eq!(Sampler::new(&params, 100).unwrap().query(0), None, "{params:?}");
+    }
+}
+
+#[test]
+fn a_row_that_is_not_plain_has_no_digest() {
+    let query = Sampler::new(&SamplingParams::default(), 3).unwrap().query(0).unwrap();
+    for row in [[0.0, f32::NAN, 1.0], [0.0, f32::INFINITY, 1.0], [f32::NEG_INFINITY; 3]] {
+        assert_eq!(OwnedDigest::of(&row, &query, NUM_TOP), None);
+    }
+}
+
+/// The margin is a hundred times what f32 gets wrong.
+#[test]
+fn approximate_times_are_close() {
+    let mut worst = 0.0f64;
+    for word in (0..=u32::MAX).step_by(9973).chain([u32::MAX]) {
+        let exact = libm::log(-libm::log(crate::philox::unit(word)));
+        worst = worst.max((f64::from(crate::draw::approximate_time(word, 0.0)) - exact).abs());
+    }
+    assert!(worst < f64::from(RACE_MARGIN) / 100.0, "{worst:e}");
+}

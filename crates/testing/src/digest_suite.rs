@@ -1,0 +1,99 @@
+//! Digests of logits against the sampler's own: the same lists, the same bits of every sum, and the same tokens chosen.
+
+use pellucid_sampling::{Digest, DigestQuery, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
+use pellucid_tensor::{Backend, DType, RowDigest, RowQuery};
+
+use crate::backend_suite::Numbers;
+
+/// Rows of each size: like a model's, nearly flat, with many ties, with tokens that are ruled out, and one that is not a number.
+const KINDS: [&str; 5] = ["usual", "flat", "ties", "ruled out", "not a number"];
+
+fn row(kind: &str, cols: usize, numbers: &mut Numbers) -> Vec<f32> {
+    let mut row = numbers.normals(cols);
+    for (token, logit) in row.iter_mut().enumerate() {
+        *logit *= if kind == "flat" { 0.01 } else { 3.0 };
+        match kind {
+            "ties" => *logit = (*logit * 4.0).round() / 4.0,
+            "ruled out" if token % 7 != 3 => *logit = f32::NEG_INFINITY,
+            "not a number" if token == cols / 2 => *logit = f32::NAN,
+            _ => {}
+        }
+    }
+    row
+}
+
+fn samplers(vocab_size: usize) -> Vec<Sampler> {
+    let plain = SamplingParams { seed: 0x1234_5678_9abc_def0, ..SamplingParams::default() };
+    let params = [
+        SamplingParams { temperature: 0.0, ..plain.clone() },
+        plain.clone(),
+        SamplingParams { temperature: 0.6, logprobs: Some(5), ..plain.clone() },
+        SamplingParams { temperature: 1.6, ..plain.clone() },
+        SamplingParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..plain.clone() },
+        SamplingParams { temperature: 0.1, top_p: 0.9, ..plain },
+    ];
+    params.iter().map(|params| Sampler::new(params, vocab_size).expect("valid parameters")).collect()
+}
+
+/// Nothing to check where the device makes no digests.
+pub(crate) fn digests_are_the_sampler_s(backend: &dyn Backend) {
+    let mut numbers = Numbers(77);
+    for cols in [24, 1_000, 4_100, 20_000, 49_152, 128_256, 151_936, 262_144] {
+        let Some(num_top) = backend.digest_len(cols) else { continue };
+        let rows: Vec<Vec<f32>> = KINDS.iter().map(|kind| row(kind, cols, &mut numbers)).collect();
+        let mut logits = backend.zeros(DType::F32, rows.len(), cols).expect("memory");
+        backend.write(&rows.concat(), &mut logits).expect("an upload");
+        for (index, sampler) in samplers(cols).iter().enumerate() {
+            let position = 1000 * index as u32;
+            let query = sampler.query(position).expect("a usual chain");
+            // The rows next to each other ask for different draws.
+            let asked = |row: usize| RowQuery {
+                temperature: query.temperature,
+                race: query.race.map(|(seed, position)| (seed, position + row as u32)),
+            };
+            let queries: Vec<RowQuery> = (0..rows.len()).map(asked).collect();
+            let mut found = vec![RowDigest::default(); rows.len()];
+            backend.digest(&logits, &queries, &mut found).expect("digests");
+            for ((kind, logits), (row, found)) in KINDS.iter().zip(&rows).zip(found.iter().enumerate()) {
+                let what = format!("{cols} logits, {kind}, sampler {index}");
+                same(&what, logits, &queries[row], num_top, found);
+                same_choice(&what, sampler, logits, position + row as u32, found, *kind == "usual");
+            }
+        }
+    }
+}
+
+fn same(what: &str, logits: &[f32], query: &RowQuery, num_top: usize, found: &RowDigest) {
+    let query = DigestQuery { temperature: query.temperature, race: query.race };
+    let expected = OwnedDigest::of(logits, &query, num_top);
+    assert!(expected.is_some() || !found.is_plain, "{what}: a row that is not plain was taken for one");
+    let Some(expected) = expected.filter(|_| found.is_plain) else {
+        assert!(expected_is_odd(what), "{what}: a plain row was refused");
+        return;
+    };
+    assert!(found.top == expected.top, "{what}: another list of the most probable");
+    assert!(expected.has_all || !found.has_all, "{what}: a part of the tokens was taken for all");
+    let bits = |totals: [f64; 2]| totals.map(f64::to_bits);
+    assert_eq!(bits(found.totals), bits(expected.totals), "{what}: sums of weights");
+    assert!(query.race.is_none() || !found.finalists.is_empty(), "{what}: nobody came to the finish");
+}
+
+/// Ties without end, and what is not a number, are for the row to show.
+fn expected_is_odd(what: &str) -> bool {
+    what.contains("ties") || what.contains("not a number")
+}
+
+fn same_choice(what: &str, sampler: &Sampler, logits: &[f32], position: u32, found: &RowDigest, must_reach: bool) {
+    if !found.is_plain {
+        return;
+    }
+    let (history, mut space) = (sampler.history(&[]), Workspace::new());
+    let query = sampler.query(position).expect("a usual chain");
+    let RowDigest { ref top, has_all, totals, ref finalists, .. } = *found;
+    let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
+    let chosen = sampler.sample_digest(&digest, position, &mut space).expect("a token");
+    assert!(chosen.is_some() || !must_reach, "{what}: the digest does not reach");
+    let input = Input { logits, history: &history, position, mask: None };
+    let expected = sampler.sample(&input, &mut sampler.state(), &mut space).expect("a token");
+    assert!(chosen.is_none_or(|chosen| chosen == expected), "{what}: another token than by the row");
+}
