@@ -89,7 +89,7 @@ impl CudaBackend {
     /// Whether products of x were left to wait, with the norm before them where x is one that waits.
     pub(crate) fn products_wait(&self, x: u64, mut product: LinearProduct, dtype: DType) -> Result<bool, Error> {
         let fits = self.may_wait(product.num_rows as usize)
-            && product.few_fits(&self.device)
+            && product.few_fits(&self.device, dtype)
             && linear::makes_operand(product.cols as usize);
         let norm = match &lock(&self.fusion).waiting {
             Some(Waiting::Norm { norm, .. }) if fits && norm.out == x => Some(*norm),

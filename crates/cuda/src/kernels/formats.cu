@@ -1,7 +1,7 @@
 // The formats of weights on the device, and how the tensor core's operand is made from each.
 //
 // A matrix [rows][cols] is cut into tiles of 16 rows, and its columns into groups of 256. A group is four units of 64 columns, a unit
-// four steps of 16: one mma each. What is stored together is a chunk: a unit, or a group where its units share scales. The chunks of
+// four steps of 16: one mma each. What is stored together is a chunk: one, two or four units, some 2 KiB. The chunks of
 // eight tiles lie side by side, then come those of the next columns: a block that takes 128 rows reads one stream. Within a unit the numbers lie in the order in which the lanes of a warp want them: lane l holds rows g = l / 4 and g + 8, and of each step the
 // columns 2t, 2t + 1, 2t + 8, 2t + 9 with t = l % 4. The four registers of a step are the pairs
 //   0: row g, columns 2t, 2t + 1    1: row g + 8, the same    2: row g, columns 2t + 8, 2t + 9    3: row g + 8, the same.
@@ -24,6 +24,19 @@ struct FromDevice {
 struct FromShared {
     DEVICE uint4 vector(const u8* p) { return *(const uint4*)p; }
 };
+
+// Both halves of a pair like its first, or like its second: written so that the compiler makes it part of the instruction that uses it.
+DEVICE u32 both_first(u32 pair) {
+    u32 d;
+    asm("{.reg .b16 a, b;\nmov.b32 {a, b}, %1;\nmov.b32 %0, {a, a};}" : "=r"(d) : "r"(pair));
+    return d;
+}
+
+DEVICE u32 both_second(u32 pair) {
+    u32 d;
+    asm("{.reg .b16 a, b;\nmov.b32 {a, b}, %1;\nmov.b32 %0, {b, b};}" : "=r"(d) : "r"(pair));
+    return d;
+}
 
 template <int F>
 struct Weights;
@@ -52,18 +65,20 @@ struct Weights<F16> : PlainWeights {};
 template <>
 struct Weights<BF16> : PlainWeights {};
 
-// Bytes are q + 128. Two 16-byte loads of two steps each: [step 0: row g, row g + 8; step 1: the same], four bytes a row.
+// Two units. Bytes are q + 128. Two 16-byte loads of two steps each: [step 0: row g, row g + 8; step 1: the same], four bytes a row.
 // Then, for each g, the scales [row g: block 0, block 1; row g + 8: block 0, block 1].
 template <>
 struct Weights<Q8_0> {
-    static const u32 CHUNK_BYTES = 1088;
-    static const u32 CHUNK_UNITS = 1;
+    static const u32 UNIT_BYTES = 1088;
+    static const u32 CHUNK_BYTES = 2 * UNIT_BYTES;
+    static const u32 CHUNK_UNITS = 2;
     struct Raw {
         uint4 q[2];
         uint2 d;
     };
     template <class From>
     DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        chunk += unit % CHUNK_UNITS * UNIT_BYTES;
         raw.q[0] = From::vector(chunk + lane * 16);
         raw.q[1] = From::vector(chunk + 512 + lane * 16);
         raw.d = *(const uint2*)(chunk + 1024 + lane / 4 * 8);
@@ -72,8 +87,8 @@ struct Weights<Q8_0> {
         const uint4& q = raw.q[s / 2];
         u32 low = s % 2 ? q.z : q.x, high = s % 2 ? q.w : q.y;
         const u32 minus_1152 = 0xe480e480u;
-        u32 d_low = __byte_perm(raw.d.x, 0, s / 2 ? 0x3232 : 0x1010);
-        u32 d_high = __byte_perm(raw.d.y, 0, s / 2 ? 0x3232 : 0x1010);
+        u32 d_low = s / 2 ? both_second(raw.d.x) : both_first(raw.d.x);
+        u32 d_high = s / 2 ? both_second(raw.d.y) : both_first(raw.d.y);
         a[0] = half2_mul(half2_add(__byte_perm(low, HALF_1024, 0x5150), minus_1152), d_low);
         a[1] = half2_mul(half2_add(__byte_perm(high, HALF_1024, 0x5150), minus_1152), d_high);
         a[2] = half2_mul(half2_add(__byte_perm(low, HALF_1024, 0x5352), minus_1152), d_low);
@@ -91,17 +106,19 @@ DEVICE void nibbles(u32 (&a)[4], u32 word) {
     a[3] = masked_or<0x00f000f0u>(shifted, magic);
 }
 
-// One word a step; then the scales as for Q8_0.
+// Four units, each one word a step and then the scales as for Q8_0.
 template <>
 struct Weights<Q4_0> {
-    static const u32 CHUNK_BYTES = 576;
-    static const u32 CHUNK_UNITS = 1;
+    static const u32 UNIT_BYTES = 576;
+    static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
+    static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
         uint2 d;
     };
     template <class From>
     DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        chunk += unit * UNIT_BYTES;
         raw.q = From::vector(chunk + lane * 16);
         raw.d = *(const uint2*)(chunk + 512 + lane / 4 * 8);
     }
@@ -109,8 +126,8 @@ struct Weights<Q4_0> {
         u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
         const u32 minus_1032 = 0xe408e408u, minus_72 = 0xd480d480u;
         nibbles(a, word);
-        u32 d_low = __byte_perm(raw.d.x, 0, s / 2 ? 0x3232 : 0x1010);
-        u32 d_high = __byte_perm(raw.d.y, 0, s / 2 ? 0x3232 : 0x1010);
+        u32 d_low = s / 2 ? both_second(raw.d.x) : both_first(raw.d.x);
+        u32 d_high = s / 2 ? both_second(raw.d.y) : both_first(raw.d.y);
         a[0] = half2_mul(half2_add(a[0], minus_1032), d_low);
         a[1] = half2_mul(half2_fma(a[1], HALF_SIXTEENTH, minus_72), d_high);
         a[2] = half2_mul(half2_add(a[2], minus_1032), d_low);
@@ -123,8 +140,11 @@ DEVICE u32 scaled_pair(u32 bytes, u32 d_and_min) {
     return half2_mul(half2_add(__byte_perm(bytes, HALF_1024, 0x5150), HALF_MINUS_1024), d_and_min);
 }
 
-DEVICE u32 first(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-DEVICE u32 minus_second(u32 pair) { return __byte_perm(pair, 0, 0x3232) ^ 0x80008000u; }
+DEVICE u32 minus_second(u32 pair) {
+    u32 d;
+    asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(both_second(pair)));
+    return d;
+}
 
 // 4 units of one word a step; then for each unit and g eight bytes [row g: sc, m, sc, m; row g + 8: the same]; then for each g
 // [row g: d, dmin; row g + 8: the same].
@@ -149,10 +169,10 @@ struct Weights<Q4_K> {
         u32 high = scaled_pair(raw.scales.y >> (s / 2 * 16), raw.d.y);
         const u32 minus_64 = 0xd400d400u;
         nibbles(a, word);
-        a[0] = half2_fma(half2_add(a[0], HALF_MINUS_1024), first(low), minus_second(low));
-        a[1] = half2_fma(half2_fma(a[1], HALF_SIXTEENTH, minus_64), first(high), minus_second(high));
-        a[2] = half2_fma(half2_add(a[2], HALF_MINUS_1024), first(low), minus_second(low));
-        a[3] = half2_fma(half2_fma(a[3], HALF_SIXTEENTH, minus_64), first(high), minus_second(high));
+        a[0] = half2_fma(half2_add(a[0], HALF_MINUS_1024), both_first(low), minus_second(low));
+        a[1] = half2_fma(half2_fma(a[1], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
+        a[2] = half2_fma(half2_add(a[2], HALF_MINUS_1024), both_first(low), minus_second(low));
+        a[3] = half2_fma(half2_fma(a[3], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
     }
 };
 
@@ -183,7 +203,7 @@ struct Weights<Q5_K> {
         for (int p = 0; p < 4; p++) {
             u32 q = ((word >> (4 * p)) & 0x000f000fu) | HALF_1024 | ((fifth >> p & 0x00010001u) << 4);
             u32 scale = p % 2 ? high : low;
-            a[p] = half2_fma(half2_add(q, HALF_MINUS_1024), first(scale), minus_second(scale));
+            a[p] = half2_fma(half2_add(q, HALF_MINUS_1024), both_first(scale), minus_second(scale));
         }
     }
 };
@@ -216,7 +236,7 @@ struct Weights<Q6_K> {
         u32 bytes = (raw.scales.x >> (8 * s) & 0xffu) | (raw.scales.y >> (8 * s) & 0xffu) << 8;
         u32 scales = half2_add(__byte_perm(bytes ^ 0x8080u, HALF_1024, 0x5150), minus_1152);
         scales = half2_mul(scales, raw.d);
-        u32 low = __byte_perm(scales, 0, 0x1010), high = __byte_perm(scales, 0, 0x3232);
+        u32 low = both_first(scales), high = both_second(scales);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             u32 q = ((word >> (4 * p)) & 0x000f000fu) | HALF_1024 | ((bits >> (2 * p) & 0x00030003u) << 4);
@@ -278,13 +298,13 @@ DEVICE float weight_at(int format, const u8* weights, u64 row, u32 col, u32 cols
         return format == F16 ? half_to_float(bits) : bf16_to_float(bits);
     }
     if (format == Q8_0) {
-        const u8* chunk = weights + by_unit * 1088;
+        const u8* chunk = weights + chunk_index(row / 16, col / 128, 2 * groups) * 2176 + p.unit % 2 * 1088;
         u8 q = chunk[p.step / 2 * 512 + p.lane * 16 + p.step % 2 * 8 + half * 4 + p.pair / 2 * 2 + p.second];
         float d = half_to_float(((const u16*)(chunk + 1024 + g * 8))[half * 2 + p.step / 2]);
         return __fmul_rn(d, (float)q - 128.0f);
     }
     if (format == Q4_0) {
-        const u8* chunk = weights + by_unit * 576;
+        const u8* chunk = weights + by_group * 2304 + p.unit * 576;
         float d = half_to_float(((const u16*)(chunk + 512 + g * 8))[half * 2 + p.step / 2]);
         return __fmul_rn(d, (float)nibble_at(chunk, p) - 8.0f);
     }

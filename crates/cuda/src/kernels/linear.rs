@@ -3,7 +3,7 @@
 use pellucid_tensor::{DType, Error};
 
 use super::norm::{self, Norm};
-use super::{Operand, wide};
+use super::{Operand, stream, wide};
 use crate::driver::{Device, Grid};
 
 macro_rules! linear_kernels {
@@ -63,6 +63,7 @@ pub(crate) struct LinearProduct {
     makes_operand: u32,
     is_gated: u32,
     activation: u32,
+    pub(crate) spread: u32,
 }
 
 /// The kernel family of a format, by the index of its first name in [`KERNELS`].
@@ -133,6 +134,7 @@ impl LinearProduct {
             makes_operand: 0,
             is_gated: 0,
             activation: 0,
+            spread: 0,
         };
         for (part, &(weight, bias, out, outputs)) in product.parts.iter_mut().zip(parts) {
             *part = LinearPart { weight, bias, out, outputs: outputs as u32, first_tile: product.num_tiles };
@@ -154,13 +156,16 @@ impl LinearProduct {
         self.num_rows * (self.x.pitch * 2 + 16)
     }
 
-    /// Whether `linear_few` has room for the rows; its own shared memory is less than 17 KiB.
-    pub(crate) fn few_fits(&self, device: &Device) -> bool {
-        self.few_shared() + (17 << 10) <= device.shared_limit
+    /// Whether a kernel for few rows has room for these; the shared memory of `linear_few` is less than 17 KiB besides.
+    pub(crate) fn few_fits(&self, device: &Device, dtype: DType) -> bool {
+        stream::serves(device, dtype, self) || self.few_shared() + (17 << 10) <= device.shared_limit
     }
 
     /// Up to eight rows that fit.
     pub(crate) fn launch_few(&self, device: &Device, dtype: DType) -> Result<(), Error> {
+        if stream::serves(device, dtype, self) {
+            return stream::launch(device, dtype, self);
+        }
         let kernel = KERNELS[family(dtype).expect("a format with tiles")];
         let num_items = self.num_tiles >> self.is_gated;
         let blocks = (num_items * self.slices).div_ceil(FEW_WARPS).min(device.num_multiprocessors());
@@ -229,7 +234,7 @@ impl LinearProduct {
         dtype: DType,
         workspace: impl FnOnce(usize) -> Result<u64, Error>,
     ) -> Result<(), Error> {
-        if self.num_rows <= 8 && self.few_fits(device) {
+        if self.num_rows <= 8 && self.few_fits(device, dtype) {
             return self.launch_few(device, dtype);
         }
         let first = family(dtype).expect("a format with tiles");

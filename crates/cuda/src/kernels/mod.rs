@@ -10,6 +10,7 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod rows;
+pub(crate) mod stream;
 pub(crate) mod wide;
 
 use pellucid_tensor::DType;
@@ -47,6 +48,7 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!("norm", norm::KERNELS),
     kernel_file!("pack", pack::KERNELS),
     kernel_file!("rows", rows::KERNELS),
+    kernel_file!("stream", stream::KERNELS),
     kernel_file!("wide", wide::KERNELS),
 ];
 

@@ -74,7 +74,7 @@ KERNEL void pack_weight(PackWeight w) {
         return;
     }
     if (w.format == Q8_0) {
-        u8* chunk = w.to + chunk_index(tile, unit, units) * 1088;
+        u8* chunk = w.to + chunk_index(tile, unit / 2, units / 2) * 2176 + unit % 2 * 1088;
         for (int s = 0; s < 4; s++)
             for (int pair = 0; pair < 4; pair++)
                 for (int second = 0; second < 2; second++) {
@@ -92,10 +92,12 @@ KERNEL void pack_weight(PackWeight w) {
         return;
     }
 
-    bool blocks_of_256 = w.format != Q4_0;
-    u64 chunk_bytes = w.format == Q4_0 ? 576 : w.format == Q4_K ? 2368 : w.format == Q5_K ? 2880 : 3360;
-    u32 u = blocks_of_256 ? unit % 4 : 0;
-    u8* chunk = w.to + (blocks_of_256 ? chunk_index(tile, unit / 4, units / 4) : chunk_index(tile, unit, units)) * chunk_bytes;
+    bool is_q4_0 = w.format == Q4_0;
+    u64 chunk_bytes = is_q4_0 ? 2304 : w.format == Q4_K ? 2368 : w.format == Q5_K ? 2880 : 3360;
+    u32 u = unit % 4;
+    u8* chunk = w.to + chunk_index(tile, unit / 4, units / 4) * chunk_bytes;
+    // The scales of Q4_0 stand with each unit, those of the others behind the last.
+    u8* numbers = chunk + u * (is_q4_0 ? 576 : 512);
     u32 fifth = 0;
     u32 high[2] = {0, 0};
     for (int s = 0; s < 4; s++) {
@@ -109,14 +111,14 @@ KERNEL void pack_weight(PackWeight w) {
                 fifth |= (q >> 4 & 1) << (4 * s + pair + 16 * second);
                 high[s / 2] |= (q >> 4 & 3) << (2 * (4 * (s % 2) + pair) + 16 * second);
             }
-        ((u32*)(chunk + u * 512 + lane * 16))[s] = word;
+        ((u32*)(numbers + lane * 16))[s] = word;
     }
-    if (w.format == Q4_0) {
+    if (is_q4_0) {
         if (t < 2)
             for (int half = 0; half < 2; half++) {
                 u32 col = first_col + t * 32;
                 bool inside = valid[half] && col < w.cols;
-                ((u16*)(chunk + 512 + g * 8))[half * 2 + t] = inside ? two_bytes(at[half] + col / 32 * 18) : 0;
+                ((u16*)(numbers + 512 + g * 8))[half * 2 + t] = inside ? two_bytes(at[half] + col / 32 * 18) : 0;
             }
         return;
     }

@@ -43,12 +43,17 @@ struct Linear {
     u32 makes_operand;
     u32 is_gated;              // two parts, gate and up: the first becomes activation(gate) * up
     u32 activation;
+    u32 spread;                // warps of `stream` that share the slices of a tile: all slices a warp each, or one warp for all
 };
 
 // Groups of 256 columns.
 DEVICE u32 num_groups(u32 cols) { return (cols + 255) / 256; }
 
-DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) { return slice * num_groups(cols) / slices; }
+// Of a power of two.
+DEVICE u32 logarithm(u32 x) { return 31 - __clz(x); }
+
+// There are 1, 2, 4 or 8 slices.
+DEVICE u32 slice_start(u32 cols, u32 slices, u32 slice) { return slice * num_groups(cols) >> logarithm(slices); }
 
 DEVICE const LinearPart& part_of(const Linear& p, u32 tile) {
     if (p.num_parts > 2 && tile >= p.parts[2].first_tile) return p.parts[2];

@@ -175,11 +175,12 @@ struct WideShape {
     typedef Weights<F> W;
     // Few rows are bound by memory, and slices by their beginnings and ends: two blocks then share a multiprocessor.
     static const int BLOCKS = N <= 32 || (N == 64 && SPLIT) ? 2 : 1;
-    static const bool WHOLE = W::CHUNK_UNITS == 1;
-    static const u32 X_STAGES = N == 128 ? 6 : BLOCKS == 1 ? 8 : N == 64 ? 4 : WHOLE ? 5 : 8;
-    static const u32 W_STAGES = WHOLE ? X_STAGES : BLOCKS == 1 ? 4 : N == 64 ? 2 : 3;
+    static const u32 X_STAGES = N == 128 ? 6 : BLOCKS == 1 ? 8 : N == 64 ? 4 : 6;
     static const u32 X_BYTES = N * 128;
     static const u32 W_BYTES = SIDE * W::CHUNK_BYTES;
+    // Weights come from memory, x from the second cache: they get what room is left.
+    static const u32 ROOM = (BLOCKS == 2 ? 111 : 223) * 1024 - X_STAGES * X_BYTES;
+    static const u32 W_STAGES = ROOM / W_BYTES < 12 ? ROOM / W_BYTES : 12;
 };
 
 // blockIdx: x = rows, y = outputs; when SPLIT, z = slice, and the blocks of a tile are a cluster.

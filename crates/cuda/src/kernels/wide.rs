@@ -24,37 +24,33 @@ pub(crate) const KERNELS: &[&str] = wide_kernels!("f16", "bf16", "q8_0", "q4_0",
 
 const THREADS: u32 = 384;
 
-/// A format's place in [`KERNELS`], the bytes of its chunks, and whether a chunk is one unit of 64 columns.
-fn family(dtype: DType) -> Option<(usize, u32, bool)> {
+/// A format's place in [`KERNELS`] and the bytes of its chunks.
+fn family(dtype: DType) -> Option<(usize, u32)> {
     Some(match dtype {
-        DType::F16 => (0, 2048, true),
-        DType::BF16 => (1, 2048, true),
-        DType::Q8_0 => (2, 1088, true),
-        DType::Q4_0 => (3, 576, true),
-        DType::Q4_K => (4, 2368, false),
-        DType::Q5_K => (5, 2880, false),
-        DType::Q6_K => (6, 3360, false),
+        DType::F16 => (0, 2048),
+        DType::BF16 => (1, 2048),
+        DType::Q8_0 => (2, 2 * 1088),
+        DType::Q4_0 => (3, 4 * 576),
+        DType::Q4_K => (4, 2368),
+        DType::Q5_K => (5, 2880),
+        DType::Q6_K => (6, 3360),
         _ => return None,
     })
 }
 
 /// Shared memory of a block: both rings of `WideShape` in wide.cu, and what lies before the next multiple of 1024.
-fn shared_bytes(rows: u32, splits: bool, chunk_bytes: u32, whole_units: bool) -> u32 {
+fn shared_bytes(rows: u32, splits: bool, chunk_bytes: u32) -> u32 {
     let has_company = rows <= 32 || (rows == 64 && splits);
-    let x_stages = match (rows, has_company, whole_units) {
-        (128, ..) => 6,
-        (_, false, _) => 8,
-        (64, ..) => 4,
-        (_, _, true) => 5,
-        (_, _, false) => 8,
+    let x_stages = match (rows, has_company) {
+        (128, _) => 6,
+        (_, false) => 8,
+        (64, _) => 4,
+        _ => 6,
     };
-    let w_stages = match (whole_units, has_company, rows) {
-        (true, ..) => x_stages,
-        (false, false, _) => 4,
-        (false, true, 64) => 2,
-        (false, true, _) => 3,
-    };
-    1024 + x_stages * rows * 128 + w_stages * 8 * chunk_bytes
+    let x_bytes = x_stages * rows * 128;
+    let room = if has_company { 111 << 10 } else { 223 << 10 } - x_bytes;
+    let w_bytes = 8 * chunk_bytes;
+    1024 + x_bytes + (room / w_bytes).min(12) * w_bytes
 }
 
 /// Whether this device has the kernels and the format its own.
@@ -64,7 +60,7 @@ pub(crate) fn serves(device: &Device, dtype: DType) -> bool {
 
 /// A product of more than a few rows.
 pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> Result<(), Error> {
-    let (place, chunk_bytes, whole_units) = family(dtype).expect("a format with tiles");
+    let (place, chunk_bytes) = family(dtype).expect("a format with tiles");
     let (size, rows) = match product.num_rows {
         0..=16 => (0, 16),
         17..=32 => (1, 32),
@@ -77,7 +73,7 @@ pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> 
     if splits {
         blocks[2] = product.slices;
     }
-    let shared_bytes = shared_bytes(rows, splits, chunk_bytes, whole_units);
+    let shared_bytes = shared_bytes(rows, splits, chunk_bytes);
     let kernel = KERNELS[8 * place + size + if splits { 4 } else { 0 }];
     device.launch_clusters(kernel, Grid { blocks, threads: THREADS, shared_bytes }, blocks[2], product)
 }
