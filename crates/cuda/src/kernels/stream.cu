@@ -6,10 +6,9 @@
 // Copies of 16 bytes a lane keep up with memory (18.4 us for 65 MB on an H200); bulk copies of a chunk each do not (21 to 28 us).
 //
 // A block is 16 warps. Two tiles of 16 outputs are an item: neighbours, or, when gated, a tile of the gate and the same tile of up. `spread`
-// warps share a tile, a slice each; where there are many tiles, a warp has one to itself and adds up its slices as it goes.
+// warps share a tile, a slice each; where there are many tiles, a warp has one to itself. (32 warps with short rings were no faster.)
 
-static const u32 STREAM_WARPS = 16;
-static const u32 STREAM_THREADS = 32 * STREAM_WARPS;
+static const u32 WARPS = 16;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -42,8 +41,8 @@ DEVICE uint2 half_vector(const float4& v, float by) {
                       float_to_half(__fmul_rn(v.z, by)) | (u32)float_to_half(__fmul_rn(v.w, by)) << 16);
 }
 
-// Half of the block makes the operand of a row.
-static const u32 HALF_THREADS = STREAM_THREADS / 2;
+// Eight warps make the operand of a row.
+static const u32 GROUP_THREADS = 256;
 
 // Vectors of a row that a thread keeps in registers: all of them for rows of up to 4096.
 static const u32 STREAM_HELD = 4;
@@ -51,9 +50,14 @@ static const u32 STREAM_HELD = 4;
 DEVICE void hold_vectors(float4 (&held)[STREAM_HELD], const float4* from, u32 vectors) {
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++) {
-        u32 i = threadIdx.x % HALF_THREADS + k * HALF_THREADS;
-        held[k] = from && i < vectors ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        u32 i = threadIdx.x % GROUP_THREADS + k * GROUP_THREADS;
+        held[k] = i < vectors ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
+}
+
+// Lets numbers come into the second cache.
+DEVICE void ask_for(const float* numbers, u32 count) {
+    for (u32 i = threadIdx.x * 32; i < count; i += blockDim.x * 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(numbers + i));
 }
 
 DEVICE float4 normed(const float4& v, float factor, const float4& w) {
@@ -65,32 +69,41 @@ DEVICE float largest_of(float largest, const float4& v) {
     return fmaxf(largest, fmaxf(fmaxf(magnitude(v.x), magnitude(v.y)), fmaxf(magnitude(v.z), magnitude(v.w))));
 }
 
+// Where a pair of numbers of the operand lies in shared memory: a lane finds what a unit needs of a row, eight pairs, side by side. Lane t of
+// four has the columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
+DEVICE u32 pair_place(u32 col) { return col / 64 * 128 + col % 8 / 2 * 32 + col % 64 / 8 * 4; }
+
+DEVICE void put_vector(u8* row, u32 i, uint2 pairs) {
+    *(u32*)(row + pair_place(4 * i)) = pairs.x;
+    *(u32*)(row + pair_place(4 * i + 2)) = pairs.y;
+}
+
 // `count` threads in whole warps wait for each other.
 DEVICE void wait_among(u32 barrier, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory"); }
 
-// The operand of a row in shared memory, made of x itself by half of the block: as `make_operand` and `rms_norm` do it, to the bit. Returns
+// The operand of a row in shared memory, made of x itself by a group of warps: as `make_operand` and `rms_norm` do it, to the bit. Returns
 // the row's factor. What goes on `meanwhile` comes after the loads of x, which would wait behind it.
 template <class Meanwhile>
-DEVICE float stream_operand(const Linear& p, u32 row, const float4 (&weight)[STREAM_HELD], u8* to, Meanwhile meanwhile) {
-    // A warp may be a row ahead of another when it writes its largest magnitude.
-    __shared__ float parts[2][32], maxima[2][2][8];
+DEVICE float stream_operand(const Linear& p, u32 row, u8* to, Meanwhile meanwhile) {
+    __shared__ float parts[4][32], maxima[4][8];
     const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
     const float4* weights = (const float4*)p.norm_weight;
-    u32 half = threadIdx.x / HALF_THREADS, me = threadIdx.x % HALF_THREADS;
-    u32 vectors = p.cols / 4, rest = me + STREAM_HELD * HALF_THREADS;
-    float4 held[STREAM_HELD];
+    u32 group = threadIdx.x / GROUP_THREADS, me = threadIdx.x % GROUP_THREADS;
+    u32 vectors = p.cols / 4, rest = me + STREAM_HELD * GROUP_THREADS;
+    float4 held[STREAM_HELD], weight[STREAM_HELD];
     hold_vectors(held, x, vectors);
+    if (weights) hold_vectors(weight, weights, vectors);
     meanwhile();
     float factor = 1.0f;
     if (weights) {
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (u32 k = 0; k < STREAM_HELD; k++) add_squares(sum, held[k]);
-        for (u32 i = rest; i < vectors; i += HALF_THREADS) add_squares(sum, x[i]);
+        for (u32 i = rest; i < vectors; i += GROUP_THREADS) add_squares(sum, x[i]);
         float part = norm_part(sum);
-        if (me % 8 == 0) parts[half][me / 8] = part;
-        wait_among(1 + half, HALF_THREADS);
-        factor = norm_factor(parts[half], p.cols, p.eps);
+        if (me % 8 == 0) parts[group][me / 8] = part;
+        wait_among(1 + group, GROUP_THREADS);
+        factor = norm_factor(parts[group], p.cols, p.eps);
 #pragma unroll
         for (u32 k = 0; k < STREAM_HELD; k++) held[k] = normed(held[k], factor, weight[k]);
     }
@@ -98,25 +111,25 @@ DEVICE float stream_operand(const Linear& p, u32 row, const float4 (&weight)[STR
     float largest = 0.0f;
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++) largest = largest_of(largest, held[k]);
-    for (u32 i = rest; i < vectors; i += HALF_THREADS) largest = largest_of(largest, value(i));
+    for (u32 i = rest; i < vectors; i += GROUP_THREADS) largest = largest_of(largest, value(i));
     largest = warp_max(largest);
-    if (me % 32 == 0) maxima[row / 2 % 2][half][me / 32] = largest;
-    wait_among(1 + half, HALF_THREADS);
-    largest = maxima[row / 2 % 2][half][me % 8];
+    if (me % 32 == 0) maxima[group][me / 32] = largest;
+    wait_among(1 + group, GROUP_THREADS);
+    largest = maxima[group][me % 8];
 #pragma unroll
     for (int distance = 4; distance > 0; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
     u32 forward = forward_exponent(largest);
     float by = power(forward);
     auto put = [&](u32 i, const float4& v) {
-        *(uint2*)(to + i * 8) = half_vector(v, by);
+        put_vector(to, i, half_vector(v, by));
         if (weights && blockIdx.x == 0) ((float4*)(p.normed + (u64)row * p.cols))[i] = v;
     };
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++)
-        if (me + k * HALF_THREADS < vectors) put(me + k * HALF_THREADS, held[k]);
+        if (me + k * GROUP_THREADS < vectors) put(me + k * GROUP_THREADS, held[k]);
 #pragma unroll 4
-    for (u32 i = rest; i < vectors; i += HALF_THREADS) put(i, value(i));
-    for (u32 i = vectors + me; i < p.x.pitch / 4; i += HALF_THREADS) *(uint2*)(to + i * 8) = make_uint2(0, 0);
+    for (u32 i = rest; i < vectors; i += GROUP_THREADS) put(i, value(i));
+    for (u32 i = vectors + me; i < p.x.pitch / 4; i += GROUP_THREADS) put_vector(to, i, make_uint2(0, 0));
     return power(254 - forward);
 }
 
@@ -131,77 +144,69 @@ DEVICE float plain_operand(const Linear& p, u32 row, u8* to) {
     u32 forward = forward_exponent(__uint_as_float(p.maxima[row]));
     float by = power(forward);
 #pragma unroll 7
-    for (u32 i = threadIdx.x; i < p.cols / 4; i += STREAM_THREADS) {
-        float4 v = x[i];
-        *(uint2*)(to + i * 8) = half_vector(v, by);
-    }
-    for (u32 i = p.cols / 4 + threadIdx.x; i < p.x.pitch / 4; i += STREAM_THREADS) *(uint2*)(to + i * 8) = make_uint2(0, 0);
+    for (u32 i = threadIdx.x; i < p.cols / 4; i += blockDim.x) put_vector(to, i, half_vector(x[i], by));
+    for (u32 i = p.cols / 4 + threadIdx.x; i < p.x.pitch / 4; i += blockDim.x) put_vector(to, i, make_uint2(0, 0));
     return power(254 - forward);
+}
+
+// A row of the operand that was made before: pieces of eight columns.
+DEVICE float copied_operand(const Linear& p, u32 row, u8* to) {
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < p.x.pitch / 8; i += blockDim.x) {
+        uint4 piece = *(const uint4*)(p.x.numbers + operand_place(row, i * 8, p.x.pitch));
+        put_vector(to, 2 * i, make_uint2(piece.x, piece.y));
+        put_vector(to, 2 * i + 1, make_uint2(piece.z, piece.w));
+    }
+    return p.x.scales[row];
 }
 
 // The operand of all rows in shared memory, rows `row_bytes` apart.
 template <class Meanwhile>
-DEVICE void bring_operand(const Linear& p, const float4 (&norm_weight)[STREAM_HELD], u8* rows, u32 row_bytes, float* scales, Meanwhile meanwhile) {
-    bool by_halves = p.makes_operand && (p.norm_weight || p.maxima_are != 1);
-    if (by_halves) {
-        u32 half = threadIdx.x / HALF_THREADS, row = half;
-        if (row >= p.num_rows) meanwhile();
-        for (; row < p.num_rows; row += 2) {
-            float scale = stream_operand(p, row, norm_weight, rows + row * row_bytes, [&]() {
-                if (row == half) meanwhile();
+DEVICE void bring_operand(const Linear& p, u8* rows, u32 row_bytes, float* scales, Meanwhile meanwhile) {
+    if (p.makes_operand && (p.norm_weight || p.maxima_are != 1)) {
+        u32 first = threadIdx.x / GROUP_THREADS;
+        if (first >= p.num_rows) meanwhile();
+        for (u32 row = first; row < p.num_rows; row += blockDim.x / GROUP_THREADS) {
+            float scale = stream_operand(p, row, rows + row * row_bytes, [&]() {
+                if (row == first) meanwhile();
             });
-            if (threadIdx.x % HALF_THREADS == 0) scales[row] = scale;
+            if (threadIdx.x % GROUP_THREADS == 0) scales[row] = scale;
         }
         return;
     }
     for (u32 row = 0; row < p.num_rows; row++) {
         u8* to = rows + row * row_bytes;
-        float scale;
-        if (p.makes_operand) {
-            scale = plain_operand(p, row, to);
-        } else {
-#pragma unroll 4
-            for (u32 i = threadIdx.x; i < p.x.pitch / 8; i += STREAM_THREADS)
-                *(uint4*)(to + i * 16) = *(const uint4*)(p.x.numbers + operand_place(row, i * 8, p.x.pitch));
-            scale = p.x.scales[row];
-        }
+        float scale = p.makes_operand ? plain_operand(p, row, to) : copied_operand(p, row, to);
         if (threadIdx.x == 0) scales[row] = scale;
     }
     meanwhile();
 }
 
-// What a unit needs of x.
-DEVICE void load_unit(u32 (&x)[8], u32 at, u32 half_unit) {
-    load_matrices(*(u32(*)[4])x, at);
-    load_matrices(*(u32(*)[4])(x + 4), at + half_unit);
-}
-
-// STAGES of a warp's ring, a chunk each, are filled ahead.
+// Every warp has a ring of STAGES chunks.
 template <int F, u32 STAGES>
 DEVICE void stream(const Linear& p) {
     typedef Weights<F> W;
     static const u32 RING_BYTES = STAGES * W::CHUNK_BYTES;
     extern __shared__ uint4 dynamic[];
-    __shared__ uint4 zeros;
     __shared__ float scales[8];
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     // Rows of x, 16 bytes apart from a multiple of 128: eight rows then lie in different banks.
     u32 row_bytes = p.x.pitch * 2 + 16;
     u8* ring = (u8*)dynamic + warp * RING_BYTES;
-    u8* operand = (u8*)dynamic + STREAM_WARPS * RING_BYTES;
-    // [2][warp][row][output]: two of each, so that one barrier a round is enough: nobody is two rounds ahead of another.
-    float* partial = (float*)(operand + p.num_rows * row_bytes);
-    u32 of_warp = p.num_rows * 16;
+    u8* operand = (u8*)dynamic + WARPS * RING_BYTES;
 
     // The warps of an item are a team.
     u32 spread_log = logarithm(p.spread), team_warps = 2 << spread_log, team = warp >> (spread_log + 1), member = warp % team_warps;
-    u32 my_slices = p.slices >> spread_log, first_slice = member % p.spread * my_slices;
+    u32 my_tile = member >> spread_log, my_slices = p.slices >> spread_log, first_slice = member % p.spread * my_slices;
     u32 begin_group = slice_start(p.cols, p.slices, first_slice), end_group = slice_start(p.cols, p.slices, first_slice + my_slices);
     u32 num_chunks = (end_group - begin_group) * (4 / W::CHUNK_UNITS);
-    u32 num_items = p.num_tiles / 2, first = team * gridDim.x + blockIdx.x, stride = (STREAM_WARPS >> (spread_log + 1)) * gridDim.x;
+    u32 num_items = p.num_tiles / 2, first = team * gridDim.x + blockIdx.x, stride = (WARPS >> (spread_log + 1)) * gridDim.x;
     auto tile_of = [&](u32 item, u32 which) { return p.is_gated ? item + which * num_items : 2 * item + which; };
+    // The sums of a team, [2][tile][slice][row][output]: two of each, so that one barrier a round is enough: nobody is two rounds ahead.
+    u32 of_slice = p.num_rows * 16, of_tile = p.slices * of_slice;
+    float* partial = (float*)(operand + p.num_rows * row_bytes) + team * 4 * of_tile;
 
-    u32 next_item = first, left = 0, into = 0, my_tile = member >> spread_log;
+    u32 next_item = first, left = 0, into = 0;
     u32 ring_address = shared_address(ring) + lane * 16;
     const u8* source;
     auto bring = [&]() {
@@ -226,24 +231,17 @@ DEVICE void stream(const Linear& p) {
     let_next_start();
     // What is asked for now comes before x: enough to begin with.
     bring();
-    float4 norm_weight[STREAM_HELD];
-    hold_vectors(norm_weight, (const float4*)p.norm_weight, p.cols / 4);
+    if (p.norm_weight) ask_for(p.norm_weight, p.cols);
 
     wait_for_previous();
-    bring_operand(p, norm_weight, operand, row_bytes, scales, [&]() {
+    bring_operand(p, operand, row_bytes, scales, [&]() {
 #pragma unroll 1
         for (u32 i = 1; i < STAGES - 1; i++) bring();
     });
-    if (threadIdx.x == 0) zeros = make_uint4(0, 0, 0, 0);
     if (p.maxima_are == 3 && blockIdx.x == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
     __syncthreads();
 
-    // Lane i gives the address of row i % 8 in matrix i / 8: the two halves of one step, then of the next.
-    bool valid = lane % 8 < p.num_rows;
-    u32 half_unit = valid ? 64 : 0;
-    u32 my_row = valid ? shared_address(operand) + lane % 8 * row_bytes + lane / 8 * 16 + begin_group * 512 : shared_address(&zeros);
-
-    // Sums up what the warps of a team have and writes the results: a warp for each row, a lane for each output.
+    // Sums up the slices of an item and writes the results: a warp for each row, a lane for each output.
     auto finish = [&](u32 item, u32 round) {
         for (u32 row = (member + round) % team_warps; row < p.num_rows; row += team_warps) {
             u32 which = lane / 16, tile = tile_of(item, which);
@@ -252,10 +250,9 @@ DEVICE void stream(const Linear& p) {
             bool inside = output < part.outputs;
             u64 place = (u64)row * part.outputs + output;
             float before = inside && p.residual ? p.residual[place] : 0.0f;
-            u32 from = round % 2 * STREAM_WARPS + team * team_warps + (which << spread_log);
-            const float* sums = partial + from * of_warp + row * 16 + lane % 16;
+            const float* sums = partial + (round % 2 * 2 + which) * of_tile + row * 16 + lane % 16;
             float result = sums[0];
-            for (u32 s = 1; s < p.spread; s++) result = __fadd_rn(result, sums[s * of_warp]);
+            for (u32 s = 1; s < p.slices; s++) result = __fadd_rn(result, sums[s * of_slice]);
             result = finished(result, scales[row], inside ? part.bias : nullptr, output);
             if (p.is_gated) {
                 float up = __shfl_down_sync(FULL_WARP, result, 16);
@@ -273,10 +270,13 @@ DEVICE void stream(const Linear& p) {
         }
     };
 
+    // Rows of x beyond the last are zeros, which are never loaded.
+    bool has_row = g < p.num_rows;
+    const u8* my_row = operand + g * row_bytes + begin_group * 512 + t * 32;
     u32 from = 0, round = 0;
     for (u32 item = first; item < num_items; item += stride, round++) {
-        float total[4];
-        u32 at = my_row, group = begin_group;
+        const u8* at = my_row;
+        u32 group = begin_group;
         for (u32 slice = 0; slice < my_slices; slice++) {
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             u32 slice_end = slice_start(p.cols, p.slices, first_slice + slice + 1);
@@ -285,33 +285,32 @@ DEVICE void stream(const Linear& p) {
             for (; chunks > 0; chunks--) {
                 copy_async_wait<STAGES - 2>();
                 __syncwarp();
-                typename W::Raw raw[W::CHUNK_UNITS];
-#pragma unroll
-                for (int unit = 0; unit < W::CHUNK_UNITS; unit++) W::template load<FromShared>(raw[unit], ring + from, unit, lane);
-                u32 x[W::CHUNK_UNITS][8];
-                load_unit(x[0], at, half_unit);
                 bring();
 #pragma unroll
                 for (int unit = 0; unit < W::CHUNK_UNITS; unit++) {
-                    at += 2 * half_unit;
-                    if (unit + 1 < W::CHUNK_UNITS) load_unit(x[unit + 1], at, half_unit);
+                    typename W::Raw raw;
+                    W::template load<FromShared>(raw, ring + from, unit, lane);
+                    uint4 x[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+                    if (has_row) {
+                        x[0] = *(const uint4*)at;
+                        x[1] = *(const uint4*)(at + 16);
+                    }
+                    at += 128;
 #pragma unroll
                     for (int s = 0; s < 4; s++) {
                         u32 a[4];
-                        W::decode(a, raw[unit], s);
-                        multiply<F>(sum, a, x[unit][2 * s], x[unit][2 * s + 1]);
+                        W::decode(a, raw, s);
+                        const uint4& pairs = x[s / 2];
+                        multiply<F>(sum, a, s % 2 ? pairs.z : pairs.x, s % 2 ? pairs.w : pairs.y);
                     }
                 }
                 from = from == RING_BYTES - W::CHUNK_BYTES ? 0 : from + W::CHUNK_BYTES;
             }
+            float* mine = partial + (round % 2 * 2 + my_tile) * of_tile + (first_slice + slice) * of_slice;
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) total[j] = slice == 0 ? sum[j] : __fadd_rn(total[j], sum[j]);
+            for (u32 j = 0; j < 4; j++)
+                if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = sum[j];
         }
-        u32 g = lane / 4, t = lane % 4;
-        float* mine = partial + (round % 2 * STREAM_WARPS + warp) * of_warp;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++)
-            if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = total[j];
         wait_among(1 + team, 32 * team_warps);
         finish(item, round);
     }
@@ -326,8 +325,8 @@ DEVICE void stream(const Linear& p) {}
 #endif
 
 // Rings as deep as there is room for beside a row or two, and beside more.
-#define STREAM(NAME, F, DEEP)                                                                       \
-    KERNEL void __launch_bounds__(512, 1) stream_##NAME(Linear p) { stream<F, DEEP>(p); }           \
+#define STREAM(NAME, F, DEEP)                                                                 \
+    KERNEL void __launch_bounds__(512, 1) stream_##NAME(Linear p) { stream<F, DEEP>(p); }     \
     KERNEL void __launch_bounds__(512, 1) stream_rows_##NAME(Linear p) { stream<F, 3>(p); }
 
 STREAM(q8_0, Q8_0, 5)

@@ -11,10 +11,6 @@ macro_rules! stream_kernels {
 
 pub(crate) const KERNELS: &[&str] = stream_kernels!("q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
 
-const WARPS: u32 = 16;
-/// Stages of the rings of `stream_rows_*`.
-const FEW_STAGES: u32 = 3;
-
 /// A format's place among the kernels, the stages of its deep rings and the bytes of a stage.
 fn family(dtype: DType) -> Option<(usize, u32, u32)> {
     Some(match dtype {
@@ -27,13 +23,34 @@ fn family(dtype: DType) -> Option<(usize, u32, u32)> {
     })
 }
 
-/// The kernel with the deepest rings that fit beside the rows, and its shared memory: rings, rows of x, two sets of sums.
-fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<(&'static str, u32)> {
+const WARPS: u32 = 16;
+/// Stages of the rings of `stream_rows_*`.
+const FEW_STAGES: u32 = 3;
+
+/// A way to launch a product.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    kernel: &'static str,
+    /// Warps that share a tile.
+    spread: u32,
+    shared_bytes: u32,
+}
+
+/// The best way that fits. Where there are many tiles and few rows a warp has a tile to itself; else all slices of a tile have a warp each,
+/// with rings as deep as there is room for.
+fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<Shape> {
     let (place, deep, stage_bytes) = family(dtype)?;
-    let rows_bytes = product.num_rows * (product.x.pitch * 2 + 16 + 2 * WARPS * 16 * 4);
-    let shared_bytes = |stages| WARPS * stages * stage_bytes + rows_bytes;
-    let kernels = [(KERNELS[2 * place], shared_bytes(deep)), (KERNELS[2 * place + 1], shared_bytes(FEW_STAGES))];
-    kernels.into_iter().find(|&(_, bytes)| bytes + 1024 <= device.shared_limit)
+    let LinearProduct { num_rows, slices, num_tiles, .. } = *product;
+    let shape = |kind: usize, stages: u32, spread: u32| {
+        // The rows of x, and two sets of sums for every slice of every tile under way.
+        let rows_bytes = num_rows * (product.x.pitch * 2 + 16 + 2 * (WARPS / spread) * slices * 16 * 4);
+        let shared_bytes = WARPS * stages * stage_bytes + rows_bytes;
+        Shape { kernel: KERNELS[2 * place + kind], spread, shared_bytes }
+    };
+    let has_many_tiles = num_rows <= 2 && num_tiles / 2 >= 4 * device.num_multiprocessors();
+    let alone = has_many_tiles.then(|| shape(0, deep, 1));
+    let shared = [shape(0, deep, slices), shape(1, FEW_STAGES, slices)];
+    alone.into_iter().chain(shared).find(|shape| shape.shared_bytes + 1024 <= device.shared_limit)
 }
 
 /// Whether the device has the kernels and a block room for the rows.
@@ -43,11 +60,10 @@ pub(crate) fn serves(device: &Device, dtype: DType, product: &LinearProduct) -> 
 
 /// A product of few rows.
 pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> Result<(), Error> {
-    let (kernel, shared_bytes) = choose(device, dtype, product).expect("it serves");
+    let shape = choose(device, dtype, product).expect("it serves");
     let mut product = *product;
-    let items = product.num_tiles / 2;
-    // Where most warps of the device find a tile each, none is shared.
-    product.spread = if items >= 4 * device.num_multiprocessors() { 1 } else { product.slices };
-    let grid = Grid { blocks: [items.min(device.num_multiprocessors()), 1, 1], threads: 32 * WARPS, shared_bytes };
-    device.launch(kernel, grid, &product)
+    product.spread = shape.spread;
+    let blocks = (product.num_tiles / 2).min(device.num_multiprocessors());
+    let grid = Grid { blocks: [blocks, 1, 1], threads: 32 * WARPS, shared_bytes: shape.shared_bytes };
+    device.launch(shape.kernel, grid, &product)
 }
