@@ -7,7 +7,6 @@ use pellucid_tensor::{Backend, Error as DeviceError, HostFloats, RowDigest, RowQ
 #[derive(Debug)]
 pub struct Logits {
     vocab_size: usize,
-    num_rows: usize,
     /// Room for as many rows as were ever wanted whole in one step.
     values: Box<dyn HostFloats>,
     /// For each row, where it is among the whole ones.
@@ -22,7 +21,6 @@ impl Default for Logits {
     fn default() -> Self {
         Logits {
             vocab_size: 0,
-            num_rows: 0,
             values: Box::new(Vec::new()),
             places: Vec::new(),
             digests: Vec::new(),
@@ -84,11 +82,10 @@ impl Logits {
         self.vocab_size = vocab_size;
         self.places.clear();
         self.places.extend(places);
-        self.num_rows = self.places.len();
     }
 
     pub fn num_rows(&self) -> usize {
-        self.num_rows
+        self.places.len()
     }
 
     /// A row that was wanted whole.

@@ -62,6 +62,10 @@ struct Line {
 }
 
 pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    // Known before anything is read, so it is said before anything else is.
+    if args.out.exists() {
+        bail!("{} exists already; name another file, or remove it first", args.out.display());
+    }
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
     let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
@@ -160,9 +164,6 @@ fn write(
     target: &Path,
 ) -> Result<Vec<Line>> {
     let failed = || format!("could not write {}", target.display());
-    if target.exists() {
-        bail!("{} exists already; name another file, or remove it first", target.display());
-    }
     let part = target.with_extension("part");
     let file = File::create_new(&part).with_context(|| format!("could not create {}", part.display()))?;
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
