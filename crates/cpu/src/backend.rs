@@ -305,7 +305,7 @@ impl Backend for CpuBackend {
         assert_eq!(kv.values.dtype(), dtype, "keys and values have one format");
         let rows = [floats(store.keys), floats(store.values)];
         let (keys, values) = (bytes_mut(&mut kv.keys), bytes_mut(&mut kv.values));
-        with_simd!(self.level, simd => attention::store(simd, &self.pool, &store, rows, dtype, keys, values));
+        attention::store(self.level, &self.pool, &store, rows, dtype, keys, values);
         Ok(())
     }
 

@@ -16,6 +16,8 @@ mod pages;
 mod span;
 mod state;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -106,7 +108,7 @@ pub(crate) fn attend(level: Level, pool: &Pool, attention: &Attention<'_>, out: 
         queries: floats(attention.queries),
         keys: bytes(&attention.kv.keys),
         values: bytes(&attention.kv.values),
-        layout: Layout { dtype, shape },
+        layout: Layout::new(level, dtype, shape),
     };
     PLAN.with_borrow_mut(|plan| {
         plan.make(&call, pool.num_threads());
@@ -138,6 +140,9 @@ impl Plan {
         let group = shape.num_heads / shape.num_kv_heads;
         let fair_share = (attention.positions.len() * shape.num_kv_heads).div_ceil(wanted);
         let rows_per_piece = fair_share.min(QUERIES_PER_PIECE / group).max(8);
+        // Whole tiles of queries, where that is possible.
+        let rows_of_tiles = 16 / 16.min(1 << group.trailing_zeros());
+        let rows_per_piece = (rows_per_piece / rows_of_tiles * rows_of_tiles).max(rows_per_piece.min(rows_of_tiles));
         self.pieces.clear();
         for (sequence, span) in attention.sequences.iter().enumerate() {
             // The last rows see the most positions and go first, so that the short tasks fill the end.

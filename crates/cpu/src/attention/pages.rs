@@ -9,6 +9,13 @@
 //! values  F32, F16, BF16   [block_len][head_size]
 //!         Q8_0             [block_len][head_size / 32] scales as f16, then [block_len][head_size] signed bytes
 //! ```
+//! With AMX, F16 and BF16 lie as tiles multiply them: two numbers that meet in one instruction, sixteen apart in the head (or in position),
+//! share a line of 64 bytes, with those of sixteen positions (or of sixteen numbers of the head).
+//!
+//! ```text
+//! keys    [head_size / 32][16][block_len / 16][2][16 positions]      number 32 i + 16 k + j of the head has the place [i][j][..][k]
+//! values  [block_len / 32][16][head_size / 16][2][16 numbers]        position 32 i + 16 k + j of the block has the place [i][j][..][k]
+//! ```
 //! Numbers and bytes are those of the format, in another order than in a file; a head is rounded by itself.
 
 use std::cell::RefCell;
@@ -17,19 +24,30 @@ use pellucid_tensor::{DType, HeadShape, StoreKv, quant};
 
 use crate::memory::SharedOutput;
 use crate::pool::Pool;
-use crate::simd::{Simd, vectorized};
+use crate::simd::{Isa, Level, vectorized, with_simd};
 
 /// Numbers that share a scale in Q8_0.
 pub(super) const GROUP: usize = DType::Q8_0.block_len();
+
+/// Numbers that a tile of AMX sums up at a time: heads and blocks must be multiples of it.
+pub(super) const STEP: usize = 32;
 
 /// The format and shape of KV memory: where things are.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub(super) dtype: DType,
     pub(super) shape: HeadShape,
+    /// Whether numbers lie as the tiles of AMX want them.
+    pub(super) tiles: bool,
 }
 
 impl Layout {
+    pub(super) fn new(level: Level, dtype: DType, shape: HeadShape) -> Self {
+        let whole = shape.head_size.is_multiple_of(STEP) && shape.block_len.is_multiple_of(STEP);
+        let tiles = level.isa() == Isa::Amx && matches!(dtype, DType::F16 | DType::BF16) && whole;
+        Layout { dtype, shape, tiles }
+    }
+
     /// Bytes of one key or value of one head.
     #[inline(always)]
     pub(super) fn head_bytes(&self) -> usize {
@@ -54,12 +72,31 @@ impl Layout {
         self.shape.head_size / GROUP * self.shape.block_len * 2
     }
 
+    /// Index of one number of a key among those of its region, as tiles want them.
+    #[inline(always)]
+    fn key_in_tiles(&self, offset: usize, d: usize) -> usize {
+        let pair = d / 32 * 16 + d % 16;
+        ((pair * (self.shape.block_len / 16) + offset / 16) * 2 + d / 16 % 2) * 16 + offset % 16
+    }
+
+    /// As `key_in_tiles`, of a value.
+    #[inline(always)]
+    fn value_in_tiles(&self, offset: usize, d: usize) -> usize {
+        let pair = offset / 32 * 16 + offset % 16;
+        ((pair * (self.shape.head_size / 16) + d / 16) * 2 + offset / 16 % 2) * 16 + d % 16
+    }
+
     /// Puts an encoded key or value into its region.
     fn place(&self, head: &[u8], offset: usize, is_key: bool, region: &mut [u8]) {
         let HeadShape { block_len, head_size, .. } = self.shape;
         // Index of the i-th of n things that one position has.
         let index = |i: usize, n: usize| if is_key { i * block_len + offset } else { offset * n + i };
-        if self.dtype == DType::Q8_0 {
+        if self.tiles {
+            for (d, number) in head.as_chunks::<2>().0.iter().enumerate() {
+                let at = if is_key { self.key_in_tiles(offset, d) } else { self.value_in_tiles(offset, d) };
+                region[2 * at..][..2].copy_from_slice(number);
+            }
+        } else if self.dtype == DType::Q8_0 {
             for (group, block) in head.chunks_exact(DType::Q8_0.block_bytes()).enumerate() {
                 let scale = index(group, head_size / GROUP) * 2;
                 region[scale..scale + 2].copy_from_slice(&block[..2]);
@@ -116,8 +153,8 @@ thread_local! {
 /// Writes every row's keys and values into their slots. `keys` and `values` are the blocks' bytes.
 ///
 /// Threads share out the heads, whose regions are disjoint; rows of one head write into the same cache lines.
-pub(crate) fn store<S: Simd>(
-    simd: S,
+pub(crate) fn store(
+    level: Level,
     pool: &Pool,
     store: &StoreKv<'_>,
     rows: [&[f32]; 2],
@@ -127,7 +164,7 @@ pub(crate) fn store<S: Simd>(
 ) {
     // Below this many numbers, waking threads costs more than the work.
     const ENOUGH_FOR_THREADS: usize = 16 * 1024;
-    let layout = Layout { dtype, shape: store.shape };
+    let layout = Layout::new(level, dtype, store.shape);
     let HeadShape { num_kv_heads, head_size, block_len, .. } = store.shape;
     let outputs = [SharedOutput::new(keys), SharedOutput::new(values)];
     let store_head = |task: usize| {
@@ -139,7 +176,7 @@ pub(crate) fn store<S: Simd>(
                 let (block, offset) = (slot as usize / block_len, slot as usize % block_len);
                 // SAFETY: a task owns its head's regions of keys or of values, and both stay borrowed until the tasks are done.
                 let region = unsafe { outputs[kind].part(layout.region(block, kv_head), layout.region_bytes()) };
-                encode_head(simd, dtype, head, encoded);
+                with_simd!(level, simd => encode_head(simd, dtype, head, encoded));
                 layout.place(encoded, offset, kind == 0, region);
             }
         });

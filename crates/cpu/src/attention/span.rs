@@ -10,7 +10,7 @@ use super::{Call, Room, SPAN, first_visible};
 use crate::memory::SharedOutput;
 
 /// Distance of two queries' scores. A power of two would put all of them into the same few sets of the cache.
-const SCORES_STRIDE: usize = SPAN + LANES;
+pub(super) const SCORES_STRIDE: usize = SPAN + LANES;
 
 /// Memory that a thread keeps from task to task.
 #[derive(Debug, Default)]
@@ -18,7 +18,9 @@ pub(super) struct Workspace {
     /// A tile of keys, `[head_size][TILE]`, or of values, `[TILE][stride]`.
     tile: Room,
     /// `[queries][SCORES_STRIDE]`, of which SPAN are used: scores, then weights.
-    scores: Room,
+    pub(super) scores: Room,
+    #[cfg(target_arch = "x86_64")]
+    pub(super) planes: super::tiles::Planes,
     /// States of a task that goes through all of its spans.
     pub(super) joined: Room,
     pub(super) current: Room,
@@ -56,15 +58,36 @@ impl<'a> Queries<'a> {
 
     /// The positions of a span that query i sees, counted from the span's start.
     #[inline(always)]
-    fn visible(&self, i: usize, span: usize) -> Range<usize> {
+    pub(super) fn visible(&self, i: usize, span: usize) -> Range<usize> {
         let position = self.call.attention.positions[self.rows.start + i / self.group] as usize;
         let within = |position: usize| position.saturating_sub(span * SPAN).min(SPAN);
         within(first_visible(self.call.attention, position))..within(position + 1)
     }
 
+    #[inline(always)]
+    pub(super) fn query(&self, i: usize) -> &[f32] {
+        &self.call.queries[self.place(i)..][..self.pages.layout.shape.head_size]
+    }
+
+    pub(super) fn pages(&self) -> &Pages<'a> {
+        &self.pages
+    }
+
+    #[inline(always)]
+    pub(super) fn softmax(&self) -> Softmax {
+        let attention = self.call.attention;
+        Softmax { scale: attention.scale, soft_cap: attention.soft_cap }
+    }
+
     /// The state that a span leaves for each query.
     #[inline(always)]
     pub(super) fn span<L: Lanes>(&self, lanes: L, span: usize, workspace: &mut Workspace, state: &mut State<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.pages.layout.tiles {
+            // SAFETY: the layout says so.
+            unsafe { self.span_by_tiles(lanes, span, workspace, state) };
+            return;
+        }
         let head_size = self.call.layout.shape.head_size;
         let stride = head_size.next_multiple_of(LANES);
         let tile = workspace.tile.room_for(TILE * stride);
@@ -87,13 +110,11 @@ impl<'a> Queries<'a> {
             }
         }
 
-        let attention = self.call.attention;
-        let softmax = Softmax { scale: attention.scale, soft_cap: attention.soft_cap };
         for i in 0..self.len() {
             let visible = self.visible(i, span);
             if !visible.is_empty() {
                 let scores = &mut scores[i * SCORES_STRIDE..][..SPAN];
-                (state.largest[i], state.sums[i]) = softmax.weights(lanes, scores, visible);
+                (state.largest[i], state.sums[i]) = self.softmax().weights(lanes, scores, visible);
             }
         }
 
@@ -126,7 +147,7 @@ impl<'a> Queries<'a> {
     #[inline(always)]
     unsafe fn score<L: Lanes>(&self, lanes: L, first: usize, count: usize, keys: &[f32], scores: *mut f32) {
         let head_size = self.call.layout.shape.head_size;
-        let query = |r: usize| self.call.queries[self.place(first + r)..][..head_size].as_ptr();
+        let query = |r: usize| self.query(first + r).as_ptr();
         // SAFETY: passed on from the caller.
         unsafe {
             let scores = |r: usize| scores.add((first + r) * SCORES_STRIDE);
