@@ -63,7 +63,6 @@ impl Queries<'_> {
     ) {
         let Workspace { scores, planes, .. } = workspace;
         let scores = scores.room_for(self.len() * SCORES_STRIDE);
-        state.clear();
         // SAFETY: passed on from the caller; `scores` and `state` have a row for every query.
         unsafe {
             self.split_queries(planes);
@@ -77,13 +76,15 @@ impl Queries<'_> {
                         weights(lanes, self.softmax(), scores, self.visible(i, span), blocks.clone());
                 }
             }
-            let marks = tiles.values(planes, scores, state);
-            release_tiles();
-            for i in 0..self.len() {
-                if marks.iter().any(|&mark| mark != 0) && sees_mark(&marks, self.visible(i, span)) {
+            tiles.values(planes, scores, state, false);
+            // A weight of zero does not silence a value that is no number, seen or not: these rows may have seen none.
+            if state.values.iter().any(|value| value.is_nan()) {
+                let marks = tiles.values(planes, scores, state, true);
+                for i in (0..self.len()).filter(|&i| sees_mark(&marks, self.visible(i, span))) {
                     state.sums[i] = f32::NAN;
                 }
             }
+            release_tiles();
         }
     }
 
@@ -249,11 +250,11 @@ impl Tiles<'_> {
         }
     }
 
-    /// Adds weighted values to the state; gives the positions whose values are no numbers, which count as zeros in the sums.
+    /// Sums weighted values up in the state. When they are to be cleared, values that are no numbers count as zeros; gives their positions.
     ///
     /// # Safety
     /// As for `scores`, which hold weights, and `state` has a row for every query.
-    unsafe fn values(&mut self, planes: &mut Planes, scores: &[f32], state: &mut State<'_>) -> Marks {
+    unsafe fn values(&mut self, planes: &mut Planes, scores: &[f32], state: &mut State<'_>, clear: bool) -> Marks {
         let head_size = self.queries.head_size();
         // As many blocks as fit into the first-level cache beside the weights.
         let at_once = if head_size <= 64 { 4 } else { 2 };
@@ -261,6 +262,7 @@ impl Tiles<'_> {
         let memory = planes.memory.grow(at_once * block_bytes).as_mut_ptr().cast::<u8>();
         let low = at_once * block_bytes;
         let mut marks = [0; SPAN / STEP];
+        state.values.fill(0.0);
         let all = self.all_blocks();
         for first in (all.start / at_once * at_once..all.end).step_by(at_once) {
             for block in first.max(all.start)..(first + at_once).min(all.end) {
@@ -268,7 +270,8 @@ impl Tiles<'_> {
                 // SAFETY: `head_size` lines, two in a row.
                 unsafe {
                     let to = memory.add((block - first) * block_bytes);
-                    if lines.split(to, low, 2 * LINE) {
+                    lines.split(to, low, 2 * LINE);
+                    if clear {
                         marks[block] = lines.clear_what_is_no_number(to, low, head_size);
                     }
                 }
@@ -519,12 +522,12 @@ struct Lines {
 }
 
 impl Lines {
-    /// Splits every line into its high and its low parts, `low` bytes apart; whether some are no numbers.
+    /// Splits every line into its high and its low parts, `low` bytes apart.
     ///
     /// # Safety
     /// The machine has AVX-512, the lines are there, and so is room for them, `stride` bytes from row to row.
     #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn split(self, to: *mut u8, low: usize, stride: usize) -> bool {
+    unsafe fn split(self, to: *mut u8, low: usize, stride: usize) {
         // SAFETY: passed on from the caller.
         unsafe {
             match self.dtype {
@@ -538,9 +541,7 @@ impl Lines {
     /// As for `split`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn each<const F16: bool>(self, to: *mut u8, low: usize, stride: usize) -> bool {
-        let exponent = _mm512_set1_epi16(if F16 { 0x7c00 } else { 0x7f80 });
-        let mut odd = 0;
+    unsafe fn each<const F16: bool>(self, to: *mut u8, low: usize, stride: usize) {
         // SAFETY: passed on from the caller; a prefetch may go anywhere.
         unsafe {
             for row in 0..self.rows {
@@ -548,8 +549,6 @@ impl Lines {
                     let (from, to) = (self.start.add(row * self.stride + line), to.add(row * stride + line));
                     _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(self.ahead).cast());
                     let (a, b) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(LINE / 2).cast()));
-                    odd |=
-                        _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(from.cast()), exponent), exponent);
                     if F16 {
                         let (a, b) = (_mm512_castps_si512(_mm512_cvtph_ps(a)), _mm512_castps_si512(_mm512_cvtph_ps(b)));
                         let mask = _mm512_set1_epi32(HIGH);
@@ -564,7 +563,6 @@ impl Lines {
                 }
             }
         }
-        odd != 0
     }
 
     /// Sets values that are no numbers to zero: a weight of zero would not silence them. Gives the positions that have some.
