@@ -101,7 +101,10 @@ impl Backend for CpuBackend {
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
         let too_large = || Error::OutOfMemory { device: "the CPU".into(), bytes: usize::MAX };
         let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len)).ok_or_else(too_large)?;
-        Ok(Tensor::new(dtype, rows, cols, Box::new(HostMemory::zeroed(len)?)))
+        // Keys and values are read from end to end as weights are. A page is still taken only when it is touched.
+        let memory = HostMemory::zeroed(len)?;
+        memory.prefer_huge_pages();
+        Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
     }
 
     fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error> {
