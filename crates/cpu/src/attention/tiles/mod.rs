@@ -10,8 +10,9 @@
 //!
 //! Bound: 24 multiplications of 16 cycles for 16 queries and 32 positions of a head of 64, beside 32 vectors of exponentials.
 
-use std::arch::asm;
-use std::arch::x86_64::*;
+mod lines;
+mod product;
+
 use std::ops::Range;
 
 use pellucid_tensor::DType;
@@ -25,6 +26,8 @@ use super::state::State;
 use super::tile::Pages;
 use crate::memory::Buffer;
 use crate::simd::amx::{TileConfig, release_tiles};
+use lines::{Lines, split};
+use product::{Left, Product, Right};
 
 /// Queries of a tile.
 const ROWS: usize = 16;
@@ -33,8 +36,6 @@ const LINE: usize = 64;
 const KEYS: usize = 64;
 /// Bytes from a query's scores to the next one's.
 const SCORES_BYTES: usize = SCORES_STRIDE * size_of::<f32>();
-/// The upper half of an f32, which is a bf16.
-const HIGH: i32 = 0xffff_0000_u32 as i32;
 
 /// What a thread keeps from task to task.
 #[derive(Debug, Default)]
@@ -115,7 +116,7 @@ impl Queries<'_> {
         Lines { start: region[first..].as_ptr(), rows, stride, dtype: self.pages().layout.dtype, ahead }
     }
 
-    /// Queries as tiles, what is missing of the last filled with zeros.
+    /// Queries as tiles; of the last, only as many rows as there are.
     ///
     /// # Safety
     /// The machine has AVX-512.
@@ -311,303 +312,78 @@ impl Tiles<'_> {
     }
 }
 
-/// Rows of high parts, of which low parts lie `low` bytes apart; `step` bytes from 32 numbers to the next.
-#[derive(Clone, Copy)]
-struct Left {
-    high: *const u8,
-    low: usize,
-    stride: usize,
-    step: usize,
-}
+#[cfg(test)]
+mod tests {
+    use pellucid_tensor::{Attention, Backend, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor};
 
-/// Pairs of rows, in lines of sixteen columns.
-#[derive(Clone, Copy)]
-struct Right {
-    high: *const u8,
-    low: usize,
-    stride: usize,
-    step: usize,
-}
+    use crate::{CpuBackend, CpuOptions, Isa};
 
-impl Right {
-    /// From a column on, a multiple of sixteen.
-    fn columns(self, first: usize) -> Self {
-        Right { high: self.high.wrapping_add(first / ROWS * LINE), ..self }
+    const LEN: usize = 600;
+    const KV_HEADS: usize = 2;
+
+    fn numbers(len: usize, seed: u32) -> Vec<f32> {
+        (0..len as u32).map(|i| (i.wrapping_add(seed).wrapping_mul(2_654_435_761) >> 8) as f32 / 4e6 - 2.1).collect()
     }
-}
 
-/// `out (+)= left · right`, sixteen rows (or what tiles are configured for) by two or four times sixteen columns.
-#[derive(Clone, Copy)]
-struct Product {
-    left: Left,
-    right: Right,
-    steps: usize,
-    out: *mut f32,
-    /// Bytes from a row of `out` to the next.
-    stride: usize,
-    /// Two, or one where there are no low parts on the right.
-    planes: usize,
-}
+    fn tensor(backend: &CpuBackend, numbers: &[f32], cols: usize) -> Tensor {
+        let mut tensor = backend.zeros(DType::F32, numbers.len() / cols, cols).unwrap();
+        backend.write(numbers, &mut tensor).unwrap();
+        tensor
+    }
 
-/// One step for one group of sixteen columns.
-macro_rules! group {
-    (2, $sum:literal, $at:literal) => {
-        concat!(
-            "tileloadd tmm6, [{bl} + {sb} + ",
-            $at,
-            "]\n",
-            "tdpbf16ps tmm",
-            $sum,
-            ", tmm4, tmm6\n",
-            group!(1, $sum, $at)
-        )
-    };
-    (1, $sum:literal, $at:literal) => {
-        concat!(
-            "tileloadd tmm7, [{bh} + {sb} + ",
-            $at,
-            "]\n",
-            "tdpbf16ps tmm",
-            $sum,
-            ", tmm4, tmm7\n",
-            "tdpbf16ps tmm",
-            $sum,
-            ", tmm5, tmm7"
-        )
-    };
-}
+    /// All rows of one sequence.
+    fn attend(backend: &CpuBackend, dtype: DType, shape: HeadShape, values: &[f32]) -> Vec<f32> {
+        let (cols, kv_cols) = (shape.num_heads * shape.head_size, KV_HEADS * shape.head_size);
+        let blocks: Vec<u32> = (0..LEN.div_ceil(shape.block_len) as u32).rev().collect();
+        let slot = |p: usize| blocks[p / shape.block_len] * shape.block_len as u32 + (p % shape.block_len) as u32;
+        let memory = || backend.zeros(dtype, blocks.len(), shape.block_len * kv_cols).unwrap();
+        let mut kv = KvLayer { keys: memory(), values: memory() };
+        let keys = tensor(backend, &numbers(LEN * kv_cols, 1), kv_cols);
+        let slots: Vec<u32> = (0..LEN).map(slot).collect();
+        let store = StoreKv { keys: &keys, values: &tensor(backend, values, kv_cols), slots: &slots, shape };
+        backend.store_kv(store, &mut kv).unwrap();
+        let mut out = backend.zeros(DType::F32, LEN, cols).unwrap();
+        let attention = Attention {
+            queries: &tensor(backend, &numbers(LEN * cols, 3), cols),
+            kv: &kv,
+            positions: &(0..LEN as u32).collect::<Vec<_>>(),
+            sequences: &[SequenceSpan { rows: 0..LEN, blocks: 0..blocks.len() }],
+            block_tables: &blocks,
+            shape,
+            scale: 0.1,
+            soft_cap: None,
+            window: Some(555),
+        };
+        backend.attention(attention, &mut out).unwrap();
+        let mut numbers = vec![0.0; LEN * cols];
+        backend.read(&out, &mut numbers).unwrap();
+        numbers
+    }
 
-/// All steps, with these groups.
-macro_rules! steps {
-    ($product:expr, $($group:expr),*) => {{
-        let Product { left, right, steps, .. } = $product;
-        for step in 0..steps {
-            let (a, b) = (left.high.add(step * left.step), right.high.add(step * right.step));
-            asm!(
-                "tileloadd tmm4, [{ah} + {sa}]",
-                "tileloadd tmm5, [{al} + {sa}]",
-                $($group,)*
-                "/* {bl} */",
-                ah = in(reg) a,
-                al = in(reg) a.add(left.low),
-                sa = in(reg) left.stride,
-                bh = in(reg) b,
-                bl = in(reg) b.add(right.low),
-                sb = in(reg) right.stride,
-                options(nostack, preserves_flags, readonly),
-            );
-        }
-    }};
-}
-
-impl Product {
-    /// # Safety
-    /// The machine has AMX, tiles are configured, and rows of both sides and of `out` are as long as is said.
-    #[inline(always)]
-    unsafe fn run(self, groups: usize, fresh: bool) {
-        // SAFETY: passed on from the caller; nothing else of the program uses tile registers.
-        unsafe {
-            match groups {
-                0 => {}
-                2 => {
-                    self.begin::<2>(fresh);
-                    match self.planes {
-                        1 => steps!(self, group!(1, 0, 0), group!(1, 1, 64)),
-                        _ => steps!(self, group!(2, 0, 0), group!(2, 1, 64)),
-                    }
-                    self.end::<2>();
-                }
-                _ => {
-                    self.begin::<4>(fresh);
-                    match self.planes {
-                        1 => steps!(self, group!(1, 0, 0), group!(1, 1, 64), group!(1, 2, 128), group!(1, 3, 192)),
-                        _ => steps!(self, group!(2, 0, 0), group!(2, 1, 64), group!(2, 2, 128), group!(2, 3, 192)),
-                    }
-                    self.end::<4>();
+    #[test]
+    fn tiles_compute_what_vectors_do_and_what_is_no_number_reaches_those_who_see_it() {
+        let backend = |isa: Isa| CpuBackend::new(CpuOptions { num_threads: 2, isa });
+        let (Some(tiles), Some(vectors)) = (backend(Isa::Amx), backend(Isa::Avx512)) else { return };
+        for (dtype, num_heads, head_size, block_len) in
+            [(DType::F16, 6, 64, 32), (DType::BF16, 2, 96, 64), (DType::F16, 14, 32, 96), (DType::F16, 8, 160, 32)]
+        {
+            let shape = HeadShape { num_heads, num_kv_heads: KV_HEADS, head_size, block_len };
+            let (cols, kv_cols) = (num_heads * head_size, KV_HEADS * head_size);
+            let mut values = numbers(LEN * kv_cols, 2);
+            let by_tiles = attend(&tiles, dtype, shape, &values);
+            for (i, (x, y)) in by_tiles.iter().zip(attend(&vectors, dtype, shape, &values)).enumerate() {
+                assert!((x - y).abs() < 2e-4, "{dtype} {shape:?}: number {i} is {x} by tiles and {y} by vectors");
+            }
+            // Position 33 of the second kv head, and of it one number; rows from 588 on see it no longer.
+            values[33 * kv_cols + head_size + 7] = f32::NAN;
+            let poisoned = attend(&tiles, dtype, shape, &values);
+            for row in 0..LEN {
+                for (i, x) in poisoned[row * cols..(row + 1) * cols].iter().enumerate() {
+                    let sees = (33..588).contains(&row) && i >= cols / 2;
+                    assert_eq!(x.is_nan(), sees, "{dtype} {shape:?}: row {row}, number {i}");
+                    assert!(sees || x.to_bits() == by_tiles[row * cols + i].to_bits(), "row {row}, number {i}");
                 }
             }
         }
-    }
-
-    /// # Safety
-    /// As for `run`.
-    #[inline(always)]
-    unsafe fn begin<const GROUPS: usize>(self, fresh: bool) {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            if fresh {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nostack, preserves_flags, nomem)
-                );
-                return;
-            }
-            asm!(
-                "tileloadd tmm0, [{0} + {1}]", "tileloadd tmm1, [{0} + {1} + 64]",
-                in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags, readonly),
-            );
-            if GROUPS == 4 {
-                asm!(
-                    "tileloadd tmm2, [{0} + {1} + 128]", "tileloadd tmm3, [{0} + {1} + 192]",
-                    in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags, readonly),
-                );
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for `run`.
-    #[inline(always)]
-    unsafe fn end<const GROUPS: usize>(self) {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            asm!(
-                "tilestored [{0} + {1}], tmm0", "tilestored [{0} + {1} + 64], tmm1",
-                in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags),
-            );
-            if GROUPS == 4 {
-                asm!(
-                    "tilestored [{0} + {1} + 128], tmm2", "tilestored [{0} + {1} + 192], tmm3",
-                    in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags),
-                );
-            }
-        }
-    }
-}
-
-/// Makes 32 numbers a high and a low bf16 each, the first rounded and the second cut off; the i-th and the one sixteen later are a pair.
-///
-/// # Safety
-/// The machine has AVX-512; there is room for 32 of each.
-#[target_feature(enable = "avx512f")]
-unsafe fn split(numbers: *const f32, high: *mut u16, low: *mut u16) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        let (a, b) = (_mm512_loadu_si512(numbers.cast()), _mm512_loadu_si512(numbers.add(16).cast()));
-        let (a_high, b_high) = (rounded(a), rounded(b));
-        _mm512_storeu_si512(high.cast(), pairs(a_high, b_high));
-        _mm512_storeu_si512(low.cast(), pairs(left_of(a, a_high), left_of(b, b_high)));
-    }
-}
-
-/// Numbers rounded to bf16, in the upper halves.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn rounded(x: __m512i) -> __m512i {
-    _mm512_and_si512(_mm512_add_epi32(x, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32(HIGH))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn left_of(x: __m512i, high: __m512i) -> __m512i {
-    _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(high)))
-}
-
-/// The upper halves of both, as pairs.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn pairs(a: __m512i, b: __m512i) -> __m512i {
-    const A_OR_B_AND_C: i32 = 0xf8;
-    _mm512_ternarylogic_epi32::<A_OR_B_AND_C>(_mm512_srli_epi32::<16>(a), b, _mm512_set1_epi32(HIGH))
-}
-
-/// Sixteen halves, straight from memory: the intrinsic loads them first, which costs a third more.
-///
-/// # Safety
-/// They are there.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn f16_to_f32(from: *const u8) -> __m512i {
-    let numbers: __m512i;
-    // SAFETY: passed on from the caller.
-    unsafe {
-        asm!("vcvtph2ps {}, ymmword ptr [{}]", lateout(zmm_reg) numbers, in(reg) from, options(pure, readonly, nostack, preserves_flags));
-    }
-    numbers
-}
-
-/// Rows of two lines of a block in KV memory.
-#[derive(Clone, Copy)]
-struct Lines {
-    start: *const u8,
-    rows: usize,
-    stride: usize,
-    dtype: DType,
-    /// From here to the same place of the block that will be read next; asking for it early hides the memory's latency.
-    ahead: isize,
-}
-
-impl Lines {
-    /// Splits every line into its high and its low parts, `low` bytes apart.
-    ///
-    /// # Safety
-    /// The machine has AVX-512, the lines are there, and so is room for them, `stride` bytes from row to row.
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn split(self, to: *mut u8, low: usize, stride: usize) {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            match self.dtype {
-                DType::BF16 => self.each::<false>(to, low, stride),
-                _ => self.each::<true>(to, low, stride),
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for `split`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn each<const F16: bool>(self, to: *mut u8, low: usize, stride: usize) {
-        // SAFETY: passed on from the caller; a prefetch may go anywhere.
-        unsafe {
-            for row in 0..self.rows {
-                for line in [0, LINE] {
-                    let (from, to) = (self.start.add(row * self.stride + line), to.add(row * stride + line));
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(self.ahead).cast());
-                    if F16 {
-                        let (a, b) = (f16_to_f32(from), f16_to_f32(from.add(LINE / 2)));
-                        let mask = _mm512_set1_epi32(HIGH);
-                        // Cutting off is exact here: what is left has three bits.
-                        let left = pairs(left_of(a, _mm512_and_si512(a, mask)), left_of(b, _mm512_and_si512(b, mask)));
-                        _mm512_storeu_si512(to.cast(), pairs(a, b));
-                        _mm512_storeu_si512(to.add(low).cast(), left);
-                    } else {
-                        let (a, b) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(LINE / 2).cast()));
-                        let b = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(b));
-                        _mm512_storeu_si512(to.cast(), _mm512_or_si512(_mm512_cvtepu16_epi32(a), b));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Sets values that are no numbers to zero: a weight of zero would not silence them. Gives the positions that have some.
-    ///
-    /// # Safety
-    /// `split` has written 32 positions of `head_size` values to `to`.
-    #[cold]
-    unsafe fn clear_what_is_no_number(self, to: *mut u8, low: usize, head_size: usize) -> u32 {
-        let mut mark = 0;
-        for position in 0..STEP {
-            for d in 0..head_size {
-                let line = (position % ROWS * (head_size / ROWS) + d / ROWS) * LINE;
-                let at = line + d % ROWS * 4 + position / ROWS * 2;
-                // SAFETY: passed on from the caller.
-                unsafe {
-                    let high = to.add(at).cast::<u16>();
-                    if *high & 0x7f80 == 0x7f80 {
-                        *high = 0;
-                        if self.dtype != DType::BF16 {
-                            *to.add(at + low).cast::<u16>() = 0;
-                        }
-                        mark |= 1 << position;
-                    }
-                }
-            }
-        }
-        mark
     }
 }
