@@ -72,18 +72,24 @@ impl Layout {
         self.shape.head_size / GROUP * self.shape.block_len * 2
     }
 
-    /// Index of one number of a key among those of its region, as tiles want them.
-    #[inline(always)]
-    fn key_in_tiles(&self, offset: usize, d: usize) -> usize {
-        let pair = d / 32 * 16 + d % 16;
-        ((pair * (self.shape.block_len / 16) + offset / 16) * 2 + d / 16 % 2) * 16 + offset % 16
-    }
-
-    /// As `key_in_tiles`, of a value.
-    #[inline(always)]
-    fn value_in_tiles(&self, offset: usize, d: usize) -> usize {
-        let pair = offset / 32 * 16 + offset % 16;
-        ((pair * (self.shape.head_size / 16) + d / 16) * 2 + offset / 16 % 2) * 16 + d % 16
+    /// Puts numbers of two bytes where tiles want them: sixteen of a head at a time, which a value has side by side and a key apart.
+    fn place_in_tiles(&self, head: &[u8], offset: usize, is_key: bool, region: &mut [u8]) {
+        let HeadShape { block_len, head_size, .. } = self.shape;
+        let numbers = region.as_chunks_mut::<2>().0;
+        for (part, sixteen) in head.as_chunks::<32>().0.iter().enumerate() {
+            let sixteen = sixteen.as_chunks::<2>().0;
+            if is_key {
+                let lines = block_len / 16;
+                let first = (part / 2 * 16 * lines + offset / 16) * 32 + part % 2 * 16 + offset % 16;
+                for (number, place) in sixteen.iter().zip(numbers[first..].iter_mut().step_by(32 * lines)) {
+                    *place = *number;
+                }
+            } else {
+                let pair = offset / 32 * 16 + offset % 16;
+                let first = (pair * (head_size / 16) + part) * 32 + offset / 16 % 2 * 16;
+                numbers[first..][..16].copy_from_slice(sixteen);
+            }
+        }
     }
 
     /// Puts an encoded key or value into its region.
@@ -92,10 +98,7 @@ impl Layout {
         // Index of the i-th of n things that one position has.
         let index = |i: usize, n: usize| if is_key { i * block_len + offset } else { offset * n + i };
         if self.tiles {
-            for (d, number) in head.as_chunks::<2>().0.iter().enumerate() {
-                let at = if is_key { self.key_in_tiles(offset, d) } else { self.value_in_tiles(offset, d) };
-                region[2 * at..][..2].copy_from_slice(number);
-            }
+            self.place_in_tiles(head, offset, is_key, region);
         } else if self.dtype == DType::Q8_0 {
             for (group, block) in head.chunks_exact(DType::Q8_0.block_bytes()).enumerate() {
                 let scale = index(group, head_size / GROUP) * 2;
@@ -163,7 +166,7 @@ pub(crate) fn store(
     values: &mut [u8],
 ) {
     // Below this many numbers, waking threads costs more than the work.
-    const ENOUGH_FOR_THREADS: usize = 16 * 1024;
+    const ENOUGH_FOR_THREADS: usize = 1024;
     let layout = Layout::new(level, dtype, store.shape);
     let HeadShape { num_kv_heads, head_size, block_len, .. } = store.shape;
     let outputs = [SharedOutput::new(keys), SharedOutput::new(values)];
