@@ -9,9 +9,14 @@
 //! (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. Sums and scales lie slice
 //! by slice, each with its m rows.
 
+#[cfg(target_arch = "x86_64")]
+mod sixteen;
+
 use super::packing::{Layout, SLICE};
 use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Isa;
 use crate::simd::{Simd, vectorized};
 
 /// Rows of a block.
@@ -126,7 +131,15 @@ impl Quantized {
                 group,
                 offset,
             };
-            quantize_rows(simd, &x[rows.start * depth..rows.end * depth], depth, num_slices, place, parts);
+            let x = &x[rows.start * depth..rows.end * depth];
+            // From a few rows on, the tree of sixteen is worth it.
+            #[cfg(target_arch = "x86_64")]
+            if S::ISA == Isa::Avx512 && group == 1 && depth.is_multiple_of(SLICE) && rows.len() >= 4 {
+                // SAFETY: the value `simd` proves the instructions; a task has rows of its own.
+                unsafe { sixteen::quantize_rows(x, depth, place, parts) };
+                return;
+            }
+            quantize_rows(simd, x, depth, num_slices, place, parts);
         });
     }
 
@@ -255,5 +268,37 @@ unsafe fn quantize_group(numbers: &[[f32; SLICE]], first: usize, place: Place, p
             }
         }
         previous = sum;
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use pellucid_tensor::DType;
+
+    use super::super::packing::{Packing, with_packing};
+    use super::*;
+    use crate::simd::{Avx512, Scalar};
+
+    /// Rows together leave what rows alone leave, also where numbers are zero, huge or none.
+    #[test]
+    fn sixteen_rows_at_a_time_are_quantized_as_one_is() {
+        const DEPTH: usize = 5 * SLICE;
+        let Some(simd) = Avx512::detect() else { return };
+        let pool = Pool::new(1);
+        for (dtype, num_rows) in [(DType::Q4_0, 77), (DType::Q4_1, 16), (DType::Q8_0, 4), (DType::Q4_K, 20)] {
+            let layout = with_packing!(dtype, F => F::LAYOUT).expect("a packed format");
+            let mut x: Vec<f32> = (0..num_rows * DEPTH).map(|i| ((i * 7919 + 13) % 1009) as f32 / 97.0 - 5.0).collect();
+            x[..SLICE].fill(0.0);
+            for (i, special) in [f32::NAN, f32::INFINITY, -1e38, 1e-40].into_iter().enumerate() {
+                x[i * DEPTH + SLICE + 3 * i] = special;
+            }
+            let (mut fast, mut plain) = (Quantized::default(), Quantized::default());
+            fast.fill(simd, &pool, &x, DEPTH, &layout);
+            plain.fill(Scalar, &pool, &x, DEPTH, &layout);
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert!(fast.quants[..] == plain.quants[..] && fast.offsets32[..] == plain.offsets32[..], "{dtype}");
+            assert!(bits(&fast.sums) == bits(&plain.sums) && bits(&fast.scales) == bits(&plain.scales), "{dtype}");
+        }
     }
 }
