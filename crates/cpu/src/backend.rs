@@ -45,6 +45,7 @@ impl CpuBackend {
     fn for_rows(&self, out: &mut Tensor, f: impl Fn(usize, &mut [f32]) + Sync) {
         // Below this many numbers, waking threads costs more than the work.
         const ENOUGH_FOR_THREADS: usize = 16 * 1024;
+        const ROW_TASK: usize = 4 * 1024;
         let (num_rows, cols) = (out.rows(), out.cols());
         let out = floats_mut(out);
         if num_rows * cols < ENOUGH_FOR_THREADS {
@@ -52,9 +53,13 @@ impl CpuBackend {
             return;
         }
         let output = SharedOutput::new(out);
-        self.pool.run(num_rows, &|row| {
-            // SAFETY: each task has its own row, and `out` stays borrowed until `run` returns.
-            f(row, unsafe { output.part(row * cols, cols) });
+        // Short rows several to a task: taking one costs as much as a hundred numbers do.
+        let per_task = (ROW_TASK / cols).clamp(1, num_rows.div_ceil(4 * self.pool.num_threads()));
+        self.pool.run(num_rows.div_ceil(per_task), &|task| {
+            for row in task * per_task..num_rows.min((task + 1) * per_task) {
+                // SAFETY: each task has its own rows, and `out` stays borrowed until `run` returns.
+                f(row, unsafe { output.part(row * cols, cols) });
+            }
         });
     }
 
@@ -202,6 +207,27 @@ impl Backend for CpuBackend {
         let (cols, y) = (y.cols(), floats(y));
         with_simd!(self.level, simd => self.for_rows(x, |row, x| {
             elementwise::add(simd, &y[row * cols..(row + 1) * cols], x);
+        }));
+        Ok(())
+    }
+
+    fn add_rms_norm(
+        &self,
+        update: &Tensor,
+        hidden: &mut Tensor,
+        weight: &Tensor,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), update.cols()));
+        assert_eq!((out.rows(), out.cols(), weight.len()), (update.rows(), update.cols(), update.cols()));
+        let (cols, update, weight) = (update.cols(), floats(update), floats(weight));
+        let hidden = SharedOutput::new(floats_mut(hidden));
+        with_simd!(self.level, simd => self.for_rows(out, |row, out| {
+            // SAFETY: each row is computed once, and `hidden` stays borrowed until all are.
+            let hidden = unsafe { hidden.part(row * cols, cols) };
+            elementwise::add(simd, &update[row * cols..(row + 1) * cols], hidden);
+            norm::rms_norm(simd, hidden, weight, eps, out);
         }));
         Ok(())
     }
