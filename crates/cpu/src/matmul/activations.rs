@@ -134,7 +134,7 @@ impl Quantized {
             let x = &x[rows.start * depth..rows.end * depth];
             // From a few rows on, the tree of sixteen is worth it.
             #[cfg(target_arch = "x86_64")]
-            if S::ISA == Isa::Avx512 && group == 1 && depth.is_multiple_of(SLICE) && rows.len() >= 4 {
+            if S::ISA == Isa::Avx512 && depth.is_multiple_of(group * SLICE) && rows.len() >= 4 {
                 // SAFETY: the value `simd` proves the instructions; a task has rows of its own.
                 unsafe { sixteen::quantize_rows(x, depth, place, parts) };
                 return;
@@ -283,10 +283,12 @@ mod tests {
     /// Rows together leave what rows alone leave, also where numbers are zero, huge or none.
     #[test]
     fn sixteen_rows_at_a_time_are_quantized_as_one_is() {
-        const DEPTH: usize = 5 * SLICE;
+        const DEPTH: usize = 16 * SLICE;
         let Some(simd) = Avx512::detect() else { return };
         let pool = Pool::new(1);
-        for (dtype, num_rows) in [(DType::Q4_0, 77), (DType::Q4_1, 16), (DType::Q8_0, 4), (DType::Q4_K, 20)] {
+        for (dtype, num_rows) in
+            [(DType::Q4_0, 77), (DType::Q4_1, 16), (DType::Q8_0, 4), (DType::Q4_K, 21), (DType::Q6_K, 70)]
+        {
             let layout = with_packing!(dtype, F => F::LAYOUT).expect("a packed format");
             let mut x: Vec<f32> = (0..num_rows * DEPTH).map(|i| ((i * 7919 + 13) % 1009) as f32 / 97.0 - 5.0).collect();
             x[..SLICE].fill(0.0);
@@ -298,6 +300,7 @@ mod tests {
             plain.fill(Scalar, &pool, &x, DEPTH, &layout);
             let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert!(fast.quants[..] == plain.quants[..] && fast.offsets32[..] == plain.offsets32[..], "{dtype}");
+            assert!(fast.pairs[..] == plain.pairs[..] && fast.offsets16[..] == plain.offsets16[..], "{dtype}");
             assert!(bits(&fast.sums) == bits(&plain.sums) && bits(&fast.scales) == bits(&plain.scales), "{dtype}");
         }
     }

@@ -6,49 +6,94 @@ use std::arch::x86_64::*;
 use super::super::packing::SLICE;
 use super::{BLOCK, Parts, Place, ROUND};
 
-/// Quantizes up to sixteen rows of a block, for formats in which every slice has its own scale.
+/// Quantizes up to sixteen rows of a block.
 ///
 /// # Safety
-/// The machine has AVX-512 (F and BW), `x` is whole rows of `depth` numbers in whole slices, and no other thread writes these rows.
+/// The machine has AVX-512 (F, BW and VL), `x` is whole rows of `depth` numbers in whole groups, and no other thread writes these rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
 pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Place, parts: Parts) {
-    let Place { quants: block, start, row, m, offset, .. } = place;
+    let Place { start, row, m, group, .. } = place;
     let num_rows = x.len() / depth;
-    assert!(num_rows <= BLOCK && depth.is_multiple_of(SLICE) && x.len() == num_rows * depth);
-    let lanes = ((1u32 << num_rows) - 1) as u16;
-    for s in 0..depth / SLICE {
-        let at = start + s * m + row;
-        // SAFETY: a slice of each row lies in `x`; the places are these rows' own.
+    assert!(num_rows <= BLOCK && depth.is_multiple_of(group * SLICE) && x.len() == num_rows * depth);
+    for first in (0..depth / SLICE).step_by(group) {
+        // SAFETY: a group of each row lies in `x`; the places are these rows' own.
         unsafe {
-            let slices = x[s * SLICE..].as_ptr();
             let mut magnitudes = [_mm512_setzero_si512(); BLOCK];
-            for i in 0..num_rows {
-                let [a, b] = load(slices.add(i * depth));
-                magnitudes[i] = _mm512_max_epu32(magnitude(a), magnitude(b));
+            for (i, magnitudes) in magnitudes.iter_mut().enumerate().take(num_rows) {
+                for s in first..first + group {
+                    let [a, b] = load(x[i * depth + s * SLICE..].as_ptr());
+                    *magnitudes = _mm512_max_epu32(*magnitudes, _mm512_max_epu32(magnitude(a), magnitude(b)));
+                }
             }
             let largest = _mm512_castsi512_ps(largest_of_each(magnitudes));
             let is_zero = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(largest), _mm512_setzero_si512());
             let inverse = _mm512_maskz_div_ps(!is_zero, _mm512_set1_ps(127.0), largest);
             let scale = _mm512_div_ps(largest, _mm512_set1_ps(127.0));
-            _mm512_mask_storeu_ps(parts.scales.part(at, num_rows).as_mut_ptr(), lanes, scale);
+            let scales = parts.scales.part((start + first * m) / group + row, num_rows);
+            _mm512_mask_storeu_ps(scales.as_mut_ptr(), lanes(num_rows), scale);
             let mut inverses = [0.0f32; BLOCK];
             _mm512_storeu_ps(inverses.as_mut_ptr(), inverse);
-
-            let mut sums = [_mm256_setzero_si256(); BLOCK];
-            for i in 0..num_rows {
-                let factor = _mm512_set1_ps(inverses[i]);
-                let [a, b] = load(slices.add(i * depth));
-                let bytes = _mm256_set_m128i(round(b, factor), round(a, factor));
-                let to = parts.quants.part(block + (s / 2 * m + row + i) * 2 * SLICE + s % 2 * SLICE, SLICE);
-                _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
-                let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-                sums[i] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            let mut previous = _mm512_setzero_si512();
+            for s in first..first + group {
+                previous = quantize_slice(&x[s * SLICE..], depth, s, &inverses[..num_rows], previous, place, parts);
             }
-            let sums = sum_of_each(sums);
-            _mm512_mask_storeu_ps(parts.sums.part(at, num_rows).as_mut_ptr(), lanes, _mm512_cvtepi32_ps(sums));
-            let offsets = _mm512_mullo_epi32(sums, _mm512_set1_epi32(-offset));
-            _mm512_mask_storeu_epi32(parts.offsets32.part(at, num_rows).as_mut_ptr(), lanes, offsets);
         }
+    }
+}
+
+/// The lanes of so many rows.
+fn lanes(num_rows: usize) -> u16 {
+    ((1u32 << num_rows) - 1) as u16
+}
+
+/// One slice of each row, `x` being where the first row has it, with the factors that make integers of them. Takes the sums of the slice
+/// before it and gives its own.
+///
+/// # Safety
+/// As for `quantize_rows`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
+unsafe fn quantize_slice(
+    x: &[f32],
+    depth: usize,
+    s: usize,
+    factors: &[f32],
+    previous: __m512i,
+    place: Place,
+    parts: Parts,
+) -> __m512i {
+    let Place { quants: block, start, row, m, group, offset } = place;
+    let (num_rows, at) = (factors.len(), start + s * m);
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let mut sums = [_mm256_setzero_si256(); BLOCK];
+        for (i, &factor) in factors.iter().enumerate() {
+            let [a, b] = load(x[i * depth..].as_ptr());
+            let factor = _mm512_set1_ps(factor);
+            let bytes = _mm256_set_m128i(round(b, factor), round(a, factor));
+            let to = parts.quants.part(block + (s / 2 * m + row + i) * 2 * SLICE + s % 2 * SLICE, SLICE);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
+            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+            sums[i] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        }
+        let [low, high] = sums_of_each(sums);
+        let (sum, negated) = (_mm512_add_epi32(low, high), _mm512_set1_epi32(-offset));
+        let lanes = lanes(num_rows);
+        let put = |to: &mut [i32], x: __m512i| _mm512_mask_storeu_epi32(to.as_mut_ptr(), lanes, x);
+        _mm512_mask_storeu_ps(parts.sums.part(at + row, num_rows).as_mut_ptr(), lanes, _mm512_cvtepi32_ps(sum));
+        if group == 1 {
+            put(parts.offsets32.part(at + row, num_rows), _mm512_mullo_epi32(sum, negated));
+            return sum;
+        }
+        put(parts.offsets16.part(2 * at + row, num_rows), _mm512_mullo_epi32(low, negated));
+        put(parts.offsets16.part(2 * at + m + row, num_rows), _mm512_mullo_epi32(high, negated));
+        if s % 2 == 1 {
+            let first = _mm512_and_si512(previous, _mm512_set1_epi32(0xffff));
+            let pairs = _mm512_or_si512(first, _mm512_slli_epi32::<16>(sum));
+            let to = parts.pairs.part((at - m) / 2 + row, num_rows);
+            _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes, pairs);
+        }
+        sum
     }
 }
 
@@ -92,10 +137,10 @@ fn largest_of_each(v: [__m512i; BLOCK]) -> __m512i {
     two(two(fours[0], fours[1]), two(fours[2], fours[3]))
 }
 
-/// Lane i becomes the sum of vector i.
+/// Lane i becomes the sum of the lower half of vector i, and of its upper half.
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
-fn sum_of_each(v: [__m256i; BLOCK]) -> __m512i {
+fn sums_of_each(v: [__m256i; BLOCK]) -> [__m512i; 2] {
     let mut fours = [_mm256_setzero_si256(); 4];
     for (i, four) in fours.iter_mut().enumerate() {
         let v = &v[4 * i..];
@@ -103,8 +148,10 @@ fn sum_of_each(v: [__m256i; BLOCK]) -> __m512i {
         let (a, b) = (two(v[0], v[1]), two(v[2], v[3]));
         *four = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     }
-    let two = |a: __m256i, b: __m256i| {
-        _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b))
-    };
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(two(fours[0], fours[1])), two(fours[2], fours[3]))
+    let [a, b, c, d] = fours;
+    let join = |ab: __m256i, cd: __m256i| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(ab), cd);
+    [
+        join(_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x20>(c, d)),
+        join(_mm256_permute2x128_si256::<0x31>(a, b), _mm256_permute2x128_si256::<0x31>(c, d)),
+    ]
 }
