@@ -47,7 +47,8 @@ pub(super) unsafe fn unpack_pair<F: Packing>(
         for s in 0..2 {
             let slice = 2 * pair + s;
             let integers = integers::<F>(unit, slice);
-            let factors = [0, 1].map(|half| in_words(scale_integers::<F>(unit, slice, half)));
+            let factors =
+                [in_words(scale_integers::<F>(unit, slice, 0)), in_words(scale_integers::<F>(unit, slice, 1))];
             for j in 0..8 {
                 let (high, low) = scaled::<F>(integers[j], factors[j / 4]);
                 _mm512_store_si512(planes[0].add(512 * s + 64 * j).cast(), high);
