@@ -244,6 +244,10 @@ impl Backend for CudaBackend {
         2048
     }
 
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
     fn free_memory(&self) -> Option<u64> {
         self.device.memory().ok().map(|(free, _)| free as u64)
     }

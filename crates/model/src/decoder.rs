@@ -22,6 +22,23 @@ pub trait Model: Send {
     /// that will do in their place.
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error>;
 
+    /// The same, calling `meanwhile` once: as soon as the device is at work by itself, or before it begins where it is not one that does.
+    fn forward_meanwhile(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        logits: &mut Logits,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        meanwhile();
+        self.forward(batch, kv, logits)
+    }
+
+    /// Whether the device computes by itself, so that `meanwhile` costs no time.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
     /// Whether a batch may ask for digests.
     fn digests(&self) -> bool {
         false
@@ -164,6 +181,20 @@ impl Model for Decoder {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.forward_meanwhile(batch, kv, logits, &mut || ())
+    }
+
+    fn forward_meanwhile(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        logits: &mut Logits,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        let runs_ahead = self.runs_ahead();
+        if !runs_ahead {
+            meanwhile();
+        }
         batch.check(&self.config)?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch)?;
@@ -172,7 +203,15 @@ impl Model for Decoder {
         let result = backend.step(&index, &mut memo, &mut || self.compute(batch, kv));
         self.memo = memo;
         result?;
+        if runs_ahead {
+            meanwhile();
+        }
         Ok(logits.fill(&*backend, &batch.queries, &self.activations.logits)?)
+    }
+
+    /// Experts may need the host in the middle of a step.
+    fn runs_ahead(&self) -> bool {
+        self.backend.runs_ahead() && self.config.experts.is_none()
     }
 
     fn digests(&self) -> bool {

@@ -235,6 +235,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         512
     }
 
+    /// Whether operations return before they are done: the device computes by itself, and only who reads from it waits.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
     /// Bytes that can still be taken; `None` where nobody tells.
     fn free_memory(&self) -> Option<u64>;
     /// Bytes a second that the device reads from a buffer of `size` bytes, measured now: the limit that decoding runs against.
