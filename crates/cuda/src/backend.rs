@@ -10,13 +10,15 @@ use pellucid_tensor::{
 };
 
 use crate::cublas::CublasLt;
-use crate::digest::{self, DigestBuffers};
+use crate::digest;
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
+use crate::kernels::digest::RowBrief;
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
 use crate::kernels::{self, Operand};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
+use crate::pinned::{Pinned, Ring};
 use crate::probe::Unusable;
 use crate::step::Current;
 use crate::{attention, experts, products, upload};
@@ -29,7 +31,10 @@ pub struct CudaBackend {
     scratch: Mutex<Vec<Option<Buffer>>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
-    pub(crate) digest_buffers: Mutex<DigestBuffers>,
+    /// Where the tables of a step are put together.
+    pub(crate) step_tables: Mutex<Ring<u32>>,
+    /// Where digests come to.
+    pub(crate) briefs: Mutex<Option<Pinned<RowBrief>>>,
     /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
     pub(crate) cublas: Option<CublasLt>,
 }
@@ -98,7 +103,8 @@ impl CudaBackend {
             scratch: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
-            digest_buffers: Mutex::default(),
+            step_tables: Mutex::default(),
+            briefs: Mutex::default(),
             cublas,
         })
     }
@@ -153,7 +159,7 @@ impl CudaBackend {
     }
 
     /// What needs the host cannot be part of a recording; `step` then runs the operations one by one.
-    fn refuse_while_recording(&self, current: &Current) -> Result<(), Error> {
+    pub(crate) fn refuse_while_recording(&self, current: &Current) -> Result<(), Error> {
         match current.is_recording {
             true => Err(self.device.refuse("recording a step", "an operation needs the host")),
             false => Ok(()),
@@ -269,7 +275,7 @@ impl Backend for CudaBackend {
     }
 
     fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
-        Ok(Box::new(self.device.pinned(len)?))
+        Ok(Box::new(Pinned::new(&self.device, len)?))
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
@@ -319,9 +325,13 @@ impl Backend for CudaBackend {
         (cols <= kernels::digest::MAX_COLS).then_some(kernels::digest::NUM_TOP)
     }
 
-    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
         self.settle()?;
-        digest::digest(self, logits, queries, out)
+        digest::digest(self, logits, queries)
+    }
+
+    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
+        digest::read(self, out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {

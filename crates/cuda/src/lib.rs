@@ -14,6 +14,7 @@ mod fuse;
 pub mod kernels;
 mod memory;
 mod module;
+mod pinned;
 mod probe;
 mod products;
 mod step;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Error as DeviceError, StepMemo, Tensor};
+use pellucid_tensor::{Backend, DType, Error as DeviceError, RowQuery, StepMemo, Tensor};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
@@ -67,6 +67,8 @@ pub struct Decoder {
     ropes: Vec<Frequencies>,
     activations: Activations,
     memo: StepMemo,
+    /// Kept for their memory.
+    queries: Vec<RowQuery>,
 }
 
 /// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
@@ -115,7 +117,7 @@ impl Decoder {
             _ => Vec::new(),
         };
         let activations = Activations::new(&config, &*backend, &ropes)?;
-        Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default() })
+        Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default(), queries: Vec::new() })
     }
 
     /// What one token costs at least.
@@ -153,8 +155,8 @@ impl Decoder {
         }
     }
 
-    /// From ids to logits, on the device: the same operations on the same tensors for every step of the same size.
-    fn compute(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
+    /// From ids to logits and, where digests of them will do, to those, on the device: the same operations on the same tensors for every step of the same size.
+    fn compute(&mut self, batch: &Batch, queries: &[RowQuery], kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();
         let Decoder { config, backend, weights, activations: a, .. } = self;
@@ -171,7 +173,11 @@ impl Decoder {
             let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
             a.join(backend, config, layer.mlp_output_norm.as_ref(), next)?;
         }
-        self.project(batch)
+        self.project(batch)?;
+        match queries {
+            [] => Ok(()),
+            queries => self.backend.digest(&self.activations.logits, queries),
+        }
     }
 }
 
@@ -198,10 +204,12 @@ impl Model for Decoder {
         batch.check(&self.config)?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch)?;
-        let index = batch.index(kv);
-        let mut memo = std::mem::take(&mut self.memo);
-        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, kv));
+        let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
+        batch.write_queries(&mut queries);
+        let index = batch.index(kv, &queries);
+        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, &queries, kv));
         self.memo = memo;
+        self.queries = queries;
         result?;
         if runs_ahead {
             meanwhile();

@@ -174,6 +174,8 @@ pub struct StepIndex<'a> {
     pub wanted: &'a [u32],
     pub sequences: &'a [SequenceSpan],
     pub block_tables: &'a [u32],
+    /// What is asked of each wanted row in its place; none where the rows are wanted as they are.
+    pub queries: &'a [RowQuery],
     /// Tells one KV memory from another while both live: where its list of layers lies.
     pub kv_place: usize,
 }
@@ -278,9 +280,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = cols;
         None
     }
-    /// Writes the digest of each row into `out`, which is as long as there are rows.
-    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
-        let _ = (logits, queries, out);
+    /// Makes the digest of each row; may be the end of a step, which is then told of the same queries.
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
+        let _ = (logits, queries);
+        unreachable!("a device without digests is asked for none")
+    }
+    /// Copies the digests that were made last into `out`, which is as long as there were rows.
+    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
+        let _ = out;
         unreachable!("a device without digests is asked for none")
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_tensor::{Backend, DType, quant};
+use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
 use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite};
 
@@ -104,6 +104,10 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     if backend.digest_len(1).is_some() {
         check("digests of logits, to the sampler's bits", &|| digest_suite::digests_are_the_sampler_s(&**backend));
     }
+    if backend.digest_len(1).is_some() {
+        let (name, files) = GOLDENS.iter().find(|(name, _)| *name == "llama3").expect("a golden");
+        check("digests at the end of replayed steps", &|| digests_of_steps(backend, &write(folder, name, files)));
+    }
     for (name, files) in &GOLDENS {
         check(&format!("model {name}, in f32"), &|| {
             let golden = write(&folder.join("wide"), name, files);
@@ -186,6 +190,32 @@ fn model(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, keeps_bits
         if tolerance <= TOLERANCE && context_len.is_none_or(|len| prompt.len() + greedy.len() <= len) {
             assert_eq!(&continuation(&mut runner, prompt, greedy.len()), greedy, "greedy continuation");
         }
+    }
+}
+
+/// Two sequences with the same tokens, one row after the other: the digest of the one is that of the other's row, with another query in
+/// every step; and once both are told in brief.
+fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
+    let prompt = &golden.prompts[0];
+    let mut runner = Runner::load(&golden.folder, backend.clone(), golden.context_len(prompt.len()), 8);
+    let sequence = |blocks: [u32; 2]| TestSequence { blocks: blocks.to_vec(), len: 0 };
+    let (mut first, mut second, mut alone) = (sequence([0, 1]), sequence([3, 2]), sequence([5, 4]));
+    for (position, token) in prompt.iter().enumerate() {
+        let ids = std::slice::from_ref(token);
+        let query = |seed: u64| RowQuery {
+            temperature: 0.5 + 0.1 * position as f64,
+            race: Some((seed, position as u32 + 1)).filter(|_| position % 5 != 4),
+        };
+        let logits = runner.step_asking(&mut [(&mut first, ids), (&mut second, ids)], &[None, Some(query(7))]);
+        let row = logits.row(0).to_vec();
+        let num_top = backend.digest_len(row.len()).expect("it digests short rows");
+        let same = |seed: u64, digest: Option<&RowDigest>| {
+            let what = format!("position {position}, seed {seed}");
+            digest_suite::same(&what, &row, &query(seed), num_top, digest.expect("a digest was asked for"));
+        };
+        assert!(logits.digest(0).is_none(), "a row that was wanted whole");
+        same(7, logits.digest(1));
+        same(8, runner.step_asking(&mut [(&mut alone, ids)], &[Some(query(8))]).digest(0));
     }
 }
 
