@@ -21,7 +21,7 @@ use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::pinned::{Pinned, Ring};
 use crate::probe::Unusable;
 use crate::step::Current;
-use crate::{attention, experts, products, upload};
+use crate::{attention, expert_steps, experts, products, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
@@ -33,6 +33,7 @@ pub struct CudaBackend {
     conversions: Mutex<Vec<Conversion>>,
     /// Where the tables of a step are put together.
     pub(crate) step_tables: Mutex<Ring<u32>>,
+    pub(crate) expert_tables: Mutex<expert_steps::Tables>,
     /// Where digests come to.
     pub(crate) briefs: Mutex<Option<Pinned<RowBrief>>>,
     /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
@@ -79,6 +80,7 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    ExpertItems,
     RoundedRows,
     ExpandedKeys,
     ExpandedValues,
@@ -104,6 +106,7 @@ impl CudaBackend {
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
             step_tables: Mutex::default(),
+            expert_tables: Mutex::default(),
             briefs: Mutex::default(),
             cublas,
         })
@@ -252,6 +255,10 @@ impl Backend for CudaBackend {
 
     fn runs_ahead(&self) -> bool {
         true
+    }
+
+    fn expert_rows_ahead(&self) -> usize {
+        expert_steps::MAX_ROWS
     }
 
     fn free_memory(&self) -> Option<u64> {

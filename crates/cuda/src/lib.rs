@@ -9,6 +9,7 @@ mod backend;
 mod cublas;
 mod digest;
 mod driver;
+mod expert_steps;
 mod experts;
 mod fuse;
 pub mod kernels;

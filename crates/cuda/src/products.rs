@@ -23,7 +23,7 @@ pub(crate) fn products(backend: &CudaBackend, x: &Tensor, maps: &mut [(&Linear, 
 
 impl CudaBackend {
     /// The operand of an activation for weights of a format, made now unless it is there.
-    fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
+    pub(crate) fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
         let (rows, cols) = (x.rows(), x.cols());
         let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
         if must_fill {

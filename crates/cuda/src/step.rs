@@ -16,7 +16,7 @@ use crate::kernels::attention::FLASH_TILE;
 use crate::kernels::digest::Query;
 
 /// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
-const MAX_RECORDED_ROWS: usize = 512;
+pub(crate) const MAX_RECORDED_ROWS: usize = 512;
 /// Recordings that a model keeps: sizes of batches times the powers of two of their longest contexts.
 const MAX_RECORDINGS: usize = 128;
 

@@ -197,7 +197,8 @@ impl Model for Decoder {
         logits: &mut Logits,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), Error> {
-        let runs_ahead = self.runs_ahead();
+        let needs_host = self.config.experts.is_some() && batch.num_rows() > self.backend.expert_rows_ahead();
+        let runs_ahead = self.runs_ahead() && !needs_host;
         if !runs_ahead {
             meanwhile();
         }
@@ -217,9 +218,8 @@ impl Model for Decoder {
         Ok(logits.fill(&*backend, &batch.queries, &self.activations.logits)?)
     }
 
-    /// Experts may need the host in the middle of a step.
     fn runs_ahead(&self) -> bool {
-        self.backend.runs_ahead() && self.config.experts.is_none()
+        self.backend.runs_ahead()
     }
 
     fn digests(&self) -> bool {

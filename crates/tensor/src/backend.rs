@@ -242,6 +242,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Rows of a step up to which [`Backend::expert_mlp`] runs ahead as well: with more, the host may be needed in the middle of a step.
+    fn expert_rows_ahead(&self) -> usize {
+        0
+    }
+
     /// Bytes that can still be taken; `None` where nobody tells.
     fn free_memory(&self) -> Option<u64>;
     /// Bytes a second that the device reads from a buffer of `size` bytes, measured now: the limit that decoding runs against.

@@ -600,6 +600,54 @@ pub fn many_rows_stand_alone(backend: &dyn Backend) {
     }
 }
 
+/// Row independence of experts, to the bit: over numbers of rows at which a backend changes its way, in every format, with several slices
+/// of the columns and outputs that fill no tile.
+pub fn expert_rows_stand_alone(backend: &dyn Backend) {
+    const ROWS: usize = 530;
+    const NUM_EXPERTS: usize = 6;
+    let mut suite = Suite { backend, numbers: Numbers(5) };
+    for (place, dtype) in DType::ALL.into_iter().enumerate() {
+        // Files mix formats: the last matrix has another than the first two.
+        let last = DType::ALL[(place + 1) % DType::ALL.len()];
+        let (hidden, width) = (2304, if last.is_quantized() { 256 } else { 200 });
+        let biased = |suite: &mut Suite<'_>, mut linear: Linear| {
+            if place % 3 == 1 {
+                let bias = suite.numbers.normals(linear.weight.rows());
+                linear.bias = Some(suite.vector(&bias));
+            }
+            linear
+        };
+        let experts: Vec<GatedMlp> = (0..NUM_EXPERTS)
+            .map(|_| {
+                let [gate, up] = [0, 1].map(|_| suite.linear(dtype, width, hidden).0);
+                let down = suite.linear(last, hidden, width).0;
+                let [gate, up, down] = [gate, up, down].map(|linear| biased(&mut suite, linear));
+                GatedMlp { gate, up, down }
+            })
+            .collect();
+        let (x, logits) = (suite.numbers.normals(ROWS * hidden), suite.numbers.normals(ROWS * NUM_EXPERTS));
+        let mlp = |rows: std::ops::Range<usize>| {
+            let mut out = suite.zeros(rows.len(), hidden);
+            let part =
+                |values: &[f32], cols: usize| suite.activation(&values[rows.start * cols..rows.end * cols], cols);
+            let mlp = ExpertMlp {
+                x: &part(&x, hidden),
+                router_logits: &part(&logits, NUM_EXPERTS),
+                routing: Routing { num_selected: 3, normalize: true },
+                experts: &experts,
+                activation: Activation::Silu,
+            };
+            suite.backend.expert_mlp(mlp, &mut out).expect("experts");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let all = mlp(0..ROWS);
+        for rows in [0..1, 529..530, 3..5, 10..18, 10..27, 64..128, 3..515] {
+            let expected = &all[rows.start * hidden..rows.end * hidden];
+            assert!(mlp(rows.clone()) == expected, "{dtype}, {last}: rows {rows:?} differ alone and among {ROWS}");
+        }
+    }
+}
+
 /// Row independence of attention, to the bit: a row of a chunk has the bits of the same row alone, over several spans of positions,
 /// with windows, in every format; and where nothing is stored, anything may lie.
 pub fn attention_rows_stand_alone(backend: &dyn Backend) {

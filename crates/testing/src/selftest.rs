@@ -97,6 +97,9 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     if keeps_bits {
         check("a row has the same bits alone and among few", &|| backend_suite::rows_stand_alone(&**backend));
         check("a row has the same bits alone and among many", &|| backend_suite::many_rows_stand_alone(&**backend));
+        check("experts give the same bits to a row alone and among many", &|| {
+            backend_suite::expert_rows_stand_alone(&**backend);
+        });
         check("attention has the same bits alone and in a chunk", &|| {
             backend_suite::attention_rows_stand_alone(&**backend)
         });

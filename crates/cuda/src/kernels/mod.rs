@@ -4,6 +4,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod digest;
+pub(crate) mod expert_products;
 pub(crate) mod experts;
 pub(crate) mod flash;
 pub(crate) mod linear;
@@ -42,6 +43,7 @@ macro_rules! kernel_file {
 pub static FILES: &[KernelFile] = &[
     kernel_file!("attention", attention::KERNELS),
     kernel_file!("digest", digest::KERNELS),
+    kernel_file!("expert_products", expert_products::KERNELS),
     kernel_file!("experts", experts::KERNELS),
     kernel_file!("flash", flash::KERNELS),
     kernel_file!("linear", linear::KERNELS),
@@ -136,7 +138,7 @@ parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
     norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
     experts::Route, experts::AddWeighted, attention::ExpandParameter,
-    digest::DigestRows,
+    digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
 }
 
 #[cfg(test)]
