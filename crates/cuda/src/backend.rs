@@ -33,6 +33,8 @@ pub struct CudaBackend {
     conversions: Mutex<Vec<Conversion>>,
     /// Where the tables of a step are put together.
     pub(crate) step_tables: Mutex<Ring<u32>>,
+    /// What weights pass through on their way to the device.
+    pub(crate) staging: Mutex<upload::Staging>,
     pub(crate) expert_tables: Mutex<expert_steps::Tables>,
     /// Where digests come to.
     pub(crate) briefs: Mutex<Option<Pinned<RowBrief>>>,
@@ -106,6 +108,7 @@ impl CudaBackend {
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
             step_tables: Mutex::default(),
+            staging: Mutex::default(),
             expert_tables: Mutex::default(),
             briefs: Mutex::default(),
             cublas,

@@ -88,6 +88,14 @@ impl<T> fmt::Debug for Pinned<T> {
     }
 }
 
+/// Pinned bytes as numbers: they begin at a page.
+pub(crate) fn floats_of(bytes: &mut [u8]) -> &mut [f32] {
+    // SAFETY: every four bytes are an f32.
+    let (before, floats, after) = unsafe { bytes.align_to_mut::<f32>() };
+    assert!(before.is_empty() && after.is_empty(), "whole numbers from the start of a page");
+    floats
+}
+
 /// A place in the order of the stream that the host can wait for.
 pub(crate) struct Event {
     device: Arc<Device>,

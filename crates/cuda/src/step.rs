@@ -131,6 +131,8 @@ impl CudaBackend {
         memo: &mut StepMemo,
         run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
+        // By the first step the weights are there.
+        lock(&self.staging).clear();
         self.upload_index(index)?;
         let result = self.replay_or_run(index, memo, &mut || {
             let result = run().and_then(|()| self.settle());

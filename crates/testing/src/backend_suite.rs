@@ -557,6 +557,34 @@ fn experts(suite: &mut Suite<'_>) {
     }
 }
 
+/// Matrices of tens of megabytes, which a device may bring in pieces: a column of each, read by a product with a row that is zero but for
+/// one number, and a few rows of a table.
+pub fn large_weights(backend: &dyn Backend) {
+    const OUTPUTS: usize = 2203;
+    const COLS: usize = 4096;
+    let mut suite = Suite { backend, numbers: Numbers(6) };
+    for dtype in [DType::F32, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q6_K, DType::Q4_1] {
+        let (weight, decoded) = suite.numbers.weight(dtype, OUTPUTS, COLS);
+        let linear = Linear { weight: backend.linear_weight(weight.clone()).expect("an upload"), bias: None };
+        for col in [0, 1234, COLS - 1] {
+            let mut x = vec![0.0; COLS];
+            x[col] = 1.0;
+            let mut out = suite.zeros(1, OUTPUTS);
+            backend.linear(&suite.activation(&x, COLS), &linear, &mut out).expect("linear");
+            // A weight may be rounded to 16 bits, and so may its scale before.
+            let bound = |value: f64| (value, value.abs() * 2e-3 + 1e-6);
+            let expected: Vec<(f64, f64)> = decoded.chunks_exact(COLS).map(|row| bound(f64::from(row[col]))).collect();
+            close(&format!("column {col} of a large matrix of {dtype}"), &suite.read(&out), &expected);
+        }
+        let ids = [0u32, 2202, 1111, 1023, 1024];
+        let mut rows = suite.zeros(ids.len(), COLS);
+        backend.embed(&suite.upload(weight), &ids, 1.0, &mut rows).expect("embed");
+        let expected: Vec<f32> =
+            ids.iter().flat_map(|&id| &decoded[id as usize * COLS..(id as usize + 1) * COLS]).copied().collect();
+        assert!(suite.read(&rows) == expected, "rows of a large table of {dtype}");
+    }
+}
+
 /// Row independence of the matrix product, to the bit: each row computed alone, and among 2 to 20 others.
 pub fn rows_stand_alone(backend: &dyn Backend) {
     let mut suite = Suite { backend, numbers: Numbers(2) };

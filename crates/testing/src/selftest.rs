@@ -94,6 +94,7 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     for (name, body) in backend_suite::checks() {
         check(name, &|| body(&**backend));
     }
+    check("weights that come in many pieces", &|| backend_suite::large_weights(&**backend));
     if keeps_bits {
         check("a row has the same bits alone and among few", &|| backend_suite::rows_stand_alone(&**backend));
         check("a row has the same bits alone and among many", &|| backend_suite::many_rows_stand_alone(&**backend));
