@@ -84,6 +84,7 @@ pub(crate) enum Purpose {
     ExpertScales,
     ExpertItems,
     RoundedRows,
+    FastScalars,
     ExpandedKeys,
     ExpandedValues,
     ExpandedTables,

@@ -44,7 +44,7 @@ pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor
     if to != weight.dtype {
         backend.note_conversion(weight.dtype, to);
     }
-    let with_plain = backend.has_fast_products() && weight.dtype == DType::BF16;
+    let with_plain = backend.has_fast_products() && matches!(weight.dtype, DType::BF16 | DType::F16);
     store(backend, weight, to, with_plain)
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod attention;
 pub(crate) mod digest;
 pub(crate) mod expert_products;
 pub(crate) mod experts;
+pub(crate) mod fast;
 pub(crate) mod flash;
 pub(crate) mod linear;
 pub(crate) mod norm;
@@ -45,6 +46,7 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!("digest", digest::KERNELS),
     kernel_file!("expert_products", expert_products::KERNELS),
     kernel_file!("experts", experts::KERNELS),
+    kernel_file!("fast", fast::KERNELS),
     kernel_file!("flash", flash::KERNELS),
     kernel_file!("linear", linear::KERNELS),
     kernel_file!("norm", norm::KERNELS),
@@ -139,6 +141,7 @@ parameters! {
     norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
     experts::Route, experts::AddWeighted, attention::ExpandParameter,
     digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
+    fast::FastRows,
 }
 
 #[cfg(test)]
