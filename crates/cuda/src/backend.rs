@@ -27,6 +27,7 @@ pub struct CudaBackend {
     pub(crate) current: Mutex<Current>,
     pub(crate) fusion: Mutex<Fusion>,
     scratch: Mutex<Vec<Option<Buffer>>>,
+    pub(crate) counters: Mutex<Option<Buffer>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
     pub(crate) digest_buffers: Mutex<DigestBuffers>,
@@ -96,6 +97,7 @@ impl CudaBackend {
             current: Mutex::default(),
             fusion: Mutex::default(),
             scratch: Mutex::default(),
+            counters: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
             digest_buffers: Mutex::default(),
@@ -509,7 +511,6 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         attention::attend(self, attention, out)
     }
 }
