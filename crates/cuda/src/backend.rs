@@ -29,6 +29,7 @@ pub struct CudaBackend {
     pub(crate) current: Mutex<Current>,
     pub(crate) fusion: Mutex<Fusion>,
     scratch: Mutex<Vec<Option<Buffer>>>,
+    pub(crate) counters: Mutex<Option<Buffer>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
     /// Where the tables of a step are put together.
@@ -106,6 +107,7 @@ impl CudaBackend {
             current: Mutex::default(),
             fusion: Mutex::default(),
             scratch: Mutex::default(),
+            counters: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
             step_tables: Mutex::default(),
@@ -534,7 +536,6 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         attention::attend(self, attention, out)
     }
 }

@@ -89,6 +89,11 @@ impl Shape {
         }
     }
 
+    /// A few layers of full width, for tests of kernels that only wide models reach.
+    pub fn shallow(self) -> Shape {
+        Shape { vocab_size: 512, num_layers: 2, mlp_size: self.mlp_size.min(9_216), context_len: 256, ..self }
+    }
+
     /// A model of this shape. The same mix and seed give the same weights. `progress` is told (tensors done, tensors in all).
     pub fn checkpoint(
         &self,

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pellucid_model::{Shape, WeightMix};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
 use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite};
@@ -112,6 +113,12 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
         let (name, files) = GOLDENS.iter().find(|(name, _)| *name == "llama3").expect("a golden");
         check("digests at the end of replayed steps", &|| digests_of_steps(backend, &write(folder, name, files)));
     }
+    // Where rows of logits stay on a device, it also joins the operations of wide rows, which no golden has.
+    if keeps_bits && backend.digest_len(1).is_some() {
+        for mix in ["bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m"] {
+            check(&format!("wide layers have the same bits in any chunks, {mix}"), &|| wide_layers(backend, mix));
+        }
+    }
     for (name, files) in &GOLDENS {
         check(&format!("model {name}, in f32"), &|| {
             let golden = write(&folder.join("wide"), name, files);
@@ -123,6 +130,31 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
         });
     }
     reports
+}
+
+/// Layers of an 8B model with random weights: a prompt's logits have the same bits at once, token by token, and two sequences at a time.
+fn wide_layers(backend: &Arc<dyn Backend>, mix: &str) {
+    let shape = Shape::named("llama-3.1-8b").expect("a known shape").shallow();
+    let mix = WeightMix::named(mix).expect("a known mix");
+    let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("names and shapes fit");
+    for kv_dtype in [DType::F16, DType::Q8_0] {
+        let mut runner = Runner::of(&checkpoint, backend.clone(), None, 32, kv_dtype);
+        let prompt: Vec<u32> = (0..150).map(|i| i * 7 % 512).collect();
+        let blocks = |first: u32| (first..first + 10).collect::<Vec<u32>>();
+        let whole = runner.prompt(&prompt, &[prompt.len()], blocks(0));
+        assert!(whole.iter().all(|logit| logit.is_finite()), "a logit is not a number");
+        let expected = bits(&whole);
+        assert!(bits(&runner.prompt(&prompt, &[1], blocks(10))) == expected, "token by token gives other bits");
+        let mixed = runner.prompt(&prompt, &[3, 1, 9, 1, 40, 1, 2], blocks(20));
+        assert!(bits(&mixed) == expected, "chunks give other bits");
+        let mut pair = [10, 20].map(|first| TestSequence { blocks: blocks(first), len: 0 });
+        for (i, id) in prompt.iter().enumerate() {
+            let [a, b] = &mut pair;
+            let rows = runner.step(&mut [(a, &[*id]), (b, &[*id])]);
+            let row = &expected[i * rows[0].len()..][..rows[0].len()];
+            assert!(rows.iter().all(|logits| bits(logits) == row), "two sequences at a time give other bits at {i}");
+        }
+    }
 }
 
 /// Puts a golden's files where a checkpoint can be opened.

@@ -3,6 +3,7 @@
 //! A `.cu` file includes nothing; what it shares with the others, `SHARED`, is put before it as text.
 
 pub(crate) mod attention;
+pub(crate) mod decode;
 pub(crate) mod digest;
 pub(crate) mod expert_products;
 pub(crate) mod experts;
@@ -43,6 +44,7 @@ macro_rules! kernel_file {
 /// Every kernel file.
 pub static FILES: &[KernelFile] = &[
     kernel_file!("attention", attention::KERNELS),
+    kernel_file!("decode", decode::KERNELS),
     kernel_file!("digest", digest::KERNELS),
     kernel_file!("expert_products", expert_products::KERNELS),
     kernel_file!("experts", experts::KERNELS),
@@ -139,7 +141,7 @@ macro_rules! parameters {
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
     norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
-    experts::Route, experts::AddWeighted, attention::ExpandParameter,
+    experts::Route, experts::AddWeighted, attention::ExpandParameter, decode::OneToken,
     digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
     fast::FastRows,
 }
