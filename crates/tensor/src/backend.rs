@@ -298,8 +298,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Steps.
 
-    /// Runs the operations of one step, which `run` calls in the same order, on the same tensors, for every step with as many rows and
-    /// wanted rows. A backend may therefore record them once and replay them later without calling `run`.
+    /// Runs the operations of one step, which `run` calls in the same order, on the same tensors, for every step with as many rows,
+    /// wanted rows and queries. A backend may therefore record them once and replay them later without calling `run`.
     fn step(
         &self,
         index: &StepIndex<'_>,

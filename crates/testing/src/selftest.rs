@@ -116,7 +116,12 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     // Where rows of logits stay on a device, it also joins the operations of wide rows, which no golden has.
     if keeps_bits && backend.digest_len(1).is_some() {
         for mix in ["bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m"] {
-            check(&format!("wide layers have the same bits in any chunks, {mix}"), &|| wide_layers(backend, mix));
+            let name = format!("wide layers have the same bits in any chunks, {mix}");
+            check(&name, &|| wide_layers(backend, "llama-3.1-8b", mix));
+        }
+        for mix in ["bf16", "q8_0", "q4_k_m"] {
+            let name = format!("wide experts have the same bits in any chunks, {mix}");
+            check(&name, &|| wide_layers(backend, "qwen3-30b-a3b", mix));
         }
     }
     for (name, files) in &GOLDENS {
@@ -132,9 +137,9 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     reports
 }
 
-/// Layers of an 8B model with random weights: a prompt's logits have the same bits at once, token by token, and two sequences at a time.
-fn wide_layers(backend: &Arc<dyn Backend>, mix: &str) {
-    let shape = Shape::named("llama-3.1-8b").expect("a known shape").shallow();
+/// Layers of a known shape with random weights: a prompt's logits have the same bits at once, token by token, and two sequences at a time.
+fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, mix: &str) {
+    let shape = Shape::named(shape).expect("a known shape").shallow();
     let mix = WeightMix::named(mix).expect("a known mix");
     let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("names and shapes fit");
     for kv_dtype in [DType::F16, DType::Q8_0] {
