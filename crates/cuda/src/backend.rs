@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, RowDigest,
-    RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, Routing,
+    RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::cublas::CublasLt;
@@ -263,8 +263,8 @@ impl Backend for CudaBackend {
         true
     }
 
-    fn expert_rows_ahead(&self) -> usize {
-        expert_steps::MAX_ROWS
+    fn experts_run_ahead(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+        expert_steps::serves(num_rows, num_experts, routing)
     }
 
     fn free_memory(&self) -> Option<u64> {

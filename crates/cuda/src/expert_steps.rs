@@ -5,20 +5,24 @@
 
 use std::collections::HashMap;
 
-use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Tensor};
+use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Routing, Tensor};
 
 use crate::backend::{CudaBackend, Purpose, lock};
 use crate::driver::Buffer;
 use crate::experts;
-use crate::kernels::expert_products::{AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, MAX_EXPERTS, max_items};
+use crate::kernels::expert_products::{AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS};
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows;
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
 use crate::step::MAX_RECORDED_ROWS;
 
-/// Rows of a step up to which experts do without the host: those that are recorded. With more, whole tiles of an expert's rows pay.
-pub(crate) const MAX_ROWS: usize = MAX_RECORDED_ROWS;
+/// Whether so many rows do without the host: as many as are recorded, where no expert gets so many that products for many rows pay.
+pub(crate) fn serves(num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+    num_rows <= MAX_RECORDED_ROWS
+        && num_experts <= MAX_EXPERTS
+        && Items::pay(num_rows * routing.num_selected, num_experts)
+}
 
 /// Where the weights of a layer's experts lie, and the device's copy of that. By the first address among them.
 pub(crate) type Tables = HashMap<u64, (Vec<u64>, Buffer)>;
@@ -47,25 +51,25 @@ impl Kind {
 pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut Tensor) -> Result<bool, Error> {
     let (num_rows, hidden) = (mlp.x.rows(), mlp.x.cols());
     let kind = mlp.experts.first().and_then(Kind::of);
-    let Some(kind) = kind.filter(|_| num_rows <= MAX_ROWS && mlp.experts.len() <= MAX_EXPERTS) else {
-        return Ok(false);
-    };
+    let Some(kind) = kind.filter(|_| serves(num_rows, mlp.experts.len(), mlp.routing)) else { return Ok(false) };
     if !mlp.experts.iter().all(|expert| Kind::of(expert) == Some(kind)) {
         return Ok(false);
     }
     let device = &backend.device;
     let num_pairs = num_rows * mlp.routing.num_selected;
-    let max_items = max_items(num_pairs, mlp.experts.len());
+    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
+    let num_items = Items::of(num_pairs, mlp.experts.len(), has_f32);
     let table = table(backend, mlp.experts)?;
     let route = experts::route(backend, mlp)?;
-    let items = backend.scratch(Purpose::ExpertItems, max_items * ITEM_BYTES + 4)?;
+    let items = backend.scratch(Purpose::ExpertItems, num_items.most * ITEM_BYTES + 4)?;
     let groups = ExpertGroups {
         experts: route.experts,
         order: backend.scratch(Purpose::ExpertRows, num_pairs * 4)?,
         items,
-        num_items: items + (max_items * ITEM_BYTES) as u64,
+        num_items: items + (num_items.most * ITEM_BYTES) as u64,
         num_pairs: num_pairs as u32,
         num_experts: mlp.experts.len() as u32,
+        item_rows: num_items.rows as u32,
     };
     groups.launch(device)?;
 
@@ -85,7 +89,7 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut T
         first_part: 0,
         activation: rows::activation_code(mlp.activation),
     };
-    product.launch(device, kind.gated, max_items)?;
+    product.launch(device, kind.gated, num_items)?;
 
     let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
     let product = ExpertProduct {
@@ -99,7 +103,7 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut T
         first_part: 2,
         ..product
     };
-    product.launch(device, kind.down, max_items)?;
+    product.launch(device, kind.down, num_items)?;
 
     let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
     let sum = AddExperts { y: down, weights: route.weights, out: floats_mut(out), cols, num_selected };

@@ -197,8 +197,10 @@ impl Model for Decoder {
         logits: &mut Logits,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), Error> {
-        let needs_host = self.config.experts.is_some() && batch.num_rows() > self.backend.expert_rows_ahead();
-        let runs_ahead = self.runs_ahead() && !needs_host;
+        let experts_run_ahead = self.config.experts.is_none_or(|experts| {
+            self.backend.experts_run_ahead(batch.num_rows(), experts.num_experts, experts.routing)
+        });
+        let runs_ahead = self.runs_ahead() && experts_run_ahead;
         if !runs_ahead {
             meanwhile();
         }

@@ -242,9 +242,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Rows of a step up to which [`Backend::expert_mlp`] runs ahead as well: with more, the host may be needed in the middle of a step.
-    fn expert_rows_ahead(&self) -> usize {
-        0
+    /// Whether [`Backend::expert_mlp`] of so many rows does as well: with many, the host may be needed in the middle of a step.
+    fn experts_run_ahead(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+        let _ = (num_rows, num_experts, routing);
+        self.runs_ahead()
     }
 
     /// Bytes that can still be taken; `None` where nobody tells.

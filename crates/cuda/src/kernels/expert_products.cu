@@ -1,11 +1,11 @@
 // Products of rows with the experts that were chosen for them, without the host in between: which weights a block reads, it learns from
 // tables on the device.
 //
-// A pair is a row and one of its experts. Pairs of the same expert are put side by side, and up to eight of them are an item: the rows of one
-// mma. A block takes an item and a few tiles of 16 outputs. The sums are those of linear.cu to the bit: the same slices of the
+// A pair is a row and one of its experts. Pairs of the same expert are put side by side, and up to eight of them, the rows of one mma, are an
+// item; or up to 32, where experts have many. A block takes an item and a few tiles of 16 outputs. The sums are those of linear.cu to the bit: the same slices of the
 // columns, the same steps of 16, slices added in ascending order.
 //
-// Bytes moved: the weights of an expert once for every eight rows that chose it; with few rows, once. The bound is memory.
+// Bytes moved: the weights of an expert once for every item, from the second cache but for the first. With few rows the bound is memory.
 
 // Of one expert: gate, up, down.
 struct ExpertWeights {
@@ -24,10 +24,10 @@ struct ExpertGroups {
     ExpertItem* items;
     u32* num_items;
     u32 num_pairs, num_experts;
+    u32 item_rows;  // at most
 };
 
 static const u32 GROUP_THREADS = 1024;
-static const u32 ITEM_ROWS = 8;
 
 // The sum over all threads before this one, in a block of GROUP_THREADS.
 DEVICE u32 sum_before(u32 x) {
@@ -54,14 +54,14 @@ KERNEL void __launch_bounds__(GROUP_THREADS, 1) group_experts(ExpertGroups g) {
     __syncthreads();
     for (u32 pair = threadIdx.x; pair < g.num_pairs; pair += GROUP_THREADS) atomicAdd(&counts[g.experts[pair]], 1);
     __syncthreads();
-    u32 count = counts[expert], num_items = (count + ITEM_ROWS - 1) / ITEM_ROWS;
+    u32 count = counts[expert], num_items = (count + g.item_rows - 1) / g.item_rows;
     u32 first = sum_before(count), first_item = sum_before(num_items);
     next[expert] = first;
     for (u32 i = 0; i < num_items; i++) {
         ExpertItem item;
         item.expert = expert;
-        item.first = first + i * ITEM_ROWS;
-        item.count = min(ITEM_ROWS, count - i * ITEM_ROWS);
+        item.first = first + i * g.item_rows;
+        item.count = min(g.item_rows, count - i * g.item_rows);
         g.items[first_item + i] = item;
     }
     if (threadIdx.x == GROUP_THREADS - 1) *g.num_items = first_item + num_items;
@@ -91,28 +91,36 @@ DEVICE void write_expert(const ExpertProduct& p, u32 pair, u32 output, const flo
     p.out[(u64)pair * p.outputs + output] = PARTS == 2 ? __fmul_rn(activated(p.activation, value[0]), value[PARTS - 1]) : value[0];
 }
 
-// A warp takes a slice of a part of a tile. blockIdx: x = tiles, y = item.
-template <int F, u32 PARTS>
+// A warp takes a slice of a part of a tile, and 8 * NT rows. blockIdx: x = item, y = tiles: the items of one expert, which read the same
+// weights, come one after the other.
+template <int F, u32 PARTS, int NT>
 DEVICE void expert_tiles(const ExpertProduct& p) {
     typedef Weights<F> W;
     // Sums of each warp: [row of the item][output of the tile].
-    __shared__ float partial[EXPERT_WARPS][128];
+    __shared__ float partial[EXPERT_WARPS][NT * 128];
     begin();
     // There are as many places for items as blocks: what stands in an unused one is not looked at.
-    ExpertItem item = p.items[blockIdx.y];
-    if (blockIdx.y >= *p.num_items) return;
+    ExpertItem item = p.items[blockIdx.x];
+    if (blockIdx.x >= *p.num_items) return;
     const ExpertWeights& expert = p.experts[item.expert];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     u32 slice = warp % p.slices, part = warp / p.slices % PARTS, tiles_at_once = EXPERT_WARPS / (p.slices * PARTS);
-    u32 tile = blockIdx.x * tiles_at_once + warp / (p.slices * PARTS);
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    u32 tile = blockIdx.y * tiles_at_once + warp / (p.slices * PARTS);
+    float sum[NT][4];
+#pragma unroll
+    for (int n = 0; n < NT; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
     if (tile * 16 < p.outputs) {
-        // Of the rows of x, the second operand of the mma, a lane holds columns of row g.
-        bool valid = g < item.count;
-        u32 row = valid ? p.order[item.first + g] / p.pairs_a_row : 0;
         u32 group = slice_start(p.cols, p.slices, slice), end = slice_start(p.cols, p.slices, slice + 1);
-        u32 turned = row % 8 * 8;  // by which the pieces of the row change places
-        const u16* x = p.x.numbers + operand_place(row, group * 256, p.x.pitch) - turned + 2 * t;
+        // Of the rows of x, the second operand of an mma, a lane holds columns of row g: where they begin, and by how much the pieces of the
+        // row change places.
+        u32 place[NT], turned[NT];
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            u32 row = n * 8 + g < item.count ? p.order[item.first + n * 8 + g] / p.pairs_a_row : 0;
+            turned[n] = row % 8 * 8;
+            place[n] = (u32)operand_place(row, 0, p.x.pitch) - turned[n] + 2 * t;
+        }
+        const u16* x = p.x.numbers + (u64)group * 4 * PANEL_ROWS * 64;
         const u8* weights = group_weights<W>(expert.weight[p.first_part + part], tile, group, p.cols);
         typename W::Raw raw[4];
 #pragma unroll
@@ -121,36 +129,45 @@ DEVICE void expert_tiles(const ExpertProduct& p) {
             weights += group_stride<W>();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                u32 b[8];
+                u32 a[4][4];
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) b[k] = valid ? *(const u32*)(x + (k * 8 ^ turned)) : 0;
-                x += PANEL_ROWS * 64;
-#pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    u32 a[4];
-                    W::decode(a, raw[i], s);
-                    multiply<F>(sum, a, b[2 * s], b[2 * s + 1]);
-                }
+                for (int s = 0; s < 4; s++) W::decode(a[s], raw[i], s);
                 if (group + 1 < end) W::template load<FromDevice>(raw[i], chunk_of<W>(weights, i), i, lane);
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    // Known to be the same each time, eight places a row would be kept in registers that weights need.
+                    u32 by = turned[n];
+                    asm volatile("" : "+r"(by));
+                    const u16* from = x + place[n];
+                    u32 b[8];
+#pragma unroll
+                    for (u32 k = 0; k < 8; k++) b[k] = n * 8 + g < item.count ? *(const u32*)(from + (k * 8 ^ by)) : 0;
+#pragma unroll
+                    for (int s = 0; s < 4; s++) multiply<F>(sum[n], a[s], b[2 * s], b[2 * s + 1]);
+                }
+                x += PANEL_ROWS * 64;
             }
         }
     }
     float* mine = partial[warp];
-    mine[2 * t * 16 + g] = sum[0];
-    mine[(2 * t + 1) * 16 + g] = sum[1];
-    mine[2 * t * 16 + g + 8] = sum[2];
-    mine[(2 * t + 1) * 16 + g + 8] = sum[3];
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        mine[(n * 8 + 2 * t) * 16 + g] = sum[n][0];
+        mine[(n * 8 + 2 * t + 1) * 16 + g] = sum[n][1];
+        mine[(n * 8 + 2 * t) * 16 + g + 8] = sum[n][2];
+        mine[(n * 8 + 2 * t + 1) * 16 + g + 8] = sum[n][3];
+    }
     __syncthreads();
     for (u32 j = threadIdx.x; j < item.count * tiles_at_once * 16; j += blockDim.x) {
         u32 i = j / (tiles_at_once * 16), o = j % (tiles_at_once * 16);
-        u32 output = blockIdx.x * tiles_at_once * 16 + o;
+        u32 output = blockIdx.y * tiles_at_once * 16 + o;
         if (output >= p.outputs) continue;
         u32 pair = p.order[item.first + i];
         float scale = p.x.scales[pair / p.pairs_a_row];
         float value[PARTS];
 #pragma unroll
         for (u32 k = 0; k < PARTS; k++) {
-            float (*of_tile)[128] = &partial[(o / 16 * PARTS + k) * p.slices];
+            float (*of_tile)[NT * 128] = &partial[(o / 16 * PARTS + k) * p.slices];
             float total = of_tile[0][i * 16 + o % 16];
             for (u32 n = 1; n < p.slices; n++) total = __fadd_rn(total, of_tile[n][i * 16 + o % 16]);
             value[k] = finished(total, scale, expert.bias[p.first_part + k], output);
@@ -159,15 +176,15 @@ DEVICE void expert_tiles(const ExpertProduct& p) {
     }
 }
 
-// Weights of f32, as `linear_f32` multiplies them: a warp for each output and item.
+// Weights of f32, as `linear_f32` multiplies them: a warp for each output and item, whose rows are eight at most.
 template <u32 PARTS>
 DEVICE void expert_outputs(const ExpertProduct& p) {
+    static const u32 ITEM_ROWS = 8;
     begin();
-    // There are as many places for items as blocks: what stands in an unused one is not looked at.
-    ExpertItem item = p.items[blockIdx.y];
-    if (blockIdx.y >= *p.num_items) return;
+    ExpertItem item = p.items[blockIdx.x];
+    if (blockIdx.x >= *p.num_items) return;
     const ExpertWeights& expert = p.experts[item.expert];
-    u32 lane = threadIdx.x % 32, output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    u32 lane = threadIdx.x % 32, output = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     if (output >= p.outputs) return;
     u32 pairs[ITEM_ROWS];
 #pragma unroll
@@ -201,9 +218,11 @@ DEVICE void expert_outputs(const ExpertProduct& p) {
     }
 }
 
-#define EXPERTS(NAME, F)                                                                                      \
-    KERNEL void __launch_bounds__(512, 1) expert_gated_##NAME(ExpertProduct p) { expert_tiles<F, 2>(p); } \
-    KERNEL void __launch_bounds__(512, 1) expert_down_##NAME(ExpertProduct p) { expert_tiles<F, 1>(p); }
+#define EXPERTS(NAME, F)                                                                                           \
+    KERNEL void __launch_bounds__(512, 1) expert_gated_##NAME(ExpertProduct p) { expert_tiles<F, 2, 1>(p); }   \
+    KERNEL void __launch_bounds__(512, 1) expert_down_##NAME(ExpertProduct p) { expert_tiles<F, 1, 1>(p); }    \
+    KERNEL void __launch_bounds__(512, 1) expert_gated32_##NAME(ExpertProduct p) { expert_tiles<F, 2, 4>(p); } \
+    KERNEL void __launch_bounds__(512, 1) expert_down32_##NAME(ExpertProduct p) { expert_tiles<F, 1, 4>(p); }
 
 EXPERTS(f16, F16)
 EXPERTS(bf16, BF16)
