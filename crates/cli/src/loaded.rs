@@ -39,8 +39,8 @@ pub(crate) struct ComputeArgs {
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
 
-    /// Let cuBLASLt do a GPU's products of BF16: faster with many rows, but
-    /// a reply's bytes may then depend on who else is served
+    /// Let cuBLASLt do a GPU's products of BF16 and F16: faster with many rows,
+    /// but a reply's bytes may then depend on who else is served
     #[arg(long, verbatim_doc_comment)]
     pub(crate) fast: bool,
 

@@ -6,7 +6,7 @@ use crate::backend::{CudaBackend, Purpose, lock};
 use crate::kernels::attention::{
     self as kernels, AttentionParameter, ExpandParameter, Kernel, StoreParameter, TurnParameter, Work,
 };
-use crate::kernels::rows;
+use crate::kernels::{decode, rows};
 use crate::memory::{floats, floats_mut, read};
 use crate::step::{self, RUN};
 
@@ -40,6 +40,9 @@ pub(crate) fn turn_and_store(
         pairs: pairs as u32,
         interleaved: rows::style_code(rope.style),
     };
+    if !stores_later && backend.turn_waits(&parameter) {
+        return Ok(());
+    }
     kernels::turn_and_store(&backend.device, &parameter)?;
     if stores_later { kernels::store(&backend.device, slots.len(), &store) } else { Ok(()) }
 }
@@ -54,8 +57,16 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
     }
     backend.storage(attention.kv)?;
     let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
-    let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
     let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+    let storage = match kernel {
+        Kernel::Panels { storage, .. } if decodes => Some(storage),
+        _ => None,
+    };
+    if storage.is_none() {
+        // Only tokens that come one by one are turned by the kernel that attends them.
+        backend.settle()?;
+    }
+    let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
     let mut blocks = KvBlocks {
         keys: read(&attention.kv.keys),
         values: read(&attention.kv.values),
@@ -100,7 +111,10 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
         in_panels: kernel.in_panels(),
         num_stored: attention.kv.keys.len() as u64,
     };
-    kernels::attend(&backend.device, kernel, &parameter)
+    let Some(storage) = storage else { return kernels::attend(&backend.device, kernel, &parameter) };
+    let turn = backend.turn_joins(|turn| decode::takes_turn(&parameter, turn))?;
+    let arrived = backend.counters(decode::num_counters(&parameter))?;
+    decode::attend(&backend.device, storage, &parameter, turn.as_ref(), arrived)
 }
 
 /// Where the keys and values of a step lie, and the tables that lead to them.
@@ -128,6 +142,16 @@ impl CudaBackend {
         };
         kernels::expand(&self.device, num_entries, &parameter)?;
         Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables: parameter.own_tables })
+    }
+
+    /// Zeros for the blocks of a launch to count themselves, which leave zeros behind.
+    fn counters(&self, len: usize) -> Result<u64, Error> {
+        let mut counters = lock(&self.counters);
+        if counters.as_ref().is_none_or(|buffer| buffer.bytes() < 4 * len) {
+            *counters = None;
+            *counters = Some(self.device.allocate_zeroed(4 * len.next_power_of_two())?);
+        }
+        Ok(counters.as_ref().expect("made above").address())
     }
 
     fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {

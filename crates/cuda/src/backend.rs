@@ -5,21 +5,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, RowDigest,
-    RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, Routing,
+    RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::cublas::CublasLt;
-use crate::digest::{self, DigestBuffers};
+use crate::digest;
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
+use crate::kernels::digest::RowBrief;
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
 use crate::kernels::{self, Operand};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
+use crate::pinned::{Pinned, Ring};
 use crate::probe::Unusable;
 use crate::step::Current;
-use crate::{attention, experts, products, upload};
+use crate::{attention, expert_steps, experts, products, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
@@ -27,9 +29,16 @@ pub struct CudaBackend {
     pub(crate) current: Mutex<Current>,
     pub(crate) fusion: Mutex<Fusion>,
     scratch: Mutex<Vec<Option<Buffer>>>,
+    pub(crate) counters: Mutex<Option<Buffer>>,
     frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
     conversions: Mutex<Vec<Conversion>>,
-    pub(crate) digest_buffers: Mutex<DigestBuffers>,
+    /// Where the tables of a step are put together.
+    pub(crate) step_tables: Mutex<Ring<u32>>,
+    /// What weights pass through on their way to the device.
+    pub(crate) staging: Mutex<upload::Staging>,
+    pub(crate) expert_tables: Mutex<expert_steps::Tables>,
+    /// Where digests come to.
+    pub(crate) briefs: Mutex<Option<Pinned<RowBrief>>>,
     /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
     pub(crate) cublas: Option<CublasLt>,
 }
@@ -74,7 +83,9 @@ pub(crate) enum Purpose {
     ExpertDown,
     ExpertOperand,
     ExpertScales,
+    ExpertItems,
     RoundedRows,
+    FastScalars,
     ExpandedKeys,
     ExpandedValues,
     ExpandedTables,
@@ -96,9 +107,13 @@ impl CudaBackend {
             current: Mutex::default(),
             fusion: Mutex::default(),
             scratch: Mutex::default(),
+            counters: Mutex::default(),
             frequencies: Mutex::default(),
             conversions: Mutex::default(),
-            digest_buffers: Mutex::default(),
+            step_tables: Mutex::default(),
+            staging: Mutex::default(),
+            expert_tables: Mutex::default(),
+            briefs: Mutex::default(),
             cublas,
         })
     }
@@ -153,7 +168,7 @@ impl CudaBackend {
     }
 
     /// What needs the host cannot be part of a recording; `step` then runs the operations one by one.
-    fn refuse_while_recording(&self, current: &Current) -> Result<(), Error> {
+    pub(crate) fn refuse_while_recording(&self, current: &Current) -> Result<(), Error> {
         match current.is_recording {
             true => Err(self.device.refuse("recording a step", "an operation needs the host")),
             false => Ok(()),
@@ -244,6 +259,14 @@ impl Backend for CudaBackend {
         2048
     }
 
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
+    fn experts_run_ahead(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+        expert_steps::serves(num_rows, num_experts, routing)
+    }
+
     fn free_memory(&self) -> Option<u64> {
         self.device.memory().ok().map(|(free, _)| free as u64)
     }
@@ -265,7 +288,7 @@ impl Backend for CudaBackend {
     }
 
     fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
-        Ok(Box::new(self.device.pinned(len)?))
+        Ok(Box::new(Pinned::new(&self.device, len)?))
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
@@ -315,9 +338,13 @@ impl Backend for CudaBackend {
         (cols <= kernels::digest::MAX_COLS).then_some(kernels::digest::NUM_TOP)
     }
 
-    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
         self.settle()?;
-        digest::digest(self, logits, queries, out)
+        digest::digest(self, logits, queries)
+    }
+
+    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
+        digest::read(self, out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
@@ -509,7 +536,6 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         attention::attend(self, attention, out)
     }
 }

@@ -1,4 +1,5 @@
-//! cuBLASLt, opened at run time where it is installed: under `--fast`, the products of many rows with weights of BF16.
+//! cuBLASLt, opened at run time where it is installed: under `--fast`, the products of many rows with weights of BF16
+//! and F16.
 //!
 //! Which kernel it takes, and hence the order of a row's sum, depends on the number of rows: the same row may have other last bits among
 //! many than among more. That is why nothing goes this way unless the user asked for it.
@@ -13,6 +14,7 @@ use pellucid_tensor::Error;
 
 use crate::backend::lock;
 use crate::driver::{Buffer, Device};
+use crate::kernels::fast;
 
 /// Fewer rows are for our own kernels, which are bound by memory there.
 pub(crate) const LEAST_ROWS: usize = 48;
@@ -34,15 +36,18 @@ pub(crate) struct Shape {
     pub(crate) outputs: usize,
     pub(crate) cols: usize,
     pub(crate) has_bias: bool,
+    /// The input was rounded by `fast.cu`, with a factor; else it is BF16.
+    pub(crate) is_f16: bool,
 }
 
-/// Where a product's parts lie: BF16, BF16, f32 and f32.
+/// Where a product's parts lie: two of 16 bits, then f32, and what `fast.cu` left beside rows of F16.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Places {
     pub(crate) x: u64,
     pub(crate) weight: u64,
     pub(crate) bias: u64,
     pub(crate) out: u64,
+    pub(crate) scalars: u64,
 }
 
 /// Descriptors of a product and its algorithm. Given back by the process's end: there are as many as shapes.
@@ -86,14 +91,15 @@ impl CublasLt {
                 chosen
             }
         };
-        self.launch(&chosen, places).map_err(|error| failed(&self.device, error))
+        self.launch(&chosen, shape.is_f16, places).map_err(|error| failed(&self.device, error))
     }
 
     /// To the library our rows are columns: `out^T = (W^T)^T x^T`.
     fn choose(&self, shape: Shape) -> Result<Chosen, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        let Shape { rows, outputs, cols, has_bias } = shape;
-        let (half, single) = (sys::cudaDataType::CUDA_R_16BF, sys::cudaDataType::CUDA_R_32F);
+        let Shape { rows, outputs, cols, has_bias, is_f16 } = shape;
+        let half = if is_f16 { sys::cudaDataType::CUDA_R_16F } else { sys::cudaDataType::CUDA_R_16BF };
+        let single = sys::cudaDataType::CUDA_R_32F;
         let product = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, single)?;
         // CUBLAS_OP_T, which the binding does not name.
         let transposed: i32 = 1;
@@ -105,6 +111,10 @@ impl CublasLt {
         unsafe {
             set(product, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
             set(product, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            if is_f16 {
+                let on_device = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
+                set(product, Attribute::CUBLASLT_MATMUL_DESC_POINTER_MODE, &on_device)?;
+            }
         }
         let weight = result::create_matrix_layout(half, cols as u64, outputs as u64, cols as i64)?;
         let x = result::create_matrix_layout(half, cols as u64, rows as u64, cols as i64)?;
@@ -125,11 +135,16 @@ impl CublasLt {
         Ok(Chosen { product, weight, x, out, algorithm: found.algo })
     }
 
-    fn launch(&self, chosen: &Chosen, places: Places) -> Result<(), result::CublasError> {
-        let (one, zero) = (1.0f32, 0.0f32);
+    fn launch(&self, chosen: &Chosen, is_f16: bool, places: Places) -> Result<(), result::CublasError> {
         let at = |address: u64| address as *mut c_void;
+        // The factors of product and output: the host's, or those that the rounding left on the device.
+        let (one, zero) = (1.0f32, 0.0f32);
+        let (factor, nothing) = match is_f16 {
+            true => (at(places.scalars + fast::BACK).cast_const(), at(places.scalars + fast::ZERO).cast_const()),
+            false => (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast()),
+        };
         // SAFETY: addresses are those of live buffers with the shapes of the descriptors (the caller's promise); the library copies
-        // the factors and the bias's address before it returns.
+        // the host's factors and the bias's address before it returns, and reads those of the device in the order of the stream.
         unsafe {
             if places.bias != 0 {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
@@ -138,8 +153,8 @@ impl CublasLt {
             result::matmul(
                 self.handle,
                 chosen.product,
-                std::ptr::from_ref(&one).cast(),
-                std::ptr::from_ref(&zero).cast(),
+                factor,
+                nothing,
                 at(places.weight),
                 chosen.weight,
                 at(places.x),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::{result, sys};
-use pellucid_tensor::{Error, HostFloats};
+use pellucid_tensor::Error;
 
 use crate::module;
 use crate::probe::{self, DeviceInfo, Unusable};
@@ -177,31 +177,20 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Memory of the host that the device copies to without a detour.
-    pub(crate) fn pinned(self: &Arc<Self>, len: usize) -> Result<Pinned, Error> {
-        self.bind()?;
-        // SAFETY: the memory is owned by the result and given back when it is dropped.
-        let memory = unsafe { result::malloc_host((len * 4).max(4), 0) }
-            .map_err(|error| self.error("taking memory of the host", error))?
-            .cast::<f32>();
-        // SAFETY: the memory has room for `len` numbers, and zero bytes are zeros.
-        unsafe { memory.write_bytes(0, len) };
-        Ok(Pinned { device: self.clone(), memory, len })
-    }
-
     /// Free and total bytes.
     pub(crate) fn memory(&self) -> Result<(usize, usize), Error> {
         self.bind()?;
         result::mem_get_info().map_err(|error| self.error("asking for memory", error))
     }
 
-    /// Copies to the device in the order of the stream. Returns when `values` may be changed.
+    /// Copies to the device in the order of the stream. Returns when `values` may be changed; from pinned memory the copy has only begun.
     pub(crate) fn upload<T: Copy>(&self, values: &[T], to: u64) -> Result<(), Error> {
         self.bind()?;
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: callers give an address with room for `values`; plain pageable memory is taken over before the call returns.
+        // SAFETY: callers give an address with room for `values`; plain pageable memory is taken over before the call returns, and
+        // `Piece` keeps pinned memory as it is until the copy is done.
         unsafe { result::memcpy_htod_async(to, values, self.stream) }.map_err(|error| self.error("an upload", error))
     }
 
@@ -380,44 +369,5 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.bytes)
-    }
-}
-
-/// Memory of the host that the device reaches by itself, given back when dropped.
-pub(crate) struct Pinned {
-    device: Arc<Device>,
-    memory: *mut f32,
-    len: usize,
-}
-
-// SAFETY: the memory is owned by this value, like a box's.
-unsafe impl Send for Pinned {}
-// SAFETY: shared references only read.
-unsafe impl Sync for Pinned {}
-
-impl HostFloats for Pinned {
-    fn get(&self) -> &[f32] {
-        // SAFETY: `memory` holds `len` numbers for as long as this value lives.
-        unsafe { std::slice::from_raw_parts(self.memory, self.len) }
-    }
-
-    fn get_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and nobody else has a reference.
-        unsafe { std::slice::from_raw_parts_mut(self.memory, self.len) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: the memory came from the driver; copies into it were waited for.
-            let _ = unsafe { result::free_host(self.memory.cast()) };
-        }
-    }
-}
-
-impl fmt::Debug for Pinned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pinned({} numbers)", self.len)
     }
 }

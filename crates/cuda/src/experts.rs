@@ -1,7 +1,7 @@
-//! Mixtures of experts: rows are routed on the device, grouped on the host, and each expert's rows are computed together.
+//! Mixtures of experts: rows are routed on the device, and a row adds up its experts in ascending order whatever the other rows chose.
 //!
-//! The host must see the routing, so a step with experts is never recorded. Experts are taken in ascending order, and a row adds them up
-//! in that order whatever the other rows chose.
+//! With few rows the device does the rest as well (`expert_steps.rs`). With many they are grouped on the host, which must see the routing
+//! for that, and each expert's rows are computed together.
 
 use std::ops::Range;
 
@@ -9,6 +9,7 @@ use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Tensor};
 
 use crate::backend::{CudaBackend, Purpose};
 use crate::driver::Grid;
+use crate::expert_steps;
 use crate::kernels::experts::{AddWeighted, Route};
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows::{self, Elementwise, Gather};
@@ -20,6 +21,9 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
     assert_eq!(mlp.router_logits.cols(), num_experts);
     assert_eq!((out.rows(), out.cols()), (num_rows, hidden));
     assert!(mlp.routing.num_selected <= num_experts);
+    if expert_steps::expert_mlp(backend, &mlp, out)? {
+        return Ok(());
+    }
     backend.host_is_needed()?;
     let device = &backend.device;
     let chosen = choose(backend, &mlp)?;
@@ -41,9 +45,9 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
         let width = expert.gate.weight.rows();
         let gate = backend.scratch(Purpose::ExpertGate, num_rows * width * 4)?;
         let up = backend.scratch(Purpose::ExpertUp, num_rows * width * 4)?;
-        products(backend, x, count, &[(&expert.gate, gate), (&expert.up, up)])?;
+        products(backend, x, [count, num_rows], &[(&expert.gate, gate), (&expert.up, up)])?;
         gate_rows(backend, mlp.activation, up, gate, count * width)?;
-        products(backend, gate, count, &[(&expert.down, down)])?;
+        products(backend, gate, [count, num_rows], &[(&expert.down, down)])?;
         let add = AddWeighted {
             y: down,
             rows: at(rows_address),
@@ -64,7 +68,8 @@ struct Chosen {
     ranges: Vec<Range<usize>>,
 }
 
-fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
+/// Chooses experts for every row, each row's in ascending order.
+pub(crate) fn route(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
     let route = Route {
@@ -76,7 +81,13 @@ fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
         num_selected: num_selected as u32,
         normalize: u32::from(mlp.routing.normalize),
     };
-    backend.device.launch("route", Grid::items(num_rows, 64), &route)?;
+    backend.device.launch("route", Grid::items(num_rows * 32, 128), &route)?;
+    Ok(route)
+}
+
+fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
+    let (route, num_selected) = (route(backend, mlp)?, mlp.routing.num_selected);
+    let len = mlp.x.rows() * num_selected;
     let (mut experts, mut weights) = (vec![0u32; len], vec![0f32; len]);
     backend.device.download(route.experts, &mut experts)?;
     backend.device.download(route.weights, &mut weights)?;
@@ -91,8 +102,9 @@ fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
     })
 }
 
-/// `out = W x + b` for each map, between scratch memories; maps of one format together.
-fn products(backend: &CudaBackend, x: u64, num_rows: usize, maps: &[(&Linear, u64)]) -> Result<(), Error> {
+/// `out = W x + b` for each map, between scratch memories; maps of one format together. There are as many rows as the first number says; the
+/// second is the most that an expert may have in this step: memory is taken for so many, so that it seldom moves.
+fn products(backend: &CudaBackend, x: u64, [num_rows, most]: [usize; 2], maps: &[(&Linear, u64)]) -> Result<(), Error> {
     let (dtype, cols) = (maps[0].0.weight.dtype(), maps[0].0.weight.cols());
     let same = maps.iter().take_while(|(linear, _)| linear.weight.dtype() == dtype).count();
     let (maps, rest) = maps.split_at(same);
@@ -106,8 +118,8 @@ fn products(backend: &CudaBackend, x: u64, num_rows: usize, maps: &[(&Linear, u6
     } else {
         let pitch = cols.next_multiple_of(GROUP_COLS);
         let operand = Operand {
-            numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(num_rows, pitch))?,
-            scales: backend.scratch(Purpose::ExpertScales, num_rows * 4)?,
+            numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(most, pitch))?,
+            scales: backend.scratch(Purpose::ExpertScales, most * 4)?,
             // Rows are taken whole here.
             maxima: 0,
             pitch: pitch as u32,
@@ -118,7 +130,7 @@ fn products(backend: &CudaBackend, x: u64, num_rows: usize, maps: &[(&Linear, u6
         LinearProduct::new(operand, num_rows, cols, &parts)
             .launch(&backend.device, dtype, |bytes| backend.scratch(Purpose::Slices, bytes))?;
     }
-    if rest.is_empty() { Ok(()) } else { products(backend, x, num_rows, rest) }
+    if rest.is_empty() { Ok(()) } else { products(backend, x, [num_rows, most], rest) }
 }
 
 fn gate_rows(backend: &CudaBackend, activation: Activation, up: u64, gate: u64, len: usize) -> Result<(), Error> {

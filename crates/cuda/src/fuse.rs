@@ -1,13 +1,16 @@
 //! Operations that wait for the next one, to be done in the same launch.
 //!
 //! With a row or two a step is bound by the number of its launches as much as by its weights. So a norm waits for the products that read
-//! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. The
-//! results are those of the separate kernels, to the bit, and everything that a caller could look at is written.
+//! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. With
+//! any number of rows the turning of queries and keys waits for the attention that reads them. The results are those of the separate
+//! kernels, to the bit, and everything that a caller could look at is written, but for the turned queries and keys themselves: within a step
+//! only attention reads those.
 
 use pellucid_tensor::{DType, Error};
 
 use crate::backend::{CudaBackend, lock};
 use crate::driver::Buffer;
+use crate::kernels::attention::{self, TurnParameter};
 use crate::kernels::linear::{self, LinearProduct, Maxima};
 use crate::kernels::norm::{self, Norm};
 
@@ -18,6 +21,7 @@ const MAX_ROWS: usize = 2;
 enum Waiting {
     Norm { norm: Norm, num_rows: usize },
     Products { product: LinearProduct, dtype: DType },
+    Turn(TurnParameter),
 }
 
 /// What waits, and where the largest magnitudes of gated rows stand.
@@ -50,6 +54,7 @@ impl CudaBackend {
                 self.place_maxima(&mut fusion, &mut product)?;
                 product.launch_few(&self.device, dtype)
             }
+            Some(Waiting::Turn(turn)) => attention::turn_and_store(&self.device, &turn),
         }
     }
 
@@ -105,6 +110,34 @@ impl CudaBackend {
         product.take_plain(norm.map_or(x, |norm| norm.x));
         lock(&self.fusion).waiting = Some(Waiting::Products { product, dtype });
         Ok(true)
+    }
+
+    /// Whether the turning of queries and keys, and the storing of keys and values, was left to wait for the attention that comes next.
+    pub(crate) fn turn_waits(&self, turn: &TurnParameter) -> bool {
+        let waits = lock(&self.current).is_step();
+        if waits {
+            lock(&self.fusion).waiting = Some(Waiting::Turn(*turn));
+        }
+        waits
+    }
+
+    /// What waits to be turned, if the attention that comes next takes it over; anything else that waits is launched.
+    pub(crate) fn turn_joins(
+        &self,
+        takes: impl FnOnce(&TurnParameter) -> bool,
+    ) -> Result<Option<TurnParameter>, Error> {
+        let mut fusion = lock(&self.fusion);
+        match fusion.waiting {
+            Some(Waiting::Turn(turn)) if takes(&turn) => {
+                fusion.waiting = None;
+                Ok(Some(turn))
+            }
+            _ => {
+                drop(fusion);
+                self.settle()?;
+                Ok(None)
+            }
+        }
     }
 
     /// Takes over a sum `x += y` whose y is the product that waits, and launches both. False when it is not.

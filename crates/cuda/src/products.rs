@@ -4,6 +4,7 @@ use pellucid_tensor::{DType, Error, Linear, Tensor};
 
 use crate::backend::{CudaBackend, Purpose};
 use crate::cublas::{self, Places, Shape};
+use crate::kernels::fast::{self, FastRows};
 use crate::kernels::linear::{LinearProduct, MAX_PARTS};
 use crate::kernels::{GROUP_COLS, Operand, rows};
 use crate::memory::{floats, floats_mut, memory, read};
@@ -23,7 +24,7 @@ pub(crate) fn products(backend: &CudaBackend, x: &Tensor, maps: &mut [(&Linear, 
 
 impl CudaBackend {
     /// The operand of an activation for weights of a format, made now unless it is there.
-    fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
+    pub(crate) fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
         let (rows, cols) = (x.rows(), x.cols());
         let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
         if must_fill {
@@ -71,13 +72,18 @@ impl CudaBackend {
         if maps.iter().any(|(linear, _)| memory(&linear.weight).plain.is_none()) {
             return Ok(false);
         }
+        let is_f16 = maps[0].0.weight.dtype() == DType::F16;
         let rounded = self.scratch(Purpose::RoundedRows, x.len() * 2)?;
-        rows::round(&self.device, floats(x), x.len(), rounded)?;
+        let scalars = self.scratch(Purpose::FastScalars, fast::SCALARS_BYTES)?;
+        match is_f16 {
+            true => FastRows { x: floats(x), out: rounded, scalars, len: x.len() as u64 }.launch(&self.device)?,
+            false => rows::round(&self.device, floats(x), x.len(), rounded)?,
+        }
         for (linear, out) in maps {
             let bias = linear.bias.as_ref().map_or(0, floats);
             let weight = memory(&linear.weight).plain.as_ref().expect("looked for above").address();
-            let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0 };
-            cublas.multiply(shape, Places { x: rounded, weight, bias, out: floats_mut(out) })?;
+            let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0, is_f16 };
+            cublas.multiply(shape, Places { x: rounded, weight, bias, out: floats_mut(out), scalars })?;
         }
         Ok(true)
     }

@@ -8,14 +8,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use pellucid_tensor::{Error, SequenceSpan, StepIndex, StepMemo};
+use pellucid_tensor::{Error, RowQuery, SequenceSpan, StepIndex, StepMemo};
 
 use crate::backend::{CudaBackend, lock};
 use crate::driver::Device;
 use crate::kernels::attention::FLASH_TILE;
+use crate::kernels::digest::Query;
 
 /// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
-const MAX_RECORDED_ROWS: usize = 512;
+pub(crate) const MAX_RECORDED_ROWS: usize = 512;
 /// Recordings that a model keeps: sizes of batches times the powers of two of their longest contexts.
 const MAX_RECORDINGS: usize = 128;
 
@@ -26,6 +27,8 @@ pub(crate) struct Current {
     tables: Vec<(usize, usize, u64)>,
     /// The spans that the tables of the rows were made from, and where those lie.
     spans: Option<(usize, usize, u64)>,
+    /// What is asked of its logits, likewise.
+    queries: Option<(usize, usize, u64)>,
     pub(crate) is_recording: bool,
 }
 
@@ -42,8 +45,17 @@ impl Current {
     }
 
     pub(crate) fn find_spans(&self, spans: &[SequenceSpan]) -> Option<u64> {
-        self.spans.filter(|found| (found.0, found.1) == (spans.as_ptr().addr(), spans.len())).map(|found| found.2)
+        found(self.spans, spans)
     }
+
+    pub(crate) fn find_queries(&self, queries: &[RowQuery]) -> Option<u64> {
+        found(self.queries, queries)
+    }
+}
+
+/// A slice's address and length, if they are those of what lies at the third.
+fn found<T>(known: Option<(usize, usize, u64)>, slice: &[T]) -> Option<u64> {
+    known.filter(|known| (known.0, known.1) == (slice.as_ptr().addr(), slice.len())).map(|known| known.2)
 }
 
 /// What must be equal for a recording to serve.
@@ -51,6 +63,8 @@ impl Current {
 struct Key {
     num_rows: usize,
     num_wanted: usize,
+    /// The wanted rows', or none.
+    num_queries: usize,
     /// Tiles of the longest context, rounded up to a power of two: launches depend on it.
     tiles: usize,
     kv_place: usize,
@@ -117,6 +131,8 @@ impl CudaBackend {
         memo: &mut StepMemo,
         run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
+        // By the first step the weights are there.
+        lock(&self.staging).clear();
         self.upload_index(index)?;
         let result = self.replay_or_run(index, memo, &mut || {
             let result = run().and_then(|()| self.settle());
@@ -128,24 +144,36 @@ impl CudaBackend {
         result
     }
 
-    /// Copies the tables of a step to the device: fixed places for a number of rows and of wanted rows, the block tables last.
+    /// Copies the tables of a step to the device, all at once: fixed places for a number of rows, of wanted rows and of queries, the block
+    /// tables last.
     fn upload_index(&self, index: &StepIndex<'_>) -> Result<(), Error> {
         let row_tables = row_tables(index.sequences, index.ids.len());
-        let mut flat: Vec<u32> = Vec::new();
-        let mut places = Vec::new();
-        for slice in [index.ids, index.positions, index.slots, index.wanted, &row_tables, index.block_tables] {
-            places.push(flat.len());
-            flat.extend_from_slice(slice);
+        let queries: Vec<u32> = index.queries.iter().flat_map(|query| Query::from(query).words()).collect();
+        let parts = [index.ids, index.positions, index.slots, index.wanted, &row_tables, &queries, index.block_tables];
+        let mut places = [0; 7];
+        let mut len = 0;
+        for (part, place) in parts.iter().zip(&mut places) {
+            *place = len;
+            len += part.len();
         }
         // Room to grow, so that the tables seldom move: recordings end when they do.
-        let base = self.scratch(crate::backend::Purpose::Index, (flat.len() * 4).next_power_of_two())?;
-        self.device.upload(&flat, base)?;
+        let base = self.scratch(crate::backend::Purpose::Index, (len * 4).next_power_of_two())?;
+        let mut ring = lock(&self.step_tables);
+        let piece = ring.next(&self.device, len)?;
+        let mut rest = piece.values_mut()?;
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = after;
+        }
+        piece.upload(len, base)?;
         let at = |i: usize| base + 4 * places[i] as u64;
         let slices =
-            [(index.ids, 0), (index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 5)];
+            [(index.ids, 0), (index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 6)];
         let tables = slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect();
         let spans = Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4)));
-        *lock(&self.current) = Current { tables, spans, is_recording: false };
+        let queries = Some((index.queries.as_ptr().addr(), index.queries.len(), at(5)));
+        *lock(&self.current) = Current { tables, spans, queries, is_recording: false };
         Ok(())
     }
 
@@ -163,6 +191,7 @@ impl CudaBackend {
         let key = Key {
             num_rows: index.ids.len(),
             num_wanted: index.wanted.len(),
+            num_queries: index.queries.len(),
             tiles: longest.div_ceil(FLASH_TILE).next_power_of_two(),
             kv_place: index.kv_place,
         };

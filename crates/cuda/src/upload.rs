@@ -1,17 +1,32 @@
 //! Weights on their way to the device: raw bytes in pieces, packed into tiles there.
 //!
+//! Reading a mapped file is work for several threads: each has two pieces of pinned memory, and fills one while the device copies the other.
+//! Copies and packing are in the order of the one stream, so whoever uses a weight afterwards finds it whole.
+//!
 //! A format without tiles of its own is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16 (MXFP4, whose
 //! exponents F16 cannot hold, becomes BF16, which is exact for it). The backend keeps count, so that the program can say so.
 
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use pellucid_tensor::{DType, Error, HostWeight, Tensor, quant};
 
-use crate::backend::{CudaBackend, Purpose};
+use crate::backend::{CudaBackend, Purpose, lock};
+use crate::driver::Device;
 use crate::kernels::pack::PackWeight;
 use crate::kernels::{self, pack};
 use crate::memory::DeviceMemory;
+use crate::pinned::{Ring, floats_of};
 
 /// Bytes that are uploaded at a time.
-const PIECE: usize = 64 << 20;
+const PIECE: usize = 4 << 20;
+/// Threads that read, where the machine has as many.
+const MAX_READERS: usize = 8;
+
+/// The pinned memory of each reader, kept from weight to weight.
+pub(crate) type Staging = Vec<Ring<u8>>;
 
 /// A table or a vector, whose numbers stay exactly what they are.
 pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
@@ -29,55 +44,123 @@ pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor
     if to != weight.dtype {
         backend.note_conversion(weight.dtype, to);
     }
-    let with_plain = backend.has_fast_products() && weight.dtype == DType::BF16;
+    let with_plain = backend.has_fast_products() && matches!(weight.dtype, DType::BF16 | DType::F16);
     store(backend, weight, to, with_plain)
 }
 
 /// `with_plain` keeps a weight of 16 bits as it is in the file beside its tiles.
 fn store(backend: &CudaBackend, weight: HostWeight, to: DType, with_plain: bool) -> Result<Tensor, Error> {
-    let HostWeight { dtype, rows, cols, bytes } = weight;
+    let HostWeight { dtype, rows, cols, ref bytes } = weight;
     assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
     let device = &backend.device;
     let size = kernels::packed_bytes(to, rows, cols);
     let size = size.ok_or_else(|| Error::OutOfMemory { device: device.name(), bytes: usize::MAX })?;
     let buffer = device.allocate(size)?;
     let plain = if with_plain { Some(device.allocate(bytes.len())?) } else { None };
-    let row_bytes = dtype.bytes_for(cols).expect("rows are whole blocks");
-    let from_f32 = to != dtype;
-    let sent_bytes = if from_f32 { cols * 4 } else { row_bytes };
-    // Whole tiles of 16 rows.
-    let rows_at_once = (PIECE / sent_bytes.max(1) / 16 * 16).max(16);
-    let staging = backend.scratch(Purpose::Upload, rows_at_once.min(rows.next_multiple_of(16)) * sent_bytes)?;
-    for first_row in (0..rows).step_by(rows_at_once) {
-        let num_rows = rows_at_once.min(rows - first_row);
-        // F32 lies on the device as in the file, and so does what is kept plain.
-        let kept = if to == DType::F32 { Some(&buffer) } else { plain.as_ref() };
-        let staging = kept.map_or(staging, |buffer| buffer.address() + (first_row * sent_bytes) as u64);
-        let piece = &bytes[first_row * row_bytes..(first_row + num_rows) * row_bytes];
-        if from_f32 {
-            let mut decoded = vec![0.0f32; num_rows * cols];
-            quant::decode(dtype, piece, &mut decoded);
-            device.upload(&decoded, staging)?;
-        } else {
-            device.upload(piece, staging)?;
-        }
-        if to == DType::F32 {
-            continue;
-        }
-        let parameter = PackWeight {
-            from: staging,
-            to: buffer.address(),
-            row_bytes: sent_bytes as u64,
-            rows: rows as u32,
-            cols: cols as u32,
-            first_row: first_row as u32,
-            num_rows: num_rows as u32,
-            format: kernels::format(to).expect("a format with tiles"),
-            from_f32: u32::from(from_f32),
-        };
-        pack::pack(device, &parameter)?;
-    }
+    // F32 lies on the device as in the file, and so does what is kept plain.
+    let kept = if to == DType::F32 { Some(&buffer) } else { plain.as_ref() };
+    let journey =
+        Journey { device, weight: &weight, to, packed: buffer.address(), kept: kept.map(|kept| kept.address()) };
+    send(backend, &journey)?;
     let mut memory = DeviceMemory::new(buffer);
     memory.plain = plain;
     Ok(Tensor::new(to, rows, cols, Box::new(memory)))
+}
+
+/// Sends every piece of a weight, by as many readers as there are pieces for.
+fn send(backend: &CudaBackend, journey: &Journey<'_>) -> Result<(), Error> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let num_readers = journey.num_pieces().min(MAX_READERS).min(cores);
+    let piece_bytes = journey.rows_at_once().min(journey.weight.rows.next_multiple_of(16)) * journey.sent_bytes();
+    // On the device every reader has a place of its own: between a copy there and its packing come those of others.
+    let place_bytes = piece_bytes.next_multiple_of(256);
+    let places = backend.scratch(Purpose::Upload, num_readers * place_bytes)?;
+    let place = |reader: usize| places + (reader * place_bytes) as u64;
+    let mut staging = lock(&backend.staging);
+    let num_rings = staging.len().max(num_readers);
+    staging.resize_with(num_rings, Ring::default);
+    let next = &AtomicUsize::new(0);
+    let Some((own, others)) = staging[..num_readers].split_first_mut() else { return Ok(()) };
+    thread::scope(|scope| {
+        let readers: Vec<_> = (others.iter_mut().enumerate())
+            .map(|(i, ring)| scope.spawn(move || journey.read_pieces(next, ring, place(i + 1))))
+            .collect();
+        let own = journey.read_pieces(next, own, place(0));
+        let others = readers.into_iter().map(|reader| reader.join().expect("reading does not panic"));
+        others.fold(own, Result::and)
+    })
+}
+
+/// A weight, and where on the device it goes.
+struct Journey<'a> {
+    device: &'a Arc<Device>,
+    weight: &'a HostWeight,
+    to: DType,
+    packed: u64,
+    /// Where its rows are kept as they are sent.
+    kept: Option<u64>,
+}
+
+impl Journey<'_> {
+    /// Bytes of a row as it is sent: decoded where there are no tiles for its format.
+    fn sent_bytes(&self) -> usize {
+        let HostWeight { dtype, cols, .. } = *self.weight;
+        if self.is_decoded() { cols * 4 } else { dtype.bytes_for(cols).expect("rows are whole blocks") }
+    }
+
+    fn is_decoded(&self) -> bool {
+        self.to != self.weight.dtype
+    }
+
+    /// Whole tiles of 16 rows.
+    fn rows_at_once(&self) -> usize {
+        (PIECE / self.sent_bytes().max(1) / 16 * 16).max(16)
+    }
+
+    fn num_pieces(&self) -> usize {
+        self.weight.rows.div_ceil(self.rows_at_once())
+    }
+
+    /// Sends pieces that no other reader has taken, through `ring` and a place of the device.
+    fn read_pieces(&self, next: &AtomicUsize, ring: &mut Ring<u8>, place: u64) -> Result<(), Error> {
+        loop {
+            let first_row = next.fetch_add(1, Ordering::Relaxed) * self.rows_at_once();
+            if first_row >= self.weight.rows {
+                return Ok(());
+            }
+            let rows = first_row..(first_row + self.rows_at_once()).min(self.weight.rows);
+            self.send_rows(rows, ring, place)?;
+        }
+    }
+
+    fn send_rows(&self, rows: Range<usize>, ring: &mut Ring<u8>, place: u64) -> Result<(), Error> {
+        let HostWeight { dtype, cols, ref bytes, .. } = *self.weight;
+        let row_bytes = dtype.bytes_for(cols).expect("rows are whole blocks");
+        let from = &bytes[rows.start * row_bytes..rows.end * row_bytes];
+        let len = rows.len() * self.sent_bytes();
+        let piece = ring.next(self.device, len)?;
+        let staged = &mut piece.values_mut()?[..len];
+        if self.is_decoded() {
+            quant::decode(dtype, from, floats_of(staged));
+        } else {
+            staged.copy_from_slice(from);
+        }
+        let place = self.kept.map_or(place, |kept| kept + (rows.start * self.sent_bytes()) as u64);
+        piece.upload(len, place)?;
+        if self.to == DType::F32 {
+            return Ok(());
+        }
+        let parameter = PackWeight {
+            from: place,
+            to: self.packed,
+            row_bytes: self.sent_bytes() as u64,
+            rows: self.weight.rows as u32,
+            cols: cols as u32,
+            first_row: rows.start as u32,
+            num_rows: rows.len() as u32,
+            format: kernels::format(self.to).expect("a format with tiles"),
+            from_f32: u32::from(self.is_decoded()),
+        };
+        pack::pack(self.device, &parameter)
+    }
 }

@@ -17,6 +17,7 @@ use pellucid_tensor::{Backend, DType, RowQuery};
 
 use crate::job::{Job, JobId};
 use crate::kv_cache::{KvCache, TenantId};
+use crate::outbox::Outbox;
 use crate::rules::{CheckedRequest, Rules, check};
 use crate::scheduler::{Pending, Served, share_out};
 use crate::{EngineStats, Error, Event, EventSink, Request};
@@ -54,6 +55,8 @@ pub struct Engine {
     /// By tenant, in the order in which they come in.
     waiting: BTreeMap<TenantId, Vec<(JobId, Job)>>,
     running: BTreeMap<JobId, Job>,
+    /// Of requests that ended in the last step, with their last events.
+    leaving: Vec<Outbox>,
     next_id: JobId,
     served: Served,
     stats: EngineStats,
@@ -95,6 +98,7 @@ impl Engine {
             options,
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
+            leaving: Vec::new(),
             next_id: 0,
             served: Served::default(),
             stats: EngineStats::default(),
@@ -152,6 +156,7 @@ impl Engine {
         let plan = self.schedule();
         self.is_stalled = plan.is_empty();
         if plan.is_empty() {
+            self.deliver();
             return self.num_waiting() > 0 || !self.running.is_empty();
         }
         let mut logits = std::mem::take(&mut self.logits);
@@ -160,10 +165,19 @@ impl Engine {
             Err(error @ Error::DeviceLost(_)) => self.lose(&error),
             Err(error) => self.fail(&plan, error),
         }
+        // Where the device computes by itself, what this step gave is told once the next one is under way.
+        if !self.model.runs_ahead() || self.running.is_empty() {
+            self.deliver();
+        }
         self.logits = logits;
         self.stats.steps += 1;
         self.stats.step_time += started.elapsed();
         true
+    }
+
+    /// Tells what the last step gave.
+    fn deliver(&mut self) {
+        deliver(&mut self.running, &mut self.leaving);
     }
 
     /// Gives every running sequence a part of the step, and makes sure of the memory that it takes.
@@ -238,9 +252,10 @@ impl Engine {
             };
             self.batch.push(chunk, self.options.block_len);
         }
-        let Engine { model, batch, kv, .. } = self;
+        let Engine { model, batch, kv, running, leaving, .. } = self;
         let started = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| model.forward(batch, kv, logits)));
+        let mut meanwhile = || deliver(running, leaving);
+        let outcome = catch_unwind(AssertUnwindSafe(|| model.forward_meanwhile(batch, kv, logits, &mut meanwhile)));
         self.stats.forward_time += started.elapsed();
         match outcome {
             Ok(Ok(())) => Ok(()),
@@ -313,12 +328,20 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Whoever is still served gets no more events; the blocks go back all the same, so that a leak can never hide behind an exit.
+    /// Whoever is still served hears of the last step and no more; the blocks go back all the same, so that a leak can never hide behind
+    /// an exit.
     fn drop(&mut self) {
+        self.deliver();
         let Engine { running, waiting, cache, .. } = self;
         let jobs = running.values_mut().chain(waiting.values_mut().flatten().map(|(_, job)| job));
         jobs.for_each(|job| job.release(cache));
     }
+}
+
+/// Sends what the requests of a step, and those that ended in it, have to be told.
+fn deliver(running: &mut BTreeMap<JobId, Job>, leaving: &mut Vec<Outbox>) {
+    running.values_mut().for_each(|job| job.sink.deliver());
+    leaving.drain(..).for_each(|mut sink| sink.deliver());
 }
 
 fn panic_message(panic: &Box<dyn std::any::Any + Send>) -> String {

@@ -6,6 +6,7 @@ use pellucid_sampling::{History, Logprobs, Sampler, State};
 
 use crate::beam::BeamSearch;
 use crate::kv_cache::{BlockTable, KvCache, Reservation, TenantId};
+use crate::outbox::Outbox;
 use crate::{Event, EventSink, FinishReason, Request, RequestStats, TokenEvent};
 
 /// Requests are numbered in the order of their arrival.
@@ -13,7 +14,7 @@ pub(crate) type JobId = u64;
 
 pub(crate) struct Job {
     pub(crate) request: Request,
-    pub(crate) sink: Box<dyn EventSink>,
+    pub(crate) sink: Outbox,
     pub(crate) sequences: Vec<Sequence>,
     /// What its sequences may still take; present while it runs.
     pub(crate) reservation: Option<Reservation>,
@@ -85,7 +86,7 @@ impl Job {
         let first = Sequence::new(0, &request.prompt, sampler);
         Job {
             request,
-            sink,
+            sink: Outbox::new(sink),
             sequences: vec![first],
             reservation: None,
             search,
@@ -139,26 +140,26 @@ impl Job {
         }
     }
 
-    /// Sends what is still to be said and the numbers.
+    /// Holds what is still to be said and the numbers, to be delivered last.
     pub(crate) fn complete(&mut self, now: Instant) {
         if let Some(search) = self.search.take() {
-            self.sink.send(Event::Beams(search.results()));
+            self.sink.hold(Event::Beams(search.results()));
         } else if self.holds_back() {
-            self.send_best();
+            self.hold_best();
         }
         self.stats.total_time = now - self.arrived;
         self.stats.decode_time = self.first_token.map_or_else(Default::default, |first| now - first);
-        self.sink.send(Event::Done(self.stats));
+        self.sink.hold(Event::Done(self.stats));
     }
 
-    fn send_best(&mut self) {
+    fn hold_best(&mut self) {
         self.sequences.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()).then(a.choice.cmp(&b.choice)));
         for (choice, sequence) in self.sequences.iter_mut().take(self.request.num_choices).enumerate() {
             for token in sequence.held.drain(..) {
-                self.sink.send(Event::Token(TokenEvent { choice, ..token }));
+                self.sink.hold(Event::Token(TokenEvent { choice, ..token }));
             }
             if let Some(reason) = sequence.finish {
-                self.sink.send(Event::ChoiceEnd { choice, reason, token: None });
+                self.sink.hold(Event::ChoiceEnd { choice, reason, token: None });
             }
         }
     }

@@ -11,6 +11,7 @@ mod handle;
 mod job;
 pub mod kv_cache;
 mod memory_plan;
+mod outbox;
 mod request;
 mod rules;
 pub mod scheduler;

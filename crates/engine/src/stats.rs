@@ -36,7 +36,7 @@ pub struct EngineStats {
     pub steps: u64,
     /// Time of all steps, from admission to the last event sent.
     pub step_time: Duration,
-    /// The part of it that the model took; the rest is the engine's own.
+    /// The part of it that the model took, with what was done while the device computed; the rest is the engine's own.
     pub forward_time: Duration,
     /// Tokens computed that a sequence already had: prompts, and what was computed again after a preemption.
     pub prefill_tokens: u64,

@@ -111,8 +111,17 @@ impl Batch {
         self.wanted.len()
     }
 
+    /// What is asked of the wanted rows of a step, where a digest will do for one of them at least. A row that is wanted whole is digested
+    /// along with the others: what that tells is not looked at.
+    pub(crate) fn write_queries(&self, queries: &mut Vec<RowQuery>) {
+        queries.clear();
+        if self.queries.iter().any(Option::is_some) {
+            queries.extend(self.queries.iter().map(|query| query.unwrap_or(RowQuery { temperature: 1.0, race: None })));
+        }
+    }
+
     /// What a backend is told of the step before its operations.
-    pub(crate) fn index(&self, kv: &KvMemory) -> StepIndex<'_> {
+    pub(crate) fn index<'a>(&'a self, kv: &KvMemory, queries: &'a [RowQuery]) -> StepIndex<'a> {
         StepIndex {
             ids: &self.ids,
             positions: &self.positions,
@@ -120,6 +129,7 @@ impl Batch {
             wanted: &self.wanted,
             sequences: &self.sequences,
             block_tables: &self.block_tables,
+            queries,
             kv_place: kv.layers.as_ptr().addr(),
         }
     }

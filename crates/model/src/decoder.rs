@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Error as DeviceError, StepMemo, Tensor};
+use pellucid_tensor::{Backend, DType, Error as DeviceError, RowQuery, StepMemo, Tensor};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
@@ -21,6 +21,23 @@ pub trait Model: Send {
     /// Computes the batch's rows, stores their keys and values, and fills `logits` with those of the wanted rows, or with the digests
     /// that will do in their place.
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error>;
+
+    /// The same, calling `meanwhile` once: as soon as the device is at work by itself, or before it begins where it is not one that does.
+    fn forward_meanwhile(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        logits: &mut Logits,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        meanwhile();
+        self.forward(batch, kv, logits)
+    }
+
+    /// Whether the device computes by itself, so that `meanwhile` costs no time.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
 
     /// Whether a batch may ask for digests.
     fn digests(&self) -> bool {
@@ -50,6 +67,8 @@ pub struct Decoder {
     ropes: Vec<Frequencies>,
     activations: Activations,
     memo: StepMemo,
+    /// Kept for their memory.
+    queries: Vec<RowQuery>,
 }
 
 /// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
@@ -98,7 +117,7 @@ impl Decoder {
             _ => Vec::new(),
         };
         let activations = Activations::new(&config, &*backend, &ropes)?;
-        Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default() })
+        Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default(), queries: Vec::new() })
     }
 
     /// What one token costs at least.
@@ -136,8 +155,8 @@ impl Decoder {
         }
     }
 
-    /// From ids to logits, on the device: the same operations on the same tensors for every step of the same size.
-    fn compute(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
+    /// From ids to logits and, where digests of them will do, to those, on the device: the same operations on the same tensors for every step of the same size.
+    fn compute(&mut self, batch: &Batch, queries: &[RowQuery], kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();
         let Decoder { config, backend, weights, activations: a, .. } = self;
@@ -154,7 +173,11 @@ impl Decoder {
             let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
             a.join(backend, config, layer.mlp_output_norm.as_ref(), next)?;
         }
-        self.project(batch)
+        self.project(batch)?;
+        match queries {
+            [] => Ok(()),
+            queries => self.backend.digest(&self.activations.logits, queries),
+        }
     }
 }
 
@@ -164,15 +187,41 @@ impl Model for Decoder {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.forward_meanwhile(batch, kv, logits, &mut || ())
+    }
+
+    fn forward_meanwhile(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        logits: &mut Logits,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        let experts_run_ahead = self.config.experts.is_none_or(|experts| {
+            self.backend.experts_run_ahead(batch.num_rows(), experts.num_experts, experts.routing)
+        });
+        let runs_ahead = self.runs_ahead() && experts_run_ahead;
+        if !runs_ahead {
+            meanwhile();
+        }
         batch.check(&self.config)?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch)?;
-        let index = batch.index(kv);
-        let mut memo = std::mem::take(&mut self.memo);
-        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, kv));
+        let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
+        batch.write_queries(&mut queries);
+        let index = batch.index(kv, &queries);
+        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, &queries, kv));
         self.memo = memo;
+        self.queries = queries;
         result?;
+        if runs_ahead {
+            meanwhile();
+        }
         Ok(logits.fill(&*backend, &batch.queries, &self.activations.logits)?)
+    }
+
+    fn runs_ahead(&self) -> bool {
+        self.backend.runs_ahead()
     }
 
     fn digests(&self) -> bool {

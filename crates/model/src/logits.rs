@@ -13,19 +13,11 @@ pub struct Logits {
     places: Vec<Option<usize>>,
     /// Of every row, or of none.
     digests: Vec<RowDigest>,
-    /// Kept for their memory.
-    queries: Vec<RowQuery>,
 }
 
 impl Default for Logits {
     fn default() -> Self {
-        Logits {
-            vocab_size: 0,
-            values: Box::new(Vec::new()),
-            places: Vec::new(),
-            digests: Vec::new(),
-            queries: Vec::new(),
-        }
+        Logits { vocab_size: 0, values: Box::new(Vec::new()), places: Vec::new(), digests: Vec::new() }
     }
 }
 
@@ -47,7 +39,7 @@ impl Logits {
         &mut self.digests[..num_rows]
     }
 
-    /// Brings the rows of a tensor from its device, or the digests that do in their place.
+    /// Brings the rows of a tensor from its device, or the digests that were made of them and do in their place.
     pub(crate) fn fill(
         &mut self,
         backend: &dyn Backend,
@@ -64,11 +56,8 @@ impl Logits {
         if num_whole == num_rows {
             return backend.read(rows, &mut self.values.get_mut()[..num_rows * vocab_size]);
         }
-        // A row that is wanted whole is digested along with the others: what that tells is not looked at.
-        self.queries.clear();
-        self.queries.extend(queries.iter().map(|query| query.unwrap_or(RowQuery { temperature: 1.0, race: None })));
         self.digests.resize_with(self.digests.len().max(num_rows), RowDigest::default);
-        backend.digest(rows, &self.queries, &mut self.digests[..num_rows])?;
+        backend.read_digests(&mut self.digests[..num_rows])?;
         for (row, place) in self.places.iter().enumerate() {
             if let Some(place) = *place {
                 let values = &mut self.values.get_mut()[place * vocab_size..(place + 1) * vocab_size];

@@ -24,6 +24,15 @@ pub struct Shape {
     context_len: usize,
     rope_base: f32,
     is_tied: bool,
+    experts: Option<ExpertShape>,
+}
+
+/// Experts in every layer in place of its MLP.
+#[derive(Debug, Clone, Copy)]
+struct ExpertShape {
+    num_experts: usize,
+    num_selected: usize,
+    mlp_size: usize,
 }
 
 /// A line of the table: (vocabulary, hidden, layers), (heads, KV heads, head size), MLP, context, rotary base.
@@ -48,12 +57,17 @@ const fn shape(
         context_len,
         rope_base,
         is_tied,
+        experts: None,
     }
 }
 
 impl Shape {
+    const fn with_experts(self, (num_experts, num_selected, mlp_size): (usize, usize, usize)) -> Shape {
+        Shape { experts: Some(ExpertShape { num_experts, num_selected, mlp_size }), ..self }
+    }
+
     #[rustfmt::skip]
-    pub const ALL: [Shape; 13] = [
+    pub const ALL: [Shape; 15] = [
         shape("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),
         shape("smollm2-1.7b", "llama", (49_152, 2_048, 24), (32, 32, 64), (8_192, 8_192, 1.3e5), true),
         shape("tinyllama-1.1b", "llama", (32_000, 2_048, 22), (32, 4, 64), (5_632, 2_048, 1e4), false),
@@ -67,6 +81,8 @@ impl Shape {
         shape("qwen2.5-7b", "qwen2", (152_064, 3_584, 28), (28, 4, 128), (18_944, 32_768, 1e6), false),
         shape("qwen3-0.6b", "qwen3", (151_936, 1_024, 28), (16, 8, 128), (3_072, 40_960, 1e6), true),
         shape("qwen3-8b", "qwen3", (151_936, 4_096, 36), (32, 8, 128), (12_288, 40_960, 1e6), false),
+        shape("mixtral-8x7b", "llama", (32_000, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false).with_experts((8, 2, 14_336)),
+        shape("qwen3-30b-a3b", "qwen3moe", (151_936, 2_048, 48), (32, 4, 128), (6_144, 40_960, 1e6), false).with_experts((128, 8, 768)),
     ];
 
     /// By name, in any case.
@@ -85,6 +101,20 @@ impl Shape {
             head_size: 64,
             mlp_size: 768,
             context_len: 256,
+            experts: self.experts.map(|experts| ExpertShape { num_experts: 8, mlp_size: 256, ..experts }),
+            ..self
+        }
+    }
+
+    /// A few layers of full width, for tests of kernels that only wide models reach.
+    pub fn shallow(self) -> Shape {
+        let fewer = |experts: ExpertShape| ExpertShape { num_experts: experts.num_experts.min(16), ..experts };
+        Shape {
+            vocab_size: 512,
+            num_layers: 2,
+            mlp_size: self.mlp_size.min(9_216),
+            context_len: 256,
+            experts: self.experts.map(fewer),
             ..self
         }
     }
@@ -132,6 +162,11 @@ impl Shape {
         number("attention.key_length", self.head_size);
         number("attention.value_length", self.head_size);
         number("rope.dimension_count", self.head_size);
+        if let Some(ExpertShape { num_experts, num_selected, mlp_size }) = self.experts {
+            number("expert_count", num_experts);
+            number("expert_used_count", num_selected);
+            number("expert_feed_forward_length", mlp_size);
+        }
         put(&format!("{}.rope.freq_base", self.architecture), Value::F32(self.rope_base));
         put(&format!("{}.attention.layer_norm_rms_epsilon", self.architecture), Value::F32(1e-5));
         metadata
@@ -157,15 +192,25 @@ impl Shape {
                     add(template, layer, "bias", &[rows]);
                 }
             }
-            if self.architecture == "qwen3" {
+            if self.architecture.starts_with("qwen3") {
                 add(names.query_norm, layer, "weight", &[self.head_size]);
                 add(names.key_norm, layer, "weight", &[self.head_size]);
             }
             add(names.attention_output, layer, "weight", &[hidden, queries]);
             add(names.mlp_norm, layer, "weight", &[hidden]);
-            add(names.gate, layer, "weight", &[mlp, hidden]);
-            add(names.up, layer, "weight", &[mlp, hidden]);
-            add(names.down, layer, "weight", &[hidden, mlp]);
+            match self.experts {
+                None => {
+                    add(names.gate, layer, "weight", &[mlp, hidden]);
+                    add(names.up, layer, "weight", &[mlp, hidden]);
+                    add(names.down, layer, "weight", &[hidden, mlp]);
+                }
+                Some(ExpertShape { num_experts, mlp_size, .. }) => {
+                    add(names.router, layer, "weight", &[num_experts, hidden]);
+                    add(names.expert_gate, layer, "weight", &[num_experts, mlp_size, hidden]);
+                    add(names.expert_up, layer, "weight", &[num_experts, mlp_size, hidden]);
+                    add(names.expert_down, layer, "weight", &[num_experts, hidden, mlp_size]);
+                }
+            }
         }
         add(names.final_norm, 0, "weight", &[hidden]);
         if !self.is_tied {
@@ -213,15 +258,19 @@ mod tests {
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
         assert_eq!(parameters("qwen2.5-0.5b"), 494_032_768);
         assert_eq!(parameters("qwen3-0.6b"), 596_049_920);
+        assert_eq!(parameters("mixtral-8x7b"), 46_702_792_704);
+        assert_eq!(parameters("qwen3-30b-a3b"), 30_532_122_624);
     }
 
     #[test]
     fn a_shape_opens_like_a_file() {
-        let shape = Shape::ALL[0].miniature();
-        for mix in WeightMix::ALL {
+        let shapes = ["smollm2-135m", "mixtral-8x7b", "qwen3-30b-a3b"];
+        let shapes = shapes.map(|name| Shape::named(name).expect("a known shape").miniature());
+        for (shape, mix) in shapes.iter().flat_map(|shape| WeightMix::ALL.map(|mix| (shape, mix))) {
             let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("a whole model");
             let config = crate::read_config(&checkpoint).expect("a known family");
             assert_eq!((config.vocab_size, config.num_layers()), (512, 2));
+            assert_eq!(config.experts.is_some(), shape.experts.is_some());
             let norm = checkpoint.tensor("output_norm.weight").expect("a norm");
             assert_eq!(norm.info.dtype, DType::F32);
         }

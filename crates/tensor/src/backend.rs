@@ -174,6 +174,8 @@ pub struct StepIndex<'a> {
     pub wanted: &'a [u32],
     pub sequences: &'a [SequenceSpan],
     pub block_tables: &'a [u32],
+    /// What is asked of each wanted row in its place; none where the rows are wanted as they are.
+    pub queries: &'a [RowQuery],
     /// Tells one KV memory from another while both live: where its list of layers lies.
     pub kv_place: usize,
 }
@@ -235,6 +237,17 @@ pub trait Backend: Send + Sync + fmt::Debug {
         512
     }
 
+    /// Whether operations return before they are done: the device computes by itself, and only who reads from it waits.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Backend::expert_mlp`] of so many rows does as well: with many, the host may be needed in the middle of a step.
+    fn experts_run_ahead(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+        let _ = (num_rows, num_experts, routing);
+        self.runs_ahead()
+    }
+
     /// Bytes that can still be taken; `None` where nobody tells.
     fn free_memory(&self) -> Option<u64>;
     /// Bytes a second that the device reads from a buffer of `size` bytes, measured now: the limit that decoding runs against.
@@ -273,16 +286,21 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = cols;
         None
     }
-    /// Writes the digest of each row into `out`, which is as long as there are rows.
-    fn digest(&self, logits: &Tensor, queries: &[RowQuery], out: &mut [RowDigest]) -> Result<(), Error> {
-        let _ = (logits, queries, out);
+    /// Makes the digest of each row; may be the end of a step, which is then told of the same queries.
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
+        let _ = (logits, queries);
+        unreachable!("a device without digests is asked for none")
+    }
+    /// Copies the digests that were made last into `out`, which is as long as there were rows.
+    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
+        let _ = out;
         unreachable!("a device without digests is asked for none")
     }
 
     // Steps.
 
-    /// Runs the operations of one step, which `run` calls in the same order, on the same tensors, for every step with as many rows and
-    /// wanted rows. A backend may therefore record them once and replay them later without calling `run`.
+    /// Runs the operations of one step, which `run` calls in the same order, on the same tensors, for every step with as many rows,
+    /// wanted rows and queries. A backend may therefore record them once and replay them later without calling `run`.
     fn step(
         &self,
         index: &StepIndex<'_>,

@@ -227,7 +227,11 @@ fn linear(suite: &mut Suite<'_>) {
         let depths = if unit == 1 { vec![1, 17, 96, 300] } else { vec![unit, 3 * unit] };
         for cols in depths {
             for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64), (70, 40)] {
-                let x = suite.numbers.normals(num_rows * cols);
+                let mut x = suite.numbers.normals(num_rows * cols);
+                // One row is beyond the range of f16.
+                if num_rows > 7 && cols > 17 {
+                    x[5 * cols..6 * cols].iter_mut().for_each(|x| *x *= 1e5);
+                }
                 let bias = suite.numbers.normals(num_outputs);
                 let (mut linear, decoded) = suite.linear(dtype, num_outputs, cols);
                 linear.bias = Some(suite.vector(&bias));
@@ -557,6 +561,34 @@ fn experts(suite: &mut Suite<'_>) {
     }
 }
 
+/// Matrices of tens of megabytes, which a device may bring in pieces: a column of each, read by a product with a row that is zero but for
+/// one number, and a few rows of a table.
+pub fn large_weights(backend: &dyn Backend) {
+    const OUTPUTS: usize = 2203;
+    const COLS: usize = 4096;
+    let mut suite = Suite { backend, numbers: Numbers(6) };
+    for dtype in [DType::F32, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q6_K, DType::Q4_1] {
+        let (weight, decoded) = suite.numbers.weight(dtype, OUTPUTS, COLS);
+        let linear = Linear { weight: backend.linear_weight(weight.clone()).expect("an upload"), bias: None };
+        for col in [0, 1234, COLS - 1] {
+            let mut x = vec![0.0; COLS];
+            x[col] = 1.0;
+            let mut out = suite.zeros(1, OUTPUTS);
+            backend.linear(&suite.activation(&x, COLS), &linear, &mut out).expect("linear");
+            // A weight may be rounded to 16 bits, and so may its scale before.
+            let bound = |value: f64| (value, value.abs() * 2e-3 + 1e-6);
+            let expected: Vec<(f64, f64)> = decoded.chunks_exact(COLS).map(|row| bound(f64::from(row[col]))).collect();
+            close(&format!("column {col} of a large matrix of {dtype}"), &suite.read(&out), &expected);
+        }
+        let ids = [0u32, 2202, 1111, 1023, 1024];
+        let mut rows = suite.zeros(ids.len(), COLS);
+        backend.embed(&suite.upload(weight), &ids, 1.0, &mut rows).expect("embed");
+        let expected: Vec<f32> =
+            ids.iter().flat_map(|&id| &decoded[id as usize * COLS..(id as usize + 1) * COLS]).copied().collect();
+        assert!(suite.read(&rows) == expected, "rows of a large table of {dtype}");
+    }
+}
+
 /// Row independence of the matrix product, to the bit: each row computed alone, and among 2 to 20 others.
 pub fn rows_stand_alone(backend: &dyn Backend) {
     let mut suite = Suite { backend, numbers: Numbers(2) };
@@ -596,6 +628,54 @@ pub fn many_rows_stand_alone(backend: &dyn Backend) {
         for rows in [0..1, 149..150, 3..5, 10..18, 10..19, 0..16, 16..33, 0..33, 64..128, 70..135] {
             let expected = &all[rows.start * OUTPUTS..rows.end * OUTPUTS];
             assert!(product(rows.clone()) == expected, "{dtype}: rows {rows:?} differ alone and among 150");
+        }
+    }
+}
+
+/// Row independence of experts, to the bit: over numbers of rows at which a backend changes its way, in every format, with several slices
+/// of the columns and outputs that fill no tile.
+pub fn expert_rows_stand_alone(backend: &dyn Backend) {
+    const ROWS: usize = 530;
+    const NUM_EXPERTS: usize = 6;
+    let mut suite = Suite { backend, numbers: Numbers(5) };
+    for (place, dtype) in DType::ALL.into_iter().enumerate() {
+        // Files mix formats: the last matrix has another than the first two.
+        let last = DType::ALL[(place + 1) % DType::ALL.len()];
+        let (hidden, width) = (2304, if last.is_quantized() { 256 } else { 200 });
+        let biased = |suite: &mut Suite<'_>, mut linear: Linear| {
+            if place % 3 == 1 {
+                let bias = suite.numbers.normals(linear.weight.rows());
+                linear.bias = Some(suite.vector(&bias));
+            }
+            linear
+        };
+        let experts: Vec<GatedMlp> = (0..NUM_EXPERTS)
+            .map(|_| {
+                let [gate, up] = [0, 1].map(|_| suite.linear(dtype, width, hidden).0);
+                let down = suite.linear(last, hidden, width).0;
+                let [gate, up, down] = [gate, up, down].map(|linear| biased(&mut suite, linear));
+                GatedMlp { gate, up, down }
+            })
+            .collect();
+        let (x, logits) = (suite.numbers.normals(ROWS * hidden), suite.numbers.normals(ROWS * NUM_EXPERTS));
+        let mlp = |rows: std::ops::Range<usize>| {
+            let mut out = suite.zeros(rows.len(), hidden);
+            let part =
+                |values: &[f32], cols: usize| suite.activation(&values[rows.start * cols..rows.end * cols], cols);
+            let mlp = ExpertMlp {
+                x: &part(&x, hidden),
+                router_logits: &part(&logits, NUM_EXPERTS),
+                routing: Routing { num_selected: 3, normalize: true },
+                experts: &experts,
+                activation: Activation::Silu,
+            };
+            suite.backend.expert_mlp(mlp, &mut out).expect("experts");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let all = mlp(0..ROWS);
+        for rows in [0..1, 529..530, 3..5, 10..18, 10..27, 64..128, 3..515] {
+            let expected = &all[rows.start * hidden..rows.end * hidden];
+            assert!(mlp(rows.clone()) == expected, "{dtype}, {last}: rows {rows:?} differ alone and among {ROWS}");
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct FakeModel {
     pub bomb: Option<u32>,
     /// Answer with digests of this many tokens where they will do.
     pub digest_len: Option<usize>,
+    /// Play a device that computes by itself.
+    pub runs_ahead: bool,
     /// The rows of the last batch, where digests were given.
     rows: Vec<Vec<f32>>,
 }
@@ -63,6 +65,7 @@ impl FakeModel {
             poison: None,
             bomb: None,
             digest_len: None,
+            runs_ahead: false,
             rows: Vec::new(),
         }
     }
@@ -108,6 +111,16 @@ impl Model for FakeModel {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.forward_meanwhile(batch, kv, logits, &mut || ())
+    }
+
+    fn forward_meanwhile(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        logits: &mut Logits,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
         if let Some(bomb) = self.bomb {
             assert!(!batch.ids().contains(&bomb), "the bomb went off");
         }
@@ -121,6 +134,8 @@ impl Model for FakeModel {
         self.stored.resize(kv.num_blocks() * block_len, 0.0);
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
 
+        // By now a device would be at work.
+        meanwhile();
         let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
         if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
             let digests = logits.resize_digests(rows.len());
@@ -133,6 +148,10 @@ impl Model for FakeModel {
         let vocab_size = self.config.vocab_size;
         logits.resize(rows.len(), vocab_size).copy_from_slice(&rows.concat());
         Ok(())
+    }
+
+    fn runs_ahead(&self) -> bool {
+        self.runs_ahead
     }
 
     fn digests(&self) -> bool {

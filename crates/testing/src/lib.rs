@@ -17,14 +17,13 @@ pub use fake_model::{FakeModel, digest_of};
 pub use subjects::{Subject, subjects};
 pub use tiny_model::{TINY_TEMPLATE, TinyModel, tiny_model};
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
-use pellucid_tensor::{Backend, DType};
+use pellucid_tensor::{Backend, DType, RowQuery};
 
 /// One golden: a tiny model, prompts, and the reference's logits at every position.
 #[derive(Debug)]
@@ -172,18 +171,21 @@ impl Runner {
 
     /// Runs one step of several chunks and gives all their logits, row after row.
     pub fn step(&mut self, chunks: &mut [(&mut TestSequence, &[u32])]) -> Vec<Vec<f32>> {
+        let logits = self.step_asking(chunks, &vec![None; chunks.len()]);
+        (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
+    }
+
+    /// The same, with what will do in place of the row of each chunk.
+    pub fn step_asking(&mut self, chunks: &mut [(&mut TestSequence, &[u32])], queries: &[Option<RowQuery>]) -> Logits {
         let mut batch = Batch::default();
-        let mut lens: Vec<Range<usize>> = Vec::new();
-        for (sequence, ids) in chunks.iter_mut() {
+        for ((sequence, ids), &query) in chunks.iter_mut().zip(queries) {
             let (first_position, blocks, wanted) = (sequence.len, &sequence.blocks, 0..ids.len());
-            let chunk = Chunk { ids, first_position, blocks, wanted, query: None };
-            batch.push(chunk, BLOCK_LEN);
-            lens.push(sequence.len..sequence.len + ids.len());
+            batch.push(Chunk { ids, first_position, blocks, wanted, query }, BLOCK_LEN);
             sequence.len += ids.len();
         }
         let mut logits = Logits::default();
         self.model.forward(&batch, &mut self.kv, &mut logits).expect("the batch is valid");
-        (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
+        logits
     }
 
     /// Logits at every position of a prompt, computed in chunks of the given sizes (the last one repeats).

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_tensor::{Backend, DType, quant};
+use pellucid_model::{Shape, WeightMix};
+use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
 use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite};
 
@@ -94,15 +95,34 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     for (name, body) in backend_suite::checks() {
         check(name, &|| body(&**backend));
     }
+    check("weights that come in many pieces", &|| backend_suite::large_weights(&**backend));
     if keeps_bits {
         check("a row has the same bits alone and among few", &|| backend_suite::rows_stand_alone(&**backend));
         check("a row has the same bits alone and among many", &|| backend_suite::many_rows_stand_alone(&**backend));
+        check("experts give the same bits to a row alone and among many", &|| {
+            backend_suite::expert_rows_stand_alone(&**backend);
+        });
         check("attention has the same bits alone and in a chunk", &|| {
             backend_suite::attention_rows_stand_alone(&**backend)
         });
     }
     if backend.digest_len(1).is_some() {
         check("digests of logits, to the sampler's bits", &|| digest_suite::digests_are_the_sampler_s(&**backend));
+    }
+    if backend.digest_len(1).is_some() {
+        let (name, files) = GOLDENS.iter().find(|(name, _)| *name == "llama3").expect("a golden");
+        check("digests at the end of replayed steps", &|| digests_of_steps(backend, &write(folder, name, files)));
+    }
+    // Where rows of logits stay on a device, it also joins the operations of wide rows, which no golden has.
+    if keeps_bits && backend.digest_len(1).is_some() {
+        for mix in ["bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m"] {
+            let name = format!("wide layers have the same bits in any chunks, {mix}");
+            check(&name, &|| wide_layers(backend, "llama-3.1-8b", mix));
+        }
+        for mix in ["bf16", "q8_0", "q4_k_m"] {
+            let name = format!("wide experts have the same bits in any chunks, {mix}");
+            check(&name, &|| wide_layers(backend, "qwen3-30b-a3b", mix));
+        }
     }
     for (name, files) in &GOLDENS {
         check(&format!("model {name}, in f32"), &|| {
@@ -115,6 +135,31 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
         });
     }
     reports
+}
+
+/// Layers of a known shape with random weights: a prompt's logits have the same bits at once, token by token, and two sequences at a time.
+fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, mix: &str) {
+    let shape = Shape::named(shape).expect("a known shape").shallow();
+    let mix = WeightMix::named(mix).expect("a known mix");
+    let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("names and shapes fit");
+    for kv_dtype in [DType::F16, DType::Q8_0] {
+        let mut runner = Runner::of(&checkpoint, backend.clone(), None, 32, kv_dtype);
+        let prompt: Vec<u32> = (0..150).map(|i| i * 7 % 512).collect();
+        let blocks = |first: u32| (first..first + 10).collect::<Vec<u32>>();
+        let whole = runner.prompt(&prompt, &[prompt.len()], blocks(0));
+        assert!(whole.iter().all(|logit| logit.is_finite()), "a logit is not a number");
+        let expected = bits(&whole);
+        assert!(bits(&runner.prompt(&prompt, &[1], blocks(10))) == expected, "token by token gives other bits");
+        let mixed = runner.prompt(&prompt, &[3, 1, 9, 1, 40, 1, 2], blocks(20));
+        assert!(bits(&mixed) == expected, "chunks give other bits");
+        let mut pair = [10, 20].map(|first| TestSequence { blocks: blocks(first), len: 0 });
+        for (i, id) in prompt.iter().enumerate() {
+            let [a, b] = &mut pair;
+            let rows = runner.step(&mut [(a, &[*id]), (b, &[*id])]);
+            let row = &expected[i * rows[0].len()..][..rows[0].len()];
+            assert!(rows.iter().all(|logits| bits(logits) == row), "two sequences at a time give other bits at {i}");
+        }
+    }
 }
 
 /// Puts a golden's files where a checkpoint can be opened.
@@ -186,6 +231,32 @@ fn model(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, keeps_bits
         if tolerance <= TOLERANCE && context_len.is_none_or(|len| prompt.len() + greedy.len() <= len) {
             assert_eq!(&continuation(&mut runner, prompt, greedy.len()), greedy, "greedy continuation");
         }
+    }
+}
+
+/// Two sequences with the same tokens, one row after the other: the digest of the one is that of the other's row, with another query in
+/// every step; and once both are told in brief.
+fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
+    let prompt = &golden.prompts[0];
+    let mut runner = Runner::load(&golden.folder, backend.clone(), golden.context_len(prompt.len()), 8);
+    let sequence = |blocks: [u32; 2]| TestSequence { blocks: blocks.to_vec(), len: 0 };
+    let (mut first, mut second, mut alone) = (sequence([0, 1]), sequence([3, 2]), sequence([5, 4]));
+    for (position, token) in prompt.iter().enumerate() {
+        let ids = std::slice::from_ref(token);
+        let query = |seed: u64| RowQuery {
+            temperature: 0.5 + 0.1 * position as f64,
+            race: Some((seed, position as u32 + 1)).filter(|_| position % 5 != 4),
+        };
+        let logits = runner.step_asking(&mut [(&mut first, ids), (&mut second, ids)], &[None, Some(query(7))]);
+        let row = logits.row(0).to_vec();
+        let num_top = backend.digest_len(row.len()).expect("it digests short rows");
+        let same = |seed: u64, digest: Option<&RowDigest>| {
+            let what = format!("position {position}, seed {seed}");
+            digest_suite::same(&what, &row, &query(seed), num_top, digest.expect("a digest was asked for"));
+        };
+        assert!(logits.digest(0).is_none(), "a row that was wanted whole");
+        same(7, logits.digest(1));
+        same(8, runner.step_asking(&mut [(&mut alone, ids)], &[Some(query(8))]).digest(0));
     }
 }
 

@@ -23,6 +23,17 @@ fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
 }
 
 #[test]
+fn a_row_has_the_same_experts_alone_and_among_many() {
+    let backend = cpu(Isa::best(), 2).expect("the best there is");
+    backend_suite::expert_rows_stand_alone(&*backend);
+}
+
+#[test]
+fn large_weights_arrive_whole() {
+    backend_suite::large_weights(&*cpu(Isa::best(), 2).expect("the best there is"));
+}
+
+#[test]
 fn a_row_attends_alone_as_it_does_in_a_chunk() {
     for isa in Isa::ALL {
         for num_threads in [1, 3] {

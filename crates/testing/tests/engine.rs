@@ -172,6 +172,40 @@ fn a_panic_in_the_model_ends_that_step_and_the_engine_goes_on() {
     assert_eq!(engine.stats().blocks_in_use, 0);
 }
 
+/// Tokens that were told after each step of one request.
+fn told_after_steps(runs_ahead: bool) -> Vec<usize> {
+    let mut engine = fake(OPTIONS, |model| model.runs_ahead = runs_ahead);
+    let collected = Collected::default();
+    engine.submit(request(vec![1, 2, 3], 1), Box::new(collected.clone())).expect("it is accepted");
+    let mut told = Vec::new();
+    while engine.step() {
+        told.push(collected.outcome().tokens.first().map_or(0, Vec::len));
+        assert_eq!(collected.is_over(), told.len() == 10, "the last event comes with the last step's, at once");
+    }
+    told
+}
+
+#[test]
+fn a_token_is_told_when_its_step_ends_or_while_the_device_runs_the_next_one() {
+    assert_eq!(told_after_steps(false), (1..=10).collect::<Vec<_>>());
+    let mut behind: Vec<usize> = (0..9).collect();
+    behind.push(10);
+    assert_eq!(told_after_steps(true), behind);
+}
+
+#[test]
+fn an_engine_that_ends_tells_what_its_last_step_gave() {
+    let mut engine = fake(OPTIONS, |model| model.runs_ahead = true);
+    let (short, long) = (Collected::default(), Collected::default());
+    let one = Request { max_tokens: Some(1), ..request(vec![1, 2, 3], 1) };
+    engine.submit(one, Box::new(short.clone())).expect("it is accepted");
+    engine.submit(request(vec![4, 5], 1), Box::new(long.clone())).expect("it is accepted");
+    assert!(engine.step() && !short.is_over());
+    drop(engine);
+    assert!(short.is_over() && short.outcome().error.is_none());
+    assert_eq!(long.outcome().tokens[0].len(), 1);
+}
+
 #[test]
 fn limits_are_kept_and_named() {
     let mut engine = fake(OPTIONS, |_| ());

@@ -72,6 +72,7 @@ fn simulate(seed: u64) -> usize {
     };
     let mut model = FakeModel::new(VOCAB, CONTEXT);
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
+    model.runs_ahead = random.chance(2);
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
     if random.chance(3) {

@@ -7,7 +7,7 @@
 //
 // Two definitions: a plain one in f32 for any format and head, with tiles of 128, and one on the tensor cores, with tiles of 64, for keys
 // and values of 16 bits, and of 8 bits that become f16 before they are multiplied. Which one serves depends on format, head and block length alone. The kernels of the second, for a chunk of
-// tokens, for one token, and in flash.cu for a chunk on compute capability 9.0, give the same bits. Bytes moved for one row: every
+// tokens, in decode.cu for one token, and in flash.cu for a chunk on compute capability 9.0, give the same bits. Bytes moved for one row: every
 // visible key and value once.
 
 struct StoreKv {
@@ -274,7 +274,7 @@ DEVICE void attend(const Attention& a) {
     for (int h = 0; h < G; h++) {
         if (h >= heads) continue;
         u64 head = (u64)row * a.num_heads + first_head + h;
-        float* to = split ? a.partial + (head * a.max_tiles + blockIdx.z) * (hs + 2) : a.out + head * hs;
+        float* to = split ? a.partial + (head * a.max_tiles + blockIdx.z) * (hs + TILE_EXTRA) : a.out + head * hs;
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (j + i * TILE < hs) to[j + i * TILE] = split ? values[h][i] : __fdiv_rn(values[h][i], running[h].sum);
@@ -296,12 +296,12 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     u32 begin_tile = first / a.tile_len, num_tiles = position / a.tile_len + 1 - begin_tile;
     u64 head = (u64)row * a.num_heads + blockIdx.y;
-    const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + 2);
+    const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + TILE_EXTRA);
     float before = __int_as_float(0xff800000);
     for (u32 base = 0; base < num_tiles; base += 128) {
         u32 tile = base + threadIdx.x;
-        float here = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs] : __int_as_float(0xff800000);
-        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + 2) + hs + 1] : 0.0f;
+        float here = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs] : __int_as_float(0xff800000);
+        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs + 1] : 0.0f;
         float so_far = here;
         for (int i = 1; i < 32; i *= 2) {
             float other = __shfl_up_sync(FULL_WARP, so_far, i);
@@ -337,13 +337,13 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         while (tile + TOGETHER <= num_tiles) {
             float next[TOGETHER];
 #pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) next[i] = from[(tile + i) * (u64)(hs + 2) + d];
+            for (u32 i = 0; i < TOGETHER; i++) next[i] = from[(tile + i) * (u64)(hs + TILE_EXTRA) + d];
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) take(next[i]);
         }
         float rest[TOGETHER];
 #pragma unroll
-        for (u32 i = 0; i < TOGETHER; i++) rest[i] = tile + i < num_tiles ? from[(tile + i) * (u64)(hs + 2) + d] : 0.0f;
+        for (u32 i = 0; i < TOGETHER; i++) rest[i] = tile + i < num_tiles ? from[(tile + i) * (u64)(hs + TILE_EXTRA) + d] : 0.0f;
 #pragma unroll
         for (u32 i = 0; i < TOGETHER; i++)
             if (tile < num_tiles) take(rest[i]);
@@ -531,7 +531,7 @@ DEVICE void flash(const Attention& a) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (!valid[i]) continue;
-        float* to = SPLIT ? a.partial + (query[i] / HS * a.max_tiles + begin_tile) * (HS + 2) : a.out + query[i];
+        float* to = SPLIT ? a.partial + (query[i] / HS * a.max_tiles + begin_tile) * (HS + TILE_EXTRA) : a.out + query[i];
 #pragma unroll
         for (int n = 0; n < HS / 8; n++) {
             float low = out[n][2 * i], high = out[n][2 * i + 1];
@@ -548,179 +548,11 @@ DEVICE void flash(const Attention& a) {
     }
 }
 
-DEVICE void store_shared(u32 to, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-// One token, keys and values in panels: a block for each tile of keys. Each of four warps scores a quarter of the keys, then sums a quarter of
-// the dimensions. blockIdx: x = row, y = kv head and piece of its group, z = tile.
-//
-// With 8 bits, keys and values become f16 on their way into shared memory.
-template <int STORED, int HS>
-DEVICE void flash_one(const Attention& a) {
-    static const int S = STORED == STORE_Q8 ? STORE_F16 : STORED;
-    static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128;
-    static const u32 WEIGHT_PITCH = 144;
-    extern __shared__ uint4 shared_panels[];  // keys, then values
-    __shared__ float maxima[4][16], sums[4][16];
-    __shared__ __align__(16) u8 weights[16 * WEIGHT_PITCH];
-    begin();
-    u32 row = blockIdx.x, tile = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 position = a.positions[row];
-    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    if (tile < first / FLASH_TILE || tile > position / FLASH_TILE) return;
-    u32 group = a.num_heads / a.num_kv_heads, padded = padded_group(group);
-    u32 pieces = (group + padded - 1) / padded;
-    u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
-    u32 heads = min(padded, (kv_head + 1) * group - first_head);
-
-    // A thread has half a row of a panel: 4 pieces of 16 bytes, which lie in shared memory as they do in the blocks.
-    const u32* table = a.block_tables + a.first_blocks[row];
-    u32 base = shared_address(shared_panels);
-    {
-        u32 r = threadIdx.x / 2, key = tile * FLASH_TILE + r;
-        bool seen = key <= position;
-        u64 head = seen ? (u64)table[key / a.block_len] * a.num_kv_heads + kv_head : 0;
-        u32 offset = seen ? key % a.block_len : 0;
-#pragma unroll
-        for (u32 values = 0; values < 2; values++) {
-            const u8* blocks = (const u8*)(values ? a.value_blocks : a.key_blocks);
-#pragma unroll
-            for (u32 panel = 0; panel < PANELS; panel++) {
-                u32 to = base + (values * PANELS + panel) * PANEL_BYTES + r * 128;
-                if (STORED == STORE_Q8) {
-                    // Half a row of a panel is a group.
-                    u64 at = (head * a.block_len + offset) * HS + panel * 64 + threadIdx.x % 2 * 32;
-                    u16 scale = q8_scale(blocks, a.num_stored, at);
-                    uint4 bytes[2] = {((const uint4*)(blocks + at))[0], ((const uint4*)(blocks + at))[1]};
-#pragma unroll
-                    for (u32 i = 0; i < 4; i++) {
-                        uint4 pair = bytes[i / 2];
-                        uint4 halves = q8_to_halves(i % 2 ? make_uint2(pair.z, pair.w) : make_uint2(pair.x, pair.y), scale);
-                        if (!seen) halves = make_uint4(0, 0, 0, 0);
-                        store_shared(to + ((threadIdx.x % 2 * 4 + i) ^ r % 8) * 16, halves);
-                    }
-                } else {
-                    const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + threadIdx.x % 2 * 64;
-#pragma unroll
-                    for (u32 i = 0; i < 4; i++) copy_async(to + threadIdx.x % 2 * 64 + i * 16, from + i * 16, seen);
-                }
-            }
-            copy_async_commit();
-        }
-    }
-    u32 q[HS / 16][4];
-#pragma unroll
-    for (int s = 0; s < HS / 16; s++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 head = g + i % 2 * 8;
-            const float* from = a.queries + ((u64)row * a.num_heads + first_head + head) * HS + s * 16 + i / 2 * 8 + 2 * t;
-            float2 pair = head < heads ? *(const float2*)from : make_float2(0.0f, 0.0f);
-            q[s][i] = pack_pair<S>(pair.x, pair.y);
-        }
-    copy_async_wait<1>();
-    __syncthreads();
-
-    const float factor = exponent_factor(a);
-    float score[2][4];
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
-        u32 r = warp * 16 + n * 8 + lane % 8;
-#pragma unroll
-        for (int s = 0; s < HS / 16; s += 2) {
-            u32 k[4], piece = 2 * s + lane / 8;
-            load_matrices(k, base + piece / 8 * PANEL_BYTES + r * 128 + (piece % 8 ^ r % 8) * 16);
-            multiply_pair<S>(score[n], q[s], k[0], k[1]);
-            multiply_pair<S>(score[n], q[s + 1], k[2], k[3]);
-        }
-    }
-    float largest[2] = {__int_as_float(0xff800000), __int_as_float(0xff800000)};
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int key = tile * FLASH_TILE + warp * 16 + n * 8 + 2 * t + i % 2;
-            score[n][i] = seen_score(a, score[n][i], key, first, position);
-            largest[i / 2] = fmaxf(largest[i / 2], score[n][i]);
-        }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 1));
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 2));
-        if (t == 0) maxima[warp][g + 8 * i] = largest[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 m = g + 8 * i;
-        largest[i] = __fmul_rn(fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m])), factor);
-    }
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) score[n][i] = weight_of(score[n][i], factor, exponent_offset(largest[i / 2]));
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float quarter = quarter_sum(score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
-        if (t == 0) sums[warp][g + 8 * i] = quarter;
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-            *(u32*)(weights + (g + 8 * i) * WEIGHT_PITCH + (warp * 16 + n * 8 + 2 * t) * 2) = pack_pair<S>(score[n][2 * i], score[n][2 * i + 1]);
-    }
-    copy_async_wait<0>();
-    __syncthreads();
-
-    u32 w[4][4];
-#pragma unroll
-    for (int s = 0; s < 4; s++)
-        load_matrices(w[s], shared_address(weights) + (lane % 16) * WEIGHT_PITCH + s * 32 + lane / 16 * 16);
-#pragma unroll
-    for (int c = 0; c < HS / 32; c++) {
-        u32 n = warp * (HS / 32) + c;
-        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int s = 0; s < 4; s += 2) {
-            u32 v[4], r = s * 16 + lane;
-            load_transposed(v, base + (PANELS + n / 8) * PANEL_BYTES + r * 128 + (n % 8 ^ r % 8) * 16);
-            multiply_pair<S>(sum, w[s], v[0], v[1]);
-            multiply_pair<S>(sum, w[s + 1], v[2], v[3]);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            u32 head = g + 8 * i;
-            if (head >= heads) continue;
-            float* to = a.partial + (((u64)row * a.num_heads + first_head + head) * a.max_tiles + tile) * (HS + 2);
-            *(float2*)(to + n * 8 + 2 * t) = make_float2(sum[2 * i], sum[2 * i + 1]);
-        }
-    }
-    if (threadIdx.x < heads) {
-        u32 m = threadIdx.x;
-        float* to = a.partial + (((u64)row * a.num_heads + first_head + m) * a.max_tiles + tile) * (HS + 2);
-        to[HS] = __fmul_rn(fmaxf(fmaxf(maxima[0][m], maxima[1][m]), fmaxf(maxima[2][m], maxima[3][m])), factor);
-        to[HS + 1] = __fadd_rn(__fadd_rn(__fadd_rn(sums[0][m], sums[1][m]), sums[2][m]), sums[3][m]);
-    }
-}
-
-#define FLASH_ONE(NAME, S, HS) \
-    KERNEL void __launch_bounds__(128) flash_one_##NAME##_##HS(Attention a) { flash_one<S, HS>(a); }
-
-FLASH_ONE(f16, STORE_F16, 64)
-FLASH_ONE(f16, STORE_F16, 128)
-FLASH_ONE(bf16, STORE_BF16, 64)
-FLASH_ONE(bf16, STORE_BF16, 128)
-FLASH_ONE(q8, STORE_Q8, 64)
-FLASH_ONE(q8, STORE_Q8, 128)
-FLASH_ONE(f16, STORE_F16, 256)
-FLASH_ONE(bf16, STORE_BF16, 256)
-FLASH_ONE(q8, STORE_Q8, 256)
-
 #define FLASH(NAME, S, HS)                                                                                  \
     KERNEL void __launch_bounds__(128) flash_##NAME##_##HS(Attention a) { flash<S, HS, false>(a); }         \
     KERNEL void __launch_bounds__(128) flash_split_##NAME##_##HS(Attention a) { flash<S, HS, true>(a); }
 
-// One token with heads of 256 is for `flash_one`, and where panels do not fit, for the plain kernel.
+// One token with heads of 256 is for decode.cu, and where panels do not fit, for the plain kernel.
 KERNEL void __launch_bounds__(128) flash_f16_256(Attention a) { flash<STORE_F16, 256, false>(a); }
 KERNEL void __launch_bounds__(128) flash_bf16_256(Attention a) { flash<STORE_BF16, 256, false>(a); }
 

@@ -2,7 +2,7 @@
 
 use pellucid_tensor::{DType, Error, HeadShape};
 
-use super::flash;
+use super::{decode, flash};
 use crate::driver::{Device, Grid};
 
 pub(crate) const KERNELS: &[&str] = &[
@@ -25,12 +25,6 @@ pub(crate) const KERNELS: &[&str] = &[
     "attention_q8_2",
     "attention_q8_4",
     "attention_q8_8",
-    "flash_one_f16_64",
-    "flash_one_f16_128",
-    "flash_one_bf16_64",
-    "flash_one_bf16_128",
-    "flash_one_q8_64",
-    "flash_one_q8_128",
     "flash_f16_64",
     "flash_split_f16_64",
     "flash_f16_80",
@@ -47,22 +41,17 @@ pub(crate) const KERNELS: &[&str] = &[
     "flash_split_bf16_96",
     "flash_bf16_128",
     "flash_split_bf16_128",
-    "flash_one_f16_256",
-    "flash_one_bf16_256",
-    "flash_one_q8_256",
     "flash_f16_256",
     "flash_bf16_256",
     "store_q8",
     "expand_q8",
 ];
 
-/// Where families begin in [`KERNELS`]: by storage and the logarithm of the heads, by storage and head, and likewise for 16 bits; then
-/// those of heads of 256, by storage.
+/// Where families begin in [`KERNELS`]: by storage and the logarithm of the heads; for 16 bits by storage and head; then those of heads
+/// of 256, by storage.
 const PLAIN: usize = 3;
-const ONE: usize = 19;
-const CHUNK: usize = 25;
-const ONE_LARGE: usize = 41;
-const CHUNK_LARGE: usize = 44;
+const CHUNK: usize = 19;
+const CHUNK_LARGE: usize = 35;
 
 /// Positions in a tile of keys of the plain kernel; tiles begin at multiples of it.
 const TILE: usize = 128;
@@ -140,6 +129,13 @@ pub(crate) struct AttentionParameter {
     pub(crate) num_runs: u32,
     pub(crate) in_panels: u32,
     pub(crate) num_stored: u64,
+}
+
+impl AttentionParameter {
+    /// Query heads that share a kv head.
+    pub(crate) fn group(&self) -> u32 {
+        (self.num_heads / self.num_kv_heads).max(1)
+    }
 }
 
 /// `ExpandKv` of attention.cu.
@@ -247,7 +243,8 @@ impl Kernel {
             Kernel::Plain(_) => {
                 tiles > 1 && work.num_rows * work.num_kv_heads < 4 * device.num_multiprocessors() as usize
             }
-            Kernel::Flash(_) | Kernel::Panels { .. } => work.decodes,
+            Kernel::Flash(_) => work.decodes,
+            Kernel::Panels { storage, .. } => work.decodes && !decode::takes_all(device, storage, work),
         };
         if splits { tiles.next_power_of_two() } else { 0 }
     }
@@ -263,13 +260,17 @@ pub(crate) struct Work {
     pub(crate) decodes: bool,
 }
 
+/// `TILE_EXTRA` of scores.cu.
+const TILE_EXTRA: usize = 4;
+
 /// Bytes of the tiles' results.
 pub(crate) fn partial_bytes(num_rows: usize, shape: HeadShape, tiles: usize) -> usize {
-    num_rows * shape.num_heads * tiles * (shape.head_size + 2) * 4
+    num_rows * shape.num_heads * tiles * (shape.head_size + TILE_EXTRA) * 4
 }
 
+/// Of chunks, or of single tokens where decode.cu does not serve.
 pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParameter) -> Result<(), Error> {
-    let group = (parameter.num_heads / parameter.num_kv_heads).max(1);
+    let group = parameter.group();
     let splits = parameter.partial != 0;
     match kernel {
         Kernel::Plain(family) => {
@@ -280,16 +281,6 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             let shared_bytes = piece * (parameter.head_size.next_multiple_of(4) + TILE as u32) * 4;
             let name = KERNELS[family + piece.ilog2() as usize];
             device.launch(name, Grid { blocks, threads: TILE as u32, shared_bytes }, parameter)?;
-        }
-        Kernel::Panels { storage, .. } if splits => {
-            let piece = group.next_power_of_two().min(16);
-            let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), parameter.max_tiles];
-            let shared_bytes = 2 * FLASH_TILE as u32 * parameter.head_size * 2;
-            let name = match parameter.head_size {
-                256 => KERNELS[ONE_LARGE + storage - 1],
-                size => KERNELS[ONE + 2 * (storage - 1) + usize::from(size == 128)],
-            };
-            device.launch(name, Grid { blocks, threads: 128, shared_bytes }, parameter)?;
         }
         Kernel::Panels { storage, .. } if device.has_wide_products && parameter.head_size <= 128 => {
             flash::launch(device, storage, parameter)?;
@@ -311,9 +302,11 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             device.launch(name, Grid { blocks, threads: 32 * warps, shared_bytes }, parameter)?;
         }
     }
-    if !splits {
-        return Ok(());
-    }
+    if splits { merge(device, parameter) } else { Ok(()) }
+}
+
+/// Merges tiles that were shared out over blocks.
+pub(crate) fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
     // Three numbers for each tile.
     let shared_bytes = 12 * parameter.max_tiles;
     let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: 128, shared_bytes };

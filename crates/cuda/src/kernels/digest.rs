@@ -3,6 +3,7 @@
 use pellucid_tensor::{Error, RowDigest, RowQuery};
 
 use crate::driver::{Device, Grid};
+use crate::pinned::Plain;
 
 pub(crate) const KERNELS: &[&str] = &["digest_maxima", "digest_weights", "digest_select"];
 
@@ -25,6 +26,15 @@ pub(crate) struct Query {
     races: u32,
     seed: [u32; 2],
     position: u32,
+}
+
+impl Query {
+    pub(crate) const WORDS: usize = size_of::<Query>() / 4;
+
+    /// As it lies in memory.
+    pub(crate) fn words(&self) -> [u32; Self::WORDS] {
+        [self.inverse.to_bits(), self.races, self.seed[0], self.seed[1], self.position]
+    }
 }
 
 impl From<&RowQuery> for Query {
@@ -55,19 +65,10 @@ pub(crate) struct RowBrief {
     finalist_logits: [f32; MAX_FINALISTS],
 }
 
-impl RowBrief {
-    pub(crate) const EMPTY: RowBrief = RowBrief {
-        totals: [0.0; 2],
-        is_plain: 0,
-        has_all: 0,
-        num_top: 0,
-        num_finalists: 0,
-        top_ids: [0; NUM_TOP],
-        top_logits: [0.0; NUM_TOP],
-        finalist_ids: [0; MAX_FINALISTS],
-        finalist_logits: [0.0; MAX_FINALISTS],
-    };
+// SAFETY: numbers and arrays of numbers, without a gap.
+unsafe impl Plain for RowBrief {}
 
+impl RowBrief {
     /// Copies into memory that is used again from step to step.
     pub(crate) fn write(&self, digest: &mut RowDigest) {
         let pairs = |ids: &[u32], logits: &[f32], len: u32, out: &mut Vec<(u32, f32)>| {

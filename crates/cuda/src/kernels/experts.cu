@@ -8,35 +8,53 @@ struct Route {
     u32 normalize;
 };
 
-// Softmax over all experts, then the highest probabilities, ties to the lower number, normalised when asked for. A thread for each row:
-// rows are few and experts at most some hundreds.
+static const u32 NOBODY = 0xffffffffu;
+
+// Softmax over all experts, then the highest probabilities, ties to the lower number, normalised when asked for. A warp for each row: lane l
+// looks at the experts l, l + 32, ...
 KERNEL void route(Route r) {
     begin();
-    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= r.num_rows) return;
     const float* logits = r.logits + (u64)row * r.num_experts;
     u32* experts = r.experts + (u64)row * r.num_selected;
     float* weights = r.weights + (u64)row * r.num_selected;
-    float largest = logits[0];
-    for (u32 e = 1; e < r.num_experts; e++) largest = fmaxf(largest, logits[e]);
+    float largest = -__int_as_float(0x7f800000);
+    for (u32 e = lane; e < r.num_experts; e += 32) largest = fmaxf(largest, logits[e]);
+    largest = warp_max(largest);
     float sum = 0.0f;
-    for (u32 e = 0; e < r.num_experts; e++) sum = __fadd_rn(sum, expf(__fsub_rn(logits[e], largest)));
-    // Selected by descending logit, held in ascending order of the number: an insertion into a short list.
-    float last = __int_as_float(0x7f800000);
-    u32 last_expert = 0;
-    float selected = 0.0f;
+    for (u32 e = lane; e < r.num_experts; e += 32) sum = __fadd_rn(sum, expf(__fsub_rn(logits[e], largest)));
+    sum = warp_sum(sum);
+    // Selected by descending logit, held in ascending order of the number: the first lane inserts into a short list.
+    float last = __int_as_float(0x7f800000), selected = 0.0f;
+    u32 last_expert = NOBODY;
     for (u32 n = 0; n < r.num_selected; n++) {
-        u32 best = 0xffffffffu;
-        for (u32 e = 0; e < r.num_experts; e++) {
-            bool later = logits[e] < last || (logits[e] == last && (n == 0 || e > last_expert));
-            if (later && (best == 0xffffffffu || logits[e] > logits[best])) best = e;
+        u32 best = NOBODY;
+        float highest = 0.0f;
+        for (u32 e = lane; e < r.num_experts; e += 32) {
+            float logit = logits[e];
+            bool later = logit < last || (logit == last && (n == 0 || e > last_expert));
+            if (later && (best == NOBODY || logit > highest)) {
+                best = e;
+                highest = logit;
+            }
+        }
+        for (int i = 16; i > 0; i /= 2) {
+            u32 other = __shfl_xor_sync(FULL_WARP, best, i);
+            float logit = __shfl_xor_sync(FULL_WARP, highest, i);
+            bool wins = best == NOBODY || logit > highest || (logit == highest && other < best);
+            if (other != NOBODY && wins) {
+                best = other;
+                highest = logit;
+            }
         }
         // Logits that are not numbers compare with nothing; any valid expert will do, since the row's result is not a number either.
-        if (best == 0xffffffffu) best = n;
+        if (best == NOBODY) best = n;
         last = logits[best];
         last_expert = best;
         float weight = __fdiv_rn(expf(__fsub_rn(last, largest)), sum);
         selected = __fadd_rn(selected, weight);
+        if (lane != 0) continue;
         u32 at = n;
         for (; at > 0 && experts[at - 1] > best; at--) {
             experts[at] = experts[at - 1];
@@ -45,7 +63,7 @@ KERNEL void route(Route r) {
         experts[at] = best;
         weights[at] = weight;
     }
-    if (r.normalize)
+    if (r.normalize && lane == 0)
         for (u32 n = 0; n < r.num_selected; n++) weights[n] = __fdiv_rn(weights[n], selected);
 }
 

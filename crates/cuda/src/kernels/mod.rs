@@ -3,8 +3,11 @@
 //! A `.cu` file includes nothing; what it shares with the others, `SHARED`, is put before it as text.
 
 pub(crate) mod attention;
+pub(crate) mod decode;
 pub(crate) mod digest;
+pub(crate) mod expert_products;
 pub(crate) mod experts;
+pub(crate) mod fast;
 pub(crate) mod flash;
 pub(crate) mod linear;
 pub(crate) mod norm;
@@ -41,8 +44,11 @@ macro_rules! kernel_file {
 /// Every kernel file.
 pub static FILES: &[KernelFile] = &[
     kernel_file!("attention", attention::KERNELS),
+    kernel_file!("decode", decode::KERNELS),
     kernel_file!("digest", digest::KERNELS),
+    kernel_file!("expert_products", expert_products::KERNELS),
     kernel_file!("experts", experts::KERNELS),
+    kernel_file!("fast", fast::KERNELS),
     kernel_file!("flash", flash::KERNELS),
     kernel_file!("linear", linear::KERNELS),
     kernel_file!("norm", norm::KERNELS),
@@ -135,8 +141,9 @@ macro_rules! parameters {
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
     norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
-    experts::Route, experts::AddWeighted, attention::ExpandParameter,
-    digest::DigestRows,
+    experts::Route, experts::AddWeighted, attention::ExpandParameter, decode::OneToken,
+    digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
+    fast::FastRows,
 }
 
 #[cfg(test)]

@@ -15,6 +15,9 @@ DEVICE u64 kv_place(u64 head, u32 offset, u32 d, u32 head_size, u32 block_len, b
 // Tokens of a run.
 static const u32 RUN = 8;
 
+// After the sums of a tile: its largest score, the sum of weights, and room so that the next begins at a multiple of four numbers.
+static const u32 TILE_EXTRA = 4;
+
 struct Attention {
     const float* queries;      // [rows][heads * head_size]
     const void* key_blocks;
@@ -23,7 +26,7 @@ struct Attention {
     const u32* positions;      // of each row
     const u32* first_blocks;   // of each row: where its sequence's block table starts
     const u32* block_tables;
-    float* partial;            // [rows][heads][tiles][head_size + 2] when each tile has a block
+    float* partial;            // [rows][heads][tiles][head_size + TILE_EXTRA] when each tile has a block
     u32 num_rows, num_heads, num_kv_heads, head_size, block_len;
     u32 window;                // 0: none
     u32 max_tiles, tile_len;

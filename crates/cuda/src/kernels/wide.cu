@@ -108,13 +108,17 @@ DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// A number in the shared memory of another block of the cluster.
-DEVICE float cluster_load(u32 address, u32 block) {
+// Four numbers in the shared memory of another block of the cluster.
+DEVICE float4 cluster_load(u32 address, u32 block) {
     u32 there;
-    float value;
+    float4 v;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
+    return v;
+}
+
+DEVICE float4 sum_of(const float4& a, const float4& b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
 // Element 4n + i of a thread's sums is output g + 8 (i / 2) of its warp's tile and row 8n + 2t + i % 2.
@@ -135,36 +139,51 @@ DEVICE void write_tile(const Linear& p, const float (&total)[N / 2]) {
         }
 }
 
-// The blocks of a cluster have a slice each: every one adds up its share of the outputs out of all blocks' shared memory.
+// Four neighbouring outputs of a row, of one tile.
+DEVICE void write_four(const Linear& p, u32 row, u32 tile, u32 within, const float4& total, float scale) {
+    if (tile >= p.num_tiles) return;
+    const LinearPart& part = part_of(p, tile);
+    u32 output = (tile - part.first_tile) * 16 + within;
+    if (output >= part.outputs) return;
+    float* out = part.out + (u64)row * part.outputs + output;
+    const float* bias = part.bias;
+    if (part.outputs % 4 == 0) {
+        *(float4*)out = make_float4(finished(total.x, scale, bias, output), finished(total.y, scale, bias, output + 1),
+                                    finished(total.z, scale, bias, output + 2), finished(total.w, scale, bias, output + 3));
+        return;
+    }
+    const float numbers[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        if (output + i < part.outputs) out[i] = finished(numbers[i], scale, bias, output + i);
+}
+
+// The blocks of a cluster have a slice each: every one adds up its share of the rows out of all blocks' shared memory, a warp for each row.
 template <int N>
 DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* mine) {
     // [row][output], rows apart from a multiple of 32 numbers.
     static const u32 PITCH = 132;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 first_row = blockIdx.x * N;
+    u32 first_row = blockIdx.x * N, rows_here = min((u32)N, p.num_rows - first_row);
     asm volatile("bar.sync 1, 256;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) mine[(n * 8 + 2 * t + i % 2) * PITCH + warp * 16 + g + i / 2 * 8] = sum[4 * n + i];
     cluster_barrier();
-    u32 outputs_here = 128 / p.slices, rows_here = min((u32)N, p.num_rows - first_row);
-    for (u32 i = threadIdx.x; i < outputs_here * rows_here; i += 256) {
-        u32 row = i / outputs_here, column = blockIdx.z * outputs_here + i % outputs_here;
-        u32 address = shared_address(mine + row * PITCH + column);
-        float parts[8];
+#pragma unroll 2
+    for (u32 row = blockIdx.z + warp * p.slices; row < rows_here; row += 8 * p.slices) {
+        float scale = p.x.scales[first_row + row];
+        u32 address = shared_address(mine + row * PITCH + lane * 4);
+        float4 parts[8];
 #pragma unroll
-        for (u32 s = 0; s < 8; s++) parts[s] = s < p.slices ? cluster_load(address, s) : 0.0f;
-        float result = parts[0];
+        for (u32 s = 0; s < 8; s++)
+            if (s < p.slices) parts[s] = cluster_load(address, s);
+        float4 total = parts[0];
 #pragma unroll
         for (u32 s = 1; s < 8; s++)
-            if (s < p.slices) result = __fadd_rn(result, parts[s]);
-        u32 tile = blockIdx.y * 8 + column / 16;
-        if (tile >= p.num_tiles) continue;
-        const LinearPart& part = part_of(p, tile);
-        u32 output = (tile - part.first_tile) * 16 + column % 16;
-        if (output < part.outputs)
-            part.out[(u64)(first_row + row) * part.outputs + output] = finished(result, p.x.scales[first_row + row], part.bias, output);
+            if (s < p.slices) total = sum_of(total, parts[s]);
+        write_four(p, first_row + row, blockIdx.y * 8 + lane / 4, lane % 4 * 4, total, scale);
     }
     // Nobody leaves while another may still read his sums.
     cluster_barrier();

@@ -85,6 +85,7 @@ impl Engine {
                 }
             }
             job.complete(now);
+            job.sink.deliver();
             self.stats.finished_requests += 1;
         }
     }

@@ -100,7 +100,7 @@ impl Engine {
             let sequence = &job.sequences[rows.planned.sequence];
             if sequence.num_computed < job.request.prompt.len() {
                 let (computed, total) = (sequence.num_computed, job.request.prompt.len());
-                job.sink.send(Event::Prompt { computed, total });
+                job.sink.hold(Event::Prompt { computed, total });
             }
             if job.request.score_prompt {
                 score_prompt(job, rows, workspace)?;
@@ -176,7 +176,7 @@ impl Engine {
                 if holds_back {
                     sequence.held.push(event)
                 } else {
-                    job.sink.send(Event::Token(event))
+                    job.sink.hold(Event::Token(event))
                 }
                 let num_output = sequence.tokens.len() - prompt_len;
                 finish = if max_tokens == Some(num_output) {
@@ -191,7 +191,7 @@ impl Engine {
                     cache.release(table);
                 }
                 if !holds_back {
-                    job.sink.send(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
+                    job.sink.hold(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
                 }
             }
         }
@@ -249,6 +249,7 @@ impl Engine {
         let mut job = self.running.remove(&id).expect("it was just there");
         job.release(&mut self.cache);
         job.complete(now);
+        self.leaving.push(job.sink);
         self.stats.finished_requests += 1;
     }
 }
@@ -309,7 +310,7 @@ fn score_prompt(job: &mut Job, rows: &Rows<'_>, workspace: &mut Workspace) -> Re
         }
     }
     if job.prompt_logprobs.len() + 1 == prompt.len() {
-        job.sink.send(Event::PromptLogprobs(job.prompt_logprobs.clone()));
+        job.sink.hold(Event::PromptLogprobs(job.prompt_logprobs.clone()));
     }
     Ok(())
 }

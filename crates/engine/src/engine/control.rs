@@ -31,6 +31,7 @@ impl Engine {
             match outcome {
                 Ok(()) => {
                     job.complete(now);
+                    job.sink.deliver();
                     self.stats.finished_requests += 1;
                 }
                 Err(error) => {

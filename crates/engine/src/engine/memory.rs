@@ -55,6 +55,7 @@ impl Engine {
         }
         let Some(mut job) = self.running.remove(&id) else { return false };
         job.release(&mut self.cache);
+        job.sink.deliver();
         job.stats.preemptions += 1;
         self.stats.preemptions += 1;
         self.enqueue(id, job);

@@ -41,6 +41,20 @@ impl Model for Lent {
         self.model.lock().expect("one engine runs at a time").forward(batch, kv, logits)
     }
 
+    fn forward_meanwhile(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        logits: &mut Logits,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        self.model.lock().expect("one engine runs at a time").forward_meanwhile(batch, kv, logits, meanwhile)
+    }
+
+    fn runs_ahead(&self) -> bool {
+        self.model.lock().expect("one engine runs at a time").runs_ahead()
+    }
+
     fn digests(&self) -> bool {
         self.model.lock().expect("one engine runs at a time").digests()
     }

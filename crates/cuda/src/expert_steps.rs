@@ -1,0 +1,155 @@
+//! Mixtures of experts in steps of few rows, without the host in between, so that such steps can be recorded.
+//!
+//! The device groups the rows by the experts that it chose for them, and finds the experts' weights through a table that was uploaded once.
+//! Every row's bits are those of the way over the host (`experts.rs`).
+
+use std::collections::HashMap;
+
+use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Routing, Tensor};
+
+use crate::backend::{CudaBackend, Purpose, lock};
+use crate::driver::Buffer;
+use crate::experts;
+use crate::kernels::expert_products::{AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS};
+use crate::kernels::linear::LinearProduct;
+use crate::kernels::rows;
+use crate::kernels::{GROUP_COLS, Operand};
+use crate::memory::{floats, floats_mut, operand_bytes, read};
+use crate::step::MAX_RECORDED_ROWS;
+
+/// Whether so many rows do without the host: as many as are recorded, where no expert gets so many that products for many rows pay.
+pub(crate) fn serves(num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+    num_rows <= MAX_RECORDED_ROWS
+        && num_experts <= MAX_EXPERTS
+        && Items::pay(num_rows * routing.num_selected, num_experts)
+}
+
+/// Where the weights of a layer's experts lie, and the device's copy of that. By the first address among them.
+pub(crate) type Tables = HashMap<u64, (Vec<u64>, Buffer)>;
+
+/// What is the same for all experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    /// Of gate and up.
+    gated: DType,
+    down: DType,
+    width: usize,
+}
+
+impl Kind {
+    fn of(expert: &GatedMlp) -> Option<Kind> {
+        let GatedMlp { gate, up, down } = expert;
+        let kind = Kind { gated: gate.weight.dtype(), down: down.weight.dtype(), width: gate.weight.rows() };
+        let fits = up.weight.dtype() == kind.gated
+            && (up.weight.rows(), down.weight.cols()) == (kind.width, kind.width)
+            && (gate.weight.cols(), up.weight.cols()) == (down.weight.rows(), down.weight.rows());
+        fits.then_some(kind)
+    }
+}
+
+/// Whether it was done; not where there are many rows, or experts of different kinds.
+pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut Tensor) -> Result<bool, Error> {
+    let (num_rows, hidden) = (mlp.x.rows(), mlp.x.cols());
+    let kind = mlp.experts.first().and_then(Kind::of);
+    let Some(kind) = kind.filter(|_| serves(num_rows, mlp.experts.len(), mlp.routing)) else { return Ok(false) };
+    if !mlp.experts.iter().all(|expert| Kind::of(expert) == Some(kind)) {
+        return Ok(false);
+    }
+    let device = &backend.device;
+    let num_pairs = num_rows * mlp.routing.num_selected;
+    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
+    let num_items = Items::of(num_pairs, mlp.experts.len(), has_f32);
+    let table = table(backend, mlp.experts)?;
+    let route = experts::route(backend, mlp)?;
+    let items = backend.scratch(Purpose::ExpertItems, num_items.most * ITEM_BYTES + 4)?;
+    let groups = ExpertGroups {
+        experts: route.experts,
+        order: backend.scratch(Purpose::ExpertRows, num_pairs * 4)?,
+        items,
+        num_items: items + (num_items.most * ITEM_BYTES) as u64,
+        num_pairs: num_pairs as u32,
+        num_experts: mlp.experts.len() as u32,
+        item_rows: num_items.rows as u32,
+    };
+    groups.launch(device)?;
+
+    let gated = backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?;
+    let product = ExpertProduct {
+        experts: table,
+        items,
+        num_items: groups.num_items,
+        order: groups.order,
+        x: if kind.gated == DType::F32 { Operand::NONE } else { backend.operand(mlp.x, kind.gated)? },
+        x_plain: floats(mlp.x),
+        out: gated,
+        cols: hidden as u32,
+        outputs: kind.width as u32,
+        slices: slices(hidden),
+        pairs_a_row: mlp.routing.num_selected as u32,
+        first_part: 0,
+        activation: rows::activation_code(mlp.activation),
+    };
+    product.launch(device, kind.gated, num_items)?;
+
+    let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
+    let product = ExpertProduct {
+        x: gated_operand(backend, gated, num_pairs, kind)?,
+        x_plain: gated,
+        out: down,
+        cols: kind.width as u32,
+        outputs: hidden as u32,
+        slices: slices(kind.width),
+        pairs_a_row: 1,
+        first_part: 2,
+        ..product
+    };
+    product.launch(device, kind.down, num_items)?;
+
+    let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
+    let sum = AddExperts { y: down, weights: route.weights, out: floats_mut(out), cols, num_selected };
+    sum.launch(device, num_rows)?;
+    Ok(true)
+}
+
+/// The operand of what gate and up gave, a row for each pair.
+fn gated_operand(backend: &CudaBackend, gated: u64, num_pairs: usize, kind: Kind) -> Result<Operand, Error> {
+    if kind.down == DType::F32 {
+        return Ok(Operand::NONE);
+    }
+    let pitch = kind.width.next_multiple_of(GROUP_COLS);
+    let operand = Operand {
+        numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(num_pairs, pitch))?,
+        scales: backend.scratch(Purpose::ExpertScales, num_pairs * 4)?,
+        // Rows are taken whole here.
+        maxima: 0,
+        pitch: pitch as u32,
+        is_bf16: u32::from(kind.down == DType::BF16),
+    };
+    rows::make_operand(&backend.device, gated, num_pairs, kind.width, operand)?;
+    Ok(operand)
+}
+
+/// As for every other product of rows of so many columns.
+fn slices(cols: usize) -> u32 {
+    LinearProduct::new(Operand::NONE, 1, cols, &[(0, 0, 0, 1)]).slices
+}
+
+/// `ExpertWeights` of expert_products.cu for each expert, on the device. The copy is kept until other experts take its place.
+fn table(backend: &CudaBackend, experts: &[GatedMlp]) -> Result<u64, Error> {
+    let weight = |linear: &Linear| read(&linear.weight);
+    let bias = |linear: &Linear| linear.bias.as_ref().map_or(0, floats);
+    let places = |GatedMlp { gate, up, down }: &GatedMlp| {
+        [weight(gate), weight(up), weight(down), bias(gate), bias(up), bias(down)]
+    };
+    let places: Vec<u64> = experts.iter().flat_map(places).collect();
+    let mut tables = lock(&backend.expert_tables);
+    if let Some((_, buffer)) = tables.get(&places[0]).filter(|(known, _)| *known == places) {
+        return Ok(buffer.address());
+    }
+    backend.host_is_needed()?;
+    let buffer = backend.device.allocate(places.len() * 8)?;
+    backend.device.upload(&places, buffer.address())?;
+    let address = buffer.address();
+    tables.insert(places[0], (places, buffer));
+    Ok(address)
+}

@@ -1,0 +1,169 @@
+//! Launches of `expert_products.cu`.
+
+use pellucid_tensor::{DType, Error};
+
+use super::Operand;
+use crate::driver::{Device, Grid};
+
+macro_rules! expert_kernels {
+    ($($format:literal),*) => {
+        &[
+            "group_experts",
+            "add_experts",
+            "expert_gated_f32",
+            "expert_down_f32",
+            $(
+                concat!("expert_gated_", $format),
+                concat!("expert_down_", $format),
+                concat!("expert_gated32_", $format),
+                concat!("expert_down32_", $format),
+            )*
+        ]
+    };
+}
+
+pub(crate) const KERNELS: &[&str] = expert_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
+
+/// `GROUP_THREADS` and `EXPERT_WARPS` of expert_products.cu.
+pub(crate) const MAX_EXPERTS: usize = 1024;
+const WARPS: u32 = 16;
+/// Rows of an item at most: of one mma, or of four.
+const FEW: usize = 8;
+const MORE: usize = 32;
+
+/// Bytes of `ExpertItem`.
+pub(crate) const ITEM_BYTES: usize = 12;
+
+/// How pairs are put together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Items {
+    /// At most.
+    pub(crate) rows: usize,
+    /// Items that there are at most, however pairs are shared out among the experts.
+    pub(crate) most: usize,
+}
+
+impl Items {
+    /// Larger ones where experts have more rows than a small one holds. Weights of f32 have no kernel for those.
+    pub(crate) fn of(num_pairs: usize, num_experts: usize, has_f32: bool) -> Items {
+        let rows = if has_f32 || num_pairs <= FEW * num_experts { FEW } else { MORE };
+        Items { rows, most: num_pairs.min(num_pairs / rows + num_experts) }
+    }
+
+    /// Whether most experts have rows for no more than one item or two: with more, products for many rows read weights less often.
+    pub(crate) fn pay(num_pairs: usize, num_experts: usize) -> bool {
+        num_pairs <= MORE * num_experts
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ExpertGroups {
+    pub(crate) experts: u64,
+    pub(crate) order: u64,
+    pub(crate) items: u64,
+    pub(crate) num_items: u64,
+    pub(crate) num_pairs: u32,
+    pub(crate) num_experts: u32,
+    pub(crate) item_rows: u32,
+}
+
+impl ExpertGroups {
+    pub(crate) fn launch(&self, device: &Device) -> Result<(), Error> {
+        device.launch("group_experts", Grid::linear(1, MAX_EXPERTS as u32), self)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ExpertProduct {
+    pub(crate) experts: u64,
+    pub(crate) items: u64,
+    pub(crate) num_items: u64,
+    pub(crate) order: u64,
+    pub(crate) x: Operand,
+    pub(crate) x_plain: u64,
+    pub(crate) out: u64,
+    pub(crate) cols: u32,
+    pub(crate) outputs: u32,
+    pub(crate) slices: u32,
+    pub(crate) pairs_a_row: u32,
+    pub(crate) first_part: u32,
+    pub(crate) activation: u32,
+}
+
+impl ExpertProduct {
+    /// Gate and up in one where the product begins with the gate, else down.
+    pub(crate) fn launch(&self, device: &Device, dtype: DType, items: Items) -> Result<(), Error> {
+        let is_gated = self.first_part == 0;
+        let parts = if is_gated { 2 } else { 1 };
+        let (outputs_at_once, threads) = match dtype {
+            DType::F32 => (8, 256),
+            _ => (16 * (WARPS / (self.slices * parts)), 32 * WARPS),
+        };
+        let blocks = [items.most as u32, self.outputs.div_ceil(outputs_at_once), 1];
+        device.launch(kernel(dtype, is_gated, items.rows), Grid { blocks, threads, shared_bytes: 0 }, self)
+    }
+}
+
+fn kernel(dtype: DType, is_gated: bool, item_rows: usize) -> &'static str {
+    let format = super::format(dtype).expect("a format with kernels") as usize;
+    let first = if dtype == DType::F32 { 2 } else { 4 * format };
+    KERNELS[first + usize::from(!is_gated) + if item_rows > FEW { 2 } else { 0 }]
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AddExperts {
+    pub(crate) y: u64,
+    pub(crate) weights: u64,
+    pub(crate) out: u64,
+    pub(crate) cols: u32,
+    pub(crate) num_selected: u32,
+}
+
+impl AddExperts {
+    pub(crate) fn launch(&self, device: &Device, num_rows: usize) -> Result<(), Error> {
+        const THREADS: u32 = 256;
+        let blocks = [self.cols.div_ceil(THREADS), num_rows as u32, 1];
+        device.launch("add_experts", Grid { blocks, threads: THREADS, shared_bytes: 0 }, self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_stand_in_the_order_of_formats() {
+        let names = [
+            (DType::F32, "f32"),
+            (DType::F16, "f16"),
+            (DType::BF16, "bf16"),
+            (DType::Q8_0, "q8_0"),
+            (DType::Q4_0, "q4_0"),
+            (DType::Q4_K, "q4_k"),
+            (DType::Q5_K, "q5_k"),
+            (DType::Q6_K, "q6_k"),
+        ];
+        for (dtype, name) in names {
+            assert_eq!(kernel(dtype, true, FEW), format!("expert_gated_{name}"));
+            assert_eq!(kernel(dtype, false, FEW), format!("expert_down_{name}"));
+            if dtype != DType::F32 {
+                assert_eq!(kernel(dtype, true, MORE), format!("expert_gated32_{name}"));
+                assert_eq!(kernel(dtype, false, MORE), format!("expert_down32_{name}"));
+            }
+        }
+    }
+
+    #[test]
+    fn items_have_room_however_pairs_are_shared_out() {
+        let shares: [&[usize]; 6] =
+            [&[1, 1, 1, 1], &[9, 8, 1], &[64, 0], &[7, 9, 17, 1, 25], &[33, 33, 33], &[100, 0, 1]];
+        for (counts, has_f32) in shares.into_iter().flat_map(|counts| [(counts, false), (counts, true)]) {
+            let items = Items::of(counts.iter().sum(), counts.len(), has_f32);
+            let needed: usize = counts.iter().map(|count| count.div_ceil(items.rows)).sum();
+            assert!(needed <= items.most, "{counts:?}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Launches of `fast.cu`.
+
+use pellucid_tensor::Error;
+
+use super::rows::{self, Elementwise};
+use crate::driver::{Device, Grid};
+
+pub(crate) const KERNELS: &[&str] = &["find_largest", "round_to_half"];
+
+/// `FastScalars` of fast.cu: its bytes, and where the two numbers are that the library reads.
+pub(crate) const SCALARS_BYTES: usize = 12;
+pub(crate) const BACK: u64 = 4;
+pub(crate) const ZERO: u64 = 8;
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct FastRows {
+    pub(crate) x: u64,
+    pub(crate) out: u64,
+    pub(crate) scalars: u64,
+    pub(crate) len: u64,
+}
+
+impl FastRows {
+    /// Rounds x to F16 and leaves the factor that takes a product of it back.
+    pub(crate) fn launch(&self, device: &Device) -> Result<(), Error> {
+        let clear = Elementwise { x: self.scalars, y: 0, len: 1, cap: 0.0, activation: 0 };
+        rows::elementwise(device, "clear", clear)?;
+        let blocks = self.len.div_ceil(256).min(u64::from(device.num_multiprocessors() * 8)) as u32;
+        device.launch("find_largest", Grid::linear(blocks, 256), self)?;
+        device.launch("round_to_half", Grid::linear(blocks, 256), self)
+    }
+}

@@ -1,0 +1,204 @@
+//! Memory of the host that the device reaches by itself, and events, by which the host knows how far the device has come.
+//!
+//! A copy from such memory is begun and left alone: it must not change before the copy is done. [`Ring`] takes care of that.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use pellucid_tensor::{Error, HostFloats};
+
+use crate::driver::Device;
+
+/// Numbers, or structures of numbers.
+///
+/// # Safety
+/// Every pattern of bytes is a value of the type, zeros among them.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+// SAFETY: a byte.
+unsafe impl Plain for u8 {}
+// SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: a number.
+unsafe impl Plain for f32 {}
+
+/// Memory of the host that the device reaches by itself, given back when dropped.
+pub(crate) struct Pinned<T> {
+    device: Arc<Device>,
+    memory: *mut T,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value, like a box's.
+unsafe impl<T: Plain> Send for Pinned<T> {}
+// SAFETY: shared references only read.
+unsafe impl<T: Plain> Sync for Pinned<T> {}
+
+impl<T: Plain> Pinned<T> {
+    /// Zeros.
+    pub(crate) fn new(device: &Arc<Device>, len: usize) -> Result<Pinned<T>, Error> {
+        device.bind()?;
+        // SAFETY: the memory is owned by the result and given back when it is dropped.
+        let memory = unsafe { result::malloc_host((len * size_of::<T>()).max(4), 0) }
+            .map_err(|error| device.error("taking memory of the host", error))?
+            .cast::<T>();
+        // SAFETY: the memory has room for `len` values, begins at a page, and zero bytes are values.
+        unsafe { memory.write_bytes(0, len) };
+        Ok(Pinned { device: device.clone(), memory, len })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn values(&self) -> &[T] {
+        // SAFETY: `memory` holds `len` values for as long as this value lives.
+        unsafe { std::slice::from_raw_parts(self.memory, self.len) }
+    }
+
+    pub(crate) fn values_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and nobody else has a reference.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.len) }
+    }
+}
+
+impl HostFloats for Pinned<f32> {
+    fn get(&self) -> &[f32] {
+        self.values()
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        self.values_mut()
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the memory came from the driver. Copies to it were waited for, and those from it by `Piece`.
+            let _ = unsafe { result::free_host(self.memory.cast()) };
+        }
+    }
+}
+
+impl<T> fmt::Debug for Pinned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({} values)", self.len)
+    }
+}
+
+/// Pinned bytes as numbers: they begin at a page.
+pub(crate) fn floats_of(bytes: &mut [u8]) -> &mut [f32] {
+    // SAFETY: every four bytes are an f32.
+    let (before, floats, after) = unsafe { bytes.align_to_mut::<f32>() };
+    assert!(before.is_empty() && after.is_empty(), "whole numbers from the start of a page");
+    floats
+}
+
+/// A place in the order of the stream that the host can wait for.
+pub(crate) struct Event {
+    device: Arc<Device>,
+    event: sys::CUevent,
+}
+
+// SAFETY: the driver lets any thread use an event.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Event, Error> {
+        device.bind()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(|error| device.error("making an event", error))?;
+        Ok(Event { device: device.clone(), event })
+    }
+
+    /// After everything that was asked of the device so far.
+    pub(crate) fn record(&self) -> Result<(), Error> {
+        self.device.bind()?;
+        // SAFETY: event and stream live as long as this value.
+        unsafe { result::event::record(self.event, self.device.stream()) }
+            .map_err(|error| self.device.error("recording an event", error))
+    }
+
+    /// Returns at once when it was never recorded.
+    pub(crate) fn wait(&self) -> Result<(), Error> {
+        self.device.bind()?;
+        // SAFETY: the event lives as long as this value.
+        unsafe { result::event::synchronize(self.event) }
+            .map_err(|error| self.device.error("waiting for the device", error))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the event is owned by this value. The driver lets what still needs it end first.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+/// A piece of memory to upload from, and when that is done.
+#[derive(Debug)]
+pub(crate) struct Piece<T> {
+    memory: Pinned<T>,
+    copied: Event,
+}
+
+impl<T: Plain> Piece<T> {
+    fn new(device: &Arc<Device>, len: usize) -> Result<Piece<T>, Error> {
+        Ok(Piece { memory: Pinned::new(device, len)?, copied: Event::new(device)? })
+    }
+
+    /// Waits until it may be changed.
+    pub(crate) fn values_mut(&mut self) -> Result<&mut [T], Error> {
+        self.copied.wait()?;
+        Ok(self.memory.values_mut())
+    }
+
+    /// Begins to copy its first `len` values to an address of the device.
+    pub(crate) fn upload(&mut self, len: usize, to: u64) -> Result<(), Error> {
+        self.memory.device.upload(&self.memory.values()[..len], to)?;
+        self.copied.record()
+    }
+}
+
+impl<T> Drop for Piece<T> {
+    fn drop(&mut self) {
+        // After a failure the device copies no more.
+        let _ = self.copied.wait();
+    }
+}
+
+/// Two pieces used in turn: one is filled while the device may still copy the other.
+#[derive(Debug)]
+pub(crate) struct Ring<T> {
+    pieces: [Option<Piece<T>>; 2],
+    turn: usize,
+}
+
+impl<T> Default for Ring<T> {
+    fn default() -> Self {
+        Ring { pieces: [None, None], turn: 0 }
+    }
+}
+
+impl<T: Plain> Ring<T> {
+    /// The next piece, of at least `len` values. Sizes are powers of two, so that they seldom change.
+    pub(crate) fn next(&mut self, device: &Arc<Device>, len: usize) -> Result<&mut Piece<T>, Error> {
+        self.turn = 1 - self.turn;
+        let piece = &mut self.pieces[self.turn];
+        drop(piece.take_if(|piece| piece.memory.len() < len));
+        match piece {
+            Some(piece) => Ok(piece),
+            None => Ok(piece.insert(Piece::new(device, len.next_power_of_two())?)),
+        }
+    }
+}
