@@ -8,7 +8,8 @@
 //! prompt, the same row alone, one thread or many, all do the same arithmetic. Where a block lies plays no part.
 //!
 //! Bytes moved: each visible key and value once for all query heads that share it, and for as many rows of a chunk as one task takes.
-//! One row is bound by memory; a chunk of rows is a matrix product of f32 and bound by arithmetic.
+//! One row is bound by memory; a chunk of rows is a matrix product and bound by arithmetic: of f32 by vectors, or, with AMX and keys and
+//! values of 16 bits, of bf16 in two parts (`tiles`).
 
 mod kernel;
 mod lanes;

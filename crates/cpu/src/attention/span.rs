@@ -69,6 +69,7 @@ impl<'a> Queries<'a> {
         &self.call.queries[self.place(i)..][..self.pages.layout.shape.head_size]
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn pages(&self) -> &Pages<'a> {
         &self.pages
     }
