@@ -2,10 +2,9 @@
 //!
 //! With a row or two a step is bound by the number of its launches as much as by its weights. So a norm waits for the products that read
 //! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. With
-//! any number of rows the turning of queries and keys waits for the attention that reads them, and with many a pair of products for the gate
-//! that makes one of them. The results are those of the separate
-//! kernels, to the bit, and everything that a caller could look at is written, but for the turned queries and keys themselves: within a step
-//! only attention reads those.
+//! any number of rows the turning of queries and keys waits for the attention that reads them, and with many a pair of products for the
+//! gate that makes one of them. The results are those of the separate kernels, to the bit, and everything that a caller could look at is
+//! written, but for the turned queries and keys and what a gate was made of: within a step nothing else reads those.
 
 use pellucid_tensor::{DType, Error};
 

@@ -33,6 +33,8 @@ const FEW_STAGES: u32 = 3;
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     kernel: &'static str,
+    /// With rings as deep as a row or two leave room for.
+    is_deep: bool,
     /// Warps that share a tile.
     spread: u32,
     shared_bytes: u32,
@@ -47,7 +49,7 @@ fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<Shap
         // The rows of x, and two sets of sums for every slice of every tile under way.
         let rows_bytes = num_rows * (product.x.pitch * 2 + 16 + 2 * (WARPS / spread) * slices * 16 * 4);
         let shared_bytes = WARPS * stages * stage_bytes + rows_bytes;
-        Shape { kernel: KERNELS[2 * place + kind], spread, shared_bytes }
+        Shape { kernel: KERNELS[2 * place + kind], is_deep: kind == 0, spread, shared_bytes }
     };
     let has_many_tiles = num_rows <= 2 && num_tiles / 2 >= 4 * device.num_multiprocessors();
     let alone = has_many_tiles.then(|| shape(0, deep, 1));
@@ -79,11 +81,12 @@ pub(crate) struct TwoProducts {
     first_blocks: u32,
 }
 
-/// The kernel for matrices of two formats with the same input.
+/// The kernel for matrices of two formats with the same input, behind those of one.
 fn kernel_of_two(first: DType, second: DType) -> Option<&'static str> {
+    const TWO: usize = KERNELS.len() - 2;
     match (first, second) {
-        (DType::Q4_K, DType::Q6_K) => Some(KERNELS[10]),
-        (DType::Q5_K, DType::Q6_K) => Some(KERNELS[11]),
+        (DType::Q4_K, DType::Q6_K) => Some(KERNELS[TWO]),
+        (DType::Q5_K, DType::Q6_K) => Some(KERNELS[TWO + 1]),
         _ => None,
     }
 }
@@ -94,11 +97,9 @@ pub(crate) fn launch_two(
     (first, first_type): (&LinearProduct, DType),
     (second, second_type): (&LinearProduct, DType),
 ) -> Result<bool, Error> {
-    let Some(kernel) = kernel_of_two(first_type, second_type) else { return Ok(false) };
-    if !device.has_wide_products {
-        return Ok(false);
-    }
-    let shape = |product, dtype| choose(device, dtype, product).filter(|shape| !shape.kernel.contains("rows"));
+    let kernel = kernel_of_two(first_type, second_type).filter(|_| device.has_wide_products);
+    let Some(kernel) = kernel else { return Ok(false) };
+    let shape = |product, dtype| choose(device, dtype, product).filter(|shape| shape.is_deep);
     let (Some(first_shape), Some(second_shape)) = (shape(first, first_type), shape(second, second_type)) else {
         return Ok(false);
     };
