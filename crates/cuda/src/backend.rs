@@ -74,9 +74,7 @@ pub(crate) enum Purpose {
     Partial,
     Upload,
     RoutedExperts,
-    RoutedWeights,
     ExpertRows,
-    ExpertWeights,
     ExpertInput,
     ExpertGate,
     ExpertUp,
@@ -385,6 +383,7 @@ impl Backend for CudaBackend {
             table: read(table),
             ids: self.index(Purpose::Ids, ids)?,
             out: floats_mut(out),
+            row_bytes: table.dtype().bytes_for(table.cols()).expect("rows are whole blocks") as u64,
             num_rows: ids.len() as u32,
             cols: table.cols() as u32,
             table_rows: table.rows() as u32,
@@ -471,6 +470,9 @@ impl Backend for CudaBackend {
             return Ok(());
         }
         let operand = if rows::has_pieces(cols) { memory(gate).operand_to_write(gate.rows()) } else { None };
+        if self.pair_joins(activation, y, x, operand)? {
+            return Ok(());
+        }
         match operand {
             Some(operand) => {
                 let parameter = GateRows { x, y, cols: cols as u32, activation, operand };

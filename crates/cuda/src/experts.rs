@@ -30,10 +30,9 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
     let out_address = floats_mut(out);
     let clear = Elementwise { x: out_address, y: 0, len: out.len() as u64, cap: 0.0, activation: 0 };
     rows::elementwise(device, "clear", clear)?;
-    let rows_address = backend.scratch(Purpose::ExpertRows, chosen.rows.len() * 4)?;
-    let weights_address = backend.scratch(Purpose::ExpertWeights, chosen.rows.len() * 4)?;
-    device.upload(&chosen.rows, rows_address)?;
-    device.upload(&chosen.weights, weights_address)?;
+    let rows_address = backend.scratch(Purpose::ExpertRows, chosen.rows_and_weights.len() * 4)?;
+    let weights_address = rows_address + (chosen.rows_and_weights.len() / 2 * 4) as u64;
+    device.upload(&chosen.rows_and_weights, rows_address)?;
     let x = backend.scratch(Purpose::ExpertInput, num_rows * hidden * 4)?;
     let down = backend.scratch(Purpose::ExpertDown, num_rows * hidden * 4)?;
     for (expert, range) in mlp.experts.iter().zip(&chosen.ranges).filter(|(_, range)| !range.is_empty()) {
@@ -62,20 +61,21 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
 
 /// The rows of each expert, one expert after the other, with their weights.
 struct Chosen {
-    rows: Vec<u32>,
-    weights: Vec<f32>,
-    /// Of each expert.
+    /// All rows, then the bits of all weights: they travel together.
+    rows_and_weights: Vec<u32>,
+    /// Of each expert, among the rows.
     ranges: Vec<Range<usize>>,
 }
 
-/// Chooses experts for every row, each row's in ascending order.
+/// Chooses experts for every row, each row's in ascending order; their weights lie behind all of them.
 pub(crate) fn route(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
+    let experts = backend.scratch(Purpose::RoutedExperts, len * 8)?;
     let route = Route {
         logits: floats(mlp.router_logits),
-        experts: backend.scratch(Purpose::RoutedExperts, len * 4)?,
-        weights: backend.scratch(Purpose::RoutedWeights, len * 4)?,
+        experts,
+        weights: experts + (len * 4) as u64,
         num_rows: num_rows as u32,
         num_experts: mlp.experts.len() as u32,
         num_selected: num_selected as u32,
@@ -88,17 +88,17 @@ pub(crate) fn route(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Route,
 fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
     let (route, num_selected) = (route(backend, mlp)?, mlp.routing.num_selected);
     let len = mlp.x.rows() * num_selected;
-    let (mut experts, mut weights) = (vec![0u32; len], vec![0f32; len]);
-    backend.device.download(route.experts, &mut experts)?;
-    backend.device.download(route.weights, &mut weights)?;
+    let mut found = vec![0u32; 2 * len];
+    backend.device.download(route.experts, &mut found)?;
+    let (experts, weights) = found.split_at(len);
     // By expert, and within one by row.
     let mut order: Vec<usize> = (0..len).collect();
     order.sort_by_key(|&i| experts[i]);
     let starts = |expert: usize| order.partition_point(|&i| (experts[i] as usize) < expert);
+    let rows = order.iter().map(|&i| (i / num_selected) as u32);
     Ok(Chosen {
         ranges: (0..mlp.experts.len()).map(|expert| starts(expert)..starts(expert + 1)).collect(),
-        rows: order.iter().map(|&i| (i / num_selected) as u32).collect(),
-        weights: order.iter().map(|&i| weights[i]).collect(),
+        rows_and_weights: rows.chain(order.iter().map(|&i| weights[i])).collect(),
     })
 }
 

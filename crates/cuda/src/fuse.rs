@@ -2,9 +2,9 @@
 //!
 //! With a row or two a step is bound by the number of its launches as much as by its weights. So a norm waits for the products that read
 //! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. With
-//! any number of rows the turning of queries and keys waits for the attention that reads them. The results are those of the separate
-//! kernels, to the bit, and everything that a caller could look at is written, but for the turned queries and keys themselves: within a step
-//! only attention reads those.
+//! any number of rows the turning of queries and keys waits for the attention that reads them, and with many a pair of products for the
+//! gate that makes one of them. The results are those of the separate kernels, to the bit, and everything that a caller could look at is
+//! written, but for the turned queries and keys and what a gate was made of: within a step nothing else reads those.
 
 use pellucid_tensor::{DType, Error};
 
@@ -13,15 +13,27 @@ use crate::driver::Buffer;
 use crate::kernels::attention::{self, TurnParameter};
 use crate::kernels::linear::{self, LinearProduct, Maxima};
 use crate::kernels::norm::{self, Norm};
+use crate::kernels::{Operand, stream, wide};
 
 /// The most rows for which this pays: every block of a product makes the operand of all rows by itself.
 const MAX_ROWS: usize = 2;
 
 #[derive(Debug)]
 enum Waiting {
-    Norm { norm: Norm, num_rows: usize },
-    Products { product: LinearProduct, dtype: DType },
+    Norm {
+        norm: Norm,
+        num_rows: usize,
+    },
+    Products {
+        product: LinearProduct,
+        dtype: DType,
+    },
     Turn(TurnParameter),
+    /// Of many rows, a pair that may be a gate and what it gates.
+    Pair {
+        product: LinearProduct,
+        dtype: DType,
+    },
 }
 
 /// What waits, and where the largest magnitudes of gated rows stand.
@@ -55,6 +67,7 @@ impl CudaBackend {
                 product.launch_few(&self.device, dtype)
             }
             Some(Waiting::Turn(turn)) => attention::turn_and_store(&self.device, &turn),
+            Some(Waiting::Pair { product, dtype }) => wide::launch(&self.device, dtype, &product),
         }
     }
 
@@ -91,11 +104,14 @@ impl CudaBackend {
         waits
     }
 
-    /// Whether products of x were left to wait, with the norm before them where x is one that waits.
+    /// Whether products of x were left to wait, with the norm before them where x is one that waits, or launched with those that waited.
     pub(crate) fn products_wait(&self, x: u64, mut product: LinearProduct, dtype: DType) -> Result<bool, Error> {
         let fits = self.may_wait(product.num_rows as usize)
             && product.few_fits(&self.device, dtype)
             && linear::makes_operand(product.cols as usize);
+        if fits && self.launch_with_waiting(x, &product, dtype)? {
+            return Ok(true);
+        }
         let norm = match &lock(&self.fusion).waiting {
             Some(Waiting::Norm { norm, .. }) if fits && norm.out == x => Some(*norm),
             _ => None,
@@ -110,6 +126,23 @@ impl CudaBackend {
         product.take_plain(norm.map_or(x, |norm| norm.x));
         lock(&self.fusion).waiting = Some(Waiting::Products { product, dtype });
         Ok(true)
+    }
+
+    /// Launches products of x together with those that wait, if they have the same input in another format. False when nothing was done.
+    fn launch_with_waiting(&self, x: u64, product: &LinearProduct, dtype: DType) -> Result<bool, Error> {
+        let mut fusion = lock(&self.fusion);
+        let Some(Waiting::Products { product: first, dtype: first_type }) = fusion.waiting else { return Ok(false) };
+        let mut second = *product;
+        second.take_plain(x);
+        if !second.take_input_of(&first) {
+            return Ok(false);
+        }
+        let launched = stream::launch_two(&self.device, (&first, first_type), (&second, dtype))?;
+        if launched {
+            // Neither is a gate nor reads one: the next product clears the largest magnitudes.
+            fusion.forget();
+        }
+        Ok(launched)
     }
 
     /// Whether the turning of queries and keys, and the storing of keys and values, was left to wait for the attention that comes next.
@@ -145,9 +178,40 @@ impl CudaBackend {
         self.joins(|product| product.add_to(y, x))
     }
 
-    /// The same for `gate = activation(gate) * up`.
+    /// The same for `gate = activation(gate) * up`. A pair of many rows goes on waiting.
     pub(crate) fn gate_joins(&self, activation: u32, up: u64, gate: u64) -> Result<bool, Error> {
+        if matches!(lock(&self.fusion).waiting, Some(Waiting::Pair { .. })) {
+            return Ok(false);
+        }
         self.joins(|product| product.gate_by(activation, gate, up))
+    }
+
+    /// Whether products of many rows were left to wait for a gate.
+    pub(crate) fn pair_waits(&self, product: LinearProduct, dtype: DType) -> bool {
+        let waits = lock(&self.current).is_step() && wide::gates(&self.device, dtype, &product);
+        if waits {
+            lock(&self.fusion).waiting = Some(Waiting::Pair { product, dtype });
+        }
+        waits
+    }
+
+    /// Takes over a gate whose result is also rounded to `result`, and launches all of it. False when it is not that of the pair that waits.
+    pub(crate) fn pair_joins(
+        &self,
+        activation: u32,
+        up: u64,
+        gate: u64,
+        result: Option<Operand>,
+    ) -> Result<bool, Error> {
+        let joined = match (&mut lock(&self.fusion).waiting, result) {
+            (Some(Waiting::Pair { product, .. }), Some(result)) if result.is_bf16 != 0 => {
+                product.round_to(result);
+                product.gate_by(activation, gate, up)
+            }
+            _ => false,
+        };
+        self.settle()?;
+        Ok(joined)
     }
 
     fn joins(&self, take: impl FnOnce(&mut LinearProduct) -> bool) -> Result<bool, Error> {

@@ -61,8 +61,11 @@ impl CudaBackend {
             return Ok(());
         }
         let operand = self.operand(x, dtype)?;
-        LinearProduct::new(operand, x.rows(), x.cols(), &parts)
-            .launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
+        let product = LinearProduct::new(operand, x.rows(), x.cols(), &parts);
+        if self.pair_waits(product, dtype) {
+            return Ok(());
+        }
+        product.launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
     }
 
     /// The same by cuBLASLt; false where it does not serve.

@@ -1,9 +1,9 @@
-//! Weights on their way to the device: raw bytes in pieces, packed into tiles there.
+//! Weights on their way to the device: raw bytes in pieces. The matrices of products are packed into tiles there, tables stay as they are.
 //!
 //! Reading a mapped file is work for several threads: each has two pieces of pinned memory, and fills one while the device copies the other.
 //! Copies and packing are in the order of the one stream, so whoever uses a weight afterwards finds it whole.
 //!
-//! A format without tiles of its own is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16 (MXFP4, whose
+//! A format without kernels of its own is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16 (MXFP4, whose
 //! exponents F16 cannot hold, becomes BF16, which is exact for it). The backend keeps count, so that the program can say so.
 
 use std::ops::Range;
@@ -30,8 +30,14 @@ pub(crate) type Staging = Vec<Ring<u8>>;
 
 /// A table or a vector, whose numbers stay exactly what they are.
 pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
-    let to = if kernels::format(weight.dtype).is_some() { weight.dtype } else { DType::F32 };
-    store(backend, weight, to, false)
+    let HostWeight { dtype, rows, cols, .. } = weight;
+    let to = if kernels::format(dtype).is_some() { dtype } else { DType::F32 };
+    let size = rows.checked_mul(cols).and_then(|len| to.bytes_for(len));
+    let size = size.ok_or_else(|| Error::OutOfMemory { device: backend.device.name(), bytes: usize::MAX })?;
+    let buffer = backend.device.allocate(size)?;
+    let kept = Some(buffer.address());
+    send(backend, &Journey { device: &backend.device, weight: &weight, to, packed: None, kept })?;
+    Ok(Tensor::new(to, rows, cols, Box::new(DeviceMemory::new(buffer))))
 }
 
 /// The matrix of a product.
@@ -50,18 +56,18 @@ pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor
 
 /// `with_plain` keeps a weight of 16 bits as it is in the file beside its tiles.
 fn store(backend: &CudaBackend, weight: HostWeight, to: DType, with_plain: bool) -> Result<Tensor, Error> {
-    let HostWeight { dtype, rows, cols, ref bytes } = weight;
-    assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
+    let HostWeight { rows, cols, ref bytes, .. } = weight;
     let device = &backend.device;
     let size = kernels::packed_bytes(to, rows, cols);
     let size = size.ok_or_else(|| Error::OutOfMemory { device: device.name(), bytes: usize::MAX })?;
     let buffer = device.allocate(size)?;
     let plain = if with_plain { Some(device.allocate(bytes.len())?) } else { None };
     // F32 lies on the device as in the file, and so does what is kept plain.
-    let kept = if to == DType::F32 { Some(&buffer) } else { plain.as_ref() };
-    let journey =
-        Journey { device, weight: &weight, to, packed: buffer.address(), kept: kept.map(|kept| kept.address()) };
-    send(backend, &journey)?;
+    let (packed, kept) = match to {
+        DType::F32 => (None, Some(buffer.address())),
+        _ => (Some(buffer.address()), plain.as_ref().map(|plain| plain.address())),
+    };
+    send(backend, &Journey { device, weight: &weight, to, packed, kept })?;
     let mut memory = DeviceMemory::new(buffer);
     memory.plain = plain;
     Ok(Tensor::new(to, rows, cols, Box::new(memory)))
@@ -69,6 +75,8 @@ fn store(backend: &CudaBackend, weight: HostWeight, to: DType, with_plain: bool)
 
 /// Sends every piece of a weight, by as many readers as there are pieces for.
 fn send(backend: &CudaBackend, journey: &Journey<'_>) -> Result<(), Error> {
+    let HostWeight { dtype, rows, cols, ref bytes } = *journey.weight;
+    assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let num_readers = journey.num_pieces().min(MAX_READERS).min(cores);
     let piece_bytes = journey.rows_at_once().min(journey.weight.rows.next_multiple_of(16)) * journey.sent_bytes();
@@ -96,7 +104,8 @@ struct Journey<'a> {
     device: &'a Arc<Device>,
     weight: &'a HostWeight,
     to: DType,
-    packed: u64,
+    /// Where its tiles go.
+    packed: Option<u64>,
     /// Where its rows are kept as they are sent.
     kept: Option<u64>,
 }
@@ -147,12 +156,10 @@ impl Journey<'_> {
         }
         let place = self.kept.map_or(place, |kept| kept + (rows.start * self.sent_bytes()) as u64);
         piece.upload(len, place)?;
-        if self.to == DType::F32 {
-            return Ok(());
-        }
+        let Some(packed) = self.packed else { return Ok(()) };
         let parameter = PackWeight {
             from: place,
-            to: self.packed,
+            to: packed,
             row_bytes: self.sent_bytes() as u64,
             rows: self.weight.rows as u32,
             cols: cols as u32,

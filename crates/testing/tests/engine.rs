@@ -305,7 +305,11 @@ fn prompts_can_be_scored() {
 
 #[test]
 fn a_dropped_stream_frees_its_blocks_and_the_handle_serves_many() {
-    let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |_| ())));
+    [false, true].into_iter().for_each(serve_streams);
+}
+
+fn serve_streams(runs_ahead: bool) {
+    let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |model| model.runs_ahead = runs_ahead)));
     let endless = Request { max_tokens: None, ..request(vec![1, 2, 3], 1) };
     let stream = handle.submit(endless).expect("accepted");
     let first = std::iter::from_fn(|| stream.next_event()).find(|event| matches!(event, Event::Token(_)));

@@ -82,6 +82,7 @@ DEVICE void merge_tiles(const Attention& a, u64 first_head, u32 heads, u32 begin
         float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         // What is read together does not wait for each other.
         static const u32 TOGETHER = 16;
+#pragma unroll 1
         for (u32 base = 0; base < num_tiles; base += TOGETHER) {
             float4 next[TOGETHER];
 #pragma unroll
@@ -120,7 +121,7 @@ DEVICE void attend_one(const OneToken& p) {
     let_next_start();
     if (!turns) wait_for_previous();
     u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 position = a.positions[row];
+    u32 position = a.positions[row], slot = turns ? p.slots[row] : 0;
     u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     u32 begin_tile = ALL ? first / FLASH_TILE : blockIdx.z, end_tile = ALL ? position / FLASH_TILE + 1 : blockIdx.z + 1;
     if (begin_tile < first / FLASH_TILE || begin_tile > position / FLASH_TILE) return;
@@ -128,6 +129,7 @@ DEVICE void attend_one(const OneToken& p) {
     u32 pieces = (group + padded - 1) / padded;
     u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
     u32 heads = min(padded, (kv_head + 1) * group - first_head);
+    u64 first_place = (u64)row * a.num_heads + first_head;
 
     // A thread has half a row of a panel: 4 pieces of 16 bytes, which lie in shared memory as they do in the blocks.
     const u32* table = a.block_tables + a.first_blocks[row];
@@ -169,23 +171,44 @@ DEVICE void attend_one(const OneToken& p) {
     for (u32 i = threadIdx.x; i < (16 - heads) * QUERY_PITCH / 16; i += 128) store_shared(shared_address(queries) + heads * QUERY_PITCH + i * 16, make_uint4(0, 0, 0, 0));
     if (turns) wait_for_previous();
 
+    // What is read together does not wait for each other: the token's key and value, and its queries.
     const float* angles = p.angles + (u64)row * 2 * p.pairs;
-    for (u32 i = threadIdx.x; i < heads * HS; i += 128) {
-        const float* x = a.queries + ((u64)row * a.num_heads + first_head + i / HS) * HS;
-        u32 d = i % HS;
-        float number = turns ? turned(x, d, angles, p.pairs, p.interleaved) : x[d];
-        store_shared(shared_address(queries) + i / HS * QUERY_PITCH + d * 2, (u16)pack_pair<S>(number, 0.0f));
+    bool has_own = turns && end_tile == position / FLASH_TILE + 1;
+    u16 own[2][(HS + 127) / 128];
+#pragma unroll
+    for (u32 k = 0; k < (HS + 127) / 128; k++) {
+        u64 head = ((u64)row * a.num_kv_heads + kv_head) * HS;
+        u32 d = threadIdx.x + k * 128;
+        if (!has_own || d >= HS) continue;
+        own[0][k] = rounded<S>(turned(p.keys + head, d, angles, p.pairs, p.interleaved));
+        own[1][k] = rounded<S>(p.values[head + d]);
+    }
+    static const u32 TOGETHER = 4;
+    for (u32 base = threadIdx.x; base < heads * HS; base += TOGETHER * 128) {
+        float number[TOGETHER];
+#pragma unroll
+        for (u32 j = 0; j < TOGETHER; j++) {
+            u32 i = base + j * 128;
+            const float* x = a.queries + (first_place + i / HS) * HS;
+            if (i < heads * HS) number[j] = turns ? turned(x, i % HS, angles, p.pairs, p.interleaved) : x[i % HS];
+        }
+#pragma unroll
+        for (u32 j = 0; j < TOGETHER; j++) {
+            u32 i = base + j * 128;
+            if (i < heads * HS) store_shared(shared_address(queries) + i / HS * QUERY_PITCH + i % HS * 2, (u16)pack_pair<S>(number[j], 0.0f));
+        }
     }
     // The token's key or value: into its block, and into the stage when its tile comes.
     auto store_own = [&](u32 values, u32 stage) {
-        const float* x = (values ? p.values : p.keys) + ((u64)row * a.num_kv_heads + kv_head) * HS;
-        u32 slot = p.slots[row], r = position % FLASH_TILE;
+        u32 r = position % FLASH_TILE;
         u16* blocks = (u16*)(values ? a.value_blocks : a.key_blocks);
-        for (u32 d = threadIdx.x; d < HS; d += 128) {
-            u16 number = rounded<S>(values ? x[d] : turned(x, d, angles, p.pairs, p.interleaved));
-            store_shared(base + stage * STAGE_BYTES + d / 64 * PANEL_BYTES + r * 128 + (d / 8 % 8 ^ r % 8) * 16 + d % 8 * 2, number);
+#pragma unroll
+        for (u32 k = 0; k < (HS + 127) / 128; k++) {
+            u32 d = threadIdx.x + k * 128;
+            if (d >= HS) continue;
+            store_shared(base + stage * STAGE_BYTES + d / 64 * PANEL_BYTES + r * 128 + (d / 8 % 8 ^ r % 8) * 16 + d % 8 * 2, own[values][k]);
             if (slot / a.block_len < p.num_blocks)
-                blocks[kv_place((u64)(slot / a.block_len) * a.num_kv_heads + kv_head, slot % a.block_len, d, HS, a.block_len, true)] = number;
+                blocks[kv_place((u64)(slot / a.block_len) * a.num_kv_heads + kv_head, slot % a.block_len, d, HS, a.block_len, true)] = own[values][k];
         }
     };
 
@@ -198,7 +221,7 @@ DEVICE void attend_one(const OneToken& p) {
     auto later = [&](u32 by) { return (stage + by) % STAGES; };
     for (u32 tile = begin_tile; tile < end_tile; tile++, stage = later(2)) {
         copy_async_wait<1>();
-        if (turns && tile == position / FLASH_TILE) {
+        if (has_own && tile + 1 == end_tile) {
             store_own(0, stage);
             store_own(1, later(1));
         }
@@ -289,7 +312,6 @@ DEVICE void attend_one(const OneToken& p) {
         }
     }
 
-    u64 first_place = (u64)row * a.num_heads + first_head;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 head = g + 8 * i;

@@ -7,7 +7,7 @@
 //   0: row g, columns 2t, 2t + 1    1: row g + 8, the same    2: row g, columns 2t + 8, 2t + 9    3: row g + 8, the same.
 // One 16-byte load a lane is thus 512 consecutive bytes a warp. Rows and columns beyond the matrix are zeros.
 //
-// Quantized numbers become f16: integers exactly, scale times sub-scale rounded once, their product (for Q4_K and Q5_K a fused
+// Quantized numbers become f16: integers exactly, scale times sub-scale rounded once (when they are packed), their product (for Q4_K and Q5_K a fused
 // product and difference) rounded once. All kernels use these functions, so a weight has the same f16 value in each of them.
 
 enum Format { F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
@@ -135,113 +135,117 @@ struct Weights<Q4_0> {
     }
 };
 
-// Scale and minimum of a sub-block, times those of the block: [d sc, dmin m] as two halves.
-DEVICE u32 scaled_pair(u32 bytes, u32 d_and_min) {
-    return half2_mul(half2_add(__byte_perm(bytes, HALF_1024, 0x5150), HALF_MINUS_1024), d_and_min);
-}
-
 DEVICE u32 minus_second(u32 pair) {
     u32 d;
     asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(both_second(pair)));
     return d;
 }
 
-// 4 units of one word a step; then for each unit and g eight bytes [row g: sc, m, sc, m; row g + 8: the same]; then for each g
-// [row g: d, dmin; row g + 8: the same].
+// The words of `nibbles` with the bits above them, which lie in one word for four steps (one bit each) or two (two bits): those of step s,
+// `shift` bits higher, at bit 4 for pair 0, 8 for pair 1, 12 for pair 2 and 0 for pair 3, and 16 higher.
+template <int BITS>
+DEVICE void with_high_bits(u32 (&a)[4], u32 high, int shift) {
+    const u32 mask = BITS == 1 ? 0x00010001u : 0x00030003u;
+    u32 near = high >> shift;
+    a[0] = masked_or<(mask << 4)>(near, a[0]);
+    a[1] = masked_or<(mask << 8)>(near, a[1]);
+    a[2] = masked_or<(mask << 4)>(high >> (8 + shift), a[2]);
+    a[3] = masked_or<(mask << 8)>(high << (8 - shift), a[3]);
+}
+
+// The scales of a unit of a K format, multiplied with those of their blocks: sixteen bytes for each g.
+struct UnitScales {
+    uint4 of;
+    // [row g: d sc, dmin m of columns 0 to 31; the same of columns 32 to 63; row g + 8: the same]
+    __device__ __forceinline__ u32 low_pair(int s) const { return s / 2 ? of.y : of.x; }
+    __device__ __forceinline__ u32 high_pair(int s) const { return s / 2 ? of.w : of.z; }
+};
+
+// q * d sc - dmin m for integers below 1024, as `nibbles` leaves them.
+DEVICE void scaled_with_minimum(u32 (&a)[4], u32 low, u32 high) {
+    const u32 minus_64 = 0xd400d400u;
+    a[0] = half2_fma(half2_add(a[0], HALF_MINUS_1024), both_first(low), minus_second(low));
+    a[1] = half2_fma(half2_fma(a[1], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
+    a[2] = half2_fma(half2_add(a[2], HALF_MINUS_1024), both_first(low), minus_second(low));
+    a[3] = half2_fma(half2_fma(a[3], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
+}
+
+// Four units: one word a step, then the scales.
 template <>
 struct Weights<Q4_K> {
-    static const u32 CHUNK_BYTES = 2368;
+    static const u32 UNIT_BYTES = 640;
+    static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
-        uint2 scales;
-        uint2 d;
+        UnitScales scales;
     };
     template <class From>
     DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
-        raw.q = From::vector(chunk + unit * 512 + lane * 16);
-        raw.scales = *(const uint2*)(chunk + 2048 + unit * 64 + lane / 4 * 8);
-        raw.d = *(const uint2*)(chunk + 2304 + lane / 4 * 8);
+        chunk += unit * UNIT_BYTES;
+        raw.q = From::vector(chunk + lane * 16);
+        raw.scales.of = *(const uint4*)(chunk + 512 + lane / 4 * 16);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
-        u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
-        u32 low = scaled_pair(raw.scales.x >> (s / 2 * 16), raw.d.x);
-        u32 high = scaled_pair(raw.scales.y >> (s / 2 * 16), raw.d.y);
-        const u32 minus_64 = 0xd400d400u;
-        nibbles(a, word);
-        a[0] = half2_fma(half2_add(a[0], HALF_MINUS_1024), both_first(low), minus_second(low));
-        a[1] = half2_fma(half2_fma(a[1], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
-        a[2] = half2_fma(half2_add(a[2], HALF_MINUS_1024), both_first(low), minus_second(low));
-        a[3] = half2_fma(half2_fma(a[3], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
+        nibbles(a, s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w);
+        scaled_with_minimum(a, raw.scales.low_pair(s), raw.scales.high_pair(s));
     }
 };
 
-// As Q4_K, with a word of fifth bits for each unit and lane before the scales: pair p of step s at bits 4s + p and 16 + 4s + p.
+// As Q4_K, with a word of fifth bits for each lane before the scales.
 template <>
 struct Weights<Q5_K> {
-    static const u32 CHUNK_BYTES = 2880;
+    static const u32 UNIT_BYTES = 768;
+    static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
         u32 fifth;
-        uint2 scales;
-        uint2 d;
+        UnitScales scales;
     };
     template <class From>
     DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
-        raw.q = From::vector(chunk + unit * 512 + lane * 16);
-        raw.fifth = *(const u32*)(chunk + 2048 + unit * 128 + lane * 4);
-        raw.scales = *(const uint2*)(chunk + 2560 + unit * 64 + lane / 4 * 8);
-        raw.d = *(const uint2*)(chunk + 2816 + lane / 4 * 8);
+        chunk += unit * UNIT_BYTES;
+        raw.q = From::vector(chunk + lane * 16);
+        raw.fifth = *(const u32*)(chunk + 512 + lane * 4);
+        raw.scales.of = *(const uint4*)(chunk + 640 + lane / 4 * 16);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
-        u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
-        u32 low = scaled_pair(raw.scales.x >> (s / 2 * 16), raw.d.x);
-        u32 high = scaled_pair(raw.scales.y >> (s / 2 * 16), raw.d.y);
-        u32 fifth = raw.fifth >> (4 * s);
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            u32 q = ((word >> (4 * p)) & 0x000f000fu) | HALF_1024 | ((fifth >> p & 0x00010001u) << 4);
-            u32 scale = p % 2 ? high : low;
-            a[p] = half2_fma(half2_add(q, HALF_MINUS_1024), both_first(scale), minus_second(scale));
-        }
+        nibbles(a, s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w);
+        with_high_bits<1>(a, raw.fifth, s);
+        scaled_with_minimum(a, raw.scales.low_pair(s), raw.scales.high_pair(s));
     }
 };
 
-// Low four bits as Q4_K; then for each unit and lane two words of high bit pairs: pair p of step s in word s / 2 at bits
-// 2 (4 (s % 2) + p) and 16 + that; then for each unit and g eight bytes of scales [row g: steps 0 to 3; row g + 8: the same]; then
-// for each g [row g: d; row g + 8: d].
+// Low four bits as Q4_K; then for each lane two words of high bit pairs, for two steps each; then for each g the scales, d sc for each step:
+// [row g: steps 0 to 3; row g + 8: the same].
 template <>
 struct Weights<Q6_K> {
-    static const u32 CHUNK_BYTES = 3360;
+    static const u32 UNIT_BYTES = 896;
+    static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;
     struct Raw {
         uint4 q;
         uint2 high;
-        uint2 scales;
-        u32 d;
+        UnitScales scales;
     };
     template <class From>
     DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
-        raw.q = From::vector(chunk + unit * 512 + lane * 16);
-        raw.high = *(const uint2*)(chunk + 2048 + unit * 256 + lane * 8);
-        raw.scales = *(const uint2*)(chunk + 3072 + unit * 64 + lane / 4 * 8);
-        raw.d = *(const u32*)(chunk + 3328 + lane / 4 * 4);
+        chunk += unit * UNIT_BYTES;
+        raw.q = From::vector(chunk + lane * 16);
+        raw.high = *(const uint2*)(chunk + 512 + lane * 8);
+        raw.scales.of = *(const uint4*)(chunk + 768 + lane / 4 * 16);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
-        u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
-        u32 bits = (s / 2 ? raw.high.y : raw.high.x) >> (8 * (s % 2));
-        // A signed byte as a half: q ^ 0x80 is q + 128.
-        const u32 minus_1152 = 0xe480e480u, minus_1056 = 0xe420e420u;
-        u32 bytes = (raw.scales.x >> (8 * s) & 0xffu) | (raw.scales.y >> (8 * s) & 0xffu) << 8;
-        u32 scales = half2_add(__byte_perm(bytes ^ 0x8080u, HALF_1024, 0x5150), minus_1152);
-        scales = half2_mul(scales, raw.d);
-        u32 low = both_first(scales), high = both_second(scales);
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            u32 q = ((word >> (4 * p)) & 0x000f000fu) | HALF_1024 | ((bits >> (2 * p) & 0x00030003u) << 4);
-            a[p] = half2_mul(half2_add(q, minus_1056), p % 2 ? high : low);
-        }
+        const u32 minus_1056 = 0xe420e420u, minus_96 = 0xd600d600u;
+        nibbles(a, s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w);
+        with_high_bits<2>(a, s / 2 ? raw.high.y : raw.high.x, s % 2 * 2);
+        u32 low = raw.scales.low_pair(s), high = raw.scales.high_pair(s);
+        u32 d_low = s % 2 ? both_second(low) : both_first(low), d_high = s % 2 ? both_second(high) : both_first(high);
+        a[0] = half2_mul(half2_add(a[0], minus_1056), d_low);
+        a[1] = half2_mul(half2_fma(a[1], HALF_SIXTEENTH, minus_96), d_high);
+        a[2] = half2_mul(half2_add(a[2], minus_1056), d_low);
+        a[3] = half2_mul(half2_fma(a[3], HALF_SIXTEENTH, minus_96), d_high);
     }
 };
 
@@ -264,69 +268,54 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         mma_f16(d, a, b0, b1);
 }
 
-// Where the number at (row, col) of a tile lies, for kernels that fetch single numbers.
-struct Place {
-    int unit, step, lane, pair, second;
-};
+// Numbers as they lie in a file: `at` is the bytes of a row.
+DEVICE u16 two_bytes(const u8* p) { return p[0] | p[1] << 8; }
 
-DEVICE Place place(int row, int col) {
-    Place p;
-    p.unit = col / 64 % 4;
-    p.step = col / 16 % 4;
-    int k = col % 16;
-    p.lane = row % 8 * 4 + k % 8 / 2;
-    p.pair = k / 8 * 2 + row % 16 / 8;
-    p.second = k % 2;
-    return p;
-}
-
-DEVICE u32 nibble_at(const u8* unit, const Place& p) {
-    u32 word = ((const u32*)(unit + p.lane * 16))[p.step];
-    return word >> (4 * p.pair + 16 * p.second) & 15;
-}
-
-// The number at (row, col) of a packed matrix as f32, rounded as the plain decoder of the format rounds.
-DEVICE float weight_at(int format, const u8* weights, u64 row, u32 col, u32 cols) {
-    if (format == F32) return ((const float*)weights)[row * cols + col];
-    u32 r = row % 16, groups = (cols + 255) / 256;
-    u64 by_unit = chunk_index(row / 16, col / 64, 4 * groups), by_group = chunk_index(row / 16, col / 256, groups);
-    Place p = place(r, col);
-    u32 g = r % 8, half = r / 8;
-    if (format == F16 || format == BF16) {
-        const u8* chunk = weights + by_unit * 2048;
-        u16 bits = ((const u16*)(chunk + p.step * 512 + p.lane * 16))[2 * p.pair + p.second];
-        return format == F16 ? half_to_float(bits) : bf16_to_float(bits);
-    }
-    if (format == Q8_0) {
-        const u8* chunk = weights + chunk_index(row / 16, col / 128, 2 * groups) * 2176 + p.unit % 2 * 1088;
-        u8 q = chunk[p.step / 2 * 512 + p.lane * 16 + p.step % 2 * 8 + half * 4 + p.pair / 2 * 2 + p.second];
-        float d = half_to_float(((const u16*)(chunk + 1024 + g * 8))[half * 2 + p.step / 2]);
-        return __fmul_rn(d, (float)q - 128.0f);
-    }
+// The integer of a quantized number, not below zero.
+DEVICE u32 raw_bits(int format, const u8* at, u32 col) {
+    if (format == Q8_0) return (u8)(at[col / 32 * 34 + 2 + col % 32] + 128);
     if (format == Q4_0) {
-        const u8* chunk = weights + by_group * 2304 + p.unit * 576;
-        float d = half_to_float(((const u16*)(chunk + 512 + g * 8))[half * 2 + p.step / 2]);
-        return __fmul_rn(d, (float)nibble_at(chunk, p) - 8.0f);
+        u32 j = col % 32;
+        return at[col / 32 * 18 + 2 + j % 16] >> (j / 16 * 4) & 15;
     }
-    if (format == Q4_K || format == Q5_K) {
-        bool fifth = format == Q5_K;
-        const u8* chunk = weights + by_group * (fifth ? 2880 : 2368);
-        const u8* scales = chunk + (fifth ? 2560 : 2048) + p.unit * 64 + g * 8 + half * 4 + p.step / 2 * 2;
-        const u16* d = (const u16*)(chunk + (fifth ? 2816 : 2304) + g * 8) + half * 2;
-        u32 q = nibble_at(chunk + p.unit * 512, p);
-        if (fifth) {
-            u32 word = *(const u32*)(chunk + 2048 + p.unit * 128 + p.lane * 4);
-            q |= (word >> (4 * p.step + p.pair + 16 * p.second) & 1) << 4;
-        }
-        float ds = __fmul_rn(half_to_float(d[0]), (float)scales[0]);
-        float ms = __fmul_rn(half_to_float(d[1]), (float)scales[1]);
-        return __fsub_rn(__fmul_rn(ds, (float)q), ms);
+    u32 k = col % 256, s = k / 32, j = k % 32;
+    if (format == Q4_K) return at[col / 256 * 144 + 16 + s / 2 * 32 + j] >> (s % 2 * 4) & 15;
+    if (format == Q5_K) {
+        const u8* block = at + col / 256 * 176;
+        return (block[48 + s / 2 * 32 + j] >> (s % 2 * 4) & 15) | (block[16 + j] >> s & 1) << 4;
     }
-    const u8* chunk = weights + by_group * 3360;
-    u32 q = nibble_at(chunk + p.unit * 512, p);
-    u32 word = ((const u32*)(chunk + 2048 + p.unit * 256 + p.lane * 8))[p.step / 2];
-    q |= (word >> (2 * (4 * (p.step % 2) + p.pair) + 16 * p.second) & 3) << 4;
-    signed char scale = (signed char)chunk[3072 + p.unit * 64 + g * 8 + half * 4 + p.step];
-    float d = half_to_float(((const u16*)(chunk + 3328 + g * 4))[half]);
-    return __fmul_rn(__fmul_rn(d, (float)scale), (float)q - 32.0f);
+    const u8* block = at + col / 256 * 210;
+    u32 half = k / 128, run = k % 128 / 32;
+    return (block[64 * half + 32 * (run % 2) + j] >> (run / 2 * 4) & 15) |
+           (block[128 + 32 * half + j] >> (2 * run) & 3) << 4;
+}
+
+// The six-bit scale (which = 0) or minimum (which = 1) of sub-block s of a Q4_K or Q5_K block.
+DEVICE u8 six_bits(const u8* block, int s, int which) {
+    const u8* packed = block + 4;
+    if (s < 4) return packed[s + 4 * which] & 0x3f;
+    u8 low = packed[s + 4] >> (4 * which) & 0x0f;
+    return low | (packed[s - 4 + 4 * which] >> 2 & 0x30);
+}
+
+// The scale (which = 0) or minimum (which = 1) of a number of a K format, in f32, where both factors' product is exact.
+DEVICE float k_scale(int format, const u8* at, u32 col, int which) {
+    if (format == Q6_K) {
+        const u8* block = at + col / 256 * 210;
+        return __fmul_rn(half_to_float(two_bytes(block + 208)), (float)(signed char)block[192 + col % 256 / 16]);
+    }
+    const u8* block = at + col / 256 * (format == Q4_K ? 144 : 176);
+    return __fmul_rn(half_to_float(two_bytes(block + 2 * which)), (float)six_bits(block, col % 256 / 32, which));
+}
+
+// A number as f32, rounded as the plain decoder of the format rounds.
+DEVICE float stored_number(int format, const u8* at, u32 col) {
+    if (format == F32) return ((const float*)at)[col];
+    if (format == F16) return half_to_float(((const u16*)at)[col]);
+    if (format == BF16) return bf16_to_float(((const u16*)at)[col]);
+    float q = (float)raw_bits(format, at, col);
+    if (format == Q8_0) return __fmul_rn(half_to_float(two_bytes(at + col / 32 * 34)), q - 128.0f);
+    if (format == Q4_0) return __fmul_rn(half_to_float(two_bytes(at + col / 32 * 18)), q - 8.0f);
+    if (format == Q6_K) return __fmul_rn(k_scale(format, at, col, 0), q - 32.0f);
+    return __fsub_rn(__fmul_rn(k_scale(format, at, col, 0), q), k_scale(format, at, col, 1));
 }

@@ -3,7 +3,7 @@
 use pellucid_tensor::{DType, Error};
 
 use super::norm::{self, Norm};
-use super::{Operand, stream, wide};
+use super::{GROUP_COLS, Operand, stream, wide};
 use crate::driver::{Device, Grid};
 
 macro_rules! linear_kernels {
@@ -64,6 +64,7 @@ pub(crate) struct LinearProduct {
     is_gated: u32,
     activation: u32,
     pub(crate) spread: u32,
+    result: Operand,
 }
 
 /// The kernel family of a format, by the index of its first name in [`KERNELS`].
@@ -135,6 +136,7 @@ impl LinearProduct {
             is_gated: 0,
             activation: 0,
             spread: 0,
+            result: Operand::NONE,
         };
         for (part, &(weight, bias, out, outputs)) in product.parts.iter_mut().zip(parts) {
             *part = LinearPart { weight, bias, out, outputs: outputs as u32, first_tile: product.num_tiles };
@@ -194,6 +196,16 @@ impl LinearProduct {
         self.maxima_are = are as u32;
     }
 
+    /// Makes the same operand as another, from what that one makes it of. False when its input is something else.
+    pub(crate) fn take_input_of(&mut self, other: &LinearProduct) -> bool {
+        let input = if other.norm_weight != 0 { other.normed } else { other.x_plain };
+        let is_same = other.makes_operand != 0 && self.x_plain == input && self.num_rows == other.num_rows;
+        if is_same {
+            (self.x_plain, self.norm_weight, self.eps) = (other.x_plain, other.norm_weight, other.eps);
+        }
+        is_same
+    }
+
     /// Where the rows of f32 come from, when it makes the operand itself.
     pub(crate) fn input(&self) -> u64 {
         self.x_plain
@@ -225,6 +237,17 @@ impl LinearProduct {
             self.activation = activation;
         }
         fits
+    }
+
+    /// Two matrices whose outputs fill whole groups.
+    pub(crate) fn is_pair(&self) -> bool {
+        let [first, second, _] = self.parts;
+        self.num_parts == 2 && first.outputs == second.outputs && first.outputs.is_multiple_of(GROUP_COLS as u32)
+    }
+
+    /// The gated result is also rounded to this.
+    pub(crate) fn round_to(&mut self, result: Operand) {
+        self.result = result;
     }
 
     /// With weights in tiles. `workspace(bytes)` gives room for the sums of slices.

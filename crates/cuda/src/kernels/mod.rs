@@ -117,9 +117,9 @@ pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usi
         DType::F16 | DType::BF16 => 4 * 2048,
         DType::Q8_0 => 4 * 1088,
         DType::Q4_0 => 4 * 576,
-        DType::Q4_K => 2368,
-        DType::Q5_K => 2880,
-        DType::Q6_K => 3360,
+        DType::Q4_K => 4 * 640,
+        DType::Q5_K => 4 * 768,
+        DType::Q6_K => 4 * 896,
         _ => return None,
     };
     (rows.div_ceil(128) * 8).checked_mul(cols.div_ceil(GROUP_COLS))?.checked_mul(group_bytes)
@@ -140,7 +140,7 @@ macro_rules! parameters {
 
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
-    norm::Norm, pack::PackWeight, linear::LinearProduct, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
+    norm::Norm, pack::PackWeight, linear::LinearProduct, stream::TwoProducts, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
     experts::Route, experts::AddWeighted, attention::ExpandParameter, decode::OneToken,
     digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
     fast::FastRows,

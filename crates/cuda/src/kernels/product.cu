@@ -44,6 +44,7 @@ struct Linear {
     u32 is_gated;              // two parts, gate and up: the first becomes activation(gate) * up
     u32 activation;
     u32 spread;                // warps of `stream` that share the slices of a tile: all slices a warp each, or one warp for all
+    Operand result;            // of `wide` when gated: the operand that activation(gate) * up becomes
 };
 
 // Groups of 256 columns.

@@ -1,9 +1,10 @@
 // Row by row: embedding, gathering, residual sums, caps, activations, rotations. Bound by the bytes they move, or by their launch.
 
 struct Embed {
-    const u8* table;
+    const u8* table;  // rows as they lie in the file
     const u32* ids;
     float* out;
+    u64 row_bytes;
     u32 num_rows, cols, table_rows;
     u32 format;
     float scale;
@@ -16,7 +17,7 @@ KERNEL void embed(Embed e) {
     u32 id = e.ids[row];
     for (u32 col = threadIdx.x; col < e.cols; col += blockDim.x) {
         // An id beyond the table would be a mistake of the caller; it must not become a read beyond it.
-        float value = id < e.table_rows ? weight_at(e.format, e.table, id, col, e.cols) : __int_as_float(0x7fc00000);
+        float value = id < e.table_rows ? stored_number(e.format, e.table + id * e.row_bytes, col) : __int_as_float(0x7fc00000);
         e.out[(u64)row * e.cols + col] = __fmul_rn(value, e.scale);
     }
 }

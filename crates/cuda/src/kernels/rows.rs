@@ -28,6 +28,7 @@ pub(crate) struct Embed {
     pub(crate) table: u64,
     pub(crate) ids: u64,
     pub(crate) out: u64,
+    pub(crate) row_bytes: u64,
     pub(crate) num_rows: u32,
     pub(crate) cols: u32,
     pub(crate) table_rows: u32,

@@ -84,7 +84,7 @@ DEVICE void wait_among(u32 barrier, u32 count) { asm volatile("bar.sync %0, %1;"
 // The operand of a row in shared memory, made of x itself by a group of warps: as `make_operand` and `rms_norm` do it, to the bit. Returns
 // the row's factor. What goes on `meanwhile` comes after the loads of x, which would wait behind it.
 template <class Meanwhile>
-DEVICE float stream_operand(const Linear& p, u32 row, u8* to, Meanwhile meanwhile) {
+DEVICE float stream_operand(const Linear& p, u32 block, u32 row, u8* to, Meanwhile meanwhile) {
     __shared__ float parts[4][32], maxima[4][8];
     const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
     const float4* weights = (const float4*)p.norm_weight;
@@ -122,7 +122,7 @@ DEVICE float stream_operand(const Linear& p, u32 row, u8* to, Meanwhile meanwhil
     float by = power(forward);
     auto put = [&](u32 i, const float4& v) {
         put_vector(to, i, half_vector(v, by));
-        if (weights && blockIdx.x == 0) ((float4*)(p.normed + (u64)row * p.cols))[i] = v;
+        if (weights && p.normed && block == 0) ((float4*)(p.normed + (u64)row * p.cols))[i] = v;
     };
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++)
@@ -162,12 +162,12 @@ DEVICE float copied_operand(const Linear& p, u32 row, u8* to) {
 
 // The operand of all rows in shared memory, rows `row_bytes` apart.
 template <class Meanwhile>
-DEVICE void bring_operand(const Linear& p, u8* rows, u32 row_bytes, float* scales, Meanwhile meanwhile) {
+DEVICE void bring_operand(const Linear& p, u32 block, u8* rows, u32 row_bytes, float* scales, Meanwhile meanwhile) {
     if (p.makes_operand && (p.norm_weight || p.maxima_are != 1)) {
         u32 first = threadIdx.x / GROUP_THREADS;
         if (first >= p.num_rows) meanwhile();
         for (u32 row = first; row < p.num_rows; row += blockDim.x / GROUP_THREADS) {
-            float scale = stream_operand(p, row, rows + row * row_bytes, [&]() {
+            float scale = stream_operand(p, block, row, rows + row * row_bytes, [&]() {
                 if (row == first) meanwhile();
             });
             if (threadIdx.x % GROUP_THREADS == 0) scales[row] = scale;
@@ -182,9 +182,9 @@ DEVICE void bring_operand(const Linear& p, u8* rows, u32 row_bytes, float* scale
     meanwhile();
 }
 
-// Every warp has a ring of STAGES chunks.
+// One of so many blocks. Every warp has a ring of STAGES chunks.
 template <int F, u32 STAGES>
-DEVICE void stream(const Linear& p) {
+DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
     typedef Weights<F> W;
     static const u32 RING_BYTES = STAGES * W::CHUNK_BYTES;
     extern __shared__ uint4 dynamic[];
@@ -200,7 +200,7 @@ DEVICE void stream(const Linear& p) {
     u32 my_tile = member >> spread_log, my_slices = p.slices >> spread_log, first_slice = member % p.spread * my_slices;
     u32 begin_group = slice_start(p.cols, p.slices, first_slice), end_group = slice_start(p.cols, p.slices, first_slice + my_slices);
     u32 num_chunks = (end_group - begin_group) * (4 / W::CHUNK_UNITS);
-    u32 num_items = p.num_tiles / 2, first = team * gridDim.x + blockIdx.x, stride = (WARPS >> (spread_log + 1)) * gridDim.x;
+    u32 num_items = p.num_tiles / 2, first = team * num_blocks + block, stride = (WARPS >> (spread_log + 1)) * num_blocks;
     auto tile_of = [&](u32 item, u32 which) { return p.is_gated ? item + which * num_items : 2 * item + which; };
     // The sums of a team, [2][tile][slice][row][output]: two of each, so that one barrier a round is enough: nobody is two rounds ahead.
     u32 of_slice = p.num_rows * 16, of_tile = p.slices * of_slice;
@@ -234,22 +234,22 @@ DEVICE void stream(const Linear& p) {
     if (p.norm_weight) ask_for(p.norm_weight, p.cols);
 
     wait_for_previous();
-    bring_operand(p, operand, row_bytes, scales, [&]() {
+    bring_operand(p, block, operand, row_bytes, scales, [&]() {
 #pragma unroll 1
         for (u32 i = 1; i < STAGES - 1; i++) bring();
     });
-    if (p.maxima_are == 3 && blockIdx.x == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
+    if (p.maxima_are == 3 && block == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
     __syncthreads();
 
     // Sums up the slices of an item and writes the results: a warp for each row, a lane for each output.
-    auto finish = [&](u32 item, u32 round) {
+    auto finish = [&](u32 item, u32 round, float before) {
         for (u32 row = (member + round) % team_warps; row < p.num_rows; row += team_warps) {
             u32 which = lane / 16, tile = tile_of(item, which);
             const LinearPart& part = part_of(p, tile);
             u32 output = (tile - part.first_tile) * 16 + lane % 16;
             bool inside = output < part.outputs;
             u64 place = (u64)row * part.outputs + output;
-            float before = inside && p.residual ? p.residual[place] : 0.0f;
+            if (p.residual && inside && row >= team_warps) before = p.residual[place];
             const float* sums = partial + (round % 2 * 2 + which) * of_tile + row * 16 + lane % 16;
             float result = sums[0];
             for (u32 s = 1; s < p.slices; s++) result = __fadd_rn(result, sums[s * of_slice]);
@@ -275,6 +275,13 @@ DEVICE void stream(const Linear& p) {
     const u8* my_row = operand + g * row_bytes + begin_group * 512 + t * 32;
     u32 from = 0, round = 0;
     for (u32 item = first; item < num_items; item += stride, round++) {
+        // What the first row that this warp writes is added to: asked for ahead.
+        float before = 0.0f;
+        u32 first_row = (member + round) % team_warps;
+        if (p.residual && first_row < p.num_rows) {
+            u32 output = 32 * item + lane;
+            if (output < p.parts[0].outputs) before = p.residual[(u64)first_row * p.parts[0].outputs + output];
+        }
         const u8* at = my_row;
         u32 group = begin_group;
         for (u32 slice = 0; slice < my_slices; slice++) {
@@ -312,7 +319,7 @@ DEVICE void stream(const Linear& p) {
                 if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = sum[j];
         }
         wait_among(1 + team, 32 * team_warps);
-        finish(item, round);
+        finish(item, round, before);
     }
 }
 
@@ -320,17 +327,34 @@ DEVICE void stream(const Linear& p) {
 
 // Elsewhere `linear_few` serves.
 template <int F, u32 STAGES>
-DEVICE void stream(const Linear& p) {}
+DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {}
 
 #endif
 
 // Rings as deep as there is room for beside a row or two, and beside more.
-#define STREAM(NAME, F, DEEP)                                                                 \
-    KERNEL void __launch_bounds__(512, 1) stream_##NAME(Linear p) { stream<F, DEEP>(p); }     \
-    KERNEL void __launch_bounds__(512, 1) stream_rows_##NAME(Linear p) { stream<F, 3>(p); }
+#define STREAM(NAME, F, DEEP)                                                                                               \
+    KERNEL void __launch_bounds__(512, 1) stream_##NAME(Linear p) { stream<F, DEEP>(p, blockIdx.x, gridDim.x); }           \
+    KERNEL void __launch_bounds__(512, 1) stream_rows_##NAME(Linear p) { stream<F, 3>(p, blockIdx.x, gridDim.x); }
 
 STREAM(q8_0, Q8_0, 5)
 STREAM(q4_0, Q4_0, 5)
-STREAM(q4_k, Q4_K, 5)
+STREAM(q4_k, Q4_K, 4)
 STREAM(q5_k, Q5_K, 4)
 STREAM(q6_k, Q6_K, 3)
+
+// Products of the same input with matrices of two formats: some blocks have the first, the others the second.
+struct TwoProducts {
+    Linear first, second;
+    u32 first_blocks;
+};
+
+template <int F, u32 F_STAGES, int G, u32 G_STAGES>
+DEVICE void stream_two(const TwoProducts& p) {
+    if (blockIdx.x < p.first_blocks)
+        stream<F, F_STAGES>(p.first, blockIdx.x, p.first_blocks);
+    else
+        stream<G, G_STAGES>(p.second, blockIdx.x - p.first_blocks, gridDim.x - p.first_blocks);
+}
+
+KERNEL void __launch_bounds__(512, 1) stream_q4_k_q6_k(const __grid_constant__ TwoProducts p) { stream_two<Q4_K, 4, Q6_K, 3>(p); }
+KERNEL void __launch_bounds__(512, 1) stream_q5_k_q6_k(const __grid_constant__ TwoProducts p) { stream_two<Q5_K, 4, Q6_K, 3>(p); }

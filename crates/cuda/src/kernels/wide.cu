@@ -8,6 +8,8 @@
 // Where there are too few tiles for the multiprocessors, the slices of the columns are given to the blocks of a cluster, which then add
 // their sums up in ascending order out of each other's shared memory.
 //
+// Of a gate and the product beside it a block takes 64 outputs each, and writes what the next product reads.
+//
 // Bytes moved: the weights once for every N rows, x once for every 128 outputs, mostly out of the second cache.
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -121,22 +123,34 @@ DEVICE float4 sum_of(const float4& a, const float4& b) {
     return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
-// Element 4n + i of a thread's sums is output g + 8 (i / 2) of its warp's tile and row 8n + 2t + i % 2.
+// A gate's 64 outputs are with the first four warps, the same of up with the others. Both go to shared memory, and come back by rows as
+// activation(gate) * up: in f32, and rounded to bf16 as the next product wants it. (Rows of bf16 have no factor.)
 template <int N>
-DEVICE void write_tile(const Linear& p, const float (&total)[N / 2]) {
-    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 tile = blockIdx.y * 8 + threadIdx.x / 32, first_row = blockIdx.x * N;
-    if (tile >= p.num_tiles) return;
-    const LinearPart& part = part_of(p, tile);
-    u32 o = (tile - part.first_tile) * 16 + g;
+DEVICE void write_gated(const Linear& p, const float (&total)[N / 2], float* shared) {
+    // [gate, up][row][output], rows apart from a multiple of 32 numbers.
+    static const u32 PITCH = 68;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u32 first_row = blockIdx.x * N, first_output = blockIdx.y * 64;
+    const float* bias = p.parts[warp / 4].bias;
+    asm volatile("bar.sync 1, 256;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 row = first_row + n * 8 + 2 * t + i % 2, output = o + i / 2 * 8;
-            if (row < p.num_rows && output < part.outputs)
-                part.out[(u64)row * part.outputs + output] = finished(total[4 * n + i], p.x.scales[row], part.bias, output);
+            u32 output = warp % 4 * 16 + g + i / 2 * 8;
+            shared[(warp / 4 * N + n * 8 + 2 * t + i % 2) * PITCH + output] = finished(total[4 * n + i], 1.0f, bias, first_output + output);
         }
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    // Not unrolled: the activations are long, and would be read again and again from beyond the cache of instructions.
+#pragma unroll 1
+    for (u32 row = warp; row < min((u32)N, p.num_rows - first_row); row += 8) {
+        float2 gate = *(const float2*)(shared + row * PITCH + 2 * lane), up = *(const float2*)(shared + (N + row) * PITCH + 2 * lane);
+        float low = __fmul_rn(activated(p.activation, gate.x), up.x), high = __fmul_rn(activated(p.activation, gate.y), up.y);
+        *(float2*)(p.parts[0].out + (u64)(first_row + row) * p.parts[0].outputs + first_output + 2 * lane) = make_float2(low, high);
+        u32 rounded = float_to_bf16(low) | (u32)float_to_bf16(high) << 16;
+        *(u32*)(p.result.numbers + operand_place(first_row + row, first_output + 2 * lane, p.result.pitch)) = rounded;
+        if (blockIdx.y == 0 && lane == 0) p.result.scales[first_row + row] = 1.0f;
+    }
 }
 
 // Four neighbouring outputs of a row, of one tile.
@@ -158,23 +172,43 @@ DEVICE void write_four(const Linear& p, u32 row, u32 tile, u32 within, const flo
         if (output + i < part.outputs) out[i] = finished(numbers[i], scale, bias, output + i);
 }
 
-// The blocks of a cluster have a slice each: every one adds up its share of the rows out of all blocks' shared memory, a warp for each row.
+// The sums of a block in shared memory, [row][output], rows apart from a multiple of 32 numbers.
+static const u32 SUMS_PITCH = 132;
+
+// Element 4n + i of a thread's sums is output g + 8 (i / 2) of its warp's tile and row 8n + 2t + i % 2.
 template <int N>
-DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* mine) {
-    // [row][output], rows apart from a multiple of 32 numbers.
-    static const u32 PITCH = 132;
+DEVICE void put_sums(const float (&sum)[N / 2], float* shared) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 first_row = blockIdx.x * N, rows_here = min((u32)N, p.num_rows - first_row);
     asm volatile("bar.sync 1, 256;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) mine[(n * 8 + 2 * t + i % 2) * PITCH + warp * 16 + g + i / 2 * 8] = sum[4 * n + i];
+        for (int i = 0; i < 4; i++) shared[(n * 8 + 2 * t + i % 2) * SUMS_PITCH + warp * 16 + g + i / 2 * 8] = sum[4 * n + i];
+}
+
+// A warp for each row, four outputs a lane.
+template <int N>
+DEVICE void write_tile(const Linear& p, const float (&total)[N / 2], float* shared) {
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * N;
+    put_sums<N>(total, shared);
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+#pragma unroll 4
+    for (u32 row = warp; row < min((u32)N, p.num_rows - first_row); row += 8) {
+        float4 sums = *(const float4*)(shared + row * SUMS_PITCH + lane * 4);
+        write_four(p, first_row + row, blockIdx.y * 8 + lane / 4, lane % 4 * 4, sums, p.x.scales[first_row + row]);
+    }
+}
+
+// The blocks of a cluster have a slice each: every one adds up its share of the rows out of all blocks' shared memory, a warp for each row.
+template <int N>
+DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* shared) {
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * N;
+    put_sums<N>(sum, shared);
     cluster_barrier();
 #pragma unroll 2
-    for (u32 row = blockIdx.z + warp * p.slices; row < rows_here; row += 8 * p.slices) {
+    for (u32 row = blockIdx.z + warp * p.slices; row < min((u32)N, p.num_rows - first_row); row += 8 * p.slices) {
         float scale = p.x.scales[first_row + row];
-        u32 address = shared_address(mine + row * PITCH + lane * 4);
+        u32 address = shared_address(shared + row * SUMS_PITCH + lane * 4);
         float4 parts[8];
 #pragma unroll
         for (u32 s = 0; s < 8; s++)
@@ -202,8 +236,9 @@ struct WideShape {
     static const u32 W_STAGES = ROOM / W_BYTES < 12 ? ROOM / W_BYTES : 12;
 };
 
-// blockIdx: x = rows, y = outputs; when SPLIT, z = slice, and the blocks of a tile are a cluster.
-template <int F, int N, bool SPLIT>
+// blockIdx: x = rows, y = outputs; when SPLIT, z = slice, and the blocks of a tile are a cluster. When GATED, four of the eight tiles are
+// the gate's, and four the same of up.
+template <int F, int N, bool SPLIT, bool GATED = false>
 DEVICE void wide(const Linear& p) {
     typedef Weights<F> W;
     typedef WideShape<F, N, SPLIT> S;
@@ -216,7 +251,7 @@ DEVICE void wide(const Linear& p) {
     u8* w_ring = x_ring + S::X_STAGES * S::X_BYTES;
 
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 first_row = blockIdx.x * N, first_tile = blockIdx.y * 8;
+    u32 first_row = blockIdx.x * N, first_tile = blockIdx.y * (GATED ? 4 : 8);
     u32 begin_slice = SPLIT ? blockIdx.z : 0, end_slice = SPLIT ? blockIdx.z + 1 : p.slices;
     u32 begin_group = slice_start(p.cols, p.slices, begin_slice), end_group = slice_start(p.cols, p.slices, end_slice);
     u32 num_units = 4 * (end_group - begin_group);
@@ -240,15 +275,19 @@ DEVICE void wide(const Linear& p) {
         release_registers<S::BLOCKS == 2 ? 24 : 40>();
         if (threadIdx.x == 256) {
             // The eight tiles belong to one matrix: its number of tiles is filled up.
-            const LinearPart& part = part_of(p, first_tile);
+            const LinearPart& part = GATED ? p.parts[0] : part_of(p, first_tile);
             const u8* weights = group_weights<W>(part.weight, first_tile - part.first_tile, begin_group, p.cols);
+            const u8* weights_up = GATED ? group_weights<W>(p.parts[1].weight, first_tile, begin_group, p.cols) : 0;
             u32 num_chunks = num_units / W::CHUNK_UNITS;
             u32 w_address = shared_address(w_ring), x_address = shared_address(x_ring);
             auto weights_ring = Ring<S::W_STAGES>::start();
             auto bring_weights = [&](u32 chunk) {
                 u32 barrier = w_full + 8 * weights_ring.stage;
                 barrier_expect(barrier, S::W_BYTES);
-                copy_bulk(w_address + weights_ring.stage * S::W_BYTES, weights + (u64)chunk * S::W_BYTES, S::W_BYTES, barrier);
+                u32 to = w_address + weights_ring.stage * S::W_BYTES;
+                static const u32 HALF = S::W_BYTES / 2;
+                copy_bulk(to, weights + (u64)chunk * S::W_BYTES, GATED ? HALF : S::W_BYTES, barrier);
+                if (GATED) copy_bulk(to + HALF, weights_up + (u64)chunk * S::W_BYTES, HALF, barrier);
                 weights_ring.advance();
             };
             u32 brought = min(num_chunks, S::W_STAGES);
@@ -350,15 +389,17 @@ DEVICE void wide(const Linear& p) {
 
         if (SPLIT)
             add_slices<N>(p, sum, (float*)x_ring);
+        else if (GATED)
+            write_gated<N>(p, total, (float*)x_ring);
         else
-            write_tile<N>(p, total);
+            write_tile<N>(p, total, (float*)x_ring);
     }
 }
 
 #else
 
 // Elsewhere `linear_many` serves.
-template <int F, int N, bool SPLIT>
+template <int F, int N, bool SPLIT, bool GATED = false>
 DEVICE void wide(const Linear& p) {}
 
 #endif
@@ -372,6 +413,12 @@ DEVICE void wide(const Linear& p) {}
     KERNEL void __launch_bounds__(384, 2) wide32_split_##NAME(Linear p) { wide<F, 32, true>(p); }            \
     KERNEL void __launch_bounds__(384, 2) wide64_split_##NAME(Linear p) { wide<F, 64, true>(p); }            \
     KERNEL void __launch_bounds__(384, 1) wide128_split_##NAME(Linear p) { wide<F, 128, true>(p); }
+
+// With a gate where its result can be rounded at once: f16 must know the largest number of a row first.
+KERNEL void __launch_bounds__(384, 2) wide16_gated_bf16(Linear p) { wide<BF16, 16, false, true>(p); }
+KERNEL void __launch_bounds__(384, 2) wide32_gated_bf16(Linear p) { wide<BF16, 32, false, true>(p); }
+KERNEL void __launch_bounds__(384, 1) wide64_gated_bf16(Linear p) { wide<BF16, 64, false, true>(p); }
+KERNEL void __launch_bounds__(384, 1) wide128_gated_bf16(Linear p) { wide<BF16, 128, false, true>(p); }
 
 WIDE(f16, F16)
 WIDE(bf16, BF16)

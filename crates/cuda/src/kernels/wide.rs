@@ -7,7 +7,12 @@ use crate::driver::{Device, Grid};
 
 macro_rules! wide_kernels {
     ($($format:literal),*) => {
-        &[$(
+        &[
+            "wide16_gated_bf16",
+            "wide32_gated_bf16",
+            "wide64_gated_bf16",
+            "wide128_gated_bf16",
+            $(
             concat!("wide16_", $format),
             concat!("wide32_", $format),
             concat!("wide64_", $format),
@@ -31,9 +36,9 @@ fn family(dtype: DType) -> Option<(usize, u32)> {
         DType::BF16 => (1, 2048),
         DType::Q8_0 => (2, 2 * 1088),
         DType::Q4_0 => (3, 4 * 576),
-        DType::Q4_K => (4, 2368),
-        DType::Q5_K => (5, 2880),
-        DType::Q6_K => (6, 3360),
+        DType::Q4_K => (4, 4 * 640),
+        DType::Q5_K => (5, 4 * 768),
+        DType::Q6_K => (6, 4 * 896),
         _ => return None,
     })
 }
@@ -58,22 +63,50 @@ pub(crate) fn serves(device: &Device, dtype: DType) -> bool {
     device.has_wide_products && family(dtype).is_some()
 }
 
-/// A product of more than a few rows.
+/// How the rows of a product are shared out.
+struct Plan {
+    /// The place of the kernel's size among four, and its rows.
+    size: usize,
+    rows: u32,
+    blocks: [u32; 3],
+}
+
+impl Plan {
+    fn of(device: &Device, product: &LinearProduct) -> Plan {
+        let (size, rows) = match product.num_rows {
+            0..=16 => (0, 16),
+            17..=32 => (1, 32),
+            33..=64 => (2, 64),
+            _ => (3, 128),
+        };
+        let mut blocks = [product.num_rows.div_ceil(rows), product.num_tiles.div_ceil(8), 1];
+        // Few blocks would leave multiprocessors idle: then each slice has a block, and the blocks of a tile are a cluster.
+        if product.slices > 1 && blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4 {
+            blocks[2] = product.slices;
+        }
+        Plan { size, rows, blocks }
+    }
+
+    fn splits(&self) -> bool {
+        self.blocks[2] > 1
+    }
+}
+
+/// Whether a product of two matrices can gate its result.
+pub(crate) fn gates(device: &Device, dtype: DType, product: &LinearProduct) -> bool {
+    let is_wide = product.num_rows > 8 && serves(device, dtype) && dtype == DType::BF16;
+    is_wide && product.is_pair() && !Plan::of(device, product).splits()
+}
+
+/// A product of more than a few rows, gated where it says so.
 pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> Result<(), Error> {
     let (place, chunk_bytes) = family(dtype).expect("a format with tiles");
-    let (size, rows) = match product.num_rows {
-        0..=16 => (0, 16),
-        17..=32 => (1, 32),
-        33..=64 => (2, 64),
-        _ => (3, 128),
+    let plan = Plan::of(device, product);
+    let shared_bytes = shared_bytes(plan.rows, plan.splits(), chunk_bytes);
+    let kernel = match product.is_gated() {
+        true => KERNELS[plan.size],
+        false => KERNELS[4 + 8 * place + plan.size + if plan.splits() { 4 } else { 0 }],
     };
-    let mut blocks = [product.num_rows.div_ceil(rows), product.num_tiles.div_ceil(8), 1];
-    // Few blocks would leave multiprocessors idle: then each slice has a block, and the blocks of a tile are a cluster.
-    let splits = product.slices > 1 && blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4;
-    if splits {
-        blocks[2] = product.slices;
-    }
-    let shared_bytes = shared_bytes(rows, splits, chunk_bytes);
-    let kernel = KERNELS[8 * place + size + if splits { 4 } else { 0 }];
-    device.launch_clusters(kernel, Grid { blocks, threads: THREADS, shared_bytes }, blocks[2], product)
+    let grid = Grid { blocks: plan.blocks, threads: THREADS, shared_bytes };
+    device.launch_clusters(kernel, grid, plan.blocks[2], product)
 }
