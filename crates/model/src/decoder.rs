@@ -155,7 +155,8 @@ impl Decoder {
         }
     }
 
-    /// From ids to logits and, where digests of them will do, to those, on the device: the same operations on the same tensors for every step of the same size.
+    /// From ids to logits and, where digests of them will do, to those, on the device: the same operations on the same tensors for every
+    /// step of the same size.
     fn compute(&mut self, batch: &Batch, queries: &[RowQuery], kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();

@@ -8,6 +8,7 @@ mod collected;
 mod digest_suite;
 mod fake_model;
 pub mod products;
+pub mod row_suite;
 pub mod selftest;
 mod subjects;
 mod tiny_model;

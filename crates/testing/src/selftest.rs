@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pellucid_model::{Shape, WeightMix};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
-use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite};
+use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite, row_suite};
 
 /// One golden's files: name, config.json, golden.json, logits.bin, model.safetensors.
 type Files = (&'static str, [(&'static str, &'static [u8]); 4]);
@@ -97,19 +97,17 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
     }
     check("weights that come in many pieces", &|| backend_suite::large_weights(&**backend));
     if keeps_bits {
-        check("a row has the same bits alone and among few", &|| backend_suite::rows_stand_alone(&**backend));
-        check("a row has the same bits alone and among many", &|| backend_suite::many_rows_stand_alone(&**backend));
+        check("a row has the same bits alone and among few", &|| row_suite::rows_stand_alone(&**backend));
+        check("a row has the same bits alone and among many", &|| row_suite::many_rows_stand_alone(&**backend));
         check("experts give the same bits to a row alone and among many", &|| {
-            backend_suite::expert_rows_stand_alone(&**backend);
+            row_suite::expert_rows_stand_alone(&**backend);
         });
         check("attention has the same bits alone and in a chunk", &|| {
-            backend_suite::attention_rows_stand_alone(&**backend)
+            row_suite::attention_rows_stand_alone(&**backend)
         });
     }
     if backend.digest_len(1).is_some() {
         check("digests of logits, to the sampler's bits", &|| digest_suite::digests_are_the_sampler_s(&**backend));
-    }
-    if backend.digest_len(1).is_some() {
         let (name, files) = GOLDENS.iter().find(|(name, _)| *name == "llama3").expect("a golden");
         check("digests at the end of replayed steps", &|| digests_of_steps(backend, &write(folder, name, files)));
     }

@@ -1,7 +1,7 @@
 //! The backend suite on the CPU: every instruction set that the machine has, on one thread and on several.
 
 use pellucid_cpu::Isa;
-use pellucid_testing::{backend_suite, cpu, products};
+use pellucid_testing::{backend_suite, cpu, products, row_suite};
 
 #[test]
 fn every_operation_agrees_with_its_formula() {
@@ -18,14 +18,14 @@ fn every_operation_agrees_with_its_formula() {
 fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
-        backend_suite::rows_stand_alone(&*backend);
+        row_suite::rows_stand_alone(&*backend);
     }
 }
 
 #[test]
 fn a_row_has_the_same_experts_alone_and_among_many() {
     let backend = cpu(Isa::best(), 2).expect("the best there is");
-    backend_suite::expert_rows_stand_alone(&*backend);
+    row_suite::expert_rows_stand_alone(&*backend);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_row_attends_alone_as_it_does_in_a_chunk() {
     for isa in Isa::ALL {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
-            backend_suite::attention_rows_stand_alone(&*backend);
+            row_suite::attention_rows_stand_alone(&*backend);
         }
     }
 }

@@ -1,0 +1,176 @@
+//! Row independence, to the bit: what a row becomes does not depend on the rows that are computed with it.
+
+use pellucid_tensor::{
+    Activation, Attention, Backend, DType, ExpertMlp, GatedMlp, HeadShape, KvLayer, Linear, Routing, SequenceSpan,
+    StoreKv,
+};
+
+use crate::backend_suite::{Numbers, Suite};
+
+/// The matrix product: each row computed alone, and among 2 to 20 others.
+pub fn rows_stand_alone(backend: &dyn Backend) {
+    let mut suite = Suite { backend, numbers: Numbers(2) };
+    for dtype in DType::ALL {
+        let cols = if dtype.is_quantized() { 2 * dtype.block_len() } else { 90 };
+        let (linear, _) = suite.linear(dtype, 21, cols);
+        let x = suite.numbers.normals(20 * cols);
+        let product = |rows: std::ops::Range<usize>| {
+            let mut out = suite.zeros(rows.len(), 21);
+            let x = suite.activation(&x[rows.start * cols..rows.end * cols], cols);
+            suite.backend.linear(&x, &linear, &mut out).expect("linear");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let alone: Vec<u32> = (0..20).flat_map(|row| product(row..row + 1)).collect();
+        for count in 2..=20 {
+            assert!(alone[..count * 21] == product(0..count), "{dtype}: {count} rows change each other's bits");
+        }
+    }
+}
+
+/// The same over depths and numbers of rows at which a backend changes its kernel.
+pub fn many_rows_stand_alone(backend: &dyn Backend) {
+    const OUTPUTS: usize = 200;
+    let mut suite = Suite { backend, numbers: Numbers(4) };
+    for dtype in DType::ALL {
+        // Several slices for every format, and a last block that is not full for those that allow it.
+        let cols = if dtype.is_quantized() { 9 * 256 } else { 2310 };
+        let (linear, _) = suite.linear(dtype, OUTPUTS, cols);
+        let x = suite.numbers.normals(150 * cols);
+        let product = |rows: std::ops::Range<usize>| {
+            let mut out = suite.zeros(rows.len(), OUTPUTS);
+            let x = suite.activation(&x[rows.start * cols..rows.end * cols], cols);
+            suite.backend.linear(&x, &linear, &mut out).expect("linear");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let all = product(0..150);
+        for rows in [0..1, 149..150, 3..5, 10..18, 10..19, 0..16, 16..33, 0..33, 64..128, 70..135] {
+            let expected = &all[rows.start * OUTPUTS..rows.end * OUTPUTS];
+            assert!(product(rows.clone()) == expected, "{dtype}: rows {rows:?} differ alone and among 150");
+        }
+    }
+}
+
+/// Experts: over numbers of rows at which a backend changes its way, in every format, with several slices
+/// of the columns and outputs that fill no tile.
+pub fn expert_rows_stand_alone(backend: &dyn Backend) {
+    const ROWS: usize = 530;
+    const NUM_EXPERTS: usize = 6;
+    let mut suite = Suite { backend, numbers: Numbers(5) };
+    for (place, dtype) in DType::ALL.into_iter().enumerate() {
+        // Files mix formats: the last matrix has another than the first two.
+        let last = DType::ALL[(place + 1) % DType::ALL.len()];
+        let (hidden, width) = (2304, if last.is_quantized() { 256 } else { 200 });
+        let biased = |suite: &mut Suite<'_>, mut linear: Linear| {
+            if place % 3 == 1 {
+                let bias = suite.numbers.normals(linear.weight.rows());
+                linear.bias = Some(suite.vector(&bias));
+            }
+            linear
+        };
+        let experts: Vec<GatedMlp> = (0..NUM_EXPERTS)
+            .map(|_| {
+                let [gate, up] = [0, 1].map(|_| suite.linear(dtype, width, hidden).0);
+                let down = suite.linear(last, hidden, width).0;
+                let [gate, up, down] = [gate, up, down].map(|linear| biased(&mut suite, linear));
+                GatedMlp { gate, up, down }
+            })
+            .collect();
+        let (x, logits) = (suite.numbers.normals(ROWS * hidden), suite.numbers.normals(ROWS * NUM_EXPERTS));
+        let mlp = |rows: std::ops::Range<usize>| {
+            let mut out = suite.zeros(rows.len(), hidden);
+            let part =
+                |values: &[f32], cols: usize| suite.activation(&values[rows.start * cols..rows.end * cols], cols);
+            let mlp = ExpertMlp {
+                x: &part(&x, hidden),
+                router_logits: &part(&logits, NUM_EXPERTS),
+                routing: Routing { num_selected: 3, normalize: true },
+                experts: &experts,
+                activation: Activation::Silu,
+            };
+            suite.backend.expert_mlp(mlp, &mut out).expect("experts");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let all = mlp(0..ROWS);
+        for rows in [0..1, 529..530, 3..5, 10..18, 10..27, 64..128, 3..515] {
+            let expected = &all[rows.start * hidden..rows.end * hidden];
+            assert!(mlp(rows.clone()) == expected, "{dtype}, {last}: rows {rows:?} differ alone and among {ROWS}");
+        }
+    }
+}
+
+/// Attention: a row of a chunk has the bits of the same row alone, over several spans of positions,
+/// with windows, in every format; and where nothing is stored, anything may lie.
+pub fn attention_rows_stand_alone(backend: &dyn Backend) {
+    const LEN: usize = 1100;
+    let mut suite = Suite { backend, numbers: Numbers(3) };
+    for (dtype, head_size, num_heads, window, block_len) in [
+        (DType::F32, 10, 3, None, 12),
+        (DType::F16, 32, 4, None, 32),
+        (DType::BF16, 20, 1, Some(530), 16),
+        (DType::F16, 128, 4, None, 32),
+        (DType::BF16, 64, 7, Some(300), 8),
+        (DType::Q8_0, 64, 2, Some(70), 32),
+        (DType::Q8_0, 128, 4, None, 32),
+        (DType::BF16, 256, 4, Some(400), 32),
+        (DType::Q8_0, 256, 2, None, 32),
+    ] {
+        if !suite.has_kv(dtype) {
+            continue;
+        }
+        let shape = HeadShape { num_heads, num_kv_heads: 1, head_size, block_len };
+        let num_blocks = LEN.div_ceil(block_len);
+        let table: Vec<u32> = (0..num_blocks as u32).map(|block| (block * 7) % num_blocks as u32).collect();
+        let tables: Vec<u32> =
+            if num_blocks.is_multiple_of(7) { (0..num_blocks as u32).rev().collect() } else { table };
+        let blocks = || suite.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
+        let mut kv = KvLayer { keys: blocks(), values: blocks() };
+        let slots: Vec<u32> = (0..LEN)
+            .map(|position| tables[position / block_len] * block_len as u32 + (position % block_len) as u32)
+            .collect();
+        let keys = suite.numbers.normals(LEN * head_size);
+        let values = suite.numbers.normals(LEN * head_size);
+        let queries = suite.numbers.normals(LEN * num_heads * head_size);
+        let attend = |kv: &KvLayer, rows: std::ops::Range<usize>| {
+            let cols = num_heads * head_size;
+            let mut out = suite.zeros(rows.len(), cols);
+            let attention = Attention {
+                queries: &suite.activation(&queries[rows.start * cols..rows.end * cols], cols),
+                kv,
+                positions: &rows.clone().map(|position| position as u32).collect::<Vec<_>>(),
+                sequences: &[SequenceSpan { rows: 0..rows.len(), blocks: 0..tables.len() }],
+                block_tables: &tables,
+                shape,
+                scale: 0.2,
+                soft_cap: None,
+                window,
+            };
+            suite.backend.attention(attention, &mut out).expect("attention");
+            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let store = |kv: &mut KvLayer, from: usize, keys: &[f32], values: &[f32]| {
+            let slots = &slots[from..from + keys.len() / head_size];
+            let (keys, values) = (suite.activation(keys, head_size), suite.activation(values, head_size));
+            let store = StoreKv { keys: &keys, values: &values, slots, shape };
+            suite.backend.store_kv(store, kv).expect("store");
+        };
+        // First as when tokens come one by one: every later slot holds what is no number.
+        store(&mut kv, 0, &vec![f32::NAN; LEN * head_size], &vec![f32::NAN; LEN * head_size]);
+        let mut alone = Vec::new();
+        let mut known = 0;
+        for position in (0..LEN).filter(|p| p % 61 == 0 || [62, 63, 64, 510, 511, 512, 513, 1023, 1024].contains(p)) {
+            let new = known * head_size..(position + 1) * head_size;
+            store(&mut kv, known, &keys[new.clone()], &values[new]);
+            known = position + 1;
+            alone.push((position, attend(&kv, position..position + 1)));
+        }
+        store(&mut kv, 0, &keys, &values);
+        let cols = num_heads * head_size;
+        for (start, end) in [(0, LEN), (500, 530), (1000, 1003), (61, 700)] {
+            let together = attend(&kv, start..end);
+            for (position, alone) in alone.iter().filter(|(position, _)| (start..end).contains(position)) {
+                let row = position - start;
+                assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
+            }
+        }
+    }
+}
