@@ -220,6 +220,12 @@ impl Multiplier {
             unsafe { amx::rows_times_panels::<F>(product, weight, panels, rows) };
             return;
         }
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self.kernel, IntegerKernel::Vnni | IntegerKernel::Amx) {
+            // SAFETY: as above.
+            unsafe { avx512::rows_times_panels::<F>(product, weight, panels, rows) };
+            return;
+        }
         for panel in panels {
             let bytes = weight.panel(panel);
             for block in 0..rows.num_blocks() {
@@ -248,9 +254,7 @@ impl Multiplier {
                             avx2::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
-                        IntegerKernel::Vnni | IntegerKernel::Amx => {
-                            avx512::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
-                        }
+                        IntegerKernel::Vnni | IntegerKernel::Amx => unreachable!("they return above"),
                     }
                 }
             }
