@@ -10,14 +10,12 @@ use std::ops::Range;
 
 use super::Product;
 use super::activations::{BLOCK, Quantized, RowBlock};
+use super::ahead::Ahead;
 use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 use super::weight::PackedWeight;
 
-/// How far ahead of its use W is fetched when one panel is read at a time: beyond the hardware prefetcher's reach within a page, well
-/// within the first-level cache.
-const PREFETCH_ONE: usize = 6 * 1024;
-/// The same for each of several panels.
-const PREFETCH_EACH: usize = 2 * 1024;
+/// How far ahead of its use W is fetched when several panels are read side by side: they share the first-level cache.
+const PREFETCH_BYTES: usize = 2 * 1024;
 
 /// Distance of two rows' slices, in words of four numbers.
 const ROW_WORDS: usize = 2 * SLICE / 4;
@@ -121,7 +119,8 @@ pub(super) unsafe fn min_pairs<F: Packing>(unit: *const u8, pair: usize) -> __m5
     unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(unit.add(F::LAYOUT.min(2 * pair)).cast())) }
 }
 
-/// R rows of a block, from `first` on, times P neighbouring panels.
+/// R rows of a block, from `first` on, times P neighbouring panels. A single panel asks for what is `ahead`; several fetch what follows
+/// in each of them.
 ///
 /// # Safety
 /// At `panels` lie P panels of `num_units` units of F; the block has as many, and its rows reach to `first + R`.
@@ -131,16 +130,16 @@ unsafe fn rows_times<F: Packing, const R: usize, const P: usize>(
     num_units: usize,
     x: RowBlock,
     first: usize,
+    ahead: &mut Ahead,
 ) -> [[__m512; R]; P] {
     let layout = F::LAYOUT;
     let (m, unit_bytes) = (x.num_rows, layout.unit_bytes());
     let panel_bytes = num_units * unit_bytes;
     let mut results = [[_mm512_setzero_ps(); R]; P];
     for u in 0..num_units {
-        let distance = if P == 1 { PREFETCH_ONE } else { PREFETCH_EACH };
         // Where a panel ends, its stream goes on in the next P panels.
-        let over = u * unit_bytes + distance >= panel_bytes;
-        let distance = distance + if over { (P - 1) * panel_bytes } else { 0 };
+        let over = u * unit_bytes + PREFETCH_BYTES >= panel_bytes;
+        let distance = PREFETCH_BYTES + if over { (P - 1) * panel_bytes } else { 0 };
         // SAFETY: units, slices and rows are within the panels and the block by the caller's promise; a prefetch may go anywhere.
         unsafe {
             let units: [*const u8; P] = std::array::from_fn(|p| panels.add(p * panel_bytes + u * unit_bytes));
@@ -150,9 +149,12 @@ unsafe fn rows_times<F: Packing, const R: usize, const P: usize>(
                 let at = u * layout.slices + slice;
                 let place = at * m + first;
                 let quants = x.slice(at, first).cast::<i32>();
+                if P == 1 {
+                    ahead.fetch();
+                }
                 for p in 0..P {
                     let unit = units[p];
-                    let lines = unit_bytes / 64;
+                    let lines = if P == 1 { 0 } else { unit_bytes / 64 };
                     for line in slice * lines / layout.slices..(slice + 1) * lines / layout.slices {
                         _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(distance + 64 * line).cast());
                     }
@@ -252,39 +254,43 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
     rows: &Quantized,
 ) {
     let together = if rows.num_rows() == 1 { 4 } else { 1 };
+    // Nobody has asked for the first panels; each asks for the next.
+    let part = |from: usize| weight.panels(panels.end.min(from)..panels.end.min(from + together));
+    Ahead::new(part(panels.start), 1).fetch();
     for panel in panels.clone().step_by(together) {
-        let count = together.min(panels.end - panel);
+        let mut ahead = Ahead::new(part(panel + together), rows.num_slices());
         for block in 0..rows.num_blocks() {
-            // SAFETY: passed on from the caller; there are so many panels from this one on.
-            unsafe { block_times_panels::<F>(product, weight, panel, count, rows, block) };
+            // SAFETY: passed on from the caller.
+            unsafe { block_times_panels::<F>(product, part(panel), panel, rows, block, &mut ahead) };
         }
     }
 }
 
-/// All rows of a block times `count` panels: one, or up to four where there is but one row.
+/// All rows of a block times panels from `first_panel` on: one, or up to four where there is but one row.
 ///
 /// # Safety
-/// As for `rows_times_panels`.
+/// As for `rows_times_panels`; `panels` are those bytes of the weight.
 unsafe fn block_times_panels<F: Packing>(
     product: &Product<'_>,
-    weight: &PackedWeight,
-    panel: usize,
-    count: usize,
+    panels: &[u8],
+    first_panel: usize,
     rows: &Quantized,
     block: usize,
+    ahead: &mut Ahead,
 ) {
     let x = rows.block(block);
+    let num_units = rows.num_slices() / F::LAYOUT.slices;
+    let count = panels.len() / (num_units * F::LAYOUT.unit_bytes());
     macro_rules! rows {
         ($count:literal, $panels:literal, $first:expr) => {{
-            // SAFETY: passed on from the caller; rows end within the block, panels within the weight.
+            // SAFETY: passed on from the caller; rows end within the block.
             unsafe {
-                let bytes = weight.panel(panel).as_ptr();
-                let results = rows_times::<F, $count, $panels>(bytes, weight.num_units, x, $first);
+                let results = rows_times::<F, $count, $panels>(panels.as_ptr(), num_units, x, $first, ahead);
                 for (p, results) in results.into_iter().enumerate() {
                     for (r, result) in results.into_iter().enumerate() {
                         // Both are sixteen f32.
                         let result = std::mem::transmute::<__m512, [f32; COLUMNS]>(result);
-                        product.put(block * BLOCK + $first + r, panel + p, &result);
+                        product.put(block * BLOCK + $first + r, first_panel + p, &result);
                     }
                 }
             }

@@ -15,10 +15,11 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::{Quantized, RowBlock};
+use super::super::ahead::Ahead;
 use super::super::avx512::{halves, integers};
 use super::super::packing::{Mins, Packing, SLICE};
 use super::super::weight::PackedWeight;
-use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
+use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
 
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
@@ -121,8 +122,9 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
         for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
             let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
             // What is read next lies at the same place of the next panel.
-            let next = units.as_ptr().wrapping_add(weight.panel_bytes());
-            let mut ahead = Ahead::new(next, units.len(), num_units * blocks.len());
+            let next = weight.panels(panel + 1..panels.end.min(panel + 2));
+            let next = next.get(first * layout.unit_bytes()..).map_or(next, |next| &next[..units.len()]);
+            let mut ahead = Ahead::new(next, num_units * blocks.len());
             // SAFETY: these are whole units of F; features by the caller's promise.
             unsafe { unpack::<F>(units, chunk) };
             for (block, results) in blocks.clone().zip(results) {
