@@ -34,6 +34,8 @@ use std::sync::Mutex;
 
 use activations::Quantized;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
+#[cfg(target_arch = "x86_64")]
+use packing::{Layout, Mins, Scales};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -47,9 +49,11 @@ use crate::simd::{Level, with_simd};
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
 
-/// From this many rows on, tiles are faster than vectors.
+/// From this many rows on, tiles are faster than vectors: sooner where a slice needs neither a second plane of bytes nor minimums.
 #[cfg(target_arch = "x86_64")]
-const AMX_ROWS: usize = 10;
+const fn amx_rows(layout: &Layout) -> usize {
+    if matches!((layout.scales, layout.mins), (Scales::Plain, Mins::None)) { 7 } else { 10 }
+}
 
 /// One product of several with the same x.
 #[derive(Clone, Copy)]
@@ -216,7 +220,7 @@ impl Multiplier {
         let num_units = weight.num_units;
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         #[cfg(target_arch = "x86_64")]
-        if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
+        if self.kernel == IntegerKernel::Amx && rows.num_rows() >= amx_rows(&weight.layout) {
             // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the
             // output stays borrowed until the pool has run.
             unsafe { amx::rows_times_panels::<F>(product, weight, panels, rows) };
