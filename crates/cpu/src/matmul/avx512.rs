@@ -137,9 +137,12 @@ unsafe fn rows_times<F: Packing, const R: usize, const P: usize>(
     let panel_bytes = num_units * unit_bytes;
     let mut results = [[_mm512_setzero_ps(); R]; P];
     for u in 0..num_units {
-        // Where a panel ends, its stream goes on in the next P panels.
-        let over = u * unit_bytes + PREFETCH_BYTES >= panel_bytes;
-        let distance = PREFETCH_BYTES + if over { (P - 1) * panel_bytes } else { 0 };
+        // Where a panel ends, its stream goes on in the next P panels; those of another thread are not ours to fetch.
+        let distance = match u * unit_bytes + PREFETCH_BYTES < panel_bytes {
+            true => PREFETCH_BYTES,
+            false if ahead.is_empty() => 0,
+            false => PREFETCH_BYTES + (P - 1) * panel_bytes,
+        };
         // SAFETY: units, slices and rows are within the panels and the block by the caller's promise; a prefetch may go anywhere.
         unsafe {
             let units: [*const u8; P] = std::array::from_fn(|p| panels.add(p * panel_bytes + u * unit_bytes));
@@ -254,9 +257,11 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
     rows: &Quantized,
 ) {
     let together = if rows.num_rows() == 1 { 4 } else { 1 };
-    // Nobody has asked for the first panels; each asks for the next.
     let part = |from: usize| weight.panels(panels.end.min(from)..panels.end.min(from + together));
-    Ahead::new(part(panels.start), 1).fetch();
+    if together == 1 {
+        // Nobody has asked for the first panel; each asks for the next.
+        Ahead::new(part(panels.start), 1).fetch();
+    }
     for panel in panels.clone().step_by(together) {
         let mut ahead = Ahead::new(part(panel + together), rows.num_slices());
         for block in 0..rows.num_blocks() {
