@@ -23,12 +23,6 @@ impl Ahead {
         Ahead { next: bytes.as_ptr(), stride, left: stride, each: stride.div_ceil(num_times).next_multiple_of(64) }
     }
 
-    /// Whether nothing is left to fetch.
-    #[inline(always)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.left == 0
-    }
-
     /// The next part; after the last one, nothing.
     #[inline(always)]
     pub(super) fn fetch(&mut self) {

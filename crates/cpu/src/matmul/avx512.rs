@@ -13,6 +13,7 @@ use super::activations::{BLOCK, Quantized, RowBlock};
 use super::ahead::Ahead;
 use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 use super::weight::PackedWeight;
+use crate::pool::Direction;
 
 /// How far ahead of its use W is fetched when several panels are read side by side: they share the first-level cache.
 const PREFETCH_BYTES: usize = 2 * 1024;
@@ -120,7 +121,7 @@ pub(super) unsafe fn min_pairs<F: Packing>(unit: *const u8, pair: usize) -> __m5
 }
 
 /// R rows of a block, from `first` on, times P neighbouring panels. A single panel asks for what is `ahead`; several fetch what follows
-/// in each of them.
+/// in each of them, and then the first bytes of the panels that lie `following` bytes further on.
 ///
 /// # Safety
 /// At `panels` lie P panels of `num_units` units of F; the block has as many, and its rows reach to `first + R`.
@@ -131,17 +132,18 @@ unsafe fn rows_times<F: Packing, const R: usize, const P: usize>(
     x: RowBlock,
     first: usize,
     ahead: &mut Ahead,
+    following: Option<isize>,
 ) -> [[__m512; R]; P] {
     let layout = F::LAYOUT;
     let (m, unit_bytes) = (x.num_rows, layout.unit_bytes());
     let panel_bytes = num_units * unit_bytes;
     let mut results = [[_mm512_setzero_ps(); R]; P];
     for u in 0..num_units {
-        // Where a panel ends, its stream goes on in the next P panels; those of another thread are not ours to fetch.
-        let distance = match u * unit_bytes + PREFETCH_BYTES < panel_bytes {
-            true => PREFETCH_BYTES,
-            false if ahead.is_empty() => 0,
-            false => PREFETCH_BYTES + (P - 1) * panel_bytes,
+        // Where a panel ends, its stream goes on in the panels that follow, if there are any.
+        let distance = match (u * unit_bytes + PREFETCH_BYTES < panel_bytes, following) {
+            (true, _) => PREFETCH_BYTES,
+            (false, None) => 0,
+            (false, Some(bytes)) => PREFETCH_BYTES.wrapping_sub(panel_bytes).wrapping_add_signed(bytes),
         };
         // SAFETY: units, slices and rows are within the panels and the block by the caller's promise; a prefetch may go anywhere.
         unsafe {
@@ -159,7 +161,7 @@ unsafe fn rows_times<F: Packing, const R: usize, const P: usize>(
                     let unit = units[p];
                     let lines = if P == 1 { 0 } else { unit_bytes / 64 };
                     for line in slice * lines / layout.slices..(slice + 1) * lines / layout.slices {
-                        _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(distance + 64 * line).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(distance.wrapping_add(64 * line)).cast());
                     }
                     let w = integers::<F>(unit, slice);
                     let dot = |start: __m512i, r: usize, registers: Range<usize>| {
@@ -245,7 +247,7 @@ unsafe fn offset<F: Packing>(offset: *const i32) -> __m512i {
     unsafe { if F::LAYOUT.offset_shift.is_none() { _mm512_setzero_si512() } else { _mm512_set1_epi32(*offset) } }
 }
 
-/// Some panels for all rows, written to the product's output.
+/// Some panels for all rows, written to the product's output, in the order in which the thread goes through them.
 ///
 /// # Safety
 /// The machine has AVX-512 with VNNI, and rows and weight have the same number of units of F. No other thread writes these panels, and
@@ -254,48 +256,70 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
     product: &Product<'_>,
     weight: &PackedWeight,
     panels: Range<usize>,
+    direction: Direction,
     rows: &Quantized,
 ) {
     let together = if rows.num_rows() == 1 { 4 } else { 1 };
-    let part = |from: usize| weight.panels(panels.end.min(from)..panels.end.min(from + together));
+    let num_groups = panels.len().div_ceil(together);
+    let group = |i: usize| {
+        let i = if direction == Direction::Up { i } else { num_groups - 1 - i };
+        let first = panels.start + i * together;
+        first..panels.end.min(first + together)
+    };
+    // What is likely to be read after a group, in this task or in the thread's next one.
+    let after = |group: &Range<usize>| match direction {
+        Direction::Up => group.end..weight.num_panels().min(group.end + together),
+        Direction::Down => group.start.saturating_sub(together)..group.start,
+    };
     if together == 1 {
-        // Nobody has asked for the first panel; each asks for the next.
-        Ahead::new(part(panels.start), 1).fetch();
+        // Nobody may have asked for the first panel; each asks for the next.
+        Ahead::new(weight.panels(group(0)), 1).fetch();
     }
-    for panel in panels.clone().step_by(together) {
-        let mut ahead = Ahead::new(part(panel + together), rows.num_slices());
+    for group in (0..num_groups).map(group) {
+        let next = after(&group);
+        let mut ahead = Ahead::new(weight.panels(next.clone()), rows.num_slices());
+        let following = (next.start as isize - group.start as isize) * weight.panel_bytes() as isize;
+        let following = (!next.is_empty()).then_some(following);
         for block in 0..rows.num_blocks() {
+            let x = Place { rows, block };
             // SAFETY: passed on from the caller.
-            unsafe { block_times_panels::<F>(product, part(panel), panel, rows, block, &mut ahead) };
+            unsafe { block_times_panels::<F>(product, weight, group.clone(), x, &mut ahead, following) };
         }
     }
 }
 
-/// All rows of a block times panels from `first_panel` on: one, or up to four where there is but one row.
+/// A block of rows.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    rows: &'a Quantized,
+    block: usize,
+}
+
+/// All rows of a block times panels: one, or up to four where there is but one row.
 ///
 /// # Safety
-/// As for `rows_times_panels`; `panels` are those bytes of the weight.
+/// As for `rows_times_panels`.
 unsafe fn block_times_panels<F: Packing>(
     product: &Product<'_>,
-    panels: &[u8],
-    first_panel: usize,
-    rows: &Quantized,
-    block: usize,
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    place: Place<'_>,
     ahead: &mut Ahead,
+    following: Option<isize>,
 ) {
+    let Place { rows, block } = place;
     let x = rows.block(block);
-    let num_units = rows.num_slices() / F::LAYOUT.slices;
-    let count = panels.len() / (num_units * F::LAYOUT.unit_bytes());
+    let bytes = weight.panels(panels.clone()).as_ptr();
     macro_rules! rows {
         ($count:literal, $panels:literal, $first:expr) => {{
             // SAFETY: passed on from the caller; rows end within the block.
             unsafe {
-                let results = rows_times::<F, $count, $panels>(panels.as_ptr(), num_units, x, $first, ahead);
+                let results = rows_times::<F, $count, $panels>(bytes, weight.num_units, x, $first, ahead, following);
                 for (p, results) in results.into_iter().enumerate() {
                     for (r, result) in results.into_iter().enumerate() {
                         // Both are sixteen f32.
                         let result = std::mem::transmute::<__m512, [f32; COLUMNS]>(result);
-                        product.put(block * BLOCK + $first + r, first_panel + p, &result);
+                        product.put(block * BLOCK + $first + r, panels.start + p, &result);
                     }
                 }
             }
@@ -304,7 +328,7 @@ unsafe fn block_times_panels<F: Packing>(
     }
     let mut first = 0;
     while first < x.num_rows {
-        first += match (x.num_rows - first, count) {
+        first += match (x.num_rows - first, panels.len()) {
             (1, 4) => rows!(1, 4, first),
             (1, 3) => rows!(1, 3, first),
             (1, 2) => rows!(1, 2, first),
