@@ -133,7 +133,8 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
             let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
             // What is read next lies at the same place of the next panel.
             let next = weight.panels(panel + 1..panels.end.min(panel + 2));
-            let next = next.get(first * layout.unit_bytes()..).map_or(next, |next| &next[..units.len()]);
+            let start = next.len().min(first * layout.unit_bytes());
+            let next = &next[start..next.len().min(start + units.len())];
             let mut ahead = Ahead::new(next, num_units * blocks.len());
             // SAFETY: these are whole units of F; features by the caller's promise.
             unsafe { unpack::<F>(units, chunk) };
