@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, Routing,
-    RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear,
+    Rope, Routing, RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::cublas::CublasLt;
 use crate::digest;
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
-use crate::kernels::digest::RowBrief;
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
 use crate::kernels::{self, Operand};
@@ -37,8 +36,7 @@ pub struct CudaBackend {
     /// What weights pass through on their way to the device.
     pub(crate) staging: Mutex<upload::Staging>,
     pub(crate) expert_tables: Mutex<expert_steps::Tables>,
-    /// Where digests come to.
-    pub(crate) briefs: Mutex<Option<Pinned<RowBrief>>>,
+    pub(crate) arrivals: Mutex<digest::Arrivals>,
     /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
     pub(crate) cublas: Option<CublasLt>,
 }
@@ -111,7 +109,7 @@ impl CudaBackend {
             step_tables: Mutex::default(),
             staging: Mutex::default(),
             expert_tables: Mutex::default(),
-            briefs: Mutex::default(),
+            arrivals: Mutex::default(),
             cublas,
         })
     }
@@ -341,8 +339,12 @@ impl Backend for CudaBackend {
         digest::digest(self, logits, queries)
     }
 
-    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
-        digest::read(self, out)
+    fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
+        digest::fetch(self, num_rows)
+    }
+
+    fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
+        digest::read(self, ticket, out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {

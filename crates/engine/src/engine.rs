@@ -159,14 +159,25 @@ impl Engine {
             self.deliver();
             return self.num_waiting() > 0 || !self.running.is_empty();
         }
+        let num_rows = plan.iter().map(|planned| planned.num_tokens).sum();
+        let runs_ahead = self.model.runs_ahead(num_rows);
+        // Where the device computes by itself, what a step gave is told once the next one is under way.
+        if !runs_ahead {
+            self.deliver();
+        }
         let mut logits = std::mem::take(&mut self.logits);
-        match self.run(&plan, &mut logits) {
+        let launched = Instant::now();
+        let outcome = self.launch(&plan, &mut logits).and_then(|()| {
+            self.deliver();
+            contained(|| self.model.finish(&mut logits))
+        });
+        self.stats.forward_time += launched.elapsed();
+        match outcome {
             Ok(()) => self.commit(&plan, &logits),
             Err(error @ Error::DeviceLost(_)) => self.lose(&error),
             Err(error) => self.fail(&plan, error),
         }
-        // Where the device computes by itself, what this step gave is told once the next one is under way.
-        if !self.model.runs_ahead() || self.running.is_empty() {
+        if !runs_ahead || self.running.is_empty() {
             self.deliver();
         }
         self.logits = logits;
@@ -177,7 +188,8 @@ impl Engine {
 
     /// Tells what the last step gave.
     fn deliver(&mut self) {
-        deliver(&mut self.running, &mut self.leaving);
+        self.running.values_mut().for_each(|job| job.sink.deliver());
+        self.leaving.drain(..).for_each(|mut sink| sink.deliver());
     }
 
     /// Gives every running sequence a part of the step, and makes sure of the memory that it takes.
@@ -236,9 +248,10 @@ impl Engine {
         Some(RowQuery { temperature: query.temperature, race: query.race })
     }
 
-    /// One forward pass over the plan. A panic in the model is an error of this step alone.
-    fn run(&mut self, plan: &[Planned], logits: &mut Logits) -> Result<(), Error> {
-        self.batch.clear();
+    /// Begins the forward pass over a plan.
+    fn launch(&mut self, plan: &[Planned], logits: &mut Logits) -> Result<(), Error> {
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.clear();
         for planned in plan {
             let sequence = &self.running[&planned.job].sequences[planned.sequence];
             let start = sequence.num_computed;
@@ -250,18 +263,12 @@ impl Engine {
                 wanted: planned.wanted.clone(),
                 query: self.query(planned),
             };
-            self.batch.push(chunk, self.options.block_len);
+            batch.push(chunk, self.options.block_len);
         }
-        let Engine { model, batch, kv, running, leaving, .. } = self;
-        let started = Instant::now();
-        let mut meanwhile = || deliver(running, leaving);
-        let outcome = catch_unwind(AssertUnwindSafe(|| model.forward_meanwhile(batch, kv, logits, &mut meanwhile)));
-        self.stats.forward_time += started.elapsed();
-        match outcome {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.into()),
-            Err(panic) => Err(Error::Fault(panic_message(&panic))),
-        }
+        let Engine { model, kv, .. } = self;
+        let outcome = contained(|| model.launch(&batch, kv, logits));
+        self.batch = batch;
+        outcome
     }
 
     /// Ends every request of a step that failed.
@@ -338,10 +345,12 @@ impl Drop for Engine {
     }
 }
 
-/// Sends what the requests of a step, and those that ended in it, have to be told.
-fn deliver(running: &mut BTreeMap<JobId, Job>, leaving: &mut Vec<Outbox>) {
-    running.values_mut().for_each(|job| job.sink.deliver());
-    leaving.drain(..).for_each(|mut sink| sink.deliver());
+/// What the model does; a panic in it is an error of its step alone.
+fn contained(work: impl FnOnce() -> Result<(), pellucid_model::Error>) -> Result<(), Error> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => Ok(outcome?),
+        Err(panic) => Err(Error::Fault(panic_message(&panic))),
+    }
 }
 
 fn panic_message(panic: &Box<dyn std::any::Any + Send>) -> String {

@@ -208,6 +208,10 @@ pub struct RowDigest {
     pub finalists: Vec<(u32, f32)>,
 }
 
+/// Stands for digests on their way to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DigestTicket(pub u64);
+
 /// Numbers on the host's side, to be read back into.
 pub trait HostFloats: Send + Sync + fmt::Debug {
     fn get(&self) -> &[f32];
@@ -291,9 +295,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = (logits, queries);
         unreachable!("a device without digests is asked for none")
     }
-    /// Copies the digests that were made last into `out`, which is as long as there were rows.
-    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
-        let _ = out;
+    /// Begins to copy the digests of so many rows that were made last; they may be read until two more were fetched.
+    fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
+        let _ = num_rows;
+        unreachable!("a device without digests is asked for none")
+    }
+    /// Waits for digests that were fetched. `out` is as long as there were rows.
+    fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
+        let _ = (ticket, out);
         unreachable!("a device without digests is asked for none")
     }
 

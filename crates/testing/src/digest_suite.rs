@@ -54,7 +54,8 @@ pub(crate) fn digests_are_the_sampler_s(backend: &dyn Backend) {
             let queries: Vec<RowQuery> = (0..rows.len()).map(asked).collect();
             let mut found = vec![RowDigest::default(); rows.len()];
             backend.digest(&logits, &queries).expect("digests");
-            backend.read_digests(&mut found).expect("digests");
+            let ticket = backend.fetch_digests(rows.len()).expect("digests");
+            backend.read_digests(ticket, &mut found).expect("digests");
             for ((kind, logits), (row, found)) in KINDS.iter().zip(&rows).zip(found.iter().enumerate()) {
                 let what = format!("{cols} logits, {kind}, sampler {index}");
                 same(&what, logits, &queries[row], num_top, found);

@@ -111,16 +111,11 @@ impl Model for FakeModel {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        self.forward_meanwhile(batch, kv, logits, &mut || ())
+        self.launch(batch, kv, logits)?;
+        self.finish(logits)
     }
 
-    fn forward_meanwhile(
-        &mut self,
-        batch: &Batch,
-        kv: &mut KvMemory,
-        logits: &mut Logits,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), Error> {
+    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         if let Some(bomb) = self.bomb {
             assert!(!batch.ids().contains(&bomb), "the bomb went off");
         }
@@ -134,8 +129,6 @@ impl Model for FakeModel {
         self.stored.resize(kv.num_blocks() * block_len, 0.0);
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
 
-        // By now a device would be at work.
-        meanwhile();
         let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
         if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
             let digests = logits.resize_digests(rows.len());
@@ -150,7 +143,7 @@ impl Model for FakeModel {
         Ok(())
     }
 
-    fn runs_ahead(&self) -> bool {
+    fn runs_ahead(&self, _num_rows: usize) -> bool {
         self.runs_ahead
     }
 
