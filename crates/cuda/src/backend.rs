@@ -90,6 +90,7 @@ pub(crate) enum Purpose {
     DigestSums,
     DigestTimes,
     DigestRows,
+    Chosen,
 }
 
 impl CudaBackend {
@@ -384,6 +385,7 @@ impl Backend for CudaBackend {
         let embed = Embed {
             table: read(table),
             ids: self.index(Purpose::Ids, ids)?,
+            chosen: digest::chosen(self, 0)?,
             out: floats_mut(out),
             row_bytes: table.dtype().bytes_for(table.cols()).expect("rows are whole blocks") as u64,
             num_rows: ids.len() as u32,

@@ -6,6 +6,7 @@ use crate::backend::{CudaBackend, Purpose, lock};
 use crate::kernels::digest::{self, DigestRows, Parts, Query, RowBrief};
 use crate::memory::floats;
 use crate::pinned::Piece;
+use crate::step::MAX_RECORDED_ROWS;
 
 /// Launches the kernels; as the last part of a step it is recorded with it.
 pub(crate) fn digest(backend: &CudaBackend, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
@@ -20,12 +21,18 @@ pub(crate) fn digest(backend: &CudaBackend, logits: &Tensor, queries: &[RowQuery
         sums: backend.scratch(Purpose::DigestSums, num_rows * parts.num_blocks * 8)?,
         times: backend.scratch(Purpose::DigestTimes, num_rows * parts.num_blocks * 4)?,
         out: backend.scratch(Purpose::DigestRows, num_rows * size_of::<RowBrief>())?,
+        chosen: chosen(backend, num_rows)?,
         vocab_size: cols as u32,
         num_blocks: parts.num_blocks as u32,
         part_len: parts.len as u32,
         num_parts: parts.num_parts as u32,
     };
     digest::digest(&backend.device, num_rows, &rows)
+}
+
+/// Where the tokens stand that rows are taken to have led to. Room for every step that is recorded, so that it moves with none of them.
+pub(crate) fn chosen(backend: &CudaBackend, num_rows: usize) -> Result<u64, Error> {
+    backend.scratch(Purpose::Chosen, num_rows.max(MAX_RECORDED_ROWS) * 4)
 }
 
 /// The step's own, or a copy made now.

@@ -68,7 +68,7 @@ pub struct Decoder {
     ropes: Vec<Frequencies>,
     activations: Activations,
     memo: StepMemo,
-    /// Kept for their memory.
+    /// What the step launched last was asked for.
     queries: Vec<RowQuery>,
 }
 
@@ -194,7 +194,8 @@ impl Model for Decoder {
     }
 
     fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        batch.check(&self.config)?;
+        // The queries kept are those of the step before.
+        batch.check(&self.config, self.queries.len())?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch)?;
         let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));

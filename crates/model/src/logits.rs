@@ -41,6 +41,12 @@ impl Logits {
         &mut self.digests[..num_rows]
     }
 
+    /// For models that stand before others: the digests of all rows, where there are any.
+    pub fn digests_mut(&mut self) -> &mut [RowDigest] {
+        let num_rows = self.places.len().min(self.digests.len());
+        &mut self.digests[..num_rows]
+    }
+
     /// For what a step will give: whole rows, and the digests that do in the place of others, which set out for the host.
     pub(crate) fn await_rows(
         &mut self,

@@ -14,11 +14,17 @@ struct DigestQuery {
     float inverse;  // 1 / temperature
     u32 races;
     u32 seed_low, seed_high, position;
+    // Where the row does not race, who of the highest does: the k highest, of those a share of p, of those with min_p of the highest's
+    // weight. With k = 0 nobody knows beforehand.
+    u32 k;
+    float p, min_p;
 };
 
 struct RowBrief {
     double totals[2];
     u32 is_plain, has_all, num_top, num_finalists;
+    u32 assumed;  // the token that is taken to be chosen, or NOBODY
+    u32 unused;
     u32 top_ids[NUM_TOP];
     float top_logits[NUM_TOP];
     u32 finalist_ids[MAX_FINALISTS];
@@ -32,6 +38,7 @@ struct DigestRows {
     float2* sums;   // [rows][num_blocks]: of weights at temperature 1 and at the query's
     float* times;   // [rows][num_blocks]: the fastest
     RowBrief* out;
+    u32* chosen;    // [rows]: what the next step may go on with
     u32 vocab_size;
     u32 num_blocks;
     u32 part_len;  // logits of a part whose largest is noted: 16 or 64
@@ -39,6 +46,14 @@ struct DigestRows {
 };
 
 #define INFINITE __int_as_float(0x7f800000)
+
+static const u32 NOBODY = 0xffffffffu;
+
+// What the next step may take for the row's token. Without anybody it goes on with token 0, and nobody looks at what comes of it.
+DEVICE void assume(const DigestRows& d, u32 row, u32 token) {
+    d.out[row].assumed = token;
+    d.chosen[row] = token == NOBODY ? 0 : token;
+}
 
 // e^x for x at most 0: the sampler's own, operation by operation.
 DEVICE float exp_of_nonpositive(float x) {
@@ -194,6 +209,63 @@ DEVICE void sort_descending(u64* keys, u32 len) {
 
 DEVICE u32 power_of_two_from(u32 n) { return n <= 2 ? 2 : 1u << (32 - __clz(n - 1)); }
 
+// A key by which the fastest of several is found: the least.
+DEVICE u64 finish_key(float time, u32 token) { return (u64)ordered(time) << 32 | token; }
+
+// The sum of all weights at the query's temperature, close enough for an assumption; the whole block takes part.
+DEVICE float heated_total(const DigestRows& d, u32 row) {
+    __shared__ float parts[32];
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < d.num_blocks; i += blockDim.x) sum += d.sums[(u64)row * d.num_blocks + i].y;
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0.0f;
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    return sum;
+}
+
+// Who of the most probable comes in first, of those that the query lets run. `keys` are those of the `num_top` highest, from the highest
+// down, one for each of the first threads; the whole block takes part.
+DEVICE void assume_of_top(const DigestRows& d, u32 row, const u64* keys, u32 num_top, bool has_all) {
+    __shared__ float warp_sums[32];
+    __shared__ u64 first;
+    u32 thread = threadIdx.x, lane = thread % 32;
+    DigestQuery query = d.queries[row];
+    if (query.k == 0) {
+        if (thread == 0) assume(d, row, NOBODY);
+        return;
+    }
+    u32 num_highest = min(num_top, query.k);
+    bool is_highest = thread < num_highest;
+    float largest = unordered((u32)(keys[0] >> 32));
+    u64 key = is_highest ? keys[thread] : 0;
+    float scaled = is_highest ? __fmul_rn(__fsub_rn(unordered((u32)(key >> 32)), largest), query.inverse) : 0.0f;
+    float weight = is_highest ? exp_of_nonpositive(scaled) : 0.0f;
+    // The sum up to each of them, itself included.
+    float sum = weight;
+    for (u32 i = 1; i < 32; i *= 2) {
+        float below = __shfl_up_sync(FULL_WARP, sum, i);
+        if (lane >= i) sum += below;
+    }
+    if (lane == 31) warp_sums[thread / 32] = sum;
+    if (thread == 0) first = ~0ull;
+    __syncthreads();
+    float total = 0.0f;
+    for (u32 i = 0; i < blockDim.x / 32; i++) {
+        if (i == thread / 32) sum += total;
+        total += warp_sums[i];
+    }
+    if (num_highest < query.k && !has_all) total = heated_total(d, row);
+    bool is_in_share = query.p >= 1.0f || sum - weight < query.p * total;
+    if (is_highest && (thread == 0 || (is_in_share && weight >= query.min_p))) {
+        u32 token = ~(u32)key;
+        atomicMin(&first, finish_key(race_time(query, token, -scaled), token));
+    }
+    __syncthreads();
+    if (thread == 0) assume(d, row, (u32)first);
+}
+
 // The most probable tokens of a row. `shared` has room for the parts' maxima, and for MAX_GATHERED keys.
 DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     __shared__ u32 num_gathered, num_parts_above;
@@ -235,7 +307,12 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     u32 gathered = num_gathered;
     is_plain = is_plain && gathered <= MAX_GATHERED;
     if (thread == 0) out.is_plain = is_plain;
-    if (!is_plain) return;
+    // Where the whole row races, find_finalists knows who is first.
+    bool assumes = !d.queries[row].races;
+    if (!is_plain) {
+        if (thread == 0 && assumes) assume(d, row, NOBODY);
+        return;
+    }
     len = power_of_two_from(gathered);
     for (u32 i = gathered + thread; i < len; i += blockDim.x) keys[i] = 0;
     sort_descending(keys, len);
@@ -245,10 +322,12 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
         out.top_ids[i] = token;
         out.top_logits[i] = logit_at(d, row, token);
     }
+    bool has_all = cut == -INFINITE && gathered <= NUM_TOP;
     if (thread == 0) {
         out.num_top = num_top;
-        out.has_all = cut == -INFINITE && gathered <= NUM_TOP;
+        out.has_all = has_all;
     }
+    if (assumes) assume_of_top(d, row, keys, num_top, has_all);
 }
 
 // The sums of the blocks, one after the other as the sampler adds them: a thread for each temperature.
@@ -275,6 +354,7 @@ DEVICE void add_sums(const DigestRows& d, u32 row, float2* sums) {
 // Whoever is close enough to the fastest.
 DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     __shared__ u32 num_blocks_close, num_finalists;
+    __shared__ u64 first;
     __shared__ float warp_times[32];
     u32 thread = threadIdx.x;
     RowBrief& out = d.out[row];
@@ -282,9 +362,11 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     float largest = row_largest(d, row);
     if (!(fabsf(largest) < INFINITE) || !query.races) {
         if (thread == 0) out.num_finalists = 0;
+        if (thread == 0 && query.races) assume(d, row, NOBODY);
         return;
     }
     if (thread == 0) num_blocks_close = num_finalists = 0;
+    if (thread == 0) first = ~0ull;
     const float* times = d.times + (u64)row * d.num_blocks;
     float fastest = INFINITE;
     for (u32 i = thread; i < d.num_blocks; i += blockDim.x) fastest = fminf(fastest, times[i]);
@@ -301,7 +383,9 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
             u32 token = blocks[i] * BLOCK + k;
             float logit = logit_at(d, row, token);
             float handicap = -__fmul_rn(__fsub_rn(logit, largest), query.inverse);
-            if (!(race_time(query, token, handicap) <= bound)) continue;
+            float time = race_time(query, token, handicap);
+            if (!(time <= bound)) continue;
+            atomicMin(&first, finish_key(time, token));
             u32 place = atomicAdd(&num_finalists, 1);
             if (place < MAX_FINALISTS) {
                 out.finalist_ids[place] = token;
@@ -310,7 +394,9 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
         }
     }
     __syncthreads();
-    if (thread == 0) out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
+    if (thread != 0) return;
+    out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
+    assume(d, row, num_finalists > 0 ? (u32)first : NOBODY);
 }
 
 // Three blocks of threads for each row, one for each part of the answer.

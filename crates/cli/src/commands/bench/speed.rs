@@ -157,7 +157,8 @@ impl Bench<'_> {
                 let ids = &ids[step + sequence..step + sequence + 1];
                 let first_position = depth + step;
                 // A draw at temperature 1, which looks at the whole row.
-                let query = RowQuery { temperature: 1.0, race: Some((sequence as u64, first_position as u32 + 1)) };
+                let race = Some((sequence as u64, first_position as u32 + 1));
+                let query = RowQuery { temperature: 1.0, race, shortlist: None };
                 let query = self.ready.model.digests().then_some(query);
                 self.batch.push(Chunk { ids, first_position, blocks, wanted: 0..1, query }, BLOCK_LEN);
             }
