@@ -281,7 +281,7 @@ impl Engine {
 
     /// Begins a step; where that fails, its requests end.
     fn launch(&mut self, plan: Vec<Planned>) -> Option<Step> {
-        let num_rows = plan.iter().map(|planned| planned.positions.len()).sum();
+        let num_rows = plan.iter().map(Planned::num_tokens).sum();
         // The device will not compute by itself: whoever has something to hear hears it now.
         if !self.model.runs_ahead(num_rows) {
             self.deliver();
