@@ -79,6 +79,8 @@ pub struct Engine {
 struct Step {
     plan: Vec<Planned>,
     logits: Logits,
+    /// The next one takes the place of the rows of logits that are still on the device.
+    rows_are_gone: bool,
 }
 
 /// A sequence's part of a step.
@@ -190,7 +192,7 @@ impl Engine {
                 }
             }
         };
-        self.launch_ahead(&step.plan);
+        self.launch_ahead(&mut step);
         self.deliver();
         let outcome = contained(|| self.model.finish(&mut step.logits));
         let finished = Instant::now();
@@ -279,6 +281,10 @@ impl Engine {
         Some(RowQuery { temperature, race, shortlist })
     }
 
+    fn new_step(&mut self, plan: Vec<Planned>) -> Step {
+        Step { plan, logits: self.spare_logits.pop().unwrap_or_default(), rows_are_gone: false }
+    }
+
     /// Begins a step; where that fails, its requests end.
     fn launch(&mut self, plan: Vec<Planned>) -> Option<Step> {
         let num_rows = plan.iter().map(Planned::num_tokens).sum();
@@ -286,7 +292,7 @@ impl Engine {
         if !self.model.runs_ahead(num_rows) {
             self.deliver();
         }
-        let mut step = Step { plan, logits: self.spare_logits.pop().unwrap_or_default() };
+        let mut step = self.new_step(plan);
         match self.begin_forward(&mut step) {
             Ok(()) => Some(step),
             Err(error) => {

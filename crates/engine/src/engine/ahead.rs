@@ -19,17 +19,19 @@ use crate::job::Sequence;
 impl Engine {
     /// Launches the step that follows the one under way, where everybody's next token can be left to the device. Failing to is nobody's
     /// error: the step comes in its turn, and if it fails again that is told.
-    pub(super) fn launch_ahead(&mut self, plan: &[Planned]) {
-        let Some(plan) = self.foresee(plan) else { return };
-        let mut step = Step { plan, logits: self.spare_logits.pop().unwrap_or_default() };
-        if self.begin_forward(&mut step).is_err() {
+    pub(super) fn launch_ahead(&mut self, step: &mut Step) {
+        let Some(plan) = self.foresee(&step.plan) else { return };
+        // Also when it fails: a part of it may be on the device.
+        step.rows_are_gone = true;
+        let mut ahead = self.new_step(plan);
+        if self.begin_forward(&mut ahead).is_err() {
             return;
         }
-        for planned in &step.plan {
+        for planned in &ahead.plan {
             self.sequence_mut(planned).expect("it was just planned").is_ahead = true;
         }
         self.stats.steps_ahead += 1;
-        self.ahead = Some(step);
+        self.ahead = Some(ahead);
     }
 
     /// What follows a step in which everybody who is served draws a token by a digest; memory is made sure of. Nothing that would have

@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use pellucid_model::Logits;
 use pellucid_sampling::{Choice, Digest, End, Input, Logprobs, TokenTrace, Workspace};
 use pellucid_tensor::RowDigest;
 
@@ -14,14 +13,14 @@ use crate::{Error, Event, FinishReason, TokenEvent};
 /// The logits of the rows that a planned chunk wanted.
 struct Rows<'a> {
     planned: &'a Planned,
-    logits: &'a Logits,
+    step: &'a Step,
     /// By the digest of the one row that was wanted, where that does.
     chosen: Option<Choice>,
 }
 
 impl<'a> Rows<'a> {
     fn row(&self, row: usize) -> &'a [f32] {
-        self.logits.row(self.planned.row + row)
+        self.step.logits.row(self.planned.row + row)
     }
 
     /// Where the row at the end of a chunk that reached its sequence's end is among the step's.
@@ -30,12 +29,12 @@ impl<'a> Rows<'a> {
     }
 
     fn last(&self) -> &'a [f32] {
-        self.logits.row(self.last_row())
+        self.step.logits.row(self.last_row())
     }
 
     /// What does in the place of that row.
     fn digest(&self) -> Option<&'a RowDigest> {
-        (!self.planned.wanted.is_empty()).then(|| self.logits.digest(self.last_row())).flatten()
+        (!self.planned.wanted.is_empty()).then(|| self.step.logits.digest(self.last_row())).flatten()
     }
 }
 
@@ -44,7 +43,7 @@ impl Engine {
         let now = Instant::now();
         let mut by_job: Vec<(JobId, Vec<Rows<'_>>)> = Vec::new();
         for planned in &step.plan {
-            let rows = Rows { planned, logits: &step.logits, chosen: None };
+            let rows = Rows { planned, step, chosen: None };
             match by_job.last_mut().filter(|(id, _)| *id == planned.job) {
                 Some((_, parts)) => parts.push(rows),
                 None => by_job.push((planned.job, vec![rows])),
@@ -64,14 +63,13 @@ impl Engine {
     /// Chooses tokens by digests. Where one does not do the row is looked at; with the next step on the device already that row is
     /// gone, and the part is left out: its position is computed again.
     fn choose_in_brief(&mut self, id: JobId, parts: &mut Vec<Rows<'_>>) -> Result<(), Error> {
-        let rows_are_gone = self.ahead.is_some();
         let Engine { running, workspace, .. } = self;
         let job = running.get_mut(&id).expect("a planned job runs");
         for rows in parts.iter_mut() {
             let sequence = &mut job.sequences[rows.planned.sequence];
             if let Some(digest) = rows.digest() {
                 rows.chosen = choose_in_brief(sequence, digest, workspace)?;
-                sequence.needs_row = rows.chosen.is_none() && rows_are_gone;
+                sequence.needs_row = rows.chosen.is_none() && rows.step.rows_are_gone;
                 sequence.is_ahead &= !sequence.needs_row;
             }
         }
