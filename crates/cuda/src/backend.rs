@@ -52,11 +52,11 @@ pub struct CudaOptions {
 }
 
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Conversion {
-    pub from: DType,
-    pub to: DType,
-    pub num_tensors: usize,
+#[derive(Debug, Clone, Copy)]
+struct Conversion {
+    from: DType,
+    to: DType,
+    num_tensors: usize,
 }
 
 /// What a piece of scratch memory is for. Each has one buffer, which grows and is used again in the order of the stream.
@@ -118,11 +118,6 @@ impl CudaBackend {
     /// Whether products may go to cuBLASLt.
     pub fn has_fast_products(&self) -> bool {
         self.cublas.is_some()
-    }
-
-    /// What was stored in another format than its file's, so far.
-    pub fn conversions(&self) -> Vec<Conversion> {
-        lock(&self.conversions).clone()
     }
 
     pub(crate) fn note_conversion(&self, from: DType, to: DType) {
@@ -244,6 +239,15 @@ impl Backend for CudaBackend {
         let (major, minor) = info.capability;
         let fast = if self.cublas.is_some() { ", fast" } else { "" };
         format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB{fast})", info.ordinal, info.name)
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        let remark = |&Conversion { from, to, num_tensors }: &Conversion| {
+            format!(
+                "{num_tensors} weights of {from} are kept as {to} on the GPU, which has no kernels for them as they are"
+            )
+        };
+        lock(&self.conversions).iter().map(remark).collect()
     }
 
     /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).

@@ -253,6 +253,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// What computes, in words: device, instruction set, threads.
     fn description(&self) -> String;
 
+    /// What whoever loaded a model should hear of how its weights are stored, a line each.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The format of activations.
     fn activation_dtype(&self) -> DType;
 
