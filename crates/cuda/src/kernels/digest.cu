@@ -2,13 +2,14 @@
 // device. What is said here is to the bit what the sampler computes from the row, but for the times of the draw: those are close enough
 // to name the few who may win, and the sampler times these by itself.
 
-static const u32 BLOCK = 64;          // logits whose weights are summed in f32; blocks are added up in f64
+static const u32 BLOCK = 64;          // logits whose weights are summed in f32; blocks are added up as integers
 static const u32 LANES = 16;          // ... side by side: the order of a sum depends on it
 static const u32 NUM_TOP = 256;
 static const u32 MAX_FINALISTS = 16;
 static const u32 MAX_GATHERED = 4096;
 static const u32 MAX_PARTS_ABOVE = 2 * NUM_TOP;
 static const float RACE_MARGIN = 1e-4f;
+#define UNITS 1099511627776.0  // of sums of weights, to the weight of the most probable
 
 struct DigestQuery {
     float inverse;  // 1 / temperature
@@ -188,26 +189,61 @@ DEVICE u32 ordered(float logit) {
 
 DEVICE float unordered(u32 number) { return __uint_as_float(number >> 31 ? number & 0x7fffffffu : ~number); }
 
-// Sorts a power of two of keys from the largest down; the whole block takes part.
+// Keys that a warp sorts in its registers.
+static const u32 CHUNK = 64;
+
+// One of two keys `distance` apart: in runs of `size`, those that descend and those that ascend take turns.
+DEVICE u64 exchanged(u64 key, u32 place, u32 distance, u32 size) {
+    u64 other = __shfl_xor_sync(FULL_WARP, key, distance);
+    bool takes_larger = ((place & distance) == 0) == ((place & size) == 0);
+    return (key > other) == takes_larger ? key : other;
+}
+
+// The exchanges of fewer than CHUNK places, for runs of `first_size` to `last_size`.
+DEVICE void exchange_near(u64* keys, u32 len, u32 first_size, u32 last_size) {
+    for (u32 begin = threadIdx.x / 32 * CHUNK; begin < len; begin += blockDim.x / 32 * CHUNK) {
+        u32 place = begin + threadIdx.x % 32;
+        u64 low = keys[place], high = keys[place + 32];
+        for (u32 size = first_size; size <= last_size; size *= 2) {
+            if (size >= CHUNK && (place & size ? low > high : low < high)) {
+                u64 larger = high;
+                high = low;
+                low = larger;
+            }
+            for (u32 distance = min(size / 2, 16); distance > 0; distance /= 2) {
+                low = exchanged(low, place, distance, size);
+                high = exchanged(high, place + 32, distance, size);
+            }
+        }
+        keys[place] = low;
+        keys[place + 32] = high;
+    }
+}
+
+// Sorts keys from the largest down, a power of two of them and at least CHUNK; the whole block takes part.
 DEVICE void sort_descending(u64* keys, u32 len) {
-    for (u32 size = 2; size <= len; size *= 2) {
-        for (u32 distance = size / 2; distance > 0; distance /= 2) {
+    __syncthreads();
+    exchange_near(keys, len, 2, CHUNK);
+    for (u32 size = 2 * CHUNK; size <= len; size *= 2) {
+        for (u32 distance = size / 2; distance >= CHUNK; distance /= 2) {
             __syncthreads();
             for (u32 i = threadIdx.x; i < len / 2; i += blockDim.x) {
                 u32 low = 2 * i - (i & (distance - 1)), high = low + distance;
                 u64 a = keys[low], b = keys[high];
-                bool descends = (low & size) == 0;
-                if (descends ? a < b : a > b) {
+                if (low & size ? a > b : a < b) {
                     keys[low] = b;
                     keys[high] = a;
                 }
             }
         }
+        __syncthreads();
+        exchange_near(keys, len, size, size);
     }
     __syncthreads();
 }
 
-DEVICE u32 power_of_two_from(u32 n) { return n <= 2 ? 2 : 1u << (32 - __clz(n - 1)); }
+// How many places n keys take to be sorted.
+DEVICE u32 sorted_len(u32 n) { return n <= CHUNK ? CHUNK : 1u << (32 - __clz(n - 1)); }
 
 // A key by which the fastest of several is found: the least.
 DEVICE u64 finish_key(float time, u32 token) { return (u64)ordered(time) << 32 | token; }
@@ -275,7 +311,7 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     const float* maxima = d.maxima + (u64)row * d.num_parts;
 
     // Of NUM_TOP parts, each has a logit at or above the NUM_TOP-th largest of the parts' maxima: whoever is below it is not on top.
-    u32 len = power_of_two_from(d.num_parts);
+    u32 len = sorted_len(d.num_parts);
     for (u32 i = thread; i < len; i += blockDim.x) keys[i] = i < d.num_parts ? ordered(maxima[i]) : 0;
     if (thread == 0) num_gathered = num_parts_above = 0;
     sort_descending(keys, len);
@@ -313,7 +349,7 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
         if (thread == 0 && assumes) assume(d, row, NOBODY);
         return;
     }
-    len = power_of_two_from(gathered);
+    len = sorted_len(gathered);
     for (u32 i = gathered + thread; i < len; i += blockDim.x) keys[i] = 0;
     sort_descending(keys, len);
     u32 num_top = min(gathered, NUM_TOP);
@@ -330,25 +366,30 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     if (assumes) assume_of_top(d, row, keys, num_top, has_all);
 }
 
-// The sums of the blocks, one after the other as the sampler adds them: a thread for each temperature.
-DEVICE void add_sums(const DigestRows& d, u32 row, float2* sums) {
-    u32 thread = threadIdx.x;
-    for (u32 i = thread; i < d.num_blocks; i += blockDim.x) sums[i] = d.sums[(u64)row * d.num_blocks + i];
+// A weight in the sampler's units, rounded as it rounds.
+DEVICE u64 units(float weight) { return __double2ull_rz(__dadd_rn(__dmul_rn((double)weight, UNITS), 0.5)); }
+
+// The sums of the blocks, in units: integers, whose order does not matter.
+DEVICE void add_sums(const DigestRows& d, u32 row) {
+    __shared__ u64 totals[2];
+    if (threadIdx.x < 2) totals[threadIdx.x] = 0;
     __syncthreads();
-    if (thread != 0 && thread != 32) return;
-    const float* from = (const float*)sums + thread / 32;
-    double total = 0.0;
-    u32 i = 0;
-    // Many are read before they are added: only the additions have to wait for each other.
-    for (; i + 16 <= d.num_blocks; i += 16) {
-        float next[16];
-#pragma unroll
-        for (u32 k = 0; k < 16; k++) next[k] = from[2 * (i + k)];
-#pragma unroll
-        for (u32 k = 0; k < 16; k++) total = __dadd_rn(total, next[k]);
+    u64 plain = 0, heated = 0;
+    for (u32 i = threadIdx.x; i < d.num_blocks; i += blockDim.x) {
+        float2 sums = d.sums[(u64)row * d.num_blocks + i];
+        plain += units(sums.x);
+        heated += units(sums.y);
     }
-    for (; i < d.num_blocks; i++) total = __dadd_rn(total, from[2 * i]);
-    d.out[row].totals[thread / 32] = total;
+    for (int i = 16; i > 0; i /= 2) {
+        plain += __shfl_xor_sync(FULL_WARP, plain, i);
+        heated += __shfl_xor_sync(FULL_WARP, heated, i);
+    }
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&totals[0], plain);
+        atomicAdd(&totals[1], heated);
+    }
+    __syncthreads();
+    if (threadIdx.x < 2) d.out[row].totals[threadIdx.x] = (double)totals[threadIdx.x] / UNITS;
 }
 
 // Whoever is close enough to the fastest.
@@ -406,7 +447,7 @@ KERNEL void digest_select(DigestRows d) {
     if (blockIdx.y == 0)
         select_top(d, blockIdx.x, shared_keys);
     else if (blockIdx.y == 1)
-        add_sums(d, blockIdx.x, (float2*)shared_keys);
+        add_sums(d, blockIdx.x);
     else
         find_finalists(d, blockIdx.x, (u32*)shared_keys);
 }
