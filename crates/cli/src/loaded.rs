@@ -2,7 +2,7 @@
 //!
 //! `run`, `serve` and `perplexity` share it.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -170,11 +170,14 @@ pub(crate) fn describe(plan: &MemoryPlan, args: &ComputeArgs, weights: u64) -> S
 pub(crate) fn decoder(checkpoint: &Checkpoint, args: &ComputeArgs, backend: Arc<dyn Backend>) -> Result<Decoder> {
     let options = LoadOptions { context_len: args.context.map(|tokens| tokens as usize) };
     let bar = bar();
-    let loaded = Decoder::load(checkpoint, backend, options, &mut |done, total| {
+    let loaded = Decoder::load(checkpoint, backend.clone(), options, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });
     bar.finish_and_clear();
+    for remark in backend.remarks() {
+        let _ = writeln!(std::io::stderr(), "{remark}");
+    }
     loaded.with_context(|| checkpoint.path().display().to_string())
 }
 

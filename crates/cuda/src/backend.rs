@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope, Routing,
-    RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear,
+    Rope, Routing, RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::cublas::CublasLt;
 use crate::digest;
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
-use crate::kernels::digest::RowBrief;
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
 use crate::kernels::{self, Operand};
@@ -37,8 +36,7 @@ pub struct CudaBackend {
     /// What weights pass through on their way to the device.
     pub(crate) staging: Mutex<upload::Staging>,
     pub(crate) expert_tables: Mutex<expert_steps::Tables>,
-    /// Where digests come to.
-    pub(crate) briefs: Mutex<Option<Pinned<RowBrief>>>,
+    pub(crate) arrivals: Mutex<digest::Arrivals>,
     /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
     pub(crate) cublas: Option<CublasLt>,
 }
@@ -54,11 +52,11 @@ pub struct CudaOptions {
 }
 
 /// Weights that were stored in another format than their file's, because there is no kernel for that one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Conversion {
-    pub from: DType,
-    pub to: DType,
-    pub num_tensors: usize,
+#[derive(Debug, Clone, Copy)]
+struct Conversion {
+    from: DType,
+    to: DType,
+    num_tensors: usize,
 }
 
 /// What a piece of scratch memory is for. Each has one buffer, which grows and is used again in the order of the stream.
@@ -92,6 +90,7 @@ pub(crate) enum Purpose {
     DigestSums,
     DigestTimes,
     DigestRows,
+    Chosen,
 }
 
 impl CudaBackend {
@@ -111,7 +110,7 @@ impl CudaBackend {
             step_tables: Mutex::default(),
             staging: Mutex::default(),
             expert_tables: Mutex::default(),
-            briefs: Mutex::default(),
+            arrivals: Mutex::default(),
             cublas,
         })
     }
@@ -119,11 +118,6 @@ impl CudaBackend {
     /// Whether products may go to cuBLASLt.
     pub fn has_fast_products(&self) -> bool {
         self.cublas.is_some()
-    }
-
-    /// What was stored in another format than its file's, so far.
-    pub fn conversions(&self) -> Vec<Conversion> {
-        lock(&self.conversions).clone()
     }
 
     pub(crate) fn note_conversion(&self, from: DType, to: DType) {
@@ -247,6 +241,15 @@ impl Backend for CudaBackend {
         format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB{fast})", info.ordinal, info.name)
     }
 
+    fn remarks(&self) -> Vec<String> {
+        let remark = |&Conversion { from, to, num_tensors }: &Conversion| {
+            format!(
+                "{num_tensors} weights of {from} are kept as {to} on the GPU, which has no kernels for them as they are"
+            )
+        };
+        lock(&self.conversions).iter().map(remark).collect()
+    }
+
     /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).
     fn activation_dtype(&self) -> DType {
         DType::F32
@@ -341,8 +344,12 @@ impl Backend for CudaBackend {
         digest::digest(self, logits, queries)
     }
 
-    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
-        digest::read(self, out)
+    fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
+        digest::fetch(self, num_rows)
+    }
+
+    fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
+        digest::read(self, ticket, out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
@@ -382,6 +389,7 @@ impl Backend for CudaBackend {
         let embed = Embed {
             table: read(table),
             ids: self.index(Purpose::Ids, ids)?,
+            chosen: digest::chosen(self, 0)?,
             out: floats_mut(out),
             row_bytes: table.dtype().bytes_for(table.cols()).expect("rows are whole blocks") as u64,
             num_rows: ids.len() as u32,

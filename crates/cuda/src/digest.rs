@@ -1,11 +1,12 @@
 //! Rows of logits in brief: the kernels' work areas, and their answers as the host wants them.
 
-use pellucid_tensor::{Error, RowDigest, RowQuery, Tensor};
+use pellucid_tensor::{DigestTicket, Error, RowDigest, RowQuery, Tensor};
 
 use crate::backend::{CudaBackend, Purpose, lock};
 use crate::kernels::digest::{self, DigestRows, Parts, Query, RowBrief};
 use crate::memory::floats;
-use crate::pinned::Pinned;
+use crate::pinned::Piece;
+use crate::step::MAX_RECORDED_ROWS;
 
 /// Launches the kernels; as the last part of a step it is recorded with it.
 pub(crate) fn digest(backend: &CudaBackend, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
@@ -20,12 +21,18 @@ pub(crate) fn digest(backend: &CudaBackend, logits: &Tensor, queries: &[RowQuery
         sums: backend.scratch(Purpose::DigestSums, num_rows * parts.num_blocks * 8)?,
         times: backend.scratch(Purpose::DigestTimes, num_rows * parts.num_blocks * 4)?,
         out: backend.scratch(Purpose::DigestRows, num_rows * size_of::<RowBrief>())?,
+        chosen: chosen(backend, num_rows)?,
         vocab_size: cols as u32,
         num_blocks: parts.num_blocks as u32,
         part_len: parts.len as u32,
         num_parts: parts.num_parts as u32,
     };
     digest::digest(&backend.device, num_rows, &rows)
+}
+
+/// Where the tokens stand that rows are taken to have led to. Room for every step that is recorded, so that it moves with none of them.
+pub(crate) fn chosen(backend: &CudaBackend, num_rows: usize) -> Result<u64, Error> {
+    backend.scratch(Purpose::Chosen, num_rows.max(MAX_RECORDED_ROWS) * 4)
 }
 
 /// The step's own, or a copy made now.
@@ -41,18 +48,35 @@ fn queries_on_device(backend: &CudaBackend, queries: &[RowQuery]) -> Result<u64,
     Ok(address)
 }
 
-/// Waits for the digests of the last rows, and copies them into memory that is used again from step to step.
-pub(crate) fn read(backend: &CudaBackend, out: &mut [RowDigest]) -> Result<(), Error> {
-    let from = backend.scratch(Purpose::DigestRows, out.len() * size_of::<RowBrief>())?;
-    let mut briefs = lock(&backend.briefs);
-    drop(briefs.take_if(|briefs| briefs.len() < out.len()));
-    let briefs = match &mut *briefs {
-        Some(briefs) => briefs,
-        none => none.insert(Pinned::new(&backend.device, out.len().next_power_of_two())?),
-    };
-    let found = &mut briefs.values_mut()[..out.len()];
-    backend.device.download(from, found)?;
-    for (brief, digest) in found.iter().zip(out) {
+/// Digests on their way to the host: those of one step may still be looked at while the next ones come.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    pieces: [Option<Piece<RowBrief>>; 2],
+    num_fetched: u64,
+}
+
+impl Arrivals {
+    fn piece(&mut self, ticket: DigestTicket) -> &mut Option<Piece<RowBrief>> {
+        &mut self.pieces[(ticket.0 % 2) as usize]
+    }
+}
+
+/// Begins to copy the digests that were made last.
+pub(crate) fn fetch(backend: &CudaBackend, num_rows: usize) -> Result<DigestTicket, Error> {
+    let from = backend.scratch(Purpose::DigestRows, num_rows * size_of::<RowBrief>())?;
+    let mut arrivals = lock(&backend.arrivals);
+    let ticket = DigestTicket(arrivals.num_fetched);
+    arrivals.num_fetched += 1;
+    Piece::of_len(arrivals.piece(ticket), &backend.device, num_rows)?.download(num_rows, from)?;
+    Ok(ticket)
+}
+
+/// Waits for digests, and copies them into memory that is used again from step to step.
+pub(crate) fn read(backend: &CudaBackend, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
+    let mut arrivals = lock(&backend.arrivals);
+    assert!(arrivals.num_fetched - ticket.0 <= 2, "others took the place of these digests");
+    let piece = arrivals.piece(ticket).as_mut().expect("it was fetched");
+    for (brief, digest) in piece.values_mut()?.iter().zip(out) {
         brief.write(digest);
     }
     Ok(())

@@ -196,14 +196,18 @@ impl Device {
 
     /// Copies to the host, and waits for everything before it.
     pub(crate) fn download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<(), Error> {
-        self.bind()?;
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: callers give an address that holds as much as `values`, which outlives the wait below.
-        unsafe { result::memcpy_dtoh_async(values, from, self.stream) }
-            .map_err(|error| self.error("a download", error))?;
+        self.begin_download(from, values)?;
         self.synchronize("a download")
+    }
+
+    /// Copies to the host in the order of the stream. Into pinned memory the copy has only begun: `Piece` keeps it until it is done.
+    pub(crate) fn begin_download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<(), Error> {
+        self.bind()?;
+        // SAFETY: callers give an address that holds as much as `values`, which outlives the copy: they wait for it.
+        unsafe { result::memcpy_dtoh_async(values, from, self.stream) }.map_err(|error| self.error("a download", error))
     }
 
     pub(crate) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {

@@ -21,5 +21,5 @@ mod products;
 mod step;
 mod upload;
 
-pub use backend::{Conversion, CudaBackend, CudaOptions};
+pub use backend::{CudaBackend, CudaOptions};
 pub use probe::{DeviceInfo, Unusable, devices};

@@ -145,7 +145,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A piece of memory to upload from, and when that is done.
+/// A piece of memory to upload from or to download into, and when that is done.
 #[derive(Debug)]
 pub(crate) struct Piece<T> {
     memory: Pinned<T>,
@@ -157,7 +157,20 @@ impl<T: Plain> Piece<T> {
         Ok(Piece { memory: Pinned::new(device, len)?, copied: Event::new(device)? })
     }
 
-    /// Waits until it may be changed.
+    /// What is there if it has at least `len` values, or a new one in its place. Sizes are powers of two, so that they seldom change.
+    pub(crate) fn of_len<'a>(
+        place: &'a mut Option<Piece<T>>,
+        device: &Arc<Device>,
+        len: usize,
+    ) -> Result<&'a mut Piece<T>, Error> {
+        drop(place.take_if(|piece| piece.memory.len() < len));
+        match place {
+            Some(piece) => Ok(piece),
+            None => Ok(place.insert(Piece::new(device, len.next_power_of_two())?)),
+        }
+    }
+
+    /// Waits until it may be changed, or read after a download.
     pub(crate) fn values_mut(&mut self) -> Result<&mut [T], Error> {
         self.copied.wait()?;
         Ok(self.memory.values_mut())
@@ -167,6 +180,14 @@ impl<T: Plain> Piece<T> {
     pub(crate) fn upload(&mut self, len: usize, to: u64) -> Result<(), Error> {
         self.memory.device.upload(&self.memory.values()[..len], to)?;
         self.copied.record()
+    }
+
+    /// Begins to copy its first `len` values from an address of the device.
+    pub(crate) fn download(&mut self, len: usize, from: u64) -> Result<(), Error> {
+        let Piece { memory, copied } = self;
+        let device = memory.device.clone();
+        device.begin_download(from, &mut memory.values_mut()[..len])?;
+        copied.record()
     }
 }
 
@@ -191,14 +212,9 @@ impl<T> Default for Ring<T> {
 }
 
 impl<T: Plain> Ring<T> {
-    /// The next piece, of at least `len` values. Sizes are powers of two, so that they seldom change.
+    /// The next piece, of at least `len` values.
     pub(crate) fn next(&mut self, device: &Arc<Device>, len: usize) -> Result<&mut Piece<T>, Error> {
         self.turn = 1 - self.turn;
-        let piece = &mut self.pieces[self.turn];
-        drop(piece.take_if(|piece| piece.memory.len() < len));
-        match piece {
-            Some(piece) => Ok(piece),
-            None => Ok(piece.insert(Piece::new(device, len.next_power_of_two())?)),
-        }
+        Piece::of_len(&mut self.pieces[self.turn], device, len)
     }
 }

@@ -17,8 +17,9 @@ use crate::kernels::digest::Query;
 
 /// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
 pub(crate) const MAX_RECORDED_ROWS: usize = 512;
-/// Recordings that a model keeps: sizes of batches times the powers of two of their longest contexts.
-const MAX_RECORDINGS: usize = 128;
+/// Recordings that a model keeps: sizes of batches times the powers of two of their longest contexts. Beyond, the one that was used least
+/// recently makes way.
+const MAX_RECORDINGS: usize = 256;
 
 /// The slices of the step under way and where their copies lie on the device.
 #[derive(Debug, Default)]
@@ -81,9 +82,39 @@ enum Recording {
 
 #[derive(Debug)]
 struct Recordings {
-    by_key: HashMap<Key, Recording>,
+    by_key: HashMap<Key, Entry>,
     /// Recordings hold addresses: they are void once memory was taken or given back.
     generation: u64,
+    num_steps: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    recording: Recording,
+    /// The number of the step.
+    last_used: u64,
+}
+
+impl Recordings {
+    fn new(generation: u64) -> Recordings {
+        Recordings { by_key: HashMap::new(), generation, num_steps: 0 }
+    }
+
+    /// What is known of such a step, one of which is about to run.
+    fn find(&mut self, key: &Key) -> Option<&Recording> {
+        self.num_steps += 1;
+        let entry = self.by_key.get_mut(key)?;
+        entry.last_used = self.num_steps;
+        Some(&entry.recording)
+    }
+
+    fn keep(&mut self, key: Key, recording: Recording) {
+        if self.by_key.len() >= MAX_RECORDINGS && !self.by_key.contains_key(&key) {
+            let oldest = self.by_key.iter().min_by_key(|(_, entry)| entry.last_used).map(|(&key, _)| key);
+            oldest.and_then(|key| self.by_key.remove(&key));
+        }
+        self.by_key.insert(key, Entry { recording, last_used: self.num_steps });
+    }
 }
 
 /// A recorded step.
@@ -196,24 +227,24 @@ impl CudaBackend {
             kv_place: index.kv_place,
         };
         let recordings = self.recordings(memo);
-        match recordings.by_key.get(&key) {
+        match recordings.find(&key) {
             Some(Recording::Ready(graph)) => return graph.launch(),
             Some(Recording::Impossible) => return run(),
             Some(Recording::Seen) => {}
             None => {
                 run()?;
-                recordings.by_key.insert(key, Recording::Seen);
+                recordings.keep(key, Recording::Seen);
                 return Ok(());
             }
         }
         match self.record(run)? {
             Some(graph) => {
                 graph.launch()?;
-                recordings.by_key.insert(key, Recording::Ready(graph));
+                recordings.keep(key, Recording::Ready(graph));
                 Ok(())
             }
             None => {
-                recordings.by_key.insert(key, Recording::Impossible);
+                recordings.keep(key, Recording::Impossible);
                 run()
             }
         }
@@ -222,14 +253,13 @@ impl CudaBackend {
     /// The model's recordings, emptied when memory has moved since.
     fn recordings<'m>(&self, memo: &'m mut StepMemo) -> &'m mut Recordings {
         let generation = self.device.generation();
-        let fresh = || Recordings { by_key: HashMap::new(), generation };
         if !memo.0.as_ref().is_some_and(|memo| memo.is::<Recordings>()) {
-            memo.0 = Some(Box::new(fresh()));
+            memo.0 = Some(Box::new(Recordings::new(generation)));
         }
         let recordings: &mut Recordings =
             memo.0.as_mut().and_then(|memo| memo.downcast_mut()).expect("put there when it was not");
-        if recordings.generation != generation || recordings.by_key.len() >= MAX_RECORDINGS {
-            *recordings = fresh();
+        if recordings.generation != generation {
+            *recordings = Recordings::new(generation);
         }
         recordings
     }
@@ -270,5 +300,26 @@ impl Graph {
         // dropped when memory is taken or given back.
         unsafe { result::graph::launch(self.executable, self.device.stream()) }
             .map_err(|error| self.device.error("replaying a step", error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_recording_that_was_used_least_recently_makes_way() {
+        let key = |num_rows| Key { num_rows, num_wanted: num_rows, num_queries: 0, tiles: 1, kv_place: 0 };
+        let mut recordings = Recordings::new(0);
+        for num_rows in 0..MAX_RECORDINGS {
+            assert!(recordings.find(&key(num_rows)).is_none());
+            recordings.keep(key(num_rows), Recording::Seen);
+        }
+        assert!(recordings.find(&key(0)).is_some());
+        recordings.keep(key(0), Recording::Impossible);
+        recordings.keep(key(MAX_RECORDINGS), Recording::Seen);
+        assert_eq!(recordings.by_key.len(), MAX_RECORDINGS);
+        assert!(recordings.find(&key(1)).is_none());
+        assert!((2..=MAX_RECORDINGS).chain([0]).all(|num_rows| recordings.find(&key(num_rows)).is_some()));
     }
 }

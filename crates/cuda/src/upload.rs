@@ -4,11 +4,12 @@
 //! Copies and packing are in the order of the one stream, so whoever uses a weight afterwards finds it whole.
 //!
 //! A format without kernels of its own is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16 (MXFP4, whose
-//! exponents F16 cannot hold, becomes BF16, which is exact for it). The backend keeps count, so that the program can say so.
+//! exponents F16 cannot hold, becomes BF16, which is exact for it), and so does one with a scale that its tiles have no room for. The
+//! backend keeps count, so that the program can say so.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use pellucid_tensor::{DType, Error, HostWeight, Tensor, quant};
@@ -32,11 +33,15 @@ pub(crate) type Staging = Vec<Ring<u8>>;
 pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
     let HostWeight { dtype, rows, cols, .. } = weight;
     let to = if kernels::format(dtype).is_some() { dtype } else { DType::F32 };
+    if to != dtype {
+        backend.note_conversion(dtype, to);
+    }
     let size = rows.checked_mul(cols).and_then(|len| to.bytes_for(len));
     let size = size.ok_or_else(|| Error::OutOfMemory { device: backend.device.name(), bytes: usize::MAX })?;
     let buffer = backend.device.allocate(size)?;
     let kept = Some(buffer.address());
-    send(backend, &Journey { device: &backend.device, weight: &weight, to, packed: None, kept })?;
+    let outgrew = AtomicBool::new(false);
+    send(backend, &Journey { device: &backend.device, weight: &weight, to, packed: None, kept, outgrew })?;
     Ok(Tensor::new(to, rows, cols, Box::new(DeviceMemory::new(buffer))))
 }
 
@@ -47,16 +52,20 @@ pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor
         DType::MXFP4 => DType::BF16,
         _ => DType::F16,
     };
+    let with_plain = backend.has_fast_products() && matches!(weight.dtype, DType::BF16 | DType::F16);
+    let (to, tensor) = match store(backend, &weight, to, with_plain)? {
+        Some(tensor) => (to, tensor),
+        None => (DType::F16, store(backend, &weight, DType::F16, false)?.expect("F16 has no scales")),
+    };
     if to != weight.dtype {
         backend.note_conversion(weight.dtype, to);
     }
-    let with_plain = backend.has_fast_products() && matches!(weight.dtype, DType::BF16 | DType::F16);
-    store(backend, weight, to, with_plain)
+    Ok(tensor)
 }
 
-/// `with_plain` keeps a weight of 16 bits as it is in the file beside its tiles.
-fn store(backend: &CudaBackend, weight: HostWeight, to: DType, with_plain: bool) -> Result<Tensor, Error> {
-    let HostWeight { rows, cols, ref bytes, .. } = weight;
+/// `with_plain` keeps a weight of 16 bits as it is in the file beside its tiles. `None` when the tiles have no room for a scale.
+fn store(backend: &CudaBackend, weight: &HostWeight, to: DType, with_plain: bool) -> Result<Option<Tensor>, Error> {
+    let HostWeight { rows, cols, ref bytes, .. } = *weight;
     let device = &backend.device;
     let size = kernels::packed_bytes(to, rows, cols);
     let size = size.ok_or_else(|| Error::OutOfMemory { device: device.name(), bytes: usize::MAX })?;
@@ -67,10 +76,14 @@ fn store(backend: &CudaBackend, weight: HostWeight, to: DType, with_plain: bool)
         DType::F32 => (None, Some(buffer.address())),
         _ => (Some(buffer.address()), plain.as_ref().map(|plain| plain.address())),
     };
-    send(backend, &Journey { device, weight: &weight, to, packed, kept })?;
+    let journey = Journey { device, weight, to, packed, kept, outgrew: AtomicBool::new(false) };
+    send(backend, &journey)?;
+    if journey.outgrew.into_inner() {
+        return Ok(None);
+    }
     let mut memory = DeviceMemory::new(buffer);
     memory.plain = plain;
-    Ok(Tensor::new(to, rows, cols, Box::new(memory)))
+    Ok(Some(Tensor::new(to, rows, cols, Box::new(memory))))
 }
 
 /// Sends every piece of a weight, by as many readers as there are pieces for.
@@ -108,6 +121,20 @@ struct Journey<'a> {
     packed: Option<u64>,
     /// Where its rows are kept as they are sent.
     kept: Option<u64>,
+    /// Its tiles have no room for one of its scales.
+    outgrew: AtomicBool,
+}
+
+/// Whether the tiles of a format have room for the scales of these blocks, which they hold times a power of two (formats.cu).
+fn has_room(dtype: DType, blocks: &[u8]) -> bool {
+    // The bits of the largest f16 scale: 65504 / 2^18, 65504 / 2^16, and a 63rd of that.
+    let (block_bytes, largest) = match dtype {
+        DType::Q8_0 => (34, 0x33ff),
+        DType::Q4_0 => (18, 0x3bff),
+        DType::Q4_K => (144, 0x240f),
+        _ => return true,
+    };
+    blocks.chunks_exact(block_bytes).all(|block| u16::from_le_bytes([block[0], block[1]]) & 0x7fff <= largest)
 }
 
 impl Journey<'_> {
@@ -134,7 +161,7 @@ impl Journey<'_> {
     fn read_pieces(&self, next: &AtomicUsize, ring: &mut Ring<u8>, place: u64) -> Result<(), Error> {
         loop {
             let first_row = next.fetch_add(1, Ordering::Relaxed) * self.rows_at_once();
-            if first_row >= self.weight.rows {
+            if first_row >= self.weight.rows || self.outgrew.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let rows = first_row..(first_row + self.rows_at_once()).min(self.weight.rows);
@@ -157,6 +184,9 @@ impl Journey<'_> {
         let place = self.kept.map_or(place, |kept| kept + (rows.start * self.sent_bytes()) as u64);
         piece.upload(len, place)?;
         let Some(packed) = self.packed else { return Ok(()) };
+        if !self.is_decoded() && !has_room(dtype, from) {
+            self.outgrew.store(true, Ordering::Relaxed);
+        }
         let parameter = PackWeight {
             from: place,
             to: packed,
@@ -169,5 +199,29 @@ impl Journey<'_> {
             from_f32: u32::from(self.is_decoded()),
         };
         pack::pack(self.device, &parameter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pellucid_tensor::quant::{f16_to_f32, f32_to_f16};
+
+    fn is_finite_half(number: f32) -> bool {
+        f16_to_f32(f32_to_f16(number)).is_finite()
+    }
+
+    #[test]
+    fn tiles_have_room_up_to_the_largest_half() {
+        for (dtype, block_bytes, by, times) in
+            [(DType::Q8_0, 34, 262_144.0, 1.0), (DType::Q4_0, 18, 65_536.0, 1.0), (DType::Q4_K, 144, 65_536.0, 63.0)]
+        {
+            for bits in 0..=u16::MAX {
+                let scale = f16_to_f32(f32_to_f16(f16_to_f32(bits) * times));
+                let mut blocks = vec![0; 2 * block_bytes];
+                blocks[block_bytes..][..2].copy_from_slice(&bits.to_le_bytes());
+                assert_eq!(has_room(dtype, &blocks), is_finite_half(scale * by), "{dtype:?} {bits:#x}");
+            }
+        }
     }
 }

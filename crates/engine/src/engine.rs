@@ -1,6 +1,7 @@
 //! The loop: admit, schedule, run, commit. One thread owns it; nothing in it is shared, locked or asynchronous.
 
 mod admission;
+mod ahead;
 mod commit;
 mod control;
 mod memory;
@@ -12,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
-use pellucid_sampling::Workspace;
-use pellucid_tensor::{Backend, DType, RowQuery};
+use pellucid_sampling::{DigestQuery, Workspace};
+use pellucid_tensor::{Backend, CHOSEN, DType, RowQuery, Shortlist};
 
 use crate::job::{Job, JobId};
 use crate::kv_cache::{KvCache, TenantId};
@@ -65,11 +66,21 @@ pub struct Engine {
     /// The device is gone.
     is_lost: bool,
     batch: Batch,
-    /// The last step's, kept for their memory.
-    logits: Logits,
+    /// The step that was launched before the one that it follows had ended.
+    ahead: Option<Step>,
+    /// Those of steps that are over, kept for their memory.
+    spare_logits: Vec<Logits>,
     /// For the rows whose digest did not do.
     spare_row: Vec<f32>,
     workspace: Workspace,
+}
+
+/// A step on its way through the device.
+struct Step {
+    plan: Vec<Planned>,
+    logits: Logits,
+    /// The next one takes the place of the rows of logits that are still on the device.
+    rows_are_gone: bool,
 }
 
 /// A sequence's part of a step.
@@ -78,10 +89,21 @@ struct Planned {
     job: JobId,
     /// Index among the job's sequences.
     sequence: usize,
-    num_tokens: usize,
+    /// The positions to compute.
+    positions: Range<usize>,
     is_decode: bool,
     /// Rows of this chunk whose logits are wanted, counted from its start.
     wanted: Range<usize>,
+    /// Where the first of them is among those of the step.
+    row: usize,
+    /// The wanted row of the step before that the token comes from, where nobody has chosen it yet.
+    after: Option<usize>,
+}
+
+impl Planned {
+    fn num_tokens(&self) -> usize {
+        self.positions.len()
+    }
 }
 
 impl Engine {
@@ -105,7 +127,8 @@ impl Engine {
             is_stalled: false,
             is_lost: false,
             batch: Batch::default(),
-            logits: Logits::default(),
+            ahead: None,
+            spare_logits: Vec::new(),
             spare_row: Vec::new(),
             workspace: Workspace::default(),
         })
@@ -153,31 +176,45 @@ impl Engine {
     pub fn step(&mut self) -> bool {
         let started = Instant::now();
         self.admit();
-        let plan = self.schedule();
-        self.is_stalled = plan.is_empty();
-        if plan.is_empty() {
-            self.deliver();
-            return self.num_waiting() > 0 || !self.running.is_empty();
+        let (mut step, launched) = match self.ahead.take() {
+            Some(step) => (self.still_wanted(step), started),
+            None => {
+                let plan = self.schedule();
+                self.is_stalled = plan.is_empty();
+                if plan.is_empty() {
+                    self.deliver();
+                    return self.num_waiting() > 0 || !self.running.is_empty();
+                }
+                let launched = Instant::now();
+                match self.launch(plan) {
+                    Some(step) => (step, launched),
+                    None => return true,
+                }
+            }
+        };
+        self.launch_ahead(&mut step);
+        self.deliver();
+        let outcome = contained(|| self.model.finish(&mut step.logits));
+        let finished = Instant::now();
+        match outcome {
+            Ok(()) => self.commit(&step),
+            Err(error) => self.fail(&step.plan, error),
         }
-        let mut logits = std::mem::take(&mut self.logits);
-        match self.run(&plan, &mut logits) {
-            Ok(()) => self.commit(&plan, &logits),
-            Err(error @ Error::DeviceLost(_)) => self.lose(&error),
-            Err(error) => self.fail(&plan, error),
-        }
+        self.spare_logits.push(step.logits);
         // Where the device computes by itself, what this step gave is told once the next one is under way.
-        if !self.model.runs_ahead() || self.running.is_empty() {
+        if !self.model.runs_ahead(1) || self.running.is_empty() {
             self.deliver();
         }
-        self.logits = logits;
         self.stats.steps += 1;
         self.stats.step_time += started.elapsed();
+        self.stats.forward_time += self.ahead.as_ref().map_or(finished, |_| Instant::now()) - launched;
         true
     }
 
     /// Tells what the last step gave.
     fn deliver(&mut self) {
-        deliver(&mut self.running, &mut self.leaving);
+        self.running.values_mut().for_each(|job| job.sink.deliver());
+        self.leaving.drain(..).for_each(|mut sink| sink.deliver());
     }
 
     /// Gives every running sequence a part of the step, and makes sure of the memory that it takes.
@@ -201,13 +238,19 @@ impl Engine {
         let mut plan = Vec::new();
         for (((id, sequence), pending), num_tokens) in rows.into_iter().zip(&pending).zip(given) {
             if num_tokens > 0 && self.make_room(id, sequence, num_tokens) {
+                let start = self.running[&id].sequences[sequence].num_computed;
+                let (positions, is_decode) = (start..start + num_tokens, pending.is_decode);
                 let wanted = self.wanted_rows(id, sequence, num_tokens);
-                plan.push(Planned { job: id, sequence, num_tokens, is_decode: pending.is_decode, wanted });
+                plan.push(Planned { job: id, sequence, positions, is_decode, wanted, row: 0, after: None });
             }
         }
         // Making room may have preempted someone who was planned before.
-        let here: BTreeSet<JobId> = self.running.keys().copied().collect();
-        plan.retain(|planned| here.contains(&planned.job));
+        plan.retain(|planned: &Planned| self.running.contains_key(&planned.job));
+        let mut row = 0;
+        for planned in &mut plan {
+            planned.row = row;
+            row += planned.wanted.len();
+        }
         plan
     }
 
@@ -226,46 +269,72 @@ impl Engine {
     fn query(&self, planned: &Planned) -> Option<RowQuery> {
         let job = &self.running[&planned.job];
         let sequence = &job.sequences[planned.sequence];
-        let is_complete = sequence.num_computed + planned.num_tokens == sequence.tokens.len();
-        let one_draws = planned.wanted.len() == 1 && is_complete && job.sequences.len() == job.request.width();
-        let is_looked_at = job.request.trace || job.search.is_some() || job.request.score_prompt;
+        let next = planned.positions.end;
+        let one_draws =
+            planned.wanted.len() == 1 && next >= sequence.tokens.len() && job.sequences.len() == job.request.width();
+        let is_looked_at = job.request.trace || job.search.is_some() || job.request.score_prompt || sequence.needs_row;
         if !self.model.digests() || !one_draws || is_looked_at {
             return None;
         }
-        let query = sequence.sampler.query(sequence.tokens.len() as u32)?;
-        Some(RowQuery { temperature: query.temperature, race: query.race })
+        let DigestQuery { temperature, race, shortlist } = sequence.sampler.query(next as u32)?;
+        let shortlist = shortlist.map(|list| Shortlist { draw: list.draw, k: list.k, p: list.p, min_p: list.min_p });
+        Some(RowQuery { temperature, race, shortlist })
     }
 
-    /// One forward pass over the plan. A panic in the model is an error of this step alone.
-    fn run(&mut self, plan: &[Planned], logits: &mut Logits) -> Result<(), Error> {
-        self.batch.clear();
-        for planned in plan {
+    fn new_step(&mut self, plan: Vec<Planned>) -> Step {
+        Step { plan, logits: self.spare_logits.pop().unwrap_or_default(), rows_are_gone: false }
+    }
+
+    /// Begins a step; where that fails, its requests end.
+    fn launch(&mut self, plan: Vec<Planned>) -> Option<Step> {
+        let num_rows = plan.iter().map(Planned::num_tokens).sum();
+        // The device will not compute by itself: whoever has something to hear hears it now.
+        if !self.model.runs_ahead(num_rows) {
+            self.deliver();
+        }
+        let mut step = self.new_step(plan);
+        match self.begin_forward(&mut step) {
+            Ok(()) => Some(step),
+            Err(error) => {
+                self.fail(&step.plan, error);
+                self.deliver();
+                None
+            }
+        }
+    }
+
+    /// Begins the forward pass over a plan.
+    fn begin_forward(&mut self, step: &mut Step) -> Result<(), Error> {
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.clear();
+        for planned in &step.plan {
             let sequence = &self.running[&planned.job].sequences[planned.sequence];
-            let start = sequence.num_computed;
             let table = sequence.table.as_ref().expect("a planned sequence has blocks");
+            let chosen = planned.after.map(|row| CHOSEN + row as u32);
+            let ids = match &chosen {
+                Some(id) => std::slice::from_ref(id),
+                None => &sequence.tokens[planned.positions.clone()],
+            };
             let chunk = Chunk {
-                ids: &sequence.tokens[start..start + planned.num_tokens],
-                first_position: start,
+                ids,
+                first_position: planned.positions.start,
                 blocks: table.blocks(),
                 wanted: planned.wanted.clone(),
                 query: self.query(planned),
             };
-            self.batch.push(chunk, self.options.block_len);
+            batch.push(chunk, self.options.block_len);
         }
-        let Engine { model, batch, kv, running, leaving, .. } = self;
-        let started = Instant::now();
-        let mut meanwhile = || deliver(running, leaving);
-        let outcome = catch_unwind(AssertUnwindSafe(|| model.forward_meanwhile(batch, kv, logits, &mut meanwhile)));
-        self.stats.forward_time += started.elapsed();
-        match outcome {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.into()),
-            Err(panic) => Err(Error::Fault(panic_message(&panic))),
-        }
+        let Engine { model, kv, .. } = self;
+        let outcome = contained(|| model.launch(&batch, kv, &mut step.logits));
+        self.batch = batch;
+        outcome
     }
 
-    /// Ends every request of a step that failed.
+    /// Ends every request of a step that failed; every request there is, where the device is gone.
     fn fail(&mut self, plan: &[Planned], error: Error) {
+        if matches!(error, Error::DeviceLost(_)) {
+            return self.lose(&error);
+        }
         let jobs: BTreeSet<JobId> = plan.iter().map(|planned| planned.job).collect();
         for id in jobs {
             self.end_with(id, error.clone());
@@ -275,6 +344,7 @@ impl Engine {
     /// Ends every request there is: the device that held the model is gone.
     fn lose(&mut self, error: &Error) {
         self.is_lost = true;
+        self.ahead = None;
         let ids: Vec<JobId> = self.running.keys().copied().collect();
         ids.into_iter().for_each(|id| self.end_with(id, error.clone()));
         for (_, mut job) in std::mem::take(&mut self.waiting).into_values().flatten() {
@@ -338,10 +408,12 @@ impl Drop for Engine {
     }
 }
 
-/// Sends what the requests of a step, and those that ended in it, have to be told.
-fn deliver(running: &mut BTreeMap<JobId, Job>, leaving: &mut Vec<Outbox>) {
-    running.values_mut().for_each(|job| job.sink.deliver());
-    leaving.drain(..).for_each(|mut sink| sink.deliver());
+/// What the model does; a panic in it is an error of its step alone.
+fn contained(work: impl FnOnce() -> Result<(), pellucid_model::Error>) -> Result<(), Error> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => Ok(outcome?),
+        Err(panic) => Err(Error::Fault(panic_message(&panic))),
+    }
 }
 
 fn panic_message(panic: &Box<dyn std::any::Any + Send>) -> String {

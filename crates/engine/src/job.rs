@@ -41,6 +41,12 @@ pub(crate) struct Sequence {
     pub(crate) history: History,
     pub(crate) state: State,
     pub(crate) finish: Option<FinishReason>,
+    /// The device takes its tokens for those that are chosen: the last one was.
+    pub(crate) is_foreseen: bool,
+    /// The step that was launched ahead computes its next position, and from the right token as far as is known.
+    pub(crate) is_ahead: bool,
+    /// A digest did not do and its row was gone: the position is computed again, and the row looked at.
+    pub(crate) needs_row: bool,
     /// For `best_of`: the tokens held back, and the sum of their log probabilities.
     pub(crate) held: Vec<TokenEvent>,
     pub(crate) total_logprob: f64,
@@ -57,6 +63,9 @@ impl Sequence {
             state: sampler.state(),
             sampler,
             finish: None,
+            is_foreseen: false,
+            is_ahead: false,
+            needs_row: false,
             held: Vec::new(),
             total_logprob: 0.0,
         }
@@ -131,6 +140,7 @@ impl Job {
     pub(crate) fn release(&mut self, cache: &mut KvCache) {
         for sequence in &mut self.sequences {
             sequence.num_computed = 0;
+            sequence.is_ahead = false;
             if let Some(table) = sequence.table.take() {
                 cache.release(table);
             }

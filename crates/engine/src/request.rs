@@ -5,7 +5,7 @@ use std::time::Duration;
 use pellucid_model::DecoderConfig;
 use pellucid_sampling::{Sampler, SamplingParams};
 
-use crate::{BeamParams, Error, Scope, TenantId};
+use crate::{BeamParams, Error, FinishReason, Scope, TenantId};
 
 /// Replies that a request may ask for at most, and beams that a search may keep.
 pub const MAX_WIDTH: usize = 128;
@@ -63,6 +63,14 @@ impl Request {
     pub(crate) fn max_positions(&self, config: &DecoderConfig) -> usize {
         let wanted = self.max_tokens.map_or(config.context_len, |tokens| self.prompt.len().saturating_add(tokens));
         wanted.min(config.context_len)
+    }
+
+    /// Why a sequence that has come to so many tokens, prompt and output, goes no further.
+    pub(crate) fn limit(&self, num_tokens: usize, context_len: usize) -> Option<FinishReason> {
+        if self.max_tokens == Some(num_tokens - self.prompt.len()) {
+            return Some(FinishReason::MaxTokens);
+        }
+        (num_tokens >= context_len).then_some(FinishReason::Context)
     }
 
     /// The sampler of one choice: choice i draws with the seed plus i. `best_of` ranks by log probabilities, whether they are reported or not.

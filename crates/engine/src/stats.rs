@@ -34,9 +34,13 @@ impl RequestStats {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
     pub steps: u64,
+    /// Those of them that were on the device before the step that they follow had ended.
+    pub steps_ahead: u64,
+    /// Tokens computed in such steps and not used: they had followed from a token that was not chosen, or for somebody who had gone.
+    pub tokens_discarded: u64,
     /// Time of all steps, from admission to the last event sent.
     pub step_time: Duration,
-    /// The part of it that the model took, with what was done while the device computed; the rest is the engine's own.
+    /// The part of it in which the model was at work, with what was done while the device computed; the rest is the engine's own.
     pub forward_time: Duration,
     /// Tokens computed that a sequence already had: prompts, and what was computed again after a preemption.
     pub prefill_tokens: u64,

@@ -4,13 +4,14 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{RowQuery, SequenceSpan, StepIndex};
+use pellucid_tensor::{CHOSEN, RowQuery, SequenceSpan, StepIndex};
 
 use crate::{DecoderConfig, Error, KvMemory};
 
 /// The next tokens of one sequence.
 #[derive(Debug, Clone)]
 pub struct Chunk<'a> {
+    /// Tokens, or [`CHOSEN`] and the wanted row of the step launched before whose token it is.
     pub ids: &'a [u32],
     /// Position of the first of `ids`; the keys and values of all earlier positions are already stored.
     pub first_position: usize,
@@ -67,7 +68,7 @@ impl Batch {
             .push(SequenceSpan { rows: first_row..self.ids.len(), blocks: first_block..self.block_tables.len() });
     }
 
-    /// The token of each row.
+    /// The token of each row, or where it comes from.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -116,7 +117,8 @@ impl Batch {
     pub(crate) fn write_queries(&self, queries: &mut Vec<RowQuery>) {
         queries.clear();
         if self.queries.iter().any(Option::is_some) {
-            queries.extend(self.queries.iter().map(|query| query.unwrap_or(RowQuery { temperature: 1.0, race: None })));
+            let nothing = RowQuery { temperature: 1.0, race: None, shortlist: None };
+            queries.extend(self.queries.iter().map(|query| query.unwrap_or(nothing)));
         }
     }
 
@@ -134,9 +136,13 @@ impl Batch {
         }
     }
 
-    /// Refuses what would read or write outside the model's tables.
-    pub(crate) fn check(&self, config: &DecoderConfig) -> Result<(), Error> {
-        if let Some(row) = self.ids.iter().position(|&id| id as usize >= config.vocab_size) {
+    /// Refuses what would read or write outside the model's tables, or outside the `num_digests` that the device made last.
+    pub(crate) fn check(&self, config: &DecoderConfig, num_digests: usize) -> Result<(), Error> {
+        let is_outside = |id: u32| match id.checked_sub(CHOSEN) {
+            Some(row) => row as usize >= num_digests,
+            None => id as usize >= config.vocab_size,
+        };
+        if let Some(row) = self.ids.iter().position(|&id| is_outside(id)) {
             return Err(Error::IdOutsideVocabulary { id: self.ids[row], row, vocab_size: config.vocab_size });
         }
         match self.positions.iter().find(|&&position| position as usize >= config.context_len) {

@@ -12,7 +12,7 @@ use crate::attention::LayerMemory;
 use crate::config::{NormKind, Positions};
 use crate::rope::Frequencies;
 use crate::weights::{Norm, TokenCost, Weights};
-use crate::{Batch, DecoderConfig, Error, KvMemory, Logits, attention, loader, mlp};
+use crate::{Batch, DecoderConfig, Error, Experts, KvMemory, Logits, attention, loader, mlp};
 
 /// Ids to logits.
 pub trait Model: Send {
@@ -22,20 +22,21 @@ pub trait Model: Send {
     /// that will do in their place.
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error>;
 
-    /// The same, calling `meanwhile` once: as soon as the device is at work by itself, or before it begins where it is not one that does.
-    fn forward_meanwhile(
-        &mut self,
-        batch: &Batch,
-        kv: &mut KvMemory,
-        logits: &mut Logits,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), Error> {
-        meanwhile();
+    /// Begins what `forward` does and returns while the device computes, where it is one that does so by itself. `logits` are there after
+    /// [`Model::finish`]; at most two steps are under way, and the one that was launched first is finished first.
+    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         self.forward(batch, kv, logits)
     }
 
-    /// Whether the device computes by itself, so that `meanwhile` costs no time.
-    fn runs_ahead(&self) -> bool {
+    /// Waits for the logits of a step that was launched.
+    fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
+        let _ = logits;
+        Ok(())
+    }
+
+    /// Whether the device computes a step of so many rows by itself, once it is launched.
+    fn runs_ahead(&self, num_rows: usize) -> bool {
+        let _ = num_rows;
         false
     }
 
@@ -44,7 +45,7 @@ pub trait Model: Send {
         false
     }
 
-    /// A wanted row of the last batch, of which only the digest was given.
+    /// A wanted row of the batch that was launched last, of which only the digest was given.
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         let _ = (row, out);
         unreachable!("a model without digests gives every row")
@@ -67,7 +68,7 @@ pub struct Decoder {
     ropes: Vec<Frequencies>,
     activations: Activations,
     memo: StepMemo,
-    /// Kept for their memory.
+    /// What the step launched last was asked for.
     queries: Vec<RowQuery>,
 }
 
@@ -188,24 +189,13 @@ impl Model for Decoder {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        self.forward_meanwhile(batch, kv, logits, &mut || ())
+        self.launch(batch, kv, logits)?;
+        self.finish(logits)
     }
 
-    fn forward_meanwhile(
-        &mut self,
-        batch: &Batch,
-        kv: &mut KvMemory,
-        logits: &mut Logits,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), Error> {
-        let experts_run_ahead = self.config.experts.is_none_or(|experts| {
-            self.backend.experts_run_ahead(batch.num_rows(), experts.num_experts, experts.routing)
-        });
-        let runs_ahead = self.runs_ahead() && experts_run_ahead;
-        if !runs_ahead {
-            meanwhile();
-        }
-        batch.check(&self.config)?;
+    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        // The queries kept are those of the step before.
+        batch.check(&self.config, self.queries.len())?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch)?;
         let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
@@ -215,14 +205,17 @@ impl Model for Decoder {
         self.memo = memo;
         self.queries = queries;
         result?;
-        if runs_ahead {
-            meanwhile();
-        }
-        Ok(logits.fill(&*backend, &batch.queries, &self.activations.logits)?)
+        Ok(logits.await_rows(&*backend, &batch.queries, self.config.vocab_size)?)
     }
 
-    fn runs_ahead(&self) -> bool {
-        self.backend.runs_ahead()
+    fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
+        Ok(logits.fill(&*self.backend, &self.activations.logits)?)
+    }
+
+    fn runs_ahead(&self, num_rows: usize) -> bool {
+        let experts_run_ahead =
+            |experts: Experts| self.backend.experts_run_ahead(num_rows, experts.num_experts, experts.routing);
+        self.backend.runs_ahead() && self.config.experts.is_none_or(experts_run_ahead)
     }
 
     fn digests(&self) -> bool {

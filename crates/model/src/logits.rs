@@ -1,6 +1,6 @@
 //! What a step gives: rows of logits over the vocabulary, or their digests.
 
-use pellucid_tensor::{Backend, Error as DeviceError, HostFloats, RowDigest, RowQuery, Tensor};
+use pellucid_tensor::{Backend, DigestTicket, Error as DeviceError, HostFloats, RowDigest, RowQuery, Tensor};
 
 /// Rows of logits in the order in which they were wanted, each whole or in brief. Kept by the caller from step to step, so that a step
 /// allocates nothing.
@@ -13,11 +13,13 @@ pub struct Logits {
     places: Vec<Option<usize>>,
     /// Of every row, or of none.
     digests: Vec<RowDigest>,
+    /// For the digests that are on their way.
+    ticket: Option<DigestTicket>,
 }
 
 impl Default for Logits {
     fn default() -> Self {
-        Logits { vocab_size: 0, values: Box::new(Vec::new()), places: Vec::new(), digests: Vec::new() }
+        Logits { vocab_size: 0, values: Box::new(Vec::new()), places: Vec::new(), digests: Vec::new(), ticket: None }
     }
 }
 
@@ -39,25 +41,37 @@ impl Logits {
         &mut self.digests[..num_rows]
     }
 
-    /// Brings the rows of a tensor from its device, or the digests that were made of them and do in their place.
-    pub(crate) fn fill(
+    /// For models that stand before others: the digests of all rows, where there are any.
+    pub fn digests_mut(&mut self) -> &mut [RowDigest] {
+        let num_rows = self.places.len().min(self.digests.len());
+        &mut self.digests[..num_rows]
+    }
+
+    /// For what a step will give: whole rows, and the digests that do in the place of others, which set out for the host.
+    pub(crate) fn await_rows(
         &mut self,
         backend: &dyn Backend,
         queries: &[Option<RowQuery>],
-        rows: &Tensor,
+        vocab_size: usize,
     ) -> Result<(), DeviceError> {
-        let (num_rows, vocab_size) = (rows.rows(), rows.cols());
-        let num_whole = queries.iter().filter(|query| query.is_none()).count();
-        let mut places = 0..num_whole;
+        let mut places = 0..;
         self.shape(vocab_size, queries.iter().map(|query| if query.is_none() { places.next() } else { None }));
+        let num_whole = places.start;
         if self.values.get().len() < num_whole * vocab_size {
             self.values = backend.host_floats(num_whole * vocab_size)?;
         }
-        if num_whole == num_rows {
+        self.ticket = if num_whole < queries.len() { Some(backend.fetch_digests(queries.len())?) } else { None };
+        Ok(())
+    }
+
+    /// Brings the rows that are awaited whole from their device, and takes in the digests.
+    pub(crate) fn fill(&mut self, backend: &dyn Backend, rows: &Tensor) -> Result<(), DeviceError> {
+        let (num_rows, vocab_size) = (self.places.len(), self.vocab_size);
+        let Some(ticket) = self.ticket.take() else {
             return backend.read(rows, &mut self.values.get_mut()[..num_rows * vocab_size]);
-        }
+        };
         self.digests.resize_with(self.digests.len().max(num_rows), RowDigest::default);
-        backend.read_digests(&mut self.digests[..num_rows])?;
+        backend.read_digests(ticket, &mut self.digests[..num_rows])?;
         for (row, place) in self.places.iter().enumerate() {
             if let Some(place) = *place {
                 let values = &mut self.values.get_mut()[place * vocab_size..(place + 1) * vocab_size];

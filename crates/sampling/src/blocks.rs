@@ -1,7 +1,7 @@
 //! Passes over a whole row of logits, in blocks of 64, written so that a compiler turns them into vector instructions.
 //!
 //! The largest logit of each block is the index by which the steps find their few candidates without looking at the rest again.
-//! Every sum here has one order, fixed by this file and by nothing else, so that its bits are the same on every machine.
+//! Every sum here has one order, fixed by this file and by nothing else, or none, being of integers: its bits are the same on every machine.
 
 use crate::Error;
 use crate::exponential::{LEAST_EXPONENT, exp_of_nonpositive};
@@ -81,37 +81,56 @@ impl Mass {
         libm::log(self.total) + self.handicap / self.total
     }
 
-    /// Adds a block of logits, none of which is above `largest`.
-    #[inline(always)]
-    pub(crate) fn add(&mut self, block: &[f32; BLOCK], largest: f32, inverse_temperature: f32) {
-        let (mut weights, mut handicaps) = ([0.0f32; LANES], [0.0f32; LANES]);
-        for row in block.as_chunks::<LANES>().0 {
-            for lane in 0..LANES {
-                let x = (row[lane] - largest) * inverse_temperature;
-                let weight = exp_of_nonpositive(x);
-                weights[lane] += weight;
-                // Where the weight is 0, x may be -inf, and 0 times that would not be a number.
-                handicaps[lane] -= weight * if x > LEAST_EXPONENT { x } else { LEAST_EXPONENT };
-            }
-        }
-        self.total += f64::from(sum_lanes(weights));
-        self.handicap += f64::from(sum_lanes(handicaps));
+    /// From sums in [`UNITS`].
+    pub(crate) fn of_units(total: u64, handicap: u64) -> Mass {
+        Mass { total: total as f64 / UNITS, handicap: handicap as f64 / UNITS }
     }
+}
+
+/// Sums of weights are whole multiples of this: 2^-40 of the weight of the most probable, so that they have no order. Even the whole
+/// vocabulary at that weight ([`MAX_VOCAB_SIZE`](crate::MAX_VOCAB_SIZE)) sums to less than 2^64.
+pub(crate) const UNITS: f64 = 1_099_511_627_776.0;
+
+/// A weight in whole units, rounded.
+#[inline(always)]
+pub(crate) fn units(weight: f32) -> u64 {
+    (f64::from(weight) * UNITS + 0.5) as u64
+}
+
+/// The sums of e^-h and of h e^-h over a block of logits, none of which is above `largest`, in [`UNITS`].
+#[inline(always)]
+fn block_units(block: &[f32; BLOCK], largest: f32, inverse_temperature: f32) -> (u64, u64) {
+    let (mut weights, mut handicaps) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for row in block.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            let x = (row[lane] - largest) * inverse_temperature;
+            let weight = exp_of_nonpositive(x);
+            weights[lane] += weight;
+            // Where the weight is 0, x may be -inf, and 0 times that would not be a number.
+            handicaps[lane] -= weight * if x > LEAST_EXPONENT { x } else { LEAST_EXPONENT };
+        }
+    }
+    (units(sum_lanes(weights)), units(sum_lanes(handicaps)))
 }
 
 /// The mass of a whole row. Blocks whose every weight is 0 are passed over, which leaves the sums as they are.
 pub(crate) fn mass(logits: &[f32], maxima: &[f32], largest: f32, inverse_temperature: f32) -> Mass {
     let (blocks, rest) = logits.as_chunks::<BLOCK>();
-    let mut mass = Mass::default();
+    let (mut total, mut handicap) = (0, 0);
+    let mut add = |block: &[f32; BLOCK]| {
+        let units = block_units(block, largest, inverse_temperature);
+        total += units.0;
+        handicap += units.1;
+    };
     for (block, &highest) in blocks.iter().zip(maxima) {
         if (highest - largest) * inverse_temperature >= LEAST_EXPONENT {
-            mass.add(block, largest, inverse_temperature);
+            add(block);
         }
     }
     if !rest.is_empty() {
-        mass.add(&padded(rest.iter().copied()), largest, inverse_temperature);
+        add(&padded(rest.iter().copied()));
     }
-    mass
+    Mass::of_units(total, handicap)
 }
 
 /// At most a block of logits, filled up with those of nobody.

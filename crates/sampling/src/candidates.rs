@@ -9,7 +9,7 @@
 use std::cmp::Ordering;
 
 use crate::Error;
-use crate::blocks::{self, BLOCK, Mass};
+use crate::blocks::{self, BLOCK, Mass, UNITS, units};
 use crate::digest::Digest;
 use crate::exponential::{LEAST_EXPONENT, exp_of_nonpositive};
 use crate::probabilities::Probabilities;
@@ -28,10 +28,6 @@ const SHORT: usize = 64;
 pub(crate) fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
-
-/// Weights in lists are whole multiples of this: 2^-40 of the weight of the most probable. Even the whole vocabulary at that weight
-/// ([`MAX_VOCAB_SIZE`](crate::MAX_VOCAB_SIZE)) sums to less than 2^64.
-const UNITS: f64 = 1_099_511_627_776.0;
 
 /// Memory for one choice at a time, as large as the vocabulary, reused from token to token. One a thread is enough.
 #[derive(Debug, Clone, Default)]
@@ -486,15 +482,10 @@ fn list_mass(list: &[Candidate], largest: f32, inverse_temperature: f32) -> Mass
         total += units(weight);
         handicap += units(weight * -x.max(LEAST_EXPONENT));
     }
-    Mass { total: total as f64 / UNITS, handicap: handicap as f64 / UNITS }
+    Mass::of_units(total, handicap)
 }
 
 /// The least sum of weights, in units, that reaches the share `p` of a mass.
 pub(crate) fn units_of_share(mass: &Mass, p: f32) -> u64 {
     libm::ceil(f64::from(p) * mass.total * UNITS) as u64
-}
-
-/// A weight in whole units, rounded.
-fn units(weight: f32) -> u64 {
-    (f64::from(weight) * UNITS + 0.5) as u64
 }

@@ -7,10 +7,11 @@
 use crate::blocks;
 use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
 use crate::draw::{approximate_time, race};
+use crate::exponential::exp_of_nonpositive;
 use crate::logprobs::ModelView;
 use crate::philox::token_word;
 use crate::steps::Step;
-use crate::{Choice, Error, History, Input, Sampler};
+use crate::{Choice, Error, History, Input, Sampler, StepKind};
 
 /// Runners whose times are this close to the fastest, as a device computes times in f32, are all brought to the finish: its errors are
 /// below a hundredth of this.
@@ -23,6 +24,19 @@ pub struct DigestQuery {
     pub temperature: f64,
     /// The seed and the position of the draw, where the whole row races.
     pub race: Option<(u64, u32)>,
+    /// Who races where not the whole row does: what a device may assume by. None where the steps have an order of their own.
+    pub shortlist: Option<Shortlist>,
+}
+
+/// The most probable tokens that are left after the usual order of steps, and their draw.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shortlist {
+    /// The seed and the position.
+    pub draw: (u64, u32),
+    /// The so many highest; of those the smallest set whose share reaches `p`; of those who have `min_p` of the highest's weight.
+    pub k: u32,
+    pub p: f32,
+    pub min_p: f32,
 }
 
 /// A row whose logits are numbers, the highest of them finite.
@@ -55,6 +69,8 @@ pub struct OwnedDigest {
     pub totals: [f64; 2],
     pub temperature: f64,
     pub finalists: Vec<(u32, f32)>,
+    /// The token that will most likely be chosen, to the precision of an f32: a device may go on with it before anybody has chosen.
+    pub assumed: Option<u32>,
 }
 
 impl OwnedDigest {
@@ -74,20 +90,48 @@ impl OwnedDigest {
         let has_all = top.len() <= num_top;
         top.truncate(num_top);
         let total = |inverse: f32| blocks::mass(logits, &maxima, largest, inverse).total;
-        let finalists = query.race.map_or_else(Vec::new, |(seed, position)| {
-            let time = |&(id, logit): &(u32, f32)| {
-                approximate_time(token_word(seed, position, id), (largest - logit) * inverse(query.temperature))
-            };
-            let fastest = in_play.clone().map(|entry| time(&entry)).fold(f32::INFINITY, f32::min);
-            in_play.filter(|entry| time(entry) <= fastest + RACE_MARGIN).collect()
-        });
-        let temperature = query.temperature;
-        Some(OwnedDigest { top, has_all, totals: [total(1.0), total(inverse(temperature))], temperature, finalists })
+        let time = |seed: u64, position: u32, (id, logit): (u32, f32)| {
+            approximate_time(token_word(seed, position, id), (largest - logit) * inverse(query.temperature))
+        };
+        let fastest = |runners: &mut dyn Iterator<Item = (u32, f32)>, (seed, position)| {
+            let timed = runners.map(|entry| (time(seed, position, entry), entry.0));
+            timed.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
+        };
+        let totals = [total(1.0), total(inverse(query.temperature))];
+        let mut finalists = Vec::new();
+        let mut assumed = None;
+        if let Some((seed, position)) = query.race {
+            let winner = fastest(&mut in_play.clone(), (seed, position)).expect("the highest is in play");
+            finalists = in_play.filter(|&entry| time(seed, position, entry) <= winner.0 + RACE_MARGIN).collect();
+            assumed = Some(winner.1);
+        } else if let Some(shortlist) = query.shortlist {
+            let listed = shortlist.of(&top, has_all, totals[1], inverse(query.temperature));
+            assumed = fastest(&mut listed.into_iter(), shortlist.draw).map(|winner| winner.1);
+        }
+        Some(OwnedDigest { top, has_all, totals, temperature: query.temperature, finalists, assumed })
     }
 
     pub fn as_digest(&self) -> Digest<'_> {
         let OwnedDigest { has_all, totals, temperature, .. } = *self;
         Digest { top: &self.top, has_all, totals, temperature, finalists: &self.finalists }
+    }
+}
+
+impl Shortlist {
+    /// Who is on it, of the most probable tokens; `total` is the sum of all weights.
+    fn of(&self, top: &[(u32, f32)], has_all: bool, total: f64, inverse: f32) -> Vec<(u32, f32)> {
+        let highest = &top[..top.len().min(self.k as usize)];
+        let weight = |entry: &(u32, f32)| exp_of_nonpositive((entry.1 - top[0].1) * inverse);
+        let is_whole = highest.len() == self.k as usize || has_all;
+        let total = if is_whole { highest.iter().map(weight).sum() } else { total as f32 };
+        let mut before = 0.0;
+        let mut stays = |entry: &&(u32, f32)| {
+            let weight = weight(entry);
+            let stays = before == 0.0 || ((self.p >= 1.0 || before < self.p * total) && weight >= self.min_p);
+            before += weight;
+            stays
+        };
+        highest.iter().filter(|entry| stays(entry)).copied().collect()
     }
 }
 
@@ -99,19 +143,30 @@ fn inverse(temperature: f64) -> f32 {
 impl Sampler {
     /// What to ask of a row for the token at `position`; `None` where the chain has to see all of it.
     pub fn query(&self, position: u32) -> Option<DigestQuery> {
-        let mut query = DigestQuery { temperature: 1.0, race: Some((self.seed, position)) };
+        let draw = (self.seed, position);
+        let mut query = DigestQuery { temperature: 1.0, race: Some(draw), shortlist: None };
+        let mut shortlist = Shortlist { draw, k: u32::MAX, p: 1.0, min_p: 0.0 };
+        let (mut last, mut is_usual) = (StepKind::Mask, true);
         for step in &self.steps {
             match *step {
-                Step::Mask | Step::Draw => {}
+                Step::Mask | Step::Draw => continue,
                 Step::Temperature { temperature } if inverse(f64::from(temperature)).is_finite() => {
                     query.temperature = f64::from(temperature);
                 }
-                Step::Temperature { .. } | Step::TopK { .. } | Step::TopP { .. } | Step::MinP { .. } => {
-                    query.race = None;
-                }
+                // The highest alone, whatever comes before or after.
+                Step::Temperature { .. } => shortlist.k = 1,
+                Step::TopK { k } => shortlist.k = shortlist.k.min(k),
+                Step::TopP { p } => shortlist.p = p,
+                Step::MinP { p } => shortlist.min_p = p,
                 _ => return None,
             }
+            if !matches!(step, Step::Temperature { .. }) || shortlist.k == 1 {
+                query.race = None;
+            }
+            is_usual &= last.usual_place() < step.kind().usual_place();
+            last = step.kind();
         }
+        query.shortlist = Some(shortlist).filter(|list| query.race.is_none() && (is_usual || list.k == 1));
         Some(query)
     }
 

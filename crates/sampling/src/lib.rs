@@ -29,7 +29,7 @@ pub use candidates::Workspace;
 pub use check::{
     MAX_DRY_BREAKER_LEN, MAX_DRY_BREAKERS, MAX_LISTED_TOKENS, MAX_LOGPROBS, MAX_TEMPERATURE, MAX_VOCAB_SIZE,
 };
-pub use digest::{Digest, DigestQuery, OwnedDigest, RACE_MARGIN};
+pub use digest::{Digest, DigestQuery, OwnedDigest, RACE_MARGIN, Shortlist};
 pub use error::Error;
 pub use history::{Count, History};
 pub use logprobs::Logprobs;

@@ -96,6 +96,11 @@ impl StepKind {
         matches!(self, LogitBias | TokenRules | Repetition | FrequencyPresence | Dry)
     }
 
+    /// Where the step stands in the default order.
+    pub(crate) fn usual_place(self) -> usize {
+        StepKind::ALL.iter().position(|&kind| kind == self).expect("a step of all")
+    }
+
     /// Steps that mirostat does away with.
     pub(crate) fn truncates(self) -> bool {
         use StepKind::{MinP, TopK, TopNSigma, TopP, Typical, Xtc};

@@ -248,8 +248,10 @@ impl Collector for EngineNumbers {
             let name = format!("{}{name}", self.prefix);
             gauge.encode(encoder.encode_descriptor(&name, help, None, gauge.metric_type())?)?;
         }
-        let counters: [(&str, &str, u64); 6] = [
+        let counters: [(&str, &str, u64); 8] = [
             ("steps", "Steps of the engine", stats.steps),
+            ("steps_ahead", "Steps on the device before the one that they follow had ended", stats.steps_ahead),
+            ("discarded_tokens", "Tokens computed in such steps for nothing", stats.tokens_discarded),
             ("computed_prompt_tokens", "Tokens computed for prompts and after preemptions", stats.prefill_tokens),
             ("computed_output_tokens", "Tokens computed one at a time", stats.decode_tokens),
             ("preemptions", "Requests that made room for others and are computed again", stats.preemptions),

@@ -168,6 +168,7 @@ pub struct ExpertMlp<'a> {
 /// What the operations of one step are told about its rows: the very slices that they will be given.
 #[derive(Debug, Clone, Copy)]
 pub struct StepIndex<'a> {
+    /// Tokens, or [`CHOSEN`] and a row.
     pub ids: &'a [u32],
     pub positions: &'a [u32],
     pub slots: &'a [u32],
@@ -191,6 +192,18 @@ pub struct RowQuery {
     pub temperature: f64,
     /// Seed and position of a draw from the whole row, where there is to be one.
     pub race: Option<(u64, u32)>,
+    /// Where there is none: who of the highest takes part in the draw, where that can be told beforehand.
+    pub shortlist: Option<Shortlist>,
+}
+
+/// Who of the most probable tokens is drawn from, and by which seed and position: the `k` highest, of those the smallest set whose share
+/// of the weights reaches `p`, of those who have at least `min_p` of the highest's weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shortlist {
+    pub draw: (u64, u32),
+    pub k: u32,
+    pub p: f32,
+    pub min_p: f32,
 }
 
 /// A row of logits in brief. What its parts mean to the bit is the sampler's to say: `sampling` has the oracle.
@@ -206,7 +219,18 @@ pub struct RowDigest {
     pub totals: [f64; 2],
     /// Whoever may win the draw; empty where none was asked for, or too many may.
     pub finalists: Vec<(u32, f32)>,
+    /// The token that the device takes to be chosen, where it does so: see [`CHOSEN`].
+    pub assumed: Option<u32>,
 }
+
+/// An id with this bit is no token: it is the token that the device took to be chosen from row `id - CHOSEN` of the digests that it
+/// made last. So a step can be launched before the one that it follows has ended. Only for devices whose digests tell what they assume;
+/// where they assume nothing the id stands for any token, and what comes of it means nothing.
+pub const CHOSEN: u32 = 1 << 31;
+
+/// Stands for digests on their way to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DigestTicket(pub u64);
 
 /// Numbers on the host's side, to be read back into.
 pub trait HostFloats: Send + Sync + fmt::Debug {
@@ -228,6 +252,11 @@ impl HostFloats for Vec<f32> {
 pub trait Backend: Send + Sync + fmt::Debug {
     /// What computes, in words: device, instruction set, threads.
     fn description(&self) -> String;
+
+    /// What whoever loaded a model should hear of how its weights are stored, a line each.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// The format of activations.
     fn activation_dtype(&self) -> DType;
@@ -291,9 +320,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = (logits, queries);
         unreachable!("a device without digests is asked for none")
     }
-    /// Copies the digests that were made last into `out`, which is as long as there were rows.
-    fn read_digests(&self, out: &mut [RowDigest]) -> Result<(), Error> {
-        let _ = out;
+    /// Begins to copy the digests of so many rows that were made last; they may be read until two more were fetched.
+    fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
+        let _ = num_rows;
+        unreachable!("a device without digests is asked for none")
+    }
+    /// Waits for digests that were fetched. `out` is as long as there were rows.
+    fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
+        let _ = (ticket, out);
         unreachable!("a device without digests is asked for none")
     }
 
@@ -313,7 +347,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // From ids to rows, and choosing rows.
 
-    /// `out[r] = scale * table[ids[r]]`
+    /// `out[r] = scale * table[ids[r]]`; an id may be a row's, see [`CHOSEN`].
     fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error>;
     /// `out[r] = x[rows[r]]`
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error>;

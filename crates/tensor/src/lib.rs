@@ -9,8 +9,9 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attention, Backend, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats, HostWeight, KvLayer, Linear,
-    Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, StepIndex, StepMemo, StoreKv, TurnAndStore,
+    Activation, Attention, Backend, CHOSEN, DigestTicket, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats,
+    HostWeight, KvLayer, Linear, Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist, StepIndex,
+    StepMemo, StoreKv, TurnAndStore,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

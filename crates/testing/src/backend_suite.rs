@@ -36,6 +36,11 @@ impl Numbers {
 
     /// Bytes of any format whose decoded numbers are finite and not too unequal.
     pub(crate) fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
+        self.weight_scaled(dtype, rows, cols, MODEST)
+    }
+
+    /// With scales of that size where the format has them.
+    fn weight_scaled(&mut self, dtype: DType, rows: usize, cols: usize, scales: ScaleBits) -> (HostWeight, Vec<f32>) {
         let bytes: Vec<u8> = match dtype {
             DType::F32 => self.normals(rows * cols).iter().flat_map(|value| value.to_le_bytes()).collect(),
             DType::BF16 => {
@@ -51,7 +56,7 @@ impl Numbers {
             _ => {
                 let len = dtype.bytes_for(rows * cols).expect("whole blocks");
                 let mut bytes: Vec<u8> = (0..len).map(|_| self.next() as u8).collect();
-                tame_scales(dtype, &mut bytes);
+                tame_scales(dtype, &mut bytes, scales);
                 bytes
             }
         };
@@ -62,8 +67,16 @@ impl Numbers {
     }
 }
 
-/// Sets the f16 scales of each block to modest numbers, as a quantizer would; the rest of the block may be any bytes.
-fn tame_scales(dtype: DType, bytes: &mut [u8]) {
+/// The bits of an f16 scale that all have in common, in its upper byte.
+type ScaleBits = u8;
+
+/// 2^-8 to 2^-7, as a quantizer would choose them.
+const MODEST: ScaleBits = 0x1c;
+/// 4 to 8: more than any model has.
+const LARGE: ScaleBits = 0x44;
+
+/// Gives the f16 scales of each block their size; the rest of the block may be any bytes.
+fn tame_scales(dtype: DType, bytes: &mut [u8], scales: ScaleBits) {
     let places: &[usize] = match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
@@ -76,8 +89,7 @@ fn tame_scales(dtype: DType, bytes: &mut [u8]) {
     };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         for &place in places {
-            // f16 between 2^-6 and 2^-5.
-            block[place + 1] = 0x24 | (block[place + 1] & 0x83);
+            block[place + 1] = scales | (block[place + 1] & 0x83);
         }
         if dtype == DType::MXFP4 {
             block[0] = 122 + block[0] % 4;
@@ -227,28 +239,36 @@ fn linear(suite: &mut Suite<'_>) {
         let depths = if unit == 1 { vec![1, 17, 96, 300] } else { vec![unit, 3 * unit] };
         for cols in depths {
             for (num_rows, num_outputs) in [(1, 1), (1, 37), (7, 5), (13, 64), (70, 40)] {
-                let mut x = suite.numbers.normals(num_rows * cols);
-                // One row is beyond the range of f16.
-                if num_rows > 7 && cols > 17 {
-                    x[5 * cols..6 * cols].iter_mut().for_each(|x| *x *= 1e5);
-                }
-                let bias = suite.numbers.normals(num_outputs);
-                let (mut linear, decoded) = suite.linear(dtype, num_outputs, cols);
-                linear.bias = Some(suite.vector(&bias));
-                let mut out = suite.zeros(num_rows, num_outputs);
-                suite.backend.linear(&suite.activation(&x, cols), &linear, &mut out).expect("linear");
-                let expected: Vec<(f64, f64)> = (x.chunks_exact(cols))
-                    .flat_map(|x| decoded.chunks_exact(cols).zip(&bias).map(move |(w, bias)| (x, w, bias)))
-                    .map(|(x, w, &bias)| {
-                        let (sum, bound) = dot(x, w);
-                        let bound = bound + ROUNDING * (sum.abs() + f64::from(bias.abs()));
-                        (sum + f64::from(bias), bound + activation_rounding(dtype, x, w))
-                    })
-                    .collect();
-                close(&format!("linear {dtype} {num_rows}x{cols}x{num_outputs}"), &suite.read(&out), &expected);
+                product(suite, dtype, [num_rows, cols, num_outputs], MODEST);
             }
         }
+        if unit > 1 {
+            product(suite, dtype, [2, 2 * unit, 37], LARGE);
+        }
     }
+}
+
+fn product(suite: &mut Suite<'_>, dtype: DType, [num_rows, cols, num_outputs]: [usize; 3], scales: ScaleBits) {
+    let mut x = suite.numbers.normals(num_rows * cols);
+    // One row is beyond the range of f16.
+    if num_rows > 7 && cols > 17 {
+        x[5 * cols..6 * cols].iter_mut().for_each(|x| *x *= 1e5);
+    }
+    let bias = suite.numbers.normals(num_outputs);
+    let (weight, decoded) = suite.numbers.weight_scaled(dtype, num_outputs, cols, scales);
+    let weight = suite.backend.linear_weight(weight).expect("an upload");
+    let linear = Linear { weight, bias: Some(suite.vector(&bias)) };
+    let mut out = suite.zeros(num_rows, num_outputs);
+    suite.backend.linear(&suite.activation(&x, cols), &linear, &mut out).expect("linear");
+    let expected: Vec<(f64, f64)> = (x.chunks_exact(cols))
+        .flat_map(|x| decoded.chunks_exact(cols).zip(&bias).map(move |(w, bias)| (x, w, bias)))
+        .map(|(x, w, &bias)| {
+            let (sum, bound) = dot(x, w);
+            let bound = bound + ROUNDING * (sum.abs() + f64::from(bias.abs()));
+            (sum + f64::from(bias), bound + activation_rounding(dtype, x, w))
+        })
+        .collect();
+    close(&format!("linear {dtype} {num_rows}x{cols}x{num_outputs}"), &suite.read(&out), &expected);
 }
 
 fn embed(suite: &mut Suite<'_>) {

@@ -1,9 +1,10 @@
 //! A sink that keeps what an engine said to a request.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pellucid_engine::{Beam, Error, Event, EventSink, FinishReason, RequestStats};
+use pellucid_engine::{Beam, Control, Error, Event, EventSink, FinishReason, RequestStats};
 
 /// Everything that a request has heard.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +14,8 @@ pub struct Outcome {
     /// The chosen tokens' log probabilities as bits, by choice, where they were asked for.
     pub logprob_bits: Vec<Vec<u32>>,
     pub finish: Vec<Option<FinishReason>>,
+    /// Tokens that there were when each wish took effect.
+    pub heeded: Vec<usize>,
     pub prompt_logprobs: Vec<f32>,
     pub beams: Vec<Beam>,
     pub stats: Option<RequestStats>,
@@ -36,12 +39,15 @@ impl Outcome {
 #[derive(Debug, Clone)]
 pub struct Collected {
     outcome: Arc<Mutex<Outcome>>,
+    wishes: Arc<Mutex<VecDeque<Control>>>,
     is_open: Arc<AtomicBool>,
+    is_ready: Arc<AtomicBool>,
 }
 
 impl Default for Collected {
     fn default() -> Self {
-        Collected { outcome: Arc::default(), is_open: Arc::new(AtomicBool::new(true)) }
+        let yes = || Arc::new(AtomicBool::new(true));
+        Collected { outcome: Arc::default(), wishes: Arc::default(), is_open: yes(), is_ready: yes() }
     }
 }
 
@@ -60,12 +66,25 @@ impl Collected {
     }
 }
 
+impl Collected {
+    /// Asks for something, before the next step.
+    pub fn wish(&self, control: Control) {
+        self.wishes.lock().expect("no panic while it is held").push_back(control);
+    }
+
+    /// Takes what comes, or is slow for a while.
+    pub fn set_ready(&self, is_ready: bool) {
+        self.is_ready.store(is_ready, Ordering::Relaxed);
+    }
+}
+
 impl EventSink for Collected {
     fn send(&mut self, event: Event) {
         let mut outcome = self.outcome.lock().expect("no panic while it is held");
         assert!(!outcome.is_over(), "an event after the last: {event:?}");
         match event {
-            Event::Begun { .. } | Event::Prompt { .. } | Event::Heeded { .. } => {}
+            Event::Begun { .. } | Event::Prompt { .. } => {}
+            Event::Heeded { output_tokens } => outcome.heeded.push(output_tokens),
             Event::PromptLogprobs(logprobs) => {
                 outcome.prompt_logprobs = logprobs.iter().map(|one| one.chosen).collect()
             }
@@ -88,5 +107,13 @@ impl EventSink for Collected {
 
     fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is_ready.load(Ordering::Relaxed)
+    }
+
+    fn control(&mut self) -> Option<Control> {
+        self.wishes.lock().expect("no panic while it is held").pop_front()
     }
 }

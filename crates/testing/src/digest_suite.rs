@@ -1,9 +1,10 @@
 //! Digests of logits against the sampler's own: the same lists, the same bits of every sum, and the same tokens chosen.
 
-use pellucid_sampling::{Digest, DigestQuery, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
-use pellucid_tensor::{Backend, DType, RowDigest, RowQuery};
+use pellucid_sampling::{Digest, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
+use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, Shortlist};
 
 use crate::backend_suite::Numbers;
+use crate::digest_query;
 
 /// Rows of each size: like a model's, nearly flat, with many ties, with tokens that are ruled out, and one that is not a number.
 const KINDS: [&str; 5] = ["usual", "flat", "ties", "ruled out", "not a number"];
@@ -47,14 +48,22 @@ pub(crate) fn digests_are_the_sampler_s(backend: &dyn Backend) {
             let position = 1000 * index as u32;
             let query = sampler.query(position).expect("a usual chain");
             // The rows next to each other ask for different draws.
+            let next = |(seed, position): (u64, u32), row: usize| (seed, position + row as u32);
             let asked = |row: usize| RowQuery {
                 temperature: query.temperature,
-                race: query.race.map(|(seed, position)| (seed, position + row as u32)),
+                race: query.race.map(|draw| next(draw, row)),
+                shortlist: query.shortlist.map(|list| Shortlist {
+                    draw: next(list.draw, row),
+                    k: list.k,
+                    p: list.p,
+                    min_p: list.min_p,
+                }),
             };
             let queries: Vec<RowQuery> = (0..rows.len()).map(asked).collect();
             let mut found = vec![RowDigest::default(); rows.len()];
             backend.digest(&logits, &queries).expect("digests");
-            backend.read_digests(&mut found).expect("digests");
+            let ticket = backend.fetch_digests(rows.len()).expect("digests");
+            backend.read_digests(ticket, &mut found).expect("digests");
             for ((kind, logits), (row, found)) in KINDS.iter().zip(&rows).zip(found.iter().enumerate()) {
                 let what = format!("{cols} logits, {kind}, sampler {index}");
                 same(&what, logits, &queries[row], num_top, found);
@@ -65,8 +74,7 @@ pub(crate) fn digests_are_the_sampler_s(backend: &dyn Backend) {
 }
 
 pub(crate) fn same(what: &str, logits: &[f32], query: &RowQuery, num_top: usize, found: &RowDigest) {
-    let query = DigestQuery { temperature: query.temperature, race: query.race };
-    let expected = OwnedDigest::of(logits, &query, num_top);
+    let expected = OwnedDigest::of(logits, &digest_query(query), num_top);
     assert!(expected.is_some() || !found.is_plain, "{what}: a row that is not plain was taken for one");
     let Some(expected) = expected.filter(|_| found.is_plain) else {
         assert!(expected_is_odd(what), "{what}: a plain row was refused");
@@ -97,4 +105,6 @@ fn same_choice(what: &str, sampler: &Sampler, logits: &[f32], position: u32, fou
     let input = Input { logits, history: &history, position, mask: None };
     let expected = sampler.sample(&input, &mut sampler.state(), &mut space).expect("a token");
     assert!(chosen.is_none_or(|chosen| chosen == expected), "{what}: another token than by the row");
+    // Only a draw within the precision of an f32 may end otherwise than the device takes it to.
+    assert!(found.assumed == Some(expected.token) || !must_reach, "{what}: {:?} was assumed", found.assumed);
 }

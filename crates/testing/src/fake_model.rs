@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits, MlpKind, Model, NormKind, Positions};
-use pellucid_sampling::{DigestQuery, OwnedDigest};
-use pellucid_tensor::{Activation, Backend, HeadShape, RowDigest, RowQuery, StoreKv, Tensor};
+use pellucid_sampling::{DigestQuery, OwnedDigest, Shortlist};
+use pellucid_tensor::{
+    Activation, Backend, CHOSEN, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor,
+};
 
 /// See the module's head.
 #[derive(Debug)]
@@ -26,8 +28,17 @@ pub struct FakeModel {
     pub digest_len: Option<usize>,
     /// Play a device that computes by itself.
     pub runs_ahead: bool,
-    /// The rows of the last batch, where digests were given.
+    /// One in so many rows is taken to lead to a token that it does not lead to, or to none.
+    pub misjudges: Option<usize>,
+    /// Waiting for the step with this number fails, or finds the device gone.
+    pub fails_at: Option<usize>,
+    pub lost_at: Option<usize>,
+    /// The rows of the step launched last, where digests were given, and the tokens that they are taken to lead to.
     rows: Vec<Vec<f32>>,
+    chosen: Vec<u32>,
+    num_judged: usize,
+    num_launched: usize,
+    num_finished: usize,
 }
 
 impl FakeModel {
@@ -66,7 +77,14 @@ impl FakeModel {
             bomb: None,
             digest_len: None,
             runs_ahead: false,
+            misjudges: None,
+            fails_at: None,
+            lost_at: None,
             rows: Vec::new(),
+            chosen: Vec::new(),
+            num_judged: 0,
+            num_launched: 0,
+            num_finished: 0,
         }
     }
 
@@ -111,36 +129,40 @@ impl Model for FakeModel {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        self.forward_meanwhile(batch, kv, logits, &mut || ())
+        self.launch(batch, kv, logits)?;
+        self.finish(logits)
     }
 
-    fn forward_meanwhile(
-        &mut self,
-        batch: &Batch,
-        kv: &mut KvMemory,
-        logits: &mut Logits,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), Error> {
+    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        assert!(self.num_launched - self.num_finished < 2, "two steps are under way");
+        let token = |&id: &u32| id.checked_sub(CHOSEN).map_or(id, |row| self.chosen[row as usize]);
+        let ids: Vec<u32> = batch.ids().iter().map(token).collect();
         if let Some(bomb) = self.bomb {
-            assert!(!batch.ids().contains(&bomb), "the bomb went off");
+            assert!(!ids.contains(&bomb), "the bomb went off");
         }
         let block_len = kv.block_len();
         let shape = HeadShape { num_heads: 1, num_kv_heads: 1, head_size: 1, block_len };
         self.backend.resize_rows(&mut self.keys, batch.num_rows())?;
-        let ids: Vec<f32> = batch.ids().iter().map(|&id| id as f32).collect();
+        let ids: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
         self.backend.write(&ids, &mut self.keys)?;
         let store = StoreKv { keys: &self.keys, values: &self.keys, slots: batch.slots(), shape };
         self.backend.store_kv(store, &mut kv.layers[0])?;
         self.stored.resize(kv.num_blocks() * block_len, 0.0);
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
 
-        // By now a device would be at work.
-        meanwhile();
+        self.num_launched += 1;
         let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
         if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
             let digests = logits.resize_digests(rows.len());
+            self.chosen.clear();
             for ((digest, query), row) in digests.iter_mut().zip(batch.queries()).zip(&rows) {
                 *digest = digest_of(row, query.as_ref().expect("looked at above"), len);
+                self.num_judged += 1;
+                if self.misjudges.is_some_and(|one_in| self.num_judged.is_multiple_of(one_in)) {
+                    let wrong = |token: u32| (token + 1) % row.len() as u32;
+                    digest.assumed = digest.assumed.map(wrong).filter(|_| self.num_judged.is_multiple_of(2));
+                }
+                self.chosen.push(digest.assumed.unwrap_or(0));
             }
             self.rows = rows;
             return Ok(());
@@ -150,7 +172,20 @@ impl Model for FakeModel {
         Ok(())
     }
 
-    fn runs_ahead(&self) -> bool {
+    fn finish(&mut self, _logits: &mut Logits) -> Result<(), Error> {
+        let number = Some(self.num_finished);
+        self.num_finished += 1;
+        let device = "a device that is played".to_owned();
+        if self.lost_at == number {
+            return Err(DeviceError::Lost { device, operation: "a step", reason: "it is gone".into() }.into());
+        }
+        if self.fails_at == number {
+            return Err(DeviceError::OutOfMemory { device, bytes: 1 << 30 }.into());
+        }
+        Ok(())
+    }
+
+    fn runs_ahead(&self, _num_rows: usize) -> bool {
         self.runs_ahead
     }
 
@@ -159,6 +194,7 @@ impl Model for FakeModel {
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        assert_eq!(self.num_launched, self.num_finished, "the next step has taken the place of this one's rows");
         out.copy_from_slice(&self.rows[row]);
         Ok(())
     }
@@ -166,11 +202,17 @@ impl Model for FakeModel {
 
 /// What a device would tell of a row.
 pub fn digest_of(row: &[f32], query: &RowQuery, len: usize) -> RowDigest {
-    let query = DigestQuery { temperature: query.temperature, race: query.race };
-    match OwnedDigest::of(row, &query, len) {
-        Some(OwnedDigest { top, has_all, totals, finalists, .. }) => {
-            RowDigest { is_plain: true, top, has_all, totals, finalists }
+    match OwnedDigest::of(row, &digest_query(query), len) {
+        Some(OwnedDigest { top, has_all, totals, finalists, assumed, .. }) => {
+            RowDigest { is_plain: true, top, has_all, totals, finalists, assumed }
         }
         None => RowDigest::default(),
     }
+}
+
+/// A query in the sampler's words.
+pub fn digest_query(query: &RowQuery) -> DigestQuery {
+    let RowQuery { temperature, race, shortlist } = *query;
+    let shortlist = shortlist.map(|list| Shortlist { draw: list.draw, k: list.k, p: list.p, min_p: list.min_p });
+    DigestQuery { temperature, race, shortlist }
 }

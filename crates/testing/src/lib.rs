@@ -3,6 +3,7 @@
 //!
 //! See `fixtures/README.md` for how the goldens are made and how far two correct implementations differ.
 
+pub mod ahead_suite;
 pub mod backend_suite;
 mod collected;
 mod digest_suite;
@@ -14,7 +15,7 @@ mod subjects;
 mod tiny_model;
 
 pub use collected::{Collected, Outcome};
-pub use fake_model::{FakeModel, digest_of};
+pub use fake_model::{FakeModel, digest_of, digest_query};
 pub use subjects::{Subject, subjects};
 pub use tiny_model::{TINY_TEMPLATE, TinyModel, tiny_model};
 

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_model::{Shape, WeightMix};
+use pellucid_model::{Model, Shape, WeightMix};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
-use crate::{Golden, Runner, TestSequence, backend_suite, digest_suite, row_suite};
+use crate::{Golden, Runner, TestSequence, ahead_suite, backend_suite, digest_suite, row_suite};
 
 /// One golden's files: name, config.json, golden.json, logits.bin, model.safetensors.
 type Files = (&'static str, [(&'static str, &'static [u8]); 4]);
@@ -110,6 +110,17 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
         check("digests of logits, to the sampler's bits", &|| digest_suite::digests_are_the_sampler_s(&**backend));
         let (name, files) = GOLDENS.iter().find(|(name, _)| *name == "llama3").expect("a golden");
         check("digests at the end of replayed steps", &|| digests_of_steps(backend, &write(folder, name, files)));
+    }
+    if keeps_bits && backend.digest_len(1).is_some() && backend.runs_ahead() {
+        for name in ["llama3", "qwen3-moe", "gpt2"] {
+            let (_, files) = GOLDENS.iter().find(|golden| golden.0 == name).expect("a golden");
+            check(&format!("running ahead gives the same replies, {name}"), &|| {
+                let golden = write(folder, name, files);
+                let load =
+                    || -> Box<dyn Model> { Box::new(Runner::load(&golden.folder, backend.clone(), None, 1).model) };
+                ahead_suite::running_ahead_changes_nothing(&load, backend);
+            });
+        }
     }
     // Where rows of logits stay on a device, it also joins the operations of wide rows, which no golden has.
     if keeps_bits && backend.digest_len(1).is_some() {
@@ -244,6 +255,7 @@ fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
         let query = |seed: u64| RowQuery {
             temperature: 0.5 + 0.1 * position as f64,
             race: Some((seed, position as u32 + 1)).filter(|_| position % 5 != 4),
+            shortlist: None,
         };
         let logits = runner.step_asking(&mut [(&mut first, ids), (&mut second, ids)], &[None, Some(query(7))]);
         let row = logits.row(0).to_vec();

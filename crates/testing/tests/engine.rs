@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
-use pellucid_engine::{Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request, Scope, TenantId};
-use pellucid_model::{Decoder, LoadOptions};
+use pellucid_engine::{
+    Control, Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request, Scope, TenantId,
+};
+use pellucid_model::{Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingParams;
-use pellucid_tensor::DType;
-use pellucid_testing::{Collected, FakeModel, Outcome, Subject, cpu, subjects};
+use pellucid_tensor::{Backend, DType};
+use pellucid_testing::{Collected, FakeModel, Outcome, Subject, ahead_suite, cpu, subjects};
 
 const OPTIONS: EngineOptions = EngineOptions {
     num_blocks: 400,
@@ -204,6 +206,123 @@ fn an_engine_that_ends_tells_what_its_last_step_gave() {
     drop(engine);
     assert!(short.is_over() && short.outcome().error.is_none());
     assert_eq!(long.outcome().tokens[0].len(), 1);
+}
+
+/// An engine whose device runs ahead and digests rows.
+fn ahead(options: EngineOptions, change: impl FnOnce(&mut FakeModel)) -> Engine {
+    fake(options, |model| {
+        model.runs_ahead = true;
+        model.digest_len = Some(24);
+        change(model);
+    })
+}
+
+#[test]
+fn steps_that_run_ahead_change_no_bits() {
+    let mut requests: Vec<Request> = (0..12).map(|i| request(vec![i % 20, i + 1, 3], u64::from(i % 4))).collect();
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.max_tokens = Some(3 + 4 * i);
+        request.sampling.temperature = [0.0, 0.7, 1.0][i % 3];
+        request.sampling.top_p = [1.0, 0.8][i % 2];
+        request.sampling.stop_ids = vec![i as u32];
+    }
+    let expected: Vec<_> = serve(&mut fake(OPTIONS, |_| ()), &requests).iter().map(bits).collect();
+    let share = |misjudges: Option<usize>, digest_len: usize| {
+        let mut engine = ahead(OPTIONS, |model| {
+            model.misjudges = misjudges;
+            model.digest_len = Some(digest_len);
+        });
+        let found: Vec<_> = serve(&mut engine, &requests).iter().map(bits).collect();
+        assert!(found == expected, "one in {misjudges:?} misjudged, digests of {digest_len}");
+        let stats = engine.stats();
+        (stats.steps_ahead as f64 / stats.steps as f64, stats.tokens_discarded)
+    };
+    let (most, discarded) = share(None, 24);
+    assert!(most > 0.6, "{most} of the steps ran ahead");
+    assert!(discarded <= 12, "{discarded} tokens for nothing, where only a stop cannot be foreseen");
+    let (some, discarded) = share(Some(5), 24);
+    assert!(some > 0.1 && some < most && discarded > 0, "{some} of the steps ran ahead, {discarded} for nothing");
+    // Digests that often do not reach, when the row is gone already.
+    assert!(share(None, 2).0 > 0.1);
+}
+
+/// The self-test's own check, of a device that is played.
+#[test]
+fn the_check_of_running_ahead_holds() {
+    let load = || -> Box<dyn Model> {
+        let mut model = FakeModel::new(96, 256);
+        model.runs_ahead = true;
+        model.digest_len = Some(40);
+        Box::new(model)
+    };
+    let backend: Arc<dyn Backend> = FakeModel::new(1, 1).backend();
+    ahead_suite::running_ahead_changes_nothing(&load, &backend);
+}
+
+#[test]
+fn a_step_ahead_that_fails_ends_its_requests_and_nobody_else() {
+    let long = |seed| Request { max_tokens: Some(40), ..request(vec![1, 2, 3], seed) };
+    let healthy: Vec<_> = serve(&mut fake(OPTIONS, |_| ()), &[long(1), long(2)]).iter().map(bits).collect();
+    // At its launch, where it is given up and the step in its turn tells why.
+    let bomb = healthy[0].0[0][20];
+    let mut engine = ahead(OPTIONS, |model| model.bomb = Some(bomb));
+    let outcome = &serve(&mut engine, &[long(1)])[0];
+    assert!(matches!(&outcome.error, Some(Error::Fault(message)) if message.contains("bomb")), "{outcome:?}");
+    let at = healthy[0].0[0].iter().position(|&token| token == bomb).expect("it is the twentieth at the latest");
+    assert_eq!(outcome.tokens[0], healthy[0].0[0][..=at], "everything before it was told");
+    // Later, with a further step on the device by then.
+    let mut engine = ahead(OPTIONS, |model| model.fails_at = Some(7));
+    let outcomes = serve(&mut engine, &[long(1), long(2)]);
+    assert!(engine.stats().steps_ahead >= 6);
+    for (outcome, healthy) in outcomes.iter().zip(&healthy) {
+        assert!(matches!(outcome.error, Some(Error::OutOfMemory(_))), "{outcome:?}");
+        assert!(healthy.0[0].starts_with(&outcome.tokens[0]));
+    }
+    let after: Vec<_> = serve(&mut engine, &[long(1), long(2)]).iter().map(bits).collect();
+    assert!(after == healthy, "the engine goes on as before");
+    assert_eq!(engine.stats().blocks_in_use, 0);
+}
+
+#[test]
+fn a_device_that_goes_while_a_step_ahead_is_on_it_ends_everything_cleanly() {
+    let mut engine = ahead(OPTIONS, |model| model.lost_at = Some(9));
+    let outcomes = serve(&mut engine, &[request(vec![1, 2, 3], 1), request(vec![4, 5], 2)]);
+    assert!(engine.is_lost() && !engine.step());
+    assert!(outcomes.iter().all(|outcome| matches!(outcome.error, Some(Error::DeviceLost(_)))), "{outcomes:?}");
+}
+
+#[test]
+fn a_new_request_waits_for_the_step_under_way_and_the_one_ahead_and_for_no_other() {
+    let mut engine = ahead(OPTIONS, |_| ());
+    let first = Collected::default();
+    let long = Request { max_tokens: Some(40), ..request(vec![1, 2, 3], 1) };
+    engine.submit(long, Box::new(first.clone())).expect("it is accepted");
+    (0..10).for_each(|_| assert!(engine.step()));
+    assert!(engine.stats().steps_ahead > 5);
+    let second = Collected::default();
+    engine.submit(request(vec![4, 5], 1), Box::new(second.clone())).expect("it is accepted");
+    // The step ahead; the prompt; its token is told when the next step is under way.
+    (0..3).for_each(|_| assert!(engine.step()));
+    assert_eq!(second.outcome().tokens[0].len(), 1);
+    finish(&mut engine);
+    assert_eq!((first.outcome().error, second.outcome().error), (None, None));
+}
+
+#[test]
+fn a_pause_holds_although_the_next_token_is_on_its_way() {
+    let mut engine = ahead(OPTIONS, |_| ());
+    let collected = Collected::default();
+    let long = Request { max_tokens: Some(40), ..request(vec![1, 2, 3], 1) };
+    engine.submit(long.clone(), Box::new(collected.clone())).expect("it is accepted");
+    (0..10).for_each(|_| assert!(engine.step()));
+    collected.wish(Control::Pause);
+    (0..5).for_each(|_| assert!(engine.step()));
+    let outcome = collected.outcome();
+    assert_eq!(outcome.heeded, [outcome.tokens[0].len()], "nothing was said after the pause");
+    assert_eq!(engine.stats().tokens_discarded, 1);
+    collected.wish(Control::Resume);
+    finish(&mut engine);
+    assert!(bits(&collected.outcome()) == bits(&serve(&mut fake(OPTIONS, |_| ()), &[long])[0]));
 }
 
 #[test]

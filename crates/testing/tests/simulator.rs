@@ -1,9 +1,10 @@
-//! A seeded simulator of the engine: random arrivals, lengths, cancels, floods, quotas and tiny memory, with a fake model.
+//! A seeded simulator of the engine: random arrivals, lengths, cancels, floods, pauses, changed minds, quotas and tiny memory, with a fake
+//! model that may run ahead and misjudge what will be chosen.
 //!
 //! After every step the books are counted again; every reply that ends well is the one that the model's pure function gives; everything
 //! ends. A failure names its seed: run that one alone with `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
 
-use pellucid_engine::{Engine, EngineOptions, Error, Request, Scope, TenantId};
+use pellucid_engine::{Control, Engine, EngineOptions, EngineStats, Error, Request, Scope, TenantId};
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_tensor::DType;
 use pellucid_testing::{Collected, FakeModel};
@@ -35,6 +36,9 @@ impl Random {
 struct Live {
     request: Request,
     collected: Collected,
+    /// The parameters after each wish that it had, those that stay the same included.
+    wishes: Vec<SamplingParams>,
+    is_held: bool,
 }
 
 #[test]
@@ -43,20 +47,25 @@ fn a_million_operations_leave_the_books_in_order() {
         simulate(seed.parse().expect("a number"));
         return;
     }
-    let mut operations = 0;
+    let (mut operations, mut ahead, mut discarded) = (0, 0, 0);
     let mut seed = 0;
     while operations < OPERATIONS {
         let outcome = std::panic::catch_unwind(|| simulate(seed));
         match outcome {
-            Ok(count) => operations += count,
+            Ok((count, stats)) => {
+                operations += count;
+                ahead += stats.steps_ahead;
+                discarded += stats.tokens_discarded;
+            }
             Err(_) => panic!("seed {seed} failed; PELLUCID_SEED={seed} repeats it"),
         }
         seed += 1;
     }
-    eprintln!("{operations} operations, {seed} seeds");
+    eprintln!("{operations} operations, {seed} seeds; {ahead} steps ahead, {discarded} tokens discarded");
+    assert!(ahead > 10_000 && discarded > 1_000, "{ahead} steps ran ahead, {discarded} tokens were discarded");
 }
 
-fn simulate(seed: u64) -> usize {
+fn simulate(seed: u64) -> (usize, EngineStats) {
     let mut random = Random(seed);
     let max_sequences = 1 + random.below(8);
     let options = EngineOptions {
@@ -73,6 +82,7 @@ fn simulate(seed: u64) -> usize {
     let mut model = FakeModel::new(VOCAB, CONTEXT);
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
     model.runs_ahead = random.chance(2);
+    model.misjudges = random.chance(2).then(|| 1 + random.below(9));
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
     if random.chance(3) {
@@ -92,12 +102,16 @@ fn simulate(seed: u64) -> usize {
         } else if random.chance(25) && !live.is_empty() {
             let gone = live.swap_remove(random.below(live.len()));
             gone.collected.close();
+        } else if random.chance(8) && !live.is_empty() {
+            let at = random.below(live.len());
+            interfere(&mut random, &mut live[at]);
         } else {
             engine.step();
             engine.audit().unwrap_or_else(|wrong| panic!("after {operations} operations: {wrong}"));
         }
         live.retain(|live| !is_checked(live));
     }
+    live.iter_mut().filter(|live| live.is_held).for_each(release);
     let mut patience = PATIENCE;
     while engine.step() {
         operations += 1;
@@ -109,7 +123,38 @@ fn simulate(seed: u64) -> usize {
     assert!(live.is_empty(), "{} requests got no answer", live.len());
     let stats = engine.stats();
     assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting), (0, 0, 0));
-    operations
+    (operations, stats)
+}
+
+/// Holds a request up, lets it go on, or has it choose by other parameters.
+fn interfere(random: &mut Random, live: &mut Live) {
+    if live.is_held {
+        release(live);
+    } else if random.chance(3) && live.request.num_choices == 1 {
+        let sampling = SamplingParams { temperature: random.below(3) as f32 / 2.0, ..live.request.sampling.clone() };
+        live.wishes.push(sampling.clone());
+        live.collected.wish(Control::Update(Box::new(sampling)));
+    } else {
+        live.is_held = true;
+        match random.chance(2) {
+            true => live.collected.set_ready(false),
+            false => live.want(Control::Pause),
+        }
+    }
+}
+
+fn release(live: &mut Live) {
+    live.is_held = false;
+    live.collected.set_ready(true);
+    live.want(Control::Resume);
+}
+
+impl Live {
+    /// What leaves the parameters as they are.
+    fn want(&mut self, control: Control) {
+        self.wishes.push(self.wishes.last().unwrap_or(&self.request.sampling).clone());
+        self.collected.wish(control);
+    }
 }
 
 /// Prompts of one of a few families, so that prefixes are shared often.
@@ -125,6 +170,11 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
     let sampling = SamplingParams {
         temperature: if random.chance(2) { 0.0 } else { 1.0 },
         seed: random.below(3) as u64,
+        top_k: if random.chance(4) { 1 + random.below(6) as u32 } else { 0 },
+        top_p: if random.chance(4) { 0.7 } else { 1.0 },
+        min_p: if random.chance(6) { 0.1 } else { 0.0 },
+        repetition_penalty: if random.chance(12) { 1.2 } else { 1.0 },
+        stop_ids: if random.chance(3) { vec![3] } else { Vec::new() },
         end_ids: vec![(VOCAB - 1) as u32],
         ..SamplingParams::default()
     };
@@ -140,7 +190,7 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
     let request = Request { best_of: request.num_choices, ..request };
     let collected = Collected::default();
     match engine.submit(request.clone(), Box::new(collected.clone())) {
-        Ok(()) => live.push(Live { request, collected }),
+        Ok(()) => live.push(Live { request, collected, wishes: Vec::new(), is_held: false }),
         Err(
             Error::QueueFull { .. }
             | Error::NeverFits { .. }
@@ -160,20 +210,27 @@ fn is_checked(live: &Live) -> bool {
     assert_eq!(outcome.error, None, "{:?}", live.request);
     for choice in 0..live.request.num_choices {
         let found = outcome.tokens.get(choice).cloned().unwrap_or_default();
-        assert_eq!(found, expected(&live.request, choice), "choice {choice} of {:?}", live.request);
+        let wishes: Vec<_> = outcome.heeded.iter().copied().zip(live.wishes.iter().cloned()).collect();
+        assert_eq!(found, expected(&live.request, choice, &wishes), "choice {choice} of {:?}", live.request);
     }
     true
 }
 
-/// The reply by the model's pure function and the sampler alone.
-fn expected(request: &Request, choice: usize) -> Vec<u32> {
+/// The reply by the model's pure function and the sampler alone; a wish is heeded when there are so many tokens.
+fn expected(request: &Request, choice: usize, wishes: &[(usize, SamplingParams)]) -> Vec<u32> {
     let mut params = request.sampling.clone();
     params.seed += choice as u64;
-    let sampler = Sampler::new(&params, VOCAB).expect("valid parameters");
+    let mut sampler = Sampler::new(&params, VOCAB).expect("valid parameters");
     let mut history = sampler.history(&request.prompt);
     let (mut state, mut workspace) = (sampler.state(), Workspace::default());
     let mut tokens = request.prompt.clone();
     while tokens.len() < CONTEXT && request.max_tokens != Some(tokens.len() - request.prompt.len()) {
+        let num_output = tokens.len() - request.prompt.len();
+        // Only a request with one choice changes its parameters.
+        if let Some((_, params)) = wishes.iter().rfind(|(at, _)| *at <= num_output).filter(|_| request.num_choices == 1)
+        {
+            sampler = Sampler::new(params, VOCAB).expect("valid parameters");
+        }
         let logits = FakeModel::logits_after(tokens.iter().copied(), VOCAB);
         let input = Input { logits: &logits, history: &history, position: tokens.len() as u32, mask: None };
         let choice = sampler.sample(&input, &mut state, &mut workspace).expect("a token");

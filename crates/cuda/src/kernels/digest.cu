@@ -2,23 +2,30 @@
 // device. What is said here is to the bit what the sampler computes from the row, but for the times of the draw: those are close enough
 // to name the few who may win, and the sampler times these by itself.
 
-static const u32 BLOCK = 64;          // logits whose weights are summed in f32; blocks are added up in f64
+static const u32 BLOCK = 64;          // logits whose weights are summed in f32; blocks are added up as integers
 static const u32 LANES = 16;          // ... side by side: the order of a sum depends on it
 static const u32 NUM_TOP = 256;
 static const u32 MAX_FINALISTS = 16;
 static const u32 MAX_GATHERED = 4096;
 static const u32 MAX_PARTS_ABOVE = 2 * NUM_TOP;
 static const float RACE_MARGIN = 1e-4f;
+#define UNITS 1099511627776.0  // of sums of weights, to the weight of the most probable
 
 struct DigestQuery {
     float inverse;  // 1 / temperature
     u32 races;
     u32 seed_low, seed_high, position;
+    // Where the row does not race, who of the highest does: the k highest, of those a share of p, of those with min_p of the highest's
+    // weight. With k = 0 nobody knows beforehand.
+    u32 k;
+    float p, min_p;
 };
 
 struct RowBrief {
     double totals[2];
     u32 is_plain, has_all, num_top, num_finalists;
+    u32 assumed;  // the token that is taken to be chosen, or NOBODY
+    u32 unused;
     u32 top_ids[NUM_TOP];
     float top_logits[NUM_TOP];
     u32 finalist_ids[MAX_FINALISTS];
@@ -32,6 +39,7 @@ struct DigestRows {
     float2* sums;   // [rows][num_blocks]: of weights at temperature 1 and at the query's
     float* times;   // [rows][num_blocks]: the fastest
     RowBrief* out;
+    u32* chosen;    // [rows]: what the next step may go on with
     u32 vocab_size;
     u32 num_blocks;
     u32 part_len;  // logits of a part whose largest is noted: 16 or 64
@@ -39,6 +47,14 @@ struct DigestRows {
 };
 
 #define INFINITE __int_as_float(0x7f800000)
+
+static const u32 NOBODY = 0xffffffffu;
+
+// What the next step may take for the row's token. Without anybody it goes on with token 0, and nobody looks at what comes of it.
+DEVICE void assume(const DigestRows& d, u32 row, u32 token) {
+    d.out[row].assumed = token;
+    d.chosen[row] = token == NOBODY ? 0 : token;
+}
 
 // e^x for x at most 0: the sampler's own, operation by operation.
 DEVICE float exp_of_nonpositive(float x) {
@@ -173,26 +189,118 @@ DEVICE u32 ordered(float logit) {
 
 DEVICE float unordered(u32 number) { return __uint_as_float(number >> 31 ? number & 0x7fffffffu : ~number); }
 
-// Sorts a power of two of keys from the largest down; the whole block takes part.
+// Keys that a warp sorts in its registers.
+static const u32 CHUNK = 64;
+
+// One of two keys `distance` apart: in runs of `size`, those that descend and those that ascend take turns.
+DEVICE u64 exchanged(u64 key, u32 place, u32 distance, u32 size) {
+    u64 other = __shfl_xor_sync(FULL_WARP, key, distance);
+    bool takes_larger = ((place & distance) == 0) == ((place & size) == 0);
+    return (key > other) == takes_larger ? key : other;
+}
+
+// The exchanges of fewer than CHUNK places, for runs of `first_size` to `last_size`.
+DEVICE void exchange_near(u64* keys, u32 len, u32 first_size, u32 last_size) {
+    for (u32 begin = threadIdx.x / 32 * CHUNK; begin < len; begin += blockDim.x / 32 * CHUNK) {
+        u32 place = begin + threadIdx.x % 32;
+        u64 low = keys[place], high = keys[place + 32];
+        for (u32 size = first_size; size <= last_size; size *= 2) {
+            if (size >= CHUNK && (place & size ? low > high : low < high)) {
+                u64 larger = high;
+                high = low;
+                low = larger;
+            }
+            for (u32 distance = min(size / 2, 16); distance > 0; distance /= 2) {
+                low = exchanged(low, place, distance, size);
+                high = exchanged(high, place + 32, distance, size);
+            }
+        }
+        keys[place] = low;
+        keys[place + 32] = high;
+    }
+}
+
+// Sorts keys from the largest down, a power of two of them and at least CHUNK; the whole block takes part.
 DEVICE void sort_descending(u64* keys, u32 len) {
-    for (u32 size = 2; size <= len; size *= 2) {
-        for (u32 distance = size / 2; distance > 0; distance /= 2) {
+    __syncthreads();
+    exchange_near(keys, len, 2, CHUNK);
+    for (u32 size = 2 * CHUNK; size <= len; size *= 2) {
+        for (u32 distance = size / 2; distance >= CHUNK; distance /= 2) {
             __syncthreads();
             for (u32 i = threadIdx.x; i < len / 2; i += blockDim.x) {
                 u32 low = 2 * i - (i & (distance - 1)), high = low + distance;
                 u64 a = keys[low], b = keys[high];
-                bool descends = (low & size) == 0;
-                if (descends ? a < b : a > b) {
+                if (low & size ? a > b : a < b) {
                     keys[low] = b;
                     keys[high] = a;
                 }
             }
         }
+        __syncthreads();
+        exchange_near(keys, len, size, size);
     }
     __syncthreads();
 }
 
-DEVICE u32 power_of_two_from(u32 n) { return n <= 2 ? 2 : 1u << (32 - __clz(n - 1)); }
+// How many places n keys take to be sorted.
+DEVICE u32 sorted_len(u32 n) { return n <= CHUNK ? CHUNK : 1u << (32 - __clz(n - 1)); }
+
+// A key by which the fastest of several is found: the least.
+DEVICE u64 finish_key(float time, u32 token) { return (u64)ordered(time) << 32 | token; }
+
+// The sum of all weights at the query's temperature, close enough for an assumption; the whole block takes part.
+DEVICE float heated_total(const DigestRows& d, u32 row) {
+    __shared__ float parts[32];
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < d.num_blocks; i += blockDim.x) sum += d.sums[(u64)row * d.num_blocks + i].y;
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0.0f;
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    return sum;
+}
+
+// Who of the most probable comes in first, of those that the query lets run. `keys` are those of the `num_top` highest, from the highest
+// down, one for each of the first threads; the whole block takes part.
+DEVICE void assume_of_top(const DigestRows& d, u32 row, const u64* keys, u32 num_top, bool has_all) {
+    __shared__ float warp_sums[32];
+    __shared__ u64 first;
+    u32 thread = threadIdx.x, lane = thread % 32;
+    DigestQuery query = d.queries[row];
+    if (query.k == 0) {
+        if (thread == 0) assume(d, row, NOBODY);
+        return;
+    }
+    u32 num_highest = min(num_top, query.k);
+    bool is_highest = thread < num_highest;
+    float largest = unordered((u32)(keys[0] >> 32));
+    u64 key = is_highest ? keys[thread] : 0;
+    float scaled = is_highest ? __fmul_rn(__fsub_rn(unordered((u32)(key >> 32)), largest), query.inverse) : 0.0f;
+    float weight = is_highest ? exp_of_nonpositive(scaled) : 0.0f;
+    // The sum up to each of them, itself included.
+    float sum = weight;
+    for (u32 i = 1; i < 32; i *= 2) {
+        float below = __shfl_up_sync(FULL_WARP, sum, i);
+        if (lane >= i) sum += below;
+    }
+    if (lane == 31) warp_sums[thread / 32] = sum;
+    if (thread == 0) first = ~0ull;
+    __syncthreads();
+    float total = 0.0f;
+    for (u32 i = 0; i < blockDim.x / 32; i++) {
+        if (i == thread / 32) sum += total;
+        total += warp_sums[i];
+    }
+    if (num_highest < query.k && !has_all) total = heated_total(d, row);
+    bool is_in_share = query.p >= 1.0f || sum - weight < query.p * total;
+    if (is_highest && (thread == 0 || (is_in_share && weight >= query.min_p))) {
+        u32 token = ~(u32)key;
+        atomicMin(&first, finish_key(race_time(query, token, -scaled), token));
+    }
+    __syncthreads();
+    if (thread == 0) assume(d, row, (u32)first);
+}
 
 // The most probable tokens of a row. `shared` has room for the parts' maxima, and for MAX_GATHERED keys.
 DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
@@ -203,7 +311,7 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     const float* maxima = d.maxima + (u64)row * d.num_parts;
 
     // Of NUM_TOP parts, each has a logit at or above the NUM_TOP-th largest of the parts' maxima: whoever is below it is not on top.
-    u32 len = power_of_two_from(d.num_parts);
+    u32 len = sorted_len(d.num_parts);
     for (u32 i = thread; i < len; i += blockDim.x) keys[i] = i < d.num_parts ? ordered(maxima[i]) : 0;
     if (thread == 0) num_gathered = num_parts_above = 0;
     sort_descending(keys, len);
@@ -235,8 +343,13 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     u32 gathered = num_gathered;
     is_plain = is_plain && gathered <= MAX_GATHERED;
     if (thread == 0) out.is_plain = is_plain;
-    if (!is_plain) return;
-    len = power_of_two_from(gathered);
+    // Where the whole row races, find_finalists knows who is first.
+    bool assumes = !d.queries[row].races;
+    if (!is_plain) {
+        if (thread == 0 && assumes) assume(d, row, NOBODY);
+        return;
+    }
+    len = sorted_len(gathered);
     for (u32 i = gathered + thread; i < len; i += blockDim.x) keys[i] = 0;
     sort_descending(keys, len);
     u32 num_top = min(gathered, NUM_TOP);
@@ -245,36 +358,44 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
         out.top_ids[i] = token;
         out.top_logits[i] = logit_at(d, row, token);
     }
+    bool has_all = cut == -INFINITE && gathered <= NUM_TOP;
     if (thread == 0) {
         out.num_top = num_top;
-        out.has_all = cut == -INFINITE && gathered <= NUM_TOP;
+        out.has_all = has_all;
     }
+    if (assumes) assume_of_top(d, row, keys, num_top, has_all);
 }
 
-// The sums of the blocks, one after the other as the sampler adds them: a thread for each temperature.
-DEVICE void add_sums(const DigestRows& d, u32 row, float2* sums) {
-    u32 thread = threadIdx.x;
-    for (u32 i = thread; i < d.num_blocks; i += blockDim.x) sums[i] = d.sums[(u64)row * d.num_blocks + i];
+// A weight in the sampler's units, rounded as it rounds.
+DEVICE u64 units(float weight) { return __double2ull_rz(__dadd_rn(__dmul_rn((double)weight, UNITS), 0.5)); }
+
+// The sums of the blocks, in units: integers, whose order does not matter.
+DEVICE void add_sums(const DigestRows& d, u32 row) {
+    __shared__ u64 totals[2];
+    if (threadIdx.x < 2) totals[threadIdx.x] = 0;
     __syncthreads();
-    if (thread != 0 && thread != 32) return;
-    const float* from = (const float*)sums + thread / 32;
-    double total = 0.0;
-    u32 i = 0;
-    // Many are read before they are added: only the additions have to wait for each other.
-    for (; i + 16 <= d.num_blocks; i += 16) {
-        float next[16];
-#pragma unroll
-        for (u32 k = 0; k < 16; k++) next[k] = from[2 * (i + k)];
-#pragma unroll
-        for (u32 k = 0; k < 16; k++) total = __dadd_rn(total, next[k]);
+    u64 plain = 0, heated = 0;
+    for (u32 i = threadIdx.x; i < d.num_blocks; i += blockDim.x) {
+        float2 sums = d.sums[(u64)row * d.num_blocks + i];
+        plain += units(sums.x);
+        heated += units(sums.y);
     }
-    for (; i < d.num_blocks; i++) total = __dadd_rn(total, from[2 * i]);
-    d.out[row].totals[thread / 32] = total;
+    for (int i = 16; i > 0; i /= 2) {
+        plain += __shfl_xor_sync(FULL_WARP, plain, i);
+        heated += __shfl_xor_sync(FULL_WARP, heated, i);
+    }
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&totals[0], plain);
+        atomicAdd(&totals[1], heated);
+    }
+    __syncthreads();
+    if (threadIdx.x < 2) d.out[row].totals[threadIdx.x] = (double)totals[threadIdx.x] / UNITS;
 }
 
 // Whoever is close enough to the fastest.
 DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     __shared__ u32 num_blocks_close, num_finalists;
+    __shared__ u64 first;
     __shared__ float warp_times[32];
     u32 thread = threadIdx.x;
     RowBrief& out = d.out[row];
@@ -282,9 +403,11 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     float largest = row_largest(d, row);
     if (!(fabsf(largest) < INFINITE) || !query.races) {
         if (thread == 0) out.num_finalists = 0;
+        if (thread == 0 && query.races) assume(d, row, NOBODY);
         return;
     }
     if (thread == 0) num_blocks_close = num_finalists = 0;
+    if (thread == 0) first = ~0ull;
     const float* times = d.times + (u64)row * d.num_blocks;
     float fastest = INFINITE;
     for (u32 i = thread; i < d.num_blocks; i += blockDim.x) fastest = fminf(fastest, times[i]);
@@ -301,7 +424,9 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
             u32 token = blocks[i] * BLOCK + k;
             float logit = logit_at(d, row, token);
             float handicap = -__fmul_rn(__fsub_rn(logit, largest), query.inverse);
-            if (!(race_time(query, token, handicap) <= bound)) continue;
+            float time = race_time(query, token, handicap);
+            if (!(time <= bound)) continue;
+            atomicMin(&first, finish_key(time, token));
             u32 place = atomicAdd(&num_finalists, 1);
             if (place < MAX_FINALISTS) {
                 out.finalist_ids[place] = token;
@@ -310,7 +435,9 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
         }
     }
     __syncthreads();
-    if (thread == 0) out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
+    if (thread != 0) return;
+    out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
+    assume(d, row, num_finalists > 0 ? (u32)first : NOBODY);
 }
 
 // Three blocks of threads for each row, one for each part of the answer.
@@ -320,7 +447,7 @@ KERNEL void digest_select(DigestRows d) {
     if (blockIdx.y == 0)
         select_top(d, blockIdx.x, shared_keys);
     else if (blockIdx.y == 1)
-        add_sums(d, blockIdx.x, (float2*)shared_keys);
+        add_sums(d, blockIdx.x);
     else
         find_finalists(d, blockIdx.x, (u32*)shared_keys);
 }

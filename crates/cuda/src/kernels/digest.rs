@@ -1,15 +1,16 @@
 //! Launches of `digest.cu`.
 
-use pellucid_tensor::{Error, RowDigest, RowQuery};
+use pellucid_tensor::{Error, RowDigest, RowQuery, Shortlist};
 
 use crate::driver::{Device, Grid};
 use crate::pinned::Plain;
 
 pub(crate) const KERNELS: &[&str] = &["digest_maxima", "digest_weights", "digest_select"];
 
-/// `NUM_TOP` and `MAX_FINALISTS` of digest.cu, and `BLOCK` and `LANES`.
+/// `NUM_TOP`, `MAX_FINALISTS` and `NOBODY` of digest.cu, and `BLOCK` and `LANES`.
 pub(crate) const NUM_TOP: usize = 256;
 const MAX_FINALISTS: usize = 16;
+const NOBODY: u32 = u32::MAX;
 const BLOCK: usize = 64;
 const LANES: usize = 16;
 /// Keys that a block of threads sorts in its shared memory, and hence the parts and blocks of a row at most.
@@ -26,6 +27,9 @@ pub(crate) struct Query {
     races: u32,
     seed: [u32; 2],
     position: u32,
+    k: u32,
+    p: f32,
+    min_p: f32,
 }
 
 impl Query {
@@ -33,19 +37,24 @@ impl Query {
 
     /// As it lies in memory.
     pub(crate) fn words(&self) -> [u32; Self::WORDS] {
-        [self.inverse.to_bits(), self.races, self.seed[0], self.seed[1], self.position]
+        let Query { inverse, races, seed, position, k, p, min_p } = *self;
+        [inverse.to_bits(), races, seed[0], seed[1], position, k, p.to_bits(), min_p.to_bits()]
     }
 }
 
 impl From<&RowQuery> for Query {
     fn from(query: &RowQuery) -> Query {
-        let (seed, position) = query.race.unwrap_or_default();
+        let unknown = Shortlist { draw: query.race.unwrap_or_default(), k: 0, p: 1.0, min_p: 0.0 };
+        let Shortlist { draw: (seed, position), k, p, min_p } = query.shortlist.unwrap_or(unknown);
         Query {
             // Rounded as the sampler rounds it.
             inverse: (1.0 / query.temperature) as f32,
             races: u32::from(query.race.is_some()),
             seed: [seed as u32, (seed >> 32) as u32],
             position,
+            k,
+            p,
+            min_p,
         }
     }
 }
@@ -59,6 +68,8 @@ pub(crate) struct RowBrief {
     has_all: u32,
     num_top: u32,
     num_finalists: u32,
+    assumed: u32,
+    unused: u32,
     top_ids: [u32; NUM_TOP],
     top_logits: [f32; NUM_TOP],
     finalist_ids: [u32; MAX_FINALISTS],
@@ -78,6 +89,7 @@ impl RowBrief {
         digest.is_plain = self.is_plain != 0;
         digest.has_all = self.has_all != 0;
         digest.totals = self.totals;
+        digest.assumed = Some(self.assumed).filter(|&token| token != NOBODY);
         pairs(&self.top_ids, &self.top_logits, self.num_top, &mut digest.top);
         pairs(&self.finalist_ids, &self.finalist_logits, self.num_finalists, &mut digest.finalists);
     }
@@ -92,6 +104,7 @@ pub(crate) struct DigestRows {
     pub(crate) sums: u64,
     pub(crate) times: u64,
     pub(crate) out: u64,
+    pub(crate) chosen: u64,
     pub(crate) vocab_size: u32,
     pub(crate) num_blocks: u32,
     pub(crate) part_len: u32,

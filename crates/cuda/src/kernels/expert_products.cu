@@ -152,10 +152,10 @@ DEVICE void expert_tiles(const ExpertProduct& p) {
     float* mine = partial[warp];
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        mine[(n * 8 + 2 * t) * 16 + g] = sum[n][0];
-        mine[(n * 8 + 2 * t + 1) * 16 + g] = sum[n][1];
-        mine[(n * 8 + 2 * t) * 16 + g + 8] = sum[n][2];
-        mine[(n * 8 + 2 * t + 1) * 16 + g + 8] = sum[n][3];
+        mine[(n * 8 + 2 * t) * 16 + g] = grown<W>(sum[n][0]);
+        mine[(n * 8 + 2 * t + 1) * 16 + g] = grown<W>(sum[n][1]);
+        mine[(n * 8 + 2 * t) * 16 + g + 8] = grown<W>(sum[n][2]);
+        mine[(n * 8 + 2 * t + 1) * 16 + g + 8] = grown<W>(sum[n][3]);
     }
     __syncthreads();
     for (u32 j = threadIdx.x; j < item.count * tiles_at_once * 16; j += blockDim.x) {

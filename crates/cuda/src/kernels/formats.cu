@@ -9,6 +9,11 @@
 //
 // Quantized numbers become f16: integers exactly, scale times sub-scale rounded once (when they are packed), their product (for Q4_K and Q5_K a fused
 // product and difference) rounded once. All kernels use these functions, so a weight has the same f16 value in each of them.
+//
+// Bits of an integer within the mantissa of a half, under an exponent of zero, are that integer times a power of two (bit 0 is worth 2^-24). So
+// for Q8_0, Q4_0 and Q4_K a mask and one fused product and sum make a weight: the scales are packed with the inverse power. They would
+// not all fit into a half, so what comes out is 64 times too small, and sums are GROWTH times as large when they leave the registers.
+// A matrix with a scale beyond what is left (a Q4 scale of 1, a Q8_0 scale of 1/4: upload.rs) is kept as F16 instead.
 
 enum Format { F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
 
@@ -41,7 +46,14 @@ DEVICE u32 both_second(u32 pair) {
 template <int F>
 struct Weights;
 
+// The sums of a product with weights of a format, as they leave the registers: exact, being a power of two.
+template <class W>
+DEVICE float grown(float sum) {
+    return W::GROWTH == 1 ? sum : __fmul_rn(sum, (float)W::GROWTH);
+}
+
 struct PlainWeights {
+    static const int GROWTH = 1;
     static const u32 CHUNK_BYTES = 2048;
     static const u32 CHUNK_UNITS = 1;
     struct Raw {
@@ -66,9 +78,10 @@ template <>
 struct Weights<BF16> : PlainWeights {};
 
 // Two units. Bytes are q + 128. Two 16-byte loads of two steps each: [step 0: row g, row g + 8; step 1: the same], four bytes a row.
-// Then, for each g, the scales [row g: block 0, block 1; row g + 8: block 0, block 1].
+// Then, for each g, the scales [row g: block 0, block 1; row g + 8: block 0, block 1], times 2^18.
 template <>
 struct Weights<Q8_0> {
+    static const int GROWTH = 64;
     static const u32 UNIT_BYTES = 1088;
     static const u32 CHUNK_BYTES = 2 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 2;
@@ -86,29 +99,34 @@ struct Weights<Q8_0> {
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
         const uint4& q = raw.q[s / 2];
         u32 low = s % 2 ? q.z : q.x, high = s % 2 ? q.w : q.y;
-        const u32 minus_1152 = 0xe480e480u;
+        // 128 scales less: times -2^-17.
+        const u32 offset = 0x80808080u;
+        u32 least_low = half2_mul(raw.d.x, offset), least_high = half2_mul(raw.d.y, offset);
         u32 d_low = s / 2 ? both_second(raw.d.x) : both_first(raw.d.x);
         u32 d_high = s / 2 ? both_second(raw.d.y) : both_first(raw.d.y);
-        a[0] = half2_mul(half2_add(__byte_perm(low, HALF_1024, 0x5150), minus_1152), d_low);
-        a[1] = half2_mul(half2_add(__byte_perm(high, HALF_1024, 0x5150), minus_1152), d_high);
-        a[2] = half2_mul(half2_add(__byte_perm(low, HALF_1024, 0x5352), minus_1152), d_low);
-        a[3] = half2_mul(half2_add(__byte_perm(high, HALF_1024, 0x5352), minus_1152), d_high);
+        least_low = s / 2 ? both_second(least_low) : both_first(least_low);
+        least_high = s / 2 ? both_second(least_high) : both_first(least_high);
+        a[0] = half2_fma(__byte_perm(low, 0, 0x4140), d_low, least_low);
+        a[1] = half2_fma(__byte_perm(high, 0, 0x4140), d_high, least_high);
+        a[2] = half2_fma(__byte_perm(low, 0, 0x4342), d_low, least_low);
+        a[3] = half2_fma(__byte_perm(high, 0, 0x4342), d_high, least_high);
     }
 };
 
-// Four-bit integers of a step in one word: pair p has its first number at bit 4p and its second at bit 16 + 4p. They become 1024 + q for
-// the even pairs and 1024 + 16 q for the odd ones.
-DEVICE void nibbles(u32 (&a)[4], u32 word) {
-    u32 shifted = word >> 8, magic = in_register<HALF_1024>();
-    a[0] = masked_or<0x000f000fu>(word, magic);
-    a[1] = masked_or<0x00f000f0u>(word, magic);
-    a[2] = masked_or<0x000f000fu>(shifted, magic);
-    a[3] = masked_or<0x00f000f0u>(shifted, magic);
+// Four-bit integers of a step in one word: pair p has its first number at bit 2 + 4p and its second 16 bits higher, around the end of the
+// word. In bits 2 to 5 they are worth q 2^-22, in bits 6 to 9 q 2^-18: the former are of row g, the latter of row g + 8.
+DEVICE void small_nibbles(u32 (&a)[4], u32 word) {
+    u32 turned = __funnelshift_r(word, word, 8);
+    a[0] = word & 0x003c003cu;
+    a[1] = word & 0x03c003c0u;
+    a[2] = turned & 0x003c003cu;
+    a[3] = turned & 0x03c003c0u;
 }
 
-// Four units, each one word a step and then the scales as for Q8_0.
+// Four units, each one word a step and then the scales as for Q8_0, those of row g times 2^16, those of row g + 8 times 2^12.
 template <>
 struct Weights<Q4_0> {
+    static const int GROWTH = 64;
     static const u32 UNIT_BYTES = 576;
     static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;
@@ -123,17 +141,29 @@ struct Weights<Q4_0> {
         raw.d = *(const uint2*)(chunk + 512 + lane / 4 * 8);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
-        u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
-        const u32 minus_1032 = 0xe408e408u, minus_72 = 0xd480d480u;
-        nibbles(a, word);
+        // Eight scales less: times -2^-19, and -2^-15.
+        u32 least_low = half2_mul(raw.d.x, 0x80208020u), least_high = half2_mul(raw.d.y, 0x82008200u);
         u32 d_low = s / 2 ? both_second(raw.d.x) : both_first(raw.d.x);
         u32 d_high = s / 2 ? both_second(raw.d.y) : both_first(raw.d.y);
-        a[0] = half2_mul(half2_add(a[0], minus_1032), d_low);
-        a[1] = half2_mul(half2_fma(a[1], HALF_SIXTEENTH, minus_72), d_high);
-        a[2] = half2_mul(half2_add(a[2], minus_1032), d_low);
-        a[3] = half2_mul(half2_fma(a[3], HALF_SIXTEENTH, minus_72), d_high);
+        least_low = s / 2 ? both_second(least_low) : both_first(least_low);
+        least_high = s / 2 ? both_second(least_high) : both_first(least_high);
+        small_nibbles(a, s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w);
+        a[0] = half2_fma(a[0], d_low, least_low);
+        a[1] = half2_fma(a[1], d_high, least_high);
+        a[2] = half2_fma(a[2], d_low, least_low);
+        a[3] = half2_fma(a[3], d_high, least_high);
     }
 };
+
+// Four-bit integers of a step in one word: pair p has its first number at bit 4p and its second at bit 16 + 4p. They become 1024 + q for
+// the even pairs and 1024 + 16 q for the odd ones.
+DEVICE void nibbles(u32 (&a)[4], u32 word) {
+    u32 shifted = word >> 8, magic = in_register<HALF_1024>();
+    a[0] = masked_or<0x000f000fu>(word, magic);
+    a[1] = masked_or<0x00f000f0u>(word, magic);
+    a[2] = masked_or<0x000f000fu>(shifted, magic);
+    a[3] = masked_or<0x00f000f0u>(shifted, magic);
+}
 
 DEVICE u32 minus_second(u32 pair) {
     u32 d;
@@ -170,9 +200,10 @@ DEVICE void scaled_with_minimum(u32 (&a)[4], u32 low, u32 high) {
     a[3] = half2_fma(half2_fma(a[3], HALF_SIXTEENTH, minus_64), both_first(high), minus_second(high));
 }
 
-// Four units: one word a step, then the scales.
+// Four units: one word a step, then the scales: d sc times 2^16 (row g) or 2^12 (row g + 8), dmin m times -2^-6.
 template <>
 struct Weights<Q4_K> {
+    static const int GROWTH = 64;
     static const u32 UNIT_BYTES = 640;
     static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;
@@ -187,14 +218,19 @@ struct Weights<Q4_K> {
         raw.scales.of = *(const uint4*)(chunk + 512 + lane / 4 * 16);
     }
     DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
-        nibbles(a, s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w);
-        scaled_with_minimum(a, raw.scales.low_pair(s), raw.scales.high_pair(s));
+        small_nibbles(a, s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w);
+        u32 low = raw.scales.low_pair(s), high = raw.scales.high_pair(s);
+        a[0] = half2_fma(a[0], both_first(low), both_second(low));
+        a[1] = half2_fma(a[1], both_first(high), both_second(high));
+        a[2] = half2_fma(a[2], both_first(low), both_second(low));
+        a[3] = half2_fma(a[3], both_first(high), both_second(high));
     }
 };
 
 // As Q4_K, with a word of fifth bits for each lane before the scales.
 template <>
 struct Weights<Q5_K> {
+    static const int GROWTH = 1;
     static const u32 UNIT_BYTES = 768;
     static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;
@@ -221,6 +257,7 @@ struct Weights<Q5_K> {
 // [row g: steps 0 to 3; row g + 8: the same].
 template <>
 struct Weights<Q6_K> {
+    static const int GROWTH = 1;
     static const u32 UNIT_BYTES = 896;
     static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
     static const u32 CHUNK_UNITS = 4;

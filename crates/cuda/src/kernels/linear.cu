@@ -204,10 +204,10 @@ DEVICE void few(const Linear& p) {
             group = begin_group;
             u32 g = lane / 4, t = lane % 4;
             float* mine = partial[round % 2][warp];  // [row of x][output of the tile]
-            mine[2 * t * 16 + g] = sum[0];
-            mine[(2 * t + 1) * 16 + g] = sum[1];
-            mine[2 * t * 16 + g + 8] = sum[2];
-            mine[(2 * t + 1) * 16 + g + 8] = sum[3];
+            mine[2 * t * 16 + g] = grown<W>(sum[0]);
+            mine[(2 * t + 1) * 16 + g] = grown<W>(sum[1]);
+            mine[2 * t * 16 + g + 8] = grown<W>(sum[2]);
+            mine[(2 * t + 1) * 16 + g + 8] = grown<W>(sum[3]);
             sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
             __syncthreads();
             for (u32 j = threadIdx.x; j < tiles_at_once * 16 * p.num_rows; j += FEW_THREADS) {
@@ -355,9 +355,9 @@ DEVICE void many(const Linear& p, bool split) {
                 u32 o = tile * 16 + g + i / 2 * 8;
                 if (row >= p.num_rows || o >= part.outputs) continue;
                 if (split)
-                    p.workspace[((u64)blockIdx.z * p.num_rows + row) * (p.num_tiles * 16) + (first_tile + m) * 16 + g + i / 2 * 8] = total[m][n][i];
+                    p.workspace[((u64)blockIdx.z * p.num_rows + row) * (p.num_tiles * 16) + (first_tile + m) * 16 + g + i / 2 * 8] = grown<W>(total[m][n][i]);
                 else
-                    part.out[(u64)row * part.outputs + o] = finished(total[m][n][i], p.x.scales[row], part.bias, o);
+                    part.out[(u64)row * part.outputs + o] = finished(grown<W>(total[m][n][i]), p.x.scales[row], part.bias, o);
             }
     }
 }

@@ -11,6 +11,9 @@ struct PackWeight {
     u32 from_f32;     // `from` holds f32, to be rounded to the plain format: for formats without tiles of their own
 };
 
+// A half times a power of two.
+DEVICE u16 times_power(u16 half, int exponent) { return float_to_half(ldexpf(half_to_float(half), exponent)); }
+
 KERNEL void pack_weight(PackWeight w) {
     // Whole groups: the last is filled up with zeros.
     u32 units = (w.cols + 255) / 256 * 4;
@@ -58,12 +61,12 @@ KERNEL void pack_weight(PackWeight w) {
             for (int half = 0; half < 2; half++) {
                 u32 col = first_col + t * 32;
                 bool inside = valid[half] && col < w.cols;
-                ((u16*)(chunk + 1024 + g * 8))[half * 2 + t] = inside ? two_bytes(at[half] + col / 32 * 34) : 0;
+                ((u16*)(chunk + 1024 + g * 8))[half * 2 + t] = inside ? times_power(two_bytes(at[half] + col / 32 * 34), 18) : 0;
             }
         return;
     }
 
-    bool is_q4_0 = w.format == Q4_0;
+    bool is_q4_0 = w.format == Q4_0, is_small = is_q4_0 || w.format == Q4_K;
     u32 unit_bytes = is_q4_0 ? 576 : w.format == Q4_K ? 640 : w.format == Q5_K ? 768 : 896;
     u8* chunk = w.to + chunk_index(tile, unit / 4, units / 4) * (4 * unit_bytes) + unit % 4 * unit_bytes;
     u32 fifth = 0;
@@ -77,7 +80,8 @@ KERNEL void pack_weight(PackWeight w) {
                 u32 col = first_col + s * 16 + pair / 2 * 8 + 2 * t + second;
                 if (!valid[pair % 2] || col >= w.cols) continue;
                 u32 q = raw_bits(w.format, at[pair % 2], col);
-                word |= (q & 15) << (4 * pair + 16 * second);
+                u32 bit = 4 * pair + 16 * second + (is_small ? 2 : 0);
+                word |= __funnelshift_l(q & 15, q & 15, bit);
                 fifth |= (q >> 4 & 1) << (high_at[pair] + s + 16 * second);
                 high[s / 2] |= (q >> 4 & 3) << (high_at[pair] + s % 2 * 2 + 16 * second);
             }
@@ -91,11 +95,13 @@ KERNEL void pack_weight(PackWeight w) {
         u32 col = first_col + (w.format == Q6_K ? t * 16 : is_q4_0 ? t * 32 : t / 2 * 32);
         bool inside = valid[half] && col < w.cols;
         if (is_q4_0) {
-            if (t < 2) ((u16*)(scales + g * 8))[half * 2 + t] = inside ? two_bytes(at[half] + col / 32 * 18) : 0;
+            if (t < 2) ((u16*)(scales + g * 8))[half * 2 + t] = inside ? times_power(two_bytes(at[half] + col / 32 * 18), half ? 12 : 16) : 0;
         } else {
             // Lane t has the scale of step t, or scale or minimum (t % 2) of columns t / 2 * 32 on.
             float scale = inside ? k_scale(w.format, at[half], col, w.format == Q6_K ? 0 : t % 2) : 0.0f;
-            ((u16*)(scales + g * 16))[half * 4 + t] = float_to_half(scale);
+            u16 rounded = float_to_half(scale);
+            if (w.format == Q4_K) rounded = t % 2 ? times_power(rounded, -6) ^ 0x8000 : times_power(rounded, half ? 12 : 16);
+            ((u16*)(scales + g * 16))[half * 4 + t] = rounded;
         }
     }
 }

@@ -3,6 +3,7 @@
 struct Embed {
     const u8* table;  // rows as they lie in the file
     const u32* ids;
+    const u32* chosen;  // by the digests of the step before
     float* out;
     u64 row_bytes;
     u32 num_rows, cols, table_rows;
@@ -10,11 +11,14 @@ struct Embed {
     float scale;
 };
 
-// out[r] = scale * table[ids[r]]; a block for each row.
+static const u32 CHOSEN = 0x80000000u;
+
+// out[r] = scale * table[ids[r]], where CHOSEN + i stands for the token that row i of the step before led to; a block for each row.
 KERNEL void embed(Embed e) {
     begin();
     u32 row = blockIdx.x;
     u32 id = e.ids[row];
+    if (id & CHOSEN) id = e.chosen[id - CHOSEN];
     for (u32 col = threadIdx.x; col < e.cols; col += blockDim.x) {
         // An id beyond the table would be a mistake of the caller; it must not become a read beyond it.
         float value = id < e.table_rows ? stored_number(e.format, e.table + id * e.row_bytes, col) : __int_as_float(0x7fc00000);

@@ -27,6 +27,7 @@ pub(crate) const KERNELS: &[&str] = &[
 pub(crate) struct Embed {
     pub(crate) table: u64,
     pub(crate) ids: u64,
+    pub(crate) chosen: u64,
     pub(crate) out: u64,
     pub(crate) row_bytes: u64,
     pub(crate) num_rows: u32,

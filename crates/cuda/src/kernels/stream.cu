@@ -133,6 +133,15 @@ DEVICE float stream_operand(const Linear& p, u32 block, u32 row, u8* to, Meanwhi
     return power(254 - forward);
 }
 
+// 16 bytes of a row of x out of shared memory. Without such a row they are whatever a register held: they are multiplied into a column of
+// the result that nobody reads.
+DEVICE uint4 load_if(u32 from, bool is_there) {
+    uint4 v;
+    asm("" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w));
+    if (is_there) asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+    return v;
+}
+
 // 16 bytes of weights into shared memory: read once, in whole lines.
 DEVICE void copy_streaming(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -270,9 +279,8 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
         }
     };
 
-    // Rows of x beyond the last are zeros, which are never loaded.
     bool has_row = g < p.num_rows;
-    const u8* my_row = operand + g * row_bytes + begin_group * 512 + t * 32;
+    u32 my_row = shared_address(operand) + g * row_bytes + begin_group * 512 + t * 32;
     u32 from = 0, round = 0;
     for (u32 item = first; item < num_items; item += stride, round++) {
         // What the first row that this warp writes is added to: asked for ahead.
@@ -282,7 +290,7 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
             u32 output = 32 * item + lane;
             if (output < p.parts[0].outputs) before = p.residual[(u64)first_row * p.parts[0].outputs + output];
         }
-        const u8* at = my_row;
+        u32 at = my_row;
         u32 group = begin_group;
         for (u32 slice = 0; slice < my_slices; slice++) {
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -297,11 +305,7 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
                 for (int unit = 0; unit < W::CHUNK_UNITS; unit++) {
                     typename W::Raw raw;
                     W::template load<FromShared>(raw, ring + from, unit, lane);
-                    uint4 x[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-                    if (has_row) {
-                        x[0] = *(const uint4*)at;
-                        x[1] = *(const uint4*)(at + 16);
-                    }
+                    uint4 x[2] = {load_if(at, has_row), load_if(at + 16, has_row)};
                     at += 128;
 #pragma unroll
                     for (int s = 0; s < 4; s++) {
@@ -316,7 +320,7 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
             float* mine = partial + (round % 2 * 2 + my_tile) * of_tile + (first_slice + slice) * of_slice;
 #pragma unroll
             for (u32 j = 0; j < 4; j++)
-                if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = sum[j];
+                if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = grown<W>(sum[j]);
         }
         wait_among(1 + team, 32 * team_warps);
         finish(item, round, before);

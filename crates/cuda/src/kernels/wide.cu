@@ -176,21 +176,21 @@ DEVICE void write_four(const Linear& p, u32 row, u32 tile, u32 within, const flo
 static const u32 SUMS_PITCH = 132;
 
 // Element 4n + i of a thread's sums is output g + 8 (i / 2) of its warp's tile and row 8n + 2t + i % 2.
-template <int N>
+template <class W, int N>
 DEVICE void put_sums(const float (&sum)[N / 2], float* shared) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     asm volatile("bar.sync 1, 256;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) shared[(n * 8 + 2 * t + i % 2) * SUMS_PITCH + warp * 16 + g + i / 2 * 8] = sum[4 * n + i];
+        for (int i = 0; i < 4; i++) shared[(n * 8 + 2 * t + i % 2) * SUMS_PITCH + warp * 16 + g + i / 2 * 8] = grown<W>(sum[4 * n + i]);
 }
 
 // A warp for each row, four outputs a lane.
-template <int N>
+template <class W, int N>
 DEVICE void write_tile(const Linear& p, const float (&total)[N / 2], float* shared) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * N;
-    put_sums<N>(total, shared);
+    put_sums<W, N>(total, shared);
     asm volatile("bar.sync 1, 256;" ::: "memory");
 #pragma unroll 4
     for (u32 row = warp; row < min((u32)N, p.num_rows - first_row); row += 8) {
@@ -200,10 +200,10 @@ DEVICE void write_tile(const Linear& p, const float (&total)[N / 2], float* shar
 }
 
 // The blocks of a cluster have a slice each: every one adds up its share of the rows out of all blocks' shared memory, a warp for each row.
-template <int N>
+template <class W, int N>
 DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* shared) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * N;
-    put_sums<N>(sum, shared);
+    put_sums<W, N>(sum, shared);
     cluster_barrier();
 #pragma unroll 2
     for (u32 row = blockIdx.z + warp * p.slices; row < min((u32)N, p.num_rows - first_row); row += 8 * p.slices) {
@@ -388,11 +388,11 @@ DEVICE void wide(const Linear& p) {
         wide_wait<0>(sum);
 
         if (SPLIT)
-            add_slices<N>(p, sum, (float*)x_ring);
+            add_slices<W, N>(p, sum, (float*)x_ring);
         else if (GATED)
             write_gated<N>(p, total, (float*)x_ring);
         else
-            write_tile<N>(p, total, (float*)x_ring);
+            write_tile<W, N>(p, total, (float*)x_ring);
     }
 }
 

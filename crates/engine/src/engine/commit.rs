@@ -3,70 +3,55 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use pellucid_model::Logits;
 use pellucid_sampling::{Choice, Digest, End, Input, Logprobs, TokenTrace, Workspace};
 use pellucid_tensor::RowDigest;
 
-use super::{Engine, Planned, panic_message};
+use super::{Engine, Planned, Step, panic_message};
 use crate::job::{Job, JobId, Sequence};
 use crate::{Error, Event, FinishReason, TokenEvent};
 
 /// The logits of the rows that a planned chunk wanted.
 struct Rows<'a> {
     planned: &'a Planned,
-    logits: &'a Logits,
-    /// Where the chunk's first wanted row is among the step's.
-    first: usize,
+    step: &'a Step,
+    /// By the digest of the one row that was wanted, where that does.
+    chosen: Option<Choice>,
 }
 
 impl<'a> Rows<'a> {
     fn row(&self, row: usize) -> &'a [f32] {
-        self.logits.row(self.first + row)
+        self.step.logits.row(self.planned.row + row)
     }
 
-    /// The logits at the end of a chunk that reached its sequence's end.
+    /// Where the row at the end of a chunk that reached its sequence's end is among the step's.
+    fn last_row(&self) -> usize {
+        self.planned.row + self.planned.wanted.len() - 1
+    }
+
     fn last(&self) -> &'a [f32] {
-        self.row(self.planned.wanted.len() - 1)
+        self.step.logits.row(self.last_row())
     }
 
-    /// The same, or what does in their place.
-    fn last_seen(&self) -> Seen<'a> {
-        let row = self.first + self.planned.wanted.len() - 1;
-        match self.logits.digest(row) {
-            Some(digest) => Seen::Digest { digest, row },
-            None => Seen::Row(self.logits.row(row)),
-        }
+    /// What does in the place of that row.
+    fn digest(&self) -> Option<&'a RowDigest> {
+        (!self.planned.wanted.is_empty()).then(|| self.step.logits.digest(self.last_row())).flatten()
     }
-}
-
-/// What is known of the logits that a token is drawn from.
-#[derive(Clone, Copy)]
-enum Seen<'a> {
-    Row(&'a [f32]),
-    /// The row itself, number `row` of the step, is still with the model.
-    Digest {
-        digest: &'a RowDigest,
-        row: usize,
-    },
 }
 
 impl Engine {
-    pub(super) fn commit(&mut self, plan: &[Planned], logits: &Logits) {
+    pub(super) fn commit(&mut self, step: &Step) {
         let now = Instant::now();
-        let mut first = 0;
         let mut by_job: Vec<(JobId, Vec<Rows<'_>>)> = Vec::new();
-        for planned in plan {
-            let rows = Rows { planned, logits, first };
-            first += planned.wanted.len();
+        for planned in &step.plan {
+            let rows = Rows { planned, step, chosen: None };
             match by_job.last_mut().filter(|(id, _)| *id == planned.job) {
                 Some((_, parts)) => parts.push(rows),
                 None => by_job.push((planned.job, vec![rows])),
             }
         }
         for (id, parts) in by_job {
-            self.account(id, &parts);
             // A fault while one request is served must not reach the others.
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.commit_job(id, &parts, now)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.commit_job(id, parts, now)));
             match outcome {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => self.end_with(id, error),
@@ -75,28 +60,48 @@ impl Engine {
         }
     }
 
+    /// Chooses tokens by digests. Where one does not do the row is looked at; with the next step on the device already that row is
+    /// gone, and the part is left out: its position is computed again.
+    fn choose_in_brief(&mut self, id: JobId, parts: &mut Vec<Rows<'_>>) -> Result<(), Error> {
+        let Engine { running, workspace, .. } = self;
+        let job = running.get_mut(&id).expect("a planned job runs");
+        for rows in parts.iter_mut() {
+            let sequence = &mut job.sequences[rows.planned.sequence];
+            if let Some(digest) = rows.digest() {
+                rows.chosen = choose_in_brief(sequence, digest, workspace)?;
+                sequence.needs_row = rows.chosen.is_none() && rows.step.rows_are_gone;
+                sequence.is_ahead &= !sequence.needs_row;
+            }
+        }
+        parts.retain(|rows| rows.digest().is_none() || !job.sequences[rows.planned.sequence].needs_row);
+        Ok(())
+    }
+
     /// Notes what is stored now, and enters full blocks into the tenant's index.
     fn account(&mut self, id: JobId, parts: &[Rows<'_>]) {
         let Engine { running, cache, served, stats, .. } = self;
         let job = running.get_mut(&id).expect("a planned job runs");
         for Rows { planned, .. } in parts {
             let sequence = &mut job.sequences[planned.sequence];
-            sequence.num_computed += planned.num_tokens;
+            debug_assert_eq!(sequence.num_computed, planned.positions.start);
+            sequence.num_computed = planned.positions.end;
             let table = sequence.table.as_mut().expect("a running sequence has blocks");
             cache.remember(table, &sequence.tokens[..sequence.num_computed]);
-            served.charge(job.request.scope.tenant, planned.num_tokens);
+            served.charge(job.request.scope.tenant, planned.num_tokens());
             let counter = if planned.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
-            *counter += planned.num_tokens as u64;
+            *counter += planned.num_tokens() as u64;
         }
     }
 
-    fn commit_job(&mut self, id: JobId, parts: &[Rows<'_>], now: Instant) -> Result<(), Error> {
+    fn commit_job(&mut self, id: JobId, mut parts: Vec<Rows<'_>>, now: Instant) -> Result<(), Error> {
+        self.choose_in_brief(id, &mut parts)?;
+        self.account(id, &parts);
         let Engine { running, workspace, .. } = self;
         let job = running.get_mut(&id).expect("a planned job runs");
         if let Some(started) = job.started.filter(|_| job.stats.queue_time.is_zero()) {
             job.stats.queue_time = started - job.arrived;
         }
-        for rows in parts {
+        for rows in &parts {
             let sequence = &job.sequences[rows.planned.sequence];
             if sequence.num_computed < job.request.prompt.len() {
                 let (computed, total) = (sequence.num_computed, job.request.prompt.len());
@@ -106,8 +111,8 @@ impl Engine {
                 score_prompt(job, rows, workspace)?;
             }
         }
-        let complete: Vec<&Rows<'_>> =
-            parts.iter().filter(|part| job.sequences[part.planned.sequence].num_left() == 0).collect();
+        let complete: Vec<Rows<'_>> =
+            parts.into_iter().filter(|part| job.sequences[part.planned.sequence].num_left() == 0).collect();
         if complete.is_empty() {
             return Ok(());
         }
@@ -120,14 +125,14 @@ impl Engine {
         if job.search.is_some() {
             self.advance_beams(id, &complete)?;
         } else {
-            self.draw(id, &complete)?;
+            self.draw(id, complete)?;
         }
         self.finish_if_done(id, now);
         Ok(())
     }
 
     /// Draws the next token of every sequence that has logits; after the prompt, the other choices begin from the same ones.
-    fn draw(&mut self, id: JobId, complete: &[&Rows<'_>]) -> Result<(), Error> {
+    fn draw(&mut self, id: JobId, complete: Vec<Rows<'_>>) -> Result<(), Error> {
         let Engine { running, cache, workspace, model, spare_row, .. } = self;
         let job = running.get_mut(&id).expect("a planned job runs");
         let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
@@ -136,27 +141,28 @@ impl Engine {
         }
         let shares_prompt =
             complete.len() == 1 && job.sequences.iter().all(|s| s.tokens.len() == job.request.prompt.len());
-        let targets: Vec<(usize, Seen<'_>)> = if shares_prompt {
-            (0..job.sequences.len()).map(|i| (i, complete[0].last_seen())).collect()
+        // A row that several draw from is never told in brief, and so has not been chosen from.
+        let targets: Vec<(usize, &Rows<'_>)> = if shares_prompt {
+            (0..job.sequences.len()).map(|i| (i, &complete[0])).collect()
         } else {
-            complete.iter().map(|part| (part.planned.sequence, part.last_seen())).collect()
+            complete.iter().map(|part| (part.planned.sequence, part)).collect()
         };
         let (holds_back, trace) = (job.holds_back(), job.request.trace);
         let reports_logprobs = job.request.sampling.logprobs.is_some();
-        let (prompt_len, max_tokens) = (job.request.prompt.len(), job.request.max_tokens);
-        for (i, seen) in targets {
+        for (i, rows) in targets {
             let sequence = &mut job.sequences[i];
-            let (choice, trace) = match seen {
-                Seen::Row(logits) => choose(sequence, logits, trace, workspace)?,
-                Seen::Digest { digest, row } => match choose_in_brief(sequence, digest, workspace)? {
-                    Some(choice) => (choice, None),
-                    None => {
-                        spare_row.resize(vocab_size, 0.0);
-                        model.read_row(row, spare_row)?;
-                        choose(sequence, spare_row, trace, workspace)?
-                    }
-                },
+            let (choice, trace) = match (&rows.chosen, rows.digest()) {
+                (Some(choice), _) => (choice.clone(), None),
+                (None, Some(_)) => {
+                    spare_row.resize(vocab_size, 0.0);
+                    model.read_row(rows.last_row(), spare_row)?;
+                    choose(sequence, spare_row, trace, workspace)?
+                }
+                (None, None) => choose(sequence, rows.last(), trace, workspace)?,
             };
+            sequence.is_foreseen = rows.digest().is_some_and(|digest| digest.assumed == Some(choice.token));
+            sequence.is_ahead &= sequence.is_foreseen;
+            sequence.needs_row = false;
             let mut finish = match choice.end {
                 Some(End::EndOfSequence) => Some(FinishReason::End),
                 Some(End::Stop) => Some(FinishReason::Stop),
@@ -178,12 +184,7 @@ impl Engine {
                 } else {
                     job.sink.hold(Event::Token(event))
                 }
-                let num_output = sequence.tokens.len() - prompt_len;
-                finish = if max_tokens == Some(num_output) {
-                    Some(FinishReason::MaxTokens)
-                } else {
-                    (sequence.tokens.len() >= context_len).then_some(FinishReason::Context)
-                };
+                finish = job.request.limit(sequence.tokens.len(), context_len);
             }
             if let Some(reason) = finish {
                 sequence.finish = Some(reason);
@@ -199,7 +200,7 @@ impl Engine {
     }
 
     /// Hands the logits of all beams to the search, and turns the sequences into those that it wants next.
-    fn advance_beams(&mut self, id: JobId, complete: &[&Rows<'_>]) -> Result<(), Error> {
+    fn advance_beams(&mut self, id: JobId, complete: &[Rows<'_>]) -> Result<(), Error> {
         let Engine { running, cache, model, .. } = self;
         let job = running.get_mut(&id).expect("a planned job runs");
         let num_running = job.sequences.len();
@@ -297,8 +298,7 @@ fn choose(
 /// ln p of the prompt's tokens that this chunk's rows predict; sent once all are known.
 fn score_prompt(job: &mut Job, rows: &Rows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
     let (prompt, planned) = (&job.request.prompt, rows.planned);
-    let sequence = &job.sequences[planned.sequence];
-    let start = sequence.num_computed - planned.num_tokens;
+    let start = planned.positions.start;
     if start >= prompt.len() || job.prompt_logprobs.len() + 1 >= prompt.len() {
         return Ok(());
     }

@@ -71,6 +71,8 @@ impl Job {
                         sequence.state = sampler.state();
                     }
                     sequence.sampler = sampler;
+                    // The step ahead was asked by the old parameters.
+                    sequence.is_ahead = false;
                 }
             }
             Control::End { choice } => {

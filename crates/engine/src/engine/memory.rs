@@ -1,6 +1,6 @@
 //! Room for a step: blocks for the rows that are to be written, copies of shared ones, and preemption when memory has run out.
 
-use super::Engine;
+use super::{Engine, Planned};
 use crate::job::JobId;
 use crate::kv_cache::{BlockCopy, NoRoom};
 
@@ -40,6 +40,15 @@ impl Engine {
         let table = sequence.table.as_mut().expect("a running sequence has blocks");
         self.cache.grow(table, reservation, sequence.num_computed + num_tokens)?;
         self.cache.make_writable(table, reservation, sequence.num_computed)
+    }
+
+    /// Whether a sequence can write a position ahead of its turn, without anybody giving way.
+    pub(super) fn has_room_ahead(&mut self, planned: &Planned) -> bool {
+        let job = self.running.get_mut(&planned.job).expect("a running job");
+        let reservation = job.reservation.as_mut().expect("a running job has a reservation");
+        let table = job.sequences[planned.sequence].table.as_mut().expect("a running sequence has blocks");
+        self.cache.grow(table, reservation, planned.positions.end).is_ok()
+            && self.cache.is_writable(table, planned.positions.start)
     }
 
     /// Who gives way when memory has run out: the lowest priority, and of those the latest to come.

@@ -248,6 +248,12 @@ impl KvCache {
         Ok(())
     }
 
+    /// Whether the block of `position` is the table's alone and nobody can find it.
+    pub fn is_writable(&self, table: &BlockTable, position: usize) -> bool {
+        let block = &self.blocks[table.blocks()[position / self.block_len] as usize];
+        block.num_users == 1 && block.content.is_none()
+    }
+
     /// Makes the block of `position` the table's alone before it is written; the copy that this takes is the caller's to do.
     pub fn make_writable(
         &mut self,
@@ -255,11 +261,11 @@ impl KvCache {
         reservation: &mut Reservation,
         position: usize,
     ) -> Result<Option<BlockCopy>, NoRoom> {
-        let i = position / self.block_len;
-        let from = table.blocks()[i];
-        if self.blocks[from as usize].num_users == 1 && self.blocks[from as usize].content.is_none() {
+        if self.is_writable(table, position) {
             return Ok(None);
         }
+        let i = position / self.block_len;
+        let from = table.blocks()[i];
         let to = self.take_block(reservation)?;
         table.replace(i, to);
         self.leave_block(from);

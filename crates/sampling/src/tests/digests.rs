@@ -19,6 +19,12 @@ fn both(params: &SamplingParams, logits: &[f32], position: u32) -> (Choice, Opti
     (whole, sampler.sample_digest(&digest.as_digest(), position, &mut space).unwrap())
 }
 
+/// The token that a device would assume.
+fn assumed(params: &SamplingParams, logits: &[f32], position: u32) -> Option<u32> {
+    let query = Sampler::new(params, logits.len()).unwrap().query(position).expect("a usual chain");
+    OwnedDigest::of(logits, &query, NUM_TOP).expect("a plain row").assumed
+}
+
 fn usual_params() -> impl Strategy<Value = SamplingParams> {
     let order =
         prop::sample::subsequence(vec![StepKind::Temperature, StepKind::TopK, StepKind::TopP, StepKind::MinP], 0..=4)
@@ -69,15 +75,29 @@ fn usual_chains_are_served() {
         SamplingParams::default(),
         SamplingParams { temperature: 0.7, ..SamplingParams::default() },
         SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.95, min_p: 0.05, ..SamplingParams::default() },
+        SamplingParams { temperature: 1.3, top_k: 5, ..SamplingParams::default() },
+        SamplingParams { temperature: 0.9, min_p: 0.2, ..SamplingParams::default() },
         SamplingParams { top_p: 0.5, logprobs: Some(20), ..SamplingParams::default() },
     ];
     let logits = row(50_000, 7, 18.0);
     for params in chains {
         for position in 0..20 {
             let (whole, brief) = both(&params, &logits, position);
+            let token = whole.token;
             assert_eq!(Some(whole), brief, "{params:?}");
+            assert_eq!(Some(token), assumed(&params, &logits, position), "{params:?} at {position}");
         }
     }
+}
+
+#[test]
+fn of_an_unusual_order_nothing_is_assumed_and_the_highest_alone_always_is() {
+    let unusual = Some(vec![StepKind::TopP, StepKind::TopK, StepKind::Temperature]);
+    let params = SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.9, samplers: unusual, ..Default::default() };
+    let logits = row(500, 7, 18.0);
+    assert_eq!(assumed(&params, &logits, 3), None);
+    let greedy = SamplingParams { temperature: 0.0, ..params };
+    assert_eq!(assumed(&greedy, &logits, 3), Some(both(&greedy, &logits, 3).0.token));
 }
 
 #[test]

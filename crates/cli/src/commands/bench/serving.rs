@@ -39,6 +39,10 @@ pub(super) struct Level {
     pub(super) end_to_end: Option<Spread>,
     /// Of the time of steps, what was not the model's.
     pub(super) engine_share: f64,
+    /// Of the steps, those that were on the device before the step that they follow had ended.
+    pub(super) ahead_share: f64,
+    /// Tokens that these computed for nothing.
+    pub(super) discarded_tokens: u64,
     pub(super) prefill_tokens: u64,
     pub(super) decode_tokens: u64,
     pub(super) cached_tokens: u64,
@@ -210,6 +214,8 @@ fn summary(
         time_per_output_token: spread(RequestStats::time_per_output_token),
         end_to_end: spread(|stats| Some(stats.total_time)),
         engine_share: 1.0 - forward_time / step_time,
+        ahead_share: (after.steps_ahead - before.steps_ahead) as f64 / (after.steps - before.steps).max(1) as f64,
+        discarded_tokens: after.tokens_discarded - before.tokens_discarded,
         prefill_tokens: after.prefill_tokens - before.prefill_tokens,
         decode_tokens: after.decode_tokens - before.decode_tokens,
         cached_tokens: after.cached_tokens - before.cached_tokens,

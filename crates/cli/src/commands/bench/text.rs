@@ -66,6 +66,10 @@ pub(super) fn serving(out: &mut impl Write, levels: &[Level]) -> Result<()> {
             grouped(level.cached_tokens),
             level.preemptions,
         )?;
+        if level.ahead_share > 0.0 {
+            let (share, discarded) = (level.ahead_share * 100.0, grouped(level.discarded_tokens));
+            writeln!(out, "  {share:.1} % of the steps ran ahead, {discarded} tokens of them for nothing")?;
+        }
     }
     curve(out, levels)
 }

@@ -41,18 +41,16 @@ impl Model for Lent {
         self.model.lock().expect("one engine runs at a time").forward(batch, kv, logits)
     }
 
-    fn forward_meanwhile(
-        &mut self,
-        batch: &Batch,
-        kv: &mut KvMemory,
-        logits: &mut Logits,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), Error> {
-        self.model.lock().expect("one engine runs at a time").forward_meanwhile(batch, kv, logits, meanwhile)
+    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.model.lock().expect("one engine runs at a time").launch(batch, kv, logits)
     }
 
-    fn runs_ahead(&self) -> bool {
-        self.model.lock().expect("one engine runs at a time").runs_ahead()
+    fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
+        self.model.lock().expect("one engine runs at a time").finish(logits)
+    }
+
+    fn runs_ahead(&self, num_rows: usize) -> bool {
+        self.model.lock().expect("one engine runs at a time").runs_ahead(num_rows)
     }
 
     fn digests(&self) -> bool {

@@ -1,0 +1,140 @@
+//! A device that runs ahead against itself when it does not: the same bytes for every request, whatever is chosen and whoever leaves.
+
+use std::sync::Arc;
+
+use pellucid_engine::{Engine, EngineOptions, EngineStats, Request};
+use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, Model};
+use pellucid_sampling::SamplingParams;
+use pellucid_tensor::{Backend, DType};
+
+use crate::Collected;
+
+const OPTIONS: EngineOptions = EngineOptions {
+    num_blocks: 64,
+    block_len: BLOCK_LEN,
+    kv_dtype: DType::F32,
+    max_sequences: 8,
+    step_tokens: 64,
+    chunk_len: 32,
+    max_waiting: 100,
+    overcommit: false,
+    secret: [5; 32],
+};
+
+/// A model that may be kept from running ahead, or whose host may be told that the device took another token than it did.
+struct Watched {
+    model: Box<dyn Model>,
+    may_run_ahead: bool,
+    /// One in so many.
+    misjudges: Option<usize>,
+    num_judged: usize,
+}
+
+impl Model for Watched {
+    fn config(&self) -> &DecoderConfig {
+        self.model.config()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.model.forward(batch, kv, logits)
+    }
+
+    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.model.launch(batch, kv, logits)
+    }
+
+    fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
+        self.model.finish(logits)?;
+        for digest in logits.digests_mut() {
+            self.num_judged += 1;
+            if self.misjudges.is_some_and(|one_in| self.num_judged.is_multiple_of(one_in)) {
+                digest.assumed = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn runs_ahead(&self, num_rows: usize) -> bool {
+        self.may_run_ahead && self.model.runs_ahead(num_rows)
+    }
+
+    fn digests(&self) -> bool {
+        self.model.digests()
+    }
+
+    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.model.read_row(row, out)
+    }
+}
+
+/// Greedy and drawn, cut short by every usual step, by stops and by limits, and one that looks at whole rows.
+fn requests(vocab_size: usize) -> Vec<Request> {
+    let token = |i: usize| (i * 31 % vocab_size) as u32;
+    let request = |i: usize| {
+        let sampling = SamplingParams {
+            seed: i as u64,
+            temperature: [0.0, 1.0, 0.7][i % 3],
+            top_k: [0, 0, 0, 20][i % 4],
+            top_p: [1.0, 1.0, 0.9][i % 3],
+            min_p: if i % 5 == 4 { 0.05 } else { 0.0 },
+            stop_ids: if i % 4 == 1 { (0..6).map(|k| token(i + k)).collect() } else { Vec::new() },
+            repetition_penalty: if i == 9 { 1.1 } else { 1.0 },
+            logprobs: i.is_multiple_of(2).then_some(2),
+            ..SamplingParams::default()
+        };
+        let num_choices = if i == 5 { 2 } else { 1 };
+        let prompt = (0..3 + 7 * (i % 5)).map(|k| token(i + 3 * k)).collect();
+        let max_tokens = Some(5 + 9 * (i % 7));
+        Request { max_tokens, num_choices, best_of: num_choices, ..Request::new(prompt, sampling) }
+    };
+    (0..14).map(request).collect()
+}
+
+type Reply = (Vec<Vec<u32>>, Vec<Vec<u32>>);
+
+/// Serves the requests, which come in twos and threes; one goes away in the middle.
+fn serve(model: Watched, backend: Arc<dyn Backend>) -> (Vec<Reply>, EngineStats) {
+    let requests = requests(model.config().vocab_size);
+    let mut engine = Engine::new(Box::new(model), backend, OPTIONS).expect("memory for a small model");
+    let mut all: Vec<Collected> = Vec::new();
+    let leaver = Collected::default();
+    let forever = Request { max_tokens: Some(100), ..requests[0].clone() };
+    engine.submit(forever, Box::new(leaver.clone())).expect("a request that can be served");
+    for (i, request) in requests.into_iter().enumerate() {
+        let collected = Collected::default();
+        engine.submit(request, Box::new(collected.clone())).expect("a request that can be served");
+        all.push(collected);
+        (0..6 * (i % 3)).for_each(|_| assert!(engine.step()));
+        if i == 7 {
+            leaver.close();
+        }
+    }
+    while engine.step() {
+        engine.audit().expect("the books are right");
+    }
+    let reply = |collected: &Collected| {
+        let outcome = collected.outcome();
+        assert_eq!(outcome.error, None);
+        (outcome.tokens, outcome.logprob_bits)
+    };
+    (all.iter().map(reply).collect(), engine.stats())
+}
+
+/// `model` loads a model whose device digests rows and computes by itself.
+pub fn running_ahead_changes_nothing(model: &dyn Fn() -> Box<dyn Model>, backend: &Arc<dyn Backend>) {
+    let run = |may_run_ahead: bool, misjudges: Option<usize>| {
+        serve(Watched { model: model(), may_run_ahead, misjudges, num_judged: 0 }, backend.clone())
+    };
+    let (expected, stats) = run(false, None);
+    assert_eq!((stats.steps_ahead, stats.tokens_discarded), (0, 0), "it was not to run ahead");
+    for misjudges in [None, Some(11), Some(2)] {
+        let (found, stats) = run(true, misjudges);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found == expected, "request {i} with one in {misjudges:?} misjudged: {found:?}, not {expected:?}");
+        }
+        let EngineStats { steps, steps_ahead, tokens_discarded, .. } = stats;
+        let least = if misjudges.is_none() { steps / 3 } else { 1 };
+        assert!(steps_ahead >= least, "{steps_ahead} of {steps} steps ran ahead, one in {misjudges:?} misjudged");
+        assert!(misjudges.is_none() || tokens_discarded > 0, "nothing was discarded");
+    }
+}
