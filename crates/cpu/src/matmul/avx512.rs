@@ -271,10 +271,6 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
         Direction::Up => group.end..weight.num_panels().min(group.end + together),
         Direction::Down => group.start.saturating_sub(together)..group.start,
     };
-    if together == 1 {
-        // Nobody may have asked for the first panel; each asks for the next.
-        Ahead::new(weight.panels(group(0)), 1).fetch();
-    }
     for group in (0..num_groups).map(group) {
         let next = after(&group);
         let mut ahead = Ahead::new(weight.panels(next.clone()), rows.num_slices());

@@ -5,7 +5,7 @@
 //! row of a tile. One row is a tile of one row, so one row and many share every rounding; that sum cannot be had from other instructions,
 //! hence other instruction sets use f32 (`plain`) and differ from this one.
 //!
-//! One row: bound by reading W; the chain allows 1 KB in 52 cycles, 20 bytes a cycle. Many rows: two blocks of rows by two panels, four
+//! One block of rows: bound by reading W, four panels side by side; a chain alone would allow 1 KB in 52 cycles. Many rows: two blocks of rows by two panels, four
 //! multiplications of 16 cycles for four loads; W's stretch of [`CHUNK`] numbers stays in the first-level cache, that of x in the second.
 
 use std::arch::asm;

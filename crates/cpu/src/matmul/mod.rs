@@ -224,19 +224,22 @@ impl Multiplier {
         let Part { product, panels, direction } = part;
         let num_units = weight.num_units;
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
+        // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the output
+        // stays borrowed until the pool has run.
         #[cfg(target_arch = "x86_64")]
-        if self.kernel == IntegerKernel::Amx && rows.num_rows() >= amx_rows(&weight.layout) {
-            // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the
-            // output stays borrowed until the pool has run.
-            unsafe { amx::rows_times_panels::<F>(product, weight, panels, rows) };
-            return;
+        unsafe {
+            match self.kernel {
+                IntegerKernel::Amx if rows.num_rows() >= amx_rows(&weight.layout) => {
+                    return amx::rows_times_panels::<F>(product, weight, panels, rows);
+                }
+                IntegerKernel::Vnni | IntegerKernel::Amx => {
+                    return avx512::rows_times_panels::<F>(product, weight, panels, direction, rows);
+                }
+                _ => {}
+            }
         }
-        #[cfg(target_arch = "x86_64")]
-        if matches!(self.kernel, IntegerKernel::Vnni | IntegerKernel::Amx) {
-            // SAFETY: as above.
-            unsafe { avx512::rows_times_panels::<F>(product, weight, panels, direction, rows) };
-            return;
-        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = direction;
         for panel in panels {
             let bytes = weight.panel(panel);
             for block in 0..rows.num_blocks() {

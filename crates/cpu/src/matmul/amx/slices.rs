@@ -1,6 +1,5 @@
 //! Formats whose slices of 32 numbers have a scale of their own in floats: each slice is a tile that goes to memory, where vectors scale it.
 //!
-//!
 //! Many rows: for each stretch of K a panel is unpacked to bytes into the first-level cache and used for all rows, whose own stretch stays in
 //! the second-level cache. One block of rows: panel after panel, unpacked on the way.
 //!
