@@ -174,9 +174,12 @@ impl Bench<'_> {
             self.ready.model.finish(&mut self.logits[(generate - 1) % 2])?;
             ends.push(started.elapsed().as_secs_f64());
         }
-        // An end that is noticed late makes the next step seem short: so several in a row are looked at together.
-        let together = if runs_ahead { generate.min(STEPS_TOGETHER) } else { 1 };
-        Ok(ends.windows(together + 1).map(|ends| (ends[together] - ends[0]) / together as f64).collect())
+        // An end that is noticed late makes the next step seem short: so several in a row are looked at together, and the first ones, in
+        // which a device may still prepare itself, are left out.
+        let (first, together) =
+            if runs_ahead { (generate / 4, (generate / 2).clamp(1, STEPS_TOGETHER)) } else { (0, 1) };
+        let several = ends[first..].windows(together + 1);
+        Ok(several.map(|ends| (ends[together] - ends[0]) / together as f64).collect())
     }
 
     /// A step in which every sequence decodes its token at `position`.
