@@ -3,7 +3,8 @@
 //! `cargo bench -p pellucid-cpu -- [format] [isa] [rows ...]`: for one row the figure is bytes of weights read a second, for many rows
 //! operations a second (a multiplication and an addition are two). Weights together exceed the cache. Machines are noisy: each figure
 //! is the best and the median of several rounds. With the word `busy`, one thread runs and its own time is counted, not the clock's: the
-//! way to compare kernels on a machine that others use as well.
+//! way to compare kernels on a machine that others use as well. With `cached`, a single small weight is multiplied over and over, which
+//! shows what arithmetic alone costs.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ use pellucid_tensor::{Backend, DType, HostWeight, Linear};
 const SHAPES: [(usize, usize); 3] = [(2048, 8192), (8192, 2048), (2048, 2048)];
 /// Bytes of weights to go through in a round of one row, well above any cache.
 const WORKING_SET: usize = 400 << 20;
+/// A weight that stays in the second-level caches, and how often a round multiplies by it.
+const CACHED_SHAPE: [(usize, usize); 1] = [(512, 2048)];
+const CACHED_TIMES: usize = 200;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
@@ -25,6 +29,7 @@ fn main() {
     let rows = if rows.is_empty() { vec![1, 512] } else { rows };
     let formats = if formats.is_empty() { DType::ALL.to_vec() } else { formats };
     let busy = words.iter().any(|word| word == "busy");
+    let cached = words.iter().any(|word| word == "cached");
     let mut options = CpuOptions { isa, ..CpuOptions::default() };
     if busy {
         options.num_threads = 1;
@@ -36,22 +41,24 @@ fn main() {
             println!(
                 "read {:5.1} GB/s | {dtype:5} {rows:4} rows: {}",
                 read_bandwidth(),
-                measure(&backend, dtype, rows, busy)
+                measure(&backend, dtype, rows, busy, cached)
             );
         }
     }
 }
 
 /// Products with all shapes, in a model's proportions.
-fn measure(backend: &CpuBackend, dtype: DType, rows: usize, busy: bool) -> String {
-    let bytes: usize = SHAPES.iter().map(|(m, k)| dtype.bytes_for(m * k).expect("whole blocks")).sum();
-    let copies = if rows < 32 { WORKING_SET.div_ceil(bytes) } else { 1 };
+fn measure(backend: &CpuBackend, dtype: DType, rows: usize, busy: bool, cached: bool) -> String {
+    let shapes: &[(usize, usize)] = if cached { &CACHED_SHAPE } else { &SHAPES };
+    let bytes: usize = shapes.iter().map(|(m, k)| dtype.bytes_for(m * k).expect("whole blocks")).sum();
+    let copies = if rows < 32 && !cached { WORKING_SET.div_ceil(bytes) } else { 1 };
+    let times_each = if cached { CACHED_TIMES } else { 1 };
     let layers: Vec<Vec<Linear>> = (0..copies)
-        .map(|_| SHAPES.iter().map(|&(m, k)| Linear { weight: weight(backend, dtype, m, k), bias: None }).collect())
+        .map(|_| shapes.iter().map(|&(m, k)| Linear { weight: weight(backend, dtype, m, k), bias: None }).collect())
         .collect();
     let x: Vec<f32> = (0..rows * 8192).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();
     let mut inputs = Vec::new();
-    for (m, k) in SHAPES {
+    for &(m, k) in shapes {
         let mut input = backend.zeros(DType::F32, rows, k).expect("memory");
         backend.write(&x[..rows * k], &mut input).expect("a write");
         inputs.push((input, backend.zeros(DType::F32, rows, m).expect("memory")));
@@ -60,7 +67,7 @@ fn measure(backend: &CpuBackend, dtype: DType, rows: usize, busy: bool) -> Strin
     let start = Instant::now();
     while times.len() < 5 || (start.elapsed() < Duration::from_secs(2) && times.len() < 40) {
         let round = now(busy);
-        for layer in &layers {
+        for layer in layers.iter().cycle().take(copies * times_each) {
             for (linear, (input, out)) in layer.iter().zip(&mut inputs) {
                 backend.linear(input, linear, out).expect("a product");
             }
@@ -69,8 +76,8 @@ fn measure(backend: &CpuBackend, dtype: DType, rows: usize, busy: bool) -> Strin
     }
     times.sort_by(f64::total_cmp);
     let (best, median) = (times[0], times[times.len() / 2]);
-    let numbers: usize = SHAPES.iter().map(|(m, k)| m * k).sum::<usize>() * copies;
-    let gigabytes = (bytes * copies) as f64 / 1e9;
+    let numbers: usize = shapes.iter().map(|(m, k)| m * k).sum::<usize>() * copies * times_each;
+    let gigabytes = (bytes * copies * times_each) as f64 / 1e9;
     let operations = (2 * numbers * rows) as f64 / 1e12;
     format!(
         "{:6.2} GB/s best, {:6.2} median; {:5.3} T/s best, {:5.3} median",

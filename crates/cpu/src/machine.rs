@@ -13,8 +13,10 @@ const SWEEPS: usize = 12;
 /// Bytes that a thread takes at a time: enough to run at full speed, few enough to share out evenly.
 const STRETCH: usize = 1 << 20;
 
-/// How far ahead of its use memory is asked for, as the products do.
-const PREFETCH_BYTES: usize = 6 * 1024;
+/// Places of a stretch that are read in turns, and how far ahead of its use memory is asked for in each, as the products do: four
+/// streams read faster than one.
+const STREAMS: usize = 4;
+const PREFETCH_BYTES: usize = 2 * 1024;
 
 #[inline(always)]
 fn prefetch(at: *const u8) {
@@ -28,16 +30,20 @@ fn prefetch(at: *const u8) {
 }
 
 vectorized! {
-    /// Reads everything, in eight sums so that additions do not wait for each other.
+    /// Reads everything, in eight sums for each stream so that additions do not wait for each other.
     fn sum<S: Simd>(bytes: &[u8]) -> u64 {
-        let mut sums = [0u64; 8];
-        for line in bytes.chunks_exact(64) {
-            prefetch(line.as_ptr().wrapping_add(PREFETCH_BYTES));
-            for (sum, word) in sums.iter_mut().zip(line.chunks_exact(8)) {
-                *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        let mut sums = [[0u64; 8]; STREAMS];
+        let stride = bytes.len() / STREAMS;
+        for line in (0..stride).step_by(64) {
+            for (stream, sums) in sums.iter_mut().enumerate() {
+                let line = &bytes[stream * stride + line..][..64];
+                prefetch(line.as_ptr().wrapping_add(PREFETCH_BYTES));
+                for (sum, word) in sums.iter_mut().zip(line.chunks_exact(8)) {
+                    *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+                }
             }
         }
-        sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+        sums.as_flattened().iter().fold(0, |all, sum| all.wrapping_add(*sum))
     }
 }
 

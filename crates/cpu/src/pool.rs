@@ -5,6 +5,9 @@
 //! microseconds, so starting one costs a store that spinning threads see; the operating system is asked only to wake sleepers. The
 //! caller waits for threads that have joined the operation, not for those that the system has not let run: on a busy machine it then
 //! does their share.
+//!
+//! Tasks that read memory from end to end are taken from both ends ([`Pool::run_from_both_ends`]): the caller goes up and a worker goes down,
+//! so that what a thread reads next lies beside what it read last.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,11 +21,20 @@ use crate::machine;
 /// enough that a program beside us hardly notices.
 const SPINS_BEFORE_SLEEP: usize = 2_000;
 
+/// Which task comes after this one, if the thread takes another: the next higher one, or the next lower one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Up,
+    Down,
+}
+
 /// A borrowed task function with its lifetime erased; `Pool::run` does not return while a thread may still call it.
 #[derive(Clone, Copy)]
 struct Job {
-    task: *const (dyn Fn(usize) + Sync),
+    task: *const (dyn Fn(usize, Direction) + Sync),
     num_tasks: usize,
+    /// Workers take tasks from the last one down.
+    both_ends: bool,
 }
 
 /// A value on a cache line of its own, so that threads that poll one do not slow down those that count in another.
@@ -35,7 +47,10 @@ struct Shared {
     state: OwnLine<AtomicU64>,
     /// Written only while no worker is in a job.
     job: UnsafeCell<Option<Job>>,
-    next_task: OwnLine<AtomicUsize>,
+    /// Tasks that were taken, by whomever.
+    num_taken: OwnLine<AtomicUsize>,
+    /// Of these, those that workers took from the end.
+    num_from_end: OwnLine<AtomicUsize>,
     /// Workers that sleep, or are about to.
     sleepers: OwnLine<AtomicUsize>,
     panicked: AtomicBool,
@@ -73,7 +88,8 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
             job: UnsafeCell::new(None),
-            next_task: OwnLine::default(),
+            num_taken: OwnLine::default(),
+            num_from_end: OwnLine::default(),
             sleepers: OwnLine::default(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -101,21 +117,31 @@ impl Pool {
 
     /// Calls `task(i)` once for every i below `num_tasks`, on all threads, and returns when all calls have.
     pub(crate) fn run(&self, num_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run_job(num_tasks, false, &|i, _| task(i));
+    }
+
+    /// The same, but the caller takes tasks from the first one up and workers from the last one down.
+    pub(crate) fn run_from_both_ends(&self, num_tasks: usize, task: &(dyn Fn(usize, Direction) + Sync)) {
+        self.run_job(num_tasks, true, task);
+    }
+
+    fn run_job(&self, num_tasks: usize, both_ends: bool, task: &(dyn Fn(usize, Direction) + Sync)) {
         if self.workers.is_empty() || num_tasks <= 1 {
-            (0..num_tasks).for_each(task);
+            (0..num_tasks).for_each(|i| task(i, Direction::Up));
             return;
         }
         let turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The reference is used by workers between here and the wait below, which outlasts them.
-        let task: *const (dyn Fn(usize) + Sync + 'static) =
-            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), _>(task) };
-        let job = Job { task, num_tasks };
+        let task: *const (dyn Fn(usize, Direction) + Sync + 'static) =
+            unsafe { std::mem::transmute::<&(dyn Fn(usize, Direction) + Sync), _>(task) };
+        let job = Job { task, num_tasks, both_ends };
         // SAFETY: the previous job was closed and left by every worker before `run` returned.
         unsafe { *shared.job.get() = Some(job) };
-        shared.next_task.0.store(0, Ordering::Relaxed);
+        shared.num_taken.0.store(0, Ordering::Relaxed);
+        shared.num_from_end.0.store(0, Ordering::Relaxed);
         self.announce(OPEN);
-        take_tasks(shared, job);
+        take_tasks(shared, job, Direction::Up);
         shared.state.0.fetch_and(!OPEN, Ordering::SeqCst);
         let mut spins = 0;
         while shared.state.0.load(Ordering::Acquire) & WORKERS > 0 {
@@ -142,16 +168,24 @@ impl Pool {
 }
 
 /// Takes tasks until none is left. A panic is noted and raised later by `run`, because other threads still use the job.
-fn take_tasks(shared: &Shared, job: Job) {
+fn take_tasks(shared: &Shared, job: Job, direction: Direction) {
     // SAFETY: `run` keeps the function alive until every thread has left this job.
     let task = unsafe { &*job.task };
+    let mut num_from_start = 0;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         loop {
-            let i = shared.next_task.0.fetch_add(1, Ordering::Relaxed);
-            if i >= job.num_tasks {
+            let taken = shared.num_taken.0.fetch_add(1, Ordering::Relaxed);
+            if taken >= job.num_tasks {
                 break;
             }
-            task(i);
+            // From both ends no more are taken than there are, so the two never meet in one task.
+            let i = match (job.both_ends, direction) {
+                (false, _) => taken,
+                (true, Direction::Up) => num_from_start,
+                (true, Direction::Down) => job.num_tasks - 1 - shared.num_from_end.0.fetch_add(1, Ordering::Relaxed),
+            };
+            num_from_start += 1;
+            task(i, direction);
         }
     }));
     if outcome.is_err() {
@@ -164,7 +198,7 @@ fn work(shared: &Shared) {
     while join_next(shared, &mut seen) {
         // SAFETY: the worker has joined, so the job is there and is not written again before it has left.
         if let Some(job) = unsafe { *shared.job.get() } {
-            take_tasks(shared, job);
+            take_tasks(shared, job, Direction::Down);
         }
         shared.state.0.fetch_sub(1, Ordering::Release);
     }
@@ -233,6 +267,10 @@ mod tests {
                     calls[i].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                pool.run_from_both_ends(num_tasks, &|i, _| {
+                    calls[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 2));
             }
         }
     }

@@ -132,12 +132,17 @@ impl Quantized {
                 offset,
             };
             let x = &x[rows.start * depth..rows.end * depth];
-            // From a few rows on, the tree of sixteen is worth it.
+            // From a few rows on, the tree of sixteen is worth it; and for one, where it has slices enough. Units are whole there.
             #[cfg(target_arch = "x86_64")]
-            if S::ISA == Isa::Avx512 && depth.is_multiple_of(group * SLICE) && rows.len() >= 4 {
+            if S::ISA == Isa::Avx512 && depth == num_slices * SLICE {
                 // SAFETY: the value `simd` proves the instructions; a task has rows of its own.
-                unsafe { sixteen::quantize_rows(x, depth, place, parts) };
-                return;
+                unsafe {
+                    match (num_rows, rows.len()) {
+                        (1, _) if group == 1 => return sixteen::quantize_slices(x, place, parts),
+                        (_, 4..) => return sixteen::quantize_rows(x, depth, place, parts),
+                        _ => {}
+                    }
+                }
             }
             quantize_rows(simd, x, depth, num_slices, place, parts);
         });
@@ -283,17 +288,22 @@ mod tests {
     /// Rows together leave what rows alone leave, also where numbers are zero, huge or none.
     #[test]
     fn sixteen_rows_at_a_time_are_quantized_as_one_is() {
-        const DEPTH: usize = 16 * SLICE;
+        const DEPTH: usize = 24 * SLICE;
         let Some(simd) = Avx512::detect() else { return };
         let pool = Pool::new(1);
-        for (dtype, num_rows) in
-            [(DType::Q4_0, 77), (DType::Q4_1, 16), (DType::Q8_0, 4), (DType::Q4_K, 21), (DType::Q6_K, 70)]
-        {
+        for (dtype, num_rows) in [
+            (DType::Q4_0, 77),
+            (DType::Q4_1, 16),
+            (DType::Q8_0, 4),
+            (DType::Q4_K, 21),
+            (DType::Q6_K, 70),
+            (DType::Q5_0, 1),
+        ] {
             let layout = with_packing!(dtype, F => F::LAYOUT).expect("a packed format");
             let mut x: Vec<f32> = (0..num_rows * DEPTH).map(|i| ((i * 7919 + 13) % 1009) as f32 / 97.0 - 5.0).collect();
             x[..SLICE].fill(0.0);
             for (i, special) in [f32::NAN, f32::INFINITY, -1e38, 1e-40].into_iter().enumerate() {
-                x[i * DEPTH + SLICE + 3 * i] = special;
+                x[i % num_rows * DEPTH + (i + 1) * SLICE + 3 * i] = special;
             }
             let (mut fast, mut plain) = (Quantized::default(), Quantized::default());
             fast.fill(simd, &pool, &x, DEPTH, &layout);

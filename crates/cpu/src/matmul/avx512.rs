@@ -2,16 +2,21 @@
 //!
 //! For few rows, as in decoding: W is read once, and each register of unpacked W serves up to eight rows. Bound: reading W. Unpacking and
 //! multiplying a slice of 4-bit numbers (256 bytes of 16 columns) takes 13 cycles for one row and 45 for eight, the memory of a core
-//! of this kind of machine delivers it in about 45.
+//! of this kind of machine delivers it in about 45. One row goes through several panels side by side: their sums do not wait for each
+//! other, and the machine's own prefetchers follow as many streams, each in its page, where they could run ahead in one only.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activations::RowBlock;
+use super::Product;
+use super::activations::{BLOCK, Quantized, RowBlock};
+use super::ahead::Ahead;
 use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
+use super::weight::PackedWeight;
+use crate::pool::Direction;
 
-/// How far ahead of its use W is fetched: beyond the hardware prefetcher's reach within a page, well within the first-level cache.
-const PREFETCH_BYTES: usize = 6 * 1024;
+/// How far ahead of its use W is fetched when several panels are read side by side: they share the first-level cache.
+const PREFETCH_BYTES: usize = 2 * 1024;
 
 /// Distance of two rows' slices, in words of four numbers.
 const ROW_WORDS: usize = 2 * SLICE / 4;
@@ -115,96 +120,117 @@ pub(super) unsafe fn min_pairs<F: Packing>(unit: *const u8, pair: usize) -> __m5
     unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(unit.add(F::LAYOUT.min(2 * pair)).cast())) }
 }
 
-/// R rows of a block, from `first` on, times one panel.
+/// R rows of a block, from `first` on, times P neighbouring panels. A single panel asks for what is `ahead`; several fetch what follows
+/// in each of them, and then the first bytes of the panels that lie `following` bytes further on.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`.
+/// At `panels` lie P panels of `num_units` units of F; the block has as many, and its rows reach to `first + R`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn rows_times_panel<F: Packing, const R: usize>(
-    panel: *const u8,
+unsafe fn rows_times<F: Packing, const R: usize, const P: usize>(
+    panels: *const u8,
     num_units: usize,
     x: RowBlock,
     first: usize,
-) -> [__m512; R] {
+    ahead: &mut Ahead,
+    following: Option<isize>,
+) -> [[__m512; R]; P] {
     let layout = F::LAYOUT;
-    let m = x.num_rows;
-    let mut results = [_mm512_setzero_ps(); R];
+    let (m, unit_bytes) = (x.num_rows, layout.unit_bytes());
+    let panel_bytes = num_units * unit_bytes;
+    let mut results = [[_mm512_setzero_ps(); R]; P];
     for u in 0..num_units {
-        // SAFETY: units, slices and rows are within the panel and the block by the caller's promise; a prefetch may go anywhere.
+        // Where a panel ends, its stream goes on in the panels that follow, if there are any.
+        let distance = match (u * unit_bytes + PREFETCH_BYTES < panel_bytes, following) {
+            (true, _) => PREFETCH_BYTES,
+            (false, None) => 0,
+            (false, Some(bytes)) => PREFETCH_BYTES.wrapping_sub(panel_bytes).wrapping_add_signed(bytes),
+        };
+        // SAFETY: units, slices and rows are within the panels and the block by the caller's promise; a prefetch may go anywhere.
         unsafe {
-            let unit = panel.add(u * layout.unit_bytes());
-            let mut scaled = [_mm512_setzero_si512(); R];
-            let mut minimums = [_mm512_setzero_si512(); R];
+            let units: [*const u8; P] = std::array::from_fn(|p| panels.add(p * panel_bytes + u * unit_bytes));
+            let mut scaled = [[_mm512_setzero_si512(); R]; P];
+            let mut minimums = [[_mm512_setzero_si512(); R]; P];
             for slice in 0..layout.slices {
-                let bytes = layout.low_bytes() + layout.high_bytes();
-                for line in (0..bytes).step_by(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(PREFETCH_BYTES + slice * bytes + line).cast());
-                }
-                let w = integers::<F>(unit, slice);
                 let at = u * layout.slices + slice;
                 let place = at * m + first;
                 let quants = x.slice(at, first).cast::<i32>();
-                let dot = |start: __m512i, r: usize, registers: Range<usize>| {
-                    registers.fold(start, |dot, j| {
-                        _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(*quants.add(ROW_WORDS * r + j)))
-                    })
-                };
-                match layout.scales {
-                    Scales::Plain => {
-                        let scale = halves(unit.add(layout.scale(slice)));
-                        let mins = match layout.mins {
-                            Mins::Plain => halves(unit.add(layout.min(slice))),
-                            _ => _mm512_setzero_ps(),
-                        };
-                        for r in 0..R {
-                            let dot = dot(offset::<F>(x.offsets32.add(place + r)), r, 0..8);
-                            let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
-                            if layout.mins == Mins::Plain {
-                                part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), mins, part);
-                            }
-                            results[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x.scales.add(place + r)), results[r]);
-                        }
-                    }
-                    Scales::Slices => {
-                        let scale = scale_integers::<F>(unit, slice, 0);
-                        for r in 0..R {
-                            let dot = dot(_mm512_setzero_si512(), r, 0..8);
-                            scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dot, scale));
-                        }
-                    }
-                    Scales::Halves => {
-                        for half in 0..2 {
-                            let scale = scale_integers::<F>(unit, slice, half);
-                            for r in 0..R {
-                                let start = x.offsets16.add((2 * at + half) * m + first + r);
-                                let dot = dot(offset::<F>(start), r, 4 * half..4 * half + 4);
-                                scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dot, scale));
-                            }
-                        }
-                    }
+                if P == 1 {
+                    ahead.fetch();
                 }
-                if layout.mins == Mins::Slices && slice % 2 == 1 {
-                    let mins = min_pairs::<F>(unit, slice / 2);
-                    for r in 0..R {
-                        let pair = x.pairs.add(at / 2 * m + first + r).cast::<i32>();
-                        minimums[r] = _mm512_dpwssd_epi32(minimums[r], mins, _mm512_set1_epi32(pair.read_unaligned()));
+                for p in 0..P {
+                    let unit = units[p];
+                    let lines = if P == 1 { 0 } else { unit_bytes / 64 };
+                    for line in slice * lines / layout.slices..(slice + 1) * lines / layout.slices {
+                        _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(distance.wrapping_add(64 * line)).cast());
+                    }
+                    let w = integers::<F>(unit, slice);
+                    let dot = |start: __m512i, r: usize, registers: Range<usize>| {
+                        registers.fold(start, |dot, j| {
+                            _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(*quants.add(ROW_WORDS * r + j)))
+                        })
+                    };
+                    match layout.scales {
+                        Scales::Plain => {
+                            let scale = halves(unit.add(layout.scale(slice)));
+                            let mins = match layout.mins {
+                                Mins::Plain => halves(unit.add(layout.min(slice))),
+                                _ => _mm512_setzero_ps(),
+                            };
+                            for r in 0..R {
+                                let dot = dot(offset::<F>(x.offsets32.add(place + r)), r, 0..8);
+                                let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
+                                if layout.mins == Mins::Plain {
+                                    part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), mins, part);
+                                }
+                                let scale = _mm512_set1_ps(*x.scales.add(place + r));
+                                results[p][r] = _mm512_fmadd_ps(part, scale, results[p][r]);
+                            }
+                        }
+                        Scales::Slices => {
+                            let scale = scale_integers::<F>(unit, slice, 0);
+                            for r in 0..R {
+                                let dot = dot(_mm512_setzero_si512(), r, 0..8);
+                                scaled[p][r] = _mm512_add_epi32(scaled[p][r], _mm512_mullo_epi32(dot, scale));
+                            }
+                        }
+                        Scales::Halves => {
+                            for half in 0..2 {
+                                let scale = scale_integers::<F>(unit, slice, half);
+                                for r in 0..R {
+                                    let start = x.offsets16.add((2 * at + half) * m + first + r);
+                                    let dot = dot(offset::<F>(start), r, 4 * half..4 * half + 4);
+                                    scaled[p][r] = _mm512_add_epi32(scaled[p][r], _mm512_mullo_epi32(dot, scale));
+                                }
+                            }
+                        }
+                    }
+                    if layout.mins == Mins::Slices && slice % 2 == 1 {
+                        let mins = min_pairs::<F>(unit, slice / 2);
+                        for r in 0..R {
+                            let pair = x.pairs.add(at / 2 * m + first + r).cast::<i32>();
+                            let pair = _mm512_set1_epi32(pair.read_unaligned());
+                            minimums[p][r] = _mm512_dpwssd_epi32(minimums[p][r], mins, pair);
+                        }
                     }
                 }
             }
             if layout.scales == Scales::Plain {
                 continue;
             }
-            let head = halves(unit.add(layout.head()));
-            let min_head = match layout.mins {
-                Mins::Slices => halves(unit.add(layout.min_head())),
-                _ => _mm512_setzero_ps(),
-            };
-            for r in 0..R {
-                let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(scaled[r]), head);
-                if layout.mins == Mins::Slices {
-                    part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums[r]), min_head, part);
+            for p in 0..P {
+                let head = halves(units[p].add(layout.head()));
+                let min_head = match layout.mins {
+                    Mins::Slices => halves(units[p].add(layout.min_head())),
+                    _ => _mm512_setzero_ps(),
+                };
+                for r in 0..R {
+                    let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(scaled[p][r]), head);
+                    if layout.mins == Mins::Slices {
+                        part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums[p][r]), min_head, part);
+                    }
+                    let scale = _mm512_set1_ps(*x.scales.add(u * m + first + r));
+                    results[p][r] = _mm512_fmadd_ps(part, scale, results[p][r]);
                 }
-                results[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(*x.scales.add(u * m + first + r)), results[r]);
             }
         }
     }
@@ -221,35 +247,96 @@ unsafe fn offset<F: Packing>(offset: *const i32) -> __m512i {
     unsafe { if F::LAYOUT.offset_shift.is_none() { _mm512_setzero_si512() } else { _mm512_set1_epi32(*offset) } }
 }
 
-/// All rows of a block times one panel; `put` gets each row's sixteen results.
+/// Some panels for all rows, written to the product's output, in the order in which the thread goes through them.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F and the block as many; the machine has AVX-512 with VNNI.
-pub(crate) unsafe fn block_times_panel<F: Packing>(
-    panel: *const u8,
-    num_units: usize,
-    x: RowBlock,
-    put: &mut dyn FnMut(usize, &[f32; COLUMNS]),
+/// The machine has AVX-512 with VNNI, and rows and weight have the same number of units of F. No other thread writes these panels, and
+/// the output is alive.
+pub(super) unsafe fn rows_times_panels<F: Packing>(
+    product: &Product<'_>,
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    direction: Direction,
+    rows: &Quantized,
 ) {
+    let together = if rows.num_rows() == 1 { 4 } else { 1 };
+    let num_groups = panels.len().div_ceil(together);
+    let group = |i: usize| {
+        let i = if direction == Direction::Up { i } else { num_groups - 1 - i };
+        let first = panels.start + i * together;
+        first..panels.end.min(first + together)
+    };
+    // What is likely to be read after a group, in this task or in the thread's next one.
+    let after = |group: &Range<usize>| match direction {
+        Direction::Up => group.end..weight.num_panels().min(group.end + together),
+        Direction::Down => group.start.saturating_sub(together)..group.start,
+    };
+    if together == 1 {
+        // Nobody may have asked for the first panel; each asks for the next.
+        Ahead::new(weight.panels(group(0)), 1).fetch();
+    }
+    for group in (0..num_groups).map(group) {
+        let next = after(&group);
+        let mut ahead = Ahead::new(weight.panels(next.clone()), rows.num_slices());
+        let following = (next.start as isize - group.start as isize) * weight.panel_bytes() as isize;
+        let following = (!next.is_empty()).then_some(following);
+        for block in 0..rows.num_blocks() {
+            let x = Place { rows, block };
+            // SAFETY: passed on from the caller.
+            unsafe { block_times_panels::<F>(product, weight, group.clone(), x, &mut ahead, following) };
+        }
+    }
+}
+
+/// A block of rows.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    rows: &'a Quantized,
+    block: usize,
+}
+
+/// All rows of a block times panels: one, or up to four where there is but one row.
+///
+/// # Safety
+/// As for `rows_times_panels`.
+unsafe fn block_times_panels<F: Packing>(
+    product: &Product<'_>,
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    place: Place<'_>,
+    ahead: &mut Ahead,
+    following: Option<isize>,
+) {
+    let Place { rows, block } = place;
+    let x = rows.block(block);
+    let bytes = weight.panels(panels.clone()).as_ptr();
     macro_rules! rows {
-        ($count:literal, $first:expr) => {{
-            // SAFETY: passed on from the caller; the rows end within the block.
-            let results = unsafe { rows_times_panel::<F, $count>(panel, num_units, x, $first) };
-            for (r, result) in results.into_iter().enumerate() {
-                // SAFETY: both are sixteen f32.
-                put($first + r, &unsafe { std::mem::transmute::<__m512, [f32; COLUMNS]>(result) });
+        ($count:literal, $panels:literal, $first:expr) => {{
+            // SAFETY: passed on from the caller; rows end within the block.
+            unsafe {
+                let results = rows_times::<F, $count, $panels>(bytes, weight.num_units, x, $first, ahead, following);
+                for (p, results) in results.into_iter().enumerate() {
+                    for (r, result) in results.into_iter().enumerate() {
+                        // Both are sixteen f32.
+                        let result = std::mem::transmute::<__m512, [f32; COLUMNS]>(result);
+                        product.put(block * BLOCK + $first + r, panels.start + p, &result);
+                    }
+                }
             }
             $count
         }};
     }
     let mut first = 0;
     while first < x.num_rows {
-        first += match x.num_rows - first {
-            1 => rows!(1, first),
-            2 => rows!(2, first),
-            3 => rows!(3, first),
-            4..=7 => rows!(4, first),
-            _ => rows!(8, first),
+        first += match (x.num_rows - first, panels.len()) {
+            (1, 4) => rows!(1, 4, first),
+            (1, 3) => rows!(1, 3, first),
+            (1, 2) => rows!(1, 2, first),
+            (1, _) => rows!(1, 1, first),
+            (2, _) => rows!(2, 1, first),
+            (3, _) => rows!(3, 1, first),
+            (4..=7, _) => rows!(4, 1, first),
+            _ => rows!(8, 1, first),
         };
     }
 }

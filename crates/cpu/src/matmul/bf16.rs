@@ -32,6 +32,8 @@ const MAX_PANELS: usize = 16;
 const MAX_BLOCKS: usize = 32;
 /// How far ahead of its use W is fetched when it is read for few rows.
 const PREFETCH_BYTES: usize = 8 * 1024;
+/// The same for each of four panels.
+const PREFETCH_EACH: usize = 2 * 1024;
 
 type Tile = [[f32; COLUMNS]; BLOCK];
 
@@ -149,15 +151,30 @@ unsafe fn write(product: &Product<'_>, panels: Range<usize>, rows: &BfRows, bloc
     }
 }
 
+/// Four panels side by side where there are as many: four streams of memory and four chains of sums.
+///
 /// # Safety
 /// As for `rows_times_panels`; there is one block.
 unsafe fn few_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile]) {
     let (m, x) = rows.block(0, 0);
     // SAFETY: the machine has AMX and the program may use it.
     unsafe { tile_shapes(m, m).load() };
-    for (panel, result) in panels.zip(results) {
-        // SAFETY: panel and block hold so many steps.
-        unsafe { one_by_one(x, m, weight.panel(panel).as_ptr(), rows.num_steps, result, true) };
+    for (first, results) in panels.clone().step_by(4).zip(results.chunks_mut(4)) {
+        let count = results.len().min(panels.end - first);
+        let w = |panel: usize| weight.panel(panel).as_ptr();
+        // SAFETY: panels and block hold so many steps.
+        unsafe {
+            match results {
+                [a, b, c, d] if count == 4 => {
+                    one_by_four(x, m, w(first), weight.panel_bytes(), rows.num_steps, [a, b, c, d]);
+                }
+                _ => {
+                    for (panel, result) in (first..first + count).zip(results) {
+                        one_by_one(x, m, w(panel), rows.num_steps, result, true);
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -262,6 +279,68 @@ unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result
             );
         }
         asm!("tilestored [{} + {}], tmm0", in(reg) result.as_mut_ptr(), in(reg) 64usize, options(nostack, preserves_flags));
+    }
+}
+
+/// One block by four neighbouring panels.
+///
+/// # Safety
+/// As for `one_by_one`, for panels of `panel_bytes` from `w` on.
+unsafe fn one_by_four(
+    x: *const u16,
+    m: usize,
+    w: *const u8,
+    panel_bytes: usize,
+    count: usize,
+    results: [&mut Tile; 4],
+) {
+    // SAFETY: as for `one_by_one`.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, preserves_flags, nomem)
+        );
+        for step in 0..count {
+            let w = w.add(step * 1024);
+            // Where a panel ends, its stream goes on in the next four.
+            let over = step * 1024 + PREFETCH_EACH >= panel_bytes;
+            let ahead = w.wrapping_add(PREFETCH_EACH + if over { 3 * panel_bytes } else { 0 });
+            for line in (0..1024).step_by(64) {
+                for panel in 0..4 {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(panel * panel_bytes + line).cast());
+                }
+            }
+            asm!(
+                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm6, [{w0} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w1} + {stride}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm6, [{w2} + {stride}]",
+                "tdpbf16ps tmm2, tmm4, tmm6",
+                "tileloadd tmm7, [{w3} + {stride}]",
+                "tdpbf16ps tmm3, tmm4, tmm7",
+                x = in(reg) x.add(step * m * STEP),
+                w0 = in(reg) w,
+                w1 = in(reg) w.add(panel_bytes),
+                w2 = in(reg) w.add(2 * panel_bytes),
+                w3 = in(reg) w.add(3 * panel_bytes),
+                stride = in(reg) 64usize,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        let [a, b, c, d] = results;
+        asm!(
+            "tilestored [{0} + {4}], tmm0",
+            "tilestored [{1} + {4}], tmm1",
+            "tilestored [{2} + {4}], tmm2",
+            "tilestored [{3} + {4}], tmm3",
+            in(reg) a, in(reg) b, in(reg) c, in(reg) d, in(reg) 64usize,
+            options(nostack, preserves_flags),
+        );
     }
 }
 

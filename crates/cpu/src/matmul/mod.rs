@@ -12,6 +12,8 @@
 
 pub(crate) mod activations;
 #[cfg(target_arch = "x86_64")]
+mod ahead;
+#[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -32,6 +34,8 @@ use std::sync::Mutex;
 
 use activations::Quantized;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
+#[cfg(target_arch = "x86_64")]
+use packing::{Layout, Mins, Scales};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -39,15 +43,17 @@ use weight::{PackedWeight, Stored};
 use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;
-use crate::pool::Pool;
+use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
 
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
 
-/// From this many rows on, tiles are faster than vectors.
+/// From this many rows on, tiles are faster than vectors: sooner where a slice needs neither a second plane of bytes nor minimums.
 #[cfg(target_arch = "x86_64")]
-const AMX_ROWS: usize = 10;
+const fn amx_rows(layout: &Layout) -> usize {
+    if matches!((layout.scales, layout.mins), (Scales::Plain, Mins::None)) { 7 } else { 10 }
+}
 
 /// One product of several with the same x.
 #[derive(Clone, Copy)]
@@ -56,6 +62,14 @@ pub(crate) struct Product<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// `[rows][columns of this product]`
     pub(crate) out: SharedOutput,
+}
+
+/// What a task computes.
+struct Part<'a> {
+    product: &'a Product<'a>,
+    panels: Range<usize>,
+    /// Where the thread is likely to go on.
+    direction: Direction,
 }
 
 /// Which instructions multiply integers.
@@ -160,14 +174,15 @@ impl Multiplier {
             ..32 => total.div_ceil(pool.num_threads() * 8).max(1),
             _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 16),
         };
-        pool.run(total.div_ceil(per_task), &|task| {
+        pool.run_from_both_ends(total.div_ceil(per_task), &|task, direction| {
             let panels = task * per_task..((task + 1) * per_task).min(total);
             let mut start = 0;
             for product in shared.iter().flatten() {
                 let end = start + product.weight.num_panels();
                 let here = panels.start.max(start)..panels.end.min(end);
                 if !here.is_empty() {
-                    self.panels(product, here.start - start..here.end - start, plain::Rows { x, depth }, &inputs);
+                    let part = Part { product, panels: here.start - start..here.end - start, direction };
+                    self.panels(part, plain::Rows { x, depth }, &inputs);
                 }
                 start = end;
             }
@@ -180,12 +195,13 @@ impl Multiplier {
     }
 
     /// Some panels of one product, for all rows, by the kernel of its format.
-    fn panels(&self, product: &Product<'_>, panels: Range<usize>, x: plain::Rows<'_>, inputs: &Inputs) {
-        let dtype = product.weight.dtype;
+    fn panels(&self, part: Part<'_>, x: plain::Rows<'_>, inputs: &Inputs) {
+        let Part { product, ref panels, .. } = part;
+        let (panels, dtype) = (panels.clone(), product.weight.dtype);
         match &product.weight.stored {
             Stored::Packed(weight) => {
                 let rows = &inputs.quantized[weight.layout.form()];
-                with_packing!(dtype, F => self.packed_panels::<F>(weight, product, panels, rows));
+                with_packing!(dtype, F => self.packed_panels::<F>(weight, part, rows));
             }
             #[cfg(target_arch = "x86_64")]
             Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
@@ -204,20 +220,21 @@ impl Multiplier {
         }
     }
 
-    fn packed_panels<F: Packing>(
-        &self,
-        weight: &PackedWeight,
-        product: &Product<'_>,
-        panels: Range<usize>,
-        rows: &Quantized,
-    ) {
+    fn packed_panels<F: Packing>(&self, weight: &PackedWeight, part: Part<'_>, rows: &Quantized) {
+        let Part { product, panels, direction } = part;
         let num_units = weight.num_units;
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         #[cfg(target_arch = "x86_64")]
-        if self.kernel == IntegerKernel::Amx && rows.num_rows() >= AMX_ROWS {
+        if self.kernel == IntegerKernel::Amx && rows.num_rows() >= amx_rows(&weight.layout) {
             // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the
             // output stays borrowed until the pool has run.
             unsafe { amx::rows_times_panels::<F>(product, weight, panels, rows) };
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self.kernel, IntegerKernel::Vnni | IntegerKernel::Amx) {
+            // SAFETY: as above.
+            unsafe { avx512::rows_times_panels::<F>(product, weight, panels, direction, rows) };
             return;
         }
         for panel in panels {
@@ -248,9 +265,7 @@ impl Multiplier {
                             avx2::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
-                        IntegerKernel::Vnni | IntegerKernel::Amx => {
-                            avx512::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
-                        }
+                        IntegerKernel::Vnni | IntegerKernel::Amx => unreachable!("they return above"),
                     }
                 }
             }

@@ -1,6 +1,8 @@
 //! A weight as the products read it: in panels of sixteen columns, or as it lies in the file.
 
 use std::any::Any;
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 
 use pellucid_tensor::{DType, Error, HostWeight, Memory};
 
@@ -48,6 +50,12 @@ impl PackedWeight {
 
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
+    }
+
+    /// Neighbours, in one stretch.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn panels(&self, panels: Range<usize>) -> &[u8] {
+        &self.memory.bytes()[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
     }
 }
 

@@ -25,19 +25,80 @@ pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Place, parts:
                     *magnitudes = _mm512_max_epu32(*magnitudes, _mm512_max_epu32(magnitude(a), magnitude(b)));
                 }
             }
-            let largest = _mm512_castsi512_ps(largest_of_each(magnitudes));
-            let is_zero = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(largest), _mm512_setzero_si512());
-            let inverse = _mm512_maskz_div_ps(!is_zero, _mm512_set1_ps(127.0), largest);
-            let scale = _mm512_div_ps(largest, _mm512_set1_ps(127.0));
-            let scales = parts.scales.part((start + first * m) / group + row, num_rows);
-            _mm512_mask_storeu_ps(scales.as_mut_ptr(), lanes(num_rows), scale);
-            let mut inverses = [0.0f32; BLOCK];
-            _mm512_storeu_ps(inverses.as_mut_ptr(), inverse);
+            let inverses = scale_each(magnitudes, parts.scales.part((start + first * m) / group + row, num_rows));
             let mut previous = _mm512_setzero_si512();
             for s in first..first + group {
                 previous = quantize_slice(&x[s * SLICE..], depth, s, &inverses[..num_rows], previous, place, parts);
             }
         }
+    }
+}
+
+/// Quantizes one row on its own, whose slices have scales of their own: sixteen slices take the place of sixteen rows.
+///
+/// # Safety
+/// As for `quantize_rows`; the row is whole slices, and the only one of its block.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
+pub(super) unsafe fn quantize_slices(x: &[f32], place: Place, parts: Parts) {
+    let Place { quants, start, offset, .. } = place;
+    let (slices, rest) = x.as_chunks::<SLICE>();
+    assert!(rest.is_empty() && (place.m, place.group) == (1, 1));
+    for (first, slices) in (0..).step_by(BLOCK).zip(slices.chunks(BLOCK)) {
+        let (at, count) = (start + first, slices.len());
+        // SAFETY: the places are this row's own.
+        unsafe {
+            let mut magnitudes = [_mm512_setzero_si512(); BLOCK];
+            for (magnitudes, slice) in magnitudes.iter_mut().zip(slices) {
+                let [a, b] = load(slice.as_ptr());
+                *magnitudes = _mm512_max_epu32(magnitude(a), magnitude(b));
+            }
+            let factors = scale_each(magnitudes, parts.scales.part(at, count));
+            let mut sums = [_mm256_setzero_si256(); BLOCK];
+            for (i, slice) in slices.iter().enumerate() {
+                sums[i] =
+                    put_integers(slice.as_ptr(), factors[i], parts.quants.part(quants + (first + i) * SLICE, SLICE));
+            }
+            let [low, high] = sums_of_each(sums);
+            let sum = _mm512_add_epi32(low, high);
+            let offsets = _mm512_mullo_epi32(sum, _mm512_set1_epi32(-offset));
+            _mm512_mask_storeu_ps(parts.sums.part(at, count).as_mut_ptr(), lanes(count), _mm512_cvtepi32_ps(sum));
+            _mm512_mask_storeu_epi32(parts.offsets32.part(at, count).as_mut_ptr(), lanes(count), offsets);
+        }
+    }
+}
+
+/// Writes a scale for each vector of magnitudes; gives what makes integers of its numbers.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn scale_each(magnitudes: [__m512i; BLOCK], scales: &mut [f32]) -> [f32; BLOCK] {
+    let largest = _mm512_castsi512_ps(largest_of_each(magnitudes));
+    let is_zero = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(largest), _mm512_setzero_si512());
+    let inverse = _mm512_maskz_div_ps(!is_zero, _mm512_set1_ps(127.0), largest);
+    let scale = _mm512_div_ps(largest, _mm512_set1_ps(127.0));
+    let mut inverses = [0.0f32; BLOCK];
+    // SAFETY: the mask leaves out what is beyond the scales; the other array is as long as the vector.
+    unsafe {
+        _mm512_mask_storeu_ps(scales.as_mut_ptr(), lanes(scales.len()), scale);
+        _mm512_storeu_ps(inverses.as_mut_ptr(), inverse);
+    }
+    inverses
+}
+
+/// Writes a slice as integers; gives their sums by fours.
+///
+/// # Safety
+/// A slice can be read, and there is room for one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
+unsafe fn put_integers(slice: *const f32, factor: f32, to: &mut [i8]) -> __m256i {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let [a, b] = load(slice);
+        let factor = _mm512_set1_ps(factor);
+        let bytes = _mm256_set_m128i(round(b, factor), round(a, factor));
+        _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
     }
 }
 
@@ -68,13 +129,8 @@ unsafe fn quantize_slice(
     unsafe {
         let mut sums = [_mm256_setzero_si256(); BLOCK];
         for (i, &factor) in factors.iter().enumerate() {
-            let [a, b] = load(x[i * depth..].as_ptr());
-            let factor = _mm512_set1_ps(factor);
-            let bytes = _mm256_set_m128i(round(b, factor), round(a, factor));
             let to = parts.quants.part(block + (s / 2 * m + row + i) * 2 * SLICE + s % 2 * SLICE, SLICE);
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
-            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-            sums[i] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            sums[i] = put_integers(x[i * depth..].as_ptr(), factor, to);
         }
         let [low, high] = sums_of_each(sums);
         let (sum, negated) = (_mm512_add_epi32(low, high), _mm512_set1_epi32(-offset));

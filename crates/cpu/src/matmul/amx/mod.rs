@@ -12,12 +12,12 @@ mod blocks;
 mod planes;
 mod slices;
 
-use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Product;
 use super::activations::{BLOCK, Quantized};
+use super::ahead::Ahead;
 use super::packing::{COLUMNS, Layout, Packing, Scales};
 use super::weight::PackedWeight;
 use crate::memory::Buffer;
@@ -30,9 +30,6 @@ const CHUNK_SLICES: usize = 32;
 /// second-level cache of 2 MB. The more panels, the less often rows come from farther away.
 const MAX_PANELS: usize = 16;
 const MAX_BLOCKS: usize = 32;
-
-/// How far ahead of its use W is fetched when it is read for few rows.
-const PREFETCH_BYTES: usize = 6 * 1024;
 
 /// Sixteen rows of sixteen columns.
 type Tile<T> = [[T; COLUMNS]; BLOCK];
@@ -100,10 +97,15 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
         let scratch = scratch.get_or_insert_with(Scratch::new);
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
-            for start in panels.clone().step_by(MAX_PANELS) {
-                let panels = start..panels.end.min(start + MAX_PANELS);
+            let end = panels.end;
+            if rows.num_blocks() == 1 {
+                // Nobody has asked for the first panel; each of them asks for the next.
+                Ahead::new(weight.panels(panels.start..end.min(panels.start + 1)), 1).fetch();
+            }
+            for start in panels.step_by(MAX_PANELS) {
+                let panels = start..end.min(start + MAX_PANELS);
                 if rows.num_blocks() == 1 {
-                    one_block::<F>(weight, panels.clone(), rows, scratch);
+                    one_block::<F>(weight, panels.clone(), end, rows, scratch);
                     write(product, panels, rows, 0..1, &scratch.results);
                     continue;
                 }
@@ -123,11 +125,17 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
     });
 }
 
-/// Rows of one block: W is read once, from end to end, and unpacked on the way.
+/// Rows of one block: W is read once, from end to end, and unpacked on the way. There are more panels to come, up to `end`.
 ///
 /// # Safety
 /// As for `rows_times_panels`; there is one block.
-unsafe fn one_block<F: Packing>(weight: &PackedWeight, panels: Range<usize>, rows: &Quantized, scratch: &mut Scratch) {
+unsafe fn one_block<F: Packing>(
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    end: usize,
+    rows: &Quantized,
+    scratch: &mut Scratch,
+) {
     let layout = F::LAYOUT;
     let Scratch { chunk, results, .. } = scratch;
     let results = results.grow(panels.len());
@@ -136,9 +144,9 @@ unsafe fn one_block<F: Packing>(weight: &PackedWeight, panels: Range<usize>, row
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
         for (panel, results) in panels.zip(results) {
+            let next = weight.panels(panel + 1..end.min(panel + 2));
+            let mut ahead = Ahead::new(next, num_units * num_planes(&layout).pow(2));
             let panel = weight.panel(panel);
-            let times = num_units * num_planes(&layout).pow(2);
-            let mut ahead = Ahead::new(panel.as_ptr().wrapping_add(PREFETCH_BYTES), panel.len(), times);
             match layout.scales {
                 Scales::Plain => slices::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
                 _ => planes::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
@@ -184,29 +192,4 @@ fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
         config.set(6 + tile, numbers / 4, 4 * COLUMNS);
     }
     config
-}
-
-/// The bytes that will be unpacked next. Kernels for one block ask for them line by line while they multiply, so that memory is never idle.
-struct Ahead {
-    next: *const u8,
-    end: *const u8,
-    bytes_each: usize,
-}
-
-impl Ahead {
-    /// `len` bytes from `start` on, asked for in `num_times` parts.
-    fn new(start: *const u8, len: usize, num_times: usize) -> Self {
-        Ahead { next: start, end: start.wrapping_add(len), bytes_each: len.div_ceil(num_times).next_multiple_of(64) }
-    }
-
-    #[inline(always)]
-    fn fetch(&mut self) {
-        if self.next < self.end {
-            for line in (0..self.bytes_each).step_by(64) {
-                // SAFETY: a prefetch may go anywhere.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(line).cast()) };
-            }
-            self.next = self.next.wrapping_add(self.bytes_each);
-        }
-    }
 }

@@ -12,9 +12,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::RowBlock;
+use super::super::ahead::Ahead;
 use super::super::avx512::{halves, integers, min_pairs, scale_integers};
 use super::super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
-use super::{Ahead, CHUNK_SLICES, Chunk, Tile, UnitScales};
+use super::{CHUNK_SLICES, Chunk, Tile, UnitScales};
 
 const HALF: usize = CHUNK_SLICES / 2;
 

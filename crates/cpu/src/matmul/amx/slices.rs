@@ -15,13 +15,17 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::{Quantized, RowBlock};
+use super::super::ahead::Ahead;
 use super::super::avx512::{halves, integers};
 use super::super::packing::{Mins, Packing, SLICE};
 use super::super::weight::PackedWeight;
-use super::{Ahead, BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
+use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
 
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
+
+/// A block of up to so many rows leaves the others out.
+const HALF_BLOCK: usize = BLOCK / 2;
 
 /// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
 const MAGIC: f32 = 12_582_912.0;
@@ -74,11 +78,11 @@ unsafe fn unpack_slice<F: Packing>(unit: *const u8, slice: usize, to: &mut [u8; 
 /// Evaluates a block of code for each of the rows with the row as a constant: sixteen sums stay in registers only when nothing indexes them
 /// by a variable.
 macro_rules! for_each_row {
-    ($r:ident => $body:block) => {
-        for_each_row!($r => $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    ($count:expr, $r:ident => $body:block) => {
+        for_each_row!($count, $r => $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     };
-    ($r:ident => $body:block, $($row:literal)*) => {
-        $({
+    ($count:expr, $r:ident => $body:block, $($row:literal)*) => {
+        $(if $row < $count {
             let $r: usize = $row;
             $body
         })*
@@ -98,7 +102,14 @@ pub(super) unsafe fn multiply_panel<F: Packing>(
 ) {
     let num_units = panel.len() / F::LAYOUT.unit_bytes();
     // SAFETY: passed on from the caller.
-    unsafe { multiply_block::<F, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results) };
+    unsafe {
+        match x.num_rows {
+            ..=HALF_BLOCK => {
+                multiply_block::<F, HALF_BLOCK, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results)
+            }
+            _ => multiply_block::<F, BLOCK, true>(chunk, panel.as_ptr(), num_units, x, true, ahead, results),
+        }
+    }
 }
 
 /// Some panels times some blocks, into the first tiles of `scratch.results`: `[panel][block]`.
@@ -121,8 +132,10 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
         for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
             let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
             // What is read next lies at the same place of the next panel.
-            let next = units.as_ptr().wrapping_add(weight.panel_bytes());
-            let mut ahead = Ahead::new(next, units.len(), num_units * blocks.len());
+            let next = weight.panels(panel + 1..panels.end.min(panel + 2));
+            let start = next.len().min(first * layout.unit_bytes());
+            let next = &next[start..next.len().min(start + units.len())];
+            let mut ahead = Ahead::new(next, num_units * blocks.len());
             // SAFETY: these are whole units of F; features by the caller's promise.
             unsafe { unpack::<F>(units, chunk) };
             for (block, results) in blocks.clone().zip(results) {
@@ -133,7 +146,15 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
                     if std::mem::replace(&mut configured, x.num_rows) != x.num_rows {
                         tile_shapes(&layout, x.num_rows).load();
                     }
-                    multiply_block::<F, false>(chunk, std::ptr::null(), num_units, x, first == 0, &mut ahead, results);
+                    multiply_block::<F, BLOCK, false>(
+                        chunk,
+                        std::ptr::null(),
+                        num_units,
+                        x,
+                        first == 0,
+                        &mut ahead,
+                        results,
+                    );
                 }
             }
         }
@@ -145,7 +166,7 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
 /// # Safety
 /// As for `multiply_panel`, whose units begin at `units`; or, without `UNPACK`, the ring holds them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
+unsafe fn multiply_block<F: Packing, const ROWS: usize, const UNPACK: bool>(
     chunk: &mut Chunk,
     units: *const u8,
     num_units: usize,
@@ -154,12 +175,12 @@ unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
     ahead: &mut Ahead,
     results: &mut Tile<f32>,
 ) {
-    let mut sums = [_mm512_setzero_ps(); BLOCK];
+    let mut sums = [_mm512_setzero_ps(); ROWS];
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
         if !fresh {
-            for_each_row!(r => { sums[r] = _mm512_loadu_ps(results[r].as_ptr()); });
+            for_each_row!(ROWS, r => { sums[r] = _mm512_loadu_ps(results[r].as_ptr()); });
         }
         // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
         // and holds up everything behind.
@@ -184,7 +205,7 @@ unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
                     for i in 0..2 {
                         let slice = 2 * n - 2 + i;
                         let scales = &chunk.scales[slice % CHUNK_SLICES];
-                        scale_slice::<F>(&chunk.tiles[$scaled + i], scales, x, slice, &mut sums);
+                        scale_slice::<F, ROWS>(&chunk.tiles[$scaled + i], scales, x, slice, &mut sums);
                     }
                 }
                 if n == num_units {
@@ -197,7 +218,7 @@ unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
             step!(("2", "3"), (0, 1), 2);
             step!(("0", "1"), (2, 3), 0);
         }
-        for_each_row!(r => { _mm512_storeu_ps(results[r].as_mut_ptr(), sums[r]); });
+        for_each_row!(ROWS, r => { _mm512_storeu_ps(results[r].as_mut_ptr(), sums[r]); });
     }
 }
 
@@ -206,12 +227,12 @@ unsafe fn multiply_block<F: Packing, const UNPACK: bool>(
 /// # Safety
 /// The block has that slice; the machine has AVX-512 F.
 #[inline(always)]
-unsafe fn scale_slice<F: Packing>(
+unsafe fn scale_slice<F: Packing, const ROWS: usize>(
     tile: &Tile<i32>,
     scales: &SliceScales,
     x: RowBlock,
     slice: usize,
-    sums: &mut [__m512; BLOCK],
+    sums: &mut [__m512; ROWS],
 ) {
     // SAFETY: by the caller's promise; sums and scales of x can be read for a whole block even where it has fewer rows.
     unsafe {
@@ -221,7 +242,7 @@ unsafe fn scale_slice<F: Packing>(
         let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
         let mins = _mm512_load_ps(scales.min.as_ptr());
         let (x_scales, row_sums) = (x.scales.add(slice * x.num_rows), x.sums.add(slice * x.num_rows));
-        for_each_row!(r => {
+        for_each_row!(ROWS, r => {
             // `product * scale`, rounded once; that the product becomes a float costs no more than an addition of integers.
             let product = _mm512_add_epi32(magic, _mm512_load_si512(tile[r].as_ptr().cast()));
             let mut part = _mm512_fmadd_ps(_mm512_castsi512_ps(product), scale, excess);
