@@ -10,7 +10,7 @@ use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Tensor};
 use crate::backend::{CudaBackend, Purpose};
 use crate::driver::Grid;
 use crate::expert_steps;
-use crate::kernels::experts::{AddWeighted, Route};
+use crate::kernels::experts::{AddWeighted, MAX_SELECTED, Route};
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows::{self, Elementwise, Gather};
 use crate::kernels::{GROUP_COLS, Operand};
@@ -20,7 +20,7 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
     let (num_rows, hidden, num_experts) = (mlp.x.rows(), mlp.x.cols(), mlp.experts.len());
     assert_eq!(mlp.router_logits.cols(), num_experts);
     assert_eq!((out.rows(), out.cols()), (num_rows, hidden));
-    assert!(mlp.routing.num_selected <= num_experts);
+    assert!(mlp.routing.num_selected <= num_experts.min(MAX_SELECTED));
     if expert_steps::expert_mlp(backend, &mlp, out)? {
         return Ok(());
     }

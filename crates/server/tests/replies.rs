@@ -86,7 +86,8 @@ fn chunks_have_their_shape() {
     let body = chat_body("\"stream\":true,\"stream_options\":{\"include_obfuscation\":false}");
     let chunks = server.stream("/v1/chat/completions", &body).chunks();
     let last = chunks.last().unwrap();
-    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    // Without a seed it may also come to its end by itself.
+    assert!(["length", "stop"].map(Value::from).contains(&last["choices"][0]["finish_reason"]));
     assert!(last["pellucid"]["seed"].is_u64());
     assert!(chunks.iter().all(|chunk| chunk.get("obfuscation").is_none() && chunk.get("usage").is_none()));
 }

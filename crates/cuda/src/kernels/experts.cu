@@ -9,16 +9,20 @@ struct Route {
 };
 
 static const u32 NOBODY = 0xffffffffu;
+static const u32 ROUTE_WARPS = 4;
+static const u32 MAX_SELECTED = 512;
 
 // Softmax over all experts, then the highest probabilities, ties to the lower number, normalised when asked for. A warp for each row: lane l
 // looks at the experts l, l + 32, ...
 KERNEL void route(Route r) {
+    __shared__ u32 lists[ROUTE_WARPS][MAX_SELECTED];
+    __shared__ float shares[ROUTE_WARPS][MAX_SELECTED];
     begin();
-    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    u32 warp = threadIdx.x / 32, row = blockIdx.x * ROUTE_WARPS + warp, lane = threadIdx.x % 32;
     if (row >= r.num_rows) return;
     const float* logits = r.logits + (u64)row * r.num_experts;
-    u32* experts = r.experts + (u64)row * r.num_selected;
-    float* weights = r.weights + (u64)row * r.num_selected;
+    u32* experts = lists[warp];
+    float* weights = shares[warp];
     float largest = -__int_as_float(0x7f800000);
     for (u32 e = lane; e < r.num_experts; e += 32) largest = fmaxf(largest, logits[e]);
     largest = warp_max(largest);
@@ -63,8 +67,12 @@ KERNEL void route(Route r) {
         experts[at] = best;
         weights[at] = weight;
     }
-    if (r.normalize && lane == 0)
-        for (u32 n = 0; n < r.num_selected; n++) weights[n] = __fdiv_rn(weights[n], selected);
+    __syncwarp();
+    for (u32 n = lane; n < r.num_selected; n += 32) {
+        u64 place = (u64)row * r.num_selected + n;
+        r.experts[place] = experts[n];
+        r.weights[place] = r.normalize ? __fdiv_rn(weights[n], selected) : weights[n];
+    }
 }
 
 struct AddWeighted {

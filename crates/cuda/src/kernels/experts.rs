@@ -2,6 +2,9 @@
 
 pub(crate) const KERNELS: &[&str] = &["route", "add_weighted"];
 
+/// Experts that `route` can select for a row.
+pub(crate) const MAX_SELECTED: usize = 512;
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Route {

@@ -403,11 +403,22 @@ KERNEL void linear_f32(Linear p) {
     const float* w = (const float*)part.weight + (u64)o * p.cols;
     u32 first = blockIdx.y * 8;
     float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    for (u32 k = lane; k < p.cols; k += 32) {
-        float weight = w[k];
+    // What is read together does not wait for each other. Beyond the last column zeros are added, which leaves a sum as it is.
+    static const u32 TOGETHER = 16;
+    for (u32 base = lane; base < p.cols; base += TOGETHER * 32) {
+        float weight[TOGETHER];
 #pragma unroll
-        for (int r = 0; r < 8; r++)
-            if (first + r < p.num_rows) sum[r] = __fmaf_rn(weight, x[(u64)(first + r) * p.cols + k], sum[r]);
+        for (u32 i = 0; i < TOGETHER; i++) weight[i] = base + i * 32 < p.cols ? w[base + i * 32] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            if (first + r >= p.num_rows) continue;
+            const float* row = x + (u64)(first + r) * p.cols;
+            float number[TOGETHER];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) number[i] = base + i * 32 < p.cols ? row[base + i * 32] : 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) sum[r] = __fmaf_rn(weight[i], number[i], sum[r]);
+        }
     }
 #pragma unroll
     for (int r = 0; r < 8; r++) {

@@ -22,9 +22,10 @@ pub(crate) struct Norm {
     pub(crate) operand: Operand,
 }
 
-/// Four numbers a thread, so that a row of some thousands fills a block; a head needs one warp.
+/// All that a block has for the rows of a model, so that products can play them (`takes_norm`); four numbers a thread for what is
+/// narrower, so that a head needs one warp.
 pub(crate) fn threads(width: u32) -> u32 {
-    (width / 4).next_multiple_of(32).clamp(32, 1024)
+    if width >= 1024 { 1024 } else { (width / 4).next_multiple_of(32).max(32) }
 }
 
 /// `stretches` stretches of `norm.width` numbers each.
