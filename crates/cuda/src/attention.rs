@@ -3,9 +3,8 @@
 use pellucid_tensor::{Attention, DType, Error, KvLayer, StoreKv, Tensor, TurnAndStore};
 
 use crate::backend::{CudaBackend, Purpose, lock};
-use crate::kernels::attention::{
-    self as kernels, AttentionParameter, ExpandParameter, Kernel, StoreParameter, TurnParameter, Work,
-};
+use crate::kernels::attention::{self as kernels, AttentionParameter, Kernel, Work};
+use crate::kernels::store::{self as storing, ExpandParameter, StoreParameter, TurnParameter};
 use crate::kernels::{decode, rows};
 use crate::memory::{floats, floats_mut, read};
 use crate::step::{self, RUN};
@@ -13,7 +12,7 @@ use crate::step::{self, RUN};
 /// Writes keys and values into their slots.
 pub(crate) fn store(backend: &CudaBackend, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
     let parameter = backend.store_parameter(floats(store.keys), store, kv)?;
-    kernels::store(&backend.device, store.slots.len(), &parameter)
+    storing::store(&backend.device, store.slots.len(), &parameter)
 }
 
 pub(crate) fn turn_and_store(
@@ -30,7 +29,7 @@ pub(crate) fn turn_and_store(
     let address = floats_mut(keys);
     let store = backend.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
     // 8 bits are stored by groups, after all numbers of a group have been turned: here, into no block.
-    let stores_later = store.storage == kernels::Q8;
+    let stores_later = store.storage == storing::Q8;
     let parameter = TurnParameter {
         store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
         queries: floats_mut(queries),
@@ -43,8 +42,8 @@ pub(crate) fn turn_and_store(
     if !stores_later && backend.turn_waits(&parameter) {
         return Ok(());
     }
-    kernels::turn_and_store(&backend.device, &parameter)?;
-    if stores_later { kernels::store(&backend.device, slots.len(), &store) } else { Ok(()) }
+    storing::turn_and_store(&backend.device, &parameter)?;
+    if stores_later { storing::store(&backend.device, slots.len(), &store) } else { Ok(()) }
 }
 
 pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
@@ -140,7 +139,7 @@ impl CudaBackend {
             head_size: attention.shape.head_size as u32,
             block_len: attention.shape.block_len as u32,
         };
-        kernels::expand(&self.device, num_entries, &parameter)?;
+        storing::expand(&self.device, num_entries, &parameter)?;
         Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables: parameter.own_tables })
     }
 
@@ -188,7 +187,7 @@ impl CudaBackend {
 
     fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
         let dtype = kv.keys.dtype();
-        kernels::storage(dtype).ok_or_else(|| {
+        storing::storage(dtype).ok_or_else(|| {
             self.device
                 .refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16, BF16 or Q8_0"))
         })

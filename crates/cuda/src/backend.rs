@@ -293,7 +293,7 @@ impl Backend for CudaBackend {
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
-        if dtype.is_quantized() && kernels::attention::storage(dtype).is_none() {
+        if dtype.is_quantized() && kernels::store::storage(dtype).is_none() {
             let why = format!("activations and KV memory in {dtype} have no kernel");
             return Err(self.device.refuse("allocating", why));
         }

@@ -10,9 +10,9 @@ use pellucid_tensor::{DType, Error};
 
 use crate::backend::{CudaBackend, lock};
 use crate::driver::Buffer;
-use crate::kernels::attention::{self, TurnParameter};
 use crate::kernels::linear::{self, LinearProduct, Maxima};
 use crate::kernels::norm::{self, Norm};
+use crate::kernels::store::{self, TurnParameter};
 use crate::kernels::{Operand, stream, wide};
 
 /// The most rows for which this pays: every block of a product makes the operand of all rows by itself.
@@ -66,7 +66,7 @@ impl CudaBackend {
                 self.place_maxima(&mut fusion, &mut product)?;
                 product.launch_few(&self.device, dtype)
             }
-            Some(Waiting::Turn(turn)) => attention::turn_and_store(&self.device, &turn),
+            Some(Waiting::Turn(turn)) => store::turn_and_store(&self.device, &turn),
             Some(Waiting::Pair { product, dtype }) => wide::launch(&self.device, dtype, &product),
         }
     }

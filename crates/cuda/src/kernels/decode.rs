@@ -2,7 +2,8 @@
 
 use pellucid_tensor::Error;
 
-use super::attention::{self, AttentionParameter, FLASH_TILE, Q8, TurnParameter, Work};
+use super::attention::{self, AttentionParameter, FLASH_TILE, Work};
+use super::store::{Q8, TurnParameter};
 use crate::driver::{Device, Grid};
 
 macro_rules! decode_kernels {

@@ -13,6 +13,7 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod rows;
+pub(crate) mod store;
 pub(crate) mod stream;
 pub(crate) mod wide;
 
@@ -54,6 +55,7 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!("norm", norm::KERNELS),
     kernel_file!("pack", pack::KERNELS),
     kernel_file!("rows", rows::KERNELS),
+    kernel_file!("store", store::KERNELS),
     kernel_file!("stream", stream::KERNELS),
     kernel_file!("wide", wide::KERNELS),
 ];
@@ -140,8 +142,8 @@ macro_rules! parameters {
 
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
-    norm::Norm, pack::PackWeight, linear::LinearProduct, stream::TwoProducts, attention::StoreParameter, attention::TurnParameter, attention::AttentionParameter,
-    experts::Route, experts::AddWeighted, attention::ExpandParameter, decode::OneToken,
+    norm::Norm, pack::PackWeight, linear::LinearProduct, stream::TwoProducts, store::StoreParameter, store::TurnParameter, attention::AttentionParameter,
+    experts::Route, experts::AddWeighted, store::ExpandParameter, decode::OneToken,
     digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
     fast::FastRows,
 }
