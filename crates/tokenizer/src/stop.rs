@@ -1,4 +1,5 @@
-//! Stop strings: text ends before the first of them, and no byte of one is shown while it may still become complete.
+//! Stop strings: text ends before the first of them to be complete, and no byte of one is shown while it may still become complete.
+//! What comes after it has no say, so that it does not matter in which pieces the text comes.
 //!
 //! Works on text, after [`crate::TextStream`]: a stop string may begin and end anywhere, across tokens and characters.
 
@@ -25,8 +26,7 @@ impl StopFilter {
             return String::new();
         }
         self.held.push_str(text);
-        let places = self.stops.iter().enumerate().filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
-        if let Some((at, which)) = places.min() {
+        if let Some((_, at, which)) = self.first() {
             self.found = Some(which);
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
@@ -41,7 +41,13 @@ impl StopFilter {
         self.found.is_some()
     }
 
-    /// The stop string that was found: of several, the one that begins first.
+    /// The end and the place of the stop string that is complete first, and which it is: of those that end together, the longest.
+    fn first(&self) -> Option<(usize, usize, usize)> {
+        let place = |(i, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i));
+        self.stops.iter().enumerate().filter_map(place).min()
+    }
+
+    /// The stop string that was found.
     pub fn found(&self) -> Option<&str> {
         self.found.map(|which| self.stops[which].as_str())
     }
@@ -92,8 +98,17 @@ mod tests {
         assert_eq!(filter.finish(), "ab");
     }
 
+    #[test]
+    fn the_first_to_be_complete_ends_the_text() {
+        for pieces in [&["aéb", "é"][..], &["a", "é", "b", "é"], &["aébé"]] {
+            let mut filter = filter(&["ébé", "b", "éb"]);
+            let shown: String = pieces.iter().map(|piece| filter.push(piece)).collect();
+            assert_eq!((shown.as_str(), filter.found()), ("a", Some("éb")));
+        }
+    }
+
     proptest! {
-        /// However a text is cut into pieces, what comes out is the text up to the first stop string.
+        /// However a text is cut into pieces, what comes out is the text up to the stop string that is complete first.
         #[test]
         fn pieces_do_not_matter(
             text in "[abé ]{0,40}",
@@ -113,10 +128,11 @@ mod tests {
                 // Never a byte beyond the place where a stop string begins.
                 rest = later;
             }
-            let first = stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min();
+            let place = |stop: &String| text.find(stop.as_str()).map(|at| (at + stop.len(), at));
+            let first = stops.iter().filter(|stop| !stop.is_empty()).filter_map(place).min();
             prop_assert_eq!(filter.is_stopped(), first.is_some());
             shown.push_str(&filter.finish());
-            prop_assert_eq!(shown.as_str(), &text[..first.unwrap_or(text.len())]);
+            prop_assert_eq!(shown.as_str(), &text[..first.map_or(text.len(), |(_, at)| at)]);
         }
     }
 }
