@@ -1,11 +1,10 @@
-//! Many blocks of rows with the K formats: the tiles of x stay in registers for several panels of W, whose unpacked numbers stay in the
-//! first-level cache.
+//! Many blocks of rows with the K formats: a tile of x is multiplied with two panels of W, whose unpacked numbers stay in the first-level
+//! cache.
 //!
-//! For each unit of 256 numbers, a few panels are unpacked; then block after block loads its four tiles, and multiplies them with panel
-//! after panel. While one panel is multiplied, what the one before it left in tiles is scaled.
+//! For each unit of 256 numbers, two panels are unpacked; then block after block is multiplied with both. While one block is multiplied,
+//! what the one before it left in tiles is scaled.
 //!
-//! For 16 x 16 x 32, loading W, multiplying and storing take turns: 9 + 16 + 4 cycles; and each takes twice as long or more while another
-//! program shares the core (2026-11-15, Xeon with AMX).
+//! For 16 x 16 x 32, loading W, multiplying and storing take turns: 9 + 16 + 4 cycles (2026-11-15, Xeon with AMX).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,9 +16,9 @@ use super::super::weight::PackedWeight;
 use super::{BLOCK, Scratch, Tile, UnitScales, planes};
 use crate::simd::amx::TileConfig;
 
-/// Tiles of x in registers.
+/// Tiles of x in a unit.
 const QUAD: usize = 4;
-/// Panels that are unpacked together: as many as 16 KB hold.
+/// Panels that are unpacked together: as many as 16 KB hold, and tiles for their results.
 const PANELS: usize = 2;
 
 /// A unit of a few panels, unpacked; and where tiles go between multiplying and scaling.
@@ -28,9 +27,8 @@ pub(super) struct Group {
     /// `[panel][pair of slices][high, low][slice]`
     numbers: [[u8; 512]; PANELS * QUAD * 4],
     scales: [UnitScales; PANELS],
-    tiles: [Tile<i32>; 2],
-    /// Where the results of no panel go.
-    nowhere: Tile<f32>,
+    /// `[panel][high, low]`
+    tiles: [[Tile<i32>; 2]; PANELS],
 }
 
 /// A unit of some blocks of as many rows each, and where their results lie.
@@ -110,12 +108,11 @@ unsafe fn unpack<F: Packing>(unit: &[u8], panel: usize, group: &mut Group) {
     }
 }
 
-/// Tiles 0 to 3 are x, 4 and 5 W, 6 and 7 results.
+/// Tiles 0 to 3 are results of two panels, 4 is x, 5 W: no more than that, see [`crate::simd::amx`].
 fn tile_shapes(num_rows: usize) -> TileConfig {
     let mut config = TileConfig::default();
-    for tile in 0..8 {
-        config.set(tile, if matches!(tile, 4 | 5) { 16 } else { num_rows }, 64);
-    }
+    (0..5).for_each(|tile| config.set(tile, num_rows, 64));
+    config.set(5, 16, 64);
     config
 }
 
@@ -154,45 +151,42 @@ impl Upcoming {
 
 /// Asks for a part of the tiles of x that the next block will load: what lies that far apart no hardware foresees.
 #[inline(always)]
-fn fetch_x(from: *const u8, bytes: usize, part: usize, num_parts: usize) {
-    let bytes = bytes / num_parts;
+fn fetch_x(from: *const u8, bytes: usize, part: usize) {
+    let bytes = bytes / QUAD;
     for line in (part * bytes..(part + 1) * bytes).step_by(64) {
         // SAFETY: a prefetch may go anywhere.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
     }
 }
 
-/// Loads the four tiles of x.
-///
-/// # Safety
-/// Tiles are configured for what lies at these places.
-#[inline(always)]
-unsafe fn load_quad(at: impl Fn(usize) -> *const i8) {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        asm!(
-            "tileloadd tmm0, [{0} + {4}]",
-            "tileloadd tmm1, [{1} + {4}]",
-            "tileloadd tmm2, [{2} + {4}]",
-            "tileloadd tmm3, [{3} + {4}]",
-            in(reg) at(0), in(reg) at(1), in(reg) at(2), in(reg) at(3), in(reg) 64usize,
-            options(nostack, preserves_flags, readonly),
-        );
-    }
-}
-
-/// Multiplies two slices of a unit in both planes.
+/// Multiplies the tile of x with two slices of a panel in both planes.
 macro_rules! multiply_pair {
-    ($dot:literal, $x:literal, $high:expr, $low:expr) => {
+    ($dot:literal, $w:expr, $high:literal, $low:literal) => {
         asm!(
-            "tileloadd tmm4, [{high} + {stride}]",
-            concat!($dot, " tmm6, tmm", $x, ", tmm4"),
+            "tileloadd tmm5, [{high} + {stride}]",
+            concat!($dot, " tmm", $high, ", tmm4, tmm5"),
             "tileloadd tmm5, [{low} + {stride}]",
-            concat!($dot, " tmm7, tmm", $x, ", tmm5"),
-            high = in(reg) $high,
-            low = in(reg) $low,
+            concat!($dot, " tmm", $low, ", tmm4, tmm5"),
+            high = in(reg) $w,
+            low = in(reg) $w.add(2),
             stride = in(reg) 64usize,
             options(nostack, preserves_flags, readonly),
+        )
+    };
+}
+
+/// Stores the two tiles of a panel, and leaves zeros in them, as configuring does.
+macro_rules! store_pair {
+    ($tiles:expr, $high:literal, $low:literal) => {
+        asm!(
+            concat!("tilestored [{high} + {stride}], tmm", $high),
+            concat!("tilezero tmm", $high),
+            concat!("tilestored [{low} + {stride}], tmm", $low),
+            concat!("tilezero tmm", $low),
+            high = in(reg) $tiles[0].as_mut_ptr(),
+            low = in(reg) $tiles[1].as_mut_ptr(),
+            stride = in(reg) 64usize,
+            options(nostack, preserves_flags),
         )
     };
 }
@@ -204,70 +198,64 @@ macro_rules! multiply_pair {
 /// with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn multiply_units<F: Packing>(group: &mut Group, work: &Blocks<'_>, ahead: &mut Upcoming) {
-    let Group { numbers, scales, tiles, nowhere } = group;
-    let mut x = work.rows.block(work.blocks.start);
-    // The panel that was multiplied before; at first none, whose results are not kept.
-    let (mut panel, mut results) = (0, &raw mut *nowhere);
-    let mut following: *const i8 = std::ptr::null();
-    let x_bytes = 64 * QUAD * BLOCK;
+    let Group { numbers, scales, tiles } = group;
+    let (x_bytes, first_slice) = (64 * QUAD * BLOCK, 2 * QUAD * work.unit);
+    let both = work.num_panels == PANELS;
     // SAFETY: see the promises of the function.
     unsafe {
-        for step in 0..=work.blocks.len() * work.num_panels {
-            let (block, next_panel) = (step / work.num_panels, step % work.num_panels);
-            let last = block == work.blocks.len();
-            let mut next_x = x;
-            if next_panel == 0 && !last {
-                next_x = work.rows.block(work.blocks.start + block);
-                let first_slice = 2 * QUAD * work.unit;
-                following = next_x.slice(first_slice, 0).wrapping_add(work.rows.block_bytes());
-                load_quad(|i| next_x.slice(first_slice + 2 * i, 0));
-                ahead.next_block();
-            }
-            ahead.fetch(next_panel);
-            fetch_x(following.cast(), x_bytes, next_panel, work.num_panels);
-            let w = numbers[next_panel * 4 * QUAD..].as_ptr();
-            if !last {
-                asm!("tilezero tmm6", "tilezero tmm7", options(nostack, preserves_flags, nomem));
-            }
-            macro_rules! pair {
-                ($pair:literal) => {
-                    if !last {
-                        let (high, low) = (w.add(4 * $pair), w.add(4 * $pair + 2));
-                        if F::LAYOUT.scales == Scales::Halves {
-                            multiply_pair!("tdpbssd", $pair, high, low);
-                        } else {
-                            multiply_pair!("tdpbsud", $pair, high, low);
-                        }
+        // While one block is multiplied, what the one before it left in tiles is scaled.
+        for step in 0..=work.blocks.len() {
+            let multiplied = (step < work.blocks.len()).then(|| work.rows.block(work.blocks.start + step));
+            let scaled = step.checked_sub(1).map(|block| (block, work.rows.block(work.blocks.start + block)));
+            ahead.next_block();
+            for pair in 0..QUAD {
+                if let Some(x) = multiplied {
+                    let x = x.slice(first_slice + 2 * pair, 0);
+                    asm!("tileloadd tmm4, [{} + {}]", in(reg) x, in(reg) 64usize, options(nostack, preserves_flags, readonly));
+                    let following = x.wrapping_add(work.rows.block_bytes()).wrapping_sub(pair * x_bytes / QUAD);
+                    fetch_x(following.cast(), x_bytes, pair);
+                    if pair < work.num_panels {
+                        ahead.fetch(pair);
                     }
-                    // A quarter of the rows.
-                    let rows = $pair * x.num_rows / QUAD..($pair + 1) * x.num_rows / QUAD;
-                    planes::scale_rows::<F>(
-                        [&tiles[0], &tiles[1]],
-                        &scales[panel],
-                        x,
-                        work.unit,
-                        rows,
-                        work.unit == 0,
-                        &mut *results,
-                    );
-                };
+                }
+                macro_rules! panel {
+                    ($panel:literal, $high:literal, $low:literal) => {
+                        if multiplied.is_some() {
+                            let w = numbers[4 * (QUAD * $panel + pair)..].as_ptr();
+                            if F::LAYOUT.scales == Scales::Halves {
+                                multiply_pair!("tdpbssd", w, $high, $low);
+                            } else {
+                                multiply_pair!("tdpbsud", w, $high, $low);
+                            }
+                        }
+                        if let Some((block, x)) = scaled {
+                            // A quarter of the rows.
+                            let rows = pair * x.num_rows / QUAD..(pair + 1) * x.num_rows / QUAD;
+                            let results = &mut *work.results.wrapping_add($panel * work.distance + block);
+                            let [high, low] = &tiles[$panel];
+                            planes::scale_rows::<F>(
+                                [high, low],
+                                &scales[$panel],
+                                x,
+                                work.unit,
+                                rows,
+                                work.unit == 0,
+                                results,
+                            );
+                        }
+                    };
+                }
+                panel!(0, "0", "1");
+                if both {
+                    panel!(1, "2", "3");
+                }
             }
-            pair!(0);
-            pair!(1);
-            pair!(2);
-            pair!(3);
-            if !last {
-                asm!(
-                    "tilestored [{high} + {stride}], tmm6",
-                    "tilestored [{low} + {stride}], tmm7",
-                    high = in(reg) tiles[0].as_mut_ptr(),
-                    low = in(reg) tiles[1].as_mut_ptr(),
-                    stride = in(reg) 64usize,
-                    options(nostack, preserves_flags),
-                );
+            if multiplied.is_some() {
+                store_pair!(tiles[0], "0", "1");
+                if both {
+                    store_pair!(tiles[1], "2", "3");
+                }
             }
-            (x, panel) = (next_x, next_panel);
-            results = work.results.wrapping_add(next_panel * work.distance + block);
         }
     }
 }

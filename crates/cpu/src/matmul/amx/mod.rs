@@ -181,15 +181,12 @@ const fn num_planes(layout: &Layout) -> usize {
     if matches!(layout.scales, Scales::Plain) { 1 } else { 2 }
 }
 
-/// Tiles 0 to 3 are results, 4 and 5 rows of x, 6 and 7 of W.
+/// Tiles 0 to 3 are results, 4 is rows of x, 5 of W: no more than that, see [`crate::simd::amx`].
 fn tile_shapes(layout: &Layout, num_rows: usize) -> TileConfig {
     let numbers = 32 * num_planes(layout);
     let mut config = TileConfig::default();
-    for tile in 0..2 {
-        config.set(tile, num_rows, 4 * COLUMNS);
-        config.set(2 + tile, num_rows, 4 * COLUMNS);
-        config.set(4 + tile, num_rows, numbers);
-        config.set(6 + tile, numbers / 4, 4 * COLUMNS);
-    }
+    (0..4).for_each(|tile| config.set(tile, num_rows, 4 * COLUMNS));
+    config.set(4, num_rows, numbers);
+    config.set(5, numbers / 4, 4 * COLUMNS);
     config
 }

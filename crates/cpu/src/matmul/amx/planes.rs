@@ -200,7 +200,7 @@ pub(super) unsafe fn scale_rows<F: Packing>(
     }
 }
 
-/// Multiplies two slices of a unit in both planes, into tiles 0 and 1 for even n and 2 and 3 for odd ones.
+/// Multiplies two slices of a unit in both planes, into tiles 0 and 1 for even n and 2 and 3 for odd ones, which begin as zeros.
 ///
 /// # Safety
 /// As for `multiply_panel`; the block has that unit.
@@ -208,23 +208,14 @@ pub(super) unsafe fn scale_rows<F: Packing>(
 unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, pair: usize, n: usize) {
     let slice = 2 * (PAIRS * n + pair);
     let at = slice % HALF;
-    macro_rules! zero {
-        ($high:literal, $low:literal) => {
-            asm!(
-                concat!("tilezero tmm", $high),
-                concat!("tilezero tmm", $low),
-                options(nostack, preserves_flags, nomem)
-            )
-        };
-    }
     macro_rules! multiply {
         ($dot:literal, $high:literal, $low:literal) => {
             asm!(
                 "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm6, [{high} + {stride}]",
-                concat!($dot, " tmm", $high, ", tmm4, tmm6"),
-                "tileloadd tmm7, [{low} + {stride}]",
-                concat!($dot, " tmm", $low, ", tmm4, tmm7"),
+                "tileloadd tmm5, [{high} + {stride}]",
+                concat!($dot, " tmm", $high, ", tmm4, tmm5"),
+                "tileloadd tmm5, [{low} + {stride}]",
+                concat!($dot, " tmm", $low, ", tmm4, tmm5"),
                 x = in(reg) x.slice(slice, 0),
                 high = in(reg) chunk.integers[at].as_ptr(),
                 low = in(reg) chunk.integers[HALF + at].as_ptr(),
@@ -237,11 +228,6 @@ unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, pair: usize, n:
     // SAFETY: the tiles read two slices of the block, whose rows lie side by side, and of the chunk; nothing else of the program uses
     // tile registers.
     unsafe {
-        match (n % 2, pair) {
-            (0, 0) => zero!("0", "1"),
-            (_, 0) => zero!("2", "3"),
-            _ => {}
-        }
         match (F::LAYOUT.scales, n % 2) {
             (Scales::Halves, 0) => multiply!("tdpbssd", "0", "1"),
             (Scales::Halves, _) => multiply!("tdpbssd", "2", "3"),
@@ -251,6 +237,8 @@ unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, pair: usize, n:
     }
 }
 
+/// Stores the tiles of a unit, and leaves zeros in them, as configuring does.
+///
 /// # Safety
 /// As for `multiply_panel`.
 #[inline(always)]
@@ -259,7 +247,9 @@ unsafe fn store_tiles(chunk: &mut Chunk, n: usize) {
         ($high:literal, $low:literal) => {
             asm!(
                 concat!("tilestored [{high} + {stride}], tmm", $high),
+                concat!("tilezero tmm", $high),
                 concat!("tilestored [{low} + {stride}], tmm", $low),
+                concat!("tilezero tmm", $low),
                 high = in(reg) chunk.tiles[0].as_mut_ptr(),
                 low = in(reg) chunk.tiles[1].as_mut_ptr(),
                 stride = in(reg) 4 * COLUMNS,

@@ -4,9 +4,8 @@
 //! the second-level cache. One block of rows: panel after panel, unpacked on the way.
 //!
 //! Bound for 16 x 16 x 32: 16 cycles of multiplication, 16 of storing, and 32 float operations (48 with minimums), of which a core does
-//! one a cycle while it uses tiles. Measured: 44 cycles alone on the core, twice as many where another program shares it (2026-11-15, Xeon
-//! with AMX). Keeping the tiles of x in registers for several panels, as `blocks` does, was slower here: sums then go to memory and back
-//! after every four slices.
+//! one a cycle while it uses tiles. Measured: 44 cycles alone on the core (2026-11-15, Xeon with AMX). Keeping the tiles of x in registers
+//! for several panels was slower here: sums then go to memory and back after every four slices.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -253,7 +252,7 @@ unsafe fn scale_slice<F: Packing, const ROWS: usize>(
     }
 }
 
-/// Multiplies the two slices of a unit, into two tiles.
+/// Multiplies the two slices of a unit, into two tiles that are zero.
 macro_rules! multiply_unit {
     ($chunk:ident, $x:ident, $unit:expr, ($first:literal, $second:literal)) => {
         multiply_unit!($chunk, $x, $unit, $first, $second)
@@ -263,14 +262,16 @@ macro_rules! multiply_unit {
         // Two slices of a row lie side by side, and so do a tile's lines: 64 bytes.
         let x = $x.slice(slice, 0);
         asm!(
-            concat!("tilezero tmm", $first),
             "tileloadd tmm4, [{x0} + {stride}]",
-            "tileloadd tmm6, [{w0} + {stride}]",
-            concat!("tdpbssd tmm", $first, ", tmm4, tmm6"),
-            concat!("tilezero tmm", $second),
-            "tileloadd tmm5, [{x1} + {stride}]",
-            "tileloadd tmm7, [{w1} + {stride}]",
-            concat!("tdpbssd tmm", $second, ", tmm5, tmm7"),
+            "tileloadd tmm5, [{w0} + {stride}]",
+            concat!("tdpbssd tmm", $first, ", tmm4, tmm5"),
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "tileloadd tmm4, [{x1} + {stride}]",
+            "tileloadd tmm5, [{w1} + {stride}]",
+            concat!("tdpbssd tmm", $second, ", tmm4, tmm5"),
+            "tilezero tmm4",
+            "tilezero tmm5",
             x0 = in(reg) x,
             x1 = in(reg) x.add(SLICE),
             w0 = in(reg) $chunk.integers[slice % CHUNK_SLICES].as_ptr(),
@@ -281,12 +282,14 @@ macro_rules! multiply_unit {
     }};
 }
 
-/// Stores the two tiles of a unit.
+/// Stores the two tiles of a unit, and leaves zeros in them, as configuring does.
 macro_rules! store_unit {
     ($chunk:ident, ($first:literal, $second:literal)) => {
         asm!(
             concat!("tilestored [{to0} + {stride}], tmm", $first),
+            concat!("tilezero tmm", $first),
             concat!("tilestored [{to1} + {stride}], tmm", $second),
+            concat!("tilezero tmm", $second),
             to0 = in(reg) $chunk.tiles[$first].as_mut_ptr(),
             to1 = in(reg) $chunk.tiles[$second].as_mut_ptr(),
             stride = in(reg) 64usize,
