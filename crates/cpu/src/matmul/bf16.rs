@@ -5,8 +5,8 @@
 //! row of a tile. One row is a tile of one row, so one row and many share every rounding; that sum cannot be had from other instructions,
 //! hence other instruction sets use f32 (`plain`) and differ from this one.
 //!
-//! One block of rows: bound by reading W, four panels side by side; a chain alone would allow 1 KB in 52 cycles. Many rows: two blocks of rows by two panels, four
-//! multiplications of 16 cycles for four loads; W's stretch of [`CHUNK`] numbers stays in the first-level cache, that of x in the second.
+//! One block of rows: bound by reading W, four panels side by side; a chain alone would allow 1 KB in 52 cycles. Many rows: a block by two panels, two
+//! multiplications of 16 cycles for three loads; W's stretch of [`CHUNK`] numbers stays in the first-level cache, that of x in the second.
 
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -158,7 +158,7 @@ unsafe fn write(product: &Product<'_>, panels: Range<usize>, rows: &BfRows, bloc
 unsafe fn few_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile]) {
     let (m, x) = rows.block(0, 0);
     // SAFETY: the machine has AMX and the program may use it.
-    unsafe { tile_shapes(m, m).load() };
+    unsafe { tile_shapes(m).load() };
     for (first, results) in panels.clone().step_by(4).zip(results.chunks_mut(4)) {
         let count = results.len().min(panels.end - first);
         let w = |panel: usize| weight.panel(panel).as_ptr();
@@ -187,18 +187,18 @@ unsafe fn many_rows(
     blocks: Range<usize>,
     results: &mut [Tile],
 ) {
-    let (first_panel, first_block, num_blocks) = (panels.start, blocks.start, blocks.len());
-    let mut configured = (0, 0);
+    let num_blocks = blocks.len();
+    let mut configured = 0;
     for step in (0..rows.num_steps).step_by(CHUNK / STEP) {
         let count = (CHUNK / STEP).min(rows.num_steps - step);
-        for panel in panels.clone().step_by(2) {
-            let pair = panel + 1 < panels.end;
+        for (first, results) in panels.clone().step_by(2).zip(results.chunks_mut(2 * num_blocks)) {
             let w = |panel: usize| weight.panel(panel)[step * STEP * COLUMNS * 2..].as_ptr();
             // What the next two panels will need is fetched while these are multiplied.
-            let next = w(panel).wrapping_add(2 * weight.panel_bytes());
-            let per_block = (count * 1024).div_ceil(64 * num_blocks.div_ceil(2));
+            let next = w(first).wrapping_add(2 * weight.panel_bytes());
+            let per_block = (count * 1024).div_ceil(64 * num_blocks);
             let mut ahead = (0..count * 1024).step_by(64);
-            for block in blocks.clone().step_by(2) {
+            let (ones, others) = results.split_at_mut(num_blocks);
+            for (i, block) in blocks.clone().enumerate() {
                 for line in ahead.by_ref().take(per_block) {
                     // SAFETY: a prefetch may go anywhere.
                     unsafe {
@@ -207,33 +207,16 @@ unsafe fn many_rows(
                     }
                 }
                 let (m, x) = rows.block(block, step);
-                let second = (block + 1 < blocks.end).then(|| rows.block(block + 1, step));
-                let shape = (m, second.map_or(m, |second| second.0));
-                if configured != shape {
-                    configured = shape;
-                    // SAFETY: the machine has AMX and the program may use it.
-                    unsafe { tile_shapes(shape.0, shape.1).load() };
-                }
-                let at = |panel: usize, block: usize| (panel - first_panel) * num_blocks + block - first_block;
-                // SAFETY: panels and blocks hold so many steps from this one on; the tiles are configured for the blocks.
+                // SAFETY: panels and block hold so many steps from this one on; the tiles are configured for the block.
                 unsafe {
-                    match second {
-                        Some((n, y)) if pair => {
-                            let tiles =
-                                [(panel, block), (panel + 1, block), (panel, block + 1), (panel + 1, block + 1)]
-                                    .map(|(panel, block)| results.as_mut_ptr().add(at(panel, block)));
-                            two_by_two([(x, m), (y, n)], [w(panel), w(panel + 1)], count, tiles, step == 0);
-                        }
-                        _ => {
-                            for panel in panel..(panel + 2).min(panels.end) {
-                                one_by_one(x, m, w(panel), count, &mut results[at(panel, block)], step == 0);
-                            }
-                            if let Some((n, y)) = second {
-                                tile_shapes(n, n).load();
-                                one_by_one(y, n, w(panel), count, &mut results[at(panel, block + 1)], step == 0);
-                                configured = (n, n);
-                            }
-                        }
+                    if std::mem::replace(&mut configured, m) != m {
+                        tile_shapes(m).load();
+                    }
+                    if first + 1 < panels.end {
+                        let tiles = [&mut ones[i], &mut others[i]];
+                        one_by_two(x, m, [w(first), w(first + 1)], count, tiles, step == 0);
+                    } else {
+                        one_by_one(x, m, w(first), count, &mut ones[i], step == 0);
                     }
                 }
             }
@@ -241,12 +224,11 @@ unsafe fn many_rows(
     }
 }
 
-/// Tiles 0 and 1 are results of the first block, 2 and 3 of the second; 4 and 5 rows of x; 6 and 7 of W.
-fn tile_shapes(m: usize, n: usize) -> TileConfig {
+/// Tiles 0 to 3 are results, 4 is rows of x, 5 of W: no more than that, see [`crate::simd::amx`].
+fn tile_shapes(m: usize) -> TileConfig {
     let mut config = TileConfig::default();
-    for (tile, rows) in [(0, m), (1, m), (2, n), (3, n), (4, m), (5, n), (6, STEP / 2), (7, STEP / 2)] {
-        config.set(tile, rows, 64);
-    }
+    (0..5).for_each(|tile| config.set(tile, m, 64));
+    config.set(5, STEP / 2, 64);
     config
 }
 
@@ -270,8 +252,8 @@ unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result
             }
             asm!(
                 "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm6, [{w} + {stride}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{w} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm5",
                 x = in(reg) x.add(step * m * STEP),
                 w = in(reg) w,
                 stride = in(reg) 64usize,
@@ -315,14 +297,14 @@ unsafe fn one_by_four(
             }
             asm!(
                 "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm6, [{w0} + {stride}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{w1} + {stride}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm6, [{w2} + {stride}]",
-                "tdpbf16ps tmm2, tmm4, tmm6",
-                "tileloadd tmm7, [{w3} + {stride}]",
-                "tdpbf16ps tmm3, tmm4, tmm7",
+                "tileloadd tmm5, [{w0} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tileloadd tmm5, [{w1} + {stride}]",
+                "tdpbf16ps tmm1, tmm4, tmm5",
+                "tileloadd tmm5, [{w2} + {stride}]",
+                "tdpbf16ps tmm2, tmm4, tmm5",
+                "tileloadd tmm5, [{w3} + {stride}]",
+                "tdpbf16ps tmm3, tmm4, tmm5",
                 x = in(reg) x.add(step * m * STEP),
                 w0 = in(reg) w,
                 w1 = in(reg) w.add(panel_bytes),
@@ -344,55 +326,44 @@ unsafe fn one_by_four(
     }
 }
 
-/// Two blocks by two panels; `tiles` are the results of block 0 with panels 0 and 1, then of block 1.
+/// One block by two panels; as `one_by_one`, but W comes from the cache.
 ///
 /// # Safety
-/// As for `one_by_one`, for both blocks and both panels.
-unsafe fn two_by_two(x: [(*const u16, usize); 2], w: [*const u8; 2], count: usize, tiles: [*mut Tile; 4], fresh: bool) {
+/// As for `one_by_one`, for both panels.
+unsafe fn one_by_two(x: *const u16, m: usize, w: [*const u8; 2], count: usize, results: [&mut Tile; 2], fresh: bool) {
     // SAFETY: as for `one_by_one`.
     unsafe {
         if fresh {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                options(nostack, preserves_flags, nomem)
-            );
+            asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
         } else {
             asm!(
-                "tileloadd tmm0, [{0} + {4}]",
-                "tileloadd tmm1, [{1} + {4}]",
-                "tileloadd tmm2, [{2} + {4}]",
-                "tileloadd tmm3, [{3} + {4}]",
-                in(reg) tiles[0], in(reg) tiles[1], in(reg) tiles[2], in(reg) tiles[3], in(reg) 64usize,
+                "tileloadd tmm0, [{0} + {2}]",
+                "tileloadd tmm1, [{1} + {2}]",
+                in(reg) results[0], in(reg) results[1], in(reg) 64usize,
                 options(nostack, preserves_flags, readonly),
             );
         }
         for step in 0..count {
             asm!(
-                "tileloadd tmm6, [{w0} + {stride}]",
-                "tileloadd tmm4, [{x0} + {stride}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{w1} + {stride}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{x1} + {stride}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                x0 = in(reg) x[0].0.add(step * x[0].1 * STEP),
-                x1 = in(reg) x[1].0.add(step * x[1].1 * STEP),
+                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm5, [{w0} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tileloadd tmm5, [{w1} + {stride}]",
+                "tdpbf16ps tmm1, tmm4, tmm5",
+                x = in(reg) x.add(step * m * STEP),
                 w0 = in(reg) w[0].add(step * 1024),
                 w1 = in(reg) w[1].add(step * 1024),
                 stride = in(reg) 64usize,
                 options(nostack, preserves_flags, readonly),
             );
         }
+        let [a, b] = results;
         asm!(
-            "tilestored [{0} + {4}], tmm0",
-            "tilestored [{1} + {4}], tmm1",
-            "tilestored [{2} + {4}], tmm2",
-            "tilestored [{3} + {4}], tmm3",
-            in(reg) tiles[0], in(reg) tiles[1], in(reg) tiles[2], in(reg) tiles[3], in(reg) 64usize,
+            "tilestored [{0} + {2}], tmm0",
+            "tilezero tmm0",
+            "tilestored [{1} + {2}], tmm1",
+            "tilezero tmm1",
+            in(reg) a, in(reg) b, in(reg) 64usize,
             options(nostack, preserves_flags),
         );
     }
