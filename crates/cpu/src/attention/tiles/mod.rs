@@ -27,7 +27,7 @@ use super::span::{Queries, SCORES_STRIDE, Workspace};
 use super::state::State;
 use super::tile::Pages;
 use crate::memory::Buffer;
-use crate::simd::amx::{TileConfig, release_tiles};
+use crate::simd::amx::release_tiles;
 use lines::{Lines, split};
 use product::{Left, Product, Right};
 
@@ -211,11 +211,8 @@ impl Tiles<'_> {
     /// The machine has AMX.
     unsafe fn configure(&mut self, rows: usize) {
         if self.configured != rows {
-            let mut config = TileConfig::default();
-            (0..6).for_each(|tile| config.set(tile, rows, LINE));
-            (6..8).for_each(|tile| config.set(tile, ROWS, LINE));
             // SAFETY: passed on from the caller.
-            unsafe { config.load() };
+            unsafe { Product::tile_shapes(rows).load() };
             self.configured = rows;
         }
     }
@@ -296,13 +293,10 @@ impl Tiles<'_> {
                 // SAFETY: the queries' rows of values have `head_size` numbers.
                 unsafe {
                     self.configure(rows.len());
-                    for column in (0..head_size).step_by(4 * ROWS) {
-                        let out = state.values[rows.start * head_size + column..].as_mut_ptr();
-                        let right = right.columns(column);
-                        let (steps, stride) = (blocks.len(), head_size * 4);
-                        let product = Product { left, right, steps, out, stride, planes: self.planes() };
-                        product.run((head_size - column).div_ceil(ROWS).min(4), false);
-                    }
+                    let out = state.values[rows.start * head_size..].as_mut_ptr();
+                    let (steps, stride) = (blocks.len(), head_size * 4);
+                    let product = Product { left, right, steps, out, stride, planes: self.planes() };
+                    product.run(head_size / ROWS, false);
                 }
             }
         }

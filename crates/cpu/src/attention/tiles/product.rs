@@ -1,8 +1,9 @@
-//! A product of tiles: sixteen rows by 32 or 64 columns, every number in its high and its low part.
+//! A product of tiles: sixteen rows by 32 columns at a time, every number in its high and its low part.
 
 use std::arch::asm;
 
 use super::{LINE, ROWS};
+use crate::simd::amx::TileConfig;
 
 /// Rows of high parts, of which low parts lie `low` bytes apart; `step` bytes from 32 numbers to the next.
 #[derive(Clone, Copy)]
@@ -29,7 +30,7 @@ impl Right {
     }
 }
 
-/// `out (+)= left · right`, sixteen rows (or what tiles are configured for) by two or four times sixteen columns.
+/// `out (+)= left · right`, sixteen rows (or what tiles are configured for).
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) left: Left,
@@ -46,40 +47,41 @@ pub(super) struct Product {
 macro_rules! group {
     (2, $sum:literal, $at:literal) => {
         concat!(
-            "tileloadd tmm6, [{bl} + {sb} + ",
+            "tileloadd tmm4, [{bl} + {sb} + ",
             $at,
             "]\n",
             "tdpbf16ps tmm",
             $sum,
-            ", tmm4, tmm6\n",
+            ", tmm2, tmm4\n",
             group!(1, $sum, $at)
         )
     };
     (1, $sum:literal, $at:literal) => {
         concat!(
-            "tileloadd tmm7, [{bh} + {sb} + ",
+            "tileloadd tmm4, [{bh} + {sb} + ",
             $at,
             "]\n",
             "tdpbf16ps tmm",
             $sum,
-            ", tmm4, tmm7\n",
+            ", tmm2, tmm4\n",
             "tdpbf16ps tmm",
             $sum,
-            ", tmm5, tmm7"
+            ", tmm3, tmm4"
         )
     };
 }
 
-/// All steps, with these groups.
+/// All steps for two groups.
 macro_rules! steps {
-    ($product:expr, $($group:expr),*) => {{
+    ($product:expr, $planes:tt) => {{
         let Product { left, right, steps, .. } = $product;
         for step in 0..steps {
             let (a, b) = (left.high.add(step * left.step), right.high.add(step * right.step));
             asm!(
-                "tileloadd tmm4, [{ah} + {sa}]",
-                "tileloadd tmm5, [{al} + {sa}]",
-                $($group,)*
+                "tileloadd tmm2, [{ah} + {sa}]",
+                "tileloadd tmm3, [{al} + {sa}]",
+                group!($planes, 0, 0),
+                group!($planes, 1, 64),
                 "/* {bl} */",
                 ah = in(reg) a,
                 al = in(reg) a.add(left.low),
@@ -94,79 +96,49 @@ macro_rules! steps {
 }
 
 impl Product {
+    /// The tiles: two of results, two on the left, one on the right; no more than that, see [`crate::simd::amx`].
+    pub(super) fn tile_shapes(rows: usize) -> TileConfig {
+        let mut config = TileConfig::default();
+        (0..4).for_each(|tile| config.set(tile, rows, LINE));
+        config.set(4, ROWS, LINE);
+        config
+    }
+
+    /// Computes so many times sixteen columns, an even number; adds to what is there, unless `fresh`.
+    ///
     /// # Safety
     /// The machine has AMX, tiles are configured, and rows of both sides and of `out` are as long as is said.
     #[inline(always)]
     pub(super) unsafe fn run(self, groups: usize, fresh: bool) {
-        // SAFETY: passed on from the caller; nothing else of the program uses tile registers.
-        unsafe {
-            match groups {
-                0 => {}
-                2 => {
-                    self.begin::<2>(fresh);
-                    match self.planes {
-                        1 => steps!(self, group!(1, 0, 0), group!(1, 1, 64)),
-                        _ => steps!(self, group!(2, 0, 0), group!(2, 1, 64)),
-                    }
-                    self.end::<2>();
-                }
-                _ => {
-                    self.begin::<4>(fresh);
-                    match self.planes {
-                        1 => steps!(self, group!(1, 0, 0), group!(1, 1, 64), group!(1, 2, 128), group!(1, 3, 192)),
-                        _ => steps!(self, group!(2, 0, 0), group!(2, 1, 64), group!(2, 2, 128), group!(2, 3, 192)),
-                    }
-                    self.end::<4>();
-                }
-            }
+        for group in (0..groups).step_by(2) {
+            let right = self.right.columns(group * ROWS);
+            // SAFETY: passed on from the caller.
+            unsafe { Product { right, out: self.out.add(group * ROWS), ..self }.two_groups(fresh) };
         }
     }
 
     /// # Safety
     /// As for `run`.
     #[inline(always)]
-    unsafe fn begin<const GROUPS: usize>(self, fresh: bool) {
-        // SAFETY: passed on from the caller.
+    unsafe fn two_groups(self, fresh: bool) {
+        // SAFETY: passed on from the caller; nothing else of the program uses tile registers.
         unsafe {
             if fresh {
+                asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
+            } else {
                 asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nostack, preserves_flags, nomem)
-                );
-                return;
-            }
-            asm!(
-                "tileloadd tmm0, [{0} + {1}]", "tileloadd tmm1, [{0} + {1} + 64]",
-                in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags, readonly),
-            );
-            if GROUPS == 4 {
-                asm!(
-                    "tileloadd tmm2, [{0} + {1} + 128]", "tileloadd tmm3, [{0} + {1} + 192]",
+                    "tileloadd tmm0, [{0} + {1}]", "tileloadd tmm1, [{0} + {1} + 64]",
                     in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags, readonly),
                 );
             }
-        }
-    }
-
-    /// # Safety
-    /// As for `run`.
-    #[inline(always)]
-    unsafe fn end<const GROUPS: usize>(self) {
-        // SAFETY: passed on from the caller.
-        unsafe {
+            match self.planes {
+                1 => steps!(self, 1),
+                _ => steps!(self, 2),
+            }
             asm!(
-                "tilestored [{0} + {1}], tmm0", "tilestored [{0} + {1} + 64], tmm1",
+                "tilestored [{0} + {1}], tmm0", "tilezero tmm0", "tilestored [{0} + {1} + 64], tmm1", "tilezero tmm1",
                 in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags),
             );
-            if GROUPS == 4 {
-                asm!(
-                    "tilestored [{0} + {1} + 128], tmm2", "tilestored [{0} + {1} + 192], tmm3",
-                    in(reg) self.out, in(reg) self.stride, options(nostack, preserves_flags),
-                );
-            }
         }
     }
 }
