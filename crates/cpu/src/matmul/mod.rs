@@ -35,7 +35,7 @@ use std::sync::Mutex;
 use activations::Quantized;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
 #[cfg(target_arch = "x86_64")]
-use packing::{Layout, Mins, Scales};
+use packing::{Layout, Scales};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -49,10 +49,14 @@ use crate::simd::{Level, with_simd};
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
 
-/// From this many rows on, tiles are faster than vectors: sooner where a slice needs neither a second plane of bytes nor minimums.
+/// From this many rows on, tiles are faster than vectors, which take rows in eights, fours, twos and ones: later where unpacking costs most.
 #[cfg(target_arch = "x86_64")]
 const fn amx_rows(layout: &Layout) -> usize {
-    if matches!((layout.scales, layout.mins), (Scales::Plain, Mins::None)) { 7 } else { 10 }
+    match layout.scales {
+        Scales::Slices => 5,
+        Scales::Plain => 6,
+        Scales::Halves => 9,
+    }
 }
 
 /// One product of several with the same x.
