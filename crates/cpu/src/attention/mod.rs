@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pellucid_tensor::{Attention, Tensor};
 
 use crate::memory::{SharedOutput, bytes, floats, floats_mut};
-use crate::pool::Pool;
+use crate::pool::{Direction, Pool};
 use crate::simd::Level;
 use lanes::{Kernel, Lanes};
 use pages::Layout;
@@ -115,16 +115,29 @@ pub(crate) fn attend(level: Level, pool: &Pool, attention: &Attention<'_>, out: 
         plan.make(&call, pool.num_threads());
         let Plan { pieces, num_tasks, split, partial, partial_len, missing } = plan;
         let (output, partial) = (SharedOutput::new(floats_mut(out)), SharedOutput::new(partial.room_for(*partial_len)));
-        pool.run(*num_tasks, &|task| {
+        let compute = |task: usize, next: Option<usize>| {
             let index = pieces.partition_point(|piece| piece.first_task <= task) - 1;
             let piece = &pieces[index];
             let task = task - piece.first_task;
             let (kv_head, span) = (task % shape.num_kv_heads, split.then_some(task / shape.num_kv_heads));
+            let next = next
+                .and_then(|next| next.checked_sub(piece.first_task))
+                .map(|next| (next % shape.num_kv_heads, piece.spans.start + next / shape.num_kv_heads));
             let missing = &missing[index * shape.num_kv_heads + kv_head];
             WORKSPACE.with_borrow_mut(|workspace| {
-                lanes::run(level, Task { call: &call, piece, kv_head, span, output, partial, missing, workspace });
+                let task = Task { call: &call, piece, kv_head, span, next, output, partial, missing, workspace };
+                lanes::run(level, task);
             });
-        });
+        };
+        if *split {
+            // A thread knows where it will go on reading.
+            pool.run_from_both_ends(*num_tasks, &|task, direction| match direction {
+                Direction::Up => compute(task, Some(task + 1)),
+                Direction::Down => compute(task, task.checked_sub(1)),
+            });
+        } else {
+            pool.run(*num_tasks, &|task| compute(task, None));
+        }
     });
 }
 
@@ -192,6 +205,8 @@ struct Task<'a> {
     kv_head: usize,
     /// Counted from the piece's first.
     span: Option<usize>,
+    /// The kv head and the span where the thread is likely to go on.
+    next: Option<(usize, usize)>,
     output: SharedOutput,
     partial: SharedOutput,
     missing: &'a AtomicUsize,
@@ -201,7 +216,7 @@ struct Task<'a> {
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Task { call, piece, kv_head, span, output, partial, missing, workspace } = self;
+        let Task { call, piece, kv_head, span, next, output, partial, missing, workspace } = self;
         let queries = Queries::new(call, piece.sequence, piece.rows.clone(), kv_head);
         let (num_queries, head_size) = (queries.len(), call.layout.shape.head_size);
         let len = State::len(num_queries, head_size);
@@ -212,7 +227,7 @@ impl Kernel for Task<'_> {
             let mut current = std::mem::take(&mut workspace.current);
             let mut state = State::of(current.room_for(len), num_queries, head_size);
             for span in piece.spans.clone() {
-                queries.span(lanes, span, workspace, &mut state);
+                queries.span(lanes, span, Some((kv_head, span + 1)), workspace, &mut state);
                 joined_state.join(lanes, &state);
             }
             // SAFETY: a task owns its kv head of its rows, and the output stays borrowed until all tasks are done.
@@ -226,7 +241,7 @@ impl Kernel for Task<'_> {
             // SAFETY: this task alone has this place until it says below that it is done.
             let place = unsafe { partial.part(first + span * len, len) };
             let mut state = State::of(place, num_queries, head_size);
-            queries.span(lanes, piece.spans.start + span, workspace, &mut state);
+            queries.span(lanes, piece.spans.start + span, next, workspace, &mut state);
         }
         // Whoever computes the last missing span joins them all, in their order.
         if missing.fetch_sub(1, Ordering::AcqRel) == 1 {

@@ -80,15 +80,24 @@ impl<'a> Queries<'a> {
         Softmax { scale: attention.scale, soft_cap: attention.soft_cap }
     }
 
-    /// The state that a span leaves for each query.
+    /// The state that a span leaves for each query. The thread is likely to go on with the kv head and the span of `next`.
     #[inline(always)]
-    pub(super) fn span<L: Lanes>(&self, lanes: L, span: usize, workspace: &mut Workspace, state: &mut State<'_>) {
+    pub(super) fn span<L: Lanes>(
+        &self,
+        lanes: L,
+        span: usize,
+        next: Option<(usize, usize)>,
+        workspace: &mut Workspace,
+        state: &mut State<'_>,
+    ) {
         #[cfg(target_arch = "x86_64")]
         if self.pages.layout.tiles {
             // SAFETY: the layout says so.
-            unsafe { self.span_by_tiles(lanes, span, workspace, state) };
+            unsafe { self.span_by_tiles(lanes, span, next, workspace, state) };
             return;
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = next;
         let head_size = self.call.layout.shape.head_size;
         let stride = head_size.next_multiple_of(LANES);
         let tile = workspace.tile.room_for(TILE * stride);

@@ -54,14 +54,6 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// The region of the block that holds a position, and of the block after it.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn region(&self, bytes: &'a [u8], position: usize) -> (&'a [u8], Option<&'a [u8]>) {
-        let Run { region, next, .. } =
-            self.runs(bytes, position, position, position + 1).next().expect("one position lies in one block");
-        (region, next)
-    }
-
     /// Decodes keys as `[head_size][TILE]`. Only the columns of `start..end` are promised.
     #[inline(always)]
     pub(super) fn decode_keys<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use pellucid_tensor::DType;
 
 use super::super::pages::STEP;
+use super::ahead::STREAMS;
 use super::{LINE, ROWS};
 
 /// The upper half of an f32, which is a bf16.
@@ -69,8 +70,8 @@ pub(super) struct Lines {
     pub(super) rows: usize,
     pub(super) stride: usize,
     pub(super) dtype: DType,
-    /// From here to the same place of the block that will be read next; asking for it early hides the memory's latency.
-    pub(super) ahead: isize,
+    /// What will be read later: a quarter as many lines from each of these places are asked for.
+    pub(super) ahead: [*const u8; STREAMS],
 }
 
 impl Lines {
@@ -99,7 +100,8 @@ impl Lines {
             for row in 0..self.rows {
                 for line in [0, LINE] {
                     let (from, to) = (self.start.add(row * self.stride + line), to.add(row * stride + line));
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(self.ahead).cast());
+                    let ahead = self.ahead[(2 * row + line / LINE) % STREAMS];
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add((2 * row + line / LINE) / STREAMS * LINE).cast());
                     if F16 {
                         let (a, b) = (f16_to_f32(from), f16_to_f32(from.add(LINE / 2)));
                         let mask = _mm512_set1_epi32(HIGH);

@@ -12,6 +12,7 @@
 //! Measured on 2026-11-15 on two threads of a Xeon with AMX: 340 GFLOP/s of attention, which is 1.0 TFLOP/s of bf16, where vectors
 //! of f32 gave 208.
 
+mod ahead;
 mod lines;
 mod product;
 
@@ -28,6 +29,7 @@ use super::state::State;
 use super::tile::Pages;
 use crate::memory::Buffer;
 use crate::simd::amx::release_tiles;
+use ahead::{Ahead, STREAMS};
 use lines::{Lines, split};
 use product::{Left, Product, Right};
 
@@ -61,6 +63,7 @@ impl Queries<'_> {
         &self,
         lanes: L,
         span: usize,
+        next: Option<(usize, usize)>,
         workspace: &mut Workspace,
         state: &mut State<'_>,
     ) {
@@ -69,7 +72,8 @@ impl Queries<'_> {
         // SAFETY: passed on from the caller; `scores` and `state` have a row for every query.
         unsafe {
             self.split_queries(planes);
-            let mut tiles = Tiles { queries: self, span, configured: 0 };
+            let ahead = Ahead { pages: self.pages(), next };
+            let mut tiles = Tiles { queries: self, span, ahead, configured: 0 };
             tiles.scores(planes, scores);
             for tile in 0..tiles.count() {
                 let blocks = tiles.blocks(tile, 0..SPAN);
@@ -93,29 +97,6 @@ impl Queries<'_> {
 
     fn head_size(&self) -> usize {
         self.pages().layout.shape.head_size
-    }
-
-    /// The keys of 32 positions.
-    fn keys(&self, position: usize) -> Lines {
-        let Pages { layout, keys, .. } = *self.pages();
-        let groups = layout.shape.block_len / ROWS;
-        self.lines(keys, position, position % layout.shape.block_len / ROWS * LINE, groups * LINE)
-    }
-
-    /// The values of 32 positions.
-    fn values(&self, position: usize) -> Lines {
-        let Pages { layout, values, .. } = *self.pages();
-        let first = position % layout.shape.block_len / STEP * layout.shape.head_size * LINE;
-        self.lines(values, position, first, 2 * LINE)
-    }
-
-    /// Lines of the block that holds a position, `first` bytes from its region's start.
-    fn lines(&self, bytes: &[u8], position: usize, first: usize, stride: usize) -> Lines {
-        let (region, next) = self.pages().region(bytes, position);
-        let rows = self.head_size() / 2;
-        assert!(first + (rows - 1) * stride + 2 * LINE <= region.len());
-        let ahead = next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(region.as_ptr() as isize));
-        Lines { start: region[first..].as_ptr(), rows, stride, dtype: self.pages().layout.dtype, ahead }
     }
 
     /// Queries as tiles; of the last, only as many rows as there are.
@@ -175,11 +156,38 @@ unsafe fn weights<L: Lanes>(
 struct Tiles<'a> {
     queries: &'a Queries<'a>,
     span: usize,
+    ahead: Ahead<'a>,
     /// Rows that tiles are configured for.
     configured: usize,
 }
 
 impl Tiles<'_> {
+    /// The keys of a block of 32 positions.
+    fn keys_of(&self, block: usize) -> Lines {
+        let Pages { layout, keys, .. } = *self.queries.pages();
+        let position = self.span * SPAN + block * STEP;
+        let first = position % layout.shape.block_len / ROWS * LINE;
+        self.lines(keys, position, first, layout.shape.block_len / ROWS * LINE, self.ahead.of_keys(position))
+    }
+
+    /// The values of a block of 32 positions.
+    fn values_of(&self, block: usize) -> Lines {
+        let Pages { layout, values, .. } = *self.queries.pages();
+        let position = self.span * SPAN + block * STEP;
+        let first = position % layout.shape.block_len / STEP * layout.shape.head_size * LINE;
+        self.lines(values, position, first, 2 * LINE, self.ahead.of_values(position))
+    }
+
+    /// Lines of the block that holds a position, `first` bytes from its region's start.
+    fn lines(&self, bytes: &[u8], position: usize, first: usize, stride: usize, ahead: [*const u8; STREAMS]) -> Lines {
+        let Pages { layout, blocks, kv_head, .. } = *self.queries.pages();
+        let block = blocks[position / layout.shape.block_len] as usize;
+        let region = &bytes[layout.region(block, kv_head)..][..layout.region_bytes()];
+        let rows = layout.shape.head_size / 2;
+        assert!(first + (rows - 1) * stride + 2 * LINE <= region.len());
+        Lines { start: region[first..].as_ptr(), rows, stride, dtype: layout.dtype, ahead }
+    }
+
     fn count(&self) -> usize {
         self.queries.len().div_ceil(ROWS)
     }
@@ -229,7 +237,7 @@ impl Tiles<'_> {
         for first in (all.start / 2 * 2..all.end).step_by(KEYS / STEP) {
             let here = first.max(all.start)..(first + 2).min(all.end);
             for block in here {
-                let lines = self.queries.keys(self.span * SPAN + block * STEP);
+                let lines = self.keys_of(block);
                 // SAFETY: half of `head_size` rows of two lines each, side by side for two blocks.
                 unsafe { lines.split(memory.add((block - first) * 2 * LINE), plane * 2, KEYS * 4) };
             }
@@ -270,7 +278,7 @@ impl Tiles<'_> {
         let all = self.all_blocks();
         for first in (all.start / at_once * at_once..all.end).step_by(at_once) {
             for block in first.max(all.start)..(first + at_once).min(all.end) {
-                let lines = self.queries.values(self.span * SPAN + block * STEP);
+                let lines = self.values_of(block);
                 // SAFETY: `head_size` lines, two in a row.
                 unsafe {
                     let to = memory.add((block - first) * block_bytes);
