@@ -22,6 +22,9 @@ use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes}
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
 
+/// So many units are unpacked before they are multiplied: what is in the cache by then is loaded sooner than what is on its way there.
+const UNPACKED: usize = 4;
+
 /// A block of up to so many rows leaves the others out.
 const HALF_BLOCK: usize = BLOCK / 2;
 
@@ -182,7 +185,7 @@ unsafe fn multiply_block<F: Packing, const ROWS: usize, const UNPACK: bool>(
         }
         // A step is a unit. While unit n + 1 is multiplied, n is stored and n - 1 scaled: whoever follows at once waits for the one before,
         // and holds up everything behind.
-        for first in 0..if UNPACK { num_units.min(2) } else { 0 } {
+        for first in 0..if UNPACK { num_units.min(UNPACKED) } else { 0 } {
             unpack_unit::<F>(units.add(first * F::LAYOUT.unit_bytes()), first, chunk);
         }
         multiply_unit!(chunk, x, 0, "0", "1");
@@ -196,8 +199,8 @@ unsafe fn multiply_block<F: Packing, const ROWS: usize, const UNPACK: bool>(
                     store_unit!(chunk, $stored);
                 }
                 ahead.fetch();
-                if UNPACK && n + 2 < num_units {
-                    unpack_unit::<F>(units.add((n + 2) * F::LAYOUT.unit_bytes()), n + 2, chunk);
+                if UNPACK && n + UNPACKED < num_units {
+                    unpack_unit::<F>(units.add((n + UNPACKED) * F::LAYOUT.unit_bytes()), n + UNPACKED, chunk);
                 }
                 if n > 0 {
                     for i in 0..2 {
