@@ -75,7 +75,8 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
         blocks = backend.expand_kv(&attention, blocks)?;
         kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
     }
-    let work = Work { num_rows, num_kv_heads: shape.num_kv_heads, longest, decodes };
+    let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
+    let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
     let tiles = kernel.split_tiles(&backend.device, work);
     let partial = match tiles {
         0 => 0,

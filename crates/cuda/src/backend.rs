@@ -13,6 +13,7 @@ use crate::cublas::CublasLt;
 use crate::digest;
 use crate::driver::{Buffer, Device, Grid};
 use crate::fuse::Fusion;
+use crate::kernels::linear::SliceSums;
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
 use crate::kernels::{self, Operand};
@@ -212,6 +213,7 @@ fn norm_of(weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Norm {
     Norm {
         x: 0,
         y: 0,
+        slices: SliceSums::NONE,
         weight: floats(weight),
         bias: bias.map_or(0, floats),
         out: 0,
@@ -434,6 +436,9 @@ impl Backend for CudaBackend {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
         assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()));
         let y = floats(y);
+        if let Some(slices) = self.slices_join(y) {
+            return self.norm("rms_norm", floats_mut(x), Norm { slices, ..norm_of(weight, None, eps) }, out);
+        }
         if self.sum_joins(y, floats_mut(x))? {
             return self.rms_norm_of(floats(x), norm_of(weight, None, eps), out);
         }

@@ -16,8 +16,8 @@ use crate::backend::lock;
 use crate::driver::{Buffer, Device};
 use crate::kernels::fast;
 
-/// Fewer rows are for our own kernels, which are bound by memory there: with 64 they were the faster ones.
-pub(crate) const LEAST_ROWS: usize = 96;
+/// Fewer rows are for our own kernels, which are bound by memory there: with up to 128 they were the faster ones.
+pub(crate) const LEAST_ROWS: usize = 129;
 /// What cuBLAS recommends for this generation of GPUs.
 const WORKSPACE_BYTES: usize = 32 << 20;
 

@@ -99,8 +99,11 @@ impl Device {
         let loaded = module::load(info.capability, compiles)?;
         let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
-        for &function in functions.values() {
+        for (name, &function) in &functions {
             allow_shared_memory(function, shared_limit).map_err(failed)?;
+            if name.starts_with("linear_few") {
+                prefer_cache(function).map_err(failed)?;
+            }
         }
         Ok(Arc::new(Device {
             info,
@@ -227,28 +230,12 @@ impl Device {
     }
 
     pub(crate) fn launch<P: Parameter>(&self, name: &'static str, grid: Grid, parameter: &P) -> Result<(), Error> {
-        self.launch_clusters(name, grid, 1, parameter)
-    }
-
-    /// A launch in which `depth` blocks along the last axis are a cluster: they run at the same time and see each other's shared memory.
-    pub(crate) fn launch_clusters<P: Parameter>(
-        &self,
-        name: &'static str,
-        grid: Grid,
-        depth: u32,
-        parameter: &P,
-    ) -> Result<(), Error> {
         self.bind()?;
         if grid.blocks.contains(&0) {
             return Ok(());
         }
         let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
-        let mut attributes = [overlap(), clusters(depth)];
-        let num_attributes = match (self.info.capability.0 >= 9, depth > 1) {
-            (false, _) => 0,
-            (true, false) => 1,
-            (true, true) => 2,
-        };
+        let mut attributes = [overlap()];
         let config = sys::CUlaunchConfig {
             gridDimX: grid.blocks[0],
             gridDimY: grid.blocks[1],
@@ -259,7 +246,7 @@ impl Device {
             sharedMemBytes: grid.shared_bytes,
             hStream: self.stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: num_attributes,
+            numAttrs: u32::from(self.info.capability.0 >= 9),
         };
         // SAFETY: `P` is laid out as the kernel's parameter, addresses in it are those of live buffers (the callers' promise), and the
         // driver copies the parameter before the call returns.
@@ -305,21 +292,21 @@ fn allow_shared_memory(function: sys::CUfunction, limit: u32) -> Result<(), Driv
     }
 }
 
+/// For a kernel whose loads fill the first cache on their way to registers: without this its multiprocessors keep what the kernel before
+/// left them, which may be next to nothing, and are slower by half.
+fn prefer_cache(function: sys::CUfunction) -> Result<(), DriverError> {
+    const SHARED_PERCENT: i32 = 50;
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+    // SAFETY: the function belongs to a module that is never unloaded.
+    unsafe { result::function::set_function_attribute(function, attribute, SHARED_PERCENT) }
+}
+
 /// Lets a kernel start while the one before it ends; every kernel waits by itself (see `begin` in prelude.cu).
 fn overlap() -> sys::CUlaunchAttribute {
     sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-    }
-}
-
-fn clusters(depth: u32) -> sys::CUlaunchAttribute {
-    let dimensions = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: depth };
-    sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { clusterDim: dimensions },
     }
 }
 

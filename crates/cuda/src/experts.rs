@@ -127,8 +127,11 @@ fn products(backend: &CudaBackend, x: u64, [num_rows, most]: [usize; 2], maps: &
         };
         rows::make_operand(&backend.device, x, num_rows, cols, operand)?;
         let parts: Vec<_> = maps.iter().map(part).collect();
-        LinearProduct::new(operand, num_rows, cols, &parts)
+        let left = LinearProduct::new(operand, num_rows, cols, &parts)
             .launch(&backend.device, dtype, |bytes| backend.scratch(Purpose::Slices, bytes))?;
+        if let Some(product) = left {
+            product.combine(&backend.device)?;
+        }
     }
     if rest.is_empty() { Ok(()) } else { products(backend, x, [num_rows, most], rest) }
 }

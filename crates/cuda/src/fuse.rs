@@ -3,14 +3,15 @@
 //! With a row or two a step is bound by the number of its launches as much as by its weights. So a norm waits for the products that read
 //! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. With
 //! any number of rows the turning of queries and keys waits for the attention that reads them, and with many a pair of products for the
-//! gate that makes one of them. The results are those of the separate kernels, to the bit, and everything that a caller could look at is
-//! written, but for the turned queries and keys and what a gate was made of: within a step nothing else reads those.
+//! gate that makes one of them, and the slices of a product for the norm that adds them up. The results are those of the separate kernels,
+//! to the bit, and everything that a caller could look at is written, but for the turned queries and keys, what a gate was made of and a
+//! product that goes into a sum with the norm after it: within a step nothing else reads those.
 
 use pellucid_tensor::{DType, Error};
 
 use crate::backend::{CudaBackend, lock};
 use crate::driver::Buffer;
-use crate::kernels::linear::{self, LinearProduct, Maxima};
+use crate::kernels::linear::{self, LinearProduct, Maxima, SliceSums};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::store::{self, TurnParameter};
 use crate::kernels::{Operand, stream, wide};
@@ -29,6 +30,8 @@ enum Waiting {
         dtype: DType,
     },
     Turn(TurnParameter),
+    /// What a product of some rows left to be added up.
+    Slices(LinearProduct),
     /// Of many rows, a pair that may be a gate and what it gates.
     Pair {
         product: LinearProduct,
@@ -67,7 +70,12 @@ impl CudaBackend {
                 product.launch_few(&self.device, dtype)
             }
             Some(Waiting::Turn(turn)) => store::turn_and_store(&self.device, &turn),
-            Some(Waiting::Pair { product, dtype }) => wide::launch(&self.device, dtype, &product),
+            Some(Waiting::Pair { product, dtype }) => {
+                let left = wide::launch(&self.device, dtype, product, |_| unreachable!("pairs are whole"))?;
+                assert!(left.is_none());
+                Ok(())
+            }
+            Some(Waiting::Slices(product)) => product.combine(&self.device),
         }
     }
 
@@ -106,7 +114,10 @@ impl CudaBackend {
 
     /// Whether products of x were left to wait, with the norm before them where x is one that waits, or launched with those that waited.
     pub(crate) fn products_wait(&self, x: u64, mut product: LinearProduct, dtype: DType) -> Result<bool, Error> {
-        let fits = self.may_wait(product.num_rows as usize)
+        // `linear_few` makes the operands of rows one after the other, which costs more than launches.
+        let pays = product.num_rows == 1 || stream::serves(&self.device, dtype, &product);
+        let fits = pays
+            && self.may_wait(product.num_rows as usize)
             && product.few_fits(&self.device, dtype)
             && linear::makes_operand(product.cols as usize);
         if fits && self.launch_with_waiting(x, &product, dtype)? {
@@ -184,6 +195,24 @@ impl CudaBackend {
             return Ok(false);
         }
         self.joins(|product| product.gate_by(activation, gate, up))
+    }
+
+    /// Adds up what a product left, or lets it wait for the norm that reads it.
+    pub(crate) fn slices_wait(&self, product: LinearProduct) -> Result<(), Error> {
+        if !lock(&self.current).is_step() {
+            return product.combine(&self.device);
+        }
+        lock(&self.fusion).waiting = Some(Waiting::Slices(product));
+        Ok(())
+    }
+
+    /// What waits to be added up to y, for a norm that comes next.
+    pub(crate) fn slices_join(&self, y: u64) -> Option<SliceSums> {
+        let mut fusion = lock(&self.fusion);
+        let Some(Waiting::Slices(product)) = &fusion.waiting else { return None };
+        let sums = product.slice_sums(y)?;
+        fusion.waiting = None;
+        Some(sums)
     }
 
     /// Whether products of many rows were left to wait for a gate.

@@ -65,7 +65,10 @@ impl CudaBackend {
         if self.pair_waits(product, dtype) {
             return Ok(());
         }
-        product.launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))
+        match product.launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))? {
+            Some(left) => self.slices_wait(left),
+            None => Ok(()),
+        }
     }
 
     /// The same by cuBLASLt; false where it does not serve.

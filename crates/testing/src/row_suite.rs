@@ -130,14 +130,23 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         let keys = suite.numbers.normals(LEN * head_size);
         let values = suite.numbers.normals(LEN * head_size);
         let queries = suite.numbers.normals(LEN * num_heads * head_size);
-        let attend = |kv: &KvLayer, rows: std::ops::Range<usize>| {
-            let cols = num_heads * head_size;
-            let mut out = suite.zeros(rows.len(), cols);
+        let cols = num_heads * head_size;
+        // Of some positions, each a sequence of its own or all of them one.
+        let attend = |kv: &KvLayer, positions: &[usize], one_by_one: bool| {
+            let rows: Vec<f32> = positions.iter().flat_map(|row| &queries[row * cols..][..cols]).copied().collect();
+            let mut out = suite.zeros(positions.len(), cols);
+            let blocks = 0..tables.len();
+            let sequences = match one_by_one {
+                true => (0..positions.len())
+                    .map(|row| SequenceSpan { rows: row..row + 1, blocks: blocks.clone() })
+                    .collect(),
+                false => vec![SequenceSpan { rows: 0..positions.len(), blocks }],
+            };
             let attention = Attention {
-                queries: &suite.activation(&queries[rows.start * cols..rows.end * cols], cols),
+                queries: &suite.activation(&rows, cols),
                 kv,
-                positions: &rows.clone().map(|position| position as u32).collect::<Vec<_>>(),
-                sequences: &[SequenceSpan { rows: 0..rows.len(), blocks: 0..tables.len() }],
+                positions: &positions.iter().map(|&position| position as u32).collect::<Vec<_>>(),
+                sequences: &sequences,
                 block_tables: &tables,
                 shape,
                 scale: 0.2,
@@ -161,15 +170,29 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
             let new = known * head_size..(position + 1) * head_size;
             store(&mut kv, known, &keys[new.clone()], &values[new]);
             known = position + 1;
-            alone.push((position, attend(&kv, position..position + 1)));
+            alone.push((position, attend(&kv, &[position], true)));
         }
         store(&mut kv, 0, &keys, &values);
-        let cols = num_heads * head_size;
         for (start, end) in [(0, LEN), (500, 530), (1000, 1003), (61, 700)] {
-            let together = attend(&kv, start..end);
+            let together = attend(&kv, &(start..end).collect::<Vec<_>>(), false);
             for (position, alone) in alone.iter().filter(|(position, _)| (start..end).contains(position)) {
                 let row = position - start;
                 assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
+            }
+        }
+        // Other sequences' tokens beside it: a few of short contexts, of long ones, of all, and as many as a device takes, most of them short.
+        let many = (0..450).map(|i| if i % 16 == 15 { &alone[alone.len() - 1 - i / 16 % 8] } else { &alone[i % 9] });
+        for company in [
+            alone[..5].iter().collect(),
+            alone[15..18].iter().collect(),
+            alone.iter().collect(),
+            many.collect::<Vec<_>>(),
+        ] {
+            let positions: Vec<usize> = company.iter().map(|(position, _)| *position).collect();
+            let together = attend(&kv, &positions, true);
+            for (row, (position, alone)) in company.into_iter().enumerate() {
+                let found = &together[row * cols..][..cols];
+                assert!(found == alone, "{dtype}: position {position} among {} sequences differs", positions.len());
             }
         }
     }

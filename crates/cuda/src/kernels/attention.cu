@@ -158,9 +158,15 @@ DEVICE void attend(const Attention& a) {
 }
 
 // Merges the tiles of one row and head; blockIdx: x = row, y = head. 128 threads. What tiles count is computed for all of them at once,
-// out of the largest score so far, which is exact; the sums follow in ascending order.
+// out of the largest score so far, which is exact; the sums follow in ascending order. Tiles come into shared memory as many at a time
+// as have room there: what is on its way together does not wait for each other.
 KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
-    extern __shared__ float counts[];  // [tiles][keep, add, sum]
+    extern __shared__ uint4 shared_tiles[];
+    u32 shared_bytes;
+    asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(shared_bytes));
+    u32 stage_bytes = shared_bytes - 12 * a.max_tiles;
+    float* stage = (float*)shared_tiles;
+    float* counts = (float*)((u8*)shared_tiles + stage_bytes);  // [tiles][keep, add, sum]
     __shared__ float warp_largest[4];
     begin();
     u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -169,6 +175,17 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     u32 begin_tile = first / a.tile_len, num_tiles = position / a.tile_len + 1 - begin_tile;
     u64 head = (u64)row * a.num_heads + blockIdx.y;
     const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + TILE_EXTRA);
+    u32 pitch = hs + TILE_EXTRA, stage_tiles = stage_bytes / 4 / pitch;
+    auto bring = [&](u32 base) {
+        u32 len = min(stage_tiles, num_tiles - base) * pitch;
+        const float* numbers = from + (u64)base * pitch;
+        if (pitch % 4 == 0)
+            for (u32 i = threadIdx.x; i < len / 4; i += 128) copy_async(shared_address(stage) + i * 16, numbers + i * 4, true);
+        else
+            for (u32 i = threadIdx.x; i < len; i += 128) stage[i] = numbers[i];
+        copy_async_commit();
+    };
+    bring(0);
     float before = __int_as_float(0xff800000);
     for (u32 base = 0; base < num_tiles; base += 128) {
         u32 tile = base + threadIdx.x;
@@ -195,32 +212,28 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
         for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
         __syncthreads();
     }
-    for (u32 d = threadIdx.x; d < hs; d += blockDim.x) {
-        float sum = 0.0f, value = 0.0f;
-        u32 tile = 0;
-        auto take = [&](float next) {
-            float keep = counts[3 * tile], add = counts[3 * tile + 1];
-            sum = joined(sum, keep, counts[3 * tile + 2], add);
-            value = joined(value, keep, next, add);
-            tile++;
-        };
-        // What is read together does not wait for each other.
-        static const u32 TOGETHER = 32;
-        while (tile + TOGETHER <= num_tiles) {
-            float next[TOGETHER];
-#pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) next[i] = from[(tile + i) * (u64)(hs + TILE_EXTRA) + d];
-#pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) take(next[i]);
+    // Two dimensions a thread at most.
+    float sum = 0.0f, value[2] = {0.0f, 0.0f};
+    for (u32 base = 0; base < num_tiles; base += stage_tiles) {
+        if (base > 0) {
+            __syncthreads();
+            bring(base);
         }
-        float rest[TOGETHER];
+        copy_async_wait<0>();
+        __syncthreads();
+#pragma unroll 8
+        for (u32 tile = base; tile < min(base + stage_tiles, num_tiles); tile++) {
+            float keep = counts[3 * tile], add = counts[3 * tile + 1];
+            const float* numbers = stage + (tile - base) * pitch;
+            sum = joined(sum, keep, counts[3 * tile + 2], add);
 #pragma unroll
-        for (u32 i = 0; i < TOGETHER; i++) rest[i] = tile + i < num_tiles ? from[(tile + i) * (u64)(hs + TILE_EXTRA) + d] : 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < TOGETHER; i++)
-            if (tile < num_tiles) take(rest[i]);
-        a.out[head * hs + d] = __fdiv_rn(value, sum);
+            for (u32 i = 0; i < 2; i++)
+                if (threadIdx.x + i * 128 < hs) value[i] = joined(value[i], keep, numbers[threadIdx.x + i * 128], add);
+        }
     }
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+        if (threadIdx.x + i * 128 < hs) a.out[head * hs + threadIdx.x + i * 128] = __fdiv_rn(value[i], sum);
 }
 
 // On the tensor cores. A warp has 16 rows of scores: the query heads that share a kv head, of as many tokens as fit. Queries and weights

@@ -170,6 +170,7 @@ impl Kernel {
 pub(crate) struct Work {
     pub(crate) num_rows: usize,
     pub(crate) num_kv_heads: usize,
+    pub(crate) head_size: usize,
     pub(crate) longest: usize,
     /// Every sequence has one row.
     pub(crate) decodes: bool,
@@ -222,8 +223,10 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
 
 /// Merges tiles that were shared out over blocks.
 pub(crate) fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
-    // Three numbers for each tile.
-    let shared_bytes = 12 * parameter.max_tiles;
+    // Three numbers for each tile, and as many tiles as 8,192 positions of a common head have, or as there is room for.
+    let counts_bytes = 12 * parameter.max_tiles;
+    let stage_bytes = (72 << 10).min(device.shared_limit.saturating_sub(counts_bytes + 1024) & !15);
+    let shared_bytes = stage_bytes + counts_bytes;
     let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: 128, shared_bytes };
     device.launch("attention_merge", grid, parameter)
 }

@@ -1,11 +1,12 @@
 // Attention of tokens that come one by one, keys and values in panels: the arithmetic of attention.cu and flash.cu to the bit.
 //
-// With few rows every tile of keys has a block, and the block that ends last merges them. With many rows a block takes all tiles of a
-// row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
+// A tile of keys is worked on by a team of four warps. With a row or two and few tiles a block has four teams, which merge their tiles in
+// shared memory; with more tiles every tile has a block; with more rows the tiles of each are shared out over as many blocks as run at
+// once. The block that ends last then merges them. With many rows a block takes all tiles of a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
 // key, and stores its key and value. All keys but the token's own are then older than the step, so that they are asked for before the
 // kernel's turn has come.
 //
-// Each of four warps scores a quarter of a tile's keys, then sums a quarter of the dimensions.
+// Each of a team's warps scores a quarter of a tile's keys, then sums a quarter of the dimensions.
 
 struct OneToken {
     Attention a;
@@ -102,44 +103,115 @@ DEVICE void merge_tiles(const Attention& a, u64 first_head, u32 heads, u32 begin
     }
 }
 
-// blockIdx: x = row, y = kv head and piece of its group, z = tile unless the block takes ALL of them.
-//
-// With 8 bits, keys and values become f16 on their way into shared memory.
-template <int STORED, int HS, bool ALL>
-DEVICE void attend_one(const OneToken& p) {
-    static const int S = STORED == STORE_Q8 ? STORE_F16 : STORED;
-    static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128, STAGE_BYTES = PANELS * PANEL_BYTES;
-    // Keys and values of a tile take turns: keys, values, keys of the next tile, ...
-    static const u32 STAGES = ALL ? 3 : 2;
-    static const u32 WEIGHT_PITCH = 144, QUERY_PITCH = HS * 2 + 16;
-    extern __shared__ uint4 shared_panels[];
-    __shared__ float maxima[4][16], sums[4][16];
-    __shared__ __align__(16) u8 weights[16 * WEIGHT_PITCH];
-    __shared__ __align__(16) u8 queries[16 * QUERY_PITCH];
+// What a block attends.
+struct Place {
+    u32 row, kv_head, heads;
+    u64 first_place;  // of the first query head among those of all rows
+    u32 position, first, slot;
+    u32 lowest, num_tiles;
+    bool turns;
+};
+
+DEVICE Place place_of(const OneToken& p) {
     const Attention& a = p.a;
-    bool turns = p.keys != 0;
-    let_next_start();
-    if (!turns) wait_for_previous();
-    u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 position = a.positions[row], slot = turns ? p.slots[row] : 0;
-    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    u32 begin_tile = ALL ? first / FLASH_TILE : blockIdx.z, end_tile = ALL ? position / FLASH_TILE + 1 : blockIdx.z + 1;
-    if (begin_tile < first / FLASH_TILE || begin_tile > position / FLASH_TILE) return;
+    Place at;
+    at.turns = p.keys != 0;
+    at.row = blockIdx.x;
+    at.position = a.positions[at.row];
+    at.slot = at.turns ? p.slots[at.row] : 0;
+    at.first = a.window && at.position + 1 > a.window ? at.position + 1 - a.window : 0;
+    at.lowest = at.first / FLASH_TILE;
+    at.num_tiles = at.position / FLASH_TILE + 1 - at.lowest;
     u32 group = a.num_heads / a.num_kv_heads, padded = padded_group(group);
     u32 pieces = (group + padded - 1) / padded;
-    u32 kv_head = blockIdx.y / pieces, first_head = kv_head * group + blockIdx.y % pieces * padded;
-    u32 heads = min(padded, (kv_head + 1) * group - first_head);
-    u64 first_place = (u64)row * a.num_heads + first_head;
+    at.kv_head = blockIdx.y / pieces;
+    u32 first_head = at.kv_head * group + blockIdx.y % pieces * padded;
+    at.heads = min(padded, (at.kv_head + 1) * group - first_head);
+    at.first_place = (u64)at.row * a.num_heads + first_head;
+    return at;
+}
 
-    // A thread has half a row of a panel: 4 pieces of 16 bytes, which lie in shared memory as they do in the blocks.
-    const u32* table = a.block_tables + a.first_blocks[row];
-    u32 base = shared_address(shared_panels);
-    auto fetch = [&](u32 tile, u32 values, u32 stage) {
-        u32 r = threadIdx.x / 2, key = tile * FLASH_TILE + r;
-        // The token's own come from elsewhere.
-        bool seen = key <= position;
-        if (tile < end_tile && !(turns && key == position)) {
-            u64 head = seen ? (u64)table[key / a.block_len] * a.num_kv_heads + kv_head : 0;
+// Queries lie in shared memory as 16 rows of 16 bits, rows apart from a multiple of 128 bytes.
+template <int HS>
+struct Queries {
+    static const u32 PITCH = HS * 2 + 16;
+    __align__(16) u8 numbers[16 * PITCH];
+};
+
+// Rows without a head are zeros.
+template <int HS>
+DEVICE void clear_queries(Queries<HS>& queries, u32 heads) {
+    const u32 pitch = Queries<HS>::PITCH;
+    for (u32 i = threadIdx.x; i < (16 - heads) * pitch / 16; i += blockDim.x)
+        store_shared(shared_address(queries.numbers) + heads * pitch + i * 16, make_uint4(0, 0, 0, 0));
+}
+
+// What is read together does not wait for each other.
+template <int S, int HS, u32 TOGETHER>
+DEVICE void put_queries(Queries<HS>& queries, const OneToken& p, const Place& at) {
+    const float* angles = p.angles + (u64)at.row * 2 * p.pairs;
+    u32 count = at.heads * HS;
+    for (u32 base = threadIdx.x; base < count; base += TOGETHER * blockDim.x) {
+        float number[TOGETHER];
+#pragma unroll
+        for (u32 j = 0; j < TOGETHER; j++) {
+            u32 i = base + j * blockDim.x;
+            const float* x = p.a.queries + (at.first_place + i / HS) * HS;
+            if (i < count) number[j] = at.turns ? turned(x, i % HS, angles, p.pairs, p.interleaved) : x[i % HS];
+        }
+#pragma unroll
+        for (u32 j = 0; j < TOGETHER; j++) {
+            u32 i = base + j * blockDim.x;
+            u32 to = shared_address(queries.numbers) + i / HS * Queries<HS>::PITCH + i % HS * 2;
+            if (i < count) store_shared(to, (u16)pack_pair<S>(number[j], 0.0f));
+        }
+    }
+}
+
+// What a team's warps tell each other.
+struct TeamShared {
+    static const u32 WEIGHT_PITCH = 144;
+    float maxima[4][16], sums[4][16];
+    __align__(16) u8 weights[16 * WEIGHT_PITCH];
+};
+
+// Four warps that work on a tile. With 8 bits, keys and values become f16 on their way into shared memory.
+template <int STORED, int HS>
+struct Team {
+    static const int S = STORED == STORE_Q8 ? STORE_F16 : STORED;
+    static const u32 PANELS = HS / 64, PANEL_BYTES = FLASH_TILE * 128, STAGE_BYTES = PANELS * PANEL_BYTES;
+    static const u32 OWN = (HS + 127) / 128;
+
+    const OneToken& p;
+    const Place& at;
+    TeamShared& shared;
+    u32 base;     // of its stages
+    u32 queries;  // in shared memory
+    u32 number;   // among the teams of the block
+    u32 end_tile;
+    u32 thread, warp, lane, g, t;
+    u16 own[2][OWN];  // the token's key and value
+
+    __device__ __forceinline__ Team(const OneToken& p, const Place& at, TeamShared* all, const Queries<HS>& queries, u32 base)
+        : p(p), at(at), shared(all[threadIdx.x / 128]), base(base), queries(shared_address(queries.numbers)), number(threadIdx.x / 128) {
+        thread = threadIdx.x % 128;
+        warp = thread / 32;
+        lane = thread % 32;
+        g = lane / 4;
+        t = lane % 4;
+    }
+
+    __device__ __forceinline__ void wait_for_each_other() const { asm volatile("bar.sync %0, 128;" ::"r"(1 + number) : "memory"); }
+
+    // Asks for the keys or values of a tile. A thread has half a row of a panel: 4 pieces of 16 bytes, which lie in shared memory as they do
+    // in the blocks. The token's own come from elsewhere.
+    __device__ __forceinline__ void fetch(u32 tile, u32 values, u32 stage) const {
+        const Attention& a = p.a;
+        u32 r = thread / 2, key = tile * FLASH_TILE + r;
+        bool seen = key <= at.position;
+        if (tile < end_tile && !(at.turns && key == at.position)) {
+            const u32* table = a.block_tables + a.first_blocks[at.row];
+            u64 head = seen ? (u64)table[key / a.block_len] * a.num_kv_heads + at.kv_head : 0;
             u32 offset = seen ? key % a.block_len : 0;
             const u8* blocks = (const u8*)(values ? a.value_blocks : a.key_blocks);
 #pragma unroll
@@ -147,95 +219,62 @@ DEVICE void attend_one(const OneToken& p) {
                 u32 to = base + stage * STAGE_BYTES + panel * PANEL_BYTES + r * 128;
                 if (STORED == STORE_Q8) {
                     // Half a row of a panel is a group.
-                    u64 at = (head * a.block_len + offset) * HS + panel * 64 + threadIdx.x % 2 * 32;
-                    u16 scale = q8_scale(blocks, a.num_stored, at);
-                    uint4 bytes[2] = {((const uint4*)(blocks + at))[0], ((const uint4*)(blocks + at))[1]};
+                    u64 place = (head * a.block_len + offset) * HS + panel * 64 + thread % 2 * 32;
+                    u16 scale = q8_scale(blocks, a.num_stored, place);
+                    uint4 bytes[2] = {((const uint4*)(blocks + place))[0], ((const uint4*)(blocks + place))[1]};
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
                         uint4 pair = bytes[i / 2];
                         uint4 halves = q8_to_halves(i % 2 ? make_uint2(pair.z, pair.w) : make_uint2(pair.x, pair.y), scale);
                         if (!seen) halves = make_uint4(0, 0, 0, 0);
-                        store_shared(to + ((threadIdx.x % 2 * 4 + i) ^ r % 8) * 16, halves);
+                        store_shared(to + ((thread % 2 * 4 + i) ^ r % 8) * 16, halves);
                     }
                 } else {
-                    const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + threadIdx.x % 2 * 64;
+                    const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + thread % 2 * 64;
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) copy_async(to + threadIdx.x % 2 * 64 + i * 16, from + i * 16, seen);
+                    for (u32 i = 0; i < 4; i++) copy_async(to + thread % 2 * 64 + i * 16, from + i * 16, seen);
                 }
             }
         }
         copy_async_commit();
-    };
-    fetch(begin_tile, 0, 0);
-    fetch(begin_tile, 1, 1);
-    for (u32 i = threadIdx.x; i < (16 - heads) * QUERY_PITCH / 16; i += 128) store_shared(shared_address(queries) + heads * QUERY_PITCH + i * 16, make_uint4(0, 0, 0, 0));
-    if (turns) wait_for_previous();
+    }
 
-    // What is read together does not wait for each other: the token's key and value, and its queries.
-    const float* angles = p.angles + (u64)row * 2 * p.pairs;
-    bool has_own = turns && end_tile == position / FLASH_TILE + 1;
-    u16 own[2][(HS + 127) / 128];
+    // The token's key, turned, and value, for whoever has its tile.
+    __device__ __forceinline__ void hold_own() {
+        const float* angles = p.angles + (u64)at.row * 2 * p.pairs;
+        u64 head = ((u64)at.row * p.a.num_kv_heads + at.kv_head) * HS;
 #pragma unroll
-    for (u32 k = 0; k < (HS + 127) / 128; k++) {
-        u64 head = ((u64)row * a.num_kv_heads + kv_head) * HS;
-        u32 d = threadIdx.x + k * 128;
-        if (!has_own || d >= HS) continue;
-        own[0][k] = rounded<S>(turned(p.keys + head, d, angles, p.pairs, p.interleaved));
-        own[1][k] = rounded<S>(p.values[head + d]);
-    }
-    static const u32 TOGETHER = 4;
-    for (u32 base = threadIdx.x; base < heads * HS; base += TOGETHER * 128) {
-        float number[TOGETHER];
-#pragma unroll
-        for (u32 j = 0; j < TOGETHER; j++) {
-            u32 i = base + j * 128;
-            const float* x = a.queries + (first_place + i / HS) * HS;
-            if (i < heads * HS) number[j] = turns ? turned(x, i % HS, angles, p.pairs, p.interleaved) : x[i % HS];
-        }
-#pragma unroll
-        for (u32 j = 0; j < TOGETHER; j++) {
-            u32 i = base + j * 128;
-            if (i < heads * HS) store_shared(shared_address(queries) + i / HS * QUERY_PITCH + i % HS * 2, (u16)pack_pair<S>(number[j], 0.0f));
+        for (u32 k = 0; k < OWN; k++) {
+            u32 d = thread + k * 128;
+            if (d >= HS) continue;
+            own[0][k] = rounded<S>(turned(p.keys + head, d, angles, p.pairs, p.interleaved));
+            own[1][k] = rounded<S>(p.values[head + d]);
         }
     }
-    // The token's key or value: into its block, and into the stage when its tile comes.
-    auto store_own = [&](u32 values, u32 stage) {
-        u32 r = position % FLASH_TILE;
+
+    // ... into its block, and into the stage when its tile comes.
+    __device__ __forceinline__ void store_own(u32 values, u32 stage) const {
+        const Attention& a = p.a;
+        u32 r = at.position % FLASH_TILE;
         u16* blocks = (u16*)(values ? a.value_blocks : a.key_blocks);
 #pragma unroll
-        for (u32 k = 0; k < (HS + 127) / 128; k++) {
-            u32 d = threadIdx.x + k * 128;
+        for (u32 k = 0; k < OWN; k++) {
+            u32 d = thread + k * 128;
             if (d >= HS) continue;
             store_shared(base + stage * STAGE_BYTES + d / 64 * PANEL_BYTES + r * 128 + (d / 8 % 8 ^ r % 8) * 16 + d % 8 * 2, own[values][k]);
-            if (slot / a.block_len < p.num_blocks)
-                blocks[kv_place((u64)(slot / a.block_len) * a.num_kv_heads + kv_head, slot % a.block_len, d, HS, a.block_len, true)] = own[values][k];
+            if (at.slot / a.block_len < p.num_blocks)
+                blocks[kv_place((u64)(at.slot / a.block_len) * a.num_kv_heads + at.kv_head, at.slot % a.block_len, d, HS, a.block_len, true)] = own[values][k];
         }
-    };
+    }
 
-    const float factor = exponent_factor(a), nothing = __int_as_float(0xff800000);
-    Running running[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
-    float out[HS / 32][4];
-#pragma unroll
-    for (int c = 0; c < HS / 32; c++) out[c][0] = out[c][1] = out[c][2] = out[c][3] = 0.0f;
-    u32 stage = 0;  // of the keys
-    auto later = [&](u32 by) { return (stage + by) % STAGES; };
-    for (u32 tile = begin_tile; tile < end_tile; tile++, stage = later(2)) {
-        copy_async_wait<1>();
-        if (has_own && tile + 1 == end_tile) {
-            store_own(0, stage);
-            store_own(1, later(1));
-        }
-        __syncthreads();
-        // Nobody reads the values of the tile before any more.
-        if (ALL) fetch(tile + 1, 0, later(2));
-
+    // A warp's scores, of 16 heads by two times 8 keys; their largest go to the others.
+    __device__ __forceinline__ void score(float (&score)[2][4], u32 tile, u32 stage) const {
         u32 keys = base + stage * STAGE_BYTES;
-        float score[2][4];
 #pragma unroll
         for (int n = 0; n < 2; n++) score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
 #pragma unroll
         for (int s = 0; s < HS / 16; s += 2) {
-            u32 q[2][4], from = shared_address(queries) + lane % 16 * QUERY_PITCH + s * 32 + lane / 16 * 16;
+            u32 q[2][4], from = queries + lane % 16 * Queries<HS>::PITCH + s * 32 + lane / 16 * 16;
             load_matrices(q[0], from);
             load_matrices(q[1], from + 32);
 #pragma unroll
@@ -246,24 +285,28 @@ DEVICE void attend_one(const OneToken& p) {
                 multiply_pair<S>(score[n], q[1], k[2], k[3]);
             }
         }
+        const float nothing = __int_as_float(0xff800000);
         float largest[2] = {nothing, nothing};
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int key = tile * FLASH_TILE + warp * 16 + n * 8 + 2 * t + i % 2;
-                score[n][i] = seen_score(a, score[n][i], key, first, position);
+                score[n][i] = seen_score(p.a, score[n][i], key, at.first, at.position);
                 largest[i / 2] = fmaxf(largest[i / 2], score[n][i]);
             }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 1));
             largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 2));
-            if (t == 0) maxima[warp][g + 8 * i] = largest[i];
+            if (t == 0) shared.maxima[warp][g + 8 * i] = largest[i];
         }
-        __syncthreads();
-        // ... nor the keys of this one.
-        if (ALL) fetch(tile + 1, 1, stage);
+    }
+
+    // Scores become weights for all warps to use; gives the largest of the tile.
+    __device__ __forceinline__ void weigh(float (&score)[2][4], float (&largest)[2]) const {
+        const float factor = exponent_factor(p.a);
+        const float (*maxima)[16] = shared.maxima;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u32 m = g + 8 * i;
@@ -276,26 +319,27 @@ DEVICE void attend_one(const OneToken& p) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float quarter = quarter_sum(score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
-            if (t == 0) sums[warp][g + 8 * i] = quarter;
+            if (t == 0) shared.sums[warp][g + 8 * i] = quarter;
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                *(u32*)(weights + (g + 8 * i) * WEIGHT_PITCH + (warp * 16 + n * 8 + 2 * t) * 2) = pack_pair<S>(score[n][2 * i], score[n][2 * i + 1]);
+                *(u32*)(shared.weights + (g + 8 * i) * TeamShared::WEIGHT_PITCH + (warp * 16 + n * 8 + 2 * t) * 2) = pack_pair<S>(score[n][2 * i], score[n][2 * i + 1]);
         }
-        copy_async_wait<ALL ? 2 : 0>();
-        __syncthreads();
+    }
 
-        float keep[2], add[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            u32 m = g + 8 * i;
-            Running here = {largest[i], __fadd_rn(__fadd_rn(__fadd_rn(sums[0][m], sums[1][m]), sums[2][m]), sums[3][m])};
-            merge<true>(running[i], here, keep[i], add[i]);
-        }
+    // The sum of a head's weights.
+    __device__ __forceinline__ float sum_of_weights(u32 head) const {
+        const float (*sums)[16] = shared.sums;
+        return __fadd_rn(__fadd_rn(__fadd_rn(sums[0][head], sums[1][head]), sums[2][head]), sums[3][head]);
+    }
+
+    // A warp's dimensions of the values' sums: `take(c, sum)` gets 16 heads by 8 of them.
+    template <class TakeSums>
+    __device__ __forceinline__ void sum_values(u32 stage, TakeSums take) const {
         u32 w[4][4];
 #pragma unroll
         for (int s = 0; s < 4; s++)
-            load_matrices(w[s], shared_address(weights) + (lane % 16) * WEIGHT_PITCH + s * 32 + lane / 16 * 16);
-        u32 values = base + later(1) * STAGE_BYTES;
+            load_matrices(w[s], shared_address(shared.weights) + (lane % 16) * TeamShared::WEIGHT_PITCH + s * 32 + lane / 16 * 16);
+        u32 values = base + stage * STAGE_BYTES;
 #pragma unroll
         for (int c = 0; c < HS / 32; c++) {
             u32 n = warp * (HS / 32) + c;
@@ -307,47 +351,218 @@ DEVICE void attend_one(const OneToken& p) {
                 multiply_pair<S>(sum, w[s], v[0], v[1]);
                 multiply_pair<S>(sum, w[s + 1], v[2], v[3]);
             }
-#pragma unroll
-            for (int i = 0; i < 4; i++) out[c][i] = ALL ? joined(out[c][i], keep[i / 2], sum[i], add[i / 2]) : sum[i];
+            take(c, sum);
         }
     }
 
+    // Where a thread has two numbers of a head's sums.
+    __device__ __forceinline__ u32 dimension(int c) const { return (warp * (HS / 32) + c) * 8 + 2 * t; }
+
+    // A thread's numbers of a head, `of(c)` being two.
+    template <class Of>
+    __device__ __forceinline__ void put(float* head, Of of) const {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 head = g + 8 * i;
-        if (head >= heads) continue;
-        float* to = ALL ? a.out + (first_place + head) * HS : a.partial + ((first_place + head) * a.max_tiles + begin_tile) * (HS + TILE_EXTRA);
-#pragma unroll
-        for (int c = 0; c < HS / 32; c++) {
-            float low = out[c][2 * i], high = out[c][2 * i + 1];
-            if (ALL) {
-                low = __fdiv_rn(low, running[i].sum);
-                high = __fdiv_rn(high, running[i].sum);
-            }
-            *(float2*)(to + (warp * (HS / 32) + c) * 8 + 2 * t) = make_float2(low, high);
-        }
-        if (!ALL && warp == 0 && t == 0) *(float2*)(to + HS) = make_float2(running[i].largest, running[i].sum);
+        for (int c = 0; c < HS / 32; c++) *(float2*)(head + dimension(c)) = of(c);
     }
-    if (ALL || p.arrived == 0) return;
+};
+
+// What a block takes of a row's tiles.
+enum Take { ONE, SHARE, ALL };
+
+// blockIdx: x = row, y = kv head and piece of its group, z = tile or share of the tiles.
+template <int STORED, int HS, Take TAKE>
+DEVICE void attend_one(const OneToken& p) {
+    typedef Team<STORED, HS> T;
+    // Keys and values of a tile take turns: keys, values, keys of the next tile, ...
+    static const u32 STAGES = TAKE == ONE ? 2 : 3;
+    extern __shared__ uint4 shared_panels[];
+    __shared__ TeamShared shared;
+    __shared__ Queries<HS> queries;
+    const Attention& a = p.a;
+    let_next_start();
+    if (p.keys == 0) wait_for_previous();
+    const Place at = place_of(p);
+    u32 share = TAKE == ONE ? 1 : (at.num_tiles + gridDim.z - 1) / gridDim.z;
+    u32 begin_tile = at.lowest + blockIdx.z * share, end_tile = min(begin_tile + share, at.lowest + at.num_tiles);
+    if (begin_tile >= end_tile) return;
+
+    T team(p, at, &shared, queries, shared_address(shared_panels));
+    team.end_tile = end_tile;
+    team.fetch(begin_tile, 0, 0);
+    team.fetch(begin_tile, 1, 1);
+    clear_queries(queries, at.heads);
+    if (at.turns) wait_for_previous();
+    bool has_own = at.turns && end_tile == at.lowest + at.num_tiles;
+    if (has_own) team.hold_own();
+    put_queries<T::S, HS, 4>(queries, p, at);
+
+    const float nothing = __int_as_float(0xff800000);
+    Running running[2] = {{nothing, 0.0f}, {nothing, 0.0f}};
+    float out[HS / 32][4];
+#pragma unroll
+    for (int c = 0; c < HS / 32; c++) out[c][0] = out[c][1] = out[c][2] = out[c][3] = 0.0f;
+    u32 stage = 0;  // of the keys
+    auto later = [&](u32 by) { return (stage + by) % STAGES; };
+    for (u32 tile = begin_tile; tile < end_tile; tile++, stage = later(2)) {
+        if (TAKE == SHARE) running[0] = running[1] = {nothing, 0.0f};
+        copy_async_wait<1>();
+        if (has_own && tile + 1 == end_tile) {
+            team.store_own(0, stage);
+            team.store_own(1, later(1));
+        }
+        team.wait_for_each_other();
+        // Nobody reads the values of the tile before any more.
+        if (TAKE != ONE) team.fetch(tile + 1, 0, later(2));
+        float score[2][4], largest[2];
+        team.score(score, tile, stage);
+        team.wait_for_each_other();
+        // ... nor the keys of this one.
+        if (TAKE != ONE) team.fetch(tile + 1, 1, stage);
+        team.weigh(score, largest);
+        copy_async_wait<TAKE == ONE ? 0 : 2>();
+        team.wait_for_each_other();
+
+        float keep[2], add[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) merge<true>(running[i], {largest[i], team.sum_of_weights(team.g + 8 * i)}, keep[i], add[i]);
+        team.sum_values(later(1), [&](int c, const float (&sum)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) out[c][i] = TAKE == ALL ? joined(out[c][i], keep[i / 2], sum[i], add[i / 2]) : sum[i];
+        });
+        if (TAKE != ALL)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32 head = team.g + 8 * i;
+                float* to = a.partial + ((at.first_place + head) * a.max_tiles + tile) * (HS + TILE_EXTRA);
+                if (head < at.heads) team.put(to, [&](int c) { return make_float2(out[c][2 * i], out[c][2 * i + 1]); });
+                if (head < at.heads && team.warp == 0 && team.t == 0) *(float2*)(to + HS) = make_float2(running[i].largest, running[i].sum);
+            }
+    }
+    if (TAKE == ALL) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 head = team.g + 8 * i;
+            float sum = running[i].sum;
+            if (head < at.heads)
+                team.put(a.out + (at.first_place + head) * HS, [&](int c) { return make_float2(__fdiv_rn(out[c][2 * i], sum), __fdiv_rn(out[c][2 * i + 1], sum)); });
+        }
+    }
+    if (TAKE == ALL || p.arrived == 0) return;
 
     __shared__ bool is_last;
-    u32* arrived = p.arrived + row * gridDim.y + blockIdx.y;
-    u32 lowest = first / FLASH_TILE, num_tiles = position / FLASH_TILE + 1 - lowest;
+    u32* arrived = p.arrived + at.row * gridDim.y + blockIdx.y;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        is_last = atomicAdd(arrived, 1) == num_tiles - 1;
+        u32 mine = end_tile - begin_tile;
+        is_last = atomicAdd(arrived, mine) == at.num_tiles - mine;
         if (is_last) *arrived = 0;
         __threadfence();
     }
     __syncthreads();
-    if (is_last) merge_tiles<HS>(a, first_place, heads, lowest, num_tiles, (float*)shared_panels);
+    if (is_last) merge_tiles<HS>(a, at.first_place, at.heads, at.lowest, at.num_tiles, (float*)shared_panels);
+}
+
+// The tiles of a round, as the teams leave them for all to merge.
+static const u32 TEAMS = 4;
+
+template <int HS>
+struct Round {
+    float values[TEAMS][16][HS + 8];  // heads apart from a multiple of 32 numbers
+    Running of_tile[TEAMS][16];
+};
+
+// All tiles of a row by four teams. Two stages a team; the rounds of tiles take turns in two places, so that one barrier a round is enough.
+template <int STORED, int HS>
+DEVICE void attend_in_teams(const OneToken& p) {
+    typedef Team<STORED, HS> T;
+    static const u32 THREADS = 128 * TEAMS, ITEMS = (16 * HS + THREADS - 1) / THREADS;
+    extern __shared__ uint4 shared_panels[];
+    __shared__ TeamShared shared[TEAMS];
+    __shared__ Queries<HS> queries;
+    Round<HS>* rounds = (Round<HS>*)((u8*)shared_panels + TEAMS * 2 * T::STAGE_BYTES);
+    let_next_start();
+    if (p.keys == 0) wait_for_previous();
+    const Place at = place_of(p);
+    u32 team_number = threadIdx.x / 128, end_tile = at.lowest + at.num_tiles;
+    T team(p, at, shared, queries, shared_address(shared_panels) + team_number * 2 * T::STAGE_BYTES);
+    team.end_tile = end_tile;
+    u32 tile = at.lowest + team_number;
+    team.fetch(tile, 0, 0);
+    team.fetch(tile, 1, 1);
+    clear_queries(queries, at.heads);
+    if (at.turns) wait_for_previous();
+    bool has_own = at.turns && (at.num_tiles - 1) % TEAMS == team_number;
+    if (has_own) team.hold_own();
+    put_queries<T::S, HS, 1>(queries, p, at);
+    __syncthreads();
+
+    const float nothing = __int_as_float(0xff800000);
+    Running running[ITEMS];
+    float total[ITEMS];
+#pragma unroll
+    for (u32 k = 0; k < ITEMS; k++) {
+        running[k] = {nothing, 0.0f};
+        total[k] = 0.0f;
+    }
+    for (u32 first = at.lowest, round = 0; first < end_tile; first += TEAMS, tile += TEAMS, round++) {
+        Round<HS>& place = rounds[round % 2];
+        if (tile < end_tile) {
+            copy_async_wait<1>();
+            if (has_own && tile + 1 == end_tile) {
+                team.store_own(0, 0);
+                team.store_own(1, 1);
+            }
+            team.wait_for_each_other();
+            float score[2][4], largest[2];
+            team.score(score, tile, 0);
+            team.wait_for_each_other();
+            // Nobody reads the keys any more.
+            team.fetch(tile + TEAMS, 0, 0);
+            team.weigh(score, largest);
+            copy_async_wait<1>();
+            team.wait_for_each_other();
+            team.sum_values(1, [&](int c, const float (&sum)[4]) {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (team.g + 8 * i < at.heads) *(float2*)(&place.values[team_number][team.g + 8 * i][team.dimension(c)]) = make_float2(sum[2 * i], sum[2 * i + 1]);
+            });
+            if (team.warp == 0 && team.t == 0)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    Running of_tile = {nothing, 0.0f};
+                    float keep, add;
+                    merge<true>(of_tile, {largest[i], team.sum_of_weights(team.g + 8 * i)}, keep, add);
+                    place.of_tile[team_number][team.g + 8 * i] = of_tile;
+                }
+        }
+        __syncthreads();
+        team.fetch(tile + TEAMS, 1, 1);
+#pragma unroll
+        for (u32 k = 0; k < ITEMS; k++) {
+            u32 item = threadIdx.x + k * THREADS, head = item / HS;
+            if (head >= at.heads) continue;
+            for (u32 n = 0; n < min(TEAMS, end_tile - first); n++) {
+                float keep, add;
+                merge<true>(running[k], place.of_tile[n][head], keep, add);
+                total[k] = joined(total[k], keep, place.values[n][head][item % HS], add);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 k = 0; k < ITEMS; k++) {
+        u32 item = threadIdx.x + k * THREADS;
+        if (item / HS < at.heads) p.a.out[at.first_place * HS + item] = __fdiv_rn(total[k], running[k].sum);
+    }
 }
 
 #define DECODE_TILE(NAME, S, HS) \
-    KERNEL void __launch_bounds__(128) decode_tile_##NAME##_##HS(OneToken p) { attend_one<S, HS, false>(p); }
+    KERNEL void __launch_bounds__(128, 4) decode_tile_##NAME##_##HS(OneToken p) { attend_one<S, HS, ONE>(p); } \
+    KERNEL void __launch_bounds__(128, 4) decode_share_##NAME##_##HS(OneToken p) { attend_one<S, HS, SHARE>(p); }
 #define DECODE_ALL(NAME, S, HS) \
-    KERNEL void __launch_bounds__(128) decode_all_##NAME##_##HS(OneToken p) { attend_one<S, HS, true>(p); }
+    KERNEL void __launch_bounds__(128) decode_all_##NAME##_##HS(OneToken p) { attend_one<S, HS, ALL>(p); }
+#define DECODE_TEAMS(NAME, S, HS) \
+    KERNEL void __launch_bounds__(512, 1) decode_teams_##NAME##_##HS(OneToken p) { attend_in_teams<S, HS>(p); }
 
 DECODE_TILE(f16, STORE_F16, 64)
 DECODE_TILE(f16, STORE_F16, 128)
@@ -365,3 +580,10 @@ DECODE_ALL(f16, STORE_F16, 256)
 DECODE_ALL(bf16, STORE_BF16, 64)
 DECODE_ALL(bf16, STORE_BF16, 128)
 DECODE_ALL(bf16, STORE_BF16, 256)
+
+DECODE_TEAMS(f16, STORE_F16, 64)
+DECODE_TEAMS(f16, STORE_F16, 128)
+DECODE_TEAMS(bf16, STORE_BF16, 64)
+DECODE_TEAMS(bf16, STORE_BF16, 128)
+DECODE_TEAMS(q8, STORE_Q8, 64)
+DECODE_TEAMS(q8, STORE_Q8, 128)

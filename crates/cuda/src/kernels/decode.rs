@@ -18,19 +18,38 @@ macro_rules! decode_kernels {
 
 /// By storage (from F16 on) and head.
 const TILE: [[&str; 3]; 3] = decode_kernels!("tile": "f16", "bf16", "q8");
+const SHARE: [[&str; 3]; 3] = decode_kernels!("share": "f16", "bf16", "q8");
 const ALL: [[&str; 3]; 2] = decode_kernels!("all": "f16", "bf16");
+/// Not for the largest head.
+const TEAMS: [[&str; 2]; 3] = [
+    ["decode_teams_f16_64", "decode_teams_f16_128"],
+    ["decode_teams_bf16_64", "decode_teams_bf16_128"],
+    ["decode_teams_q8_64", "decode_teams_q8_128"],
+];
 
 pub(crate) const KERNELS: &[&str] = &{
-    let mut names = [""; 15];
+    let mut names = [""; 30];
     let mut i = 0;
     while i < names.len() {
-        names[i] = if i < 9 { TILE[i / 3][i % 3] } else { ALL[i / 3 - 3][i % 3] };
+        names[i] = match i {
+            0..9 => TILE[i / 3][i % 3],
+            9..18 => SHARE[i / 3 - 3][i % 3],
+            18..24 => ALL[i / 3 - 6][i % 3],
+            _ => TEAMS[i / 2 - 12][i % 2],
+        };
         i += 1;
     }
     names
 };
 
 const THREADS: u32 = 128;
+/// Tiles up to which the four teams of a block take all of a row: one round. (With two rounds, tiles in blocks of their own are faster.)
+const TEAMS_TILES: u32 = 4;
+/// Rows up to which every tile has a block of its own.
+const MAX_ROWS_OF_TILES: u32 = 2;
+/// Shared memory of a block besides its stages is less than this; with four teams, and rounds, than that.
+const OTHER_BYTES: u32 = 12 << 10;
+const TEAMS_OTHER_BYTES: u32 = 17 << 10;
 /// Tiles of the longest context up to which a block may take all of a row: one long row among short ones would keep the others waiting.
 const MAX_TAKEN: usize = 64;
 
@@ -52,9 +71,33 @@ pub(crate) struct OneToken {
     num_blocks: u32,
 }
 
+/// Shared memory of four teams: two stages each, and two rounds of their tiles (`Round` in decode.cu).
+fn teams_bytes(head_size: u32) -> u32 {
+    4 * 2 * stage_bytes(head_size) + 2 * 4 * 16 * (head_size + 8 + 2) * 4
+}
+
+/// Whether a block of four teams takes all tiles of a row: where there are few, and a multiprocessor for each of so many blocks.
+fn takes_teams(device: &Device, attention: &AttentionParameter, blocks: u32) -> bool {
+    attention.max_tiles <= TEAMS_TILES
+        && attention.head_size <= 128
+        && blocks <= device.num_multiprocessors()
+        && teams_bytes(attention.head_size) + TEAMS_OTHER_BYTES <= device.shared_limit
+}
+
+/// Keys or values of a tile.
+fn stage_bytes(head_size: u32) -> u32 {
+    FLASH_TILE as u32 * head_size * 2
+}
+
+/// Whether a block has room for three stages: with them it reads a tile while it works on another.
+fn has_room(device: &Device, head_size: u32) -> bool {
+    3 * stage_bytes(head_size) + OTHER_BYTES <= device.shared_limit
+}
+
 /// Whether a block takes all tiles of a row: where there are rows enough for all multiprocessors.
 pub(crate) fn takes_all(device: &Device, storage: usize, work: Work) -> bool {
     storage as u32 != Q8
+        && has_room(device, work.head_size as u32)
         && work.longest.div_ceil(FLASH_TILE) <= MAX_TAKEN
         && work.num_rows * work.num_kv_heads >= 3 * device.num_multiprocessors() as usize
 }
@@ -79,6 +122,12 @@ fn blocks_of_row(attention: &AttentionParameter) -> u32 {
     attention.num_kv_heads * group.div_ceil(group.next_power_of_two().min(16))
 }
 
+/// Blocks over which the tiles of a row are shared out: all run at once, four to a multiprocessor.
+fn num_shares(device: &Device, attention: &AttentionParameter) -> u32 {
+    let pieces = attention.num_rows * blocks_of_row(attention);
+    (4 * device.num_multiprocessors() / pieces).clamp(1, attention.max_tiles)
+}
+
 /// `arrived` has zeros for every counter.
 pub(crate) fn attend(
     device: &Device,
@@ -88,8 +137,6 @@ pub(crate) fn attend(
     arrived: u64,
 ) -> Result<(), Error> {
     let splits = attention.partial != 0;
-    let stage_bytes = FLASH_TILE as u32 * attention.head_size * 2;
-    let shared_bytes = stage_bytes * if splits { 2 } else { 3 };
     let merges = splits && attention.max_tiles <= MAX_MERGED;
     let mut parameter = OneToken {
         attention: *attention,
@@ -109,8 +156,24 @@ pub(crate) fn attend(
         parameter.num_blocks = store.num_blocks;
     }
     let size = attention.head_size.ilog2() as usize - 6;
-    let name = if splits { TILE[storage - 1][size] } else { ALL[storage - 1][size] };
-    let blocks = [attention.num_rows, blocks_of_row(attention), attention.max_tiles.max(1)];
-    device.launch(name, Grid { blocks, threads: THREADS, shared_bytes }, &parameter)?;
+    let pieces = attention.num_rows * blocks_of_row(attention);
+    if splits && takes_teams(device, attention, pieces) {
+        let blocks = [attention.num_rows, blocks_of_row(attention), 1];
+        let grid = Grid { blocks, threads: 4 * THREADS, shared_bytes: teams_bytes(attention.head_size) };
+        return device.launch(TEAMS[storage - 1][size], grid, &parameter);
+    }
+    let (kernels, shares, stages) = match splits {
+        true if attention.num_rows > MAX_ROWS_OF_TILES && has_room(device, attention.head_size) => {
+            (&SHARE[..], num_shares(device, attention), 3)
+        }
+        true => (&TILE[..], attention.max_tiles, 2),
+        false => (&ALL[..], 1, 3),
+    };
+    // Where there is a multiprocessor for each block, blocks are kept apart by asking for half of the shared memory: otherwise the first
+    // multiprocessor that is free takes several at once.
+    let least_bytes = if pieces * shares > device.num_multiprocessors() { 0 } else { device.shared_limit / 2 };
+    let shared_bytes = (stages * stage_bytes(attention.head_size)).max(least_bytes);
+    let blocks = [attention.num_rows, blocks_of_row(attention), shares];
+    device.launch(kernels[storage - 1][size], Grid { blocks, threads: THREADS, shared_bytes }, &parameter)?;
     if splits && !merges { attention::merge(device, attention) } else { Ok(()) }
 }

@@ -355,25 +355,31 @@ DEVICE void many(const Linear& p, bool split) {
                 u32 o = tile * 16 + g + i / 2 * 8;
                 if (row >= p.num_rows || o >= part.outputs) continue;
                 if (split)
-                    p.workspace[((u64)blockIdx.z * p.num_rows + row) * (p.num_tiles * 16) + (first_tile + m) * 16 + g + i / 2 * 8] = grown<W>(total[m][n][i]);
+                    slice_sums(p, blockIdx.z)[(u64)row * slice_width(p) + (first_tile + m) * 16 + g + i / 2 * 8] = grown<W>(total[m][n][i]);
                 else
                     part.out[(u64)row * part.outputs + o] = finished(grown<W>(total[m][n][i]), p.x.scales[row], part.bias, o);
             }
     }
 }
 
-// Adds the slices that blocks computed; a thread for each number.
+DEVICE float4 sum_of(const float4& a, const float4& b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
+// Adds the slices that blocks computed; a thread for each four numbers.
 KERNEL void linear_combine(Linear p) {
     begin();
-    u64 width = p.num_tiles * 16, i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    if (i >= p.num_rows * width) return;
-    u32 row = i / width, column = i % width;
-    const LinearPart& part = part_of(p, column / 16);
-    u32 o = column - part.first_tile * 16;
-    if (o >= part.outputs) return;
-    float total = p.workspace[i];
-    for (u32 s = 1; s < p.slices; s++) total = __fadd_rn(total, p.workspace[s * (p.num_rows * width) + i]);
-    part.out[(u64)row * part.outputs + o] = finished(total, p.x.scales[row], part.bias, o);
+    u64 vectors = slice_width(p) / 4, i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    if (i >= p.num_rows * vectors) return;
+    u32 row = i / vectors, column = i % vectors * 4;
+    float4 sums[MAX_SLICES];
+#pragma unroll
+    for (u32 s = 0; s < MAX_SLICES; s++)
+        if (s < p.slices) sums[s] = ((const float4*)slice_sums(p, s))[i];
+#pragma unroll
+    for (u32 s = 1; s < MAX_SLICES; s++)
+        if (s < p.slices) sums[0] = sum_of(sums[0], sums[s]);
+    write_four(p, row, column / 16, column % 16, sums[0], p.x.scales[row]);
 }
 
 // A block has a multiprocessor to itself; what AHEAD groups take of its registers is on its way from memory.

@@ -52,7 +52,7 @@ pub(crate) struct LinearProduct {
     num_parts: u32,
     pub(crate) num_tiles: u32,
     parts: [LinearPart; MAX_PARTS],
-    workspace: u64,
+    pub(crate) workspace: u64,
     x_plain: u64,
     norm_weight: u64,
     normed: u64,
@@ -64,7 +64,24 @@ pub(crate) struct LinearProduct {
     is_gated: u32,
     activation: u32,
     pub(crate) spread: u32,
+    pub(crate) early: u32,
     result: Operand,
+}
+
+/// `SliceSums` of product.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct SliceSums {
+    sums: u64,
+    scales: u64,
+    bias: u64,
+    stride: u64,
+    pitch: u32,
+    count: u32,
+}
+
+impl SliceSums {
+    pub(crate) const NONE: SliceSums = SliceSums { sums: 0, scales: 0, bias: 0, stride: 0, pitch: 0, count: 0 };
 }
 
 /// The kernel family of a format, by the index of its first name in [`KERNELS`].
@@ -136,6 +153,7 @@ impl LinearProduct {
             is_gated: 0,
             activation: 0,
             spread: 0,
+            early: 0,
             result: Operand::NONE,
         };
         for (part, &(weight, bias, out, outputs)) in product.parts.iter_mut().zip(parts) {
@@ -250,19 +268,26 @@ impl LinearProduct {
         self.result = result;
     }
 
-    /// With weights in tiles. `workspace(bytes)` gives room for the sums of slices.
+    /// Bytes of the sums of all slices.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.slices as usize * self.num_rows as usize * self.num_tiles as usize * 16 * 4
+    }
+
+    /// With weights in tiles. `workspace(bytes)` gives room for the sums of slices. Where there are such, the product comes back, to be
+    /// added up: by [`LinearProduct::combine`], or by whoever reads it.
     pub(crate) fn launch(
         mut self,
         device: &Device,
         dtype: DType,
         workspace: impl FnOnce(usize) -> Result<u64, Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<LinearProduct>, Error> {
         if self.num_rows <= 8 && self.few_fits(device, dtype) {
-            return self.launch_few(device, dtype);
+            self.launch_few(device, dtype)?;
+            return Ok(None);
         }
         let first = family(dtype).expect("a format with tiles");
         if wide::serves(device, dtype) {
-            return wide::launch(device, dtype, &self);
+            return wide::launch(device, dtype, self, workspace);
         }
         let (kernel, rows, threads) = match self.num_rows {
             0..=16 => (KERNELS[first + 1], 16, 128),
@@ -273,16 +298,31 @@ impl LinearProduct {
         let mut blocks = [self.num_rows.div_ceil(rows), self.num_tiles.div_ceil(8), 1];
         // Few blocks would leave most multiprocessors idle: then the slices have blocks of their own.
         if blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4 && self.slices > 1 {
-            let len = self.slices as usize * self.num_rows as usize * self.num_tiles as usize * 16;
-            self.workspace = workspace(len * 4)?;
+            self.workspace = workspace(self.workspace_bytes())?;
             blocks[2] = self.slices;
         }
         // Four stages of rows of 64 columns, 144 bytes each.
         device.launch(kernel, Grid { blocks, threads, shared_bytes: 4 * rows * 144 }, &self)?;
-        if self.workspace == 0 {
-            return Ok(());
-        }
-        let len = self.num_rows as usize * self.num_tiles as usize * 16;
-        device.launch("linear_combine", Grid::items(len, 256), &self)
+        Ok((self.workspace != 0).then_some(self))
+    }
+
+    /// Adds up the slices that are left.
+    pub(crate) fn combine(&self, device: &Device) -> Result<(), Error> {
+        let vectors = self.num_rows as usize * self.num_tiles as usize * 4;
+        device.launch("linear_combine", Grid::items(vectors, 256), self)
+    }
+
+    /// What is left of the product y, if it is the only one.
+    pub(crate) fn slice_sums(&self, y: u64) -> Option<SliceSums> {
+        let pitch = self.num_tiles * 16;
+        let fits = self.workspace != 0 && self.num_parts == 1 && self.parts[0].out == y;
+        fits.then(|| SliceSums {
+            sums: self.workspace,
+            scales: self.x.scales,
+            bias: self.parts[0].bias,
+            stride: u64::from(self.num_rows * pitch),
+            pitch,
+            count: self.slices,
+        })
     }
 }

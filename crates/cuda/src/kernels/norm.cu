@@ -2,7 +2,8 @@
 
 struct Norm {
     float* x;
-    const float* y;     // added to x first, when there is one
+    const float* y;     // added to x first, when there is one: this, or what slices add up to
+    SliceSums slices;
     const float* weight;
     const float* bias;  // LayerNorm alone
     float* out;
@@ -12,6 +13,26 @@ struct Norm {
     Operand operand;
 };
 
+// What slices add up to, for the numbers that a thread holds: all of them are asked for at once.
+DEVICE void add_up(float (&total)[HELD], const SliceSums& p, u32 width) {
+    const float* from = p.sums + (u64)blockIdx.x * p.pitch + threadIdx.x;
+    float sums[MAX_SLICES][HELD];
+#pragma unroll
+    for (u32 s = 0; s < MAX_SLICES; s++)
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (s < p.count && threadIdx.x + k * blockDim.x < width) sums[s][k] = from[s * p.stride + k * blockDim.x];
+    float scale = p.scales[blockIdx.x];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+#pragma unroll
+        for (u32 s = 1; s < MAX_SLICES; s++)
+            if (s < p.count) sums[0][k] = __fadd_rn(sums[0][k], sums[s][k]);
+        u32 i = threadIdx.x + k * blockDim.x;
+        if (i < width) total[k] = finished(sums[0][k], scale, p.bias, i);
+    }
+}
+
 // Loads a stretch, x + y where there is a y, which also becomes the new x.
 DEVICE void load_stretch(float (&held)[HELD], const Norm& n, float* x) {
     const float* y = n.y + (u64)blockIdx.x * n.width;
@@ -20,41 +41,56 @@ DEVICE void load_stretch(float (&held)[HELD], const Norm& n, float* x) {
         u32 i = threadIdx.x + k * blockDim.x;
         held[k] = i < n.width ? x[i] : 0.0f;
     }
-    if (!n.y) return;
+    if (!n.y && !n.slices.sums) return;
     float other[HELD];
+    if (n.slices.sums) {
+        add_up(other, n.slices, n.width);
+    } else {
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        u32 i = threadIdx.x + k * blockDim.x;
-        other[k] = i < n.width ? y[i] : 0.0f;
+        for (int k = 0; k < HELD; k++) {
+            u32 i = threadIdx.x + k * blockDim.x;
+            if (i < n.width) other[k] = y[i];
+        }
     }
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         u32 i = threadIdx.x + k * blockDim.x;
-        held[k] = __fadd_rn(held[k], other[k]);
-        if (i < n.width) x[i] = held[k];
+        if (i < n.width) x[i] = held[k] = __fadd_rn(held[k], other[k]);
     }
-    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) x[i] = __fadd_rn(x[i], y[i]);
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x)
+        x[i] = __fadd_rn(x[i], n.slices.sums ? added_up(n.slices, blockIdx.x, i) : y[i]);
 }
 
-// Writes `normed(x, weight, bias)` of every number, and the operand.
+// The weights of the numbers that a thread holds: they do not depend on what ran before, so they come before the kernel's turn.
+DEVICE void hold_weights(float (&weight)[HELD], const Norm& n) {
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        weight[k] = i < n.width ? n.weight[i] : 0.0f;
+    }
+}
+
+// Writes `normed(x, weight, i)` of every number, and the operand.
 template <class Normed>
-DEVICE void write_stretch(float (&held)[HELD], const Norm& n, const float* x, Normed normed) {
+DEVICE void write_stretch(float (&held)[HELD], const float (&weight)[HELD], const Norm& n, const float* x, Normed normed) {
     float* out = n.out + (u64)blockIdx.x * n.width;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         u32 i = threadIdx.x + k * blockDim.x;
-        if (i < n.width) out[i] = held[k] = normed(held[k], i);
+        if (i < n.width) out[i] = held[k] = normed(held[k], weight[k], i);
     }
-    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) out[i] = normed(x[i], i);
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) out[i] = normed(x[i], n.weight[i], i);
     // A thread reads back only what it wrote itself.
     if (n.with_operand) write_operand(n.operand, blockIdx.x, n.width, held, [&](u32 i) { return out[i]; });
 }
 
 // out = x / sqrt(mean(x^2) + eps) * weight
 KERNEL void __launch_bounds__(1024, 1) rms_norm(Norm n) {
-    begin();
+    let_next_start();
+    float held[HELD], weight[HELD];
+    hold_weights(weight, n);
+    wait_for_previous();
     float* x = n.x + (u64)blockIdx.x * n.width;
-    float held[HELD];
     load_stretch(held, n, x);
     float sum = 0.0f;
 #pragma unroll
@@ -62,14 +98,16 @@ KERNEL void __launch_bounds__(1024, 1) rms_norm(Norm n) {
     for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) sum = __fmaf_rn(x[i], x[i], sum);
     sum = block_sum(sum);
     float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n.width), n.eps)));
-    write_stretch(held, n, x, [&](float value, u32 i) { return __fmul_rn(__fmul_rn(value, factor), n.weight[i]); });
+    write_stretch(held, weight, n, x, [&](float value, float w, u32) { return __fmul_rn(__fmul_rn(value, factor), w); });
 }
 
 // out = (x - mean) / sqrt(var + eps) * weight + bias
 KERNEL void __launch_bounds__(1024, 1) layer_norm(Norm n) {
-    begin();
+    let_next_start();
+    float held[HELD], weight[HELD];
+    hold_weights(weight, n);
+    wait_for_previous();
     float* x = n.x + (u64)blockIdx.x * n.width;
-    float held[HELD];
     load_stretch(held, n, x);
     float sum = 0.0f;
 #pragma unroll
@@ -87,7 +125,7 @@ KERNEL void __launch_bounds__(1024, 1) layer_norm(Norm n) {
     for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x) square(x[i]);
     float variance = __fdiv_rn(block_sum(squares), (float)n.width);
     float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(variance, n.eps)));
-    write_stretch(held, n, x, [&](float value, u32 i) {
-        return __fadd_rn(__fmul_rn(__fmul_rn(__fsub_rn(value, mean), factor), n.weight[i]), n.bias[i]);
+    write_stretch(held, weight, n, x, [&](float value, float w, u32 i) {
+        return __fadd_rn(__fmul_rn(__fmul_rn(__fsub_rn(value, mean), factor), w), n.bias[i]);
     });
 }

@@ -3,6 +3,7 @@
 use pellucid_tensor::Error;
 
 use super::Operand;
+use super::linear::SliceSums;
 use crate::driver::{Device, Grid};
 
 pub(crate) const KERNELS: &[&str] = &["rms_norm", "layer_norm"];
@@ -13,6 +14,8 @@ pub(crate) struct Norm {
     pub(crate) x: u64,
     /// Added to x first; 0 for nothing.
     pub(crate) y: u64,
+    /// ... or what is left of a product.
+    pub(crate) slices: SliceSums,
     pub(crate) weight: u64,
     pub(crate) bias: u64,
     pub(crate) out: u64,

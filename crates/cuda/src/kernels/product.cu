@@ -31,7 +31,7 @@ struct Linear {
     u32 slices;
     u32 num_parts, num_tiles;
     LinearPart parts[MAX_PARTS];
-    float* workspace;      // [slices][rows][outputs] when the slices are given to blocks
+    float* workspace;      // [slices][rows][outputs of all tiles], when the slices are given to blocks
     const float* x_plain;  // [rows][cols], for weights of f32, and for `linear_few` when it makes the operand itself
     // What `linear_few` does besides, to save launches.
     const float* norm_weight;  // the operand is made of the RMSNorm of x, which is also written
@@ -44,6 +44,7 @@ struct Linear {
     u32 is_gated;              // two parts, gate and up: the first becomes activation(gate) * up
     u32 activation;
     u32 spread;                // warps of `stream` that share the slices of a tile: all slices a warp each, or one warp for all
+    u32 early;                 // chunks that every warp of `stream` asks for before x is there
     Operand result;            // of `wide` when gated: the operand that activation(gate) * up becomes
 };
 
@@ -77,4 +78,52 @@ DEVICE const u8* group_weights(const u8* weight, u32 tile, u32 group, u32 cols) 
 template <class W>
 DEVICE u32 group_stride() {
     return 4 / W::CHUNK_UNITS * SIDE * W::CHUNK_BYTES;
+}
+
+// Numbers of a row in the workspace.
+DEVICE u32 slice_width(const Linear& p) { return p.num_tiles * 16; }
+
+DEVICE float* slice_sums(const Linear& p, u32 slice) { return p.workspace + (u64)slice * p.num_rows * slice_width(p); }
+
+// Four neighbouring outputs of a row, of one tile.
+DEVICE void write_four(const Linear& p, u32 row, u32 tile, u32 within, const float4& total, float scale) {
+    if (tile >= p.num_tiles) return;
+    const LinearPart& part = part_of(p, tile);
+    u32 output = (tile - part.first_tile) * 16 + within;
+    if (output >= part.outputs) return;
+    float* out = part.out + (u64)row * part.outputs + output;
+    const float* bias = part.bias;
+    if (part.outputs % 4 == 0) {
+        *(float4*)out = make_float4(finished(total.x, scale, bias, output), finished(total.y, scale, bias, output + 1),
+                                    finished(total.z, scale, bias, output + 2), finished(total.w, scale, bias, output + 3));
+        return;
+    }
+    const float numbers[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        if (output + i < part.outputs) out[i] = finished(numbers[i], scale, bias, output + i);
+}
+
+// A product whose slices are left to be added up by whoever reads it: its only matrix has all of the row's numbers.
+struct SliceSums {
+    const float* sums;  // [slices][rows][pitch]; null when there are none
+    const float* scales;
+    const float* bias;
+    u64 stride;         // from a slice to the next
+    u32 pitch, count;
+};
+
+// The most slices there are.
+static const u32 MAX_SLICES = 8;
+
+DEVICE float added_up(const SliceSums& p, u32 row, u32 i) {
+    const float* from = p.sums + (u64)row * p.pitch + i;
+    float sums[MAX_SLICES];
+#pragma unroll
+    for (u32 s = 0; s < MAX_SLICES; s++)
+        if (s < p.count) sums[s] = from[s * p.stride];
+#pragma unroll
+    for (u32 s = 1; s < MAX_SLICES; s++)
+        if (s < p.count) sums[0] = __fadd_rn(sums[0], sums[s]);
+    return finished(sums[0], p.scales[row], p.bias, i);
 }

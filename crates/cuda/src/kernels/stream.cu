@@ -148,12 +148,26 @@ DEVICE void copy_streaming(u32 to, const void* from) {
 }
 
 // The same where nothing must be known of the whole row, by the whole block.
-DEVICE float plain_operand(const Linear& p, u32 row, u8* to) {
+template <class Meanwhile>
+DEVICE float plain_operand(const Linear& p, u32 row, u8* to, Meanwhile meanwhile) {
     const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
     u32 forward = forward_exponent(__uint_as_float(p.maxima[row]));
     float by = power(forward);
-#pragma unroll 7
-    for (u32 i = threadIdx.x; i < p.cols / 4; i += blockDim.x) put_vector(to, i, half_vector(x[i], by));
+    // All of a row of up to 14,336 numbers is on its way at once.
+    static const u32 HELD = 7, THREADS = 32 * WARPS;
+    float4 held[HELD];
+#pragma unroll
+    for (u32 k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * THREADS;
+        if (i < p.cols / 4) held[k] = x[i];
+    }
+    meanwhile();
+#pragma unroll
+    for (u32 k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * THREADS;
+        if (i < p.cols / 4) put_vector(to, i, half_vector(held[k], by));
+    }
+    for (u32 i = threadIdx.x + HELD * THREADS; i < p.cols / 4; i += THREADS) put_vector(to, i, half_vector(x[i], by));
     for (u32 i = p.cols / 4 + threadIdx.x; i < p.x.pitch / 4; i += blockDim.x) put_vector(to, i, make_uint2(0, 0));
     return power(254 - forward);
 }
@@ -183,12 +197,15 @@ DEVICE void bring_operand(const Linear& p, u32 block, u8* rows, u32 row_bytes, f
         }
         return;
     }
+    if (!p.makes_operand) meanwhile();
     for (u32 row = 0; row < p.num_rows; row++) {
         u8* to = rows + row * row_bytes;
-        float scale = p.makes_operand ? plain_operand(p, row, to) : copied_operand(p, row, to);
+        auto once = [&]() {
+            if (row == 0) meanwhile();
+        };
+        float scale = p.makes_operand ? plain_operand(p, row, to, once) : copied_operand(p, row, to);
         if (threadIdx.x == 0) scales[row] = scale;
     }
-    meanwhile();
 }
 
 // One of so many blocks. Every warp has a ring of STAGES chunks.
@@ -238,14 +255,17 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
         copy_async_commit();
     };
     let_next_start();
-    // What is asked for now comes before x: enough to begin with.
-    bring();
+    // What is asked for now comes before x: enough to begin with, and more where the rings will run dry.
+    u32 early = min(p.early, STAGES - 1);
+    for (u32 i = 0; i < early; i++) bring();
     if (p.norm_weight) ask_for(p.norm_weight, p.cols);
 
     wait_for_previous();
     bring_operand(p, block, operand, row_bytes, scales, [&]() {
+        // Nobody asks for more before those who make the operand have asked for x.
+        if (p.num_rows == 1) __syncthreads();
 #pragma unroll 1
-        for (u32 i = 1; i < STAGES - 1; i++) bring();
+        for (u32 i = early; i < STAGES - 1; i++) bring();
     });
     if (p.maxima_are == 3 && block == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
     __syncthreads();

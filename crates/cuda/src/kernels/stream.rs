@@ -13,16 +13,24 @@ macro_rules! stream_kernels {
 
 pub(crate) const KERNELS: &[&str] = stream_kernels!("q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
 
-/// A format's place among the kernels, the stages of its deep rings and the bytes of a stage.
-fn family(dtype: DType) -> Option<(usize, u32, u32)> {
-    Some(match dtype {
-        DType::Q8_0 => (0, 5, 2 * 1088),
-        DType::Q4_0 => (1, 5, 4 * 576),
-        DType::Q4_K => (2, 4, 4 * 640),
-        DType::Q5_K => (3, 4, 4 * 768),
-        DType::Q6_K => (4, 3, 4 * 896),
+/// A format's place among the kernels, the stages of its deep rings, the bytes of a stage and the units of 64 columns in it.
+struct Family {
+    place: usize,
+    stages: u32,
+    stage_bytes: u32,
+    units: u32,
+}
+
+fn family(dtype: DType) -> Option<Family> {
+    let (place, stages, units, unit_bytes) = match dtype {
+        DType::Q8_0 => (0, 5, 2, 1088),
+        DType::Q4_0 => (1, 5, 4, 576),
+        DType::Q4_K => (2, 4, 4, 640),
+        DType::Q5_K => (3, 4, 4, 768),
+        DType::Q6_K => (4, 3, 4, 896),
         _ => return None,
-    })
+    };
+    Some(Family { place, stages, stage_bytes: units * unit_bytes, units })
 }
 
 const WARPS: u32 = 16;
@@ -43,7 +51,7 @@ struct Shape {
 /// The best way that fits. Where there are many tiles and few rows a warp has a tile to itself; else all slices of a tile have a warp each,
 /// with rings as deep as there is room for.
 fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<Shape> {
-    let (place, deep, stage_bytes) = family(dtype)?;
+    let Family { place, stages: deep, stage_bytes, .. } = family(dtype)?;
     let LinearProduct { num_rows, slices, num_tiles, .. } = *product;
     let shape = |kind: usize, stages: u32, spread: u32| {
         // The rows of x, and two sets of sums for every slice of every tile under way.
@@ -57,6 +65,15 @@ fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<Shap
     alone.into_iter().chain(shared).find(|shape| shape.shared_bytes + 1024 <= device.shared_limit)
 }
 
+/// Chunks that a warp asks for before x is there: x waits behind them, but where there is more to read than the rings hold, they run
+/// dry unless they are filled early.
+fn early(device: &Device, dtype: DType, product: &LinearProduct) -> u32 {
+    let Family { stages, units, .. } = family(dtype).expect("it serves");
+    let chunks = product.num_tiles * (product.cols.div_ceil(256) * 4 / units);
+    let fits = chunks <= stages * WARPS * device.num_multiprocessors();
+    if fits { 1 } else { 2 }
+}
+
 /// Whether the device has the kernels and a block room for the rows.
 pub(crate) fn serves(device: &Device, dtype: DType, product: &LinearProduct) -> bool {
     device.has_wide_products && product.num_rows <= 8 && choose(device, dtype, product).is_some()
@@ -67,6 +84,7 @@ pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> 
     let shape = choose(device, dtype, product).expect("it serves");
     let mut product = *product;
     product.spread = shape.spread;
+    product.early = early(device, dtype, &product);
     let blocks = (product.num_tiles / 2).min(device.num_multiprocessors());
     let grid = Grid { blocks: [blocks, 1, 1], threads: 32 * WARPS, shared_bytes: shape.shared_bytes };
     device.launch(shape.kernel, grid, &product)
@@ -110,6 +128,8 @@ pub(crate) fn launch_two(
     let mut parameter = TwoProducts { first: *first, second: *second, first_blocks };
     parameter.first.spread = first_shape.spread;
     parameter.second.spread = second_shape.spread;
+    parameter.first.early = early(device, first_type, first);
+    parameter.second.early = early(device, second_type, second);
     let shared_bytes = first_shape.shared_bytes.max(second_shape.shared_bytes);
     let grid = Grid { blocks: [first_blocks + second_blocks, 1, 1], threads: 32 * WARPS, shared_bytes };
     device.launch(kernel, grid, &parameter)?;

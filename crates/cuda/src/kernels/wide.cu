@@ -5,8 +5,10 @@
 // and the instruction takes x from shared memory. Each step of 16 columns adds to the same f32 sums in the same order as `mma` does in
 // linear.cu, and gives the same bits (measured on an H200: no difference in 10^4 sums of up to 4096 columns, f16 and bf16).
 //
-// Where there are too few tiles for the multiprocessors, the slices of the columns are given to the blocks of a cluster, which then add
-// their sums up in ascending order out of each other's shared memory.
+// Where there are too few tiles for the multiprocessors, the slices of the columns are shared out over several blocks, which leave their sums
+// in the workspace (that is, in the second cache): `linear_combine`, or the norm that comes next, adds them up. (The blocks of a
+// cluster could do that out of each other's shared memory, but of clusters of eight with half a multiprocessor each only 30 run at once on an H200,
+// and of the 32 of a product with 4,096 outputs two then begin when the others have ended.)
 //
 // Of a gate and the product beside it a block takes 64 outputs each, and writes what the next product reads.
 //
@@ -106,23 +108,6 @@ DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], u64 x) {
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
 }
 
-DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Four numbers in the shared memory of another block of the cluster.
-DEVICE float4 cluster_load(u32 address, u32 block) {
-    u32 there;
-    float4 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
-    return v;
-}
-
-DEVICE float4 sum_of(const float4& a, const float4& b) {
-    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
 // A gate's 64 outputs are with the first four warps, the same of up with the others. Both go to shared memory, and come back by rows as
 // activation(gate) * up: in f32, and rounded to bf16 as the next product wants it. (Rows of bf16 have no factor.)
 template <int N>
@@ -153,25 +138,6 @@ DEVICE void write_gated(const Linear& p, const float (&total)[N / 2], float* sha
     }
 }
 
-// Four neighbouring outputs of a row, of one tile.
-DEVICE void write_four(const Linear& p, u32 row, u32 tile, u32 within, const float4& total, float scale) {
-    if (tile >= p.num_tiles) return;
-    const LinearPart& part = part_of(p, tile);
-    u32 output = (tile - part.first_tile) * 16 + within;
-    if (output >= part.outputs) return;
-    float* out = part.out + (u64)row * part.outputs + output;
-    const float* bias = part.bias;
-    if (part.outputs % 4 == 0) {
-        *(float4*)out = make_float4(finished(total.x, scale, bias, output), finished(total.y, scale, bias, output + 1),
-                                    finished(total.z, scale, bias, output + 2), finished(total.w, scale, bias, output + 3));
-        return;
-    }
-    const float numbers[4] = {total.x, total.y, total.z, total.w};
-#pragma unroll
-    for (u32 i = 0; i < 4; i++)
-        if (output + i < part.outputs) out[i] = finished(numbers[i], scale, bias, output + i);
-}
-
 // The sums of a block in shared memory, [row][output], rows apart from a multiple of 32 numbers.
 static const u32 SUMS_PITCH = 132;
 
@@ -199,28 +165,18 @@ DEVICE void write_tile(const Linear& p, const float (&total)[N / 2], float* shar
     }
 }
 
-// The blocks of a cluster have a slice each: every one adds up its share of the rows out of all blocks' shared memory, a warp for each row.
+// The sums of a slice into the workspace.
 template <class W, int N>
-DEVICE void add_slices(const Linear& p, const float (&sum)[N / 2], float* shared) {
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * N;
-    put_sums<W, N>(sum, shared);
-    cluster_barrier();
-#pragma unroll 2
-    for (u32 row = blockIdx.z + warp * p.slices; row < min((u32)N, p.num_rows - first_row); row += 8 * p.slices) {
-        float scale = p.x.scales[first_row + row];
-        u32 address = shared_address(shared + row * SUMS_PITCH + lane * 4);
-        float4 parts[8];
+DEVICE void leave_sums(const Linear& p, u32 slice, const float (&sum)[N / 2]) {
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_row = blockIdx.x * N;
+    float* to = slice_sums(p, slice) + (u64)first_row * slice_width(p) + (blockIdx.y * 8 + warp) * 16 + g;
 #pragma unroll
-        for (u32 s = 0; s < 8; s++)
-            if (s < p.slices) parts[s] = cluster_load(address, s);
-        float4 total = parts[0];
+    for (u32 n = 0; n < N / 8; n++)
 #pragma unroll
-        for (u32 s = 1; s < 8; s++)
-            if (s < p.slices) total = sum_of(total, parts[s]);
-        write_four(p, first_row + row, blockIdx.y * 8 + lane / 4, lane % 4 * 4, total, scale);
-    }
-    // Nobody leaves while another may still read his sums.
-    cluster_barrier();
+        for (u32 i = 0; i < 4; i++) {
+            u32 row = n * 8 + 2 * t + i % 2;
+            if (first_row + row < p.num_rows) to[row * slice_width(p) + i / 2 * 8] = grown<W>(sum[4 * n + i]);
+        }
 }
 
 template <int F, int N, bool SPLIT>
@@ -236,8 +192,8 @@ struct WideShape {
     static const u32 W_STAGES = ROOM / W_BYTES < 12 ? ROOM / W_BYTES : 12;
 };
 
-// blockIdx: x = rows, y = outputs; when SPLIT, z = slice, and the blocks of a tile are a cluster. When GATED, four of the eight tiles are
-// the gate's, and four the same of up.
+// blockIdx: x = rows, y = outputs; when SPLIT, z = some of the slices. When GATED, four of the eight tiles are the gate's, and four the
+// same of up.
 template <int F, int N, bool SPLIT, bool GATED = false>
 DEVICE void wide(const Linear& p) {
     typedef Weights<F> W;
@@ -252,7 +208,7 @@ DEVICE void wide(const Linear& p) {
 
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 first_row = blockIdx.x * N, first_tile = blockIdx.y * (GATED ? 4 : 8);
-    u32 begin_slice = SPLIT ? blockIdx.z : 0, end_slice = SPLIT ? blockIdx.z + 1 : p.slices;
+    u32 my_slices = SPLIT ? p.slices / gridDim.z : p.slices, begin_slice = SPLIT ? blockIdx.z * my_slices : 0, end_slice = begin_slice + my_slices;
     u32 begin_group = slice_start(p.cols, p.slices, begin_slice), end_group = slice_start(p.cols, p.slices, end_slice);
     u32 num_units = 4 * (end_group - begin_group);
 
@@ -266,7 +222,6 @@ DEVICE void wide(const Linear& p) {
             barrier_init(w_full + 8 * i, 1);
             barrier_init(w_empty + 8 * i, 8);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
@@ -307,10 +262,6 @@ DEVICE void wide(const Linear& p) {
                 copy_bulk(x_address + x_places.stage * S::X_BYTES, x + (u64)unit * (PANEL_ROWS * 128), S::X_BYTES, barrier);
                 x_places.advance();
             }
-        }
-        if (SPLIT) {
-            cluster_barrier();
-            cluster_barrier();
         }
     } else {
         claim_registers<S::BLOCKS == 2 ? 104 : 232>();
@@ -353,13 +304,12 @@ DEVICE void wide(const Linear& p) {
         auto end_slice_if = [&](u32 unit) {
             if (unit + 1 != slice_end) return;
             wide_wait<0>(sum);
-            if (!SPLIT) {
-                bool is_first = slice == begin_slice;
+            bool is_first = slice == begin_slice;
+            if (SPLIT) leave_sums<W, N>(p, slice, sum);
 #pragma unroll
-                for (int i = 0; i < N / 2; i++) {
-                    total[i] = is_first ? sum[i] : __fadd_rn(total[i], sum[i]);
-                    sum[i] = 0.0f;
-                }
+            for (int i = 0; i < N / 2; i++) {
+                if (!SPLIT) total[i] = is_first ? sum[i] : __fadd_rn(total[i], sum[i]);
+                sum[i] = 0.0f;
             }
             slice++;
             slice_end = 4 * (slice_start(p.cols, p.slices, slice + 1) - begin_group);
@@ -387,9 +337,8 @@ DEVICE void wide(const Linear& p) {
         }
         wide_wait<0>(sum);
 
-        if (SPLIT)
-            add_slices<W, N>(p, sum, (float*)x_ring);
-        else if (GATED)
+        if (SPLIT) return;
+        if (GATED)
             write_gated<N>(p, total, (float*)x_ring);
         else
             write_tile<W, N>(p, total, (float*)x_ring);

@@ -43,9 +43,14 @@ fn family(dtype: DType) -> Option<(usize, u32)> {
     })
 }
 
+/// Blocks that share a multiprocessor.
+fn blocks_at_once(rows: u32, splits: bool) -> u32 {
+    if rows <= 32 || (rows == 64 && splits) { 2 } else { 1 }
+}
+
 /// Shared memory of a block: both rings of `WideShape` in wide.cu, and what lies before the next multiple of 1024.
 fn shared_bytes(rows: u32, splits: bool, chunk_bytes: u32) -> u32 {
-    let has_company = rows <= 32 || (rows == 64 && splits);
+    let has_company = blocks_at_once(rows, splits) == 2;
     let x_stages = match (rows, has_company) {
         (128, _) => 6,
         (_, false) => 8,
@@ -61,6 +66,13 @@ fn shared_bytes(rows: u32, splits: bool, chunk_bytes: u32) -> u32 {
 /// Whether this device has the kernels and the format its own.
 pub(crate) fn serves(device: &Device, dtype: DType) -> bool {
     device.has_wide_products && family(dtype).is_some()
+}
+
+/// Over how many blocks each the slices of some tiles are best shared out, where so many blocks run at once. A round of blocks takes
+/// the time of its slices and, for its beginning and end, a sixteenth of that of all.
+fn shares(tiles: u32, slices: u32, capacity: u32) -> u32 {
+    let cost = |shares: &u32| (tiles * shares).div_ceil(capacity) * (16 / shares + 1);
+    [1, 2, 4, 8].into_iter().filter(|&shares| shares <= slices).min_by_key(cost).expect("there is a slice")
 }
 
 /// How the rows of a product are shared out.
@@ -80,9 +92,10 @@ impl Plan {
             _ => (3, 128),
         };
         let mut blocks = [product.num_rows.div_ceil(rows), product.num_tiles.div_ceil(8), 1];
-        // Few blocks would leave multiprocessors idle: then each slice has a block, and the blocks of a tile are a cluster.
-        if product.slices > 1 && blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4 {
-            blocks[2] = product.slices;
+        let (tiles, multiprocessors) = (blocks[0] * blocks[1], device.num_multiprocessors());
+        // Few blocks would leave multiprocessors idle: then the slices of a tile are shared out.
+        if tiles < 3 * multiprocessors / 4 {
+            blocks[2] = shares(tiles, product.slices, multiprocessors * blocks_at_once(rows, true));
         }
         Plan { size, rows, blocks }
     }
@@ -98,15 +111,24 @@ pub(crate) fn gates(device: &Device, dtype: DType, product: &LinearProduct) -> b
     is_wide && product.is_pair() && !Plan::of(device, product).splits()
 }
 
-/// A product of more than a few rows, gated where it says so.
-pub(crate) fn launch(device: &Device, dtype: DType, product: &LinearProduct) -> Result<(), Error> {
+/// A product of more than a few rows, gated where it says so; comes back where its slices are left (see `LinearProduct::launch`).
+pub(crate) fn launch(
+    device: &Device,
+    dtype: DType,
+    mut product: LinearProduct,
+    workspace: impl FnOnce(usize) -> Result<u64, Error>,
+) -> Result<Option<LinearProduct>, Error> {
     let (place, chunk_bytes) = family(dtype).expect("a format with tiles");
-    let plan = Plan::of(device, product);
+    let plan = Plan::of(device, &product);
+    if plan.splits() {
+        product.workspace = workspace(product.workspace_bytes())?;
+    }
     let shared_bytes = shared_bytes(plan.rows, plan.splits(), chunk_bytes);
     let kernel = match product.is_gated() {
         true => KERNELS[plan.size],
         false => KERNELS[4 + 8 * place + plan.size + if plan.splits() { 4 } else { 0 }],
     };
     let grid = Grid { blocks: plan.blocks, threads: THREADS, shared_bytes };
-    device.launch_clusters(kernel, grid, plan.blocks[2], product)
+    device.launch(kernel, grid, &product)?;
+    Ok(plan.splits().then_some(product))
 }
