@@ -99,11 +99,8 @@ impl Device {
         let loaded = module::load(info.capability, compiles)?;
         let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
-        for (name, &function) in &functions {
+        for &function in functions.values() {
             allow_shared_memory(function, shared_limit).map_err(failed)?;
-            if name.starts_with("linear_few") {
-                prefer_cache(function).map_err(failed)?;
-            }
         }
         Ok(Arc::new(Device {
             info,
@@ -290,15 +287,6 @@ fn allow_shared_memory(function: sys::CUfunction, limit: u32) -> Result<(), Driv
         let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         result::function::set_function_attribute(function, dynamic, limit as i32 - fixed)
     }
-}
-
-/// For a kernel whose loads fill the first cache on their way to registers: without this its multiprocessors keep what the kernel before
-/// left them, which may be next to nothing, and are slower by half.
-fn prefer_cache(function: sys::CUfunction) -> Result<(), DriverError> {
-    const SHARED_PERCENT: i32 = 50;
-    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-    // SAFETY: the function belongs to a module that is never unloaded.
-    unsafe { result::function::set_function_attribute(function, attribute, SHARED_PERCENT) }
 }
 
 /// Lets a kernel start while the one before it ends; every kernel waits by itself (see `begin` in prelude.cu).

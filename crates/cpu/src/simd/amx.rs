@@ -2,11 +2,11 @@
 //!
 //! The compiler knows nothing of tiles: instructions are written in `asm!`, and no compiled code touches the registers in between.
 //!
-//! **Few tiles.** A core renames tiles with a small set of registers, of which a program has fewer while another one is at work on the core's
-//! second hardware thread (a guest of the same host, say). One that keeps all eight tiles in use then has a single register left: every load
-//! and every multiplication waits until the one before it has retired. A tile of zeros takes no register. Measured on 2026-11-15 on a Xeon
-//! (model 207), a load and a multiplication with 3, 4, 5, 6, 7 and 8 tiles in use: 10, 11, 13, 16, 22 and 31 ns in such times, 7 ns in
-//! others, however many there are. So kernels keep as few tiles as they can, and zero those that they are done with.
+//! **Few tiles.** It looks as if a core renamed tiles with a small set of registers, of which a program has fewer while another one is at work on
+//! the core's second hardware thread (a guest of the same host, say): with all eight tiles in use, every load and every multiplication then
+//! waits until the one before it has retired. A tile of zeros seems to take no register. That is inferred from times: on 2026-11-15 on a
+//! Xeon (model 207), a load and a multiplication with 3, 4, 5, 6, 7 and 8 tiles in use took 10, 11, 13, 16, 22 and 31 ns in such times,
+//! and 7 ns in others, however many there were. So kernels keep as few tiles as they can, and zero those that they are done with.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};

@@ -76,11 +76,11 @@ fn teams_bytes(head_size: u32) -> u32 {
     4 * 2 * stage_bytes(head_size) + 2 * 4 * 16 * (head_size + 8 + 2) * 4
 }
 
-/// Whether a block of four teams takes all tiles of a row: where there are few, and a multiprocessor for each of so many blocks.
-fn takes_teams(device: &Device, attention: &AttentionParameter, blocks: u32) -> bool {
+/// Whether a block of four teams takes all tiles of a row: where there are few, and a multiprocessor for each block.
+fn takes_teams(device: &Device, attention: &AttentionParameter) -> bool {
     attention.max_tiles <= TEAMS_TILES
         && attention.head_size <= 128
-        && blocks <= device.num_multiprocessors()
+        && num_pieces(attention) <= device.num_multiprocessors()
         && teams_bytes(attention.head_size) + TEAMS_OTHER_BYTES <= device.shared_limit
 }
 
@@ -114,7 +114,12 @@ pub(crate) fn takes_turn(attention: &AttentionParameter, turn: &TurnParameter) -
 
 /// Counters that the tiles of a step need.
 pub(crate) fn num_counters(attention: &AttentionParameter) -> usize {
-    (attention.num_rows * blocks_of_row(attention)) as usize
+    num_pieces(attention) as usize
+}
+
+/// Blocks, were each to take all tiles of its row.
+fn num_pieces(attention: &AttentionParameter) -> u32 {
+    attention.num_rows * blocks_of_row(attention)
 }
 
 fn blocks_of_row(attention: &AttentionParameter) -> u32 {
@@ -124,8 +129,7 @@ fn blocks_of_row(attention: &AttentionParameter) -> u32 {
 
 /// Blocks over which the tiles of a row are shared out: all run at once, four to a multiprocessor.
 fn num_shares(device: &Device, attention: &AttentionParameter) -> u32 {
-    let pieces = attention.num_rows * blocks_of_row(attention);
-    (4 * device.num_multiprocessors() / pieces).clamp(1, attention.max_tiles)
+    (4 * device.num_multiprocessors() / num_pieces(attention)).clamp(1, attention.max_tiles)
 }
 
 /// `arrived` has zeros for every counter.
@@ -156,8 +160,7 @@ pub(crate) fn attend(
         parameter.num_blocks = store.num_blocks;
     }
     let size = attention.head_size.ilog2() as usize - 6;
-    let pieces = attention.num_rows * blocks_of_row(attention);
-    if splits && takes_teams(device, attention, pieces) {
+    if splits && takes_teams(device, attention) {
         let blocks = [attention.num_rows, blocks_of_row(attention), 1];
         let grid = Grid { blocks, threads: 4 * THREADS, shared_bytes: teams_bytes(attention.head_size) };
         return device.launch(TEAMS[storage - 1][size], grid, &parameter);
@@ -171,7 +174,8 @@ pub(crate) fn attend(
     };
     // Where there is a multiprocessor for each block, blocks are kept apart by asking for half of the shared memory: otherwise the first
     // multiprocessor that is free takes several at once.
-    let least_bytes = if pieces * shares > device.num_multiprocessors() { 0 } else { device.shared_limit / 2 };
+    let least_bytes =
+        if num_pieces(attention) * shares > device.num_multiprocessors() { 0 } else { device.shared_limit / 2 };
     let shared_bytes = (stages * stage_bytes(attention.head_size)).max(least_bytes);
     let blocks = [attention.num_rows, blocks_of_row(attention), shares];
     device.launch(kernels[storage - 1][size], Grid { blocks, threads: THREADS, shared_bytes }, &parameter)?;

@@ -60,6 +60,11 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!("wide", wide::KERNELS),
 ];
 
+/// Whether the loads of a kernel are so many at a time that they need room in the first cache on their way to registers.
+pub(crate) fn reads_through_cache(kernel: &str) -> bool {
+    kernel.starts_with("linear_few")
+}
+
 const SHARED: [&str; 5] = [
     include_str!("prelude.cu"),
     include_str!("formats.cu"),
