@@ -11,6 +11,7 @@
 mod blocks;
 mod planes;
 mod slices;
+mod stream;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -137,20 +138,19 @@ unsafe fn one_block<F: Packing>(
     scratch: &mut Scratch,
 ) {
     let layout = F::LAYOUT;
-    let Scratch { chunk, results, .. } = scratch;
-    let results = results.grow(panels.len());
-    let num_units = rows.num_slices() / layout.slices;
     // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
+        if layout.scales == Scales::Plain {
+            return slices::multiply_panels::<F>(weight, panels, end, rows, scratch);
+        }
+        let Scratch { chunk, results, .. } = scratch;
+        let results = results.grow(panels.len());
+        let num_units = rows.num_slices() / layout.slices;
         for (panel, results) in panels.zip(results) {
             let next = weight.panels(panel + 1..end.min(panel + 2));
             let mut ahead = Ahead::new(next, num_units * num_planes(&layout).pow(2));
-            let panel = weight.panel(panel);
-            match layout.scales {
-                Scales::Plain => slices::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
-                _ => planes::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
-            }
+            planes::multiply_panel::<F>(chunk, weight.panel(panel), rows.block(0), &mut ahead, results);
         }
     }
 }
