@@ -10,6 +10,7 @@
 
 mod blocks;
 mod planes;
+mod rows;
 mod slices;
 mod stream;
 
