@@ -102,10 +102,11 @@ pub(super) unsafe fn multiply<F: Packing>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn unpack<F: Packing>(unit: &[u8], panel: usize, group: &mut Group) {
     for pair in 0..QUAD {
-        let to = (panel * QUAD + pair) * 4;
-        let planes = [to, to + 2].map(|to| group.numbers[to].as_mut_ptr());
-        // SAFETY: passed on from the caller.
-        unsafe { planes::unpack_pair::<F>(unit.as_ptr(), pair, planes, &mut group.scales[panel]) };
+        let to = group.numbers[(panel * QUAD + pair) * 4..].as_mut_ptr();
+        for second in 0..2 {
+            // SAFETY: passed on from the caller.
+            unsafe { planes::unpack_slice::<F>(unit.as_ptr(), pair, second, to, &mut group.scales[panel]) };
+        }
     }
 }
 

@@ -57,7 +57,7 @@ impl Rows {
     /// The block has that unit. Arrays of sums and scales can be read for a whole block even where it has fewer rows.
     #[inline(always)]
     pub(super) unsafe fn new(
-        tiles: &[Tile<i32>; 2],
+        tiles: &[Tile<i32>],
         x: &RowBlock,
         unit: usize,
         first: usize,
