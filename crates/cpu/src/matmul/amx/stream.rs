@@ -16,12 +16,13 @@ use super::super::packing::{Mins, Packing, SLICE};
 use super::slices::{CHUNK_UNITS, unpack_slice};
 use super::{BLOCK, CHUNK_SLICES, Chunk, SliceScales, Tile};
 
-/// So many units are unpacked before they are multiplied: what is in the cache by then is loaded sooner than what is on its way there.
-const UNPACKED: usize = 4;
+/// So many units are unpacked before they are multiplied. More of them are more to do before the first multiplication of a run, which short
+/// rows feel.
+const UNPACKED: usize = 1;
 
 /// Units that a ring holds where they are unpacked on the way: the fewer, the surer they are still in the first-level cache when they are
 /// overwritten. With sixteen, products of 16 rows were a fifth slower.
-const RING_UNITS: usize = 8;
+const RING_UNITS: usize = 4;
 
 /// Units from being multiplied to being scaled.
 const LAG: usize = 2;
