@@ -400,7 +400,7 @@ impl Backend for CudaBackend {
             format: kernels::format(table.dtype()).expect("weights are stored in a format with a kernel"),
             scale,
         };
-        self.device.launch("embed", Grid::linear(ids.len() as u32, rows::row_threads(table.cols())), &embed)
+        embed.launch(&self.device)
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {

@@ -143,12 +143,8 @@ impl CudaBackend {
     fn launch_with_waiting(&self, x: u64, product: &LinearProduct, dtype: DType) -> Result<bool, Error> {
         let mut fusion = lock(&self.fusion);
         let Some(Waiting::Products { product: first, dtype: first_type }) = fusion.waiting else { return Ok(false) };
-        let mut second = *product;
-        second.take_plain(x);
-        if !second.take_input_of(&first) {
-            return Ok(false);
-        }
-        let launched = stream::launch_two(&self.device, (&first, first_type), (&second, dtype))?;
+        let Some(both) = first.with(x, product) else { return Ok(false) };
+        let launched = stream::launch_two(&self.device, (&first, first_type), (product, dtype), &both)?;
         if launched {
             // Neither is a gate nor reads one: the next product clears the largest magnitudes.
             fusion.forget();

@@ -147,8 +147,13 @@ impl Decoder {
     /// Logits of the wanted rows alone: the output projection is the largest matrix of many models.
     fn project(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
-        backend.gather_rows(&activations.hidden, &batch.wanted, &mut activations.last)?;
-        apply_norm(&**backend, config, &weights.final_norm, &activations.last, &mut activations.last_normed)?;
+        // Wanted rows are in the order of the batch, so as many as it has are all of them.
+        let wants_all = batch.num_wanted() == activations.hidden.rows();
+        if !wants_all {
+            backend.gather_rows(&activations.hidden, &batch.wanted, &mut activations.last)?;
+        }
+        let last = if wants_all { &activations.hidden } else { &activations.last };
+        apply_norm(&**backend, config, &weights.final_norm, last, &mut activations.last_normed)?;
         backend.linear(&activations.last_normed, &weights.output, &mut activations.logits)?;
         match config.logits_soft_cap {
             Some(cap) => backend.soft_cap(cap, &mut activations.logits),

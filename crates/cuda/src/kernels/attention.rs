@@ -222,7 +222,7 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
 }
 
 /// Merges tiles that were shared out over blocks.
-pub(crate) fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
+fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
     // Three numbers for each tile, and as many tiles as 8,192 positions of a common head have, or as there is room for.
     let counts_bytes = 12 * parameter.max_tiles;
     let stage_bytes = (72 << 10).min(device.shared_limit.saturating_sub(counts_bytes + 1024) & !15);

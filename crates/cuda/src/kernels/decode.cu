@@ -1,8 +1,8 @@
 // Attention of tokens that come one by one, keys and values in panels: the arithmetic of attention.cu and flash.cu to the bit.
 //
 // A tile of keys is worked on by a team of four warps. With a row or two and few tiles a block has four teams, which merge their tiles in
-// shared memory; with more tiles every tile has a block; with more rows the tiles of each are shared out over as many blocks as run at
-// once. The block that ends last then merges them. With many rows a block takes all tiles of a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
+// shared memory; with more tiles every tile has a block; with still more, or more rows, the tiles of each row are shared
+// out over as many blocks as run at once. The block that ends last then merges them, or another kernel, if they are many. With many rows a block takes all tiles of a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
 // key, and stores its key and value. All keys but the token's own are then older than the step, so that they are asked for before the
 // kernel's turn has come.
 //
@@ -17,15 +17,18 @@ struct OneToken {
     const u32* slots;
     u32* arrived;         // for each row and blockIdx.y: tiles that are done, 0 between launches; null when `attention_merge` follows
     u32 pairs, interleaved, num_blocks;
+    // Query heads that share a kv head; how many of them a block takes (a divisor of 16), and in how many pieces.
+    u32 group, piece_len, num_pieces;
 };
 
 // Number d of a head, turned.
 DEVICE float turned(const float* x, u32 d, const float* angles, u32 pairs, bool interleaved) {
     if (d >= 2 * pairs) return x[d];
-    u32 pair = interleaved ? d / 2 : d % pairs;
-    float a = x[interleaved ? 2 * pair : pair], b = x[interleaved ? 2 * pair + 1 : pair + pairs];
+    bool is_second = interleaved ? d % 2 : d >= pairs;
+    u32 distance = interleaved ? 1 : pairs, first = is_second ? d - distance : d, pair = interleaved ? first / 2 : first;
+    float a = x[first], b = x[first + distance];
     turn(a, b, angles[pair], angles[pairs + pair]);
-    return (interleaved ? d % 2 : d / pairs) ? b : a;
+    return is_second ? b : a;
 }
 
 template <int S>
@@ -108,6 +111,7 @@ struct Place {
     u32 row, kv_head, heads;
     u64 first_place;  // of the first query head among those of all rows
     u32 position, first, slot;
+    u32 first_block;  // of the sequence's, in the table
     u32 lowest, num_tiles;
     bool turns;
 };
@@ -117,16 +121,16 @@ DEVICE Place place_of(const OneToken& p) {
     Place at;
     at.turns = p.keys != 0;
     at.row = blockIdx.x;
+    // Asked for together: each may have to come from memory.
     at.position = a.positions[at.row];
+    at.first_block = a.first_blocks[at.row];
     at.slot = at.turns ? p.slots[at.row] : 0;
     at.first = a.window && at.position + 1 > a.window ? at.position + 1 - a.window : 0;
     at.lowest = at.first / FLASH_TILE;
     at.num_tiles = at.position / FLASH_TILE + 1 - at.lowest;
-    u32 group = a.num_heads / a.num_kv_heads, padded = padded_group(group);
-    u32 pieces = (group + padded - 1) / padded;
-    at.kv_head = blockIdx.y / pieces;
-    u32 first_head = at.kv_head * group + blockIdx.y % pieces * padded;
-    at.heads = min(padded, (at.kv_head + 1) * group - first_head);
+    at.kv_head = p.num_pieces == 1 ? blockIdx.y : blockIdx.y / p.num_pieces;
+    u32 first_head = at.kv_head * p.group + (blockIdx.y - at.kv_head * p.num_pieces) * p.piece_len;
+    at.heads = min(p.piece_len, (at.kv_head + 1) * p.group - first_head);
     at.first_place = (u64)at.row * a.num_heads + first_head;
     return at;
 }
@@ -190,7 +194,9 @@ struct Team {
     u32 number;   // among the teams of the block
     u32 end_tile;
     u32 thread, warp, lane, g, t;
-    u16 own[2][OWN];  // the token's key and value
+    const u32* table;  // the blocks of the row's sequence
+    u32 block_log;     // keys of a block are a power of two
+    u16 own[2][OWN];   // the token's key and value
 
     __device__ __forceinline__ Team(const OneToken& p, const Place& at, TeamShared* all, const Queries<HS>& queries, u32 base)
         : p(p), at(at), shared(all[threadIdx.x / 128]), base(base), queries(shared_address(queries.numbers)), number(threadIdx.x / 128) {
@@ -199,27 +205,33 @@ struct Team {
         lane = thread % 32;
         g = lane / 4;
         t = lane % 4;
+        table = p.a.block_tables + at.first_block;
+        block_log = logarithm(p.a.block_len);
     }
 
     __device__ __forceinline__ void wait_for_each_other() const { asm volatile("bar.sync %0, 128;" ::"r"(1 + number) : "memory"); }
 
-    // Asks for the keys or values of a tile. A thread has half a row of a panel: 4 pieces of 16 bytes, which lie in shared memory as they do
-    // in the blocks. The token's own come from elsewhere.
-    __device__ __forceinline__ void fetch(u32 tile, u32 values, u32 stage) const {
+    // A thread has half a row of a panel: whose key it is, and the block that has it.
+    __device__ __forceinline__ u32 key_of(u32 tile) const { return tile * FLASH_TILE + thread / 2; }
+    __device__ __forceinline__ u32 block_of(u32 tile) const {
+        u32 key = key_of(tile);
+        return tile < end_tile && key <= at.position ? table[key >> block_log] : 0;
+    }
+
+    // Asks for the keys or values of a tile, which are in `block`: 4 pieces of 16 bytes a thread, which lie in shared memory as they do in
+    // the blocks. The token's own come from elsewhere.
+    __device__ __forceinline__ void fetch(u32 tile, u32 block, u32 values, u32 stage) const {
         const Attention& a = p.a;
-        u32 r = thread / 2, key = tile * FLASH_TILE + r;
+        u32 r = thread / 2, key = key_of(tile), offset = key & (a.block_len - 1);
         bool seen = key <= at.position;
         if (tile < end_tile && !(at.turns && key == at.position)) {
-            const u32* table = a.block_tables + a.first_blocks[at.row];
-            u64 head = seen ? (u64)table[key / a.block_len] * a.num_kv_heads + at.kv_head : 0;
-            u32 offset = seen ? key % a.block_len : 0;
             const u8* blocks = (const u8*)(values ? a.value_blocks : a.key_blocks);
 #pragma unroll
             for (u32 panel = 0; panel < PANELS; panel++) {
                 u32 to = base + stage * STAGE_BYTES + panel * PANEL_BYTES + r * 128;
                 if (STORED == STORE_Q8) {
                     // Half a row of a panel is a group.
-                    u64 place = (head * a.block_len + offset) * HS + panel * 64 + thread % 2 * 32;
+                    u64 place = ((((u64)block * a.num_kv_heads + at.kv_head) << block_log) + offset) * HS + panel * 64 + thread % 2 * 32;
                     u16 scale = q8_scale(blocks, a.num_stored, place);
                     uint4 bytes[2] = {((const uint4*)(blocks + place))[0], ((const uint4*)(blocks + place))[1]};
 #pragma unroll
@@ -230,7 +242,9 @@ struct Team {
                         store_shared(to + ((thread % 2 * 4 + i) ^ r % 8) * 16, halves);
                     }
                 } else {
-                    const u8* from = blocks + ((head * PANELS + panel) * a.block_len + offset) * 128 + thread % 2 * 64;
+                    u32 within = (((at.kv_head * PANELS + panel) << block_log) + offset) * 128 + thread % 2 * 64;
+                    u32 block_bytes = (a.num_kv_heads * PANELS * 128) << block_log;
+                    const u8* from = blocks + (u64)block * block_bytes + within;
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) copy_async(to + thread % 2 * 64 + i * 16, from + i * 16, seen);
                 }
@@ -262,14 +276,16 @@ struct Team {
             u32 d = thread + k * 128;
             if (d >= HS) continue;
             store_shared(base + stage * STAGE_BYTES + d / 64 * PANEL_BYTES + r * 128 + (d / 8 % 8 ^ r % 8) * 16 + d % 8 * 2, own[values][k]);
-            if (at.slot / a.block_len < p.num_blocks)
-                blocks[kv_place((u64)(at.slot / a.block_len) * a.num_kv_heads + at.kv_head, at.slot % a.block_len, d, HS, a.block_len, true)] = own[values][k];
+            if (at.slot >> block_log < p.num_blocks)
+                blocks[kv_place((u64)(at.slot >> block_log) * a.num_kv_heads + at.kv_head, at.slot & (a.block_len - 1), d, HS, a.block_len, true)] = own[values][k];
         }
     }
 
     // A warp's scores, of 16 heads by two times 8 keys; their largest go to the others.
     __device__ __forceinline__ void score(float (&score)[2][4], u32 tile, u32 stage) const {
-        u32 keys = base + stage * STAGE_BYTES;
+        // Pieces of 16 bytes lie by their number and their row's, as in `kv_place`: from here on they are at fixed distances.
+        u32 row_at = base + stage * STAGE_BYTES + (warp * 16 + lane % 8) * 128, piece = (lane / 8 ^ lane % 8) * 16;
+        u32 near = row_at + piece, far = row_at + (piece ^ 64);
 #pragma unroll
         for (int n = 0; n < 2; n++) score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
 #pragma unroll
@@ -279,22 +295,25 @@ struct Team {
             load_matrices(q[1], from + 32);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-                u32 k[4], piece = 2 * s + lane / 8, r = warp * 16 + n * 8 + lane % 8;
-                load_matrices(k, keys + piece / 8 * PANEL_BYTES + r * 128 + (piece % 8 ^ r % 8) * 16);
+                u32 k[4];
+                load_matrices(k, (s % 4 ? far : near) + s / 4 * PANEL_BYTES + n * 8 * 128);
                 multiply_pair<S>(score[n], q[0], k[0], k[1]);
                 multiply_pair<S>(score[n], q[1], k[2], k[3]);
             }
         }
         const float nothing = __int_as_float(0xff800000);
         float largest[2] = {nothing, nothing};
+        u32 first_key = tile * FLASH_TILE;
+        if (p.a.cap != 0.0f || first_key < at.first || first_key + FLASH_TILE > at.position + 1)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    score[n][i] = seen_score(p.a, score[n][i], first_key + warp * 16 + n * 8 + 2 * t + i % 2, at.first, at.position);
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int key = tile * FLASH_TILE + warp * 16 + n * 8 + 2 * t + i % 2;
-                score[n][i] = seen_score(p.a, score[n][i], key, at.first, at.position);
-                largest[i / 2] = fmaxf(largest[i / 2], score[n][i]);
-            }
+            for (int i = 0; i < 4; i++) largest[i / 2] = fmaxf(largest[i / 2], score[n][i]);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], 1));
@@ -339,15 +358,16 @@ struct Team {
 #pragma unroll
         for (int s = 0; s < 4; s++)
             load_matrices(w[s], shared_address(shared.weights) + (lane % 16) * TeamShared::WEIGHT_PITCH + s * 32 + lane / 16 * 16);
-        u32 values = base + stage * STAGE_BYTES;
+        u32 first = warp * (HS / 32);  // pieces of 8 dimensions
+        u32 row_at = base + stage * STAGE_BYTES + first / 8 * PANEL_BYTES + lane * 128, piece = (first % 8 ^ lane % 8) * 16;
 #pragma unroll
         for (int c = 0; c < HS / 32; c++) {
-            u32 n = warp * (HS / 32) + c;
+            u32 at = row_at + (piece ^ c * 16);
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int s = 0; s < 4; s += 2) {
-                u32 v[4], r = s * 16 + lane;
-                load_transposed(v, values + n / 8 * PANEL_BYTES + r * 128 + (n % 8 ^ r % 8) * 16);
+                u32 v[4];
+                load_transposed(v, at + s * 16 * 128);
                 multiply_pair<S>(sum, w[s], v[0], v[1]);
                 multiply_pair<S>(sum, w[s + 1], v[2], v[3]);
             }
@@ -373,7 +393,7 @@ enum Take { ONE, SHARE, ALL };
 template <int STORED, int HS, Take TAKE>
 DEVICE void attend_one(const OneToken& p) {
     typedef Team<STORED, HS> T;
-    // Keys and values of a tile take turns: keys, values, keys of the next tile, ...
+    // Keys and values of a tile take turns: keys, values, keys of the next tile, ... As much as there is room for is asked for at once.
     static const u32 STAGES = TAKE == ONE ? 2 : 3;
     extern __shared__ uint4 shared_panels[];
     __shared__ TeamShared shared;
@@ -388,8 +408,10 @@ DEVICE void attend_one(const OneToken& p) {
 
     T team(p, at, &shared, queries, shared_address(shared_panels));
     team.end_tile = end_tile;
-    team.fetch(begin_tile, 0, 0);
-    team.fetch(begin_tile, 1, 1);
+    u32 block = team.block_of(begin_tile), next_block = TAKE != ONE ? team.block_of(begin_tile + 1) : 0;
+    team.fetch(begin_tile, block, 0, 0);
+    team.fetch(begin_tile, block, 1, 1);
+    if (TAKE != ONE) team.fetch(begin_tile + 1, next_block, 0, 2);
     clear_queries(queries, at.heads);
     if (at.turns) wait_for_previous();
     bool has_own = at.turns && end_tile == at.lowest + at.num_tiles;
@@ -401,23 +423,26 @@ DEVICE void attend_one(const OneToken& p) {
     float out[HS / 32][4];
 #pragma unroll
     for (int c = 0; c < HS / 32; c++) out[c][0] = out[c][1] = out[c][2] = out[c][3] = 0.0f;
-    u32 stage = 0;  // of the keys
-    auto later = [&](u32 by) { return (stage + by) % STAGES; };
-    for (u32 tile = begin_tile; tile < end_tile; tile++, stage = later(2)) {
+    static const u32 PITCH = HS + TILE_EXTRA;
+    float* tile_out = a.partial + ((at.first_place + team.g) * a.max_tiles + begin_tile) * PITCH;
+    // The stages of the tile's keys, of its values, and of the next tile's keys.
+    u32 key_stage = 0, value_stage = 1, next_stage = 2;
+    for (u32 tile = begin_tile; tile < end_tile; tile++) {
+        block = TAKE != ONE ? team.block_of(tile + 2) : 0;
         if (TAKE == SHARE) running[0] = running[1] = {nothing, 0.0f};
         copy_async_wait<1>();
         if (has_own && tile + 1 == end_tile) {
-            team.store_own(0, stage);
-            team.store_own(1, later(1));
+            team.store_own(0, key_stage);
+            team.store_own(1, value_stage);
         }
         team.wait_for_each_other();
         // Nobody reads the values of the tile before any more.
-        if (TAKE != ONE) team.fetch(tile + 1, 0, later(2));
+        if (TAKE != ONE && tile > begin_tile) team.fetch(tile + 1, next_block, 0, next_stage);
         float score[2][4], largest[2];
-        team.score(score, tile, stage);
+        team.score(score, tile, key_stage);
         team.wait_for_each_other();
         // ... nor the keys of this one.
-        if (TAKE != ONE) team.fetch(tile + 1, 1, stage);
+        if (TAKE != ONE) team.fetch(tile + 1, next_block, 1, key_stage);
         team.weigh(score, largest);
         copy_async_wait<TAKE == ONE ? 0 : 2>();
         team.wait_for_each_other();
@@ -425,18 +450,26 @@ DEVICE void attend_one(const OneToken& p) {
         float keep[2], add[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) merge<true>(running[i], {largest[i], team.sum_of_weights(team.g + 8 * i)}, keep[i], add[i]);
-        team.sum_values(later(1), [&](int c, const float (&sum)[4]) {
+        team.sum_values(value_stage, [&](int c, const float (&sum)[4]) {
 #pragma unroll
             for (int i = 0; i < 4; i++) out[c][i] = TAKE == ALL ? joined(out[c][i], keep[i / 2], sum[i], add[i / 2]) : sum[i];
         });
-        if (TAKE != ALL)
+        if (TAKE != ALL) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                u32 head = team.g + 8 * i;
-                float* to = a.partial + ((at.first_place + head) * a.max_tiles + tile) * (HS + TILE_EXTRA);
-                if (head < at.heads) team.put(to, [&](int c) { return make_float2(out[c][2 * i], out[c][2 * i + 1]); });
-                if (head < at.heads && team.warp == 0 && team.t == 0) *(float2*)(to + HS) = make_float2(running[i].largest, running[i].sum);
+                float* to = tile_out + i * 8 * (u64)a.max_tiles * PITCH;
+                if (team.g + 8 * i >= at.heads) continue;
+                team.put(to, [&](int c) { return make_float2(out[c][2 * i], out[c][2 * i + 1]); });
+                if (team.warp == 0 && team.t == 0) *(float2*)(to + HS) = make_float2(running[i].largest, running[i].sum);
             }
+            tile_out += PITCH;
+        }
+        // Values come to where the keys were.
+        u32 freed = value_stage;
+        value_stage = key_stage;
+        key_stage = next_stage;
+        next_stage = freed;
+        next_block = block;
     }
     if (TAKE == ALL) {
 #pragma unroll
@@ -463,102 +496,192 @@ DEVICE void attend_one(const OneToken& p) {
     if (is_last) merge_tiles<HS>(a, at.first_place, at.heads, at.lowest, at.num_tiles, (float*)shared_panels);
 }
 
-// The tiles of a round, as the teams leave them for all to merge.
+// Merges tiles that are too many for the last block of a row. 128 threads for 32 dimensions of a head; blockIdx: x = row, y = head,
+// z = which dimensions. What tiles count is computed as in `merge_tiles`. Their numbers come into shared memory, as many at a time as there is room for.
+static const u32 MERGED = 32, MERGED_TILES = 512;
+
+template <int HS>
+DEVICE void merge_many(const OneToken& p) {
+    static const u32 PITCH = HS + TILE_EXTRA;
+    extern __shared__ uint4 shared_panels[];
+    __shared__ float warp_largest[4];
+    const Attention& a = p.a;
+    u32 num_staged = min(a.max_tiles, MERGED_TILES);
+    float* stage = (float*)shared_panels;                                     // [tile][dimension]
+    float4* counts = (float4*)((u8*)shared_panels + num_staged * MERGED * 4);  // of each tile: keep, add, sum
+    let_next_start();
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = a.positions[blockIdx.x];
+    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    u32 begin_tile = first / FLASH_TILE, num_tiles = position / FLASH_TILE + 1 - begin_tile;
+    u64 head = (u64)blockIdx.x * a.num_heads + blockIdx.y;
+    const float* from = a.partial + (head * a.max_tiles + begin_tile) * PITCH;
+    const float* numbers = from + blockIdx.z * MERGED + threadIdx.x % 8 * 4;
+    auto bring = [&](u32 base) {
+        u32 end = min(num_staged, num_tiles - base);
+#pragma unroll 4
+        for (u32 tile = threadIdx.x / 8; tile < end; tile += 16)
+            copy_async(shared_address(stage) + tile * MERGED * 4 + threadIdx.x % 8 * 16, numbers + (base + tile) * (u64)PITCH, true);
+        copy_async_commit();
+        return end;
+    };
+    wait_for_previous();
+    // A thread has some neighbouring tiles.
+    const float nothing = __int_as_float(0xff800000);
+    u32 each = (num_tiles + 127) / 128, my_first = min(threadIdx.x * each, num_tiles), my_end = min(my_first + each, num_tiles);
+    float largest = nothing;
+#pragma unroll 2
+    for (u32 tile = my_first; tile < my_end; tile++) {
+        float2 of_tile = load_fresh((const float2*)(from + tile * (u64)PITCH + HS));
+        counts[tile] = make_float4(of_tile.x, 0.0f, of_tile.y, 0.0f);
+        largest = fmaxf(largest, of_tile.x);
+    }
+    u32 end = bring(0);
+    // The largest of all before them.
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        float other = __shfl_up_sync(FULL_WARP, largest, i);
+        if ((int)lane >= i) largest = fmaxf(largest, other);
+    }
+    if (lane == 31) warp_largest[warp] = largest;
+    float before = __shfl_up_sync(FULL_WARP, largest, 1);
+    if (lane == 0) before = nothing;
+    __syncthreads();
+#pragma unroll
+    for (u32 w = 0; w < 3; w++)
+        if (w < warp) before = fmaxf(before, warp_largest[w]);
+#pragma unroll 1
+    for (u32 tile = my_first; tile < my_end; tile++) {
+        float here = counts[tile].x, so_far = fmaxf(before, here);
+        counts[tile].x = share<true>(before, so_far);
+        counts[tile].y = share<true>(here, so_far);
+        before = so_far;
+    }
+    float sum = 0.0f, value = 0.0f;
+    for (u32 base = 0;;) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (warp == 0) {
+            const float4* count = counts + base;
+            const float* number = stage + lane;
+            auto join = [&](const float4& c, float n) {
+                sum = joined(sum, c.x, c.z, c.y);
+                value = joined(value, c.x, n, c.y);
+            };
+            // Read well ahead of use: by the time of eight tiles.
+            static const u32 AHEAD = 8;
+            u32 tile = 0, whole = end / AHEAD * AHEAD;
+            float4 c[AHEAD];
+            float n[AHEAD];
+            auto read = [&](u32 i, u32 from) {
+                c[i] = count[from];
+                n[i] = number[from * MERGED];
+            };
+            if (whole > 0)
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) read(i, i);
+#pragma unroll 1
+            for (; tile < whole; tile += AHEAD) {
+                bool has_more = tile + AHEAD < whole;
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) {
+                    join(c[i], n[i]);
+                    if (has_more) read(i, tile + i + AHEAD);
+                }
+            }
+#pragma unroll 1
+            for (; tile < end; tile++) join(count[tile], number[tile * MERGED]);
+        }
+        base += end;
+        if (base >= num_tiles) break;
+        __syncthreads();
+        end = bring(base);
+    }
+    if (warp == 0) a.out[head * HS + blockIdx.z * MERGED + lane] = __fdiv_rn(value, sum);
+}
+
+// Tiles as the teams leave them for all to merge.
 static const u32 TEAMS = 4;
 
 template <int HS>
-struct Round {
+struct TeamTiles {
     float values[TEAMS][16][HS + 8];  // heads apart from a multiple of 32 numbers
     Running of_tile[TEAMS][16];
 };
 
-// All tiles of a row by four teams. Two stages a team; the rounds of tiles take turns in two places, so that one barrier a round is enough.
+// All tiles of a row, one for each of four teams. Two stages a team.
 template <int STORED, int HS>
 DEVICE void attend_in_teams(const OneToken& p) {
     typedef Team<STORED, HS> T;
-    static const u32 THREADS = 128 * TEAMS, ITEMS = (16 * HS + THREADS - 1) / THREADS;
     extern __shared__ uint4 shared_panels[];
     __shared__ TeamShared shared[TEAMS];
     __shared__ Queries<HS> queries;
-    Round<HS>* rounds = (Round<HS>*)((u8*)shared_panels + TEAMS * 2 * T::STAGE_BYTES);
+    TeamTiles<HS>& tiles = *(TeamTiles<HS>*)((u8*)shared_panels + TEAMS * 2 * T::STAGE_BYTES);
     let_next_start();
     if (p.keys == 0) wait_for_previous();
     const Place at = place_of(p);
-    u32 team_number = threadIdx.x / 128, end_tile = at.lowest + at.num_tiles;
+    u32 team_number = threadIdx.x / 128, tile = at.lowest + team_number;
     T team(p, at, shared, queries, shared_address(shared_panels) + team_number * 2 * T::STAGE_BYTES);
-    team.end_tile = end_tile;
-    u32 tile = at.lowest + team_number;
-    team.fetch(tile, 0, 0);
-    team.fetch(tile, 1, 1);
+    team.end_tile = at.lowest + at.num_tiles;
+    u32 block = team.block_of(tile);
+    team.fetch(tile, block, 0, 0);
+    team.fetch(tile, block, 1, 1);
     clear_queries(queries, at.heads);
     if (at.turns) wait_for_previous();
-    bool has_own = at.turns && (at.num_tiles - 1) % TEAMS == team_number;
+    bool has_own = at.turns && tile + 1 == team.end_tile;
     if (has_own) team.hold_own();
     put_queries<T::S, HS, 1>(queries, p, at);
     __syncthreads();
 
     const float nothing = __int_as_float(0xff800000);
-    Running running[ITEMS];
-    float total[ITEMS];
-#pragma unroll
-    for (u32 k = 0; k < ITEMS; k++) {
-        running[k] = {nothing, 0.0f};
-        total[k] = 0.0f;
-    }
-    for (u32 first = at.lowest, round = 0; first < end_tile; first += TEAMS, tile += TEAMS, round++) {
-        Round<HS>& place = rounds[round % 2];
-        if (tile < end_tile) {
-            copy_async_wait<1>();
-            if (has_own && tile + 1 == end_tile) {
-                team.store_own(0, 0);
-                team.store_own(1, 1);
-            }
-            team.wait_for_each_other();
-            float score[2][4], largest[2];
-            team.score(score, tile, 0);
-            team.wait_for_each_other();
-            // Nobody reads the keys any more.
-            team.fetch(tile + TEAMS, 0, 0);
-            team.weigh(score, largest);
-            copy_async_wait<1>();
-            team.wait_for_each_other();
-            team.sum_values(1, [&](int c, const float (&sum)[4]) {
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (team.g + 8 * i < at.heads) *(float2*)(&place.values[team_number][team.g + 8 * i][team.dimension(c)]) = make_float2(sum[2 * i], sum[2 * i + 1]);
-            });
-            if (team.warp == 0 && team.t == 0)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    Running of_tile = {nothing, 0.0f};
-                    float keep, add;
-                    merge<true>(of_tile, {largest[i], team.sum_of_weights(team.g + 8 * i)}, keep, add);
-                    place.of_tile[team_number][team.g + 8 * i] = of_tile;
-                }
+    if (tile < team.end_tile) {
+        copy_async_wait<1>();
+        if (has_own) {
+            team.store_own(0, 0);
+            team.store_own(1, 1);
         }
-        __syncthreads();
-        team.fetch(tile + TEAMS, 1, 1);
+        team.wait_for_each_other();
+        float score[2][4], largest[2];
+        team.score(score, tile, 0);
+        team.wait_for_each_other();
+        team.weigh(score, largest);
+        copy_async_wait<0>();
+        team.wait_for_each_other();
+        team.sum_values(1, [&](int c, const float (&sum)[4]) {
 #pragma unroll
-        for (u32 k = 0; k < ITEMS; k++) {
-            u32 item = threadIdx.x + k * THREADS, head = item / HS;
-            if (head >= at.heads) continue;
-            for (u32 n = 0; n < min(TEAMS, end_tile - first); n++) {
+            for (int i = 0; i < 2; i++)
+                if (team.g + 8 * i < at.heads) *(float2*)(&tiles.values[team_number][team.g + 8 * i][team.dimension(c)]) = make_float2(sum[2 * i], sum[2 * i + 1]);
+        });
+        if (team.warp == 0 && team.t == 0)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                Running of_tile = {nothing, 0.0f};
                 float keep, add;
-                merge<true>(running[k], place.of_tile[n][head], keep, add);
-                total[k] = joined(total[k], keep, place.values[n][head][item % HS], add);
+                merge<true>(of_tile, {largest[i], team.sum_of_weights(team.g + 8 * i)}, keep, add);
+                tiles.of_tile[team_number][team.g + 8 * i] = of_tile;
             }
-        }
     }
+    __syncthreads();
+#pragma unroll 1
+    for (u32 item = threadIdx.x; item < at.heads * HS; item += 128 * TEAMS) {
+        u32 head = item / HS;
+        Running running = {nothing, 0.0f};
+        float total = 0.0f;
 #pragma unroll
-    for (u32 k = 0; k < ITEMS; k++) {
-        u32 item = threadIdx.x + k * THREADS;
-        if (item / HS < at.heads) p.a.out[at.first_place * HS + item] = __fdiv_rn(total[k], running[k].sum);
+        for (u32 n = 0; n < TEAMS; n++) {
+            if (n >= at.num_tiles) break;
+            float keep, add;
+            merge<true>(running, tiles.of_tile[n][head], keep, add);
+            total = joined(total, keep, tiles.values[n][head][item % HS], add);
+        }
+        p.a.out[at.first_place * HS + item] = __fdiv_rn(total, running.sum);
     }
 }
 
 #define DECODE_TILE(NAME, S, HS) \
     KERNEL void __launch_bounds__(128, 4) decode_tile_##NAME##_##HS(OneToken p) { attend_one<S, HS, ONE>(p); } \
     KERNEL void __launch_bounds__(128, 4) decode_share_##NAME##_##HS(OneToken p) { attend_one<S, HS, SHARE>(p); }
+#define DECODE_MERGE(HS) \
+    KERNEL void __launch_bounds__(128, 1) decode_merge_##HS(OneToken p) { merge_many<HS>(p); }
 #define DECODE_ALL(NAME, S, HS) \
     KERNEL void __launch_bounds__(128) decode_all_##NAME##_##HS(OneToken p) { attend_one<S, HS, ALL>(p); }
 #define DECODE_TEAMS(NAME, S, HS) \
@@ -573,6 +696,10 @@ DECODE_TILE(bf16, STORE_BF16, 256)
 DECODE_TILE(q8, STORE_Q8, 64)
 DECODE_TILE(q8, STORE_Q8, 128)
 DECODE_TILE(q8, STORE_Q8, 256)
+
+DECODE_MERGE(64)
+DECODE_MERGE(128)
+DECODE_MERGE(256)
 
 DECODE_ALL(f16, STORE_F16, 64)
 DECODE_ALL(f16, STORE_F16, 128)

@@ -2,7 +2,7 @@
 
 use pellucid_tensor::Error;
 
-use super::attention::{self, AttentionParameter, FLASH_TILE, Work};
+use super::attention::{AttentionParameter, FLASH_TILE, Work};
 use super::store::{Q8, TurnParameter};
 use crate::driver::{Device, Grid};
 
@@ -27,15 +27,19 @@ const TEAMS: [[&str; 2]; 3] = [
     ["decode_teams_q8_64", "decode_teams_q8_128"],
 ];
 
+/// By head.
+const MERGE: [&str; 3] = ["decode_merge_64", "decode_merge_128", "decode_merge_256"];
+
 pub(crate) const KERNELS: &[&str] = &{
-    let mut names = [""; 30];
+    let mut names = [""; 33];
     let mut i = 0;
     while i < names.len() {
         names[i] = match i {
             0..9 => TILE[i / 3][i % 3],
             9..18 => SHARE[i / 3 - 3][i % 3],
             18..24 => ALL[i / 3 - 6][i % 3],
-            _ => TEAMS[i / 2 - 12][i % 2],
+            24..30 => TEAMS[i / 2 - 12][i % 2],
+            _ => MERGE[i - 30],
         };
         i += 1;
     }
@@ -43,18 +47,23 @@ pub(crate) const KERNELS: &[&str] = &{
 };
 
 const THREADS: u32 = 128;
-/// Tiles up to which the four teams of a block take all of a row: one round. (With two rounds, tiles in blocks of their own are faster.)
+/// Tiles up to which the four teams of a block take all of a row: one each. (With two each, tiles in blocks of their own were faster.)
 const TEAMS_TILES: u32 = 4;
-/// Rows up to which every tile has a block of its own.
+/// Rows up to which every tile may have a block of its own.
 const MAX_ROWS_OF_TILES: u32 = 2;
-/// Shared memory of a block besides its stages is less than this; with four teams, and rounds, than that.
+/// Blocks of a team that a multiprocessor takes at once.
+const TEAM_BLOCKS: u32 = 4;
+/// Shared memory of a block besides its stages is less than this; with four teams than that.
 const OTHER_BYTES: u32 = 12 << 10;
 const TEAMS_OTHER_BYTES: u32 = 17 << 10;
 /// Tiles of the longest context up to which a block may take all of a row: one long row among short ones would keep the others waiting.
 const MAX_TAKEN: usize = 64;
 
-/// Tiles up to which the last block of a row merges them; more are shared out over blocks of their own.
+/// Tiles up to which the last block of a row merges them; more are for blocks of their own, each of so many dimensions, which bring so
+/// many tiles into shared memory at a time (`merge_many` in decode.cu).
 const MAX_MERGED: u32 = 16;
+const MERGED: u32 = 32;
+const MERGED_TILES: u32 = 512;
 
 /// `OneToken` of decode.cu.
 #[derive(Debug, Clone, Copy)]
@@ -69,11 +78,14 @@ pub(crate) struct OneToken {
     pairs: u32,
     interleaved: u32,
     num_blocks: u32,
+    group: u32,
+    piece_len: u32,
+    num_pieces: u32,
 }
 
-/// Shared memory of four teams: two stages each, and two rounds of their tiles (`Round` in decode.cu).
+/// Shared memory of four teams: two stages each, and their tiles (`TeamTiles` in decode.cu).
 fn teams_bytes(head_size: u32) -> u32 {
-    4 * 2 * stage_bytes(head_size) + 2 * 4 * 16 * (head_size + 8 + 2) * 4
+    4 * 2 * stage_bytes(head_size) + 4 * 16 * (head_size + 8 + 2) * 4
 }
 
 /// Whether a block of four teams takes all tiles of a row: where there are few, and a multiprocessor for each block.
@@ -123,13 +135,23 @@ fn num_pieces(attention: &AttentionParameter) -> u32 {
 }
 
 fn blocks_of_row(attention: &AttentionParameter) -> u32 {
-    let group = attention.group();
-    attention.num_kv_heads * group.div_ceil(group.next_power_of_two().min(16))
+    attention.num_kv_heads * attention.group().div_ceil(piece_len(attention))
 }
 
-/// Blocks over which the tiles of a row are shared out: all run at once, four to a multiprocessor.
+/// Query heads that a block takes at most: a divisor of 16.
+fn piece_len(attention: &AttentionParameter) -> u32 {
+    attention.group().next_power_of_two().min(16)
+}
+
+/// Whether every tile has a block of its own: with few rows, and all blocks on the device at once.
+fn tiles_run_at_once(device: &Device, attention: &AttentionParameter) -> bool {
+    attention.num_rows <= MAX_ROWS_OF_TILES
+        && num_pieces(attention) * attention.max_tiles <= TEAM_BLOCKS * device.num_multiprocessors()
+}
+
+/// Blocks over which the tiles of a row are shared out, so that all run at once.
 fn num_shares(device: &Device, attention: &AttentionParameter) -> u32 {
-    (4 * device.num_multiprocessors() / num_pieces(attention)).clamp(1, attention.max_tiles)
+    (TEAM_BLOCKS * device.num_multiprocessors() / num_pieces(attention)).clamp(1, attention.max_tiles)
 }
 
 /// `arrived` has zeros for every counter.
@@ -152,6 +174,9 @@ pub(crate) fn attend(
         pairs: 0,
         interleaved: 0,
         num_blocks: 0,
+        group: attention.group(),
+        piece_len: piece_len(attention),
+        num_pieces: attention.group().div_ceil(piece_len(attention)),
     };
     if let Some(turn) = turn {
         let store = &turn.store;
@@ -166,7 +191,7 @@ pub(crate) fn attend(
         return device.launch(TEAMS[storage - 1][size], grid, &parameter);
     }
     let (kernels, shares, stages) = match splits {
-        true if attention.num_rows > MAX_ROWS_OF_TILES && has_room(device, attention.head_size) => {
+        true if !tiles_run_at_once(device, attention) && has_room(device, attention.head_size) => {
             (&SHARE[..], num_shares(device, attention), 3)
         }
         true => (&TILE[..], attention.max_tiles, 2),
@@ -179,5 +204,10 @@ pub(crate) fn attend(
     let shared_bytes = (stages * stage_bytes(attention.head_size)).max(least_bytes);
     let blocks = [attention.num_rows, blocks_of_row(attention), shares];
     device.launch(kernels[storage - 1][size], Grid { blocks, threads: THREADS, shared_bytes }, &parameter)?;
-    if splits && !merges { attention::merge(device, attention) } else { Ok(()) }
+    if merges || !splits {
+        return Ok(());
+    }
+    let blocks = [attention.num_rows, attention.num_heads, attention.head_size / MERGED];
+    let shared_bytes = attention.max_tiles.min(MERGED_TILES) * MERGED * 4 + attention.max_tiles * 16;
+    device.launch(MERGE[size], Grid { blocks, threads: THREADS, shared_bytes }, &parameter)
 }

@@ -189,6 +189,9 @@ DEVICE u32 ordered(float logit) {
 
 DEVICE float unordered(u32 number) { return __uint_as_float(number >> 31 ? number & 0x7fffffffu : ~number); }
 
+// What the block sorts.
+extern __shared__ u64 keys[];
+
 // Keys that a warp sorts in its registers.
 static const u32 CHUNK = 64;
 
@@ -199,17 +202,21 @@ DEVICE u64 exchanged(u64 key, u32 place, u32 distance, u32 size) {
     return (key > other) == takes_larger ? key : other;
 }
 
-// The exchanges of fewer than CHUNK places, for runs of `first_size` to `last_size`.
-DEVICE void exchange_near(u64* keys, u32 len, u32 first_size, u32 last_size) {
+// The exchanges of fewer than CHUNK places, for runs of `first_size` to `last_size`. A kernel that runs once a step finds its code in no
+// cache, so that short code is worth more than few instructions: this is there once, and its loops are loops.
+static __device__ __noinline__ void exchange_near(u32 len, u32 first_size, u32 last_size) {
+#pragma unroll 1
     for (u32 begin = threadIdx.x / 32 * CHUNK; begin < len; begin += blockDim.x / 32 * CHUNK) {
         u32 place = begin + threadIdx.x % 32;
         u64 low = keys[place], high = keys[place + 32];
+#pragma unroll 1
         for (u32 size = first_size; size <= last_size; size *= 2) {
             if (size >= CHUNK && (place & size ? low > high : low < high)) {
                 u64 larger = high;
                 high = low;
                 low = larger;
             }
+#pragma unroll 1
             for (u32 distance = min(size / 2, 16); distance > 0; distance /= 2) {
                 low = exchanged(low, place, distance, size);
                 high = exchanged(high, place + 32, distance, size);
@@ -221,12 +228,13 @@ DEVICE void exchange_near(u64* keys, u32 len, u32 first_size, u32 last_size) {
 }
 
 // Sorts keys from the largest down, a power of two of them and at least CHUNK; the whole block takes part.
-DEVICE void sort_descending(u64* keys, u32 len) {
+static __device__ __noinline__ void sort_descending(u32 len) {
     __syncthreads();
-    exchange_near(keys, len, 2, CHUNK);
-    for (u32 size = 2 * CHUNK; size <= len; size *= 2) {
+#pragma unroll 1
+    for (u32 size = CHUNK; size <= len; size *= 2) {
+#pragma unroll 1
         for (u32 distance = size / 2; distance >= CHUNK; distance /= 2) {
-            __syncthreads();
+#pragma unroll 1
             for (u32 i = threadIdx.x; i < len / 2; i += blockDim.x) {
                 u32 low = 2 * i - (i & (distance - 1)), high = low + distance;
                 u64 a = keys[low], b = keys[high];
@@ -235,11 +243,11 @@ DEVICE void sort_descending(u64* keys, u32 len) {
                     keys[high] = a;
                 }
             }
+            __syncthreads();
         }
+        exchange_near(len, size == CHUNK ? 2 : size, size);
         __syncthreads();
-        exchange_near(keys, len, size, size);
     }
-    __syncthreads();
 }
 
 // How many places n keys take to be sorted.
@@ -263,7 +271,7 @@ DEVICE float heated_total(const DigestRows& d, u32 row) {
 
 // Who of the most probable comes in first, of those that the query lets run. `keys` are those of the `num_top` highest, from the highest
 // down, one for each of the first threads; the whole block takes part.
-DEVICE void assume_of_top(const DigestRows& d, u32 row, const u64* keys, u32 num_top, bool has_all) {
+DEVICE void assume_of_top(const DigestRows& d, u32 row, u32 num_top, bool has_all) {
     __shared__ float warp_sums[32];
     __shared__ u64 first;
     u32 thread = threadIdx.x, lane = thread % 32;
@@ -288,6 +296,7 @@ DEVICE void assume_of_top(const DigestRows& d, u32 row, const u64* keys, u32 num
     if (thread == 0) first = ~0ull;
     __syncthreads();
     float total = 0.0f;
+#pragma unroll 1
     for (u32 i = 0; i < blockDim.x / 32; i++) {
         if (i == thread / 32) sum += total;
         total += warp_sums[i];
@@ -302,8 +311,45 @@ DEVICE void assume_of_top(const DigestRows& d, u32 row, const u64* keys, u32 num
     if (thread == 0) assume(d, row, (u32)first);
 }
 
-// The most probable tokens of a row. `shared` has room for the parts' maxima, and for MAX_GATHERED keys.
-DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
+// The number that `before` others are at or above, as `ordered` has it: found bit by bit from the highest, by counting who reaches it. Some
+// warps do it, since they wait for each other 32 times; the whole block takes part in the end.
+DEVICE u32 largest_but(const float* numbers, u32 len, u32 before) {
+    static const u32 THREADS = 256, WARPS = THREADS / 32, MOST_HELD = 32;
+    __shared__ u32 counts[2][WARPS], result;
+    u32 found = 0, each = (len + THREADS - 1) / THREADS;
+    if (threadIdx.x < THREADS) {
+        u32 held[MOST_HELD];
+#pragma unroll
+        for (u32 k = 0; k < MOST_HELD; k++) {
+            if (k >= each) break;
+            u32 i = threadIdx.x + k * THREADS;
+            held[k] = i < len ? ordered(numbers[i]) : 0;
+        }
+#pragma unroll 1
+        for (u32 bit = 32; bit-- > 0;) {
+            u32 least = found | 1u << bit, count = 0;
+#pragma unroll
+            for (u32 k = 0; k < MOST_HELD; k++) {
+                if (k >= each) break;
+                count += held[k] >= least;
+            }
+            count = __reduce_add_sync(FULL_WARP, count);
+            u32* here = counts[bit % 2];
+            if (threadIdx.x % 32 == 0) here[threadIdx.x / 32] = count;
+            asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+            u32 total = 0;
+#pragma unroll
+            for (u32 w = 0; w < WARPS; w++) total += here[w];
+            if (total > before) found = least;
+        }
+        if (threadIdx.x == 0) result = found;
+    }
+    __syncthreads();
+    return result;
+}
+
+// The most probable tokens of a row.
+DEVICE void select_top(const DigestRows& d, u32 row) {
     __shared__ u32 num_gathered, num_parts_above;
     __shared__ u16 parts_above[MAX_PARTS_ABOVE];
     u32 thread = threadIdx.x;
@@ -311,14 +357,10 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     const float* maxima = d.maxima + (u64)row * d.num_parts;
 
     // Of NUM_TOP parts, each has a logit at or above the NUM_TOP-th largest of the parts' maxima: whoever is below it is not on top.
-    u32 len = sorted_len(d.num_parts);
-    for (u32 i = thread; i < len; i += blockDim.x) keys[i] = i < d.num_parts ? ordered(maxima[i]) : 0;
     if (thread == 0) num_gathered = num_parts_above = 0;
-    sort_descending(keys, len);
-    float largest = unordered((u32)keys[0]);
-    float cut = d.num_parts < NUM_TOP ? -INFINITE : unordered((u32)keys[NUM_TOP - 1]);
+    float largest = row_largest(d, row);
+    float cut = d.num_parts < NUM_TOP ? -INFINITE : unordered(largest_but(maxima, d.num_parts, NUM_TOP - 1));
     bool is_plain = fabsf(largest) < INFINITE;
-    __syncthreads();
     for (u32 part = thread; part < d.num_parts && is_plain; part += blockDim.x) {
         if (maxima[part] < cut || maxima[part] == -INFINITE) continue;
         u32 place = atomicAdd(&num_parts_above, 1);
@@ -328,16 +370,25 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
     // More than NUM_TOP parts reach the cut only when several have it for their largest; with many such ties the row has to be looked at.
     is_plain = is_plain && num_parts_above <= MAX_PARTS_ABOVE;
 
-    // A warp for each part that reaches the cut.
-    for (u32 i = thread / 32; i < num_parts_above && is_plain; i += blockDim.x / 32) {
-        for (u32 k = thread % 32; k < d.part_len; k += 32) {
-            u32 token = parts_above[i] * d.part_len + k;
-            float logit = logit_at(d, row, token);
-            if (logit >= cut && logit > -INFINITE) {
-                u32 place = atomicAdd(&num_gathered, 1);
-                if (place < MAX_GATHERED) keys[place] = (u64)ordered(logit) << 32 | ~token;
-            }
+    // What is read together does not wait for each other.
+    static const u32 TOGETHER = 8;
+    u32 part_log = logarithm(d.part_len), num_above = is_plain ? num_parts_above << part_log : 0;
+#pragma unroll 1
+    for (u32 base = thread; base < num_above; base += TOGETHER * blockDim.x) {
+        u32 token[TOGETHER];
+        float logit[TOGETHER];
+#pragma unroll
+        for (u32 k = 0; k < TOGETHER; k++) {
+            u32 i = base + k * blockDim.x;
+            token[k] = i < num_above ? (parts_above[i >> part_log] << part_log) + (i & (d.part_len - 1)) : d.vocab_size;
+            logit[k] = logit_at(d, row, token[k]);
         }
+#pragma unroll
+        for (u32 k = 0; k < TOGETHER; k++)
+            if (logit[k] >= cut && logit[k] > -INFINITE) {
+                u32 place = atomicAdd(&num_gathered, 1);
+                if (place < MAX_GATHERED) keys[place] = (u64)ordered(logit[k]) << 32 | ~token[k];
+            }
     }
     __syncthreads();
     u32 gathered = num_gathered;
@@ -349,9 +400,9 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
         if (thread == 0 && assumes) assume(d, row, NOBODY);
         return;
     }
-    len = sorted_len(gathered);
+    u32 len = sorted_len(gathered);
     for (u32 i = gathered + thread; i < len; i += blockDim.x) keys[i] = 0;
-    sort_descending(keys, len);
+    sort_descending(len);
     u32 num_top = min(gathered, NUM_TOP);
     for (u32 i = thread; i < num_top; i += blockDim.x) {
         u32 token = ~(u32)keys[i];
@@ -363,7 +414,7 @@ DEVICE void select_top(const DigestRows& d, u32 row, u64* keys) {
         out.num_top = num_top;
         out.has_all = has_all;
     }
-    if (assumes) assume_of_top(d, row, keys, num_top, has_all);
+    if (assumes) assume_of_top(d, row, num_top, has_all);
 }
 
 // A weight in the sampler's units, rounded as it rounds.
@@ -442,12 +493,11 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
 
 // Three blocks of threads for each row, one for each part of the answer.
 KERNEL void digest_select(DigestRows d) {
-    extern __shared__ u64 shared_keys[];
     begin();
     if (blockIdx.y == 0)
-        select_top(d, blockIdx.x, shared_keys);
+        select_top(d, blockIdx.x);
     else if (blockIdx.y == 1)
         add_sums(d, blockIdx.x);
     else
-        find_finalists(d, blockIdx.x, (u32*)shared_keys);
+        find_finalists(d, blockIdx.x, (u32*)keys);
 }

@@ -13,11 +13,13 @@ const MAX_FINALISTS: usize = 16;
 const NOBODY: u32 = u32::MAX;
 const BLOCK: usize = 64;
 const LANES: usize = 16;
-/// Keys that a block of threads sorts in its shared memory, and hence the parts and blocks of a row at most.
-const MAX_KEYS: usize = 8192;
+/// Parts and blocks of a row at most: a thread holds eight of the parts' maxima.
+const MAX_PARTS: usize = 8192;
+/// Shared memory of `digest_select`: the numbers of all blocks, or MAX_GATHERED keys of 64 bits.
+const SELECT_BYTES: usize = MAX_PARTS * 4;
 
 /// Rows of at most this many logits have digests.
-pub(crate) const MAX_COLS: usize = MAX_KEYS * BLOCK;
+pub(crate) const MAX_COLS: usize = MAX_PARTS * BLOCK;
 
 /// `DigestQuery` of digest.cu.
 #[derive(Debug, Clone, Copy)]
@@ -136,6 +138,6 @@ pub(crate) fn digest(device: &Device, num_rows: usize, rows: &DigestRows) -> Res
     let wide = Grid { blocks: [pieces, num_rows as u32, 1], threads: THREADS, shared_bytes: 0 };
     device.launch("digest_maxima", wide, rows)?;
     device.launch("digest_weights", wide, rows)?;
-    let select = Grid { blocks: [num_rows as u32, 3, 1], threads: 1024, shared_bytes: (MAX_KEYS * 8) as u32 };
+    let select = Grid { blocks: [num_rows as u32, 3, 1], threads: 1024, shared_bytes: SELECT_BYTES as u32 };
     device.launch("digest_select", select, rows)
 }

@@ -91,6 +91,7 @@ DEVICE float few_operand(const Linear& p, u32 row, u8* to) {
         if (threadIdx.x + k * FEW_THREADS < vectors) put(threadIdx.x + k * FEW_THREADS, held[k]);
 #pragma unroll 4
     for (u32 i = threadIdx.x + 2 * FEW_THREADS; i < vectors; i += FEW_THREADS) put(i, value(i));
+#pragma unroll 1
     for (u32 i = vectors + threadIdx.x; i < p.x.pitch / 4; i += FEW_THREADS) *(uint2*)(to + i * 8) = make_uint2(0, 0);
     return power(254 - forward);
 }
@@ -106,23 +107,21 @@ DEVICE void few(const Linear& p) {
     __shared__ uint4 zeros;
     __shared__ float scales[8];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 tiles_at_once = FEW_WARPS / p.slices, stride = gridDim.x * tiles_at_once;
-    u32 slice = warp % p.slices;
+    u32 which = warp >> logarithm(p.slices), slice = warp % p.slices;
     u32 begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols, p.slices, slice + 1);
-    u32 first = blockIdx.x * tiles_at_once;
-    // When gated, a tile of the gate and the same tile of up follow each other.
-    u32 num_items = p.is_gated ? p.num_tiles / 2 : p.num_tiles;
-    u32 rounds = (num_items - first + stride - 1) / stride * (p.is_gated ? 2 : 1);
-    u32 total = rounds * (end_group - begin_group);
-    auto tile_of = [&](u32 round, u32 which) {
-        if (!p.is_gated) return first + round * stride + which;
-        u32 item = first + round / 2 * stride + which;
-        return item < num_items ? item + round % 2 * num_items : p.num_tiles;
+    // An item is a tile, or, when gated, a tile of the gate and the same tile of up, side by side. In the last round there are fewer than
+    // the device takes at once: they are shared out over all blocks first.
+    u32 tiles_of_item = p.is_gated ? 2 : 1, num_items = p.num_tiles / tiles_of_item;
+    u32 items_log = logarithm(FEW_WARPS / tiles_of_item) - logarithm(p.slices), items_at_once = 1 << items_log, stride = items_at_once * gridDim.x;
+    auto item_of = [&](u32 round, u32 index) { return round * stride + index * gridDim.x + blockIdx.x; };
+    auto rounds_of = [&](u32 index) {
+        u32 first = item_of(0, index);
+        return first < num_items ? (num_items - first + stride - 1) / stride : 0;
     };
+    u32 rounds = rounds_of(0), total = rounds_of(which / tiles_of_item) * (end_group - begin_group);
 
-    // A tile beyond the last is computed like the last, and not written.
     auto slice_weights = [&](u32 round) {
-        u32 tile = min(tile_of(round, warp / p.slices), p.num_tiles - 1);
+        u32 tile = min(item_of(round, which / tiles_of_item), num_items - 1) + which % tiles_of_item * num_items;
         const LinearPart& part = part_of(p, tile);
         return group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols);
     };
@@ -172,8 +171,40 @@ DEVICE void few(const Linear& p) {
     u32 my_row = valid ? base + lane % 8 * row_bytes + lane / 8 * 16 : shared_address(&zeros);
     u32 half_unit = valid ? 64 : 0;
 
+    // Adds up the slices of a round's tiles and writes the results.
+    auto finish = [&](u32 round) {
+        auto result_of = [&](u32 tile, u32 row, const LinearPart& part, u32 output) {
+            const float* sums = partial[round % 2][tile * p.slices] + row * 16 + output % 16;
+            float of_slices[MAX_SLICES];
+#pragma unroll
+            for (u32 n = 0; n < MAX_SLICES; n++)
+                if (n < p.slices) of_slices[n] = sums[n * 128];
+#pragma unroll
+            for (u32 n = 1; n < MAX_SLICES; n++)
+                if (n < p.slices) of_slices[0] = __fadd_rn(of_slices[0], of_slices[n]);
+            return finished(of_slices[0], scales[row], part.bias, output);
+        };
+        for (u32 j = threadIdx.x; j < items_at_once * 16 * p.num_rows; j += FEW_THREADS) {
+            u32 row = j / 16 >> items_log, index = j / 16 % items_at_once, item = item_of(round, index);
+            if (item >= num_items) continue;
+            const LinearPart& part = part_of(p, item);
+            u32 output = (item - part.first_tile) * 16 + j % 16;
+            if (output >= part.outputs) continue;
+            u64 place = (u64)row * part.outputs + output;
+            float result = result_of(index * tiles_of_item, row, part, output);
+            if (p.is_gated) {
+                float up = result_of(index * tiles_of_item + 1, row, p.parts[1], output);
+                p.parts[1].out[place] = up;
+                result = gated(p.activation, result, up);
+                // Not negative, so that the bits compare as the numbers do.
+                if (p.maxima_are == 2) atomicMax(p.maxima + row, __float_as_uint(magnitude(result)));
+            }
+            part.out[place] = result;
+            if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
+        }
+    };
+
     u32 group = begin_group, round = 0;
-    float gate = 0.0f;
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 done = 0; done < total; done += AHEAD) {
 #pragma unroll
@@ -210,33 +241,13 @@ DEVICE void few(const Linear& p) {
             mine[(2 * t + 1) * 16 + g + 8] = grown<W>(sum[3]);
             sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
             __syncthreads();
-            for (u32 j = threadIdx.x; j < tiles_at_once * 16 * p.num_rows; j += FEW_THREADS) {
-                u32 row = j / (tiles_at_once * 16), o = j % (tiles_at_once * 16);
-                u32 which = o / 16, tile = tile_of(round, which);
-                if (tile >= p.num_tiles) continue;
-                float (*of_tile)[128] = &partial[round % 2][which * p.slices];
-                float result = of_tile[0][row * 16 + o % 16];
-                for (u32 n = 1; n < p.slices; n++) result = __fadd_rn(result, of_tile[n][row * 16 + o % 16]);
-                const LinearPart& part = part_of(p, tile);
-                u32 output = (tile - part.first_tile) * 16 + o % 16;
-                if (output >= part.outputs) continue;
-                u64 place = (u64)row * part.outputs + output;
-                result = finished(result, scales[row], part.bias, output);
-                if (p.is_gated && round % 2 == 0) {
-                    gate = result;
-                    continue;
-                }
-                part.out[place] = result;
-                if (p.is_gated) {
-                    float gated = __fmul_rn(activated(p.activation, gate), result);
-                    p.parts[0].out[place] = gated;
-                    // Not negative, so that the bits compare as the numbers do.
-                    if (p.maxima_are == 2) atomicMax(p.maxima + row, __float_as_uint(magnitude(gated)));
-                }
-                if (p.residual) p.residual[place] = __fadd_rn(p.residual[place], result);
-            }
-            round++;
+            finish(round++);
         }
+    }
+    // Who had no tile in the last round helps to write those of others.
+    if (round < rounds) {
+        __syncthreads();
+        finish(round);
     }
 }
 

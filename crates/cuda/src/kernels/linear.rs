@@ -3,7 +3,8 @@
 use pellucid_tensor::{DType, Error};
 
 use super::norm::{self, Norm};
-use super::{GROUP_COLS, Operand, stream, wide};
+use super::stream::{self, StreamPlan};
+use super::{GROUP_COLS, Operand, wide};
 use crate::driver::{Device, Grid};
 
 macro_rules! linear_kernels {
@@ -63,8 +64,7 @@ pub(crate) struct LinearProduct {
     makes_operand: u32,
     is_gated: u32,
     activation: u32,
-    pub(crate) spread: u32,
-    pub(crate) early: u32,
+    pub(crate) plan: StreamPlan,
     result: Operand,
 }
 
@@ -152,8 +152,7 @@ impl LinearProduct {
             makes_operand: 0,
             is_gated: 0,
             activation: 0,
-            spread: 0,
-            early: 0,
+            plan: StreamPlan::default(),
             result: Operand::NONE,
         };
         for (part, &(weight, bias, out, outputs)) in product.parts.iter_mut().zip(parts) {
@@ -187,8 +186,7 @@ impl LinearProduct {
             return stream::launch(device, dtype, self);
         }
         let kernel = KERNELS[family(dtype).expect("a format with tiles")];
-        let num_items = self.num_tiles >> self.is_gated;
-        let blocks = (num_items * self.slices).div_ceil(FEW_WARPS).min(device.num_multiprocessors());
+        let blocks = (self.num_tiles * self.slices).div_ceil(FEW_WARPS).min(device.num_multiprocessors());
         let shared_bytes = self.few_shared();
         let grid = Grid { blocks: [blocks, 1, 1], threads: 32 * FEW_WARPS, shared_bytes };
         device.launch(kernel, grid, self)
@@ -214,14 +212,24 @@ impl LinearProduct {
         self.maxima_are = are as u32;
     }
 
-    /// Makes the same operand as another, from what that one makes it of. False when its input is something else.
-    pub(crate) fn take_input_of(&mut self, other: &LinearProduct) -> bool {
-        let input = if other.norm_weight != 0 { other.normed } else { other.x_plain };
-        let is_same = other.makes_operand != 0 && self.x_plain == input && self.num_rows == other.num_rows;
-        if is_same {
-            (self.x_plain, self.norm_weight, self.eps) = (other.x_plain, other.norm_weight, other.eps);
-        }
-        is_same
+    /// This one and products of x in another format, whose tiles follow, if x is what this one multiplies and there is room.
+    pub(crate) fn with(&self, x: u64, other: &LinearProduct) -> Option<LinearProduct> {
+        let input = if self.norm_weight != 0 { self.normed } else { self.x_plain };
+        let (mine, others) = (self.num_parts as usize, other.num_parts as usize);
+        let fits = self.makes_operand != 0
+            && (input, self.num_rows) == (x, other.num_rows)
+            && mine + others <= MAX_PARTS
+            && self.residual == 0
+            && self.is_gated == 0;
+        fits.then(|| {
+            let mut both = *self;
+            for (part, other) in both.parts[mine..].iter_mut().zip(&other.parts[..others]) {
+                *part = LinearPart { first_tile: self.num_tiles + other.first_tile, ..*other };
+            }
+            both.num_parts += other.num_parts;
+            both.num_tiles += other.num_tiles;
+            both
+        })
     }
 
     /// Where the rows of f32 come from, when it makes the operand itself.

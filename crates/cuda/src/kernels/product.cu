@@ -14,6 +14,14 @@ DEVICE float activated(u32 activation, float x) {
     return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, inner))));
 }
 
+// activation(gate) * up, for a number at a time: the activation that most models have in place, the others apart, since code has to come
+// from memory as well.
+static __device__ __noinline__ float activated_apart(u32 activation, float x) { return activated(activation, x); }
+
+DEVICE float gated(u32 activation, float gate, float up) {
+    return __fmul_rn(activation == SILU ? activated(SILU, gate) : activated_apart(activation, gate), up);
+}
+
 struct LinearPart {
     const u8* weight;
     const float* bias;
@@ -24,7 +32,16 @@ struct LinearPart {
 
 static const int MAX_PARTS = 3;
 
-// Up to three matrices of one format with the same input: the products of queries, keys and values, or of gate and up.
+// How `stream` shares out a product.
+struct StreamPlan {
+    u32 spread;  // warps that share the slices of a tile: all slices a warp each, or one warp for all
+    u32 early;   // chunks that every warp asks for before x is there
+    // The first blocks have the tiles of one format, the others those of a second, which begin with `second_tile`.
+    u32 format, second_format;
+    u32 first_blocks, second_tile;
+};
+
+// Up to three matrices of one format (in `stream` of two) with the same input: the products of queries, keys and values, or of gate and up.
 struct Linear {
     Operand x;
     u32 num_rows, cols;
@@ -43,8 +60,7 @@ struct Linear {
     u32 makes_operand;
     u32 is_gated;              // two parts, gate and up: the first becomes activation(gate) * up
     u32 activation;
-    u32 spread;                // warps of `stream` that share the slices of a tile: all slices a warp each, or one warp for all
-    u32 early;                 // chunks that every warp of `stream` asks for before x is there
+    StreamPlan plan;
     Operand result;            // of `wide` when gated: the operand that activation(gate) * up becomes
 };
 

@@ -13,13 +13,15 @@ struct Embed {
 
 static const u32 CHOSEN = 0x80000000u;
 
-// out[r] = scale * table[ids[r]], where CHOSEN + i stands for the token that row i of the step before led to; a block for each row.
+// out[r] = scale * table[ids[r]], where CHOSEN + i stands for the token that row i of the step before led to; blockIdx: x = row, y = which
+// columns.
 KERNEL void embed(Embed e) {
     begin();
     u32 row = blockIdx.x;
     u32 id = e.ids[row];
     if (id & CHOSEN) id = e.chosen[id - CHOSEN];
-    for (u32 col = threadIdx.x; col < e.cols; col += blockDim.x) {
+#pragma unroll 1
+    for (u32 col = blockIdx.y * blockDim.x + threadIdx.x; col < e.cols; col += gridDim.y * blockDim.x) {
         // An id beyond the table would be a mistake of the caller; it must not become a read beyond it.
         float value = id < e.table_rows ? stored_number(e.format, e.table + id * e.row_bytes, col) : __int_as_float(0x7fc00000);
         e.out[(u64)row * e.cols + col] = __fmul_rn(value, e.scale);

@@ -37,6 +37,15 @@ pub(crate) struct Embed {
     pub(crate) scale: f32,
 }
 
+impl Embed {
+    /// With few rows, a row has several blocks.
+    pub(crate) fn launch(&self, device: &Device) -> Result<(), Error> {
+        const THREADS: u32 = 256;
+        let pieces = self.cols.div_ceil(THREADS).min((device.num_multiprocessors() / self.num_rows.max(1)).max(1));
+        device.launch("embed", Grid { blocks: [self.num_rows, pieces, 1], threads: THREADS, shared_bytes: 0 }, self)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Gather {

@@ -8,7 +8,7 @@
 // A block is 16 warps. Two tiles of 16 outputs are an item: neighbours, or, when gated, a tile of the gate and the same tile of up. `spread`
 // warps share a tile, a slice each; where there are many tiles, a warp has one to itself. (32 warps with short rings were no faster.)
 
-static const u32 WARPS = 16;
+static const u32 WARPS = 16, THREADS = 32 * WARPS;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -47,7 +47,10 @@ static const u32 GROUP_THREADS = 256;
 // Vectors of a row that a thread keeps in registers: all of them for rows of up to 4096.
 static const u32 STREAM_HELD = 4;
 
-DEVICE void hold_vectors(float4 (&held)[STREAM_HELD], const float4* from, u32 vectors) {
+// ... and when the whole block makes a row, of up to 14,336.
+static const u32 PLAIN_HELD = 7;
+
+DEVICE void hold_vectors(float4* held, const float4* from, u32 vectors) {
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++) {
         u32 i = threadIdx.x % GROUP_THREADS + k * GROUP_THREADS;
@@ -73,32 +76,40 @@ DEVICE float largest_of(float largest, const float4& v) {
 // four has the columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
 DEVICE u32 pair_place(u32 col) { return col / 64 * 128 + col % 8 / 2 * 32 + col % 64 / 8 * 4; }
 
-DEVICE void put_vector(u8* row, u32 i, uint2 pairs) {
-    *(u32*)(row + pair_place(4 * i)) = pairs.x;
-    *(u32*)(row + pair_place(4 * i + 2)) = pairs.y;
+// A vector of four columns at the place of its first.
+DEVICE void put_at(u8* place, uint2 pairs) {
+    *(u32*)place = pairs.x;
+    *(u32*)(place + 32) = pairs.y;
 }
+
+DEVICE void put_vector(u8* row, u32 i, uint2 pairs) { put_at(row + pair_place(4 * i), pairs); }
+
+// Bytes from the place of a vector to that of one so many further on: of whole units.
+DEVICE u32 vectors_apart(u32 vectors) { return vectors / 16 * 128; }
 
 // `count` threads in whole warps wait for each other.
 DEVICE void wait_among(u32 barrier, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory"); }
 
+// What a thread holds of a row, before it is known what becomes of it: all of a row of up to 4,096 numbers and of the norm's weights, by a
+// group of threads, or all of a row of up to 14,336 by the block.
+static const u32 MOST_HELD = 2 * STREAM_HELD;
+
 // The operand of a row in shared memory, made of x itself by a group of warps: as `make_operand` and `rms_norm` do it, to the bit. Returns
-// the row's factor. What goes on `meanwhile` comes after the loads of x, which would wait behind it.
-template <class Meanwhile>
-DEVICE float stream_operand(const Linear& p, u32 block, u32 row, u8* to, Meanwhile meanwhile) {
+// the row's factor.
+DEVICE float group_operand(const Linear& p, u32 row, float4 (&all_held)[MOST_HELD], u8* to) {
     __shared__ float parts[4][32], maxima[4][8];
     const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
     const float4* weights = (const float4*)p.norm_weight;
+    float4* held = all_held;
+    const float4* weight = all_held + STREAM_HELD;
     u32 group = threadIdx.x / GROUP_THREADS, me = threadIdx.x % GROUP_THREADS;
     u32 vectors = p.cols / 4, rest = me + STREAM_HELD * GROUP_THREADS;
-    float4 held[STREAM_HELD], weight[STREAM_HELD];
-    hold_vectors(held, x, vectors);
-    if (weights) hold_vectors(weight, weights, vectors);
-    meanwhile();
     float factor = 1.0f;
     if (weights) {
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (u32 k = 0; k < STREAM_HELD; k++) add_squares(sum, held[k]);
+#pragma unroll 1
         for (u32 i = rest; i < vectors; i += GROUP_THREADS) add_squares(sum, x[i]);
         float part = norm_part(sum);
         if (me % 8 == 0) parts[group][me / 8] = part;
@@ -111,6 +122,7 @@ DEVICE float stream_operand(const Linear& p, u32 block, u32 row, u8* to, Meanwhi
     float largest = 0.0f;
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++) largest = largest_of(largest, held[k]);
+#pragma unroll 1
     for (u32 i = rest; i < vectors; i += GROUP_THREADS) largest = largest_of(largest, value(i));
     largest = warp_max(largest);
     if (me % 32 == 0) maxima[group][me / 32] = largest;
@@ -120,17 +132,76 @@ DEVICE float stream_operand(const Linear& p, u32 block, u32 row, u8* to, Meanwhi
     for (int distance = 4; distance > 0; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
     u32 forward = forward_exponent(largest);
     float by = power(forward);
-    auto put = [&](u32 i, const float4& v) {
-        put_vector(to, i, half_vector(v, by));
-        if (weights && p.normed && block == 0) ((float4*)(p.normed + (u64)row * p.cols))[i] = v;
+    u8* place = to + pair_place(4 * me);
+    float4* normed_row = weights && blockIdx.x == 0 ? (float4*)(p.normed + (u64)row * p.cols) : nullptr;
+    auto put = [&](u32 i, u8* place, const float4& v) {
+        put_at(place, half_vector(v, by));
+        if (normed_row) normed_row[i] = v;
     };
 #pragma unroll
     for (u32 k = 0; k < STREAM_HELD; k++)
-        if (me + k * GROUP_THREADS < vectors) put(me + k * GROUP_THREADS, held[k]);
-#pragma unroll 4
-    for (u32 i = rest; i < vectors; i += GROUP_THREADS) put(i, value(i));
+        if (me + k * GROUP_THREADS < vectors) put(me + k * GROUP_THREADS, place + vectors_apart(k * GROUP_THREADS), held[k]);
+#pragma unroll 1
+    for (u32 i = rest; i < vectors; i += GROUP_THREADS) put(i, to + pair_place(4 * i), value(i));
+#pragma unroll 1
     for (u32 i = vectors + me; i < p.x.pitch / 4; i += GROUP_THREADS) put_vector(to, i, make_uint2(0, 0));
     return power(254 - forward);
+}
+
+// The same where the largest of the row is known, by the whole block.
+DEVICE float plain_operand(const Linear& p, u32 row, float largest, const float4 (&held)[MOST_HELD], u8* to) {
+    const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
+    u32 forward = forward_exponent(largest);
+    float by = power(forward);
+    u8* place = to + pair_place(4 * threadIdx.x);
+#pragma unroll
+    for (u32 k = 0; k < PLAIN_HELD; k++)
+        if (threadIdx.x + k * THREADS < p.cols / 4) put_at(place + vectors_apart(k * THREADS), half_vector(held[k], by));
+#pragma unroll 1
+    for (u32 i = threadIdx.x + PLAIN_HELD * THREADS; i < p.cols / 4; i += THREADS) put_vector(to, i, half_vector(x[i], by));
+#pragma unroll 1
+    for (u32 i = p.cols / 4 + threadIdx.x; i < p.x.pitch / 4; i += THREADS) put_vector(to, i, make_uint2(0, 0));
+    return power(254 - forward);
+}
+
+// A row of the operand that was made before: pieces of eight columns.
+DEVICE float copied_operand(const Linear& p, u32 row, u8* to) {
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < p.x.pitch / 8; i += THREADS) {
+        uint4 piece = *(const uint4*)(p.x.numbers + operand_place(row, i * 8, p.x.pitch));
+        put_vector(to, 2 * i, make_uint2(piece.x, piece.y));
+        put_vector(to, 2 * i + 1, make_uint2(piece.z, piece.w));
+    }
+    return p.x.scales[row];
+}
+
+// The operand of all rows in shared memory, rows `row_bytes` apart. What goes on `meanwhile` comes after the loads of the first of them,
+// which would wait behind it.
+template <class Meanwhile>
+DEVICE void bring_operand(const Linear& p, u8* rows, u32 row_bytes, float* scales, Meanwhile meanwhile) {
+    bool by_groups = p.makes_operand && (p.norm_weight || p.maxima_are != 1);
+    u32 first = by_groups ? threadIdx.x / GROUP_THREADS : 0, step = by_groups ? THREADS / GROUP_THREADS : 1;
+#pragma unroll 1
+    for (u32 row = first; row == first || row < p.num_rows; row += step) {
+        const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
+        u32 vectors = p.cols / 4;
+        float4 held[MOST_HELD];
+        float largest = 0.0f;
+        if (by_groups && row < p.num_rows) {
+            hold_vectors(held, x, vectors);
+            if (p.norm_weight) hold_vectors(held + STREAM_HELD, (const float4*)p.norm_weight, vectors);
+        } else if (p.makes_operand && row < p.num_rows) {
+            largest = __uint_as_float(p.maxima[row]);
+#pragma unroll
+            for (u32 k = 0; k < PLAIN_HELD; k++)
+                if (threadIdx.x + k * THREADS < vectors) held[k] = x[threadIdx.x + k * THREADS];
+        }
+        if (row == first) meanwhile();
+        if (row >= p.num_rows) break;
+        u8* to = rows + row * row_bytes;
+        float scale = by_groups ? group_operand(p, row, held, to) : p.makes_operand ? plain_operand(p, row, largest, held, to) : copied_operand(p, row, to);
+        if (threadIdx.x % GROUP_THREADS == 0) scales[row] = scale;
+    }
 }
 
 // 16 bytes of a row of x out of shared memory. Without such a row they are whatever a register held: they are multiplied into a column of
@@ -147,101 +218,67 @@ DEVICE void copy_streaming(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The same where nothing must be known of the whole row, by the whole block.
-template <class Meanwhile>
-DEVICE float plain_operand(const Linear& p, u32 row, u8* to, Meanwhile meanwhile) {
-    const float4* x = (const float4*)(p.x_plain + (u64)row * p.cols);
-    u32 forward = forward_exponent(__uint_as_float(p.maxima[row]));
-    float by = power(forward);
-    // All of a row of up to 14,336 numbers is on its way at once.
-    static const u32 HELD = 7, THREADS = 32 * WARPS;
-    float4 held[HELD];
-#pragma unroll
-    for (u32 k = 0; k < HELD; k++) {
-        u32 i = threadIdx.x + k * THREADS;
-        if (i < p.cols / 4) held[k] = x[i];
-    }
-    meanwhile();
-#pragma unroll
-    for (u32 k = 0; k < HELD; k++) {
-        u32 i = threadIdx.x + k * THREADS;
-        if (i < p.cols / 4) put_vector(to, i, half_vector(held[k], by));
-    }
-    for (u32 i = threadIdx.x + HELD * THREADS; i < p.cols / 4; i += THREADS) put_vector(to, i, half_vector(x[i], by));
-    for (u32 i = p.cols / 4 + threadIdx.x; i < p.x.pitch / 4; i += blockDim.x) put_vector(to, i, make_uint2(0, 0));
-    return power(254 - forward);
+// A ring of so many chunks of a format.
+template <int F, u32 S>
+struct ChunkRing {
+    static const int FORMAT = F;
+    static const u32 STAGES = S;
+    static const u32 BYTES = S * Weights<F>::CHUNK_BYTES;
+};
+
+// Calls `use` with the ring of a format, of which a kernel has one or several: what does not depend on it is there once, since code has
+// to come from memory as well.
+template <class First, class Use>
+DEVICE void with_ring(u32 format, Use use) {
+    use(First());
 }
 
-// A row of the operand that was made before: pieces of eight columns.
-DEVICE float copied_operand(const Linear& p, u32 row, u8* to) {
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < p.x.pitch / 8; i += blockDim.x) {
-        uint4 piece = *(const uint4*)(p.x.numbers + operand_place(row, i * 8, p.x.pitch));
-        put_vector(to, 2 * i, make_uint2(piece.x, piece.y));
-        put_vector(to, 2 * i + 1, make_uint2(piece.z, piece.w));
-    }
-    return p.x.scales[row];
+template <class First, class Second, class... Rest, class Use>
+DEVICE void with_ring(u32 format, Use use) {
+    if (format == First::FORMAT)
+        use(First());
+    else
+        with_ring<Second, Rest...>(format, use);
 }
 
-// The operand of all rows in shared memory, rows `row_bytes` apart.
-template <class Meanwhile>
-DEVICE void bring_operand(const Linear& p, u32 block, u8* rows, u32 row_bytes, float* scales, Meanwhile meanwhile) {
-    if (p.makes_operand && (p.norm_weight || p.maxima_are != 1)) {
-        u32 first = threadIdx.x / GROUP_THREADS;
-        if (first >= p.num_rows) meanwhile();
-        for (u32 row = first; row < p.num_rows; row += blockDim.x / GROUP_THREADS) {
-            float scale = stream_operand(p, block, row, rows + row * row_bytes, [&]() {
-                if (row == first) meanwhile();
-            });
-            if (threadIdx.x % GROUP_THREADS == 0) scales[row] = scale;
-        }
-        return;
-    }
-    if (!p.makes_operand) meanwhile();
-    for (u32 row = 0; row < p.num_rows; row++) {
-        u8* to = rows + row * row_bytes;
-        auto once = [&]() {
-            if (row == 0) meanwhile();
-        };
-        float scale = p.makes_operand ? plain_operand(p, row, to, once) : copied_operand(p, row, to);
-        if (threadIdx.x == 0) scales[row] = scale;
-    }
-}
-
-// One of so many blocks. Every warp has a ring of STAGES chunks.
-template <int F, u32 STAGES>
-DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
-    typedef Weights<F> W;
-    static const u32 RING_BYTES = STAGES * W::CHUNK_BYTES;
+template <class... Rings>
+DEVICE void stream(const Linear& p) {
     extern __shared__ uint4 dynamic[];
     __shared__ float scales[8];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    // Some blocks may have tiles of a second format.
+    bool is_second = blockIdx.x >= p.plan.first_blocks;
+    u32 format = is_second ? p.plan.second_format : p.plan.format;
+    u32 block = is_second ? blockIdx.x - p.plan.first_blocks : blockIdx.x, num_blocks = is_second ? gridDim.x - p.plan.first_blocks : p.plan.first_blocks;
+    u32 begin_tile = is_second ? p.plan.second_tile : 0, num_items = (is_second ? p.num_tiles - p.plan.second_tile : p.plan.second_tile) / 2;
+    u32 ring_bytes;
+    with_ring<Rings...>(format, [&](auto ring) { ring_bytes = ring.BYTES; });
     // Rows of x, 16 bytes apart from a multiple of 128: eight rows then lie in different banks.
     u32 row_bytes = p.x.pitch * 2 + 16;
-    u8* ring = (u8*)dynamic + warp * RING_BYTES;
-    u8* operand = (u8*)dynamic + WARPS * RING_BYTES;
+    u8* my_ring = (u8*)dynamic + warp * ring_bytes;
+    u8* operand = (u8*)dynamic + WARPS * ring_bytes;
 
     // The warps of an item are a team.
-    u32 spread_log = logarithm(p.spread), team_warps = 2 << spread_log, team = warp >> (spread_log + 1), member = warp % team_warps;
-    u32 my_tile = member >> spread_log, my_slices = p.slices >> spread_log, first_slice = member % p.spread * my_slices;
+    u32 spread_log = logarithm(p.plan.spread), team_warps = 2 << spread_log, team = warp >> (spread_log + 1), member = warp % team_warps;
+    u32 my_tile = member >> spread_log, my_slices = p.slices >> spread_log, first_slice = member % p.plan.spread * my_slices;
     u32 begin_group = slice_start(p.cols, p.slices, first_slice), end_group = slice_start(p.cols, p.slices, first_slice + my_slices);
-    u32 num_chunks = (end_group - begin_group) * (4 / W::CHUNK_UNITS);
-    u32 num_items = p.num_tiles / 2, first = team * num_blocks + block, stride = (WARPS >> (spread_log + 1)) * num_blocks;
-    auto tile_of = [&](u32 item, u32 which) { return p.is_gated ? item + which * num_items : 2 * item + which; };
+    u32 first = team * num_blocks + block, stride = (WARPS >> (spread_log + 1)) * num_blocks;
+    auto tile_of = [&](u32 item, u32 which) { return p.is_gated ? item + which * num_items : begin_tile + 2 * item + which; };
     // The sums of a team, [2][tile][slice][row][output]: two of each, so that one barrier a round is enough: nobody is two rounds ahead.
     u32 of_slice = p.num_rows * 16, of_tile = p.slices * of_slice;
     float* partial = (float*)(operand + p.num_rows * row_bytes) + team * 4 * of_tile;
 
     u32 next_item = first, left = 0, into = 0;
-    u32 ring_address = shared_address(ring) + lane * 16;
+    u32 ring_address = shared_address(my_ring) + lane * 16;
     const u8* source;
-    auto bring = [&]() {
+    auto bring = [&](auto ring) {
+        typedef Weights<ring.FORMAT> W;
         if (next_item < num_items) {
             if (left == 0) {
                 u32 tile = tile_of(next_item, my_tile);
                 const LinearPart& part = part_of(p, tile);
                 source = group_weights<W>(part.weight, tile - part.first_tile, begin_group, p.cols) + lane * 16;
-                left = num_chunks;
+                left = (end_group - begin_group) * (4 / W::CHUNK_UNITS);
             }
             if (--left == 0) next_item += stride;
             u32 to = ring_address + into;
@@ -250,24 +287,28 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
             const u32 rest = W::CHUNK_BYTES % 512, whole = W::CHUNK_BYTES - rest;
             if (rest && lane < rest / 16) copy_streaming(to + whole, source + whole);
             source += SIDE * W::CHUNK_BYTES;
-            into = into == RING_BYTES - W::CHUNK_BYTES ? 0 : into + W::CHUNK_BYTES;
+            into = into == ring.BYTES - W::CHUNK_BYTES ? 0 : into + W::CHUNK_BYTES;
         }
         copy_async_commit();
     };
+    auto bring_chunks = [&](u32 from, u32 to) {
+        with_ring<Rings...>(format, [&](auto ring) {
+#pragma unroll 1
+            for (u32 i = from; i < min(to, ring.STAGES - 1); i++) bring(ring);
+        });
+    };
     let_next_start();
     // What is asked for now comes before x: enough to begin with, and more where the rings will run dry.
-    u32 early = min(p.early, STAGES - 1);
-    for (u32 i = 0; i < early; i++) bring();
+    bring_chunks(0, p.plan.early);
     if (p.norm_weight) ask_for(p.norm_weight, p.cols);
 
     wait_for_previous();
-    bring_operand(p, block, operand, row_bytes, scales, [&]() {
+    bring_operand(p, operand, row_bytes, scales, [&]() {
         // Nobody asks for more before those who make the operand have asked for x.
         if (p.num_rows == 1) __syncthreads();
-#pragma unroll 1
-        for (u32 i = early; i < STAGES - 1; i++) bring();
+        bring_chunks(p.plan.early, ~0u);
     });
-    if (p.maxima_are == 3 && block == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
+    if (p.maxima_are == 3 && blockIdx.x == 0 && threadIdx.x < p.num_rows) p.maxima[threadIdx.x] = 0;
     __syncthreads();
 
     // Sums up the slices of an item and writes the results: a warp for each row, a lane for each output.
@@ -280,15 +321,21 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
             u64 place = (u64)row * part.outputs + output;
             if (p.residual && inside && row >= team_warps) before = p.residual[place];
             const float* sums = partial + (round % 2 * 2 + which) * of_tile + row * 16 + lane % 16;
-            float result = sums[0];
-            for (u32 s = 1; s < p.slices; s++) result = __fadd_rn(result, sums[s * of_slice]);
+            float of_slices[MAX_SLICES];
+#pragma unroll
+            for (u32 s = 0; s < MAX_SLICES; s++)
+                if (s < p.slices) of_slices[s] = sums[s * of_slice];
+            float result = of_slices[0];
+#pragma unroll
+            for (u32 s = 1; s < MAX_SLICES; s++)
+                if (s < p.slices) result = __fadd_rn(result, of_slices[s]);
             result = finished(result, scales[row], inside ? part.bias : nullptr, output);
             if (p.is_gated) {
                 float up = __shfl_down_sync(FULL_WARP, result, 16);
-                float gated = which == 0 && inside ? __fmul_rn(activated(p.activation, result), up) : 0.0f;
-                if (which == 0) result = gated;
+                float product = which == 0 && inside ? gated(p.activation, result, up) : 0.0f;
+                if (which == 0) result = product;
                 if (p.maxima_are == 2) {
-                    float largest = warp_max(magnitude(gated));
+                    float largest = warp_max(magnitude(product));
                     // Not negative, so that the bits compare as the numbers do.
                     if (lane == 0) atomicMax(p.maxima + row, __float_as_uint(largest));
                 }
@@ -301,7 +348,43 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
 
     bool has_row = g < p.num_rows;
     u32 my_row = shared_address(operand) + g * row_bytes + begin_group * 512 + t * 32;
-    u32 from = 0, round = 0;
+    u32 from = 0;
+    // A warp's slices of a tile.
+    auto sum_slices = [&](auto ring, u32 round) {
+        typedef Weights<ring.FORMAT> W;
+        u32 at = my_row, group = begin_group;
+        for (u32 slice = 0; slice < my_slices; slice++) {
+            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            u32 slice_end = slice_start(p.cols, p.slices, first_slice + slice + 1);
+            u32 chunks = (slice_end - group) * (4 / W::CHUNK_UNITS);
+            group = slice_end;
+            for (; chunks > 0; chunks--) {
+                copy_async_wait<ring.STAGES - 2>();
+                __syncwarp();
+                bring(ring);
+#pragma unroll
+                for (int unit = 0; unit < W::CHUNK_UNITS; unit++) {
+                    typename W::Raw raw;
+                    W::template load<FromShared>(raw, my_ring + from, unit, lane);
+                    uint4 x[2] = {load_if(at, has_row), load_if(at + 16, has_row)};
+                    at += 128;
+#pragma unroll
+                    for (int s = 0; s < 4; s++) {
+                        u32 a[4];
+                        W::decode(a, raw, s);
+                        const uint4& pairs = x[s / 2];
+                        multiply<ring.FORMAT>(sum, a, s % 2 ? pairs.z : pairs.x, s % 2 ? pairs.w : pairs.y);
+                    }
+                }
+                from = from == ring.BYTES - W::CHUNK_BYTES ? 0 : from + W::CHUNK_BYTES;
+            }
+            float* mine = partial + (round % 2 * 2 + my_tile) * of_tile + (first_slice + slice) * of_slice;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++)
+                if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = grown<W>(sum[j]);
+        }
+    };
+    u32 round = 0;
     for (u32 item = first; item < num_items; item += stride, round++) {
         // What the first row that this warp writes is added to: asked for ahead.
         float before = 0.0f;
@@ -310,38 +393,7 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
             u32 output = 32 * item + lane;
             if (output < p.parts[0].outputs) before = p.residual[(u64)first_row * p.parts[0].outputs + output];
         }
-        u32 at = my_row;
-        u32 group = begin_group;
-        for (u32 slice = 0; slice < my_slices; slice++) {
-            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            u32 slice_end = slice_start(p.cols, p.slices, first_slice + slice + 1);
-            u32 chunks = (slice_end - group) * (4 / W::CHUNK_UNITS);
-            group = slice_end;
-            for (; chunks > 0; chunks--) {
-                copy_async_wait<STAGES - 2>();
-                __syncwarp();
-                bring();
-#pragma unroll
-                for (int unit = 0; unit < W::CHUNK_UNITS; unit++) {
-                    typename W::Raw raw;
-                    W::template load<FromShared>(raw, ring + from, unit, lane);
-                    uint4 x[2] = {load_if(at, has_row), load_if(at + 16, has_row)};
-                    at += 128;
-#pragma unroll
-                    for (int s = 0; s < 4; s++) {
-                        u32 a[4];
-                        W::decode(a, raw, s);
-                        const uint4& pairs = x[s / 2];
-                        multiply<F>(sum, a, s % 2 ? pairs.z : pairs.x, s % 2 ? pairs.w : pairs.y);
-                    }
-                }
-                from = from == RING_BYTES - W::CHUNK_BYTES ? 0 : from + W::CHUNK_BYTES;
-            }
-            float* mine = partial + (round % 2 * 2 + my_tile) * of_tile + (first_slice + slice) * of_slice;
-#pragma unroll
-            for (u32 j = 0; j < 4; j++)
-                if (2 * t + j % 2 < p.num_rows) mine[(2 * t + j % 2) * 16 + g + j / 2 * 8] = grown<W>(sum[j]);
-        }
+        with_ring<Rings...>(format, [&](auto ring) { sum_slices(ring, round); });
         wait_among(1 + team, 32 * team_warps);
         finish(item, round, before);
     }
@@ -350,35 +402,24 @@ DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {
 #else
 
 // Elsewhere `linear_few` serves.
-template <int F, u32 STAGES>
-DEVICE void stream(const Linear& p, u32 block, u32 num_blocks) {}
+template <int F, u32 S>
+struct ChunkRing {};
+
+template <class... Rings>
+DEVICE void stream(const Linear& p) {}
 
 #endif
 
-// Rings as deep as there is room for beside a row or two, and beside more.
-#define STREAM(NAME, F, DEEP)                                                                                               \
-    KERNEL void __launch_bounds__(512, 1) stream_##NAME(Linear p) { stream<F, DEEP>(p, blockIdx.x, gridDim.x); }           \
-    KERNEL void __launch_bounds__(512, 1) stream_rows_##NAME(Linear p) { stream<F, 3>(p, blockIdx.x, gridDim.x); }
+// Rings as deep as there is room for beside a row or two, and beside more. The K formats that a model mixes have a kernel together, but no
+// more than two: with all three in one it was a hundredth slower.
+#define STREAM(NAME, ...) \
+    KERNEL void __launch_bounds__(512, 1) NAME(Linear p) { stream<__VA_ARGS__>(p); }
 
-STREAM(q8_0, Q8_0, 5)
-STREAM(q4_0, Q4_0, 5)
-STREAM(q4_k, Q4_K, 4)
-STREAM(q5_k, Q5_K, 4)
-STREAM(q6_k, Q6_K, 3)
-
-// Products of the same input with matrices of two formats: some blocks have the first, the others the second.
-struct TwoProducts {
-    Linear first, second;
-    u32 first_blocks;
-};
-
-template <int F, u32 F_STAGES, int G, u32 G_STAGES>
-DEVICE void stream_two(const TwoProducts& p) {
-    if (blockIdx.x < p.first_blocks)
-        stream<F, F_STAGES>(p.first, blockIdx.x, p.first_blocks);
-    else
-        stream<G, G_STAGES>(p.second, blockIdx.x - p.first_blocks, gridDim.x - p.first_blocks);
-}
-
-KERNEL void __launch_bounds__(512, 1) stream_q4_k_q6_k(const __grid_constant__ TwoProducts p) { stream_two<Q4_K, 4, Q6_K, 3>(p); }
-KERNEL void __launch_bounds__(512, 1) stream_q5_k_q6_k(const __grid_constant__ TwoProducts p) { stream_two<Q5_K, 4, Q6_K, 3>(p); }
+STREAM(stream_q8_0, ChunkRing<Q8_0, 5>)
+STREAM(stream_rows_q8_0, ChunkRing<Q8_0, 3>)
+STREAM(stream_q4_0, ChunkRing<Q4_0, 5>)
+STREAM(stream_rows_q4_0, ChunkRing<Q4_0, 3>)
+STREAM(stream_q4_k, ChunkRing<Q4_K, 4>, ChunkRing<Q6_K, 3>)
+STREAM(stream_rows_q4_k, ChunkRing<Q4_K, 3>, ChunkRing<Q6_K, 3>)
+STREAM(stream_q5_k, ChunkRing<Q5_K, 4>, ChunkRing<Q6_K, 3>)
+STREAM(stream_rows_q5_k, ChunkRing<Q5_K, 3>, ChunkRing<Q6_K, 3>)
