@@ -10,7 +10,9 @@
 
 mod blocks;
 mod planes;
+mod rows;
 mod slices;
+mod stream;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -37,7 +39,7 @@ type Tile<T> = [[T; COLUMNS]; BLOCK];
 /// Rings of what was unpacked of a panel; and where tiles go between multiplying and scaling.
 #[repr(C, align(64))]
 struct Chunk {
-    /// Each slice as `packing` says that it unpacks. Of two planes, the low one lies half an array behind the high one.
+    /// Each slice as `packing` says that it unpacks. Of two planes, two slices of the high one are followed by those of the low one.
     integers: [[u8; 512]; CHUNK_SLICES],
     /// Of each slice, where floats scale them.
     scales: [SliceScales; CHUNK_SLICES],
@@ -137,20 +139,12 @@ unsafe fn one_block<F: Packing>(
     scratch: &mut Scratch,
 ) {
     let layout = F::LAYOUT;
-    let Scratch { chunk, results, .. } = scratch;
-    let results = results.grow(panels.len());
-    let num_units = rows.num_slices() / layout.slices;
     // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
-        for (panel, results) in panels.zip(results) {
-            let next = weight.panels(panel + 1..end.min(panel + 2));
-            let mut ahead = Ahead::new(next, num_units * num_planes(&layout).pow(2));
-            let panel = weight.panel(panel);
-            match layout.scales {
-                Scales::Plain => slices::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
-                _ => planes::multiply_panel::<F>(chunk, panel, rows.block(0), &mut ahead, results),
-            }
+        match layout.scales {
+            Scales::Plain => slices::multiply_panels::<F>(weight, panels, end, rows, scratch),
+            _ => planes::multiply_panels::<F>(weight, panels, end, rows.block(0), scratch),
         }
     }
 }

@@ -14,47 +14,49 @@ use std::ops::Range;
 use super::super::activations::RowBlock;
 use super::super::ahead::Ahead;
 use super::super::avx512::{halves, integers, min_pairs, scale_integers};
-use super::super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
-use super::{CHUNK_SLICES, Chunk, Tile, UnitScales};
-
-const HALF: usize = CHUNK_SLICES / 2;
-
-/// What the high byte counts.
-const fn low_bits(layout: &Layout) -> u32 {
-    if matches!(layout.scales, Scales::Halves) { 7 } else { 3 }
-}
+use super::super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
+use super::super::weight::PackedWeight;
+use super::rows::{FEW, Registers, Rows, plain_row, row_with_min, scale_four};
+use super::{BLOCK, Chunk, Scratch, UnitScales, num_planes};
 
 /// Pairs of slices in a unit: steps of the multiplication.
 pub(super) const PAIRS: usize = 4;
 
-/// Units whose integers a chunk holds, and whose scales: rings, of which scales are needed for longer.
-const INTEGER_UNITS: usize = HALF / (2 * PAIRS);
-pub(super) const SCALE_UNITS: usize = 2 * INTEGER_UNITS;
+/// Pairs of slices whose integers the ring holds, 8 KB: the fewer, the surer they stay in the first-level cache. So many are unpacked before
+/// they are multiplied.
+const RING_PAIRS: usize = 4;
+const UNPACKED: usize = RING_PAIRS - 1;
 
-/// Unpacks two slices of a unit to bytes of 1 KB in each plane, and with the first two the unit's scales to f32.
+/// Units whose scales are kept.
+pub(super) const SCALE_UNITS: usize = 4;
+
+/// Unpacks one of a pair of slices of a unit to bytes in each plane, of which the low one lies 1 KB behind the high one; with the first slice
+/// what else there is of the pair, and with the first pair the unit's scales to f32.
 ///
 /// # Safety
-/// `unit` is a whole unit of F, and there is room for both planes; the machine has AVX-512 BW.
+/// `unit` is a whole unit of F, and there is room for two slices in both planes; the machine has AVX-512 BW.
 #[inline(always)]
-pub(super) unsafe fn unpack_pair<F: Packing>(
+pub(super) unsafe fn unpack_slice<F: Packing>(
     unit: *const u8,
     pair: usize,
-    planes: [*mut u8; 2],
+    second: usize,
+    planes: *mut [u8; 512],
     scales: &mut UnitScales,
 ) {
     let layout = F::LAYOUT;
     // SAFETY: by the caller's promise.
     unsafe {
-        for s in 0..2 {
-            let slice = 2 * pair + s;
-            let integers = integers::<F>(unit, slice);
-            let factors =
-                [in_words(scale_integers::<F>(unit, slice, 0)), in_words(scale_integers::<F>(unit, slice, 1))];
-            for j in 0..8 {
-                let (high, low) = scaled::<F>(integers[j], factors[j / 4]);
-                _mm512_store_si512(planes[0].add(512 * s + 64 * j).cast(), high);
-                _mm512_store_si512(planes[1].add(512 * s + 64 * j).cast(), low);
-            }
+        let slice = 2 * pair + second;
+        let integers = integers::<F>(unit, slice);
+        let factors = [in_words(scale_integers::<F>(unit, slice, 0)), in_words(scale_integers::<F>(unit, slice, 1))];
+        let [high_plane, low_plane] = [second, 2 + second].map(|at| planes.add(at).cast::<u8>());
+        for j in 0..8 {
+            let (high, low) = scaled::<F>(integers[j], factors[j / 4]);
+            _mm512_store_si512(high_plane.add(64 * j).cast(), high);
+            _mm512_store_si512(low_plane.add(64 * j).cast(), low);
+        }
+        if second == 1 {
+            return;
         }
         if layout.mins == Mins::Slices {
             _mm512_store_si512(scales.min_pairs[pair].as_mut_ptr().cast(), min_pairs::<F>(unit, pair));
@@ -107,126 +109,104 @@ unsafe fn scaled<F: Packing>(integers: __m512i, scale: __m512i) -> (__m512i, __m
     }
 }
 
-/// One block of rows times a whole panel, which is unpacked unit by unit just before its use.
+/// One block of rows times some panels, each unpacked just before its use, into the first tiles of `scratch.results`. There are more panels to
+/// come, up to `end`.
 ///
 /// # Safety
-/// The panel holds whole units of F, and the block as many; tiles are configured for it; the machine has AMX and AVX-512 with VNNI.
+/// Tiles are configured for the block; the machine has AMX and AVX-512 with VNNI, and rows and weight have the same number of units of F.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn multiply_panel<F: Packing>(
-    chunk: &mut Chunk,
-    panel: &[u8],
+pub(super) unsafe fn multiply_panels<F: Packing>(
+    weight: &PackedWeight,
+    panels: Range<usize>,
+    end: usize,
     x: RowBlock,
-    ahead: &mut Ahead,
-    results: &mut Tile<f32>,
+    scratch: &mut Scratch,
 ) {
-    let unit_bytes = F::LAYOUT.unit_bytes();
-    let num_units = panel.len() / unit_bytes;
+    let Scratch { chunk, results, .. } = scratch;
+    let results = results.grow(panels.len());
+    let units = weight.panels(panels.clone()).as_ptr();
+    let (num_units, total) = (weight.num_units, weight.num_units * panels.len());
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        let unpack = |n: usize, pair: usize, chunk: &mut Chunk| {
-            let to = (n % INTEGER_UNITS * PAIRS + pair) * 2;
-            let planes = [to, HALF + to].map(|to| chunk.integers[to].as_mut_ptr());
-            unpack_pair::<F>(panel.as_ptr().add(n * unit_bytes), pair, planes, &mut chunk.unit_scales[n % SCALE_UNITS]);
+        let unpack = |n: usize, pair: usize, second: usize, chunk: &mut Chunk| {
+            if n < total {
+                let to = chunk.integers[4 * ((n * PAIRS + pair) % RING_PAIRS)..].as_mut_ptr();
+                let scales = &mut chunk.unit_scales[n % SCALE_UNITS];
+                unpack_slice::<F>(units.add(n * F::LAYOUT.unit_bytes()), pair, second, to, scales);
+            }
         };
-        (0..PAIRS).for_each(|pair| unpack(0, pair, chunk));
-        for n in 0..=num_units {
+        for pair in 0..UNPACKED {
+            (0..2).for_each(|second| unpack(0, pair, second, chunk));
+        }
+        let mut ahead = Ahead::new(&[], 1);
+        // Of the unit that is multiplied, and of the one before it, which is scaled: the panel, and its number there.
+        let (mut now, mut before) = ((0, 0), (0, 0));
+        for n in 0..=total {
+            if n < total && now.1 == 0 {
+                let next = panels.start + now.0 + 1;
+                ahead = Ahead::new(weight.panels(next..end.min(next + 1)), num_units * num_planes(&F::LAYOUT).pow(2));
+            }
             for pair in 0..PAIRS {
-                if n < num_units {
-                    multiply_tiles::<F>(chunk, x, pair, n);
+                let (n_ahead, pair_ahead) = (n + (pair + UNPACKED) / PAIRS, (pair + UNPACKED) % PAIRS);
+                if n < total {
+                    let w = chunk.integers[4 * ((n * PAIRS + pair) % RING_PAIRS)..].as_ptr();
+                    multiply_pair::<F>(x.slice(2 * (PAIRS * now.1 + pair), 0), w, n);
+                    (0..2).for_each(|second| unpack(n_ahead, pair_ahead, second, chunk));
                     ahead.fetch();
                 }
-                if n + 1 < num_units {
-                    unpack(n + 1, pair, chunk);
+                if n > 0 && pair == 0 {
+                    store_tiles(chunk, n - 1);
                 }
-                match (n, pair) {
-                    (0, _) => {}
-                    (_, 0) => store_tiles(chunk, n - 1),
-                    // A third of the rows.
-                    _ => {
-                        let third = |i: usize| i * x.num_rows / (PAIRS - 1);
-                        let scales = &chunk.unit_scales[(n - 1) % SCALE_UNITS];
-                        let tiles = [&chunk.tiles[0], &chunk.tiles[1]];
-                        scale_rows::<F>(tiles, scales, x, n - 1, third(pair - 1)..third(pair), n == 1, results);
+                let registers = Registers::load(&chunk.unit_scales[n.wrapping_sub(1) % SCALE_UNITS]);
+                for first in rows_after(pair).step_by(FEW) {
+                    if n > 0 && first < x.num_rows {
+                        let (fresh, results) = (before.1 == 0, &mut results[before.0]);
+                        let rows = Rows::new(&chunk.tiles, &x, before.1, first, fresh, results);
+                        scale_four!(F::LAYOUT.scales, registers, rows, ["", "", "", ""],);
                     }
                 }
             }
+            before = now;
+            now = if now.1 + 1 == num_units { (now.0 + 1, 0) } else { (now.0, now.1 + 1) };
         }
     }
 }
 
-/// Adds what a unit leaves in the tiles, high and low, to the results of some rows; or, when it is the first, makes that the results.
-///
-/// # Safety
-/// The block has that unit and these rows; the machine has AVX-512 with VNNI.
-#[inline(always)]
-pub(super) unsafe fn scale_rows<F: Packing>(
-    tiles: [&Tile<i32>; 2],
-    scales: &UnitScales,
-    x: RowBlock,
-    unit: usize,
-    rows: Range<usize>,
-    fresh: bool,
-    results: &mut Tile<f32>,
-) {
-    let kept: __mmask16 = if fresh { 0 } else { !0 };
-    // SAFETY: by the caller's promise; arrays of sums and scales can be read for a whole block even where it has fewer rows.
-    unsafe {
-        let (scale, dmin) = (_mm512_load_ps(scales.scale.as_ptr()), _mm512_load_ps(scales.min.as_ptr()));
-        let mins: [__m512i; PAIRS] = std::array::from_fn(|i| _mm512_load_si512(scales.min_pairs[i].as_ptr().cast()));
-        let pairs = x.pairs.add(unit * PAIRS * x.num_rows).cast::<i32>();
-        let x_scales = x.scales.add(unit * x.num_rows);
-        for r in rows {
-            let high = _mm512_load_si512(tiles[0][r].as_ptr().cast());
-            let low = _mm512_load_si512(tiles[1][r].as_ptr().cast());
-            let high = match low_bits(&F::LAYOUT) {
-                3 => _mm512_slli_epi32::<3>(high),
-                _ => _mm512_slli_epi32::<7>(high),
-            };
-            let sum = _mm512_add_epi32(high, low);
-            let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
-            if F::LAYOUT.mins == Mins::Slices {
-                let mut minimums = _mm512_setzero_si512();
-                for i in 0..PAIRS {
-                    let pair = pairs.add(i * x.num_rows + r).read_unaligned();
-                    minimums = _mm512_dpwssd_epi32(minimums, mins[i], _mm512_set1_epi32(pair));
-                }
-                part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimums), dmin, part);
-            }
-            let result = _mm512_maskz_loadu_ps(kept, results[r].as_ptr());
-            let result = _mm512_fmadd_ps(part, _mm512_set1_ps(*x_scales.add(r)), result);
-            _mm512_storeu_ps(results[r].as_mut_ptr(), result);
-        }
+/// Rows of the unit before that are scaled after a pair of slices is multiplied: with the first pair it is still being stored.
+const fn rows_after(pair: usize) -> Range<usize> {
+    match pair {
+        0 => 0..0,
+        1 => 0..FEW,
+        2 => FEW..2 * FEW,
+        _ => 2 * FEW..BLOCK,
     }
 }
 
-/// Multiplies two slices of a unit in both planes, into tiles 0 and 1 for even n and 2 and 3 for odd ones, which begin as zeros.
+/// Multiplies two slices of a unit in both planes, into tiles 0 and 1 for even n and 2 and 3 for odd ones, which begin as zeros. What is
+/// unpacked meanwhile follows at once: among these instructions it made them slower.
 ///
 /// # Safety
-/// As for `multiply_panel`; the block has that unit.
+/// The block has these slices, and so has the ring; tiles are configured for them; the machine has AMX.
 #[inline(always)]
-unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, pair: usize, n: usize) {
-    let slice = 2 * (PAIRS * n + pair);
-    let at = slice % HALF;
+unsafe fn multiply_pair<F: Packing>(x: *const i8, w: *const [u8; 512], n: usize) {
     macro_rules! multiply {
         ($dot:literal, $high:literal, $low:literal) => {
             asm!(
                 "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm5, [{high} + {stride}]",
+                "tileloadd tmm5, [{w} + {stride}]",
                 concat!($dot, " tmm", $high, ", tmm4, tmm5"),
-                "tileloadd tmm5, [{low} + {stride}]",
+                "tileloadd tmm5, [{w} + {stride} + 1024]",
                 concat!($dot, " tmm", $low, ", tmm4, tmm5"),
-                x = in(reg) x.slice(slice, 0),
-                high = in(reg) chunk.integers[at].as_ptr(),
-                low = in(reg) chunk.integers[HALF + at].as_ptr(),
+                x = in(reg) x,
+                w = in(reg) w,
                 stride = in(reg) 2 * SLICE,
                 options(nostack, preserves_flags, readonly),
             )
         };
     }
     const { assert!(2 * SLICE == 4 * COLUMNS) };
-    // SAFETY: the tiles read two slices of the block, whose rows lie side by side, and of the chunk; nothing else of the program uses
-    // tile registers.
+    // SAFETY: by the caller's promise; nothing else of the program uses tile registers.
     unsafe {
         match (F::LAYOUT.scales, n % 2) {
             (Scales::Halves, 0) => multiply!("tdpbssd", "0", "1"),
@@ -240,7 +220,7 @@ unsafe fn multiply_tiles<F: Packing>(chunk: &Chunk, x: RowBlock, pair: usize, n:
 /// Stores the tiles of a unit, and leaves zeros in them, as configuring does.
 ///
 /// # Safety
-/// As for `multiply_panel`.
+/// As for `multiply_pair`.
 #[inline(always)]
 unsafe fn store_tiles(chunk: &mut Chunk, n: usize) {
     macro_rules! store {
