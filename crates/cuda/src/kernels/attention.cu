@@ -2,7 +2,7 @@
 //
 // out = sum over visible j of softmax_j(cap(scale * q.k_j)) v_j. Keys are taken in tiles whose edges are multiples of the tile's length. A
 // tile gives its largest score, the sum of exp(score - largest) and the weighted sum of values; tiles are merged one after the other in
-// ascending order. One block may do all tiles of a row, or tiles are shared out and `attention_merge` does the rest: the arithmetic is the
+// ascending order. One block may do all tiles of a row, or tiles are shared out and merge.cu does the rest: the arithmetic is the
 // same, and depends on the row's position alone.
 //
 // Two definitions: a plain one in f32 for any format and head, with tiles of 128, and one on the tensor cores, with tiles of 64, for keys
@@ -155,85 +155,6 @@ DEVICE void attend(const Attention& a) {
             to[hs + 1] = running[h].sum;
         }
     }
-}
-
-// Merges the tiles of one row and head; blockIdx: x = row, y = head. 128 threads. What tiles count is computed for all of them at once,
-// out of the largest score so far, which is exact; the sums follow in ascending order. Tiles come into shared memory as many at a time
-// as have room there: what is on its way together does not wait for each other.
-KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
-    extern __shared__ uint4 shared_tiles[];
-    u32 shared_bytes;
-    asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(shared_bytes));
-    u32 stage_bytes = shared_bytes - 12 * a.max_tiles;
-    float* stage = (float*)shared_tiles;
-    float* counts = (float*)((u8*)shared_tiles + stage_bytes);  // [tiles][keep, add, sum]
-    __shared__ float warp_largest[4];
-    begin();
-    u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 position = a.positions[row];
-    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    u32 begin_tile = first / a.tile_len, num_tiles = position / a.tile_len + 1 - begin_tile;
-    u64 head = (u64)row * a.num_heads + blockIdx.y;
-    const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + TILE_EXTRA);
-    u32 pitch = hs + TILE_EXTRA, stage_tiles = stage_bytes / 4 / pitch;
-    auto bring = [&](u32 base) {
-        u32 len = min(stage_tiles, num_tiles - base) * pitch;
-        const float* numbers = from + (u64)base * pitch;
-        if (pitch % 4 == 0)
-            for (u32 i = threadIdx.x; i < len / 4; i += 128) copy_async(shared_address(stage) + i * 16, numbers + i * 4, true);
-        else
-            for (u32 i = threadIdx.x; i < len; i += 128) stage[i] = numbers[i];
-        copy_async_commit();
-    };
-    bring(0);
-    float before = __int_as_float(0xff800000);
-    for (u32 base = 0; base < num_tiles; base += 128) {
-        u32 tile = base + threadIdx.x;
-        float here = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs] : __int_as_float(0xff800000);
-        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs + 1] : 0.0f;
-        float so_far = here;
-        for (int i = 1; i < 32; i *= 2) {
-            float other = __shfl_up_sync(FULL_WARP, so_far, i);
-            if ((int)lane >= i) so_far = fmaxf(so_far, other);
-        }
-        if (lane == 31) warp_largest[warp] = so_far;
-        __syncthreads();
-        float earlier = before;
-        for (u32 w = 0; w < warp; w++) earlier = fmaxf(earlier, warp_largest[w]);
-        float neighbour = __shfl_up_sync(FULL_WARP, so_far, 1);
-        float previous = lane == 0 ? earlier : fmaxf(earlier, neighbour);
-        so_far = fmaxf(so_far, earlier);
-        if (tile < num_tiles) {
-            bool of_two = a.tile_len == FLASH_TILE;
-            counts[3 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
-            counts[3 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
-            counts[3 * tile + 2] = tile_sum;
-        }
-        for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
-        __syncthreads();
-    }
-    // Two dimensions a thread at most.
-    float sum = 0.0f, value[2] = {0.0f, 0.0f};
-    for (u32 base = 0; base < num_tiles; base += stage_tiles) {
-        if (base > 0) {
-            __syncthreads();
-            bring(base);
-        }
-        copy_async_wait<0>();
-        __syncthreads();
-#pragma unroll 8
-        for (u32 tile = base; tile < min(base + stage_tiles, num_tiles); tile++) {
-            float keep = counts[3 * tile], add = counts[3 * tile + 1];
-            const float* numbers = stage + (tile - base) * pitch;
-            sum = joined(sum, keep, counts[3 * tile + 2], add);
-#pragma unroll
-            for (u32 i = 0; i < 2; i++)
-                if (threadIdx.x + i * 128 < hs) value[i] = joined(value[i], keep, numbers[threadIdx.x + i * 128], add);
-        }
-    }
-#pragma unroll
-    for (u32 i = 0; i < 2; i++)
-        if (threadIdx.x + i * 128 < hs) a.out[head * hs + threadIdx.x + i * 128] = __fdiv_rn(value[i], sum);
 }
 
 // On the tensor cores. A warp has 16 rows of scores: the query heads that share a kv head, of as many tokens as fit. Queries and weights

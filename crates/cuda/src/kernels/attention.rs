@@ -3,11 +3,10 @@
 use pellucid_tensor::{DType, Error, HeadShape};
 
 use super::store::storage;
-use super::{decode, flash};
+use super::{decode, flash, merge};
 use crate::driver::{Device, Grid};
 
 pub(crate) const KERNELS: &[&str] = &[
-    "attention_merge",
     "attention_f32_1",
     "attention_f32_2",
     "attention_f32_4",
@@ -46,9 +45,9 @@ pub(crate) const KERNELS: &[&str] = &[
 
 /// Where families begin in [`KERNELS`]: by storage and the logarithm of the heads; for 16 bits by storage and head; then those of heads
 /// of 256, by storage.
-const PLAIN: usize = 1;
-const CHUNK: usize = 17;
-const CHUNK_LARGE: usize = 33;
+const PLAIN: usize = 0;
+const CHUNK: usize = 16;
+const CHUNK_LARGE: usize = 32;
 
 /// Positions in a tile of keys of the plain kernel; tiles begin at multiples of it.
 const TILE: usize = 128;
@@ -218,15 +217,5 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
             device.launch(name, Grid { blocks, threads: 32 * warps, shared_bytes }, parameter)?;
         }
     }
-    if splits { merge(device, parameter) } else { Ok(()) }
-}
-
-/// Merges tiles that were shared out over blocks.
-fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
-    // Three numbers for each tile, and as many tiles as 8,192 positions of a common head have, or as there is room for.
-    let counts_bytes = 12 * parameter.max_tiles;
-    let stage_bytes = (72 << 10).min(device.shared_limit.saturating_sub(counts_bytes + 1024) & !15);
-    let shared_bytes = stage_bytes + counts_bytes;
-    let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: 128, shared_bytes };
-    device.launch("attention_merge", grid, parameter)
+    if splits { merge::merge(device, parameter) } else { Ok(()) }
 }

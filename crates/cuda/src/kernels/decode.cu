@@ -2,7 +2,7 @@
 //
 // A tile of keys is worked on by a team of four warps. With a row or two and few tiles a block has four teams, which merge their tiles in
 // shared memory; with more tiles every tile has a block; with still more, or more rows, the tiles of each row are shared
-// out over as many blocks as run at once. The block that ends last then merges them, or another kernel, if they are many. With many rows a block takes all tiles of a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
+// out over as many blocks as run at once. The block that ends last then merges them, or merge.cu, if they are many. With many rows a block takes all tiles of a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
 // key, and stores its key and value. All keys but the token's own are then older than the step, so that they are asked for before the
 // kernel's turn has come.
 //
@@ -15,7 +15,7 @@ struct OneToken {
     const float* values;
     const float* angles;  // [rows][cos of every pair, then sin]
     const u32* slots;
-    u32* arrived;         // for each row and blockIdx.y: tiles that are done, 0 between launches; null when `attention_merge` follows
+    u32* arrived;         // for each row and blockIdx.y: tiles that are done, 0 between launches; null when `merge_part` follows
     u32 pairs, interleaved, num_blocks;
     // Query heads that share a kv head; how many of them a block takes (a divisor of 16), and in how many pieces.
     u32 group, piece_len, num_pieces;
@@ -496,109 +496,6 @@ DEVICE void attend_one(const OneToken& p) {
     if (is_last) merge_tiles<HS>(a, at.first_place, at.heads, at.lowest, at.num_tiles, (float*)shared_panels);
 }
 
-// Merges tiles that are too many for the last block of a row. 128 threads for 32 dimensions of a head; blockIdx: x = row, y = head,
-// z = which dimensions. What tiles count is computed as in `merge_tiles`. Their numbers come into shared memory, as many at a time as there is room for.
-static const u32 MERGED = 32, MERGED_TILES = 512;
-
-template <int HS>
-DEVICE void merge_many(const OneToken& p) {
-    static const u32 PITCH = HS + TILE_EXTRA;
-    extern __shared__ uint4 shared_panels[];
-    __shared__ float warp_largest[4];
-    const Attention& a = p.a;
-    u32 num_staged = min(a.max_tiles, MERGED_TILES);
-    float* stage = (float*)shared_panels;                                     // [tile][dimension]
-    float4* counts = (float4*)((u8*)shared_panels + num_staged * MERGED * 4);  // of each tile: keep, add, sum
-    let_next_start();
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = a.positions[blockIdx.x];
-    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    u32 begin_tile = first / FLASH_TILE, num_tiles = position / FLASH_TILE + 1 - begin_tile;
-    u64 head = (u64)blockIdx.x * a.num_heads + blockIdx.y;
-    const float* from = a.partial + (head * a.max_tiles + begin_tile) * PITCH;
-    const float* numbers = from + blockIdx.z * MERGED + threadIdx.x % 8 * 4;
-    auto bring = [&](u32 base) {
-        u32 end = min(num_staged, num_tiles - base);
-#pragma unroll 4
-        for (u32 tile = threadIdx.x / 8; tile < end; tile += 16)
-            copy_async(shared_address(stage) + tile * MERGED * 4 + threadIdx.x % 8 * 16, numbers + (base + tile) * (u64)PITCH, true);
-        copy_async_commit();
-        return end;
-    };
-    wait_for_previous();
-    // A thread has some neighbouring tiles.
-    const float nothing = __int_as_float(0xff800000);
-    u32 each = (num_tiles + 127) / 128, my_first = min(threadIdx.x * each, num_tiles), my_end = min(my_first + each, num_tiles);
-    float largest = nothing;
-#pragma unroll 2
-    for (u32 tile = my_first; tile < my_end; tile++) {
-        float2 of_tile = load_fresh((const float2*)(from + tile * (u64)PITCH + HS));
-        counts[tile] = make_float4(of_tile.x, 0.0f, of_tile.y, 0.0f);
-        largest = fmaxf(largest, of_tile.x);
-    }
-    u32 end = bring(0);
-    // The largest of all before them.
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-        float other = __shfl_up_sync(FULL_WARP, largest, i);
-        if ((int)lane >= i) largest = fmaxf(largest, other);
-    }
-    if (lane == 31) warp_largest[warp] = largest;
-    float before = __shfl_up_sync(FULL_WARP, largest, 1);
-    if (lane == 0) before = nothing;
-    __syncthreads();
-#pragma unroll
-    for (u32 w = 0; w < 3; w++)
-        if (w < warp) before = fmaxf(before, warp_largest[w]);
-#pragma unroll 1
-    for (u32 tile = my_first; tile < my_end; tile++) {
-        float here = counts[tile].x, so_far = fmaxf(before, here);
-        counts[tile].x = share<true>(before, so_far);
-        counts[tile].y = share<true>(here, so_far);
-        before = so_far;
-    }
-    float sum = 0.0f, value = 0.0f;
-    for (u32 base = 0;;) {
-        copy_async_wait<0>();
-        __syncthreads();
-        if (warp == 0) {
-            const float4* count = counts + base;
-            const float* number = stage + lane;
-            auto join = [&](const float4& c, float n) {
-                sum = joined(sum, c.x, c.z, c.y);
-                value = joined(value, c.x, n, c.y);
-            };
-            // Read well ahead of use: by the time of eight tiles.
-            static const u32 AHEAD = 8;
-            u32 tile = 0, whole = end / AHEAD * AHEAD;
-            float4 c[AHEAD];
-            float n[AHEAD];
-            auto read = [&](u32 i, u32 from) {
-                c[i] = count[from];
-                n[i] = number[from * MERGED];
-            };
-            if (whole > 0)
-#pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) read(i, i);
-#pragma unroll 1
-            for (; tile < whole; tile += AHEAD) {
-                bool has_more = tile + AHEAD < whole;
-#pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) {
-                    join(c[i], n[i]);
-                    if (has_more) read(i, tile + i + AHEAD);
-                }
-            }
-#pragma unroll 1
-            for (; tile < end; tile++) join(count[tile], number[tile * MERGED]);
-        }
-        base += end;
-        if (base >= num_tiles) break;
-        __syncthreads();
-        end = bring(base);
-    }
-    if (warp == 0) a.out[head * HS + blockIdx.z * MERGED + lane] = __fdiv_rn(value, sum);
-}
-
 // Tiles as the teams leave them for all to merge.
 static const u32 TEAMS = 4;
 
@@ -680,8 +577,6 @@ DEVICE void attend_in_teams(const OneToken& p) {
 #define DECODE_TILE(NAME, S, HS) \
     KERNEL void __launch_bounds__(128, 4) decode_tile_##NAME##_##HS(OneToken p) { attend_one<S, HS, ONE>(p); } \
     KERNEL void __launch_bounds__(128, 4) decode_share_##NAME##_##HS(OneToken p) { attend_one<S, HS, SHARE>(p); }
-#define DECODE_MERGE(HS) \
-    KERNEL void __launch_bounds__(128, 1) decode_merge_##HS(OneToken p) { merge_many<HS>(p); }
 #define DECODE_ALL(NAME, S, HS) \
     KERNEL void __launch_bounds__(128) decode_all_##NAME##_##HS(OneToken p) { attend_one<S, HS, ALL>(p); }
 #define DECODE_TEAMS(NAME, S, HS) \
@@ -696,10 +591,6 @@ DECODE_TILE(bf16, STORE_BF16, 256)
 DECODE_TILE(q8, STORE_Q8, 64)
 DECODE_TILE(q8, STORE_Q8, 128)
 DECODE_TILE(q8, STORE_Q8, 256)
-
-DECODE_MERGE(64)
-DECODE_MERGE(128)
-DECODE_MERGE(256)
 
 DECODE_ALL(f16, STORE_F16, 64)
 DECODE_ALL(f16, STORE_F16, 128)

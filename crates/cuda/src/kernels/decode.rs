@@ -3,6 +3,7 @@
 use pellucid_tensor::Error;
 
 use super::attention::{AttentionParameter, FLASH_TILE, Work};
+use super::merge;
 use super::store::{Q8, TurnParameter};
 use crate::driver::{Device, Grid};
 
@@ -27,19 +28,15 @@ const TEAMS: [[&str; 2]; 3] = [
     ["decode_teams_q8_64", "decode_teams_q8_128"],
 ];
 
-/// By head.
-const MERGE: [&str; 3] = ["decode_merge_64", "decode_merge_128", "decode_merge_256"];
-
 pub(crate) const KERNELS: &[&str] = &{
-    let mut names = [""; 33];
+    let mut names = [""; 30];
     let mut i = 0;
     while i < names.len() {
         names[i] = match i {
             0..9 => TILE[i / 3][i % 3],
             9..18 => SHARE[i / 3 - 3][i % 3],
             18..24 => ALL[i / 3 - 6][i % 3],
-            24..30 => TEAMS[i / 2 - 12][i % 2],
-            _ => MERGE[i - 30],
+            _ => TEAMS[i / 2 - 12][i % 2],
         };
         i += 1;
     }
@@ -59,11 +56,8 @@ const TEAMS_OTHER_BYTES: u32 = 17 << 10;
 /// Tiles of the longest context up to which a block may take all of a row: one long row among short ones would keep the others waiting.
 const MAX_TAKEN: usize = 64;
 
-/// Tiles up to which the last block of a row merges them; more are for blocks of their own, each of so many dimensions, which bring so
-/// many tiles into shared memory at a time (`merge_many` in decode.cu).
+/// Tiles up to which the last block of a row merges them; more have a kernel of their own.
 const MAX_MERGED: u32 = 16;
-const MERGED: u32 = 32;
-const MERGED_TILES: u32 = 512;
 
 /// `OneToken` of decode.cu.
 #[derive(Debug, Clone, Copy)]
@@ -204,10 +198,5 @@ pub(crate) fn attend(
     let shared_bytes = (stages * stage_bytes(attention.head_size)).max(least_bytes);
     let blocks = [attention.num_rows, blocks_of_row(attention), shares];
     device.launch(kernels[storage - 1][size], Grid { blocks, threads: THREADS, shared_bytes }, &parameter)?;
-    if merges || !splits {
-        return Ok(());
-    }
-    let blocks = [attention.num_rows, attention.num_heads, attention.head_size / MERGED];
-    let shared_bytes = attention.max_tiles.min(MERGED_TILES) * MERGED * 4 + attention.max_tiles * 16;
-    device.launch(MERGE[size], Grid { blocks, threads: THREADS, shared_bytes }, &parameter)
+    if splits && !merges { merge::merge_parts(device, attention) } else { Ok(()) }
 }

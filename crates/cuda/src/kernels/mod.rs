@@ -10,6 +10,7 @@ pub(crate) mod experts;
 pub(crate) mod fast;
 pub(crate) mod flash;
 pub(crate) mod linear;
+pub(crate) mod merge;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod rows;
@@ -52,6 +53,7 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!("fast", fast::KERNELS),
     kernel_file!("flash", flash::KERNELS),
     kernel_file!("linear", linear::KERNELS),
+    kernel_file!("merge", merge::KERNELS),
     kernel_file!("norm", norm::KERNELS),
     kernel_file!("pack", pack::KERNELS),
     kernel_file!("rows", rows::KERNELS),

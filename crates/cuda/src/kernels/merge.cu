@@ -1,0 +1,194 @@
+// Merges the tiles of rows that were shared out over blocks: the arithmetic of attention.cu and decode.cu to the bit.
+//
+// What tiles count is computed for all of them at once, out of the largest score so far, which is exact; the sums follow in ascending order.
+// Tiles come into shared memory as many at a time as have room there: what is on its way together does not wait for each other.
+
+// Bytes of shared memory for tiles: what four numbers for each tile leave.
+DEVICE u32 room_for_tiles(const Attention& a) {
+    u32 shared_bytes;
+    asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(shared_bytes));
+    return shared_bytes - sizeof(float4) * a.max_tiles;
+}
+
+// Of tiles of any kind and heads of any size, by 128 threads for a head; blockIdx: x = row, y = head.
+KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
+    extern __shared__ uint4 shared_tiles[];
+    u32 stage_bytes = room_for_tiles(a);
+    float* stage = (float*)shared_tiles;
+    float* counts = (float*)((u8*)shared_tiles + stage_bytes);  // [tiles][keep, add, sum]
+    __shared__ float warp_largest[4];
+    begin();
+    u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 position = a.positions[row];
+    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    u32 begin_tile = first / a.tile_len, num_tiles = position / a.tile_len + 1 - begin_tile;
+    u64 head = (u64)row * a.num_heads + blockIdx.y;
+    const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + TILE_EXTRA);
+    u32 pitch = hs + TILE_EXTRA, stage_tiles = stage_bytes / 4 / pitch;
+    auto bring = [&](u32 base) {
+        u32 len = min(stage_tiles, num_tiles - base) * pitch;
+        const float* numbers = from + (u64)base * pitch;
+        if (pitch % 4 == 0)
+            for (u32 i = threadIdx.x; i < len / 4; i += 128) copy_async(shared_address(stage) + i * 16, numbers + i * 4, true);
+        else
+            for (u32 i = threadIdx.x; i < len; i += 128) stage[i] = numbers[i];
+        copy_async_commit();
+    };
+    bring(0);
+    float before = __int_as_float(0xff800000);
+    for (u32 base = 0; base < num_tiles; base += 128) {
+        u32 tile = base + threadIdx.x;
+        float here = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs] : __int_as_float(0xff800000);
+        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs + 1] : 0.0f;
+        float so_far = here;
+        for (int i = 1; i < 32; i *= 2) {
+            float other = __shfl_up_sync(FULL_WARP, so_far, i);
+            if ((int)lane >= i) so_far = fmaxf(so_far, other);
+        }
+        if (lane == 31) warp_largest[warp] = so_far;
+        __syncthreads();
+        float earlier = before;
+        for (u32 w = 0; w < warp; w++) earlier = fmaxf(earlier, warp_largest[w]);
+        float neighbour = __shfl_up_sync(FULL_WARP, so_far, 1);
+        float previous = lane == 0 ? earlier : fmaxf(earlier, neighbour);
+        so_far = fmaxf(so_far, earlier);
+        if (tile < num_tiles) {
+            bool of_two = a.tile_len == FLASH_TILE;
+            counts[3 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
+            counts[3 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+            counts[3 * tile + 2] = tile_sum;
+        }
+        for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
+        __syncthreads();
+    }
+    // Two dimensions a thread at most.
+    float sum = 0.0f, value[2] = {0.0f, 0.0f};
+    for (u32 base = 0; base < num_tiles; base += stage_tiles) {
+        if (base > 0) {
+            __syncthreads();
+            bring(base);
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+#pragma unroll 8
+        for (u32 tile = base; tile < min(base + stage_tiles, num_tiles); tile++) {
+            float keep = counts[3 * tile], add = counts[3 * tile + 1];
+            const float* numbers = stage + (tile - base) * pitch;
+            sum = joined(sum, keep, counts[3 * tile + 2], add);
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+                if (threadIdx.x + i * 128 < hs) value[i] = joined(value[i], keep, numbers[threadIdx.x + i * 128], add);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+        if (threadIdx.x + i * 128 < hs) a.out[head * hs + threadIdx.x + i * 128] = __fdiv_rn(value[i], sum);
+}
+
+// Of tiles on the tensor cores, by 128 threads for 32 dimensions of a head; blockIdx: x = row, y = head, z = which dimensions.
+static const u32 MERGED = 32;
+
+template <int HS>
+DEVICE void merge_part(const Attention& a) {
+    static const u32 PITCH = HS + TILE_EXTRA;
+    extern __shared__ uint4 shared_tiles[];
+    __shared__ float warp_largest[4];
+    u32 num_staged = room_for_tiles(a) / (MERGED * 4);
+    float* stage = (float*)shared_tiles;                                     // [tile][dimension]
+    float4* counts = (float4*)((u8*)shared_tiles + num_staged * MERGED * 4);  // of each tile: keep, add, sum
+    let_next_start();
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = a.positions[blockIdx.x];
+    u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    u32 begin_tile = first / FLASH_TILE, num_tiles = position / FLASH_TILE + 1 - begin_tile;
+    u64 head = (u64)blockIdx.x * a.num_heads + blockIdx.y;
+    const float* from = a.partial + (head * a.max_tiles + begin_tile) * PITCH;
+    const float* numbers = from + blockIdx.z * MERGED + threadIdx.x % 8 * 4;
+    auto bring = [&](u32 base) {
+        u32 end = min(num_staged, num_tiles - base);
+#pragma unroll 4
+        for (u32 tile = threadIdx.x / 8; tile < end; tile += 16)
+            copy_async(shared_address(stage) + tile * MERGED * 4 + threadIdx.x % 8 * 16, numbers + (base + tile) * (u64)PITCH, true);
+        copy_async_commit();
+        return end;
+    };
+    wait_for_previous();
+    // A thread has some neighbouring tiles.
+    const float nothing = __int_as_float(0xff800000);
+    u32 each = (num_tiles + 127) / 128, my_first = min(threadIdx.x * each, num_tiles), my_end = min(my_first + each, num_tiles);
+    float largest = nothing;
+#pragma unroll 2
+    for (u32 tile = my_first; tile < my_end; tile++) {
+        float2 of_tile = __ldcg((const float2*)(from + tile * (u64)PITCH + HS));
+        counts[tile] = make_float4(of_tile.x, 0.0f, of_tile.y, 0.0f);
+        largest = fmaxf(largest, of_tile.x);
+    }
+    u32 end = bring(0);
+    // The largest of all before them.
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        float other = __shfl_up_sync(FULL_WARP, largest, i);
+        if ((int)lane >= i) largest = fmaxf(largest, other);
+    }
+    if (lane == 31) warp_largest[warp] = largest;
+    float before = __shfl_up_sync(FULL_WARP, largest, 1);
+    if (lane == 0) before = nothing;
+    __syncthreads();
+#pragma unroll
+    for (u32 w = 0; w < 3; w++)
+        if (w < warp) before = fmaxf(before, warp_largest[w]);
+#pragma unroll 1
+    for (u32 tile = my_first; tile < my_end; tile++) {
+        float here = counts[tile].x, so_far = fmaxf(before, here);
+        counts[tile].x = share<true>(before, so_far);
+        counts[tile].y = share<true>(here, so_far);
+        before = so_far;
+    }
+    float sum = 0.0f, value = 0.0f;
+    for (u32 base = 0;;) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (warp == 0) {
+            const float4* count = counts + base;
+            const float* number = stage + lane;
+            auto join = [&](const float4& c, float n) {
+                sum = joined(sum, c.x, c.z, c.y);
+                value = joined(value, c.x, n, c.y);
+            };
+            // Read well ahead of use: by the time of eight tiles.
+            static const u32 AHEAD = 8;
+            u32 tile = 0, whole = end / AHEAD * AHEAD;
+            float4 c[AHEAD];
+            float n[AHEAD];
+            auto read = [&](u32 i, u32 from) {
+                c[i] = count[from];
+                n[i] = number[from * MERGED];
+            };
+            if (whole > 0)
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) read(i, i);
+#pragma unroll 1
+            for (; tile < whole; tile += AHEAD) {
+                bool has_more = tile + AHEAD < whole;
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) {
+                    join(c[i], n[i]);
+                    if (has_more) read(i, tile + i + AHEAD);
+                }
+            }
+#pragma unroll 1
+            for (; tile < end; tile++) join(count[tile], number[tile * MERGED]);
+        }
+        base += end;
+        if (base >= num_tiles) break;
+        __syncthreads();
+        end = bring(base);
+    }
+    if (warp == 0) a.out[head * HS + blockIdx.z * MERGED + lane] = __fdiv_rn(value, sum);
+}
+
+#define MERGE_PART(HS) \
+    KERNEL void __launch_bounds__(128, 1) merge_part_##HS(Attention a) { merge_part<HS>(a); }
+
+MERGE_PART(64)
+MERGE_PART(128)
+MERGE_PART(256)
