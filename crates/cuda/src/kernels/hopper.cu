@@ -43,6 +43,15 @@ DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
                  : "memory");
 }
 
+// ... of what is read once: the first to make room in the second cache.
+DEVICE void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
 // Registers move from the warps that copy to those that multiply.
 template <int COUNT>
 DEVICE void release_registers() {

@@ -213,9 +213,12 @@ DEVICE uint4 load_if(u32 from, bool is_there) {
     return v;
 }
 
-// 16 bytes of weights into shared memory: read once, in whole lines.
+// 16 bytes of weights into shared memory: read once, in whole lines, which are the first to make room in the second cache: for code and
+// tables, which are read again.
 DEVICE void copy_streaming(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
 }
 
 // A ring of so many chunks of a format.

@@ -190,6 +190,8 @@ struct WideShape {
     // Weights come from memory, x from the second cache: they get what room is left.
     static const u32 ROOM = (BLOCKS == 2 ? 111 : 223) * 1024 - X_STAGES * X_BYTES;
     static const u32 W_STAGES = ROOM / W_BYTES < 12 ? ROOM / W_BYTES : 12;
+    // Where a block has all rows, weights are not read again; with quantized ones it made no difference to let them go.
+    static const bool READS_ONCE = N < 128 && (F == F16 || F == BF16);
 };
 
 // blockIdx: x = rows, y = outputs; when SPLIT, z = some of the slices. When GATED, four of the eight tiles are the gate's, and four the
@@ -241,8 +243,14 @@ DEVICE void wide(const Linear& p) {
                 barrier_expect(barrier, S::W_BYTES);
                 u32 to = w_address + weights_ring.stage * S::W_BYTES;
                 static const u32 HALF = S::W_BYTES / 2;
-                copy_bulk(to, weights + (u64)chunk * S::W_BYTES, GATED ? HALF : S::W_BYTES, barrier);
-                if (GATED) copy_bulk(to + HALF, weights_up + (u64)chunk * S::W_BYTES, HALF, barrier);
+                auto copy = [&](u32 to, const u8* from, u32 bytes) {
+                    if (S::READS_ONCE)
+                        copy_bulk_once(to, from, bytes, barrier);
+                    else
+                        copy_bulk(to, from, bytes, barrier);
+                };
+                copy(to, weights + (u64)chunk * S::W_BYTES, GATED ? HALF : S::W_BYTES);
+                if (GATED) copy(to + HALF, weights_up + (u64)chunk * S::W_BYTES, HALF);
                 weights_ring.advance();
             };
             u32 brought = min(num_chunks, S::W_STAGES);
