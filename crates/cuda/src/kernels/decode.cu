@@ -1,8 +1,9 @@
 // Attention of tokens that come one by one, keys and values in panels: the arithmetic of attention.cu and flash.cu to the bit.
 //
 // A tile of keys is worked on by a team of four warps. With a row or two and few tiles a block has four teams, which merge their tiles in
-// shared memory; with more tiles every tile has a block; with still more, or more rows, the tiles of each row are shared
-// out over as many blocks as run at once. The block that ends last then merges them, or merge.cu, if they are many. With many rows a block takes all tiles of a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
+// shared memory; with more tiles every tile has a block; with still more, or more rows, the tiles of each row are shared out over as many
+// blocks as run at once. The block that ends last then merges them, or merge.cu, if they are many. With many rows a block takes all tiles of
+// a row, one after the other. Where the step allows it, the kernel also does what comes before attention: it turns the token's query and
 // key, and stores its key and value. All keys but the token's own are then older than the step, so that they are asked for before the
 // kernel's turn has come.
 //
@@ -211,46 +212,67 @@ struct Team {
 
     __device__ __forceinline__ void wait_for_each_other() const { asm volatile("bar.sync %0, 128;" ::"r"(1 + number) : "memory"); }
 
-    // A thread has half a row of a panel: whose key it is, and the block that has it.
+    // A thread knows whose key half a row of a panel is, and the block that has it.
     __device__ __forceinline__ u32 key_of(u32 tile) const { return tile * FLASH_TILE + thread / 2; }
     __device__ __forceinline__ u32 block_of(u32 tile) const {
         u32 key = key_of(tile);
         return tile < end_tile && key <= at.position ? table[key >> block_log] : 0;
     }
 
-    // Asks for the keys or values of a tile, which are in `block`: 4 pieces of 16 bytes a thread, which lie in shared memory as they do in
-    // the blocks. The token's own come from elsewhere.
+    // Asks for the keys or values of a tile, which are in `block`. The token's own come from elsewhere.
     __device__ __forceinline__ void fetch(u32 tile, u32 block, u32 values, u32 stage) const {
+        const u8* blocks = (const u8*)(values ? p.a.value_blocks : p.a.key_blocks);
+        if (STORED == STORE_Q8)
+            fetch_bytes(tile, block, blocks, stage);
+        else
+            copy_rows(tile, block, blocks, stage);
+        copy_async_commit();
+    }
+
+    __device__ __forceinline__ bool is_own(u32 key) const { return at.turns && key == at.position; }
+
+    // Keys or values of 16 bits lie in shared memory as they do in the blocks. A warp copies whole lines: four rows of a panel at a time, of
+    // the 16 that are its own. Eight rows are in one block.
+    __device__ __forceinline__ void copy_rows(u32 tile, u32 block, const u8* blocks, u32 stage) const {
         const Attention& a = p.a;
-        u32 r = thread / 2, key = key_of(tile), offset = key & (a.block_len - 1);
-        bool seen = key <= at.position;
-        if (tile < end_tile && !(at.turns && key == at.position)) {
-            const u8* blocks = (const u8*)(values ? a.value_blocks : a.key_blocks);
+        if (tile >= end_tile) return;
+        u32 r = warp * 16 + lane / 8, to = base + stage * STAGE_BYTES + r * 128 + lane % 8 * 16;
+        u32 block_bytes = (a.num_kv_heads * PANELS * 128) << block_log;
 #pragma unroll
-            for (u32 panel = 0; panel < PANELS; panel++) {
-                u32 to = base + stage * STAGE_BYTES + panel * PANEL_BYTES + r * 128;
-                if (STORED == STORE_Q8) {
-                    // Half a row of a panel is a group.
-                    u64 place = ((((u64)block * a.num_kv_heads + at.kv_head) << block_log) + offset) * HS + panel * 64 + thread % 2 * 32;
-                    u16 scale = q8_scale(blocks, a.num_stored, place);
-                    uint4 bytes[2] = {((const uint4*)(blocks + place))[0], ((const uint4*)(blocks + place))[1]};
+        for (u32 half = 0; half < 2; half++) {
+            u32 first = tile * FLASH_TILE + r + half * 8, offset = first & (a.block_len - 1);
+            u32 within = (((at.kv_head * PANELS) << block_log) + offset) * 128 + lane % 8 * 16;
+            const u8* from = blocks + (u64)__shfl_sync(FULL_WARP, block, half * 16) * block_bytes + within;
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) {
-                        uint4 pair = bytes[i / 2];
-                        uint4 halves = q8_to_halves(i % 2 ? make_uint2(pair.z, pair.w) : make_uint2(pair.x, pair.y), scale);
-                        if (!seen) halves = make_uint4(0, 0, 0, 0);
-                        store_shared(to + ((thread % 2 * 4 + i) ^ r % 8) * 16, halves);
-                    }
-                } else {
-                    u32 within = (((at.kv_head * PANELS + panel) << block_log) + offset) * 128 + thread % 2 * 64;
-                    u32 block_bytes = (a.num_kv_heads * PANELS * 128) << block_log;
-                    const u8* from = blocks + (u64)block * block_bytes + within;
+            for (u32 four = 0; four < 2; four++) {
+                u32 key = first + four * 4;
+                if (is_own(key)) continue;
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) copy_async(to + thread % 2 * 64 + i * 16, from + i * 16, seen);
-                }
+                for (u32 panel = 0; panel < PANELS; panel++)
+                    copy_async(to + panel * PANEL_BYTES + half * 1024 + four * 512, from + (panel << block_log) * 128 + four * 512, key <= at.position);
             }
         }
-        copy_async_commit();
+    }
+
+    // Those of 8 bits become f16 on the way: half a row of a panel, which is a group, a thread.
+    __device__ __forceinline__ void fetch_bytes(u32 tile, u32 block, const u8* blocks, u32 stage) const {
+        const Attention& a = p.a;
+        u32 r = thread / 2, key = key_of(tile), offset = key & (a.block_len - 1);
+        if (tile >= end_tile || is_own(key)) return;
+#pragma unroll
+        for (u32 panel = 0; panel < PANELS; panel++) {
+            u32 to = base + stage * STAGE_BYTES + panel * PANEL_BYTES + r * 128;
+            u64 place = ((((u64)block * a.num_kv_heads + at.kv_head) << block_log) + offset) * HS + panel * 64 + thread % 2 * 32;
+            u16 scale = q8_scale(blocks, a.num_stored, place);
+            uint4 bytes[2] = {((const uint4*)(blocks + place))[0], ((const uint4*)(blocks + place))[1]};
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                uint4 pair = bytes[i / 2];
+                uint4 halves = q8_to_halves(i % 2 ? make_uint2(pair.z, pair.w) : make_uint2(pair.x, pair.y), scale);
+                if (key > at.position) halves = make_uint4(0, 0, 0, 0);
+                store_shared(to + ((thread % 2 * 4 + i) ^ r % 8) * 16, halves);
+            }
+        }
     }
 
     // The token's key, turned, and value, for whoever has its tile.
@@ -411,7 +433,6 @@ DEVICE void attend_one(const OneToken& p) {
     u32 block = team.block_of(begin_tile), next_block = TAKE != ONE ? team.block_of(begin_tile + 1) : 0;
     team.fetch(begin_tile, block, 0, 0);
     team.fetch(begin_tile, block, 1, 1);
-    if (TAKE != ONE) team.fetch(begin_tile + 1, next_block, 0, 2);
     clear_queries(queries, at.heads);
     if (at.turns) wait_for_previous();
     bool has_own = at.turns && end_tile == at.lowest + at.num_tiles;
@@ -437,7 +458,7 @@ DEVICE void attend_one(const OneToken& p) {
         }
         team.wait_for_each_other();
         // Nobody reads the values of the tile before any more.
-        if (TAKE != ONE && tile > begin_tile) team.fetch(tile + 1, next_block, 0, next_stage);
+        if (TAKE != ONE) team.fetch(tile + 1, next_block, 0, next_stage);
         float score[2][4], largest[2];
         team.score(score, tile, key_stage);
         team.wait_for_each_other();
