@@ -1,13 +1,13 @@
 // Merges the tiles of rows that were shared out over blocks: the arithmetic of attention.cu and decode.cu to the bit.
 //
 // What tiles count is computed for all of them at once, out of the largest score so far, which is exact; the sums follow in ascending order.
-// Tiles come into shared memory as many at a time as have room there: what is on its way together does not wait for each other.
+// Tiles come as many at a time as there is room for: what is on its way together does not wait for each other.
 
-// Bytes of shared memory for tiles: what four numbers for each tile leave.
+// Bytes of shared memory for tiles: what three numbers for each tile leave.
 DEVICE u32 room_for_tiles(const Attention& a) {
     u32 shared_bytes;
     asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(shared_bytes));
-    return shared_bytes - sizeof(float4) * a.max_tiles;
+    return shared_bytes - 3 * sizeof(float) * a.max_tiles;
 }
 
 // Of tiles of any kind and heads of any size, by 128 threads for a head; blockIdx: x = row, y = head.
@@ -86,43 +86,58 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
 }
 
 // Of tiles on the tensor cores, by 128 threads for 32 dimensions of a head; blockIdx: x = row, y = head, z = which dimensions.
+//
+// Tiles wait in registers for what they count. That is multiplied in by all threads, so that a fused operation a tile is left to be done in
+// order: by a warp for the values, and by another for the weights.
 static const u32 MERGED = 32;
 
 template <int HS>
 DEVICE void merge_part(const Attention& a) {
-    static const u32 PITCH = HS + TILE_EXTRA;
+    static const u32 PITCH = HS + TILE_EXTRA, HELD = 16, SIDE_BY_SIDE = 16;
     extern __shared__ uint4 shared_tiles[];
-    __shared__ float warp_largest[4];
-    u32 num_staged = room_for_tiles(a) / (MERGED * 4);
-    float* stage = (float*)shared_tiles;                                     // [tile][dimension]
-    float4* counts = (float4*)((u8*)shared_tiles + num_staged * MERGED * 4);  // of each tile: keep, add, sum
+    __shared__ float warp_largest[4], total;
+    u32 stage_bytes = room_for_tiles(a);
+    float* stage = (float*)shared_tiles;                       // [tile][dimension], as they are added
+    float* keeps = (float*)((u8*)shared_tiles + stage_bytes);  // of each tile: what is kept of the sums before it
+    float* adds = keeps + a.max_tiles;
+    float* sums = adds + a.max_tiles;
     let_next_start();
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = a.positions[blockIdx.x];
     u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     u32 begin_tile = first / FLASH_TILE, num_tiles = position / FLASH_TILE + 1 - begin_tile;
+    u32 at_once = min(stage_bytes / (MERGED * 4), HELD * SIDE_BY_SIDE) & ~(SIDE_BY_SIDE - 1);
     u64 head = (u64)blockIdx.x * a.num_heads + blockIdx.y;
     const float* from = a.partial + (head * a.max_tiles + begin_tile) * PITCH;
-    const float* numbers = from + blockIdx.z * MERGED + threadIdx.x % 8 * 4;
-    auto bring = [&](u32 base) {
-        u32 end = min(num_staged, num_tiles - base);
-#pragma unroll 4
-        for (u32 tile = threadIdx.x / 8; tile < end; tile += 16)
-            copy_async(shared_address(stage) + tile * MERGED * 4 + threadIdx.x % 8 * 16, numbers + (base + tile) * (u64)PITCH, true);
-        copy_async_commit();
-        return end;
-    };
-    wait_for_previous();
-    // A thread has some neighbouring tiles.
-    const float nothing = __int_as_float(0xff800000);
+    // A thread has four dimensions of some tiles, and what some neighbouring tiles count.
+    u32 my_row = threadIdx.x / 8, my_dimension = threadIdx.x % 8 * 4;
     u32 each = (num_tiles + 127) / 128, my_first = min(threadIdx.x * each, num_tiles), my_end = min(my_first + each, num_tiles);
+    const float* numbers = from + blockIdx.z * MERGED + my_dimension + my_row * PITCH;
+    float4 held[HELD];
+    auto hold = [&](u32 base) {
+        u32 end = min(at_once, num_tiles - base);
+#pragma unroll
+        for (u32 k = 0; k < HELD; k++)
+            if (my_row + k * SIDE_BY_SIDE < end) held[k] = __ldcg((const float4*)(numbers + (base + k * SIDE_BY_SIDE) * (u64)PITCH));
+    };
+    auto of_tile = [&](u32 tile) { return __ldcg((const float2*)(from + tile * (u64)PITCH + HS)); };
+    const float nothing = __int_as_float(0xff800000);
+    float2 near[2] = {make_float2(nothing, 0.0f), make_float2(nothing, 0.0f)};
+    wait_for_previous();
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+        if (my_first + i < my_end) near[i] = of_tile(my_first + i);
+    hold(0);
     float largest = nothing;
-#pragma unroll 2
-    for (u32 tile = my_first; tile < my_end; tile++) {
-        float2 of_tile = __ldcg((const float2*)(from + tile * (u64)PITCH + HS));
-        counts[tile] = make_float4(of_tile.x, 0.0f, of_tile.y, 0.0f);
-        largest = fmaxf(largest, of_tile.x);
-    }
-    u32 end = bring(0);
+    auto note = [&](u32 tile, float2 numbers) {
+        keeps[tile] = numbers.x;
+        sums[tile] = numbers.y;
+        largest = fmaxf(largest, numbers.x);
+    };
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+        if (my_first + i < my_end) note(my_first + i, near[i]);
+#pragma unroll 1
+    for (u32 tile = my_first + 2; tile < my_end; tile++) note(tile, of_tile(tile));
     // The largest of all before them.
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
@@ -138,52 +153,43 @@ DEVICE void merge_part(const Attention& a) {
         if (w < warp) before = fmaxf(before, warp_largest[w]);
 #pragma unroll 1
     for (u32 tile = my_first; tile < my_end; tile++) {
-        float here = counts[tile].x, so_far = fmaxf(before, here);
-        counts[tile].x = share<true>(before, so_far);
-        counts[tile].y = share<true>(here, so_far);
+        float here = keeps[tile], so_far = fmaxf(before, here), add = share<true>(here, so_far);
+        keeps[tile] = share<true>(before, so_far);
+        adds[tile] = add;
+        sums[tile] = __fmul_rn(sums[tile], add);
         before = so_far;
     }
-    float sum = 0.0f, value = 0.0f;
+    __syncthreads();
+    float result = 0.0f;
+#pragma unroll 1
     for (u32 base = 0;;) {
-        copy_async_wait<0>();
-        __syncthreads();
-        if (warp == 0) {
-            const float4* count = counts + base;
-            const float* number = stage + lane;
-            auto join = [&](const float4& c, float n) {
-                sum = joined(sum, c.x, c.z, c.y);
-                value = joined(value, c.x, n, c.y);
-            };
-            // Read well ahead of use: by the time of eight tiles.
-            static const u32 AHEAD = 8;
-            u32 tile = 0, whole = end / AHEAD * AHEAD;
-            float4 c[AHEAD];
-            float n[AHEAD];
-            auto read = [&](u32 i, u32 from) {
-                c[i] = count[from];
-                n[i] = number[from * MERGED];
-            };
-            if (whole > 0)
+        u32 end = min(at_once, num_tiles - base);
 #pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) read(i, i);
-#pragma unroll 1
-            for (; tile < whole; tile += AHEAD) {
-                bool has_more = tile + AHEAD < whole;
-#pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) {
-                    join(c[i], n[i]);
-                    if (has_more) read(i, tile + i + AHEAD);
-                }
-            }
-#pragma unroll 1
-            for (; tile < end; tile++) join(count[tile], number[tile * MERGED]);
+        for (u32 k = 0; k < HELD; k++) {
+            u32 tile = my_row + k * SIDE_BY_SIDE;
+            if (tile >= end) break;
+            float add = adds[base + tile];
+            *(float4*)(stage + tile * MERGED + my_dimension) =
+                make_float4(__fmul_rn(held[k].x, add), __fmul_rn(held[k].y, add), __fmul_rn(held[k].z, add), __fmul_rn(held[k].w, add));
         }
-        base += end;
-        if (base >= num_tiles) break;
         __syncthreads();
-        end = bring(base);
+        bool has_more = base + end < num_tiles;
+        if (has_more) hold(base + end);
+        // A warp for the values, and one for the weights.
+        if (warp < 2) {
+            const float* keep = keeps + base;
+            const float* number = warp == 0 ? stage + lane : sums + base;
+            u32 stride = warp == 0 ? MERGED : 1;
+#pragma unroll 8
+            for (u32 tile = 0; tile < end; tile++) result = __fmaf_rn(result, keep[tile], number[tile * stride]);
+        }
+        if (!has_more) break;
+        base += end;
+        __syncthreads();
     }
-    if (warp == 0) a.out[head * HS + blockIdx.z * MERGED + lane] = __fdiv_rn(value, sum);
+    if (threadIdx.x == 32) total = result;
+    __syncthreads();
+    if (warp == 0) a.out[head * HS + blockIdx.z * MERGED + lane] = __fdiv_rn(result, total);
 }
 
 #define MERGE_PART(HS) \

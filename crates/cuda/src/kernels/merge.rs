@@ -11,10 +11,15 @@ const THREADS: u32 = 128;
 /// Dimensions that a block of `merge_part` takes.
 const MERGED: u32 = 32;
 
-/// Four numbers for each tile, and `most_bytes` for tiles, or what there is room for.
+/// Tiles that a block of `merge_part` brings side by side, and at a time at most: `SIDE_BY_SIDE`, and that by `HELD`.
+const SIDE_BY_SIDE: u32 = 16;
+const AT_ONCE: u32 = 16 * SIDE_BY_SIDE;
+
+/// Three numbers for each tile, and `most_bytes` for tiles, or what there is room for: where that is next to nothing, a launch is refused.
 fn shared_bytes(device: &Device, max_tiles: u32, most_bytes: u32) -> u32 {
-    let counts_bytes = 16 * max_tiles;
-    counts_bytes + most_bytes.min(device.shared_limit.saturating_sub(counts_bytes + 1024) & !127)
+    let counts_bytes = 12 * max_tiles;
+    let room = device.shared_limit.saturating_sub(counts_bytes + 1024) & !127;
+    counts_bytes + most_bytes.min(room.max(SIDE_BY_SIDE * MERGED * 4))
 }
 
 /// Tiles of any kind.
@@ -27,8 +32,7 @@ pub(crate) fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(
 
 /// Tiles of single tokens on the tensor cores, many of them: several blocks for a head.
 pub(crate) fn merge_parts(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
-    // 512 of them at a time.
-    let stage_bytes = parameter.max_tiles.min(512) * MERGED * 4;
+    let stage_bytes = parameter.max_tiles.min(AT_ONCE) * MERGED * 4;
     let shared_bytes = shared_bytes(device, parameter.max_tiles, stage_bytes);
     let blocks = [parameter.num_rows, parameter.num_heads, parameter.head_size / MERGED];
     let size = parameter.head_size.ilog2() as usize - 5;
