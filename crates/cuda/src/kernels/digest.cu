@@ -101,7 +101,7 @@ DEVICE float race_time(const DigestQuery& query, u32 token, float handicap) {
 }
 
 DEVICE float logit_at(const DigestRows& d, u32 row, u32 token) {
-    return token < d.vocab_size ? d.logits[(u64)row * d.vocab_size + token] : -INFINITE;
+    return token < d.vocab_size ? __ldcg(d.logits + (u64)row * d.vocab_size + token) : -INFINITE;
 }
 
 // Over the 16 threads that share a block of logits.
@@ -144,7 +144,7 @@ KERNEL void digest_maxima(DigestRows d) {
 DEVICE float row_largest(const DigestRows& d, u32 row) {
     __shared__ float parts[32];
     float largest = -INFINITE;
-    for (u32 i = threadIdx.x; i < d.num_parts; i += blockDim.x) largest = fmaxf(largest, d.maxima[(u64)row * d.num_parts + i]);
+    for (u32 i = threadIdx.x; i < d.num_parts; i += blockDim.x) largest = fmaxf(largest, __ldcg(d.maxima + (u64)row * d.num_parts + i));
     largest = warp_max(largest);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
     __syncthreads();
@@ -153,7 +153,9 @@ DEVICE float row_largest(const DigestRows& d, u32 row) {
 }
 
 KERNEL void digest_weights(DigestRows d) {
-    begin();
+    wait_for_previous();
+    // Those who need the maxima alone may start now: see `digest_select`.
+    let_next_start();
     u32 row = blockIdx.y, lane = threadIdx.x % LANES;
     float largest = row_largest(d, row);
     if (!(fabsf(largest) < INFINITE)) return;
@@ -323,7 +325,7 @@ DEVICE u32 largest_but(const float* numbers, u32 len, u32 before) {
         for (u32 k = 0; k < MOST_HELD; k++) {
             if (k >= each) break;
             u32 i = threadIdx.x + k * THREADS;
-            held[k] = i < len ? ordered(numbers[i]) : 0;
+            held[k] = i < len ? ordered(__ldcg(numbers + i)) : 0;
         }
 #pragma unroll 1
         for (u32 bit = 32; bit-- > 0;) {
@@ -362,7 +364,8 @@ DEVICE void select_top(const DigestRows& d, u32 row) {
     float cut = d.num_parts < NUM_TOP ? -INFINITE : unordered(largest_but(maxima, d.num_parts, NUM_TOP - 1));
     bool is_plain = fabsf(largest) < INFINITE;
     for (u32 part = thread; part < d.num_parts && is_plain; part += blockDim.x) {
-        if (maxima[part] < cut || maxima[part] == -INFINITE) continue;
+        float part_largest = __ldcg(maxima + part);
+        if (part_largest < cut || part_largest == -INFINITE) continue;
         u32 place = atomicAdd(&num_parts_above, 1);
         if (place < MAX_PARTS_ABOVE) parts_above[place] = part;
     }
@@ -414,7 +417,10 @@ DEVICE void select_top(const DigestRows& d, u32 row) {
         out.num_top = num_top;
         out.has_all = has_all;
     }
-    if (assumes) assume_of_top(d, row, num_top, has_all);
+    if (!assumes) return;
+    // Until here nothing was read that `digest_weights` writes.
+    wait_for_previous();
+    assume_of_top(d, row, num_top, has_all);
 }
 
 // A weight in the sampler's units, rounded as it rounds.
@@ -491,9 +497,11 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     assume(d, row, num_finalists > 0 ? (u32)first : NOBODY);
 }
 
-// Three blocks of threads for each row, one for each part of the answer.
+// Three blocks of threads for each row, one for each part of the answer. The first needs logits and maxima alone, which are in the second
+// cache when all blocks of `digest_weights` have begun: it runs beside them, and reads past the first cache.
 KERNEL void digest_select(DigestRows d) {
-    begin();
+    let_next_start();
+    if (blockIdx.y > 0) wait_for_previous();
     if (blockIdx.y == 0)
         select_top(d, blockIdx.x);
     else if (blockIdx.y == 1)
