@@ -10,7 +10,10 @@ use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Routing, Tensor
 use crate::backend::{CudaBackend, Purpose, lock};
 use crate::driver::Buffer;
 use crate::experts;
-use crate::kernels::expert_products::{AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS};
+use crate::kernels::expert_products::{
+    AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS, stay_pairs,
+};
+use crate::kernels::experts::Route;
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows;
 use crate::kernels::{GROUP_COLS, Operand};
@@ -55,12 +58,50 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut T
     if !mlp.experts.iter().all(|expert| Kind::of(expert) == Some(kind)) {
         return Ok(false);
     }
-    let device = &backend.device;
-    let num_pairs = num_rows * mlp.routing.num_selected;
-    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
-    let num_items = Items::of(num_pairs, mlp.experts.len(), has_f32);
     let table = table(backend, mlp.experts)?;
     let route = experts::route(backend, mlp)?;
+    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
+    let num_pairs = num_rows * mlp.routing.num_selected;
+    let most_cols = hidden.max(kind.width);
+    let down = match !has_f32 && stay_pairs(&backend.device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
+        true => products_of_pairs(backend, mlp, kind, table, &route)?,
+        false => products_of_items(backend, mlp, kind, table, &route)?,
+    };
+    let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
+    let sum = AddExperts { y: down, weights: route.weights, out: floats_mut(out), residual: 0, cols, num_selected };
+    backend.experts_wait(sum, num_rows)?;
+    Ok(true)
+}
+
+/// Gate and up of every pair, then down; gives where the results of down are.
+fn products_of_pairs(
+    backend: &CudaBackend,
+    mlp: &ExpertMlp<'_>,
+    kind: Kind,
+    table: u64,
+    route: &Route,
+) -> Result<u64, Error> {
+    let (hidden, num_pairs) = (mlp.x.cols(), mlp.x.rows() * mlp.routing.num_selected);
+    let gated = backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?;
+    let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
+    let product = ExpertProduct { chosen: route.experts, ..gated_product(mlp, kind, table, gated) };
+    product.launch_pairs(&backend.device, kind.gated, num_pairs)?;
+    down_product(product, hidden, kind, down).launch_pairs(&backend.device, kind.down, num_pairs)?;
+    Ok(down)
+}
+
+/// The same with pairs of one expert put together.
+fn products_of_items(
+    backend: &CudaBackend,
+    mlp: &ExpertMlp<'_>,
+    kind: Kind,
+    table: u64,
+    route: &Route,
+) -> Result<u64, Error> {
+    let device = &backend.device;
+    let (hidden, num_pairs) = (mlp.x.cols(), mlp.x.rows() * mlp.routing.num_selected);
+    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
+    let num_items = Items::of(num_pairs, mlp.experts.len(), has_f32);
     let items = backend.scratch(Purpose::ExpertItems, num_items.most * ITEM_BYTES + 4)?;
     let groups = ExpertGroups {
         experts: route.experts,
@@ -75,11 +116,30 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut T
 
     let gated = backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?;
     let product = ExpertProduct {
-        experts: table,
         items,
         num_items: groups.num_items,
         order: groups.order,
         x: if kind.gated == DType::F32 { Operand::NONE } else { backend.operand(mlp.x, kind.gated)? },
+        ..gated_product(mlp, kind, table, gated)
+    };
+    product.launch(device, kind.gated, num_items)?;
+
+    let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
+    let x = gated_operand(backend, gated, num_pairs, kind)?;
+    ExpertProduct { x, ..down_product(product, hidden, kind, down) }.launch(device, kind.down, num_items)?;
+    Ok(down)
+}
+
+/// Gate and up, of rows as they are and of no pairs yet.
+fn gated_product(mlp: &ExpertMlp<'_>, kind: Kind, table: u64, gated: u64) -> ExpertProduct {
+    let hidden = mlp.x.cols();
+    ExpertProduct {
+        experts: table,
+        chosen: 0,
+        items: 0,
+        num_items: 0,
+        order: 0,
+        x: Operand::NONE,
         x_plain: floats(mlp.x),
         out: gated,
         cols: hidden as u32,
@@ -88,27 +148,21 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut T
         pairs_a_row: mlp.routing.num_selected as u32,
         first_part: 0,
         activation: rows::activation_code(mlp.activation),
-    };
-    product.launch(device, kind.gated, num_items)?;
+    }
+}
 
-    let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
-    let product = ExpertProduct {
-        x: gated_operand(backend, gated, num_pairs, kind)?,
-        x_plain: gated,
+/// Down, of what gate and up gave for the same pairs.
+fn down_product(gated: ExpertProduct, hidden: usize, kind: Kind, down: u64) -> ExpertProduct {
+    ExpertProduct {
+        x_plain: gated.out,
         out: down,
         cols: kind.width as u32,
         outputs: hidden as u32,
         slices: slices(kind.width),
         pairs_a_row: 1,
         first_part: 2,
-        ..product
-    };
-    product.launch(device, kind.down, num_items)?;
-
-    let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
-    let sum = AddExperts { y: down, weights: route.weights, out: floats_mut(out), cols, num_selected };
-    sum.launch(device, num_rows)?;
-    Ok(true)
+        ..gated
+    }
 }
 
 /// The operand of what gate and up gave, a row for each pair.

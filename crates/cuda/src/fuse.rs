@@ -1,16 +1,17 @@
 //! Operations that wait for the next one, to be done in the same launch.
 //!
 //! With a row or two a step is bound by the number of its launches as much as by its weights. So a norm waits for the products that read
-//! it, and products wait for the sum, or the gate, that their results go into; anything else that comes launches what waits first. With
-//! any number of rows the turning of queries and keys waits for the attention that reads them, and with many a pair of products for the
-//! gate that makes one of them, and the slices of a product for the norm that adds them up. The results are those of the separate kernels,
-//! to the bit, and everything that a caller could look at is written, but for the turned queries and keys, what a gate was made of and a
-//! product that goes into a sum with the norm after it: within a step nothing else reads those.
+//! it, and products wait for the sum, or the gate, that their results go into, as does what experts gave for its sum; anything else that
+//! comes launches what waits first. With any number of rows the turning of queries and keys waits for the attention that reads them, and
+//! with many a pair of products for the gate that makes one of them, and the slices of a product for the norm that adds them up. The
+//! results are those of the separate kernels, to the bit, and everything that a caller could look at is written, but for the turned queries
+//! and keys, what a gate was made of and a product that goes into a sum with the norm after it: within a step nothing else reads those.
 
 use pellucid_tensor::{DType, Error};
 
 use crate::backend::{CudaBackend, lock};
 use crate::driver::Buffer;
+use crate::kernels::expert_products::AddExperts;
 use crate::kernels::linear::{self, LinearProduct, Maxima, SliceSums};
 use crate::kernels::norm::{self, Norm};
 use crate::kernels::store::{self, TurnParameter};
@@ -30,6 +31,11 @@ enum Waiting {
         dtype: DType,
     },
     Turn(TurnParameter),
+    /// What experts gave, to be added up.
+    Experts {
+        sum: AddExperts,
+        num_rows: usize,
+    },
     /// What a product of some rows left to be added up.
     Slices(LinearProduct),
     /// Of many rows, a pair that may be a gate and what it gates.
@@ -70,6 +76,7 @@ impl CudaBackend {
                 product.launch_few(&self.device, dtype)
             }
             Some(Waiting::Turn(turn)) => store::turn_and_store(&self.device, &turn),
+            Some(Waiting::Experts { sum, num_rows }) => sum.launch(&self.device, num_rows),
             Some(Waiting::Pair { product, dtype }) => {
                 let left = wide::launch(&self.device, dtype, product, |_| unreachable!("pairs are whole"))?;
                 assert!(left.is_none());
@@ -180,9 +187,26 @@ impl CudaBackend {
         }
     }
 
-    /// Takes over a sum `x += y` whose y is the product that waits, and launches both. False when it is not.
+    /// Adds up what experts gave, or lets it wait for the sum that it goes into.
+    pub(crate) fn experts_wait(&self, sum: AddExperts, num_rows: usize) -> Result<(), Error> {
+        if !self.may_wait(num_rows) {
+            return sum.launch(&self.device, num_rows);
+        }
+        lock(&self.fusion).waiting = Some(Waiting::Experts { sum, num_rows });
+        Ok(())
+    }
+
+    /// Takes over a sum `x += y` whose y is the product that waits, or what experts gave, and launches both. False when it is neither.
     pub(crate) fn sum_joins(&self, y: u64, x: u64) -> Result<bool, Error> {
-        self.joins(|product| product.add_to(y, x))
+        if let Some(Waiting::Experts { sum, .. }) = &mut lock(&self.fusion).waiting
+            && sum.out == y
+        {
+            sum.residual = x;
+        } else {
+            return self.joins(|product| product.add_to(y, x));
+        }
+        self.settle()?;
+        Ok(true)
     }
 
     /// The same for `gate = activation(gate) * up`. A pair of many rows goes on waiting.

@@ -183,14 +183,6 @@ KERNEL void digest_weights(DigestRows d) {
     }
 }
 
-// A number that orders as the logit does, both zeros being one.
-DEVICE u32 ordered(float logit) {
-    u32 bits = __float_as_uint(logit == 0.0f ? 0.0f : logit);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-DEVICE float unordered(u32 number) { return __uint_as_float(number >> 31 ? number & 0x7fffffffu : ~number); }
-
 // What the block sorts.
 extern __shared__ u64 keys[];
 

@@ -2,8 +2,9 @@
 // tables on the device.
 //
 // A pair is a row and one of its experts. Pairs of the same expert are put side by side, and up to eight of them, the rows of one mma, are an
-// item; or up to 32, where experts have many. A block takes an item and a few tiles of 16 outputs. The sums are those of linear.cu to the bit: the same slices of the
-// columns, the same steps of 16, slices added in ascending order.
+// item; or up to 32, where experts have many. A block takes an item and a few tiles of 16 outputs. Where rows are so few that hardly two of
+// them share an expert, nothing is put together: a block takes a pair, and makes the operand of its row as well. The sums are those of
+// linear.cu to the bit: the same slices of the columns, the same steps of 16, slices added in ascending order.
 //
 // Bytes moved: the weights of an expert once for every item, from the second cache but for the first. With few rows the bound is memory.
 
@@ -71,11 +72,12 @@ KERNEL void __launch_bounds__(GROUP_THREADS, 1) group_experts(ExpertGroups g) {
 
 struct ExpertProduct {
     const ExpertWeights* experts;
+    const u32* chosen;     // of each pair, for `expert_pair`; the others have items
     const ExpertItem* items;
     const u32* num_items;
     const u32* order;
     Operand x;
-    const float* x_plain;  // for weights of f32
+    const float* x_plain;  // for weights of f32, and for `expert_pair`
     float* out;            // [pairs][outputs]
     u32 cols, outputs, slices;
     u32 pairs_a_row;       // that share a row of x, one after the other
@@ -176,6 +178,91 @@ DEVICE void expert_tiles(const ExpertProduct& p) {
     }
 }
 
+// The operand of a row in shared memory, its columns in order, filled up to whole groups; `held` as for `write_operand`. Returns the factor.
+template <bool IS_BF16>
+DEVICE float pair_operand(const float* x, u32 cols, const float (&held)[HELD], u16* to) {
+    u32 rest = threadIdx.x + HELD * blockDim.x, forward = 127;
+    if (!IS_BF16) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) largest = fmaxf(largest, magnitude(held[k]));
+#pragma unroll 1
+        for (u32 i = rest; i < cols; i += blockDim.x) largest = fmaxf(largest, magnitude(x[i]));
+        forward = forward_exponent(block_max(largest));
+    }
+    auto rounded = [&](float x) { return IS_BF16 ? float_to_bf16(x) : float_to_half(__fmul_rn(x, power(forward))); };
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (threadIdx.x + k * blockDim.x < cols) to[threadIdx.x + k * blockDim.x] = rounded(held[k]);
+#pragma unroll 1
+    for (u32 i = rest; i < cols; i += blockDim.x) to[i] = rounded(x[i]);
+#pragma unroll 1
+    for (u32 i = cols + threadIdx.x; i < num_groups(cols) * 256; i += blockDim.x) to[i] = 0;
+    __syncthreads();
+    return power(254 - forward);
+}
+
+// One pair: blockIdx.x. A warp takes a slice of a part of a tile. The block takes as many tiles at once as it has warps for, and all others
+// that are gridDim.y such sets apart: their weights are asked for while those before them are multiplied.
+template <int F, u32 PARTS>
+DEVICE void expert_pair(const ExpertProduct& p) {
+    typedef Weights<F> W;
+    extern __shared__ u16 operand[];
+    __shared__ float partial[2][EXPERT_WARPS][16];
+    begin();
+    u32 pair = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const float* x = p.x_plain + (u64)(pair / p.pairs_a_row) * p.cols;
+    float held[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) held[k] = threadIdx.x + k * blockDim.x < p.cols ? x[threadIdx.x + k * blockDim.x] : 0.0f;
+    const ExpertWeights& expert = p.experts[p.chosen[pair]];
+    u32 tile_warps = p.slices * PARTS, tiles_at_once = EXPERT_WARPS / tile_warps, stride = gridDim.y * tiles_at_once;
+    u32 first = blockIdx.y * tiles_at_once, tile = first + warp / tile_warps, num_tiles = (p.outputs + 15) / 16;
+    u32 slice = warp % p.slices, begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols, p.slices, slice + 1);
+    const u8* matrix = expert.weight[p.first_part + warp / p.slices % PARTS];
+    const u8* weights = group_weights<W>(matrix, tile, begin_group, p.cols);
+    typename W::Raw raw[4];
+    if (tile < num_tiles)
+#pragma unroll
+        for (int i = 0; i < 4; i++) W::template load<FromDevice>(raw[i], chunk_of<W>(weights, i), i, lane);
+    float scale = pair_operand<F == BF16>(x, p.cols, held, operand);
+
+    for (u32 round = 0; first < num_tiles; first += stride, tile += stride, round ^= 1) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        // Every lane has columns of the one row: what the mma makes of the seven copies is not looked at.
+        const u16* from = operand + begin_group * 256 + 2 * t;
+        for (u32 group = begin_group; group < end_group && tile < num_tiles; group++) {
+            bool is_last = group + 1 == end_group, has_more = !is_last || tile + stride < num_tiles;
+            weights = is_last ? group_weights<W>(matrix, tile + stride, begin_group, p.cols) : weights + group_stride<W>();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 a[4][4];
+#pragma unroll
+                for (int s = 0; s < 4; s++) W::decode(a[s], raw[i], s);
+                if (has_more) W::template load<FromDevice>(raw[i], chunk_of<W>(weights, i), i, lane);
+#pragma unroll
+                for (int s = 0; s < 4; s++) multiply<F>(sum, a[s], *(const u32*)(from + s * 16), *(const u32*)(from + s * 16 + 8));
+                from += 64;
+            }
+        }
+        if (t == 0) {
+            partial[round][warp][g] = grown<W>(sum[0]);
+            partial[round][warp][g + 8] = grown<W>(sum[2]);
+        }
+        __syncthreads();
+        u32 of_tile = threadIdx.x / 16 * tile_warps, output = first * 16 + threadIdx.x;
+        if (threadIdx.x >= tiles_at_once * 16 || output >= p.outputs) continue;
+        float value[PARTS];
+#pragma unroll
+        for (u32 k = 0; k < PARTS; k++) {
+            float total = partial[round][of_tile + k * p.slices][threadIdx.x % 16];
+            for (u32 n = 1; n < p.slices; n++) total = __fadd_rn(total, partial[round][of_tile + k * p.slices + n][threadIdx.x % 16]);
+            value[k] = finished(total, scale, expert.bias[p.first_part + k], output);
+        }
+        write_expert<PARTS>(p, pair, output, value);
+    }
+}
+
 // Weights of f32, as `linear_f32` multiplies them: a warp for each output and item, whose rows are eight at most.
 template <u32 PARTS>
 DEVICE void expert_outputs(const ExpertProduct& p) {
@@ -222,7 +309,9 @@ DEVICE void expert_outputs(const ExpertProduct& p) {
     KERNEL void __launch_bounds__(512, 1) expert_gated_##NAME(ExpertProduct p) { expert_tiles<F, 2, 1>(p); }   \
     KERNEL void __launch_bounds__(512, 1) expert_down_##NAME(ExpertProduct p) { expert_tiles<F, 1, 1>(p); }    \
     KERNEL void __launch_bounds__(512, 1) expert_gated32_##NAME(ExpertProduct p) { expert_tiles<F, 2, 4>(p); } \
-    KERNEL void __launch_bounds__(512, 1) expert_down32_##NAME(ExpertProduct p) { expert_tiles<F, 1, 4>(p); }
+    KERNEL void __launch_bounds__(512, 1) expert_down32_##NAME(ExpertProduct p) { expert_tiles<F, 1, 4>(p); }  \
+    KERNEL void __launch_bounds__(512, 1) expert_pair_gated_##NAME(ExpertProduct p) { expert_pair<F, 2>(p); }  \
+    KERNEL void __launch_bounds__(512, 1) expert_pair_down_##NAME(ExpertProduct p) { expert_pair<F, 1>(p); }
 
 EXPERTS(f16, F16)
 EXPERTS(bf16, BF16)
@@ -239,6 +328,7 @@ struct AddExperts {
     const float* y;        // [pairs][cols]
     const float* weights;  // of each pair
     float* out;            // [rows][cols]
+    float* residual;       // the sum is added to this as well; may be null
     u32 cols, num_selected;
 };
 
@@ -253,5 +343,7 @@ KERNEL void add_experts(AddExperts a) {
         u64 pair = (u64)row * a.num_selected + k;
         total = __fadd_rn(total, __fmul_rn(a.weights[pair], a.y[pair * a.cols + col]));
     }
-    a.out[(u64)row * a.cols + col] = total;
+    u64 place = (u64)row * a.cols + col;
+    a.out[place] = total;
+    if (a.residual) a.residual[place] = __fadd_rn(a.residual[place], total);
 }

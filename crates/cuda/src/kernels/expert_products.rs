@@ -2,7 +2,7 @@
 
 use pellucid_tensor::{DType, Error};
 
-use super::Operand;
+use super::{GROUP_COLS, Operand};
 use crate::driver::{Device, Grid};
 
 macro_rules! expert_kernels {
@@ -17,6 +17,8 @@ macro_rules! expert_kernels {
                 concat!("expert_down_", $format),
                 concat!("expert_gated32_", $format),
                 concat!("expert_down32_", $format),
+                concat!("expert_pair_gated_", $format),
+                concat!("expert_pair_down_", $format),
             )*
         ]
     };
@@ -78,6 +80,7 @@ impl ExpertGroups {
 #[repr(C)]
 pub(crate) struct ExpertProduct {
     pub(crate) experts: u64,
+    pub(crate) chosen: u64,
     pub(crate) items: u64,
     pub(crate) num_items: u64,
     pub(crate) order: u64,
@@ -95,21 +98,63 @@ pub(crate) struct ExpertProduct {
 impl ExpertProduct {
     /// Gate and up in one where the product begins with the gate, else down.
     pub(crate) fn launch(&self, device: &Device, dtype: DType, items: Items) -> Result<(), Error> {
-        let is_gated = self.first_part == 0;
-        let parts = if is_gated { 2 } else { 1 };
         let (outputs_at_once, threads) = match dtype {
             DType::F32 => (8, 256),
-            _ => (16 * (WARPS / (self.slices * parts)), 32 * WARPS),
+            _ => (self.outputs_at_once(), 32 * WARPS),
         };
         let blocks = [items.most as u32, self.outputs.div_ceil(outputs_at_once), 1];
-        device.launch(kernel(dtype, is_gated, items.rows), Grid { blocks, threads, shared_bytes: 0 }, self)
+        let take = if items.rows > FEW { Take::LargeItem } else { Take::Item };
+        device.launch(kernel(dtype, self.is_gated(), take), Grid { blocks, threads, shared_bytes: 0 }, self)
+    }
+
+    /// The same for pairs that are not put together: as many blocks as run at once.
+    pub(crate) fn launch_pairs(&self, device: &Device, dtype: DType, num_pairs: usize) -> Result<(), Error> {
+        let sets =
+            (device.num_multiprocessors() / num_pairs as u32).clamp(1, self.outputs.div_ceil(self.outputs_at_once()));
+        let blocks = [num_pairs as u32, sets, 1];
+        let shared_bytes = pair_bytes(self.cols as usize) as u32;
+        device.launch(
+            kernel(dtype, self.is_gated(), Take::Pair),
+            Grid { blocks, threads: 32 * WARPS, shared_bytes },
+            self,
+        )
+    }
+
+    fn is_gated(&self) -> bool {
+        self.first_part == 0
+    }
+
+    /// Those of the tiles that the warps of a block take side by side.
+    fn outputs_at_once(&self) -> u32 {
+        let parts = if self.is_gated() { 2 } else { 1 };
+        16 * (WARPS / (self.slices * parts))
     }
 }
 
-fn kernel(dtype: DType, is_gated: bool, item_rows: usize) -> &'static str {
+/// Bytes of a row's operand in shared memory.
+fn pair_bytes(cols: usize) -> usize {
+    cols.next_multiple_of(GROUP_COLS) * 2
+}
+
+/// Whether pairs are better not put together: where hardly two of them share an expert, and a block has room for the operand of a row.
+/// Formats must have tiles.
+pub(crate) fn stay_pairs(device: &Device, num_rows: usize, num_pairs: usize, num_experts: usize, cols: usize) -> bool {
+    (num_rows == 1 || num_pairs * 4 <= num_experts) && pair_bytes(cols) + 4096 <= device.shared_limit as usize
+}
+
+/// What a block takes.
+#[derive(Debug, Clone, Copy)]
+enum Take {
+    Item,
+    LargeItem,
+    Pair,
+}
+
+fn kernel(dtype: DType, is_gated: bool, take: Take) -> &'static str {
     let format = super::format(dtype).expect("a format with kernels") as usize;
-    let first = if dtype == DType::F32 { 2 } else { 4 * format };
-    KERNELS[first + usize::from(!is_gated) + if item_rows > FEW { 2 } else { 0 }]
+    // Those of f16 come after two kernels of no format and two of f32, which has items alone.
+    let first = if dtype == DType::F32 { 2 } else { 4 + 6 * (format - 1) };
+    KERNELS[first + 2 * take as usize + usize::from(!is_gated)]
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +163,8 @@ pub(crate) struct AddExperts {
     pub(crate) y: u64,
     pub(crate) weights: u64,
     pub(crate) out: u64,
+    /// The sum is added to this as well; 0 for nothing.
+    pub(crate) residual: u64,
     pub(crate) cols: u32,
     pub(crate) num_selected: u32,
 }
@@ -147,11 +194,13 @@ mod tests {
             (DType::Q6_K, "q6_k"),
         ];
         for (dtype, name) in names {
-            assert_eq!(kernel(dtype, true, FEW), format!("expert_gated_{name}"));
-            assert_eq!(kernel(dtype, false, FEW), format!("expert_down_{name}"));
+            assert_eq!(kernel(dtype, true, Take::Item), format!("expert_gated_{name}"));
+            assert_eq!(kernel(dtype, false, Take::Item), format!("expert_down_{name}"));
             if dtype != DType::F32 {
-                assert_eq!(kernel(dtype, true, MORE), format!("expert_gated32_{name}"));
-                assert_eq!(kernel(dtype, false, MORE), format!("expert_down32_{name}"));
+                assert_eq!(kernel(dtype, true, Take::LargeItem), format!("expert_gated32_{name}"));
+                assert_eq!(kernel(dtype, false, Take::LargeItem), format!("expert_down32_{name}"));
+                assert_eq!(kernel(dtype, true, Take::Pair), format!("expert_pair_gated_{name}"));
+                assert_eq!(kernel(dtype, false, Take::Pair), format!("expert_pair_down_{name}"));
             }
         }
     }

@@ -12,49 +12,56 @@ static const u32 NOBODY = 0xffffffffu;
 static const u32 ROUTE_WARPS = 4;
 static const u32 MAX_SELECTED = 512;
 
+// Experts that a lane holds the logits of.
+static const u32 HELD_EXPERTS = 8;
+
+// `look(e, logit)` for every expert of a lane.
+template <class Look>
+DEVICE void for_each_expert(const float (&held)[HELD_EXPERTS], const float* logits, u32 num_experts, Look look) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 k = 0; k < HELD_EXPERTS; k++)
+        if (lane + 32 * k < num_experts) look(lane + 32 * k, held[k]);
+#pragma unroll 1
+    for (u32 e = lane + 32 * HELD_EXPERTS; e < num_experts; e += 32) look(e, logits[e]);
+}
+
 // Softmax over all experts, then the highest probabilities, ties to the lower number, normalised when asked for. A warp for each row: lane l
-// looks at the experts l, l + 32, ...
-KERNEL void route(Route r) {
-    __shared__ u32 lists[ROUTE_WARPS][MAX_SELECTED];
-    __shared__ float shares[ROUTE_WARPS][MAX_SELECTED];
-    begin();
-    u32 warp = threadIdx.x / 32, row = blockIdx.x * ROUTE_WARPS + warp, lane = threadIdx.x % 32;
-    if (row >= r.num_rows) return;
+// looks at the experts l, l + 32, ... The two lists are shared memory.
+DEVICE void route_row(const Route& r, u32 row, u32* experts, float* weights) {
     const float* logits = r.logits + (u64)row * r.num_experts;
-    u32* experts = lists[warp];
-    float* weights = shares[warp];
-    float largest = -__int_as_float(0x7f800000);
-    for (u32 e = lane; e < r.num_experts; e += 32) largest = fmaxf(largest, logits[e]);
+    u32 lane = threadIdx.x % 32;
+    float held[HELD_EXPERTS];
+#pragma unroll
+    for (u32 k = 0; k < HELD_EXPERTS; k++) held[k] = lane + 32 * k < r.num_experts ? logits[lane + 32 * k] : 0.0f;
+    float largest = -__int_as_float(0x7f800000), sum = 0.0f;
+    for_each_expert(held, logits, r.num_experts, [&](u32 e, float logit) { largest = fmaxf(largest, logit); });
     largest = warp_max(largest);
-    float sum = 0.0f;
-    for (u32 e = lane; e < r.num_experts; e += 32) sum = __fadd_rn(sum, expf(__fsub_rn(logits[e], largest)));
+    for_each_expert(held, logits, r.num_experts, [&](u32 e, float logit) { sum = __fadd_rn(sum, expf(__fsub_rn(logit, largest))); });
     sum = warp_sum(sum);
     // Selected by descending logit, held in ascending order of the number: the first lane inserts into a short list.
     float last = __int_as_float(0x7f800000), selected = 0.0f;
     u32 last_expert = NOBODY;
+#pragma unroll 1
     for (u32 n = 0; n < r.num_selected; n++) {
         u32 best = NOBODY;
         float highest = 0.0f;
-        for (u32 e = lane; e < r.num_experts; e += 32) {
-            float logit = logits[e];
+        for_each_expert(held, logits, r.num_experts, [&](u32 e, float logit) {
             bool later = logit < last || (logit == last && (n == 0 || e > last_expert));
             if (later && (best == NOBODY || logit > highest)) {
                 best = e;
                 highest = logit;
             }
-        }
-        for (int i = 16; i > 0; i /= 2) {
-            u32 other = __shfl_xor_sync(FULL_WARP, best, i);
-            float logit = __shfl_xor_sync(FULL_WARP, highest, i);
-            bool wins = best == NOBODY || logit > highest || (logit == highest && other < best);
-            if (other != NOBODY && wins) {
-                best = other;
-                highest = logit;
-            }
-        }
+        });
+        // No number is below the 0 of whoever has none left.
+        u32 mine = best == NOBODY ? 0 : ordered(highest), winning = __reduce_max_sync(FULL_WARP, mine);
+        best = __reduce_min_sync(FULL_WARP, mine == winning ? best : NOBODY);
+        last = unordered(winning);
         // Logits that are not numbers compare with nothing; any valid expert will do, since the row's result is not a number either.
-        if (best == NOBODY) best = n;
-        last = logits[best];
+        if (best == NOBODY) {
+            best = n;
+            last = logits[n];
+        }
         last_expert = best;
         float weight = __fdiv_rn(expf(__fsub_rn(last, largest)), sum);
         selected = __fadd_rn(selected, weight);
@@ -73,6 +80,14 @@ KERNEL void route(Route r) {
         r.experts[place] = experts[n];
         r.weights[place] = r.normalize ? __fdiv_rn(weights[n], selected) : weights[n];
     }
+}
+
+KERNEL void route(Route r) {
+    __shared__ u32 experts[ROUTE_WARPS][MAX_SELECTED];
+    __shared__ float weights[ROUTE_WARPS][MAX_SELECTED];
+    begin();
+    u32 warp = threadIdx.x / 32, row = blockIdx.x * ROUTE_WARPS + warp;
+    if (row < r.num_rows) route_row(r, row, experts[warp], weights[warp]);
 }
 
 struct AddWeighted {

@@ -77,6 +77,14 @@ DEVICE uint4 load_streaming(const void* p) {
     return v;
 }
 
+// A number that orders as the float does, both zeros being one.
+DEVICE u32 ordered(float x) {
+    u32 bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE float unordered(u32 number) { return __uint_as_float(number >> 31 ? number & 0x7fffffffu : ~number); }
+
 DEVICE float warp_sum(float x) {
     for (int i = 16; i > 0; i /= 2) x = __fadd_rn(x, __shfl_xor_sync(FULL_WARP, x, i));
     return x;
