@@ -55,7 +55,7 @@ pub(crate) const MAX_PRODUCTS: usize = 4;
 const fn amx_rows(layout: &Layout) -> usize {
     match layout.scales {
         Scales::Slices => 5,
-        Scales::Plain => 6,
+        Scales::Plain => 3,
         Scales::Halves => 9,
     }
 }
