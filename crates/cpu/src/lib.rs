@@ -11,6 +11,7 @@ mod memory;
 mod ops;
 mod pool;
 mod simd;
+mod soon;
 
 pub use backend::{CpuBackend, CpuOptions};
 pub use simd::Isa;

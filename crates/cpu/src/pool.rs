@@ -16,10 +16,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::machine;
+use crate::soon::{Soon, Way};
 
 /// Polls before a thread goes to sleep: around 50 microseconds, longer than the gap between two operations of a step, and short
 /// enough that a program beside us hardly notices.
 const SPINS_BEFORE_SLEEP: usize = 2_000;
+
+/// Times that the caller fetches what is read soon before it goes on.
+const LINES_AT_ONCE: usize = 8;
 
 /// Which task comes after this one, if the thread takes another: the next higher one, or the next lower one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +39,8 @@ struct Job {
     num_tasks: usize,
     /// Workers take tasks from the last one down.
     both_ends: bool,
+    /// What is read after this job, where that is known.
+    soon: Option<Soon>,
 }
 
 /// A value on a cache line of its own, so that threads that poll one do not slow down those that count in another.
@@ -103,7 +109,7 @@ impl Pool {
                         if let Some(core) = core {
                             machine::stay_on(core);
                         }
-                        work(&shared);
+                        work(&shared, i);
                     })
                     .expect("the operating system gives a thread")
             })
@@ -117,15 +123,21 @@ impl Pool {
 
     /// Calls `task(i)` once for every i below `num_tasks`, on all threads, and returns when all calls have.
     pub(crate) fn run(&self, num_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        self.run_job(num_tasks, false, &|i, _| task(i));
+        self.run_job(num_tasks, false, None, &|i, _| task(i));
     }
 
-    /// The same, but the caller takes tasks from the first one up and workers from the last one down.
-    pub(crate) fn run_from_both_ends(&self, num_tasks: usize, task: &(dyn Fn(usize, Direction) + Sync)) {
-        self.run_job(num_tasks, true, task);
+    /// The same, but the caller takes tasks from the first one up and workers from the last one down. Threads that have to wait fetch what
+    /// is read `soon`, in the same manner.
+    pub(crate) fn run_from_both_ends(
+        &self,
+        num_tasks: usize,
+        soon: Option<Soon>,
+        task: &(dyn Fn(usize, Direction) + Sync),
+    ) {
+        self.run_job(num_tasks, true, soon, task);
     }
 
-    fn run_job(&self, num_tasks: usize, both_ends: bool, task: &(dyn Fn(usize, Direction) + Sync)) {
+    fn run_job(&self, num_tasks: usize, both_ends: bool, soon: Option<Soon>, task: &(dyn Fn(usize, Direction) + Sync)) {
         if self.workers.is_empty() || num_tasks <= 1 {
             (0..num_tasks).for_each(|i| task(i, Direction::Up));
             return;
@@ -135,7 +147,7 @@ impl Pool {
         // SAFETY: only the lifetime changes. The reference is used by workers between here and the wait below, which outlasts them.
         let task: *const (dyn Fn(usize, Direction) + Sync + 'static) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize, Direction) + Sync), _>(task) };
-        let job = Job { task, num_tasks, both_ends };
+        let job = Job { task, num_tasks, both_ends, soon };
         // SAFETY: the previous job was closed and left by every worker before `run` returned.
         unsafe { *shared.job.get() = Some(job) };
         shared.num_taken.0.store(0, Ordering::Relaxed);
@@ -143,8 +155,14 @@ impl Pool {
         self.announce(OPEN);
         take_tasks(shared, job, Direction::Up);
         shared.state.0.fetch_and(!OPEN, Ordering::SeqCst);
+        let mut way = soon.map_or(Way::default(), |soon| soon.up);
+        // These lines arrive while the caller prepares the next job.
+        (0..LINES_AT_ONCE).for_each(|_| _ = way.fetch());
         let mut spins = 0;
         while shared.state.0.load(Ordering::Acquire) & WORKERS > 0 {
+            if way.fetch() {
+                continue;
+            }
             spins += 1;
             if spins < SPINS_BEFORE_SLEEP { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -193,25 +211,34 @@ fn take_tasks(shared: &Shared, job: Job, direction: Direction) {
     }
 }
 
-fn work(shared: &Shared) {
+/// What a worker does; they are numbered from one.
+fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
-    while join_next(shared, &mut seen) {
+    let mut way = Way::default();
+    while join_next(shared, &mut seen, &mut way) {
         // SAFETY: the worker has joined, so the job is there and is not written again before it has left.
         if let Some(job) = unsafe { *shared.job.get() } {
             take_tasks(shared, job, Direction::Down);
+            if let Some(soon) = job.soon {
+                way = soon.down.skip(worker - 1);
+            }
         }
         shared.state.0.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// Waits for a job that this worker has not seen and joins it; false when the pool ends.
-fn join_next(shared: &Shared, seen: &mut u64) -> bool {
+fn join_next(shared: &Shared, seen: &mut u64, way: &mut Way) -> bool {
     let stop = || shared.stop.load(Ordering::SeqCst);
-    for _ in 0..SPINS_BEFORE_SLEEP {
+    let mut spins = 0;
+    while spins < SPINS_BEFORE_SLEEP {
         if try_join(shared, seen) {
             return true;
         }
-        std::hint::spin_loop();
+        if !way.fetch() {
+            spins += 1;
+            std::hint::spin_loop();
+        }
     }
     shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
     let mut joined = try_join(shared, seen);
@@ -267,7 +294,7 @@ mod tests {
                     calls[i].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 1));
-                pool.run_from_both_ends(num_tasks, &|i, _| {
+                pool.run_from_both_ends(num_tasks, None, &|i, _| {
                     calls[i].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 2));

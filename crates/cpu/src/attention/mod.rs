@@ -131,7 +131,7 @@ pub(crate) fn attend(level: Level, pool: &Pool, attention: &Attention<'_>, out: 
         };
         if *split {
             // A thread knows where it will go on reading.
-            pool.run_from_both_ends(*num_tasks, &|task, direction| match direction {
+            pool.run_from_both_ends(*num_tasks, None, &|task, direction| match direction {
                 Direction::Up => compute(task, Some(task + 1)),
                 Direction::Down => compute(task, task.checked_sub(1)),
             });

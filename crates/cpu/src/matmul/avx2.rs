@@ -23,7 +23,7 @@ unsafe fn integers<F: Packing>(unit: *const u8, slice: usize, side: usize) -> [_
         let load = |at: usize, j: usize| _mm256_loadu_si256(unit.add(at + 64 * j + 32 * side).cast());
         if layout.bits == 8 {
             // Signed, unlike the other formats.
-            return std::array::from_fn(|j| _mm256_xor_si256(load(layout.low(slice), j), _mm256_set1_epi8(i8::MIN)));
+            return std::array::from_fn(|j| load(layout.low(slice), j));
         }
         let nibble = _mm256_set1_epi8(0x0f);
         let mut q = [_mm256_setzero_si256(); 8];

@@ -33,7 +33,8 @@ pub(super) unsafe fn integers<F: Packing>(unit: *const u8, slice: usize) -> [__m
         let low = unit.add(layout.low(slice));
         let load = |at: *const u8, j: usize| _mm512_loadu_si512(at.add(64 * j).cast());
         if layout.bits == 8 {
-            return std::array::from_fn(|j| load(low, j));
+            // The other sign bit adds the offset.
+            return std::array::from_fn(|j| _mm512_xor_si512(load(low, j), _mm512_set1_epi8(i8::MIN)));
         }
         let nibble = _mm512_set1_epi8(0x0f);
         let mut q = [_mm512_setzero_si512(); 8];

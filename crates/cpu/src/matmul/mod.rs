@@ -45,6 +45,7 @@ use pellucid_tensor::DType;
 use crate::memory::SharedOutput;
 use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
+use crate::soon::{Order, Soon, Way};
 
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
@@ -54,7 +55,7 @@ pub(crate) const MAX_PRODUCTS: usize = 4;
 const fn amx_rows(layout: &Layout) -> usize {
     match layout.scales {
         Scales::Slices => 5,
-        Scales::Plain => 6,
+        Scales::Plain => 3,
         Scales::Halves => 9,
     }
 }
@@ -129,6 +130,8 @@ struct Inputs {
     quantized: [Quantized; FORMS],
     #[cfg(target_arch = "x86_64")]
     rounded: bf16::BfRows,
+    /// Of products.
+    order: Order,
 }
 
 impl Multiplier {
@@ -178,7 +181,9 @@ impl Multiplier {
             ..32 => total.div_ceil(pool.num_threads() * 8).max(1),
             _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 16),
         };
-        pool.run_from_both_ends(total.div_ceil(per_task), &|task, direction| {
+        let soon = inputs.order.after(beginning(&shared, per_task));
+        let inputs = &*inputs;
+        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
             let panels = task * per_task..((task + 1) * per_task).min(total);
             let mut start = 0;
             for product in shared.iter().flatten() {
@@ -186,7 +191,7 @@ impl Multiplier {
                 let here = panels.start.max(start)..panels.end.min(end);
                 if !here.is_empty() {
                     let part = Part { product, panels: here.start - start..here.end - start, direction };
-                    self.panels(part, plain::Rows { x, depth }, &inputs);
+                    self.panels(part, plain::Rows { x, depth }, inputs);
                 }
                 start = end;
             }
@@ -278,6 +283,15 @@ impl Multiplier {
             }
         }
     }
+}
+
+/// Where threads begin to read the weights of products: at both ends, in as many panels side by side as the kernel for one row takes.
+fn beginning(products: &[Option<&Product<'_>>], per_task: usize) -> Soon {
+    let mut weights = products.iter().flatten().map(|product| product.weight.panels());
+    let Some((first, panel)) = weights.next() else { return Soon::default() };
+    let (last, last_panel) = weights.next_back().unwrap_or((first, panel));
+    let together = per_task.min(4);
+    Soon { up: Way::up(first, panel, together), down: Way::down(last, last_panel, together) }
 }
 
 impl Product<'_> {

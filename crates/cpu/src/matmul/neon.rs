@@ -91,9 +91,7 @@ unsafe fn integers<F: Packing>(unit: *const u8, slice: usize, quarter: usize) ->
         let load = |at: usize, j: usize| vld1q_u8(unit.add(at + 64 * j + 16 * quarter));
         if layout.bits == 8 {
             // Signed, unlike the other formats.
-            return std::array::from_fn(|j| {
-                vreinterpretq_s8_u8(veorq_u8(load(layout.low(slice), j), vdupq_n_u8(0x80)))
-            });
+            return std::array::from_fn(|j| vreinterpretq_s8_u8(load(layout.low(slice), j)));
         }
         let mut q = [vdupq_n_u8(0); 8];
         for j in 0..4 {

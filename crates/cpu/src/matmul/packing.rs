@@ -5,7 +5,7 @@
 //! scales of scales. Within a unit lie, one after the other:
 //!
 //! ```text
-//! low    for each slice: 4 bits a number, 256 bytes; or 8 bits, 512 bytes
+//! low    for each slice: 4 bits a number, 256 bytes; or 8 bits, 512 bytes, signed, which tiles read as they are
 //! high   for each slice: the bits above the fourth; 1 bit 64 bytes, 2 bits 128 bytes
 //! scale  for each slice: 16 f16; or 16 u8; or, for scales of 16 numbers, 2 x 16 i8
 //! min    for each slice: 16 f16; or for each pair of slices 16 x (u8, u8)
@@ -34,7 +34,8 @@ pub(crate) struct Layout {
     /// Slices whose activations share a scale: one, or all of a unit.
     pub(crate) group: usize,
     pub(crate) bits: usize,
-    /// Subtracted from the stored, unsigned number: `1 << offset_shift`.
+    /// What is subtracted from the stored, unsigned number: `1 << offset_shift`. For 8 bits, what kernels that multiply unsigned numbers
+    /// add to the stored, signed one.
     pub(crate) offset_shift: Option<u32>,
     pub(crate) scales: Scales,
     pub(crate) mins: Mins,
@@ -158,7 +159,7 @@ pub(crate) trait Packing: Copy + Send + Sync + 'static {
 
 /// A block of a file, its integers apart from its scales. Formats of 32 numbers use the first of each array.
 pub(crate) struct Numbers {
-    /// Without the offset: never negative.
+    /// Without the offset, never negative; of 8 bits, with their sign.
     integers: [u8; 256],
     /// f16 bits.
     scale: u16,
@@ -257,9 +258,7 @@ fn legacy5(scale: u16, min: u16, qh: &[u8], qs: &[u8]) -> Numbers {
 #[inline(always)]
 fn signed8(scale: u16, qs: &[u8]) -> Numbers {
     let mut numbers = Numbers::new(scale, 0);
-    for j in 0..32 {
-        numbers.integers[j] = qs[j] ^ 0x80;
-    }
+    numbers.integers[..32].copy_from_slice(qs);
     numbers
 }
 

@@ -45,6 +45,11 @@ impl PlainWeight {
         &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
     }
 
+    /// All panels, and the bytes of one.
+    pub(crate) fn panels(&self) -> (&[u8], usize) {
+        (self.memory.bytes(), self.panel_bytes)
+    }
+
     /// Brings rows of a file into panels, on all threads; `None` for quantized formats.
     pub(crate) fn pack(
         pool: &Pool,

@@ -80,10 +80,10 @@ fn integer(layout: &Layout, unit: &[u8], slice: usize, k: usize, column: usize) 
     let (j, lane) = (k / 4, 4 * column + k % 4);
     let low = &unit[layout.low(slice)..];
     let high = |j: usize| unit[layout.high(slice) + lane + 64 * j];
-    let stored = match layout.bits {
-        8 => low[64 * j + lane],
-        _ => low[64 * (j % 4) + lane] >> (4 * (j / 4)) & 0x0f,
-    };
+    if layout.bits == 8 {
+        return i32::from(low[64 * j + lane] as i8);
+    }
+    let stored = low[64 * (j % 4) + lane] >> (4 * (j / 4)) & 0x0f;
     let stored = match layout.bits {
         5 => stored | (high(0) >> j & 1) << 4,
         6 => stored | (high(j / 4) >> (2 * (j % 4)) & 3) << 4,

@@ -69,6 +69,15 @@ impl LinearWeight {
         }
     }
 
+    /// All panels side by side, and the bytes of one.
+    pub(crate) fn panels(&self) -> (&[u8], usize) {
+        match &self.stored {
+            Stored::Packed(weight) => (weight.memory.bytes(), weight.panel_bytes),
+            Stored::Plain(weight) => weight.panels(),
+            Stored::Rows(_) => (&[], 0),
+        }
+    }
+
     /// Brings a weight into the layout of its kernel, on all threads.
     pub(crate) fn new(pool: &Pool, weight: HostWeight) -> Result<Self, Error> {
         let HostWeight { dtype, rows, cols, bytes } = weight;

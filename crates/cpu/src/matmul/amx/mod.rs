@@ -6,7 +6,7 @@
 //! bytes, high and low, and a sum ends after 256 numbers ([`planes`]).
 //!
 //! Many rows: sixteen panels of W stay with a thread, and each is unpacked once for all of its rows ([`slices`], [`blocks`]). One block of
-//! rows: panel after panel, as they lie in memory.
+//! rows: as panels lie in memory, one after the other or four side by side.
 
 mod blocks;
 mod planes;
@@ -100,7 +100,7 @@ pub(super) unsafe fn rows_times_panels<F: Packing>(
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
             let end = panels.end;
-            if rows.num_blocks() == 1 {
+            if rows.num_blocks() == 1 && F::LAYOUT.scales != Scales::Plain {
                 // Nobody has asked for the first panel; each of them asks for the next.
                 Ahead::new(weight.panels(panels.start..end.min(panels.start + 1)), 1).fetch();
             }
@@ -143,7 +143,7 @@ unsafe fn one_block<F: Packing>(
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
         match layout.scales {
-            Scales::Plain => slices::multiply_panels::<F>(weight, panels, end, rows, scratch),
+            Scales::Plain => slices::multiply_panels::<F>(weight, panels, rows, scratch),
             _ => planes::multiply_panels::<F>(weight, panels, end, rows.block(0), scratch),
         }
     }

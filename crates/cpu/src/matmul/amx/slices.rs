@@ -2,7 +2,7 @@
 //! ([`stream`](super::stream)).
 //!
 //! Many rows: for each stretch of K a panel is unpacked to bytes into the first-level cache and used for all rows, whose own stretch stays in
-//! the second-level cache. One block of rows: panel after panel, unpacked on the way. Keeping the tiles of x in registers for several
+//! the second-level cache. One block of rows: four panels side by side, unpacked on the way. Numbers of 8 bits are not unpacked at all. Keeping the tiles of x in registers for several
 //! panels was slower here: sums then go to memory and back after every four slices.
 
 use std::arch::x86_64::*;
@@ -56,32 +56,25 @@ pub(super) unsafe fn unpack_slice<F: Packing>(unit: *const u8, at: usize, slice:
     }
 }
 
-/// One block of rows times some panels, each unpacked unit by unit just before its use, into the first tiles of `scratch.results`. There are
-/// more panels to come, up to `end`.
+/// One block of rows times some panels, each unpacked unit by unit just before its use, into the first tiles of `scratch.results`.
 ///
 /// # Safety
 /// Tiles are configured for the block; the machine has AMX and AVX-512 with VNNI, and rows and weight have the same number of units of F.
 pub(super) unsafe fn multiply_panels<F: Packing>(
     weight: &PackedWeight,
     panels: Range<usize>,
-    end: usize,
     rows: &Quantized,
     scratch: &mut Scratch,
 ) {
     let Scratch { chunk, results, .. } = scratch;
     let results = &mut results.grow(panels.len())[..panels.len()];
-    let units = weight.panels(panels.clone()).as_ptr();
-    let run = Run { x: rows.block(0), distance: (0, 0), num_units: weight.num_units, fresh: true, units };
-    let ahead = |i: usize| {
-        let next = panels.start + i + 1;
-        Ahead::new(weight.panels(next..end.min(next + 1)), weight.num_units)
-    };
+    let (x, units) = (rows.block(0), weight.panels(panels).as_ptr());
     // SAFETY: passed on from the caller; there is a tile of results for every panel.
     unsafe {
         if rows.num_rows() <= HALF_BLOCK {
-            stream::multiply::<F, HALF_BLOCK, true>(chunk, &run, results, ahead);
+            stream::multiply_panels::<F, HALF_BLOCK>(chunk, x, units, weight.num_units, results);
         } else {
-            stream::multiply::<F, BLOCK, true>(chunk, &run, results, ahead);
+            stream::multiply_panels::<F, BLOCK>(chunk, x, units, weight.num_units, results);
         }
     }
 }
@@ -107,8 +100,10 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
         let num_units = CHUNK_UNITS.min(weight.num_units - first);
         for (panel, results) in panels.clone().zip(results.chunks_mut(blocks.len())) {
             let units = &weight.panel(panel)[first * layout.unit_bytes()..][..num_units * layout.unit_bytes()];
-            // SAFETY: these are whole units of F; features by the caller's promise.
-            unsafe { unpack::<F>(units, chunk) };
+            if !stream::is_direct::<F>() {
+                // SAFETY: these are whole units of F; features by the caller's promise.
+                unsafe { unpack::<F>(units, chunk) };
+            }
             // What is read next lies at the same place of the next panel; each block asks for a part of it.
             let next = weight.panels(panel + 1..panels.end.min(panel + 2));
             let start = next.len().min(first * layout.unit_bytes());
@@ -133,8 +128,8 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
                 // SAFETY: the ring holds these units, the blocks have as many; tiles are configured for them.
                 unsafe {
                     let x = rows.block(blocks_here.start).at_slice(2 * first);
-                    let run = Run { x, distance, num_units, fresh: first == 0, units: std::ptr::null() };
-                    stream::multiply::<F, BLOCK, false>(chunk, &run, results, ahead);
+                    let run = Run { x, distance, num_units, fresh: first == 0, units: units.as_ptr() };
+                    stream::multiply_blocks::<F>(chunk, &run, results, ahead);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Slices of 32 numbers that floats scale, as a stream through tiles: one is multiplied, the second before it stored, and the fourth before it
-//! scaled by vectors and added to the sums of its rows. The stream goes on from block to block, or from panel to panel.
+//! scaled by vectors and added to the sums of its rows. The stream goes on from block to block ([`multiply_blocks`]), or from panel to panel
+//! ([`multiply_panels`]).
 //!
 //! **Order.** A slice of 16 x 16 x 32 is 16 cycles of multiplication, 16 of storing and 48 operations on vectors (64 with minimums), for two
 //! units of the core, of which one also multiplies tiles: 33 cycles. A core by itself comes to 36 in any order. While another program uses
@@ -12,6 +13,7 @@ use std::arch::x86_64::*;
 
 use super::super::activations::RowBlock;
 use super::super::ahead::Ahead;
+use super::super::avx512::halves;
 use super::super::packing::{Mins, Packing, SLICE};
 use super::slices::{CHUNK_UNITS, unpack_slice};
 use super::{BLOCK, CHUNK_SLICES, Chunk, SliceScales, Tile};
@@ -24,33 +26,38 @@ const UNPACKED: usize = 1;
 /// overwritten. With sixteen, products of 16 rows were a fifth slower.
 const RING_UNITS: usize = 4;
 
+/// Panels that one block of rows goes through side by side.
+const SIDE_BY_SIDE: usize = 4;
+
+/// How far ahead of its use W is asked for, in each of these.
+const AHEAD_BYTES: usize = 3 * 1024;
+
 /// Units from being multiplied to being scaled.
 const LAG: usize = 2;
 
 /// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
 const MAGIC: f32 = 12_582_912.0;
 
-/// What is multiplied in one go: blocks of rows with the units of the ring; or one block with many panels, whose units are unpacked on the way.
+/// What is multiplied in one go: blocks of rows with some units of a panel, no more than the ring holds.
 pub(super) struct Run {
     /// The first block, from the first unit on.
     pub(super) x: RowBlock,
-    /// To the next block of as many rows: bytes of its integers, entries of its sums and scales. None where it stays the same.
+    /// To the next block of as many rows: bytes of its integers, entries of its sums and scales.
     pub(super) distance: (usize, usize),
     /// Units of a block.
     pub(super) num_units: usize,
     /// Results begin with these units; they are added to what is there otherwise.
     pub(super) fresh: bool,
-    /// Panels side by side, where they have to be unpacked.
+    /// As they lie in memory.
     pub(super) units: *const u8,
 }
 
 /// Where the next unit to be multiplied lies.
 struct Factors {
     x: *const i8,
-    /// In the ring.
+    /// Its number among the units.
     at: usize,
-    /// Units that are left of the block, and blocks (or panels) with it.
-    left: usize,
+    /// Blocks that are left with it.
     blocks: usize,
 }
 
@@ -127,10 +134,14 @@ impl InFlight {
     /// # Safety
     /// The machine has AVX-512 F.
     #[inline(always)]
-    unsafe fn new(tile: *const Tile<i32>, scales: &SliceScales, x_scales: *const f32, x_sums: *const f32) -> Self {
+    unsafe fn new(
+        tile: *const Tile<i32>,
+        [scale, mins]: [__m512; 2],
+        x_scales: *const f32,
+        x_sums: *const f32,
+    ) -> Self {
         // SAFETY: by the caller's promise.
         unsafe {
-            let (scale, mins) = (_mm512_load_ps(scales.scale.as_ptr()), _mm512_load_ps(scales.min.as_ptr()));
             // Exact: 2 bits times the 11 of a half.
             let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
             InFlight { tile, scale, excess, mins, x_scales, x_sums }
@@ -204,96 +215,231 @@ macro_rules! second_half {
     };
 }
 
-/// Multiplies a run, one tile of results for each of its blocks or panels. While the units of one are scaled, `ahead` of its number says
+/// Whether tiles read the numbers as they lie in memory.
+pub(super) const fn is_direct<F: Packing>() -> bool {
+    F::LAYOUT.bits == 8
+}
+
+/// What scales a slice: of the unit itself, or of where it was unpacked to.
+///
+/// # Safety
+/// The unit is whole, or was unpacked to place `at` of the ring; the machine has AVX-512 F.
+#[inline(always)]
+unsafe fn scales<F: Packing>(unit: *const u8, at: usize, slice: usize, chunk: &Chunk) -> [__m512; 2] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if is_direct::<F>() {
+            return [halves(unit.add(F::LAYOUT.scale(slice))), _mm512_setzero_ps()];
+        }
+        let SliceScales { scale, min } = &chunk.scales[2 * at + slice];
+        [_mm512_load_ps(scale.as_ptr()), _mm512_load_ps(min.as_ptr())]
+    }
+}
+
+/// Multiplies blocks of rows with some units of one panel, one tile of results for each block. While one is scaled, `ahead` of its number says
 /// what to ask for.
 ///
 /// # Safety
-/// Tiles are configured for the blocks and hold zeros; without `UNPACK` the ring holds the units; rows have them all, and ROWS or fewer in a
-/// block; the machine has AMX and AVX-512 with VNNI.
+/// Tiles are configured for the blocks and hold zeros; the ring holds the units, unless they are read as they are; rows have them all; the
+/// machine has AMX and AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn multiply<F: Packing, const ROWS: usize, const UNPACK: bool>(
+pub(super) unsafe fn multiply_blocks<F: Packing>(
     chunk: &mut Chunk,
     run: &Run,
     results: &mut [Tile<f32>],
     ahead: impl Fn(usize) -> Ahead,
 ) {
-    let (num_units, total) = (run.num_units, run.num_units * results.len());
+    let num_units = run.num_units;
     // SAFETY: see the promises of the function; every index below is within the block's and the ring's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        let unpack = |unit: usize, slice: usize, chunk: &mut Chunk| {
-            if UNPACK && unit < total {
-                unpack_slice::<F>(run.units.add(unit * F::LAYOUT.unit_bytes()), unit % RING_UNITS, slice, chunk);
-            }
-        };
-        for unit in 0..LAG + UNPACKED {
-            (0..2).for_each(|slice| unpack(unit, slice, chunk));
-        }
         let m = run.x.num_rows;
         let unit_bytes = 2 * SLICE * m;
-        let ring_units = if UNPACK { RING_UNITS } else { CHUNK_UNITS };
-        let mut factors = Factors { x: run.x.quants, at: 0, left: num_units, blocks: results.len() };
+        let mut factors = Factors { x: run.x.quants, at: 0, blocks: results.len() };
         // After the last unit of all, some of the last block are multiplied again, and nobody reads the products.
         let advance = |factors: &mut Factors| {
             factors.x = factors.x.wrapping_add(unit_bytes);
-            factors.at = (factors.at + 1) % ring_units;
-            factors.left -= 1;
-            if factors.left == 0 {
+            factors.at += 1;
+            if factors.at == num_units {
                 let distance = if factors.blocks > 1 { run.distance.0 } else { 0 };
                 factors.x = factors.x.wrapping_add(distance).wrapping_sub(num_units * unit_bytes);
-                (factors.left, factors.blocks) = (num_units, factors.blocks.saturating_sub(1));
-                if !UNPACK {
-                    factors.at = 0;
-                }
+                (factors.at, factors.blocks) = (0, factors.blocks.saturating_sub(1));
             }
         };
         let ring = chunk.integers.as_ptr();
-        let w = |at: usize, slice: usize| ring.add(2 * at + slice).cast::<u8>();
+        let unit = |at: usize| run.units.wrapping_add(at * F::LAYOUT.unit_bytes());
+        let w = |at: usize, slice: usize| match is_direct::<F>() {
+            true => unit(at).add(F::LAYOUT.low(slice)),
+            false => ring.add(2 * at + slice).cast(),
+        };
         let tiles = chunk.tiles.as_mut_ptr();
         for unit in 0..LAG {
             multiply_tile::<0>(factors.x, w(factors.at, 0), (unit > 0).then_some(tiles));
             multiply_tile::<1>(factors.x.add(SLICE), w(factors.at, 1), (unit > 0).then_some(tiles.add(1)));
             advance(&mut factors);
         }
-        // Of the unit that is scaled: its number of all, and in the ring.
-        let (mut n, mut at) = (0, 0);
+        // Of units that were scaled.
+        let mut n = 0;
         let (mut block_scales, mut block_sums) = (run.x.scales, run.x.sums);
         for (i, result) in results.iter_mut().enumerate() {
-            let mut ahead = ahead(i);
+            ahead(i).fetch();
             let mut sums = [_mm512_setzero_ps(); BLOCK];
             if !run.fresh {
                 sums = std::array::from_fn(|r| _mm512_loadu_ps(result[r].as_ptr()));
             }
             let (mut x_scales, mut x_sums) = (block_scales, block_sums);
-            if !UNPACK {
-                ahead.fetch();
-                at = 0;
-            }
-            for _ in 0..num_units {
+            for at in 0..num_units {
                 let (scaled, stored) = (tiles.add(n % 2 * 2), tiles.add((n + 1) % 2 * 2));
                 macro_rules! slice {
                     ($slice:literal) => {{
-                        let slice = InFlight::new(scaled.add($slice), &chunk.scales[2 * at + $slice], x_scales, x_sums);
+                        let scales = scales::<F>(unit(at), at, $slice, chunk);
+                        let slice = InFlight::new(scaled.add($slice), scales, x_scales, x_sums);
                         let (x, to) = (factors.x.add($slice * SLICE), stored.add($slice));
-                        first_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, x, to);
-                        unpack(n + LAG + UNPACKED, $slice, chunk);
-                        second_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, w(factors.at, $slice));
+                        first_half!(slice, sums, F::LAYOUT.mins, BLOCK, $slice, x, to);
+                        second_half!(slice, sums, F::LAYOUT.mins, BLOCK, $slice, w(factors.at, $slice));
                         (x_scales, x_sums) = (x_scales.add(m), x_sums.add(m));
                     }};
                 }
                 slice!(0);
                 slice!(1);
-                if UNPACK {
-                    ahead.fetch();
-                }
                 advance(&mut factors);
-                (n, at) = (n + 1, (at + 1) % ring_units);
+                n += 1;
             }
-            for r in 0..ROWS {
+            for r in 0..BLOCK {
                 _mm512_storeu_ps(result[r].as_mut_ptr(), sums[r]);
             }
             block_scales = block_scales.wrapping_add(run.distance.1);
             block_sums = block_sums.wrapping_add(run.distance.1);
+        }
+        asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// Panels that lie one after the other. They are gone through in groups: unit after unit, each of all panels of a group.
+#[derive(Clone, Copy)]
+struct Panels {
+    units: *const u8,
+    num_units: usize,
+    count: usize,
+    unit_bytes: usize,
+}
+
+/// A unit of a panel.
+#[derive(Clone, Copy)]
+struct Place {
+    unit: *const u8,
+    /// Its number in the panel.
+    index: usize,
+    panel: usize,
+    /// The panels of the group.
+    start: usize,
+    end: usize,
+}
+
+impl Panels {
+    fn group(&self, start: usize) -> Place {
+        let unit = self.units.wrapping_add(start * self.num_units * self.unit_bytes);
+        Place { unit, index: 0, panel: start, start, end: self.count.min(start + SIDE_BY_SIDE) }
+    }
+
+    /// The place after this one; after the last comes the first.
+    #[inline(always)]
+    fn next(&self, place: Place) -> Place {
+        let Place { unit, index, panel, start, end } = place;
+        if panel + 1 < end {
+            Place { unit: unit.wrapping_add(self.num_units * self.unit_bytes), panel: panel + 1, ..place }
+        } else if index + 1 < self.num_units {
+            let unit = self.units.wrapping_add((start * self.num_units + index + 1) * self.unit_bytes);
+            Place { unit, index: index + 1, panel: start, ..place }
+        } else {
+            self.group(if end < self.count { end } else { 0 })
+        }
+    }
+
+    /// What to ask for at a place: what its panel has some units later, or beyond its end the panel that takes its place.
+    #[inline(always)]
+    fn ahead(&self, place: Place) -> *const u8 {
+        let units = AHEAD_BYTES.div_ceil(self.unit_bytes);
+        let others = place.end - place.start - 1;
+        let skipped = if place.index + units < self.num_units { 0 } else { others * self.num_units };
+        place.unit.wrapping_add((units + skipped) * self.unit_bytes)
+    }
+}
+
+/// Multiplies one block of rows with neighbouring panels, a tile of results for each. Several are gone through side by side, since several
+/// streams of memory are faster than one; sums are in registers for a unit and go to memory between.
+///
+/// # Safety
+/// Tiles are configured for the block and hold zeros; at `units` lie as many panels as there are results, of `num_units` units each; x has as
+/// many, and ROWS or fewer rows; the machine has AMX and AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+pub(super) unsafe fn multiply_panels<F: Packing, const ROWS: usize>(
+    chunk: &mut Chunk,
+    x: RowBlock,
+    units: *const u8,
+    num_units: usize,
+    results: &mut [Tile<f32>],
+) {
+    let panels = Panels { units, num_units, count: results.len(), unit_bytes: F::LAYOUT.unit_bytes() };
+    let m = x.num_rows;
+    // SAFETY: see the promises of the function; places are within the panels, and arrays of sums and scales can be read for a whole
+    // block even where it has fewer rows; a prefetch may go anywhere.
+    unsafe {
+        let fetch = |at: *const u8, part: usize| {
+            let lines = panels.unit_bytes / 64;
+            for line in part * lines / 4..(part + 1) * lines / 4 {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
+            }
+        };
+        let unpack = |place: Place, n: usize, slice: usize, chunk: &mut Chunk| {
+            if !is_direct::<F>() {
+                unpack_slice::<F>(place.unit, n % RING_UNITS, slice, chunk);
+            }
+        };
+        let mut unpacked = panels.group(0);
+        for n in 0..LAG + UNPACKED {
+            (0..2).for_each(|slice| unpack(unpacked, n, slice, chunk));
+            unpacked = panels.next(unpacked);
+        }
+        let ring = chunk.integers.as_ptr();
+        let w = |place: Place, n: usize, slice: usize| match is_direct::<F>() {
+            true => place.unit.add(F::LAYOUT.low(slice)),
+            false => ring.add(n % RING_UNITS * 2 + slice).cast(),
+        };
+        let x_slice = |place: Place, slice: usize| x.quants.add((place.index * 2 * m + slice) * SLICE);
+        let tiles = chunk.tiles.as_mut_ptr();
+        let mut factors = panels.group(0);
+        for n in 0..LAG {
+            multiply_tile::<0>(x_slice(factors, 0), w(factors, n, 0), (n > 0).then_some(tiles));
+            multiply_tile::<1>(x_slice(factors, 1), w(factors, n, 1), (n > 0).then_some(tiles.add(1)));
+            factors = panels.next(factors);
+        }
+        // After the last unit of all, the first ones are multiplied again, and nobody reads the products.
+        let mut scaled = panels.group(0);
+        for n in 0..num_units * panels.count {
+            let result = &mut results[scaled.panel];
+            let mut sums = [_mm512_setzero_ps(); BLOCK];
+            if scaled.index > 0 {
+                (0..ROWS).for_each(|r| sums[r] = _mm512_loadu_ps(result[r].as_ptr()));
+            }
+            let ahead = panels.ahead(scaled);
+            macro_rules! slice {
+                ($slice:literal) => {{
+                    let at = (2 * scaled.index + $slice) * m;
+                    let scales = scales::<F>(scaled.unit, n % RING_UNITS, $slice, chunk);
+                    let slice = InFlight::new(tiles.add(n % 2 * 2 + $slice), scales, x.scales.add(at), x.sums.add(at));
+                    let to = tiles.add((n + 1) % 2 * 2 + $slice);
+                    first_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, x_slice(factors, $slice), to);
+                    unpack(unpacked, n + LAG + UNPACKED, $slice, chunk);
+                    fetch(ahead, 2 * $slice);
+                    second_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, w(factors, n + LAG, $slice));
+                    fetch(ahead, 2 * $slice + 1);
+                }};
+            }
+            slice!(0);
+            slice!(1);
+            (0..ROWS).for_each(|r| _mm512_storeu_ps(result[r].as_mut_ptr(), sums[r]));
+            (unpacked, factors, scaled) = (panels.next(unpacked), panels.next(factors), panels.next(scaled));
         }
         asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
     }
