@@ -77,31 +77,35 @@ fn prefetch(address: usize) {
     let _ = address;
 }
 
-/// In which order things are read, and so what comes after one of them.
-#[derive(Debug, Default)]
+/// What was read after each thing the last time. A table with a place for each, found at once: where two things share one, the later has it.
+#[derive(Debug)]
 pub(crate) struct Order {
-    seen: Vec<Soon>,
-    /// Where the next one is expected.
-    at: usize,
+    /// The address of a thing, and what came after it.
+    places: Box<[(usize, Soon); Order::PLACES]>,
+    last: usize,
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        Order { places: Box::new([(0, Soon::default()); Order::PLACES]), last: 0 }
+    }
 }
 
 impl Order {
-    /// Things to remember at most: more than the products of any model.
-    const MAX: usize = 4096;
+    const PLACES: usize = 1024;
 
-    /// Notes what is read now; gives what was read after it the last time. After the newest of all comes, by guess, the first.
+    /// Notes what is read now; gives what was read after it the last time, or nothing.
     pub(crate) fn after(&mut self, now: Soon) -> Soon {
-        if self.seen.get(self.at) != Some(&now) {
-            self.at = self.seen.iter().position(|seen| *seen == now).unwrap_or(self.seen.len());
-        }
-        if self.at == self.seen.len() {
-            if self.at == Self::MAX {
-                *self = Order::default();
-            }
-            self.seen.push(now);
-        }
-        self.at = (self.at + 1) % self.seen.len();
-        self.seen[self.at]
+        let address = now.up.group;
+        self.places[Self::place(self.last)] = (self.last, now);
+        self.last = address;
+        let (of, next) = self.places[Self::place(address)];
+        if of == address { next } else { Soon::default() }
+    }
+
+    /// Things are many lines apart: their numbers in lines, spread out.
+    fn place(address: usize) -> usize {
+        ((address as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize
     }
 }
 
