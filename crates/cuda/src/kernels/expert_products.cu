@@ -207,7 +207,7 @@ DEVICE float pair_operand(const float* x, u32 cols, const float (&held)[HELD], u
 template <int F, u32 PARTS>
 DEVICE void expert_pair(const ExpertProduct& p) {
     typedef Weights<F> W;
-    extern __shared__ u16 operand[];
+    extern __shared__ __align__(16) u16 operand[];
     __shared__ float partial[2][EXPERT_WARPS][16];
     begin();
     u32 pair = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
