@@ -132,10 +132,9 @@ async fn leave(app: &SharedApp) -> Ended {
     }
     tracing::info!(in_flight = drain.num_in_flight(), "draining: replies in flight are finished, new requests refused");
     tokio::select! {
-        // First the signal: what it cut short is no longer in flight either.
-        biased;
         () = drain.reached(Phase::Ending) => {}
-        () = drain.emptied() => return Ended::Drained,
+        // What a second signal cut short is no longer in flight either.
+        () = drain.emptied() => if drain.phase() < Phase::Ending { return Ended::Drained },
         () = sleep(limits.drain_timeout) => drain.end(),
     }
     tracing::warn!(in_flight = drain.num_in_flight(), "ending: replies in flight are cut short");
