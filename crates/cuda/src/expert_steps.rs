@@ -13,7 +13,6 @@ use crate::experts;
 use crate::kernels::expert_products::{
     AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS, stay_pairs,
 };
-use crate::kernels::experts::Route;
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows;
 use crate::kernels::{GROUP_COLS, Operand};
@@ -48,6 +47,10 @@ impl Kind {
             && (gate.weight.cols(), up.weight.cols()) == (down.weight.rows(), down.weight.rows());
         fits.then_some(kind)
     }
+
+    fn has_f32(self) -> bool {
+        [self.gated, self.down].contains(&DType::F32)
+    }
 }
 
 /// Whether it was done; not where there are many rows, or experts of different kinds.
@@ -60,51 +63,38 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut T
     }
     let table = table(backend, mlp.experts)?;
     let route = experts::route(backend, mlp)?;
-    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
+    let device = &backend.device;
     let num_pairs = num_rows * mlp.routing.num_selected;
+    let gated = gated_product(mlp, kind, table, backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?);
+    let down = down_product(gated, kind, hidden, backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?);
     let most_cols = hidden.max(kind.width);
-    let down = match !has_f32 && stay_pairs(&backend.device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
-        true => products_of_pairs(backend, mlp, kind, table, &route)?,
-        false => products_of_items(backend, mlp, kind, table, &route)?,
-    };
+    if !kind.has_f32() && stay_pairs(device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
+        for (product, dtype) in [(gated, kind.gated), (down, kind.down)] {
+            ExpertProduct { chosen: route.experts, ..product }.launch_pairs(device, dtype, num_pairs)?;
+        }
+    } else {
+        launch_items(backend, mlp, kind, route.experts, [gated, down])?;
+    }
     let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
-    let sum = AddExperts { y: down, weights: route.weights, out: floats_mut(out), residual: 0, cols, num_selected };
+    let sum = AddExperts { y: down.out, weights: route.weights, out: floats_mut(out), residual: 0, cols, num_selected };
     backend.experts_wait(sum, num_rows)?;
     Ok(true)
 }
 
-/// Gate and up of every pair, then down; gives where the results of down are.
-fn products_of_pairs(
+/// Gate and up, then down, with pairs of one expert put together; `chosen` has the expert of each pair.
+fn launch_items(
     backend: &CudaBackend,
     mlp: &ExpertMlp<'_>,
     kind: Kind,
-    table: u64,
-    route: &Route,
-) -> Result<u64, Error> {
-    let (hidden, num_pairs) = (mlp.x.cols(), mlp.x.rows() * mlp.routing.num_selected);
-    let gated = backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?;
-    let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
-    let product = ExpertProduct { chosen: route.experts, ..gated_product(mlp, kind, table, gated) };
-    product.launch_pairs(&backend.device, kind.gated, num_pairs)?;
-    down_product(product, hidden, kind, down).launch_pairs(&backend.device, kind.down, num_pairs)?;
-    Ok(down)
-}
-
-/// The same with pairs of one expert put together.
-fn products_of_items(
-    backend: &CudaBackend,
-    mlp: &ExpertMlp<'_>,
-    kind: Kind,
-    table: u64,
-    route: &Route,
-) -> Result<u64, Error> {
+    chosen: u64,
+    [gated, down]: [ExpertProduct; 2],
+) -> Result<(), Error> {
     let device = &backend.device;
-    let (hidden, num_pairs) = (mlp.x.cols(), mlp.x.rows() * mlp.routing.num_selected);
-    let has_f32 = [kind.gated, kind.down].contains(&DType::F32);
-    let num_items = Items::of(num_pairs, mlp.experts.len(), has_f32);
+    let num_pairs = mlp.x.rows() * mlp.routing.num_selected;
+    let num_items = Items::of(num_pairs, mlp.experts.len(), kind.has_f32());
     let items = backend.scratch(Purpose::ExpertItems, num_items.most * ITEM_BYTES + 4)?;
     let groups = ExpertGroups {
-        experts: route.experts,
+        experts: chosen,
         order: backend.scratch(Purpose::ExpertRows, num_pairs * 4)?,
         items,
         num_items: items + (num_items.most * ITEM_BYTES) as u64,
@@ -113,21 +103,11 @@ fn products_of_items(
         item_rows: num_items.rows as u32,
     };
     groups.launch(device)?;
-
-    let gated = backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?;
-    let product = ExpertProduct {
-        items,
-        num_items: groups.num_items,
-        order: groups.order,
-        x: if kind.gated == DType::F32 { Operand::NONE } else { backend.operand(mlp.x, kind.gated)? },
-        ..gated_product(mlp, kind, table, gated)
-    };
-    product.launch(device, kind.gated, num_items)?;
-
-    let down = backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?;
-    let x = gated_operand(backend, gated, num_pairs, kind)?;
-    ExpertProduct { x, ..down_product(product, hidden, kind, down) }.launch(device, kind.down, num_items)?;
-    Ok(down)
+    let of_items = |product, x| ExpertProduct { items, num_items: groups.num_items, order: groups.order, x, ..product };
+    let x = if kind.gated == DType::F32 { Operand::NONE } else { backend.operand(mlp.x, kind.gated)? };
+    of_items(gated, x).launch(device, kind.gated, num_items)?;
+    let x = gated_operand(backend, gated.out, num_pairs, kind)?;
+    of_items(down, x).launch(device, kind.down, num_items)
 }
 
 /// Gate and up, of rows as they are and of no pairs yet.
@@ -152,7 +132,7 @@ fn gated_product(mlp: &ExpertMlp<'_>, kind: Kind, table: u64, gated: u64) -> Exp
 }
 
 /// Down, of what gate and up gave for the same pairs.
-fn down_product(gated: ExpertProduct, hidden: usize, kind: Kind, down: u64) -> ExpertProduct {
+fn down_product(gated: ExpertProduct, kind: Kind, hidden: usize, down: u64) -> ExpertProduct {
     ExpertProduct {
         x_plain: gated.out,
         out: down,
