@@ -1,7 +1,7 @@
 //! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
+    Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
 };
 
 use crate::attention;
@@ -327,19 +327,24 @@ impl Backend for CpuBackend {
     }
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
-        let cols = store.shape.num_kv_heads * store.shape.head_size;
-        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
-        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
-        let dtype = kv.keys.dtype();
-        assert_eq!(kv.values.dtype(), dtype, "keys and values have one format");
-        let rows = [floats(store.keys), floats(store.values)];
-        let (keys, values) = (bytes_mut(&mut kv.keys), bytes_mut(&mut kv.values));
-        attention::store(self.level, &self.pool, &store, rows, dtype, keys, values);
+        attention::store(self.level, &self.pool, &store, kv);
         Ok(())
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        attention::attend(self.level, &self.pool, &attention, out);
+        attention::attention(self.level, &self.pool, &attention, out);
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        attend: Attend<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        attention::attend(self.level, &self.pool, &attend, [queries, keys], kv, out);
         Ok(())
     }
 }

@@ -283,6 +283,11 @@ impl<T> SharedSlice<T> {
         SharedSlice { start: out.as_mut_ptr(), len: out.len() }
     }
 
+    /// Memory that is only read: no part of it may be taken.
+    pub(crate) fn read_only(numbers: &[T]) -> Self {
+        SharedSlice { start: numbers.as_ptr().cast_mut(), len: numbers.len() }
+    }
+
     /// The elements `offset .. offset + len`.
     ///
     /// # Safety
@@ -293,6 +298,23 @@ impl<T> SharedSlice<T> {
         assert!(offset + len <= self.len);
         // SAFETY: in bounds by the assertion; alive and unshared by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
+    }
+
+    /// Where an element is or would be, to be asked for before it is read.
+    #[inline(always)]
+    pub(crate) fn address(&self, offset: usize) -> *const T {
+        self.start.wrapping_add(offset)
+    }
+
+    /// The same, to be read.
+    ///
+    /// # Safety
+    /// The slice that `new` took is still borrowed by the caller, and nobody writes to this part while it is in use.
+    #[inline(always)]
+    pub(crate) unsafe fn read(&self, offset: usize, len: usize) -> &[T] {
+        assert!(offset + len <= self.len);
+        // SAFETY: in bounds by the assertion; alive and unchanged by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset), len) }
     }
 
     /// # Safety

@@ -1,6 +1,6 @@
 //! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project back.
 
-use pellucid_tensor::{Attention, Backend, Error, KvLayer, Rope, StoreKv, Tensor, TurnAndStore};
+use pellucid_tensor::{Attend, Backend, Error, KvLayer, Rope, Tensor};
 
 use crate::config::Positions;
 use crate::decoder::Activations;
@@ -33,17 +33,16 @@ pub(crate) fn forward(
         normalise_heads(backend, config, query_norm, &mut a.queries, &mut a.attended)?;
         normalise_heads(backend, config, key_norm, &mut a.keys, &mut a.spare_keys)?;
     }
-    if let Positions::Rope { style, .. } = config.positions {
-        let rope = Rope { angles: &a.angles[layer.rope], head_size: config.head_size, style };
-        let turn = TurnAndStore { rope, values: &a.values, slots: &batch.slots, shape };
-        backend.turn_and_store(turn, &mut a.queries, &mut a.keys, kv.layer)?;
-    } else {
-        let store = StoreKv { keys: &a.keys, values: &a.values, slots: &batch.slots, shape };
-        backend.store_kv(store, kv.layer)?;
-    }
-    let attention = Attention {
-        queries: &a.queries,
-        kv: kv.layer,
+    let rope = match config.positions {
+        Positions::Rope { style, .. } => {
+            Some(Rope { angles: &a.angles[layer.rope], head_size: config.head_size, style })
+        }
+        _ => None,
+    };
+    let attend = Attend {
+        rope,
+        values: &a.values,
+        slots: &batch.slots,
         positions: &batch.positions,
         sequences: &batch.sequences,
         block_tables: &batch.block_tables,
@@ -52,7 +51,7 @@ pub(crate) fn forward(
         soft_cap: config.attention_soft_cap,
         window: layer.window,
     };
-    backend.attention(attention, &mut a.attended)?;
+    backend.attend(attend, &mut a.queries, &mut a.keys, kv.layer, &mut a.attended)?;
     backend.linear(&a.attended, &weights.output, &mut a.update)
 }
 

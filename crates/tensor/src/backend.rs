@@ -112,6 +112,22 @@ pub struct TurnAndStore<'a> {
     pub shape: HeadShape,
 }
 
+/// Arguments of [`Backend::attend`]: those of [`Backend::turn_and_store`] (or [`Backend::store_kv`], where nothing turns) and of
+/// [`Backend::attention`], without what is written.
+#[derive(Debug)]
+pub struct Attend<'a> {
+    pub rope: Option<Rope<'a>>,
+    pub values: &'a Tensor,
+    pub slots: &'a [u32],
+    pub positions: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    pub shape: HeadShape,
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+    pub window: Option<usize>,
+}
+
 /// Arguments of [`Backend::attention`].
 #[derive(Debug)]
 pub struct Attention<'a> {
@@ -414,4 +430,22 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
+    /// All of it: turns queries and keys where there are angles, stores keys and values, and attends. What `queries` and `keys` hold
+    /// afterwards is not promised.
+    fn attend(
+        &self,
+        attend: Attend<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = attend;
+        match rope {
+            Some(rope) => self.turn_and_store(TurnAndStore { rope, values, slots, shape }, queries, keys, kv)?,
+            None => self.store_kv(StoreKv { keys, values, slots, shape }, kv)?,
+        }
+        let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
+        self.attention(attention, out)
+    }
 }

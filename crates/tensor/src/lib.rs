@@ -9,7 +9,7 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attention, Backend, CHOSEN, DigestTicket, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats,
+    Activation, Attend, Attention, Backend, CHOSEN, DigestTicket, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats,
     HostWeight, KvLayer, Linear, Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist, StepIndex,
     StepMemo, StoreKv, TurnAndStore,
 };

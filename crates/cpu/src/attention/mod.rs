@@ -11,9 +11,11 @@
 //! One row is bound by memory; a chunk of rows is a matrix product and bound by arithmetic: of f32 by vectors, or, with AMX and keys and
 //! values of 16 bits, of bf16 in two parts (`tiles`).
 
+mod fresh;
 mod kernel;
 mod lanes;
 mod pages;
+mod plan;
 mod span;
 mod state;
 mod tile;
@@ -21,48 +23,22 @@ mod tile;
 mod tiles;
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pellucid_tensor::{Attention, Tensor};
+use pellucid_tensor::{Attend, Attention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor};
 
-use crate::memory::{SharedOutput, bytes, floats, floats_mut};
+use crate::memory::{SharedOutput, floats, floats_mut};
 use crate::pool::{Direction, Pool};
 use crate::simd::Level;
+use fresh::{Fresh, Kind, Turn};
 use lanes::{Kernel, Lanes};
-use pages::Layout;
-pub(crate) use pages::store;
+use pages::{Layout, Memory};
+use plan::{Piece, Plan};
 use span::{Queries, Workspace};
 use state::State;
 
 /// Positions between two edges where the work on one row may be split.
 const SPAN: usize = 512;
-
-/// Rows of one sequence that are computed together, for each of the kv heads.
-#[derive(Debug, Clone)]
-struct Piece {
-    sequence: usize,
-    rows: Range<usize>,
-    /// The spans that any of the rows sees.
-    spans: Range<usize>,
-    /// Where the states of its spans begin in [`Plan::partial`], when spans are tasks of their own.
-    partial: usize,
-    first_task: usize,
-}
-
-/// The tasks of one call, kept by the calling thread so that a step allocates nothing after the first.
-#[derive(Debug, Default)]
-struct Plan {
-    pieces: Vec<Piece>,
-    num_tasks: usize,
-    /// Whether each span is a task of its own: worth it when there are too few pieces to keep all threads busy.
-    split: bool,
-    /// States of spans that wait for the others of their row.
-    partial: Room,
-    partial_len: usize,
-    /// For each piece and kv head, the spans that are not computed yet.
-    missing: Vec<AtomicUsize>,
-}
 
 /// Numbers that begin on a cache line, so that no vector of them crosses one: that would halve the speed of every load.
 #[derive(Debug, Default)]
@@ -80,12 +56,21 @@ impl Room {
 }
 
 /// One call, as all tasks see it.
+#[derive(Clone, Copy)]
 struct Call<'a> {
-    attention: &'a Attention<'a>,
     queries: &'a [f32],
-    keys: &'a [u8],
-    values: &'a [u8],
+    /// By how much they turn first.
+    turn: Option<Turn<'a>>,
+    /// What is stored first, where that is part of the call.
+    fresh: Option<Fresh<'a>>,
+    memory: Memory,
     layout: Layout,
+    positions: &'a [u32],
+    sequences: &'a [SequenceSpan],
+    block_tables: &'a [u32],
+    scale: f32,
+    soft_cap: Option<f32>,
+    window: Option<usize>,
 }
 
 thread_local! {
@@ -93,120 +78,161 @@ thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::default();
 }
 
-/// Computes every row of `attention` into `out`.
-pub(crate) fn attend(level: Level, pool: &Pool, attention: &Attention<'_>, out: &mut Tensor) {
-    let shape = attention.shape;
-    let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-    assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
-    assert_eq!(attention.positions.len(), num_rows);
-    assert!(shape.num_heads.is_multiple_of(shape.num_kv_heads) && shape.head_size > 0 && shape.block_len > 0);
-    let rows_in_sequences: usize = attention.sequences.iter().map(|sequence| sequence.rows.len()).sum();
-    assert_eq!(rows_in_sequences, num_rows, "every row belongs to a sequence");
-    let dtype = attention.kv.keys.dtype();
-    assert_eq!(attention.kv.values.dtype(), dtype, "keys and values have one format");
-    let call = Call {
-        attention,
-        queries: floats(attention.queries),
-        keys: bytes(&attention.kv.keys),
-        values: bytes(&attention.kv.values),
-        layout: Layout::new(level, dtype, shape),
-    };
-    PLAN.with_borrow_mut(|plan| {
-        plan.make(&call, pool.num_threads());
-        let Plan { pieces, num_tasks, split, partial, partial_len, missing } = plan;
-        let (output, partial) = (SharedOutput::new(floats_mut(out)), SharedOutput::new(partial.room_for(*partial_len)));
-        let compute = |task: usize, next: Option<usize>| {
-            let index = pieces.partition_point(|piece| piece.first_task <= task) - 1;
-            let piece = &pieces[index];
-            let task = task - piece.first_task;
-            let (kv_head, span) = (task % shape.num_kv_heads, split.then_some(task / shape.num_kv_heads));
-            let next = next
-                .and_then(|next| next.checked_sub(piece.first_task))
-                .map(|next| (next % shape.num_kv_heads, piece.spans.start + next / shape.num_kv_heads));
-            let missing = &missing[index * shape.num_kv_heads + kv_head];
-            WORKSPACE.with_borrow_mut(|workspace| {
-                let task = Task { call: &call, piece, kv_head, span, next, output, partial, missing, workspace };
-                lanes::run(level, task);
-            });
-        };
-        if *split {
-            // A thread knows where it will go on reading.
-            pool.run_from_both_ends(*num_tasks, None, &|task, direction| match direction {
-                Direction::Up => compute(task, Some(task + 1)),
-                Direction::Down => compute(task, task.checked_sub(1)),
-            });
-        } else {
-            pool.run(*num_tasks, &|task| compute(task, None));
-        }
-    });
+/// Writes every row's keys and values into their slots.
+pub(crate) fn store(level: Level, pool: &Pool, store: &StoreKv<'_>, kv: &mut KvLayer) {
+    let layout = Layout::new(level, kv_dtype(kv), store.shape);
+    let fresh = Fresh::new(&layout, None, store.keys, store.values, store.slots);
+    // SAFETY: the layer is borrowed here.
+    unsafe { fresh.store_rows(level, pool, &layout, &Memory::of(kv), 0..store.slots.len()) };
 }
 
-impl Plan {
-    /// Cuts the rows of every sequence into pieces, and decides whether their spans are to be tasks of their own.
-    fn make(&mut self, call: &Call<'_>, num_threads: usize) {
-        // Tasks for each thread, so that none waits long for the last.
-        const TASKS_PER_THREAD: usize = 4;
-        // Queries that share one decoding of a tile: enough that it costs little beside the products.
-        const QUERIES_PER_PIECE: usize = 128;
-        let Call { attention, layout, .. } = call;
-        let shape = layout.shape;
-        let wanted = TASKS_PER_THREAD * num_threads;
-        let group = shape.num_heads / shape.num_kv_heads;
-        let fair_share = (attention.positions.len() * shape.num_kv_heads).div_ceil(wanted);
-        let rows_per_piece = fair_share.min(QUERIES_PER_PIECE / group).max(8);
-        // Whole tiles of queries, where that is possible.
-        let rows_of_tiles = 16 / 16.min(1 << group.trailing_zeros());
-        let rows_per_piece = (rows_per_piece / rows_of_tiles * rows_of_tiles).max(rows_per_piece.min(rows_of_tiles));
-        self.pieces.clear();
-        for (sequence, span) in attention.sequences.iter().enumerate() {
-            // The last rows see the most positions and go first, so that the short tasks fill the end.
-            let mut end = span.rows.end;
-            while end > span.rows.start {
-                let rows = end.saturating_sub(rows_per_piece).max(span.rows.start)..end;
-                let positions =
-                    attention.positions[rows.start] as usize..attention.positions[rows.end - 1] as usize + 1;
-                let first = first_visible(attention, positions.start);
-                end = rows.start;
-                self.pieces.push(Piece {
-                    sequence,
-                    rows,
-                    spans: first / SPAN..positions.end.div_ceil(SPAN),
-                    partial: 0,
-                    first_task: 0,
+/// Computes every row of `attention` into `out`.
+pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, out: &mut Tensor) {
+    let Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attention;
+    let call = Call {
+        queries: rows_of(queries, shape, positions, out),
+        turn: None,
+        fresh: None,
+        memory: Memory::read_only(kv),
+        layout: Layout::new(level, kv_dtype(kv), shape),
+        positions,
+        sequences,
+        block_tables,
+        scale,
+        soft_cap,
+        window,
+    };
+    call.run(level, pool, floats_mut(out));
+}
+
+/// The same, and before it turns queries and keys and stores keys and values.
+///
+/// Tasks of sequences with few rows do that for themselves: their memory is then in the cache of the thread that reads it.
+pub(crate) fn attend(
+    level: Level,
+    pool: &Pool,
+    attend: &Attend<'_>,
+    [queries, keys]: [&Tensor; 2],
+    kv: &mut KvLayer,
+    out: &mut Tensor,
+) {
+    let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attend;
+    let layout = Layout::new(level, kv_dtype(kv), shape);
+    let turn = rope.map(|rope| Turn::new(rope, shape.head_size, positions.len()));
+    let call = Call {
+        queries: rows_of(queries, shape, positions, out),
+        turn,
+        fresh: Some(Fresh::new(&layout, turn, keys, values, slots)),
+        memory: Memory::of(kv),
+        layout,
+        positions,
+        sequences,
+        block_tables,
+        scale,
+        soft_cap,
+        window,
+    };
+    call.run(level, pool, floats_mut(out));
+}
+
+fn kv_dtype(kv: &KvLayer) -> DType {
+    assert_eq!(kv.values.dtype(), kv.keys.dtype(), "keys and values have one format");
+    kv.keys.dtype()
+}
+
+/// The queries, once they and the results have the shape they should.
+fn rows_of<'a>(queries: &'a Tensor, shape: HeadShape, positions: &[u32], out: &Tensor) -> &'a [f32] {
+    let cols = shape.num_heads * shape.head_size;
+    assert!(shape.num_heads.is_multiple_of(shape.num_kv_heads) && shape.head_size > 0 && shape.block_len > 0);
+    assert_eq!((queries.rows(), queries.cols()), (positions.len(), cols));
+    assert_eq!((out.rows(), out.cols()), (positions.len(), cols));
+    floats(queries)
+}
+
+impl<'a> Call<'a> {
+    fn run(&self, level: Level, pool: &Pool, out: &mut [f32]) {
+        let rows_in_sequences: usize = self.sequences.iter().map(|sequence| sequence.rows.len()).sum();
+        assert_eq!(rows_in_sequences, self.positions.len(), "every row belongs to a sequence");
+        PLAN.with_borrow_mut(|plan| {
+            plan.make(self, pool.num_threads());
+            let mut partial = std::mem::take(&mut plan.partial);
+            let places = [SharedOutput::new(out), SharedOutput::new(partial.room_for(plan.partial_len))];
+            if let Some(fresh) = self.fresh {
+                let others = plan.pieces.iter().filter(|piece| !piece.stores).flat_map(|piece| piece.rows.clone());
+                // SAFETY: the memory stays borrowed by the caller, and no task runs yet.
+                unsafe { fresh.store_rows(level, pool, &self.layout, &self.memory, others) };
+            }
+            let compute = |task: usize, next: Option<usize>| self.compute(level, plan, task, next, places);
+            if plan.reads_on {
+                pool.run_from_both_ends(plan.num_tasks, None, &|task, direction| match direction {
+                    Direction::Up => compute(task, Some(task + 1).filter(|&next| next < plan.num_tasks)),
+                    Direction::Down => compute(task, task.checked_sub(1)),
                 });
+            } else {
+                pool.run(plan.num_tasks, &|task| compute(task, None));
+            }
+            plan.partial = partial;
+        });
+    }
+
+    /// One task: its rows turn and are stored where that is its part, then they attend.
+    fn compute(
+        &self,
+        level: Level,
+        plan: &Plan,
+        task: usize,
+        next: Option<usize>,
+        [output, partial]: [SharedOutput; 2],
+    ) {
+        let num_kv_heads = self.layout.shape.num_kv_heads;
+        let (index, piece, kv_head, span) = plan.task(task, num_kv_heads);
+        if let (Some(fresh), true) = (self.fresh, piece.stores) {
+            let spans = span.map_or(piece.spans.clone(), |span| piece.spans.start + span..piece.spans.start + span + 1);
+            for row in piece.rows.clone().filter(|&row| spans.contains(&(self.positions[row] as usize / SPAN))) {
+                for kind in [Kind::Key, Kind::Value] {
+                    // SAFETY: no other sequence has the row's block, and no other task this part of it; the memory stays borrowed.
+                    unsafe { fresh.store_head(level, &self.layout, &self.memory, row, kv_head, kind) };
+                }
             }
         }
-        let several_spans = self.pieces.iter().any(|piece| piece.spans.len() > 1);
-        self.split = several_spans && num_threads > 1 && self.pieces.len() * shape.num_kv_heads < wanted;
-        self.num_tasks = 0;
-        self.missing.clear();
-        let mut partial = 0;
-        for piece in &mut self.pieces {
-            piece.first_task = self.num_tasks;
-            piece.partial = partial;
-            let num_spans = if self.split { piece.spans.len() } else { 1 };
-            self.num_tasks += num_spans * shape.num_kv_heads;
-            partial += num_spans * shape.num_kv_heads * State::len(piece.rows.len() * group, shape.head_size);
-            self.missing.extend((0..shape.num_kv_heads).map(|_| AtomicUsize::new(num_spans)));
-        }
-        self.partial_len = if self.split { partial } else { 0 };
+        let next = next.map(|next| {
+            let (_, piece, kv_head, span) = plan.task(next, num_kv_heads);
+            Next { blocks: self.blocks(piece.sequence), kv_head, span: piece.spans.start + span.unwrap_or(0) }
+        });
+        let missing = &plan.missing[index * num_kv_heads + kv_head];
+        WORKSPACE.with_borrow_mut(|workspace| {
+            let mut turned = std::mem::take(&mut workspace.queries);
+            let queries = Queries::new(self, level, piece.sequence, piece.rows.clone(), kv_head, &mut turned);
+            lanes::run(level, Task { queries, piece, span, next, output, partial, missing, workspace });
+            workspace.queries = turned;
+        });
+    }
+
+    fn blocks(&self, sequence: usize) -> &'a [u32] {
+        &self.block_tables[self.sequences[sequence].blocks.clone()]
+    }
+
+    /// The first position that a query at `position` sees.
+    fn first_visible(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
 
-/// The first position that a query at `position` sees.
-fn first_visible(attention: &Attention<'_>, position: usize) -> usize {
-    attention.window.map_or(0, |window| (position + 1).saturating_sub(window))
+/// Where a thread is likely to go on reading: a span of a kv head of a sequence.
+#[derive(Clone, Copy)]
+struct Next<'a> {
+    blocks: &'a [u32],
+    kv_head: usize,
+    span: usize,
 }
 
 /// One piece for one kv head: all of its spans, or one.
 struct Task<'a> {
-    call: &'a Call<'a>,
+    queries: Queries<'a>,
     piece: &'a Piece,
-    kv_head: usize,
     /// Counted from the piece's first.
     span: Option<usize>,
-    /// The kv head and the span where the thread is likely to go on.
-    next: Option<(usize, usize)>,
+    next: Option<Next<'a>>,
     output: SharedOutput,
     partial: SharedOutput,
     missing: &'a AtomicUsize,
@@ -216,9 +242,8 @@ struct Task<'a> {
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Task { call, piece, kv_head, span, next, output, partial, missing, workspace } = self;
-        let queries = Queries::new(call, piece.sequence, piece.rows.clone(), kv_head);
-        let (num_queries, head_size) = (queries.len(), call.layout.shape.head_size);
+        let Task { queries, piece, span, next, output, partial, missing, workspace } = self;
+        let (num_queries, head_size) = (queries.len(), queries.head_size());
         let len = State::len(num_queries, head_size);
         let mut joined = std::mem::take(&mut workspace.joined);
         let mut joined_state = State::of(joined.room_for(len), num_queries, head_size);
@@ -227,7 +252,8 @@ impl Kernel for Task<'_> {
             let mut current = std::mem::take(&mut workspace.current);
             let mut state = State::of(current.room_for(len), num_queries, head_size);
             for span in piece.spans.clone() {
-                queries.span(lanes, span, Some((kv_head, span + 1)), workspace, &mut state);
+                let next = if span + 1 < piece.spans.end { Some(queries.next(span + 1)) } else { next };
+                queries.span(lanes, span, next, workspace, &mut state);
                 joined_state.join(lanes, &state);
             }
             // SAFETY: a task owns its kv head of its rows, and the output stays borrowed until all tasks are done.
@@ -236,7 +262,7 @@ impl Kernel for Task<'_> {
             return;
         };
         let num_spans = piece.spans.len();
-        let first = piece.partial + kv_head * num_spans * len;
+        let first = piece.partial + queries.kv_head() * num_spans * len;
         {
             // SAFETY: this task alone has this place until it says below that it is done.
             let place = unsafe { partial.part(first + span * len, len) };

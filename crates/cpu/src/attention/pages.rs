@@ -18,13 +18,11 @@
 //! ```
 //! Numbers and bytes are those of the format, in another order than in a file; a head is rounded by itself.
 
-use std::cell::RefCell;
+use pellucid_tensor::{DType, HeadShape, KvLayer, quant};
 
-use pellucid_tensor::{DType, HeadShape, StoreKv, quant};
-
-use crate::memory::SharedOutput;
-use crate::pool::Pool;
-use crate::simd::{Isa, Level, vectorized, with_simd};
+use super::fresh::Kind;
+use crate::memory::{SharedSlice, bytes, bytes_mut};
+use crate::simd::{Isa, Level, vectorized};
 
 /// Numbers that share a scale in Q8_0.
 pub(super) const GROUP: usize = DType::Q8_0.block_len();
@@ -73,12 +71,12 @@ impl Layout {
     }
 
     /// Puts numbers of two bytes where tiles want them: sixteen of a head at a time, which a value has side by side and a key apart.
-    fn place_in_tiles(&self, head: &[u8], offset: usize, is_key: bool, region: &mut [u8]) {
+    fn place_in_tiles(&self, head: &[u8], offset: usize, kind: Kind, region: &mut [u8]) {
         let HeadShape { block_len, head_size, .. } = self.shape;
         let numbers = region.as_chunks_mut::<2>().0;
         for (part, sixteen) in head.as_chunks::<32>().0.iter().enumerate() {
             let sixteen = sixteen.as_chunks::<2>().0;
-            if is_key {
+            if kind == Kind::Key {
                 let lines = block_len / 16;
                 let first = (part / 2 * 16 * lines + offset / 16) * 32 + part % 2 * 16 + offset % 16;
                 for (number, place) in sixteen.iter().zip(numbers[first..].iter_mut().step_by(32 * lines)) {
@@ -93,12 +91,13 @@ impl Layout {
     }
 
     /// Puts an encoded key or value into its region.
-    fn place(&self, head: &[u8], offset: usize, is_key: bool, region: &mut [u8]) {
+    pub(super) fn place(&self, head: &[u8], offset: usize, kind: Kind, region: &mut [u8]) {
         let HeadShape { block_len, head_size, .. } = self.shape;
+        let is_key = kind == Kind::Key;
         // Index of the i-th of n things that one position has.
         let index = |i: usize, n: usize| if is_key { i * block_len + offset } else { offset * n + i };
         if self.tiles {
-            self.place_in_tiles(head, offset, is_key, region);
+            self.place_in_tiles(head, offset, kind, region);
         } else if self.dtype == DType::Q8_0 {
             for (group, block) in head.chunks_exact(DType::Q8_0.block_bytes()).enumerate() {
                 let scale = index(group, head_size / GROUP) * 2;
@@ -121,7 +120,7 @@ impl Layout {
 vectorized! {
     /// Rounds one head. What the format cannot hold becomes a NaN instead of an infinity: an infinite key could get the weight zero and
     /// never be noticed, a NaN reaches the logits of every row that should have seen it.
-    fn encode_head<S: Simd>(dtype: DType, head: &[f32], out: &mut [u8]) {
+    pub(super) fn encode_head<S: Simd>(dtype: DType, head: &[f32], out: &mut [u8]) {
         const NAN: [u8; 2] = 0x7e00u16.to_le_bytes();
         quant::encode(dtype, head, out);
         match dtype {
@@ -148,46 +147,20 @@ vectorized! {
     }
 }
 
-thread_local! {
-    /// One encoded head.
-    static ENCODED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+/// The bytes of a layer's blocks: any number of tasks read them, and some write where no other reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memory {
+    pub(super) keys: SharedSlice<u8>,
+    pub(super) values: SharedSlice<u8>,
 }
 
-/// Writes every row's keys and values into their slots. `keys` and `values` are the blocks' bytes.
-///
-/// Threads share out the heads, whose regions are disjoint; rows of one head write into the same cache lines.
-pub(crate) fn store(
-    level: Level,
-    pool: &Pool,
-    store: &StoreKv<'_>,
-    rows: [&[f32]; 2],
-    dtype: DType,
-    keys: &mut [u8],
-    values: &mut [u8],
-) {
-    // Below this many numbers, waking threads costs more than the work.
-    const ENOUGH_FOR_THREADS: usize = 1024;
-    let layout = Layout::new(level, dtype, store.shape);
-    let HeadShape { num_kv_heads, head_size, block_len, .. } = store.shape;
-    let outputs = [SharedOutput::new(keys), SharedOutput::new(values)];
-    let store_head = |task: usize| {
-        let (kind, kv_head) = (task / num_kv_heads, task % num_kv_heads);
-        ENCODED.with_borrow_mut(|encoded| {
-            encoded.resize(layout.head_bytes(), 0);
-            for (row, &slot) in store.slots.iter().enumerate() {
-                let head = &rows[kind][(row * num_kv_heads + kv_head) * head_size..][..head_size];
-                let (block, offset) = (slot as usize / block_len, slot as usize % block_len);
-                // SAFETY: a task owns its head's regions of keys or of values, and both stay borrowed until the tasks are done.
-                let region = unsafe { outputs[kind].part(layout.region(block, kv_head), layout.region_bytes()) };
-                with_simd!(level, simd => encode_head(simd, dtype, head, encoded));
-                layout.place(encoded, offset, kind == 0, region);
-            }
-        });
-    };
-    if rows[0].len() < ENOUGH_FOR_THREADS {
-        (0..2 * num_kv_heads).for_each(store_head);
-    } else {
-        pool.run(2 * num_kv_heads, &store_head);
+impl Memory {
+    pub(super) fn of(kv: &mut KvLayer) -> Self {
+        Memory { keys: SharedSlice::new(bytes_mut(&mut kv.keys)), values: SharedSlice::new(bytes_mut(&mut kv.values)) }
+    }
+
+    pub(super) fn read_only(kv: &KvLayer) -> Self {
+        Memory { keys: SharedSlice::read_only(bytes(&kv.keys)), values: SharedSlice::read_only(bytes(&kv.values)) }
     }
 }
 

@@ -6,8 +6,9 @@ use super::kernel::{self, Softmax};
 use super::lanes::{LANES, Lanes};
 use super::state::State;
 use super::tile::{Pages, TILE};
-use super::{Call, Room, SPAN, first_visible};
+use super::{Call, Next, Room, SPAN};
 use crate::memory::SharedOutput;
+use crate::simd::Level;
 
 /// Distance of two queries' scores. A power of two would put all of them into the same few sets of the cache.
 pub(super) const SCORES_STRIDE: usize = SPAN + LANES;
@@ -21,6 +22,8 @@ pub(super) struct Workspace {
     pub(super) scores: Room,
     #[cfg(target_arch = "x86_64")]
     pub(super) planes: super::tiles::Planes,
+    /// `[queries][head_size]`, turned.
+    pub(super) queries: Room,
     /// States of a task that goes through all of its spans.
     pub(super) joined: Room,
     pub(super) current: Room,
@@ -34,14 +37,48 @@ pub(super) struct Queries<'a> {
     pages: Pages<'a>,
     rows: Range<usize>,
     group: usize,
+    /// `[queries][head_size]`
+    turned: &'a [f32],
 }
 
 impl<'a> Queries<'a> {
-    pub(super) fn new(call: &'a Call<'a>, sequence: usize, rows: Range<usize>, kv_head: usize) -> Self {
-        let Call { attention, keys, values, layout, .. } = *call;
-        let blocks = &attention.block_tables[attention.sequences[sequence].blocks.clone()];
-        let pages = Pages { layout, keys, values, blocks, kv_head };
-        Queries { call, pages, rows, group: layout.shape.num_heads / layout.shape.num_kv_heads }
+    /// Takes the queries out of their rows into `turned`, and turns them there.
+    pub(super) fn new(
+        call: &'a Call<'a>,
+        level: Level,
+        sequence: usize,
+        rows: Range<usize>,
+        kv_head: usize,
+        turned: &'a mut Room,
+    ) -> Self {
+        let Call { memory, layout, .. } = *call;
+        let pages = Pages { layout, memory, blocks: call.blocks(sequence), kv_head };
+        let group = layout.shape.num_heads / layout.shape.num_kv_heads;
+        let mut queries = Queries { call, pages, rows, group, turned: &[] };
+        let (len, head_size) = (queries.len(), layout.shape.head_size);
+        let turned = turned.room_for(len * head_size);
+        for (i, query) in turned.chunks_exact_mut(head_size).enumerate() {
+            query.copy_from_slice(&call.queries[queries.place(i)..][..head_size]);
+            if let Some(turn) = call.turn {
+                turn.head(level, queries.rows.start + i / group, query);
+            }
+        }
+        queries.turned = turned;
+        queries
+    }
+
+    pub(super) fn kv_head(&self) -> usize {
+        self.pages.kv_head
+    }
+
+    #[inline(always)]
+    pub(super) fn head_size(&self) -> usize {
+        self.pages.layout.shape.head_size
+    }
+
+    /// One of its spans, as what is read next.
+    pub(super) fn next(&self, span: usize) -> Next<'a> {
+        Next { blocks: self.pages.blocks, kv_head: self.pages.kv_head, span }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -59,14 +96,14 @@ impl<'a> Queries<'a> {
     /// The positions of a span that query i sees, counted from the span's start.
     #[inline(always)]
     pub(super) fn visible(&self, i: usize, span: usize) -> Range<usize> {
-        let position = self.call.attention.positions[self.rows.start + i / self.group] as usize;
+        let position = self.call.positions[self.rows.start + i / self.group] as usize;
         let within = |position: usize| position.saturating_sub(span * SPAN).min(SPAN);
-        within(first_visible(self.call.attention, position))..within(position + 1)
+        within(self.call.first_visible(position))..within(position + 1)
     }
 
     #[inline(always)]
     pub(super) fn query(&self, i: usize) -> &[f32] {
-        &self.call.queries[self.place(i)..][..self.pages.layout.shape.head_size]
+        &self.turned[i * self.head_size()..][..self.head_size()]
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -76,17 +113,16 @@ impl<'a> Queries<'a> {
 
     #[inline(always)]
     pub(super) fn softmax(&self) -> Softmax {
-        let attention = self.call.attention;
-        Softmax { scale: attention.scale, soft_cap: attention.soft_cap }
+        Softmax { scale: self.call.scale, soft_cap: self.call.soft_cap }
     }
 
-    /// The state that a span leaves for each query. The thread is likely to go on with the kv head and the span of `next`.
+    /// The state that a span leaves for each query. The thread is likely to go on with `next`.
     #[inline(always)]
     pub(super) fn span<L: Lanes>(
         &self,
         lanes: L,
         span: usize,
-        next: Option<(usize, usize)>,
+        next: Option<Next<'_>>,
         workspace: &mut Workspace,
         state: &mut State<'_>,
     ) {
@@ -98,7 +134,7 @@ impl<'a> Queries<'a> {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = next;
-        let head_size = self.call.layout.shape.head_size;
+        let head_size = self.head_size();
         let stride = head_size.next_multiple_of(LANES);
         let tile = workspace.tile.room_for(TILE * stride);
         let scores = workspace.scores.room_for(self.len() * SCORES_STRIDE);
@@ -156,7 +192,7 @@ impl<'a> Queries<'a> {
     /// The queries exist, and `scores` points to a tile within the first of the queries' rows of scores.
     #[inline(always)]
     unsafe fn score<L: Lanes>(&self, lanes: L, first: usize, count: usize, keys: &[f32], scores: *mut f32) {
-        let head_size = self.call.layout.shape.head_size;
+        let head_size = self.head_size();
         let query = |r: usize| self.query(first + r).as_ptr();
         // SAFETY: passed on from the caller.
         unsafe {
@@ -175,7 +211,7 @@ impl<'a> Queries<'a> {
     /// # Safety
     /// No other thread writes these rows' results of this kv head, and `output` is alive.
     pub(super) unsafe fn write(&self, state: &State<'_>, output: &SharedOutput) {
-        let head_size = self.call.layout.shape.head_size;
+        let head_size = self.head_size();
         let stride = state.stride();
         for i in 0..self.len() {
             // SAFETY: passed on from the caller.

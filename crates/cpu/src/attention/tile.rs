@@ -4,7 +4,8 @@ use pellucid_tensor::DType;
 use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 
 use super::lanes::{LANES, Lanes};
-use super::pages::{GROUP, Layout};
+use super::pages::{GROUP, Layout, Memory};
+use crate::memory::SharedSlice;
 
 /// Positions in a tile. Its edges are multiples of it, whatever the length of a block is.
 pub(super) const TILE: usize = 64;
@@ -14,8 +15,7 @@ const CACHE_LINE: usize = 64;
 #[derive(Clone, Copy)]
 pub(super) struct Pages<'a> {
     pub(super) layout: Layout,
-    pub(super) keys: &'a [u8],
-    pub(super) values: &'a [u8],
+    pub(super) memory: Memory,
     pub(super) blocks: &'a [u32],
     pub(super) kv_head: usize,
 }
@@ -34,12 +34,15 @@ struct Run<'a> {
 impl<'a> Pages<'a> {
     /// The parts of blocks that hold the positions `start..end`, which lie in the tile at `tile`.
     #[inline(always)]
-    fn runs(&self, bytes: &'a [u8], tile: usize, start: usize, end: usize) -> impl Iterator<Item = Run<'a>> {
-        let Pages { layout, blocks, kv_head, .. } = *self;
-        let block_len = layout.shape.block_len;
-        let region = move |index: usize| {
-            blocks.get(index).map(|&block| &bytes[layout.region(block as usize, kv_head)..][..layout.region_bytes()])
-        };
+    fn runs<'b>(
+        &'b self,
+        bytes: &'b SharedSlice<u8>,
+        tile: usize,
+        start: usize,
+        end: usize,
+    ) -> impl Iterator<Item = Run<'b>> {
+        let block_len = self.layout.shape.block_len;
+        let region = move |index: usize| (index < self.blocks.len()).then(|| self.region(bytes, index * block_len));
         (start / block_len..end.div_ceil(block_len)).map(move |index| {
             // Whole blocks, as far as the tile goes: what lies beyond `end` is not looked at later, and vectors stay whole.
             let first = (index * block_len).max(tile);
@@ -54,11 +57,19 @@ impl<'a> Pages<'a> {
         })
     }
 
+    /// The region that holds a position.
+    #[inline(always)]
+    pub(super) fn region<'b>(&self, bytes: &'b SharedSlice<u8>, position: usize) -> &'b [u8] {
+        let block = self.blocks[position / self.layout.shape.block_len] as usize;
+        // SAFETY: the memory stays borrowed while tasks run; what is written of it is written by the task that reads it, before.
+        unsafe { bytes.read(self.layout.region(block, self.kv_head), self.layout.region_bytes()) }
+    }
+
     /// Decodes keys as `[head_size][TILE]`. Only the columns of `start..end` are promised.
     #[inline(always)]
     pub(super) fn decode_keys<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {
         let Layout { dtype, shape, .. } = self.layout;
-        for run in self.runs(self.keys, tile, start, end) {
+        for run in self.runs(&self.memory.keys, tile, start, end) {
             let out = &mut out[run.at..];
             if dtype == DType::Q8_0 {
                 decode_q8_keys(lanes, &run, self.layout, out);
@@ -80,7 +91,7 @@ impl<'a> Pages<'a> {
     pub(super) fn decode_values<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {
         let stride = out.len() / TILE;
         let (dtype, row_bytes) = (self.layout.dtype, self.layout.head_bytes());
-        for run in self.runs(self.values, tile, start, end) {
+        for run in self.runs(&self.memory.values, tile, start, end) {
             let out = &mut out[run.at * stride..];
             if dtype == DType::Q8_0 {
                 decode_q8_values(lanes, &run, self.layout, out, stride);

@@ -20,14 +20,14 @@ use std::ops::Range;
 
 use pellucid_tensor::DType;
 
-use super::SPAN;
 use super::kernel::Softmax;
 use super::lanes::Lanes;
 use super::pages::STEP;
 use super::span::{Queries, SCORES_STRIDE, Workspace};
 use super::state::State;
 use super::tile::Pages;
-use crate::memory::Buffer;
+use super::{Next, SPAN};
+use crate::memory::{Buffer, SharedSlice};
 use crate::simd::amx::release_tiles;
 use ahead::{Ahead, STREAMS};
 use lines::{Lines, split};
@@ -63,7 +63,7 @@ impl Queries<'_> {
         &self,
         lanes: L,
         span: usize,
-        next: Option<(usize, usize)>,
+        next: Option<Next<'_>>,
         workspace: &mut Workspace,
         state: &mut State<'_>,
     ) {
@@ -93,10 +93,6 @@ impl Queries<'_> {
             }
             release_tiles();
         }
-    }
-
-    fn head_size(&self) -> usize {
-        self.pages().layout.shape.head_size
     }
 
     /// Queries as tiles; of the last, only as many rows as there are.
@@ -164,25 +160,31 @@ struct Tiles<'a> {
 impl Tiles<'_> {
     /// The keys of a block of 32 positions.
     fn keys_of(&self, block: usize) -> Lines {
-        let Pages { layout, keys, .. } = *self.queries.pages();
+        let Pages { layout, memory, .. } = self.queries.pages();
         let position = self.span * SPAN + block * STEP;
         let first = position % layout.shape.block_len / ROWS * LINE;
-        self.lines(keys, position, first, layout.shape.block_len / ROWS * LINE, self.ahead.of_keys(position))
+        self.lines(&memory.keys, position, first, layout.shape.block_len / ROWS * LINE, self.ahead.of_keys(position))
     }
 
     /// The values of a block of 32 positions.
     fn values_of(&self, block: usize) -> Lines {
-        let Pages { layout, values, .. } = *self.queries.pages();
+        let Pages { layout, memory, .. } = self.queries.pages();
         let position = self.span * SPAN + block * STEP;
         let first = position % layout.shape.block_len / STEP * layout.shape.head_size * LINE;
-        self.lines(values, position, first, 2 * LINE, self.ahead.of_values(position))
+        self.lines(&memory.values, position, first, 2 * LINE, self.ahead.of_values(position))
     }
 
     /// Lines of the block that holds a position, `first` bytes from its region's start.
-    fn lines(&self, bytes: &[u8], position: usize, first: usize, stride: usize, ahead: [*const u8; STREAMS]) -> Lines {
-        let Pages { layout, blocks, kv_head, .. } = *self.queries.pages();
-        let block = blocks[position / layout.shape.block_len] as usize;
-        let region = &bytes[layout.region(block, kv_head)..][..layout.region_bytes()];
+    fn lines(
+        &self,
+        bytes: &SharedSlice<u8>,
+        position: usize,
+        first: usize,
+        stride: usize,
+        ahead: [*const u8; STREAMS],
+    ) -> Lines {
+        let layout = &self.queries.pages().layout;
+        let region = self.queries.pages().region(bytes, position);
         let rows = layout.shape.head_size / 2;
         assert!(first + (rows - 1) * stride + 2 * LINE <= region.len());
         Lines { start: region[first..].as_ptr(), rows, stride, dtype: layout.dtype, ahead }

@@ -1,0 +1,144 @@
+//! The rows that a step brings: their queries and keys turn by the angles of their positions, keys and values are stored.
+
+use std::cell::RefCell;
+
+use pellucid_tensor::{Rope, RopeStyle, Tensor};
+
+use super::pages::{Layout, Memory, encode_head};
+use crate::memory::floats;
+use crate::ops::rope;
+use crate::pool::Pool;
+use crate::simd::{Level, with_simd};
+
+/// By how much rows turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn<'a> {
+    angles: &'a [f32],
+    /// Angles of a row.
+    cols: usize,
+    style: RopeStyle,
+}
+
+impl<'a> Turn<'a> {
+    pub(super) fn new(rope: Rope<'a>, head_size: usize, num_rows: usize) -> Self {
+        assert_eq!((rope.angles.rows(), rope.head_size), (num_rows, head_size));
+        assert!(rope.angles.cols() <= head_size);
+        Turn { angles: floats(rope.angles), cols: rope.angles.cols(), style: rope.style }
+    }
+
+    /// Turns one head of a row.
+    pub(super) fn head(&self, level: Level, row: usize, head: &mut [f32]) {
+        let (angles, len) = (&self.angles[row * self.cols..][..self.cols], head.len());
+        with_simd!(level, simd => rope::rotate_row(simd, head, angles, len, self.style));
+    }
+}
+
+/// What is stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fresh<'a> {
+    /// Of keys; values stay as they are.
+    turn: Option<Turn<'a>>,
+    /// `[rows][kv heads][head_size]`
+    keys: &'a [f32],
+    values: &'a [f32],
+    /// For each row, block * block_len + offset.
+    slots: &'a [u32],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Key,
+    Value,
+}
+
+thread_local! {
+    /// A head that turns, and the same encoded.
+    static HEAD: RefCell<(Vec<f32>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+impl<'a> Fresh<'a> {
+    pub(super) fn new(
+        layout: &Layout,
+        turn: Option<Turn<'a>>,
+        keys: &'a Tensor,
+        values: &'a Tensor,
+        slots: &'a [u32],
+    ) -> Self {
+        let cols = layout.shape.num_kv_heads * layout.shape.head_size;
+        for tensor in [keys, values] {
+            assert_eq!((tensor.rows(), tensor.cols()), (slots.len(), cols));
+        }
+        Fresh { turn, keys: floats(keys), values: floats(values), slots }
+    }
+
+    /// Writes the key or the value of one head of a row into its slot.
+    ///
+    /// # Safety
+    /// `memory` is alive, and nobody else reads or writes that head's region of the slot's block.
+    pub(super) unsafe fn store_head(
+        &self,
+        level: Level,
+        layout: &Layout,
+        memory: &Memory,
+        row: usize,
+        kv_head: usize,
+        kind: Kind,
+    ) {
+        let (num_kv_heads, head_size) = (layout.shape.num_kv_heads, layout.shape.head_size);
+        let (rows, regions) = match kind {
+            Kind::Key => (self.keys, memory.keys),
+            Kind::Value => (self.values, memory.values),
+        };
+        let (block, offset) =
+            (self.slots[row] as usize / layout.shape.block_len, self.slots[row] as usize % layout.shape.block_len);
+        let head = &rows[(row * num_kv_heads + kv_head) * head_size..][..head_size];
+        HEAD.with_borrow_mut(|(turned, encoded)| {
+            let head = match (kind, self.turn) {
+                (Kind::Key, Some(turn)) => {
+                    turned.clear();
+                    turned.extend_from_slice(head);
+                    turn.head(level, row, turned);
+                    &turned[..]
+                }
+                _ => head,
+            };
+            encoded.resize(layout.head_bytes(), 0);
+            with_simd!(level, simd => encode_head(simd, layout.dtype, head, encoded));
+            // SAFETY: passed on from the caller.
+            let region = unsafe { regions.part(layout.region(block, kv_head), layout.region_bytes()) };
+            layout.place(encoded, offset, kind, region);
+        });
+    }
+
+    /// Stores some rows. Threads share out the heads, whose regions are disjoint; rows of one head write into the same cache
+    /// lines.
+    ///
+    /// # Safety
+    /// `memory` is alive, and nobody else uses it.
+    pub(super) unsafe fn store_rows(
+        &self,
+        level: Level,
+        pool: &Pool,
+        layout: &Layout,
+        memory: &Memory,
+        rows: impl Iterator<Item = usize> + Clone + Sync,
+    ) {
+        // Below this many numbers, waking threads costs more than the work.
+        const ENOUGH_FOR_THREADS: usize = 1024;
+        let num_kv_heads = layout.shape.num_kv_heads;
+        let num_rows = rows.clone().count();
+        let store_head = |task: usize| {
+            let (kind, kv_head) =
+                if task < num_kv_heads { (Kind::Key, task) } else { (Kind::Value, task - num_kv_heads) };
+            for row in rows.clone() {
+                // SAFETY: a task owns its head's regions of keys or of values.
+                unsafe { self.store_head(level, layout, memory, row, kv_head, kind) };
+            }
+        };
+        if num_rows * num_kv_heads * layout.shape.head_size < ENOUGH_FOR_THREADS {
+            (0..2 * num_kv_heads).for_each(store_head);
+        } else {
+            pool.run(2 * num_kv_heads, &store_head);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Who computes what: the tasks of one call.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+
+use super::state::State;
+use super::{Call, Room, SPAN};
+
+/// Rows of one sequence that are computed together, for each of the kv heads.
+#[derive(Debug, Clone)]
+pub(super) struct Piece {
+    pub(super) sequence: usize,
+    pub(super) rows: Range<usize>,
+    /// The spans that any of the rows sees.
+    pub(super) spans: Range<usize>,
+    /// Where the states of its spans begin in [`Plan::partial`], when spans are tasks of their own.
+    pub(super) partial: usize,
+    pub(super) first_task: usize,
+    /// Whether its tasks store the rows' keys and values: they are all the rows of their sequence, so no other task reads them.
+    pub(super) stores: bool,
+}
+
+/// The tasks of one call, kept by the calling thread so that a step allocates nothing after the first.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) pieces: Vec<Piece>,
+    pub(super) num_tasks: usize,
+    /// Whether each span is a task of its own: worth it when there are too few pieces to keep all threads busy.
+    pub(super) split: bool,
+    /// Whether threads take tasks from both ends, and so know where they will go on reading: where few rows share what is read, memory is
+    /// what they wait for.
+    pub(super) reads_on: bool,
+    /// States of spans that wait for the others of their row.
+    pub(super) partial: Room,
+    pub(super) partial_len: usize,
+    /// For each piece and kv head, the spans that are not computed yet.
+    pub(super) missing: Vec<AtomicUsize>,
+}
+
+impl Plan {
+    /// Cuts the rows of every sequence into pieces, and decides whether their spans are to be tasks of their own.
+    pub(super) fn make(&mut self, call: &Call<'_>, num_threads: usize) {
+        // Tasks for each thread, so that none waits long for the last.
+        const TASKS_PER_THREAD: usize = 4;
+        // Queries that share one decoding of a tile: enough that it costs little beside the products.
+        const QUERIES_PER_PIECE: usize = 128;
+        // Queries that are few.
+        const FEW: usize = 16;
+        let shape = call.layout.shape;
+        let wanted = TASKS_PER_THREAD * num_threads;
+        let group = shape.num_heads / shape.num_kv_heads;
+        let fair_share = (call.positions.len() * shape.num_kv_heads).div_ceil(wanted);
+        let rows_per_piece = fair_share.min(QUERIES_PER_PIECE / group).max(8);
+        // Whole tiles of queries, where that is possible.
+        let rows_of_tiles = 16 / 16.min(1 << group.trailing_zeros());
+        let rows_per_piece = (rows_per_piece / rows_of_tiles * rows_of_tiles).max(rows_per_piece.min(rows_of_tiles));
+        self.pieces.clear();
+        for (sequence, span) in call.sequences.iter().enumerate() {
+            // The last rows see the most positions and go first, so that the short tasks fill the end.
+            let mut end = span.rows.end;
+            while end > span.rows.start {
+                let rows = end.saturating_sub(rows_per_piece).max(span.rows.start)..end;
+                let positions = call.positions[rows.start] as usize..call.positions[rows.end - 1] as usize + 1;
+                let first = call.first_visible(positions.start);
+                end = rows.start;
+                let stores = call.fresh.is_some() && rows == span.rows;
+                let spans = first / SPAN..positions.end.div_ceil(SPAN);
+                self.pieces.push(Piece { sequence, rows, spans, partial: 0, first_task: 0, stores });
+            }
+        }
+        let several_spans = self.pieces.iter().any(|piece| piece.spans.len() > 1);
+        self.split = several_spans && num_threads > 1 && self.pieces.len() * shape.num_kv_heads < wanted;
+        self.reads_on = self.split || self.pieces.iter().all(|piece| piece.rows.len() * group <= FEW);
+        self.num_tasks = 0;
+        self.missing.clear();
+        let mut partial = 0;
+        for piece in &mut self.pieces {
+            piece.first_task = self.num_tasks;
+            piece.partial = partial;
+            // A span's task would read a block while that of the next one stores into it.
+            piece.stores &= !self.split || SPAN.is_multiple_of(shape.block_len);
+            let num_spans = if self.split { piece.spans.len() } else { 1 };
+            self.num_tasks += num_spans * shape.num_kv_heads;
+            partial += num_spans * shape.num_kv_heads * State::len(piece.rows.len() * group, shape.head_size);
+            self.missing.extend((0..shape.num_kv_heads).map(|_| AtomicUsize::new(num_spans)));
+        }
+        self.partial_len = if self.split { partial } else { 0 };
+    }
+
+    /// The piece of a task, its number, the kv head, and the span, counted from the piece's first, where spans are tasks.
+    pub(super) fn task(&self, task: usize, num_kv_heads: usize) -> (usize, &Piece, usize, Option<usize>) {
+        let index = self.pieces.partition_point(|piece| piece.first_task <= task) - 1;
+        let piece = &self.pieces[index];
+        let task = task - piece.first_task;
+        (index, piece, task % num_kv_heads, self.split.then_some(task / num_kv_heads))
+    }
+}

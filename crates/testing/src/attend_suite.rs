@@ -1,0 +1,150 @@
+//! Attending at once, to the bit: turning, storing and attending in one operation is the three of them one after the other.
+
+use pellucid_tensor::{Attend, Attention, Backend, DType, HeadShape, KvLayer, Rope, RopeStyle, SequenceSpan, StoreKv};
+
+use crate::backend_suite::{Numbers, Suite};
+
+/// A sequence of a step: how many positions it had before, and how many rows it brings.
+type Part = (usize, usize);
+
+/// One sequence of one token, short and over several spans; many of them; prompts beside them; a few rows of one sequence, as when drafts
+/// are checked.
+const STEPS: [&[Part]; 7] = [
+    &[(0, 1)],
+    &[(1100, 1)],
+    &[(510, 4)],
+    &[(40, 1), (7, 1), (31, 1), (32, 1), (511, 1), (512, 1), (90, 1), (0, 1), (64, 1)],
+    &[(20, 1), (0, 70), (700, 1), (33, 3)],
+    &[(500, 40)],
+    &[(0, 150), (130, 2)],
+];
+
+/// Every step by both ways, and then a token more, which reads what they stored.
+pub fn attending_at_once_changes_nothing(backend: &dyn Backend) {
+    let mut suite = Suite { backend, numbers: Numbers(5) };
+    for (dtype, num_kv_heads, group, head_size, block_len, style, window) in [
+        (DType::F16, 3, 3, 64, 32, Some(RopeStyle::Half), None),
+        (DType::BF16, 2, 4, 32, 64, Some(RopeStyle::Interleaved), Some(300)),
+        (DType::F16, 2, 2, 64, 96, None, None),
+        (DType::Q8_0, 1, 6, 128, 32, Some(RopeStyle::Interleaved), None),
+        (DType::F32, 2, 1, 20, 12, Some(RopeStyle::Half), Some(40)),
+    ] {
+        if !suite.has_kv(dtype) {
+            continue;
+        }
+        let shape = HeadShape { num_heads: num_kv_heads * group, num_kv_heads, head_size, block_len };
+        for parts in STEPS {
+            Case { dtype, shape, style, window, parts }.check(&mut suite);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    dtype: DType,
+    shape: HeadShape,
+    style: Option<RopeStyle>,
+    window: Option<usize>,
+    parts: &'static [Part],
+}
+
+impl Case {
+    fn check(&self, suite: &mut Suite<'_>) {
+        let HeadShape { num_heads, num_kv_heads, head_size, block_len } = self.shape;
+        let blocks_of = |&(before, rows): &Part| (before + rows + 1).div_ceil(block_len);
+        let num_blocks: usize = self.parts.iter().map(blocks_of).sum();
+        // Every second block from the end, then the others: neighbours in a table are none in memory.
+        let (odd, even): (Vec<u32>, Vec<u32>) = (0..num_blocks as u32).rev().partition(|block| block % 2 == 1);
+        let tables = [odd, even].concat();
+        let memory = |suite: &Suite<'_>| {
+            let blocks =
+                || suite.backend.zeros(self.dtype, num_blocks, num_kv_heads * head_size * block_len).expect("memory");
+            KvLayer { keys: blocks(), values: blocks() }
+        };
+        let mut kv = [memory(suite), memory(suite)];
+        let earlier: Vec<Part> = self.parts.iter().map(|&(before, _)| (0, before)).collect();
+        let later: Vec<Part> = self.parts.iter().map(|&(before, rows)| (before + rows, 1)).collect();
+        for (number, step) in [&earlier[..], self.parts, &later[..]].into_iter().enumerate() {
+            let rows = Rows::new(self, step, &tables);
+            if rows.positions.is_empty() {
+                continue;
+            }
+            let inputs = [num_heads, num_kv_heads, num_kv_heads]
+                .map(|heads| suite.numbers.normals(rows.positions.len() * heads * head_size));
+            let found =
+                [true, false].map(|at_once| rows.attend(self, suite, at_once, &inputs, &mut kv[usize::from(at_once)]));
+            assert!(found[0] == found[1], "{self:?}: step {number} differs");
+        }
+    }
+}
+
+/// The rows of one step, as a backend is told of them.
+struct Rows<'a> {
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    sequences: Vec<SequenceSpan>,
+    tables: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// `parts` are those of the case, as far as they are known in this step; the tables are always those of the whole.
+    fn new(case: &Case, parts: &[Part], tables: &'a [u32]) -> Self {
+        let block_len = case.shape.block_len;
+        let mut rows = Rows { positions: Vec::new(), slots: Vec::new(), sequences: Vec::new(), tables };
+        let mut first_block = 0;
+        for (&(before, count), &(all_before, all_count)) in parts.iter().zip(case.parts) {
+            let num_blocks = (all_before + all_count + 1).div_ceil(block_len);
+            let blocks = first_block..first_block + num_blocks;
+            first_block = blocks.end;
+            let start = rows.positions.len();
+            for position in before..before + count {
+                let block = tables[blocks.start + position / block_len];
+                rows.positions.push(position as u32);
+                rows.slots.push(block * block_len as u32 + (position % block_len) as u32);
+            }
+            if count > 0 {
+                rows.sequences.push(SequenceSpan { rows: start..start + count, blocks });
+            }
+        }
+        rows
+    }
+
+    /// The bits that come of queries, keys and values.
+    fn attend(
+        &self,
+        case: &Case,
+        suite: &Suite<'_>,
+        at_once: bool,
+        inputs: &[Vec<f32>; 3],
+        kv: &mut KvLayer,
+    ) -> Vec<u32> {
+        let Rows { positions, slots, sequences, tables: block_tables } = self;
+        let &Case { shape, window, style, .. } = case;
+        let [mut queries, mut keys, values] =
+            inputs.each_ref().map(|numbers| suite.activation(numbers, numbers.len() / positions.len()));
+        let mut out = suite.zeros(positions.len(), queries.cols());
+        // A part of the head turns.
+        let frequencies: Vec<f32> = (0..shape.head_size / 2 - 2).map(|i| 0.8f32.powi(i as i32)).collect();
+        let mut angles = suite.zeros(positions.len(), 2 * frequencies.len());
+        suite.backend.rope_angles(positions, &frequencies, 1.0, &mut angles).expect("angles");
+        let rope = style.map(|style| Rope { angles: &angles, head_size: shape.head_size, style });
+        let (scale, soft_cap) = (0.2, window.map(|_| 30.0));
+        if at_once {
+            let values = &values;
+            let attend =
+                Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window };
+            suite.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("attending at once");
+        } else {
+            if let Some(rope) = rope {
+                suite.backend.rope(rope, &mut queries).expect("rope");
+                suite.backend.rope(rope, &mut keys).expect("rope");
+            }
+            suite.backend.store_kv(StoreKv { keys: &keys, values: &values, slots, shape }, kv).expect("store");
+            let queries = &queries;
+            let attention =
+                Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
+            suite.backend.attention(attention, &mut out).expect("attention");
+        }
+        suite.read(&out).into_iter().map(f32::to_bits).collect()
+    }
+}
