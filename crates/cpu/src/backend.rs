@@ -1,7 +1,8 @@
 //! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostWeight, KvLayer, Linear, Rope, StoreKv, Tensor,
+    Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope,
+    StoreKv, Tensor,
 };
 
 use crate::attention;
@@ -134,6 +135,19 @@ impl Backend for CpuBackend {
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
         with_simd!(self.level, simd => decoded::decode_row(simd, tensor.dtype(), bytes(tensor), out));
         Ok(())
+    }
+
+    fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
+        let memory = HostMemory::zeroed(len * size_of::<f32>())?;
+        memory.prefer_huge_pages();
+        Ok(Box::new(memory))
+    }
+
+    fn read_out(&self, tensor: &mut Tensor, out: &mut dyn HostFloats) -> Result<(), Error> {
+        if memory::exchange(tensor, out) {
+            return Ok(());
+        }
+        self.read(tensor, &mut out.get_mut()[..tensor.len()])
     }
 
     fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use pellucid_tensor::{DType, Error, Memory, SharedBytes, Tensor};
+use pellucid_tensor::{DType, Error, HostFloats, Memory, SharedBytes, Tensor};
 
 /// Bytes that start on a cache line, so that no vector load crosses one.
 ///
@@ -137,6 +137,31 @@ impl Memory for HostMemory {
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
+}
+
+impl HostFloats for HostMemory {
+    fn get(&self) -> &[f32] {
+        // SAFETY: every pattern of four bytes is a valid f32; memory of one's own begins on a cache line.
+        unsafe { self.bytes().align_to().1 }
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and the bytes are borrowed uniquely.
+        unsafe { self.bytes_mut().align_to_mut().1 }
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// Brings a tensor's numbers to where the host reads them: the two memories change places. False where `out` is not ours.
+pub(crate) fn exchange(tensor: &mut Tensor, out: &mut dyn HostFloats) -> bool {
+    assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
+    assert!(tensor.len() <= out.get().len(), "room for the numbers");
+    let Some(out) = out.as_any_mut().downcast_mut::<HostMemory>() else { return false };
+    std::mem::swap(host_mut(tensor), out);
+    true
 }
 
 fn host(tensor: &Tensor) -> &HostMemory {

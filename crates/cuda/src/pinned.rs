@@ -2,6 +2,7 @@
 //!
 //! A copy from such memory is begun and left alone: it must not change before the copy is done. [`Ring`] takes care of that.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -70,6 +71,10 @@ impl HostFloats for Pinned<f32> {
 
     fn get_mut(&mut self) -> &mut [f32] {
         self.values_mut()
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
     }
 }
 

@@ -214,7 +214,7 @@ impl Model for Decoder {
     }
 
     fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
-        Ok(logits.fill(&*self.backend, &self.activations.logits)?)
+        Ok(logits.fill(&*self.backend, &mut self.activations.logits)?)
     }
 
     fn runs_ahead(&self, num_rows: usize) -> bool {

@@ -65,10 +65,10 @@ impl Logits {
     }
 
     /// Brings the rows that are awaited whole from their device, and takes in the digests.
-    pub(crate) fn fill(&mut self, backend: &dyn Backend, rows: &Tensor) -> Result<(), DeviceError> {
+    pub(crate) fn fill(&mut self, backend: &dyn Backend, rows: &mut Tensor) -> Result<(), DeviceError> {
         let (num_rows, vocab_size) = (self.places.len(), self.vocab_size);
         let Some(ticket) = self.ticket.take() else {
-            return backend.read(rows, &mut self.values.get_mut()[..num_rows * vocab_size]);
+            return backend.read_out(rows, &mut *self.values);
         };
         self.digests.resize_with(self.digests.len().max(num_rows), RowDigest::default);
         backend.read_digests(ticket, &mut self.digests[..num_rows])?;

@@ -252,6 +252,7 @@ pub struct DigestTicket(pub u64);
 pub trait HostFloats: Send + Sync + fmt::Debug {
     fn get(&self) -> &[f32];
     fn get_mut(&mut self) -> &mut [f32];
+    fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
 impl HostFloats for Vec<f32> {
@@ -260,6 +261,10 @@ impl HostFloats for Vec<f32> {
     }
 
     fn get_mut(&mut self) -> &mut [f32] {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
 }
@@ -300,7 +305,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Memory.
 
-    /// Memory of the host for `len` numbers that [`Backend::read`] fills fastest.
+    /// Memory of the host for `len` numbers, into which they are read fastest.
     fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
         Ok(Box::new(vec![0.0; len]))
     }
@@ -316,6 +321,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Copies numbers to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
+    /// Brings an f32 tensor's numbers to the host, into memory of [`Backend::host_floats`] that has room for them. What the tensor holds
+    /// afterwards is not promised: where both are the host's, they may change places.
+    fn read_out(&self, tensor: &mut Tensor, out: &mut dyn HostFloats) -> Result<(), Error> {
+        self.read(tensor, &mut out.get_mut()[..tensor.len()])
+    }
     /// Copies one row to the host as f32.
     fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error>;
     /// Copies one row of a tensor over another.
