@@ -44,11 +44,16 @@ impl CpuBackend {
 
     /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
     fn for_rows(&self, out: &mut Tensor, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let cols = out.cols();
+        self.for_each_row(floats_mut(out), cols, f);
+    }
+
+    /// The same for rows of so many numbers.
+    fn for_each_row(&self, out: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
         // Below this many numbers, waking threads costs more than the work.
         const ENOUGH_FOR_THREADS: usize = 16 * 1024;
         const ROW_TASK: usize = 4 * 1024;
-        let (num_rows, cols) = (out.rows(), out.cols());
-        let out = floats_mut(out);
+        let num_rows = out.len() / cols;
         if num_rows * cols < ENOUGH_FOR_THREADS {
             out.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| f(row, out));
             return;
@@ -67,6 +72,20 @@ impl CpuBackend {
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
         let depth = linear.weight.cols();
         self.multiplier.run(&self.pool, x, depth, &[product(linear, out)]);
+    }
+
+    fn multiply_gated(&self, x: &[f32], maps: [(&Linear, &mut [f32]); 2], activation: Activation) {
+        let depth = maps[0].0.weight.cols();
+        let [gate, up] = maps;
+        let cols = gate.1.len() / (x.len() / depth);
+        let products = [product(gate.0, gate.1), product(up.0, up.1)];
+        if self.multiplier.run_gated(&self.pool, x, depth, &products, activation) {
+            return;
+        }
+        self.multiplier.run(&self.pool, x, depth, &products);
+        with_simd!(self.level, simd => self.for_each_row(gate.1, cols, |row, gate| {
+            elementwise::gate(simd, activation, &up.1[row * cols..(row + 1) * cols], gate);
+        }));
     }
 }
 
@@ -271,6 +290,18 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn gated(
+        &self,
+        x: &Tensor,
+        [(gate, gate_out), (up, up_out)]: [(&Linear, &mut Tensor); 2],
+        activation: Activation,
+    ) -> Result<(), Error> {
+        assert_eq!((gate_out.rows(), gate_out.cols()), (x.rows(), gate.weight.rows()));
+        assert_eq!((up_out.rows(), up_out.cols()), (x.rows(), up.weight.rows()));
+        self.multiply_gated(floats(x), [(gate, floats_mut(gate_out)), (up, floats_mut(up_out))], activation);
+        Ok(())
+    }
+
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
         with_simd!(self.level, simd => self.for_rows(x, |_, x| elementwise::activate(simd, activation, x)));
         Ok(())
@@ -280,8 +311,7 @@ impl Backend for CpuBackend {
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
         let (cols, up) = (up.cols(), floats(up));
         with_simd!(self.level, simd => self.for_rows(gate, |row, gate| {
-            elementwise::activate(simd, activation, gate);
-            elementwise::multiply(simd, &up[row * cols..(row + 1) * cols], gate);
+            elementwise::gate(simd, activation, &up[row * cols..(row + 1) * cols], gate);
         }));
         Ok(())
     }
@@ -308,12 +338,7 @@ impl Backend for CpuBackend {
             let mut gate = vec![0.0; rows.len() * expert.gate.weight.rows()];
             let mut up = vec![0.0; gate.len()];
             let mut down = vec![0.0; gathered.len()];
-            self.matmul(&gathered, &expert.gate, &mut gate);
-            self.matmul(&gathered, &expert.up, &mut up);
-            with_simd!(self.level, simd => {
-                elementwise::activate(simd, mlp.activation, &mut gate);
-                elementwise::multiply(simd, &up, &mut gate);
-            });
+            self.multiply_gated(&gathered, [(&expert.gate, &mut gate), (&expert.up, &mut up)], mlp.activation);
             self.matmul(&gate, &expert.down, &mut down);
             for (&(row, weight), down) in rows.iter().zip(down.chunks_exact(hidden)) {
                 for (out, down) in out[row * hidden..(row + 1) * hidden].iter_mut().zip(down) {

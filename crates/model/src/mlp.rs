@@ -15,8 +15,8 @@ pub(crate) fn forward(
 ) -> Result<(), Error> {
     match weights {
         MlpWeights::Gated(mlp) => {
-            backend.linears(&a.normed, &mut [(&mlp.gate, &mut a.gate), (&mlp.up, &mut a.up)])?;
-            backend.gate(config.activation, &a.up, &mut a.gate)?;
+            let maps = [(&mlp.gate, &mut a.gate), (&mlp.up, &mut a.up)];
+            backend.gated(&a.normed, maps, config.activation)?;
             backend.linear(&a.gate, &mlp.down, &mut a.update)?;
         }
         MlpWeights::Plain { up, down } => {

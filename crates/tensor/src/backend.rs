@@ -409,6 +409,16 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
         maps.iter_mut().try_for_each(|(linear, out)| self.linear(x, linear, out))
     }
+    /// The first two maps of a gated MLP: `gate = activation(gate x) * (up x)`. What `up` holds afterwards is not promised.
+    fn gated(
+        &self,
+        x: &Tensor,
+        [(gate, gate_out), (up, up_out)]: [(&Linear, &mut Tensor); 2],
+        activation: Activation,
+    ) -> Result<(), Error> {
+        self.linears(x, &mut [(gate, gate_out), (up, up_out)])?;
+        self.gate(activation, up_out, gate_out)
+    }
     /// `x = activation(x)`
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error>;
     /// `gate = activation(gate) * up`

@@ -4,11 +4,11 @@
 //! See `fixtures/README.md` for how the goldens are made and how far two correct implementations differ.
 
 pub mod ahead_suite;
-pub mod attend_suite;
 pub mod backend_suite;
 mod collected;
 mod digest_suite;
 mod fake_model;
+pub mod fused_suite;
 pub mod products;
 pub mod row_suite;
 pub mod selftest;

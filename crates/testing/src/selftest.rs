@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pellucid_model::{Model, Shape, WeightMix};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
-use crate::{Golden, Runner, TestSequence, ahead_suite, attend_suite, backend_suite, digest_suite, row_suite};
+use crate::{Golden, Runner, TestSequence, ahead_suite, backend_suite, digest_suite, fused_suite, row_suite};
 
 /// One golden's files: name, config.json, golden.json, logits.bin, model.safetensors.
 type Files = (&'static str, [(&'static str, &'static [u8]); 4]);
@@ -105,8 +105,11 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
         check("attention has the same bits alone and in a chunk", &|| {
             row_suite::attention_rows_stand_alone(&**backend)
         });
+        check("a gated product is two products and a gate", &|| {
+            fused_suite::gating_at_once_changes_nothing(&**backend);
+        });
         check("attending at once is turning, storing and attending", &|| {
-            attend_suite::attending_at_once_changes_nothing(&**backend);
+            fused_suite::attending_at_once_changes_nothing(&**backend);
         });
     }
     if backend.digest_len(1).is_some() {

@@ -1,7 +1,7 @@
 //! The backend suite on the CPU: every instruction set that the machine has, on one thread and on several.
 
 use pellucid_cpu::Isa;
-use pellucid_testing::{attend_suite, backend_suite, cpu, products, row_suite};
+use pellucid_testing::{backend_suite, cpu, fused_suite, products, row_suite};
 
 #[test]
 fn every_operation_agrees_with_its_formula() {
@@ -29,6 +29,14 @@ fn a_row_has_the_same_experts_alone_and_among_many() {
 }
 
 #[test]
+fn a_gated_product_is_two_and_a_gate() {
+    for isa in Isa::ALL {
+        let Some(backend) = cpu(isa, 2) else { continue };
+        fused_suite::gating_at_once_changes_nothing(&*backend);
+    }
+}
+
+#[test]
 fn large_weights_arrive_whole() {
     backend_suite::large_weights(&*cpu(Isa::best(), 2).expect("the best there is"));
 }
@@ -39,7 +47,7 @@ fn a_row_attends_alone_as_it_does_in_a_chunk() {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
             row_suite::attention_rows_stand_alone(&*backend);
-            attend_suite::attending_at_once_changes_nothing(&*backend);
+            fused_suite::attending_at_once_changes_nothing(&*backend);
         }
     }
 }

@@ -10,12 +10,12 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Product;
 use super::packing::COLUMNS;
 use super::plain::{PlainWeight, Rows};
+use super::results::{Sink, Tile};
 use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
 use crate::simd::amx::{TileConfig, release_tiles};
@@ -27,15 +27,10 @@ const BLOCK: usize = 16;
 const STEP: usize = 32;
 /// Numbers of K that many rows go through at a time: two panels take 16 KB.
 const CHUNK: usize = 256;
-/// Panels that a thread keeps together for [`MAX_BLOCKS`] blocks of rows: results take 512 KB, the rows' stretch 256 KB.
-const MAX_PANELS: usize = 16;
-const MAX_BLOCKS: usize = 32;
 /// How far ahead of its use W is fetched when it is read for few rows.
 const PREFETCH_BYTES: usize = 8 * 1024;
 /// The same for each of four panels.
 const PREFETCH_EACH: usize = 2 * 1024;
-
-type Tile = [[f32; COLUMNS]; BLOCK];
 
 /// Rows of x as bf16, in blocks of sixteen (the last one smaller): of a block of m rows, step s of row i is 64 bytes at (s m + i) 64.
 #[derive(Debug, Default)]
@@ -97,57 +92,29 @@ fn round(x: f32) -> u16 {
     (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
-thread_local! {
-    /// Result tiles, `[panel][block]`; kept by each thread so that a step allocates nothing after the first.
-    static RESULTS: RefCell<Buffer<Tile>> = RefCell::default();
-}
-
-/// Some panels for all rows, written to the product's output.
+/// Some panels of one weight, or of two that `join` makes one of, for all rows; written to the product's output.
 ///
 /// # Safety
-/// The machine has AMX, the program may use it, and rows and weight have the same depth. No other thread writes these panels, and the
+/// The machine has AMX, the program may use it, and rows and weights have the same depth. No other thread writes these panels, and the
 /// output is alive.
-pub(super) unsafe fn rows_times_panels(
+pub(super) unsafe fn rows_times_panels<const WEIGHTS: usize>(
     product: &Product<'_>,
-    weight: &PlainWeight,
+    weights: [&PlainWeight; WEIGHTS],
     panels: Range<usize>,
     rows: &BfRows,
+    join: impl Fn(&mut [f32], &[f32]),
 ) {
-    RESULTS.with_borrow_mut(|results| {
-        let num_tiles = MAX_PANELS * MAX_BLOCKS.min(rows.num_blocks());
-        let results = results.grow(num_tiles);
-        for start in panels.clone().step_by(MAX_PANELS) {
-            let panels = start..panels.end.min(start + MAX_PANELS);
-            for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
-                let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
-                // SAFETY: passed on from the caller.
-                unsafe {
-                    if rows.num_blocks() == 1 {
-                        few_rows(weight, panels.clone(), rows, results);
-                    } else {
-                        many_rows(weight, panels.clone(), rows, blocks.clone(), results);
-                    }
-                    write(product, panels.clone(), rows, blocks, results);
-                }
-            }
-        }
-        // SAFETY: the machine has AMX.
-        unsafe { release_tiles() };
-    });
-}
-
-/// Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
-///
-/// # Safety
-/// As for `rows_times_panels`, and `results` has a tile for every panel and block.
-#[target_feature(enable = "avx512f")]
-unsafe fn write(product: &Product<'_>, panels: Range<usize>, rows: &BfRows, blocks: Range<usize>, results: &[Tile]) {
-    for row in blocks.start * BLOCK..rows.num_rows.min(blocks.end * BLOCK) {
-        let block = row / BLOCK - blocks.start;
-        for (p, panel) in panels.clone().enumerate() {
-            // SAFETY: passed on from the caller.
-            unsafe { product.put(row, panel, &results[p * blocks.len() + block][row % BLOCK]) };
-        }
+    let sink = Sink { product, panels, num_rows: rows.num_rows };
+    // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
+    unsafe {
+        sink.fill::<WEIGHTS>(
+            |i, panels, blocks, results| match rows.num_blocks() {
+                1 => few_rows(weights[i], panels, rows, results),
+                _ => many_rows(weights[i], panels, rows, blocks, results),
+            },
+            join,
+        );
+        release_tiles();
     }
 }
 
@@ -155,7 +122,7 @@ unsafe fn write(product: &Product<'_>, panels: Range<usize>, rows: &BfRows, bloc
 ///
 /// # Safety
 /// As for `rows_times_panels`; there is one block.
-unsafe fn few_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile]) {
+unsafe fn few_rows(weight: &PlainWeight, panels: Range<usize>, rows: &BfRows, results: &mut [Tile<f32>]) {
     let (m, x) = rows.block(0, 0);
     // SAFETY: the machine has AMX and the program may use it.
     unsafe { tile_shapes(m).load() };
@@ -185,7 +152,7 @@ unsafe fn many_rows(
     panels: Range<usize>,
     rows: &BfRows,
     blocks: Range<usize>,
-    results: &mut [Tile],
+    results: &mut [Tile<f32>],
 ) {
     let num_blocks = blocks.len();
     let mut configured = 0;
@@ -236,7 +203,7 @@ fn tile_shapes(m: usize) -> TileConfig {
 ///
 /// # Safety
 /// Block and panel hold so many steps, and tiles are configured for the block's `m` rows; the machine has AMX.
-unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result: &mut Tile, fresh: bool) {
+unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result: &mut Tile<f32>, fresh: bool) {
     // SAFETY: tiles read whole steps of 64 m and 1024 bytes and at most sixteen lines of the result; a prefetch may go anywhere; nothing
     // else of the program uses tile registers.
     unsafe {
@@ -274,7 +241,7 @@ unsafe fn one_by_four(
     w: *const u8,
     panel_bytes: usize,
     count: usize,
-    results: [&mut Tile; 4],
+    results: [&mut Tile<f32>; 4],
 ) {
     // SAFETY: as for `one_by_one`.
     unsafe {
@@ -330,7 +297,14 @@ unsafe fn one_by_four(
 ///
 /// # Safety
 /// As for `one_by_one`, for both panels.
-unsafe fn one_by_two(x: *const u16, m: usize, w: [*const u8; 2], count: usize, results: [&mut Tile; 2], fresh: bool) {
+unsafe fn one_by_two(
+    x: *const u16,
+    m: usize,
+    w: [*const u8; 2],
+    count: usize,
+    results: [&mut Tile<f32>; 2],
+    fresh: bool,
+) {
     // SAFETY: as for `one_by_one`.
     unsafe {
         if fresh {

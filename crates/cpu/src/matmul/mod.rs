@@ -26,6 +26,8 @@ pub(crate) mod decoded;
 mod neon;
 mod packing;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod results;
 mod scalar;
 mod weight;
 
@@ -39,10 +41,12 @@ use packing::{Layout, Scales};
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
+use pellucid_tensor::Activation;
 #[cfg(target_arch = "x86_64")]
 use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;
+use crate::ops::elementwise;
 use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
 use crate::soon::{Order, Soon, Way};
@@ -59,6 +63,10 @@ const fn amx_rows(layout: &Layout) -> usize {
         Scales::Halves => 9,
     }
 }
+
+/// From this many rows on, two products in BF16 are computed as one: with fewer, threads read on in one weight.
+#[cfg(target_arch = "x86_64")]
+const BF16_JOINED_ROWS: usize = 3;
 
 /// One product of several with the same x.
 #[derive(Clone, Copy)]
@@ -147,10 +155,108 @@ impl Multiplier {
         depth: usize,
         products: impl IntoIterator<Item = &'a Product<'a>>,
     ) {
-        let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut shared = [None; MAX_PRODUCTS];
+        shared.iter_mut().zip(products).for_each(|(slot, product)| *slot = Some(product));
+        let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.prepare(&mut inputs, pool, x, depth, shared.iter().flatten().copied());
+        for product in shared.iter().flatten() {
+            if let Stored::Rows(bytes) = &product.weight.stored {
+                with_simd!(self.level, simd => decoded::matmul(simd, pool, x, product, bytes));
+            }
+        }
+        let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
+        let per_task = panels_per_task(x.len() / depth, total, pool.num_threads());
+        let soon = inputs.order.after(beginning(&shared, per_task));
+        let inputs = &*inputs;
+        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
+            let panels = task * per_task..((task + 1) * per_task).min(total);
+            let mut start = 0;
+            for product in shared.iter().flatten() {
+                let end = start + product.weight.num_panels();
+                let here = panels.start.max(start)..panels.end.min(end);
+                if !here.is_empty() {
+                    let part = Part { product, panels: here.start - start..here.end - start, direction };
+                    self.panels(part, plain::Rows { x, depth }, inputs);
+                }
+                start = end;
+            }
+        });
+    }
+
+    /// Computes two products of the same rows as one: the first becomes `activation(first) * second`, and of the second nothing is written. A
+    /// task has the same panels of both, and joins what comes of them while it is in its cache. False, and nothing done, where that is not
+    /// faster than one after the other: for few rows, whose threads read on in one weight, and without tiles.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn run_gated(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        depth: usize,
+        products: &[Product<'_>; 2],
+        activation: Activation,
+    ) -> bool {
+        let [gate, up] = products;
+        assert_eq!(gate.num_columns(), up.num_columns(), "a gate for every number");
+        let (num_rows, total) = (x.len() / depth, gate.weight.num_panels());
+        let by_tiles = match &gate.weight.stored {
+            Stored::Packed(weight) => self.kernel == IntegerKernel::Amx && num_rows >= amx_rows(&weight.layout),
+            Stored::Plain(_) => num_rows >= BF16_JOINED_ROWS && self.uses_bf16_tiles(gate.weight.dtype),
+            Stored::Rows(_) => false,
+        };
+        let no_bias = products.iter().all(|product| product.bias.is_none());
+        if !by_tiles || gate.weight.dtype != up.weight.dtype || !no_bias {
+            return false;
+        }
+        let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.prepare(&mut inputs, pool, x, depth, products.iter());
+        // As many panels of each as there would be of one, by fours where they are read side by side.
+        let per_task = match num_rows {
+            ..32 => total.div_ceil(pool.num_threads() * 8).next_multiple_of(4),
+            _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 8),
+        };
+        let soon = inputs.order.after(beginning(&[Some(gate)], per_task));
+        let inputs = &*inputs;
+        let join = |gate: &mut [f32], up: &[f32]| {
+            with_simd!(self.level, simd => elementwise::gate(simd, activation, up, gate));
+        };
+        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, _| {
+            let panels = task * per_task..((task + 1) * per_task).min(total);
+            // SAFETY: the kernel was chosen for this machine; rows and weights have the same depth; tasks own disjoint panels, and the output
+            // stays borrowed until the pool has run.
+            unsafe {
+                match (&gate.weight.stored, &up.weight.stored) {
+                    (Stored::Packed(first), Stored::Packed(second)) => {
+                        let rows = &inputs.quantized[first.layout.form()];
+                        with_packing!(gate.weight.dtype, F => {
+                            amx::rows_times_panels::<F, 2>(gate, [first, second], panels, rows, join);
+                        });
+                    }
+                    (Stored::Plain(first), Stored::Plain(second)) => {
+                        bf16::rows_times_panels(gate, [first, second], panels, &inputs.rounded, join);
+                    }
+                    _ => unreachable!("weights of one format are stored alike"),
+                }
+            }
+        });
+        true
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn run_gated(&self, _: &Pool, _: &[f32], _: usize, _: &[Product<'_>; 2], _: Activation) -> bool {
+        false
+    }
+
+    /// Brings x into every form that the products' weights ask for.
+    fn prepare<'a>(
+        &self,
+        inputs: &mut Inputs,
+        pool: &Pool,
+        x: &[f32],
+        depth: usize,
+        products: impl Iterator<Item = &'a Product<'a>>,
+    ) {
         let mut ready = [false; FORMS + 1];
-        for (i, product) in products.into_iter().enumerate() {
+        for product in products {
             assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
@@ -167,35 +273,9 @@ impl Multiplier {
                         with_simd!(self.level, simd => inputs.rounded.fill(simd, pool, rows));
                     }
                 }
-                Stored::Plain(_) => {}
-                Stored::Rows(bytes) => with_simd!(self.level, simd => {
-                    decoded::matmul(simd, pool, x, product, bytes);
-                }),
+                Stored::Plain(_) | Stored::Rows(_) => {}
             }
-            shared[i] = Some(product);
         }
-        let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
-        // Pieces small enough that a thread that was held up does not keep the other waiting for long; for many rows larger ones, which
-        // read the rows less often.
-        let per_task = match x.len() / depth {
-            ..32 => total.div_ceil(pool.num_threads() * 8).max(1),
-            _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 16),
-        };
-        let soon = inputs.order.after(beginning(&shared, per_task));
-        let inputs = &*inputs;
-        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
-            let panels = task * per_task..((task + 1) * per_task).min(total);
-            let mut start = 0;
-            for product in shared.iter().flatten() {
-                let end = start + product.weight.num_panels();
-                let here = panels.start.max(start)..panels.end.min(end);
-                if !here.is_empty() {
-                    let part = Part { product, panels: here.start - start..here.end - start, direction };
-                    self.panels(part, plain::Rows { x, depth }, inputs);
-                }
-                start = end;
-            }
-        });
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -216,7 +296,7 @@ impl Multiplier {
             Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
                 // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth; tasks own disjoint panels, and the
                 // output stays borrowed until the pool has run.
-                unsafe { bf16::rows_times_panels(product, weight, panels, &inputs.rounded) };
+                unsafe { bf16::rows_times_panels(product, [weight], panels, &inputs.rounded, |_, _| {}) };
             }
             Stored::Plain(weight) => {
                 for panel in panels {
@@ -239,7 +319,7 @@ impl Multiplier {
         unsafe {
             match self.kernel {
                 IntegerKernel::Amx if rows.num_rows() >= amx_rows(&weight.layout) => {
-                    return amx::rows_times_panels::<F>(product, weight, panels, rows);
+                    return amx::rows_times_panels::<F, 1>(product, [weight], panels, rows, |_, _| {});
                 }
                 IntegerKernel::Vnni | IntegerKernel::Amx => {
                     return avx512::rows_times_panels::<F>(product, weight, panels, direction, rows);
@@ -282,6 +362,15 @@ impl Multiplier {
                 }
             }
         }
+    }
+}
+
+/// Pieces small enough that a thread that was held up does not keep the other waiting for long; for many rows larger ones, which read the
+/// rows less often.
+fn panels_per_task(num_rows: usize, total: usize, num_threads: usize) -> usize {
+    match num_rows {
+        ..32 => total.div_ceil(num_threads * 8).max(1),
+        _ => total.div_ceil(num_threads * 4).clamp(1, 16),
     }
 }
 

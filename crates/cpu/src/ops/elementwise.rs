@@ -3,7 +3,7 @@
 use pellucid_tensor::Activation;
 
 use crate::math;
-use crate::simd::vectorized;
+use crate::simd::{Simd, vectorized};
 
 vectorized! {
     /// `x *= factor`
@@ -35,6 +35,13 @@ vectorized! {
             Activation::Gelu => x.iter_mut().for_each(|x| *x = math::gelu(*x)),
         }
     }
+}
+
+/// `gate = activation(gate) * up`
+#[inline(always)]
+pub(crate) fn gate<S: Simd>(simd: S, activation: Activation, up: &[f32], gate: &mut [f32]) {
+    activate(simd, activation, gate);
+    multiply(simd, up, gate);
 }
 
 vectorized! {

@@ -44,7 +44,7 @@ struct Blocks<'a> {
     num_panels: usize,
 }
 
-/// Some panels times some blocks, into the first tiles of `scratch.results`: `[panel][block]`.
+/// Some panels times some blocks; results are `[panel][block]`.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F.
@@ -54,10 +54,11 @@ pub(super) unsafe fn multiply<F: Packing>(
     rows: &Quantized,
     blocks: Range<usize>,
     scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
 ) {
     let layout = F::LAYOUT;
-    let Scratch { group, results, .. } = scratch;
-    let results = results.grow(panels.len() * blocks.len()).as_mut_ptr();
+    let group = &mut scratch.group;
+    let results = results.as_mut_ptr();
     // The last block may have fewer rows, and so tiles of another shape.
     let whole = if rows.block(blocks.end - 1).num_rows < BLOCK { blocks.end - 1 } else { blocks.end };
     let mut configured = 0;

@@ -21,20 +21,12 @@ use super::Product;
 use super::activations::{BLOCK, Quantized};
 use super::ahead::Ahead;
 use super::packing::{COLUMNS, Layout, Packing, Scales};
+use super::results::{Sink, Tile};
 use super::weight::PackedWeight;
-use crate::memory::Buffer;
 use crate::simd::amx::{TileConfig, release_tiles};
 
 /// Slices of which a ring holds the bytes, 16 KB: a third of the first-level cache. Half as many where a number takes two.
 const CHUNK_SLICES: usize = 32;
-
-/// Panels that a thread keeps together for [`MAX_BLOCKS`] blocks of rows: results take 512 KB, and the rows' stretch as much, of a
-/// second-level cache of 2 MB. The more panels, the less often rows come from farther away.
-const MAX_PANELS: usize = 16;
-const MAX_BLOCKS: usize = 32;
-
-/// Sixteen rows of sixteen columns.
-type Tile<T> = [[T; COLUMNS]; BLOCK];
 
 /// Rings of what was unpacked of a panel; and where tiles go between multiplying and scaling.
 #[repr(C, align(64))]
@@ -67,8 +59,6 @@ struct UnitScales {
 struct Scratch {
     chunk: Box<Chunk>,
     group: Box<blocks::Group>,
-    /// `[panel][block]`
-    results: Buffer<Tile<f32>>,
 }
 
 thread_local! {
@@ -80,48 +70,42 @@ impl Scratch {
     fn new() -> Self {
         // SAFETY: zeros are valid in every field of both.
         let (chunk, group) = unsafe { (Box::new_zeroed().assume_init(), Box::new_zeroed().assume_init()) };
-        Scratch { chunk, group, results: Buffer::default() }
+        Scratch { chunk, group }
     }
 }
 
-/// Some panels for all rows, written to the product's output.
+/// Some panels of one weight, or of two that `join` makes one of, for all rows; written to the product's output.
 ///
 /// # Safety
-/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F. No other
+/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weights have the same number of units of F. No other
 /// thread writes these panels, and the output is alive.
-pub(super) unsafe fn rows_times_panels<F: Packing>(
+pub(super) unsafe fn rows_times_panels<F: Packing, const WEIGHTS: usize>(
     product: &Product<'_>,
-    weight: &PackedWeight,
+    weights: [&PackedWeight; WEIGHTS],
     panels: Range<usize>,
     rows: &Quantized,
+    join: impl Fn(&mut [f32], &[f32]),
 ) {
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = scratch.get_or_insert_with(Scratch::new);
+        let Range { start, end } = panels;
+        let sink = Sink { product, panels, num_rows: rows.num_rows() };
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
-            let end = panels.end;
-            if rows.num_blocks() == 1 && F::LAYOUT.scales != Scales::Plain {
-                // Nobody has asked for the first panel; each of them asks for the next.
-                Ahead::new(weight.panels(panels.start..end.min(panels.start + 1)), 1).fetch();
-            }
-            for start in panels.step_by(MAX_PANELS) {
-                let panels = start..end.min(start + MAX_PANELS);
-                if rows.num_blocks() == 1 {
-                    one_block::<F>(weight, panels.clone(), end, rows, scratch);
-                    write(product, panels, rows, 0..1, &scratch.results);
-                    continue;
-                }
-                for block in (0..rows.num_blocks()).step_by(MAX_BLOCKS) {
-                    let blocks = block..rows.num_blocks().min(block + MAX_BLOCKS);
-                    match F::LAYOUT.scales {
-                        Scales::Plain => {
-                            slices::multiply_blocks::<F>(weight, panels.clone(), rows, blocks.clone(), scratch);
+            sink.fill::<WEIGHTS>(
+                |i, panels, blocks, results| match F::LAYOUT.scales {
+                    scales if rows.num_blocks() == 1 => {
+                        if scales != Scales::Plain && panels.start == start {
+                            // Nobody has asked for the first panel; each of them asks for the next.
+                            Ahead::new(weights[i].panels(start..end.min(start + 1)), 1).fetch();
                         }
-                        _ => blocks::multiply::<F>(weight, panels.clone(), rows, blocks.clone(), scratch),
+                        one_block::<F>(weights[i], panels, end, rows, scratch, results);
                     }
-                    write(product, panels.clone(), rows, blocks, &scratch.results);
-                }
-            }
+                    Scales::Plain => slices::multiply_blocks::<F>(weights[i], panels, rows, blocks, scratch, results),
+                    _ => blocks::multiply::<F>(weights[i], panels, rows, blocks, scratch, results),
+                },
+                join,
+            );
             release_tiles();
         }
     });
@@ -137,35 +121,15 @@ unsafe fn one_block<F: Packing>(
     end: usize,
     rows: &Quantized,
     scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
 ) {
     let layout = F::LAYOUT;
     // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
         match layout.scales {
-            Scales::Plain => slices::multiply_panels::<F>(weight, panels, rows, scratch),
-            _ => planes::multiply_panels::<F>(weight, panels, end, rows.block(0), scratch),
-        }
-    }
-}
-
-/// Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
-///
-/// # Safety
-/// As for `rows_times_panels`, and `results` has a tile for every panel and block.
-#[target_feature(enable = "avx512f")]
-unsafe fn write(
-    product: &Product<'_>,
-    panels: Range<usize>,
-    rows: &Quantized,
-    blocks: Range<usize>,
-    results: &[Tile<f32>],
-) {
-    for row in blocks.start * BLOCK..rows.num_rows().min(blocks.end * BLOCK) {
-        let block = row / BLOCK - blocks.start;
-        for (p, panel) in panels.clone().enumerate() {
-            // SAFETY: passed on from the caller.
-            unsafe { product.put(row, panel, &results[p * blocks.len() + block][row % BLOCK]) };
+            Scales::Plain => slices::multiply_panels::<F>(weight, panels, rows, scratch, results),
+            _ => planes::multiply_panels::<F>(weight, panels, end, rows.block(0), scratch, results),
         }
     }
 }

@@ -17,7 +17,7 @@ use super::super::avx512::{halves, integers, min_pairs, scale_integers};
 use super::super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 use super::super::weight::PackedWeight;
 use super::rows::{FEW, Registers, Rows, plain_row, row_with_min, scale_four};
-use super::{BLOCK, Chunk, Scratch, UnitScales, num_planes};
+use super::{BLOCK, Chunk, Scratch, Tile, UnitScales, num_planes};
 
 /// Pairs of slices in a unit: steps of the multiplication.
 pub(super) const PAIRS: usize = 4;
@@ -109,7 +109,7 @@ unsafe fn scaled<F: Packing>(integers: __m512i, scale: __m512i) -> (__m512i, __m
     }
 }
 
-/// One block of rows times some panels, each unpacked just before its use, into the first tiles of `scratch.results`. There are more panels to
+/// One block of rows times some panels, each unpacked just before its use: a tile of results for each. There are more panels to
 /// come, up to `end`.
 ///
 /// # Safety
@@ -121,9 +121,9 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
     end: usize,
     x: RowBlock,
     scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
 ) {
-    let Scratch { chunk, results, .. } = scratch;
-    let results = results.grow(panels.len());
+    let chunk = &mut scratch.chunk;
     let units = weight.panels(panels.clone()).as_ptr();
     let (num_units, total) = (weight.num_units, weight.num_units * panels.len());
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums

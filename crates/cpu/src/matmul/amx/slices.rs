@@ -14,7 +14,7 @@ use super::super::avx512::{halves, integers};
 use super::super::packing::{Mins, Packing};
 use super::super::weight::PackedWeight;
 use super::stream::{self, Run};
-use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, tile_shapes};
+use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
 
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 pub(super) const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
@@ -56,7 +56,7 @@ pub(super) unsafe fn unpack_slice<F: Packing>(unit: *const u8, at: usize, slice:
     }
 }
 
-/// One block of rows times some panels, each unpacked unit by unit just before its use, into the first tiles of `scratch.results`.
+/// One block of rows times some panels, each unpacked unit by unit just before its use: a tile of results for each.
 ///
 /// # Safety
 /// Tiles are configured for the block; the machine has AMX and AVX-512 with VNNI, and rows and weight have the same number of units of F.
@@ -65,9 +65,9 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
     panels: Range<usize>,
     rows: &Quantized,
     scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
 ) {
-    let Scratch { chunk, results, .. } = scratch;
-    let results = &mut results.grow(panels.len())[..panels.len()];
+    let chunk = &mut scratch.chunk;
     let (x, units) = (rows.block(0), weight.panels(panels).as_ptr());
     // SAFETY: passed on from the caller; there is a tile of results for every panel.
     unsafe {
@@ -79,7 +79,7 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
     }
 }
 
-/// Some panels times some blocks, into the first tiles of `scratch.results`: `[panel][block]`.
+/// Some panels times some blocks; results are `[panel][block]`.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F.
@@ -89,10 +89,10 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
     rows: &Quantized,
     blocks: Range<usize>,
     scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
 ) {
     let layout = F::LAYOUT;
-    let Scratch { chunk, results, .. } = scratch;
-    let results = &mut results.grow(panels.len() * blocks.len())[..panels.len() * blocks.len()];
+    let chunk = &mut scratch.chunk;
     // The last block may have fewer rows, and so tiles of another shape.
     let whole = if rows.block(blocks.end - 1).num_rows < BLOCK { blocks.end - 1 } else { blocks.end };
     let mut configured = 0;

@@ -1,8 +1,43 @@
-//! Attending at once, to the bit: turning, storing and attending in one operation is the three of them one after the other.
+//! Operations that do several things at once, to the bit: what they do is what their parts do one after the other.
 
-use pellucid_tensor::{Attend, Attention, Backend, DType, HeadShape, KvLayer, Rope, RopeStyle, SequenceSpan, StoreKv};
+use pellucid_tensor::{
+    Activation, Attend, Attention, Backend, DType, HeadShape, KvLayer, Linear, Rope, RopeStyle, SequenceSpan, StoreKv,
+};
 
 use crate::backend_suite::{Numbers, Suite};
+
+/// A gated product is two products and a gate: in every format, also where the two are of different ones, with and without bias, for
+/// few rows, many, and more than caches hold.
+pub fn gating_at_once_changes_nothing(backend: &dyn Backend) {
+    const COLS: usize = 512;
+    const MANY_ROWS: usize = 600;
+    let mut suite = Suite { backend, numbers: Numbers(6) };
+    let x = suite.numbers.normals(MANY_ROWS * COLS);
+    let pairs = DType::ALL.map(|dtype| (dtype, dtype)).into_iter().chain([(DType::Q4_K, DType::Q6_K)]);
+    for (i, (first, second)) in pairs.enumerate() {
+        let is_large = first == second && matches!(first, DType::Q4_0 | DType::Q8_0 | DType::Q4_K | DType::BF16);
+        // Not always a whole number of panels.
+        let (num_columns, most) = if is_large { (448, MANY_ROWS) } else { ([96, 88][i % 2], 37) };
+        let maps = [first, second].map(|dtype| {
+            let bias = (i % 4 == 3).then(|| suite.numbers.normals(num_columns));
+            let bias = bias.map(|numbers| suite.activation(&numbers, num_columns));
+            Linear { bias, ..suite.linear(dtype, num_columns, COLS).0 }
+        });
+        for num_rows in [1, 2, 7, 16, 17, most] {
+            let x = suite.activation(&x[..num_rows * COLS], COLS);
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let mut out = [(); 4].map(|()| suite.zeros(num_rows, num_columns));
+                let [gated, spare, gate, up] = &mut out;
+                backend.gated(&x, [(&maps[0], gated), (&maps[1], spare)], activation).expect("a gated product");
+                backend.linears(&x, &mut [(&maps[0], gate), (&maps[1], up)]).expect("products");
+                backend.gate(activation, up, gate).expect("a gate");
+                let [gated, _, gate, _] = out.each_ref().map(|out| suite.read(out));
+                let same = gated.iter().zip(&gate).all(|(x, y)| x.to_bits() == y.to_bits());
+                assert!(same, "{first} and {second}: {num_rows} rows, {activation:?}");
+            }
+        }
+    }
+}
 
 /// A sequence of a step: how many positions it had before, and how many rows it brings.
 type Part = (usize, usize);
