@@ -24,7 +24,7 @@ pub(super) struct Ahead<'a> {
 impl Ahead<'_> {
     /// Where the lines begin that are asked for while 32 positions of keys are read: as many as these have.
     #[inline]
-    pub(super) fn of_keys(&self, position: usize) -> [*const u8; STREAMS] {
+    pub(super) fn of_keys(&self, position: usize) -> ([*const u8; STREAMS], usize) {
         let Pages { memory, blocks, kv_head, .. } = self.pages;
         let values = Next { blocks, kv_head: *kv_head, span: position / SPAN };
         self.part(&memory.keys, position, Some((&memory.values, values)))
@@ -32,7 +32,7 @@ impl Ahead<'_> {
 
     /// The same for values.
     #[inline]
-    pub(super) fn of_values(&self, position: usize) -> [*const u8; STREAMS] {
+    pub(super) fn of_values(&self, position: usize) -> ([*const u8; STREAMS], usize) {
         let memory = &self.pages.memory;
         self.part(&memory.values, position, self.next.map(|next| (&memory.keys, next)))
     }
@@ -43,7 +43,7 @@ impl Ahead<'_> {
         bytes: &SharedSlice<u8>,
         position: usize,
         then: Option<(&SharedSlice<u8>, Next<'_>)>,
-    ) -> [*const u8; STREAMS] {
+    ) -> ([*const u8; STREAMS], usize) {
         let Pages { layout, blocks, kv_head, .. } = *self.pages;
         let block_len = layout.shape.block_len;
         // Elsewhere stays what is in the cache already: to ask for an address that is none would cost more than to ask for nothing.
@@ -59,9 +59,9 @@ impl Ahead<'_> {
                 let region = bytes
                     .address(layout.region(block as usize, kv_head))
                     .wrapping_add(position % block_len / STEP * lines);
-                starts = std::array::from_fn(|stream| region.wrapping_add(stream * lines / STREAMS));
+                starts = std::array::from_fn(|stream| region.wrapping_add(stream * LINE));
             }
-            return starts;
+            return (starts, STREAMS * LINE);
         }
         // A part of each of the next four regions; after the last ones of a span, of the first four of what is read then.
         let part = (position / STEP) % (block_len / STEP * STREAMS);
@@ -77,6 +77,6 @@ impl Ahead<'_> {
                 *start = bytes.address(layout.region(block as usize, next.kv_head) + within);
             }
         }
-        starts
+        (starts, LINE)
     }
 }

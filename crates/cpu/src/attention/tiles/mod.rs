@@ -181,13 +181,13 @@ impl Tiles<'_> {
         position: usize,
         first: usize,
         stride: usize,
-        ahead: [*const u8; STREAMS],
+        (ahead, step): ([*const u8; STREAMS], usize),
     ) -> Lines {
         let layout = &self.queries.pages().layout;
         let region = self.queries.pages().region(bytes, position);
         let rows = layout.shape.head_size / 2;
         assert!(first + (rows - 1) * stride + 2 * LINE <= region.len());
-        Lines { start: region[first..].as_ptr(), rows, stride, dtype: layout.dtype, ahead }
+        Lines { start: region[first..].as_ptr(), rows, stride, dtype: layout.dtype, ahead, step }
     }
 
     fn count(&self) -> usize {
