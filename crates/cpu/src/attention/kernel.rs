@@ -75,12 +75,20 @@ impl Softmax {
             scores[i] = f32::NEG_INFINITY;
         }
         let start = scores.as_mut_ptr();
-        let mut largest = lanes.splat(f32::NEG_INFINITY);
-        for i in (0..scores.len()).step_by(LANES) {
-            // SAFETY: `scores` is whole vectors, and i is the place of one.
-            largest = lanes.max(largest, unsafe { lanes.load(start.add(i)) });
+        // Four at a time, none of which waits for another.
+        let mut largest = [lanes.splat(f32::NEG_INFINITY); 4];
+        let whole = scores.len() / (4 * LANES) * 4 * LANES;
+        // SAFETY: `scores` is whole vectors, and these are the places of some.
+        let at = |place: usize| unsafe { lanes.load(start.add(place)) };
+        for place in (0..whole).step_by(4 * LANES) {
+            for i in 0..4 {
+                largest[i] = lanes.max(largest[i], at(place + i * LANES));
+            }
         }
-        let largest = lanes.largest(largest);
+        let [a, b, c, d] = largest;
+        let fours = lanes.max(lanes.max(a, b), lanes.max(c, d));
+        let rest = (whole..scores.len()).step_by(LANES);
+        let largest = lanes.largest(rest.fold(fours, |largest, place| lanes.max(largest, at(place))));
         // The difference is taken first: the largest score then has a weight of one however large it is, and no other has more.
         let (factor, shift) = (lanes.splat(scale), lanes.splat(largest));
         let mut sum = lanes.splat(0.0);

@@ -122,15 +122,20 @@ vectorized! {
     /// never be noticed, a NaN reaches the logits of every row that should have seen it.
     pub(super) fn encode_head<S: Simd>(dtype: DType, head: &[f32], out: &mut [u8]) {
         const NAN: [u8; 2] = 0x7e00u16.to_le_bytes();
+        #[cfg(target_arch = "x86_64")]
+        if S::ISA == Isa::Avx512 && dtype == DType::F16 {
+            // SAFETY: the value of S proves that the instructions are there.
+            return unsafe { halves(head, out) };
+        }
         quant::encode(dtype, head, out);
         match dtype {
             DType::F16 | DType::BF16 => {
                 let infinity: u16 = if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
-                for half in out.chunks_exact_mut(2) {
-                    let bits = u16::from_le_bytes([half[0], half[1]]);
+                for half in out.as_chunks_mut().0 {
+                    let bits = u16::from_le_bytes(*half);
                     // One more bit set makes an infinity a NaN.
                     let nan = u16::from(bits & 0x7fff == infinity);
-                    half.copy_from_slice(&(bits | nan).to_le_bytes());
+                    *half = (bits | nan).to_le_bytes();
                 }
             }
             // The scale is infinite when the largest number is; it is finite but wrong when a number is NaN, which `max` passes over.
@@ -143,6 +148,25 @@ vectorized! {
                 }
             }
             _ => {}
+        }
+    }
+}
+
+/// F16 by the instruction for it, sixteen at a time; the same bits.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
+fn halves(head: &[f32], out: &mut [u8]) {
+    use std::arch::x86_64::*;
+    for (x, out) in head.chunks(16).zip(out.chunks_mut(32)) {
+        let lanes = ((1u32 << x.len()) - 1) as u16;
+        // SAFETY: the mask leaves out what is beyond the end of both.
+        unsafe {
+            let x = _mm512_maskz_loadu_ps(lanes, x.as_ptr());
+            let bits = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            let magnitude = _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff));
+            let infinite = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7c00));
+            let bits = _mm256_mask_add_epi16(bits, infinite, bits, _mm256_set1_epi16(1));
+            _mm256_mask_storeu_epi16(out.as_mut_ptr().cast(), lanes, bits);
         }
     }
 }
@@ -172,6 +196,12 @@ mod tests {
     fn decoded(dtype: DType, head: &[f32]) -> Vec<f32> {
         let mut bytes = vec![0; dtype.bytes_for(head.len()).expect("whole blocks")];
         encode_head(Scalar, dtype, head, &mut bytes);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(simd) = crate::simd::Avx512::detect() {
+            let mut fast = vec![0; bytes.len()];
+            encode_head(simd, dtype, head, &mut fast);
+            assert_eq!(bytes, fast, "{dtype}: {head:?}");
+        }
         let mut values = vec![0.0; head.len()];
         quant::decode(dtype, &bytes, &mut values);
         values
@@ -193,5 +223,9 @@ mod tests {
             assert!(eight[32..].iter().all(|x| (x - 0.5).abs() < 0.003), "{bad}");
         }
         assert_eq!(decoded(DType::F16, &[65_504.0, -65_504.0]), [65_504.0, -65_504.0]);
+        // Ties, numbers below the smallest normal one and below the smallest of all; `decoded` compares the ways.
+        let small: Vec<f32> = (0..200).map(|i| (i as f32 - 100.0) * 1.3e-8 * (1 << (i % 19)) as f32).collect();
+        decoded(DType::F16, &small);
+        decoded(DType::F16, &[1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 65_519.9, 65_520.0]);
     }
 }

@@ -102,7 +102,9 @@ impl Lines {
                 for line in [0, LINE] {
                     let (from, to) = (self.start.add(row * self.stride + line), to.add(row * stride + line));
                     let ahead = self.ahead[(2 * row + line / LINE) % STREAMS];
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add((2 * row + line / LINE) / STREAMS * self.step).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(
+                        ahead.wrapping_add((2 * row + line / LINE) / STREAMS * self.step).cast(),
+                    );
                     if F16 {
                         let (a, b) = (f16_to_f32(from), f16_to_f32(from.add(LINE / 2)));
                         let mask = _mm512_set1_epi32(HIGH);

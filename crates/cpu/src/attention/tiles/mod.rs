@@ -85,7 +85,7 @@ impl Queries<'_> {
             }
             tiles.values(planes, scores, state, false);
             // A weight of zero does not silence a value that is no number, seen or not: these rows may have seen none.
-            if state.values.iter().any(|value| value.is_nan()) {
+            if has_nan(state.values) {
                 let marks = tiles.values(planes, scores, state, true);
                 for i in (0..self.len()).filter(|&i| sees_mark(&marks, self.visible(i, span))) {
                     state.sums[i] = f32::NAN;
@@ -112,6 +112,12 @@ impl Queries<'_> {
             }
         }
     }
+}
+
+/// Looks at every number: to stop at the first would be to look at one at a time.
+#[inline(always)]
+fn has_nan(numbers: &[f32]) -> bool {
+    numbers.iter().fold(false, |found, number| found | number.is_nan())
 }
 
 /// Whether one of the visible positions is marked.
