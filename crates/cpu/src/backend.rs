@@ -1,13 +1,15 @@
 //! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
 
+use std::ops::Range;
+
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear, Rope,
-    StoreKv, Tensor,
+    Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, Input, KvLayer, Linear,
+    Rope, StoreKv, Tensor,
 };
 
 use crate::attention;
 use crate::machine;
-use crate::matmul::{LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
+use crate::matmul::{LinearWeight, MAX_PRODUCTS, Multiplier, Product, Source, decoded};
 use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
 use crate::ops::{elementwise, experts, norm, rope};
 use crate::pool::Pool;
@@ -70,22 +72,47 @@ impl CpuBackend {
     }
 
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
-        let depth = linear.weight.cols();
-        self.multiplier.run(&self.pool, x, depth, &[product(linear, out)]);
+        let x = Source::rows(x, linear.weight.cols());
+        self.multiplier.run(&self.pool, x, &[product(linear, out)]);
     }
 
-    fn multiply_gated(&self, x: &[f32], maps: [(&Linear, &mut [f32]); 2], activation: Activation) {
-        let depth = maps[0].0.weight.cols();
-        let [gate, up] = maps;
-        let cols = gate.1.len() / (x.len() / depth);
+    fn multiply_gated(&self, x: Source<'_>, [gate, up]: [(&Linear, &mut [f32]); 2], activation: Activation) {
+        let cols = gate.0.weight.rows();
         let products = [product(gate.0, gate.1), product(up.0, up.1)];
-        if self.multiplier.run_gated(&self.pool, x, depth, &products, activation) {
+        if self.multiplier.run_gated(&self.pool, x, &products, activation) {
             return;
         }
-        self.multiplier.run(&self.pool, x, depth, &products);
+        self.multiplier.run(&self.pool, x, &products);
         with_simd!(self.level, simd => self.for_each_row(gate.1, cols, |row, gate| {
             elementwise::gate(simd, activation, &up.1[row * cols..(row + 1) * cols], gate);
         }));
+    }
+}
+
+/// Calls `f` with the rows of an input. What is to be computed of them, `f` does where it reads them.
+fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(Source<'_>)) {
+    match input {
+        Input::Rows(x) => f(Source::rows(floats(x), x.cols())),
+        Input::Joined { update, hidden, weight, eps, normed } => {
+            let cols = update.cols();
+            assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), cols));
+            assert_eq!((normed.rows(), normed.cols(), weight.len()), (update.rows(), cols, cols));
+            let (update, weight) = (floats(update), floats(weight));
+            let num_rows = hidden.rows();
+            let [hidden, normed] = [hidden, normed].map(|tensor| SharedOutput::new(floats_mut(tensor)));
+            let join = |rows: Range<usize>| {
+                for start in rows.map(|row| row * cols) {
+                    // SAFETY: each row is computed once, and both stay borrowed until all are.
+                    let (hidden, normed) = unsafe { (hidden.part(start, cols), normed.part(start, cols)) };
+                    with_simd!(level, simd => {
+                        elementwise::add(simd, &update[start..start + cols], hidden);
+                        norm::rms_norm(simd, hidden, weight, eps, normed);
+                    });
+                }
+            };
+            // SAFETY: the tensor stays borrowed here, and nothing else uses it meanwhile.
+            f(unsafe { Source::computed(normed, cols, num_rows, &join) });
+        }
     }
 }
 
@@ -252,16 +279,8 @@ impl Backend for CpuBackend {
         eps: f32,
         out: &mut Tensor,
     ) -> Result<(), Error> {
-        assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), update.cols()));
-        assert_eq!((out.rows(), out.cols(), weight.len()), (update.rows(), update.cols(), update.cols()));
-        let (cols, update, weight) = (update.cols(), floats(update), floats(weight));
-        let hidden = SharedOutput::new(floats_mut(hidden));
-        with_simd!(self.level, simd => self.for_rows(out, |row, out| {
-            // SAFETY: each row is computed once, and `hidden` stays borrowed until all are.
-            let hidden = unsafe { hidden.part(row * cols, cols) };
-            elementwise::add(simd, &update[row * cols..(row + 1) * cols], hidden);
-            norm::rms_norm(simd, hidden, weight, eps, out);
-        }));
+        let input = Input::Joined { update, hidden, weight, eps, normed: out };
+        with_rows(self.level, input, |x| _ = x.ready(&self.pool));
         Ok(())
     }
 
@@ -277,28 +296,33 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        for maps in maps.chunks_mut(MAX_PRODUCTS) {
+    fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        if maps.len() > MAX_PRODUCTS {
+            let x = self.input(x)?;
+            return maps.chunks_mut(MAX_PRODUCTS).try_for_each(|maps| self.linears(Input::Rows(x), maps));
+        }
+        with_rows(self.level, x, |x| {
             let mut products = [None; MAX_PRODUCTS];
-            for (slot, (linear, out)) in products.iter_mut().zip(maps.iter_mut()) {
-                assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
-                assert_eq!(x.rows(), out.rows());
+            for (slot, (linear, out)) in products.iter_mut().zip(maps) {
+                assert_eq!((out.rows(), out.cols()), (x.num_rows(), linear.weight.rows()));
                 *slot = Some(product(linear, floats_mut(out)));
             }
-            self.multiplier.run(&self.pool, floats(x), x.cols(), products.iter().flatten());
-        }
+            self.multiplier.run(&self.pool, x, products.iter().flatten());
+        });
         Ok(())
     }
 
     fn gated(
         &self,
-        x: &Tensor,
+        x: Input<'_>,
         [(gate, gate_out), (up, up_out)]: [(&Linear, &mut Tensor); 2],
         activation: Activation,
     ) -> Result<(), Error> {
-        assert_eq!((gate_out.rows(), gate_out.cols()), (x.rows(), gate.weight.rows()));
-        assert_eq!((up_out.rows(), up_out.cols()), (x.rows(), up.weight.rows()));
-        self.multiply_gated(floats(x), [(gate, floats_mut(gate_out)), (up, floats_mut(up_out))], activation);
+        with_rows(self.level, x, |x| {
+            assert_eq!((gate_out.rows(), gate_out.cols()), (x.num_rows(), gate.weight.rows()));
+            assert_eq!((up_out.rows(), up_out.cols()), (x.num_rows(), up.weight.rows()));
+            self.multiply_gated(x, [(gate, floats_mut(gate_out)), (up, floats_mut(up_out))], activation);
+        });
         Ok(())
     }
 
@@ -338,7 +362,11 @@ impl Backend for CpuBackend {
             let mut gate = vec![0.0; rows.len() * expert.gate.weight.rows()];
             let mut up = vec![0.0; gate.len()];
             let mut down = vec![0.0; gathered.len()];
-            self.multiply_gated(&gathered, [(&expert.gate, &mut gate), (&expert.up, &mut up)], mlp.activation);
+            self.multiply_gated(
+                Source::rows(&gathered, hidden),
+                [(&expert.gate, &mut gate), (&expert.up, &mut up)],
+                mlp.activation,
+            );
             self.matmul(&gate, &expert.down, &mut down);
             for (&(row, weight), down) in rows.iter().zip(down.chunks_exact(hidden)) {
                 for (out, down) in out[row * hidden..(row + 1) * hidden].iter_mut().zip(down) {

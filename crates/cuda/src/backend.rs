@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, HostFloats, HostWeight, KvLayer, Linear,
-    Rope, Routing, RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, HostFloats, HostWeight, Input, KvLayer,
+    Linear, Rope, Routing, RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
 };
 
 use crate::cublas::CublasLt;
@@ -464,7 +464,8 @@ impl Backend for CudaBackend {
         products::products(self, x, &mut [(linear, out)])
     }
 
-    fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+    fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        let x = self.input(x)?;
         products::products(self, x, maps)
     }
 

@@ -3,30 +3,31 @@
 use pellucid_tensor::{Attend, Backend, Error, KvLayer, Rope, Tensor};
 
 use crate::config::Positions;
-use crate::decoder::Activations;
+use crate::decoder::{Activations, Entry};
 use crate::weights::{AttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, KvMemory};
 
-/// Keys and values of the layer, in blocks.
+/// Keys and values of a layer, in blocks.
 pub(crate) struct LayerMemory<'a> {
+    pub(crate) index: usize,
     pub(crate) layer: &'a mut KvLayer,
     pub(crate) block_len: usize,
 }
 
-/// Reads `normed`, leaves its result in `update`.
+/// Leaves its result in `update`.
 pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,
-    layer: usize,
     weights: &AttentionWeights,
     batch: &Batch,
     kv: LayerMemory<'_>,
+    entry: Entry<'_>,
     a: &mut Activations,
 ) -> Result<(), Error> {
-    let layer = config.layers[layer];
+    let layer = config.layers[kv.index];
     let shape = KvMemory::shape(config, kv.block_len);
     let mut maps = [(&weights.query, &mut a.queries), (&weights.key, &mut a.keys), (&weights.value, &mut a.values)];
-    backend.linears(&a.normed, &mut maps)?;
+    backend.linears(entry.input(config, &a.update, &mut a.hidden, &mut a.normed), &mut maps)?;
 
     if let (Some(query_norm), Some(key_norm)) = (&weights.query_norm, &weights.key_norm) {
         // `attended` has the queries' width and is free until attention has run.

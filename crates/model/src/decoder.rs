@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Error as DeviceError, RowQuery, StepMemo, Tensor};
+use pellucid_tensor::{Backend, DType, Error as DeviceError, Input, RowQuery, StepMemo, Tensor};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
@@ -97,6 +97,30 @@ pub(crate) struct Activations {
     logits: Tensor,
 }
 
+/// How attention or an MLP gets its input.
+#[derive(Clone, Copy)]
+pub(crate) enum Entry<'w> {
+    /// It is in `normed`.
+    Normed,
+    /// `update` is still to be added to the stream, whose RMSNorm by this weight it is.
+    Joined(&'w Norm),
+}
+
+impl Entry<'_> {
+    pub(crate) fn input<'a>(
+        &'a self,
+        config: &DecoderConfig,
+        update: &'a Tensor,
+        hidden: &'a mut Tensor,
+        normed: &'a mut Tensor,
+    ) -> Input<'a> {
+        match self {
+            Entry::Normed => Input::Rows(normed),
+            Entry::Joined(norm) => Input::Joined { update, hidden, weight: &norm.weight, eps: config.norm_eps, normed },
+        }
+    }
+}
+
 /// The configuration of a checkpoint, without loading its weights.
 pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
     Ok(architectures::blueprint(checkpoint, None)?.config)
@@ -171,14 +195,15 @@ impl Decoder {
         if let Some(first) = weights.layers.first() {
             apply_norm(backend, config, &first.attention_norm, &a.hidden, &mut a.normed)?;
         }
+        let mut entry = Entry::Normed;
         for (i, layer) in weights.layers.iter().enumerate() {
-            let memory = LayerMemory { layer: &mut kv.layers[i], block_len };
-            attention::forward(backend, config, i, &layer.attention, batch, memory, a)?;
-            a.join(backend, config, layer.attention_output_norm.as_ref(), Some(&layer.mlp_norm))?;
+            let memory = LayerMemory { index: i, layer: &mut kv.layers[i], block_len };
+            attention::forward(backend, config, &layer.attention, batch, memory, entry, a)?;
+            entry = a.join(backend, config, layer.attention_output_norm.as_ref(), Some(&layer.mlp_norm))?;
 
-            mlp::forward(backend, config, &layer.mlp, a)?;
+            mlp::forward(backend, config, &layer.mlp, entry, a)?;
             let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
-            a.join(backend, config, layer.mlp_output_norm.as_ref(), next)?;
+            entry = a.join(backend, config, layer.mlp_output_norm.as_ref(), next)?;
         }
         self.project(batch)?;
         match queries {
@@ -281,29 +306,27 @@ impl Activations {
         Ok(())
     }
 
-    /// `hidden += output_norm(update)`, or `update` as it is; then `normed = next_norm(hidden)`.
-    fn join(
+    /// `hidden += output_norm(update)`, or `update` as it is; then `normed = next_norm(hidden)`. Where the next linear maps can do both with
+    /// their own input, it is left to them.
+    fn join<'w>(
         &mut self,
         backend: &dyn Backend,
         config: &DecoderConfig,
         output_norm: Option<&Norm>,
-        next_norm: Option<&Norm>,
-    ) -> Result<(), DeviceError> {
+        next_norm: Option<&'w Norm>,
+    ) -> Result<Entry<'w>, DeviceError> {
         match (output_norm, next_norm) {
-            (None, Some(next)) if config.norm == NormKind::Rms => {
-                let eps = config.norm_eps;
-                return backend.add_rms_norm(&self.update, &mut self.hidden, &next.weight, eps, &mut self.normed);
-            }
+            (None, Some(next)) if config.norm == NormKind::Rms => return Ok(Entry::Joined(next)),
             (Some(norm), _) => {
                 apply_norm(backend, config, norm, &self.update, &mut self.normed)?;
                 backend.add(&self.normed, &mut self.hidden)?;
             }
             (None, _) => backend.add(&self.update, &mut self.hidden)?,
         }
-        match next_norm {
-            Some(next) => apply_norm(backend, config, next, &self.hidden, &mut self.normed),
-            None => Ok(()),
+        if let Some(next) = next_norm {
+            apply_norm(backend, config, next, &self.hidden, &mut self.normed)?;
         }
+        Ok(Entry::Normed)
     }
 }
 

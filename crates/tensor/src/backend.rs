@@ -161,6 +161,15 @@ pub struct GatedMlp {
     pub down: Linear,
 }
 
+/// The rows that linear maps are applied to.
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// As they are.
+    Rows(&'a Tensor),
+    /// To be computed: `hidden += update`, then `normed` is the RMSNorm of it.
+    Joined { update: &'a Tensor, hidden: &'a mut Tensor, weight: &'a Tensor, eps: f32, normed: &'a mut Tensor },
+}
+
 /// How a router's scores become expert weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Routing {
@@ -405,14 +414,25 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// `out = W x + b` for each row x.
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error>;
+    /// The rows of an input, computed where they are not there yet.
+    fn input<'a>(&self, input: Input<'a>) -> Result<&'a Tensor, Error> {
+        match input {
+            Input::Rows(x) => Ok(x),
+            Input::Joined { update, hidden, weight, eps, normed } => {
+                self.add_rms_norm(update, hidden, weight, eps, normed)?;
+                Ok(normed)
+            }
+        }
+    }
     /// Several maps of the same rows, such as queries, keys and values: a device may do them at once.
-    fn linears(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+    fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        let x = self.input(x)?;
         maps.iter_mut().try_for_each(|(linear, out)| self.linear(x, linear, out))
     }
     /// The first two maps of a gated MLP: `gate = activation(gate x) * (up x)`. What `up` holds afterwards is not promised.
     fn gated(
         &self,
-        x: &Tensor,
+        x: Input<'_>,
         [(gate, gate_out), (up, up_out)]: [(&Linear, &mut Tensor); 2],
         activation: Activation,
     ) -> Result<(), Error> {

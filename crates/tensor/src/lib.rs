@@ -10,8 +10,8 @@ mod tensor;
 
 pub use backend::{
     Activation, Attend, Attention, Backend, CHOSEN, DigestTicket, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats,
-    HostWeight, KvLayer, Linear, Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist, StepIndex,
-    StepMemo, StoreKv, TurnAndStore,
+    HostWeight, Input, KvLayer, Linear, Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist,
+    StepIndex, StepMemo, StoreKv, TurnAndStore,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

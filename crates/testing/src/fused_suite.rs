@@ -1,7 +1,8 @@
 //! Operations that do several things at once, to the bit: what they do is what their parts do one after the other.
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, HeadShape, KvLayer, Linear, Rope, RopeStyle, SequenceSpan, StoreKv,
+    Activation, Attend, Attention, Backend, DType, HeadShape, Input, KvLayer, Linear, Rope, RopeStyle, SequenceSpan,
+    StoreKv, Tensor,
 };
 
 use crate::backend_suite::{Numbers, Suite};
@@ -28,12 +29,54 @@ pub fn gating_at_once_changes_nothing(backend: &dyn Backend) {
             for activation in [Activation::Silu, Activation::GeluTanh] {
                 let mut out = [(); 4].map(|()| suite.zeros(num_rows, num_columns));
                 let [gated, spare, gate, up] = &mut out;
-                backend.gated(&x, [(&maps[0], gated), (&maps[1], spare)], activation).expect("a gated product");
-                backend.linears(&x, &mut [(&maps[0], gate), (&maps[1], up)]).expect("products");
+                backend
+                    .gated(Input::Rows(&x), [(&maps[0], gated), (&maps[1], spare)], activation)
+                    .expect("a gated product");
+                backend.linears(Input::Rows(&x), &mut [(&maps[0], gate), (&maps[1], up)]).expect("products");
                 backend.gate(activation, up, gate).expect("a gate");
                 let [gated, _, gate, _] = out.each_ref().map(|out| suite.read(out));
                 let same = gated.iter().zip(&gate).all(|(x, y)| x.to_bits() == y.to_bits());
                 assert!(same, "{first} and {second}: {num_rows} rows, {activation:?}");
+            }
+        }
+    }
+}
+
+/// Maps whose input is still to be joined are a join, a norm and maps; what is left in the stream is the same too.
+pub fn joining_first_changes_nothing(backend: &dyn Backend) {
+    const COLS: usize = 512;
+    let mut suite = Suite { backend, numbers: Numbers(7) };
+    let weight = suite.numbers.normals(COLS);
+    let weight = suite.activation(&weight, COLS);
+    // The last two ask for the input in two forms at once.
+    let alike = [DType::F32, DType::BF16, DType::Q4_1, DType::Q8_0, DType::Q5_K, DType::Q3_K].map(|dtype| [dtype; 2]);
+    for dtypes in alike.into_iter().chain([[DType::Q4_0, DType::Q6_K], [DType::BF16, DType::F32]]) {
+        let maps = dtypes.map(|dtype| suite.linear(dtype, 80, COLS).0);
+        for num_rows in [1, 3, 16, 130] {
+            let numbers = [(); 2].map(|()| suite.numbers.normals(num_rows * COLS));
+            for is_gated in [false, true] {
+                let found = [false, true].map(|at_once| {
+                    let [update, mut hidden] = numbers.each_ref().map(|numbers| suite.activation(numbers, COLS));
+                    let mut normed = suite.zeros(num_rows, COLS);
+                    let mut out = [(); 2].map(|()| suite.zeros(num_rows, 80));
+                    let [first, second] = &mut out;
+                    let input = if at_once {
+                        let (hidden, normed) = (&mut hidden, &mut normed);
+                        Input::Joined { update: &update, hidden, weight: &weight, eps: 1e-5, normed }
+                    } else {
+                        backend.add_rms_norm(&update, &mut hidden, &weight, 1e-5, &mut normed).expect("a join");
+                        Input::Rows(&normed)
+                    };
+                    if is_gated {
+                        let maps = [(&maps[0], first), (&maps[1], second)];
+                        backend.gated(input, maps, Activation::Silu).expect("a gated product");
+                    } else {
+                        backend.linears(input, &mut [(&maps[0], first), (&maps[1], second)]).expect("products");
+                    }
+                    let read = |x: &Tensor| suite.read(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                    [&out[0], &out[usize::from(!is_gated)], &hidden, &normed].map(read)
+                });
+                assert!(found[0] == found[1], "{dtypes:?}: {num_rows} rows, gated: {is_gated}");
             }
         }
     }

@@ -108,6 +108,9 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
         check("a gated product is two products and a gate", &|| {
             fused_suite::gating_at_once_changes_nothing(&**backend);
         });
+        check("joining and norm with the maps after them", &|| {
+            fused_suite::joining_first_changes_nothing(&**backend);
+        });
         check("attending at once is turning, storing and attending", &|| {
             fused_suite::attending_at_once_changes_nothing(&**backend);
         });

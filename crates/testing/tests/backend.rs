@@ -29,10 +29,11 @@ fn a_row_has_the_same_experts_alone_and_among_many() {
 }
 
 #[test]
-fn a_gated_product_is_two_and_a_gate() {
+fn fused_products_are_their_parts() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
         fused_suite::gating_at_once_changes_nothing(&*backend);
+        fused_suite::joining_first_changes_nothing(&*backend);
     }
 }
 

@@ -13,6 +13,7 @@
 mod sixteen;
 
 use super::packing::{Layout, SLICE};
+use super::source::Source;
 use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
 #[cfg(target_arch = "x86_64")]
@@ -98,12 +99,12 @@ impl RowBlock {
 const SPARE: usize = BLOCK;
 
 impl Quantized {
-    /// Quantizes rows of `depth` numbers for weights of this layout.
-    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: &[f32], depth: usize, layout: &Layout) {
+    /// Quantizes rows for weights of this layout. Afterwards they are taken.
+    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: Source<'_>, layout: &Layout) {
+        let (num_rows, depth) = (x.num_rows(), x.depth());
         // A unit is never cut: the last one is filled up with zeros.
         let num_slices = depth.div_ceil(SLICE).next_multiple_of(layout.slices);
         let (group, offset) = (layout.group, layout.shared_offset());
-        let num_rows = x.len() / depth;
         (self.num_rows, self.num_slices, self.group) = (num_rows, num_slices, group);
         let slices = num_rows * num_slices;
         let stride = block_stride(BLOCK * num_slices * SLICE);
@@ -131,7 +132,8 @@ impl Quantized {
                 group,
                 offset,
             };
-            let x = &x[rows.start * depth..rows.end * depth];
+            // SAFETY: a task has rows of its own.
+            let x = unsafe { x.take(rows.clone()) };
             // From a few rows on, the tree of sixteen is worth it; and for one, where it has slices enough. Units are whole there.
             #[cfg(target_arch = "x86_64")]
             if S::ISA == Isa::Avx512 && depth == num_slices * SLICE {
@@ -306,8 +308,8 @@ mod tests {
                 x[i % num_rows * DEPTH + (i + 1) * SLICE + 3 * i] = special;
             }
             let (mut fast, mut plain) = (Quantized::default(), Quantized::default());
-            fast.fill(simd, &pool, &x, DEPTH, &layout);
-            plain.fill(Scalar, &pool, &x, DEPTH, &layout);
+            fast.fill(simd, &pool, Source::rows(&x, DEPTH), &layout);
+            plain.fill(Scalar, &pool, Source::rows(&x, DEPTH), &layout);
             let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert!(fast.quants[..] == plain.quants[..] && fast.offsets32[..] == plain.offsets32[..], "{dtype}");
             assert!(fast.pairs[..] == plain.pairs[..] && fast.offsets16[..] == plain.offsets16[..], "{dtype}");

@@ -14,8 +14,9 @@ use std::ops::Range;
 
 use super::Product;
 use super::packing::COLUMNS;
-use super::plain::{PlainWeight, Rows};
+use super::plain::PlainWeight;
 use super::results::{Sink, Tile};
+use super::source::Source;
 use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
 use crate::simd::amx::{TileConfig, release_tiles};
@@ -43,9 +44,10 @@ pub(super) struct BfRows {
 }
 
 impl BfRows {
-    pub(super) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, rows: Rows<'_>) {
-        self.num_rows = rows.x.len() / rows.depth;
-        self.num_steps = rows.depth.div_ceil(STEP);
+    /// Afterwards the rows are taken.
+    pub(super) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: Source<'_>) {
+        self.num_rows = x.num_rows();
+        self.num_steps = x.depth().div_ceil(STEP);
         self.stride = block_stride(BLOCK * self.num_steps * STEP * size_of::<u16>()) / size_of::<u16>();
         let (num_rows, stride) = (self.num_rows, self.stride);
         let numbers = SharedSlice::new(self.numbers.grow(self.num_blocks() * stride));
@@ -53,7 +55,8 @@ impl BfRows {
             let block = row / BLOCK;
             let m = BLOCK.min(num_rows - block * BLOCK);
             let start = block * stride + row % BLOCK * STEP;
-            round_row(simd, &rows.x[row * rows.depth..(row + 1) * rows.depth], m * STEP, start, numbers);
+            // SAFETY: every row is rounded once.
+            round_row(simd, unsafe { x.take(row..row + 1) }, m * STEP, start, numbers);
         };
         // Threads are worth waking for several rows only.
         if num_rows < 8 { (0..num_rows).for_each(round) } else { pool.run(num_rows, &round) }

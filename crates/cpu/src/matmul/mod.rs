@@ -29,6 +29,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod results;
 mod scalar;
+mod source;
 mod weight;
 
 use std::ops::Range;
@@ -38,6 +39,7 @@ use activations::Quantized;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
 #[cfg(target_arch = "x86_64")]
 use packing::{Layout, Scales};
+pub(crate) use source::Source;
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -148,24 +150,19 @@ impl Multiplier {
     }
 
     /// Computes products, at most [`MAX_PRODUCTS`], of the same rows x, each `depth` long.
-    pub(crate) fn run<'a>(
-        &self,
-        pool: &Pool,
-        x: &[f32],
-        depth: usize,
-        products: impl IntoIterator<Item = &'a Product<'a>>,
-    ) {
+    pub(crate) fn run<'a>(&self, pool: &Pool, x: Source<'_>, products: impl IntoIterator<Item = &'a Product<'a>>) {
         let mut shared = [None; MAX_PRODUCTS];
         shared.iter_mut().zip(products).for_each(|(slot, product)| *slot = Some(product));
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        self.prepare(&mut inputs, pool, x, depth, shared.iter().flatten().copied());
+        let x = self.prepare(&mut inputs, pool, x, shared.iter().flatten().copied());
+        let (num_rows, x) = (x.num_rows(), plain::Rows { x: x.all(), depth: x.depth() });
         for product in shared.iter().flatten() {
             if let Stored::Rows(bytes) = &product.weight.stored {
-                with_simd!(self.level, simd => decoded::matmul(simd, pool, x, product, bytes));
+                with_simd!(self.level, simd => decoded::matmul(simd, pool, x.x, product, bytes));
             }
         }
         let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
-        let per_task = panels_per_task(x.len() / depth, total, pool.num_threads());
+        let per_task = panels_per_task(num_rows, total, pool.num_threads());
         let soon = inputs.order.after(beginning(&shared, per_task));
         let inputs = &*inputs;
         pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
@@ -176,7 +173,7 @@ impl Multiplier {
                 let here = panels.start.max(start)..panels.end.min(end);
                 if !here.is_empty() {
                     let part = Part { product, panels: here.start - start..here.end - start, direction };
-                    self.panels(part, plain::Rows { x, depth }, inputs);
+                    self.panels(part, x, inputs);
                 }
                 start = end;
             }
@@ -190,14 +187,13 @@ impl Multiplier {
     pub(crate) fn run_gated(
         &self,
         pool: &Pool,
-        x: &[f32],
-        depth: usize,
+        x: Source<'_>,
         products: &[Product<'_>; 2],
         activation: Activation,
     ) -> bool {
         let [gate, up] = products;
         assert_eq!(gate.num_columns(), up.num_columns(), "a gate for every number");
-        let (num_rows, total) = (x.len() / depth, gate.weight.num_panels());
+        let (num_rows, total) = (x.num_rows(), gate.weight.num_panels());
         let by_tiles = match &gate.weight.stored {
             Stored::Packed(weight) => self.kernel == IntegerKernel::Amx && num_rows >= amx_rows(&weight.layout),
             Stored::Plain(_) => num_rows >= BF16_JOINED_ROWS && self.uses_bf16_tiles(gate.weight.dtype),
@@ -208,7 +204,7 @@ impl Multiplier {
             return false;
         }
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        self.prepare(&mut inputs, pool, x, depth, products.iter());
+        self.prepare(&mut inputs, pool, x, products.iter());
         // As many panels of each as there would be of one, by fours where they are read side by side.
         let per_task = match num_rows {
             ..32 => total.div_ceil(pool.num_threads() * 8).next_multiple_of(4),
@@ -242,40 +238,41 @@ impl Multiplier {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn run_gated(&self, _: &Pool, _: &[f32], _: usize, _: &[Product<'_>; 2], _: Activation) -> bool {
+    pub(crate) fn run_gated(&self, _: &Pool, _: Source<'_>, _: &[Product<'_>; 2], _: Activation) -> bool {
         false
     }
 
-    /// Brings x into every form that the products' weights ask for.
-    fn prepare<'a>(
+    /// Brings x into every form that the products' weights ask for. It is ready then.
+    fn prepare<'a, 'x>(
         &self,
         inputs: &mut Inputs,
         pool: &Pool,
-        x: &[f32],
-        depth: usize,
+        mut x: Source<'x>,
         products: impl Iterator<Item = &'a Product<'a>>,
-    ) {
+    ) -> Source<'x> {
         let mut ready = [false; FORMS + 1];
         for product in products {
-            assert_eq!(product.weight.depth, depth, "x is as wide as the weight");
+            assert_eq!(product.weight.depth, x.depth(), "x is as wide as the weight");
             match &product.weight.stored {
                 Stored::Packed(weight) => {
                     let form = weight.layout.form();
                     if !std::mem::replace(&mut ready[form], true) {
                         let rows = &mut inputs.quantized[form];
-                        with_simd!(self.level, simd => rows.fill(simd, pool, x, depth, &weight.layout));
+                        with_simd!(self.level, simd => rows.fill(simd, pool, x, &weight.layout));
+                        x = x.taken();
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
                 Stored::Plain(_) if self.uses_bf16_tiles(product.weight.dtype) => {
                     if !std::mem::replace(&mut ready[FORMS], true) {
-                        let rows = plain::Rows { x, depth };
-                        with_simd!(self.level, simd => inputs.rounded.fill(simd, pool, rows));
+                        with_simd!(self.level, simd => inputs.rounded.fill(simd, pool, x));
+                        x = x.taken();
                     }
                 }
                 Stored::Plain(_) | Stored::Rows(_) => {}
             }
         }
+        x.ready(pool)
     }
 
     #[cfg(target_arch = "x86_64")]
