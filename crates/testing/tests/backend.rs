@@ -29,7 +29,7 @@ fn a_row_has_the_same_experts_alone_and_among_many() {
 }
 
 #[test]
-fn fused_products_are_their_parts() {
+fn what_is_done_at_once_is_done_in_parts() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
         fused_suite::gating_at_once_changes_nothing(&*backend);

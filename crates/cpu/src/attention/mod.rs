@@ -218,8 +218,9 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Where a thread is likely to go on reading: a span of a kv head of a sequence.
+/// Where a thread is likely to go on reading: a span of a kv head of a sequence. Only tiles ask for it ahead.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
 struct Next<'a> {
     blocks: &'a [u32],
     kv_head: usize,

@@ -48,6 +48,7 @@ use pellucid_tensor::Activation;
 use pellucid_tensor::DType;
 
 use crate::memory::SharedOutput;
+#[cfg(target_arch = "x86_64")]
 use crate::ops::elementwise;
 use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
