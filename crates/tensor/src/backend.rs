@@ -471,7 +471,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
     /// All of it: turns queries and keys where there are angles, stores keys and values, and attends. What `queries` and `keys` hold
-    /// afterwards is not promised.
+    /// afterwards is not promised. A block that a sequence stores into is no other sequence's of the step: one may read while the other
+    /// stores.
     fn attend(
         &self,
         attend: Attend<'_>,
