@@ -10,11 +10,11 @@ use std::ops::Range;
 
 use super::super::activations::Quantized;
 use super::super::ahead::Ahead;
-use super::super::avx512::{halves, integers};
+use super::super::avx512::integers;
 use super::super::packing::{Mins, Packing};
 use super::super::weight::PackedWeight;
 use super::stream::{self, Run};
-use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, SliceScales, Tile, tile_shapes};
+use super::{BLOCK, CHUNK_SLICES, Chunk, Scratch, Tile, tile_shapes};
 
 /// Units have two slices in all of these formats; the chunk is a ring of so many.
 pub(super) const CHUNK_UNITS: usize = CHUNK_SLICES / 2;
@@ -30,28 +30,32 @@ const HALF_BLOCK: usize = BLOCK / 2;
 unsafe fn unpack<F: Packing>(units: &[u8], chunk: &mut Chunk) {
     for (u, unit) in units.chunks_exact(F::LAYOUT.unit_bytes()).enumerate() {
         // SAFETY: passed on from the caller.
-        unsafe { (0..2).for_each(|slice| unpack_slice::<F>(unit.as_ptr(), u, slice, chunk)) };
+        unsafe {
+            for slice in 0..2 {
+                unpack_slice::<F>(unit.as_ptr(), u, slice, chunk);
+                let [scale, min] = stream::scales::<F>(unit.as_ptr(), slice);
+                let to = &mut chunk.scales[2 * u + slice];
+                _mm512_store_ps(to.scale.as_mut_ptr(), scale);
+                if F::LAYOUT.mins == Mins::Plain {
+                    _mm512_store_ps(to.min.as_mut_ptr(), min);
+                }
+            }
+        }
     }
 }
 
-/// Unpacks a slice of a unit, which has two, to signed bytes in the ring, its scales to f32.
+/// Unpacks a slice of a unit, which has two, to signed bytes in the ring.
 ///
 /// # Safety
 /// `unit` is a whole unit of F; the machine has AVX-512 BW.
 #[inline(always)]
 pub(super) unsafe fn unpack_slice<F: Packing>(unit: *const u8, at: usize, slice: usize, chunk: &mut Chunk) {
-    let layout = F::LAYOUT;
-    let at = at * 2 + slice;
-    let (to, scales): (_, &mut SliceScales) = (&mut chunk.integers[at], &mut chunk.scales[at]);
+    let to = &mut chunk.integers[at * 2 + slice];
     // SAFETY: the unit is whole by the caller's promise.
     unsafe {
-        let offset = _mm512_set1_epi8(layout.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
+        let offset = _mm512_set1_epi8(F::LAYOUT.offset_shift.map_or(0, |shift| (1u8 << shift) as i8));
         for (j, integers) in integers::<F>(unit, slice).into_iter().enumerate() {
             _mm512_store_si512(to.as_mut_ptr().add(64 * j).cast(), _mm512_sub_epi8(integers, offset));
-        }
-        _mm512_store_ps(scales.scale.as_mut_ptr(), halves(unit.add(layout.scale(slice))));
-        if layout.mins == Mins::Plain {
-            _mm512_store_ps(scales.min.as_mut_ptr(), halves(unit.add(layout.min(slice))));
         }
     }
 }

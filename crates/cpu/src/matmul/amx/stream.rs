@@ -18,16 +18,15 @@ use super::super::packing::{Mins, Packing, SLICE};
 use super::slices::{CHUNK_UNITS, unpack_slice};
 use super::{BLOCK, CHUNK_SLICES, Chunk, SliceScales, Tile};
 
-/// So many units are unpacked before they are multiplied. More of them are more to do before the first multiplication of a run, which short
-/// rows feel.
-const UNPACKED: usize = 1;
-
 /// Units that a ring holds where they are unpacked on the way: the fewer, the surer they are still in the first-level cache when they are
 /// overwritten. With sixteen, products of 16 rows were a fifth slower.
 const RING_UNITS: usize = 4;
 
 /// Panels that one block of rows goes through side by side.
 const SIDE_BY_SIDE: usize = 4;
+
+/// So many units of a panel come before the next panel's.
+const VISIT: usize = 4;
 
 /// How far ahead of its use W is asked for, in each of these.
 const AHEAD_BYTES: usize = 3 * 1024;
@@ -220,16 +219,33 @@ pub(super) const fn is_direct<F: Packing>() -> bool {
     F::LAYOUT.bits == 8
 }
 
-/// What scales a slice: of the unit itself, or of where it was unpacked to.
+/// What scales a slice of a unit.
 ///
 /// # Safety
-/// The unit is whole, or was unpacked to place `at` of the ring; the machine has AVX-512 F.
+/// The unit is whole; the machine has AVX-512 F.
 #[inline(always)]
-unsafe fn scales<F: Packing>(unit: *const u8, at: usize, slice: usize, chunk: &Chunk) -> [__m512; 2] {
+pub(super) unsafe fn scales<F: Packing>(unit: *const u8, slice: usize) -> [__m512; 2] {
+    let layout = F::LAYOUT;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let min = match layout.mins {
+            Mins::Plain => halves(unit.add(layout.min(slice))),
+            _ => _mm512_setzero_ps(),
+        };
+        [halves(unit.add(layout.scale(slice))), min]
+    }
+}
+
+/// The same, of a slice that was unpacked to the ring.
+///
+/// # Safety
+/// As for [`scales`]; the ring has the unit at place `at`, unless tiles read it as it is.
+#[inline(always)]
+unsafe fn unpacked_scales<F: Packing>(unit: *const u8, at: usize, slice: usize, chunk: &Chunk) -> [__m512; 2] {
     // SAFETY: by the caller's promise.
     unsafe {
         if is_direct::<F>() {
-            return [halves(unit.add(F::LAYOUT.scale(slice))), _mm512_setzero_ps()];
+            return scales::<F>(unit, slice);
         }
         let SliceScales { scale, min } = &chunk.scales[2 * at + slice];
         [_mm512_load_ps(scale.as_ptr()), _mm512_load_ps(min.as_ptr())]
@@ -292,7 +308,7 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
                 let (scaled, stored) = (tiles.add(n % 2 * 2), tiles.add((n + 1) % 2 * 2));
                 macro_rules! slice {
                     ($slice:literal) => {{
-                        let scales = scales::<F>(unit(at), at, $slice, chunk);
+                        let scales = unpacked_scales::<F>(unit(at), at, $slice, chunk);
                         let slice = InFlight::new(scaled.add($slice), scales, x_scales, x_sums);
                         let (x, to) = (factors.x.add($slice * SLICE), stored.add($slice));
                         first_half!(slice, sums, F::LAYOUT.mins, BLOCK, $slice, x, to);
@@ -315,13 +331,15 @@ pub(super) unsafe fn multiply_blocks<F: Packing>(
     }
 }
 
-/// Panels that lie one after the other. They are gone through in groups: unit after unit, each of all panels of a group.
+/// Panels that lie one after the other. They are gone through in groups: some units of each panel of a group in turn.
 #[derive(Clone, Copy)]
 struct Panels {
     units: *const u8,
     num_units: usize,
     count: usize,
     unit_bytes: usize,
+    /// So many units of a panel come before the next panel's.
+    visit: usize,
 }
 
 /// A unit of a panel.
@@ -331,38 +349,44 @@ struct Place {
     /// Its number in the panel.
     index: usize,
     panel: usize,
+    /// The units of a panel that follow each other.
+    visit: (usize, usize),
     /// The panels of the group.
-    start: usize,
-    end: usize,
+    group: (usize, usize),
 }
 
 impl Panels {
     fn group(&self, start: usize) -> Place {
         let unit = self.units.wrapping_add(start * self.num_units * self.unit_bytes);
-        Place { unit, index: 0, panel: start, start, end: self.count.min(start + SIDE_BY_SIDE) }
+        let group = (start, self.count.min(start + SIDE_BY_SIDE));
+        Place { unit, index: 0, panel: start, visit: (0, self.num_units.min(self.visit)), group }
     }
 
     /// The place after this one; after the last comes the first.
     #[inline(always)]
     fn next(&self, place: Place) -> Place {
-        let Place { unit, index, panel, start, end } = place;
-        if panel + 1 < end {
-            Place { unit: unit.wrapping_add(self.num_units * self.unit_bytes), panel: panel + 1, ..place }
-        } else if index + 1 < self.num_units {
-            let unit = self.units.wrapping_add((start * self.num_units + index + 1) * self.unit_bytes);
-            Place { unit, index: index + 1, panel: start, ..place }
-        } else {
-            self.group(if end < self.count { end } else { 0 })
+        if place.index + 1 < place.visit.1 {
+            return Place { unit: place.unit.wrapping_add(self.unit_bytes), index: place.index + 1, ..place };
         }
+        self.next_visit(place)
     }
 
-    /// What to ask for at a place: what its panel has some units later, or beyond its end the panel that takes its place.
+    /// The first place of the next panel.
     #[inline(always)]
-    fn ahead(&self, place: Place) -> *const u8 {
-        let units = AHEAD_BYTES.div_ceil(self.unit_bytes);
-        let others = place.end - place.start - 1;
-        let skipped = if place.index + units < self.num_units { 0 } else { others * self.num_units };
-        place.unit.wrapping_add((units + skipped) * self.unit_bytes)
+    fn next_visit(&self, place: Place) -> Place {
+        let Place { unit, index, panel, visit, group } = place;
+        let panel_bytes = self.num_units * self.unit_bytes;
+        if panel + 1 < group.1 {
+            let unit = unit.wrapping_add(panel_bytes).wrapping_sub((index - visit.0) * self.unit_bytes);
+            return Place { unit, index: visit.0, panel: panel + 1, visit, group };
+        }
+        if visit.1 == self.num_units {
+            return self.group(if group.1 < self.count { group.1 } else { 0 });
+        }
+        let back = (panel - group.0) * panel_bytes;
+        let unit = unit.wrapping_add((visit.1 - index) * self.unit_bytes).wrapping_sub(back);
+        let visit = (visit.1, self.num_units.min(visit.1 + self.visit));
+        Place { unit, index: visit.0, panel: group.0, visit, group }
     }
 }
 
@@ -380,7 +404,7 @@ pub(super) unsafe fn multiply_panels<F: Packing, const ROWS: usize>(
     num_units: usize,
     results: &mut [Tile<f32>],
 ) {
-    let panels = Panels { units, num_units, count: results.len(), unit_bytes: F::LAYOUT.unit_bytes() };
+    let panels = Panels { units, num_units, count: results.len(), unit_bytes: F::LAYOUT.unit_bytes(), visit: VISIT };
     let m = x.num_rows;
     // SAFETY: see the promises of the function; places are within the panels, and arrays of sums and scales can be read for a whole
     // block even where it has fewer rows; a prefetch may go anywhere.
@@ -396,10 +420,11 @@ pub(super) unsafe fn multiply_panels<F: Packing, const ROWS: usize>(
                 unpack_slice::<F>(place.unit, n % RING_UNITS, slice, chunk);
             }
         };
-        let mut unpacked = panels.group(0);
-        for n in 0..LAG + UNPACKED {
-            (0..2).for_each(|slice| unpack(unpacked, n, slice, chunk));
-            unpacked = panels.next(unpacked);
+        // What is asked for has its own order, so that all panels of a group come in at the same pace, and goes on beyond the last one.
+        let streams = Panels { count: usize::MAX, visit: 1, ..panels };
+        let mut asked = streams.group(0);
+        for _ in 0..SIDE_BY_SIDE * AHEAD_BYTES.div_ceil(panels.unit_bytes) {
+            asked = streams.next_visit(asked);
         }
         let ring = chunk.integers.as_ptr();
         let w = |place: Place, n: usize, slice: usize| match is_direct::<F>() {
@@ -408,38 +433,46 @@ pub(super) unsafe fn multiply_panels<F: Packing, const ROWS: usize>(
         };
         let x_slice = |place: Place, slice: usize| x.quants.add((place.index * 2 * m + slice) * SLICE);
         let tiles = chunk.tiles.as_mut_ptr();
+        // The unit that is multiplied, and the next one, which is unpacked.
         let mut factors = panels.group(0);
+        (0..2).for_each(|slice| unpack(factors, 0, slice, chunk));
+        let mut unpacked = panels.next(factors);
         for n in 0..LAG {
+            (0..2).for_each(|slice| unpack(unpacked, n + 1, slice, chunk));
             multiply_tile::<0>(x_slice(factors, 0), w(factors, n, 0), (n > 0).then_some(tiles));
             multiply_tile::<1>(x_slice(factors, 1), w(factors, n, 1), (n > 0).then_some(tiles.add(1)));
-            factors = panels.next(factors);
+            (factors, unpacked) = (unpacked, panels.next(unpacked));
         }
         // After the last unit of all, the first ones are multiplied again, and nobody reads the products.
-        let mut scaled = panels.group(0);
-        for n in 0..num_units * panels.count {
+        let (mut scaled, mut n) = (panels.group(0), 0);
+        while n < num_units * panels.count {
             let result = &mut results[scaled.panel];
             let mut sums = [_mm512_setzero_ps(); BLOCK];
             if scaled.index > 0 {
                 (0..ROWS).for_each(|r| sums[r] = _mm512_loadu_ps(result[r].as_ptr()));
             }
-            let ahead = panels.ahead(scaled);
-            macro_rules! slice {
-                ($slice:literal) => {{
-                    let at = (2 * scaled.index + $slice) * m;
-                    let scales = scales::<F>(scaled.unit, n % RING_UNITS, $slice, chunk);
-                    let slice = InFlight::new(tiles.add(n % 2 * 2 + $slice), scales, x.scales.add(at), x.sums.add(at));
-                    let to = tiles.add((n + 1) % 2 * 2 + $slice);
-                    first_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, x_slice(factors, $slice), to);
-                    unpack(unpacked, n + LAG + UNPACKED, $slice, chunk);
-                    fetch(ahead, 2 * $slice);
-                    second_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, w(factors, n + LAG, $slice));
-                    fetch(ahead, 2 * $slice + 1);
-                }};
+            for _ in scaled.visit.0..scaled.visit.1 {
+                macro_rules! slice {
+                    ($slice:literal) => {{
+                        let at = (2 * scaled.index + $slice) * m;
+                        let scales = scales::<F>(scaled.unit, $slice);
+                        let slice =
+                            InFlight::new(tiles.add(n % 2 * 2 + $slice), scales, x.scales.add(at), x.sums.add(at));
+                        let to = tiles.add((n + 1) % 2 * 2 + $slice);
+                        first_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, x_slice(factors, $slice), to);
+                        unpack(unpacked, n + LAG + 1, $slice, chunk);
+                        fetch(asked.unit, 2 * $slice);
+                        second_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, w(factors, n + LAG, $slice));
+                        fetch(asked.unit, 2 * $slice + 1);
+                    }};
+                }
+                slice!(0);
+                slice!(1);
+                (factors, unpacked, asked) = (unpacked, panels.next(unpacked), streams.next_visit(asked));
+                (scaled.unit, scaled.index, n) = (scaled.unit.wrapping_add(panels.unit_bytes), scaled.index + 1, n + 1);
             }
-            slice!(0);
-            slice!(1);
             (0..ROWS).for_each(|r| _mm512_storeu_ps(result[r].as_mut_ptr(), sums[r]));
-            (unpacked, factors, scaled) = (panels.next(unpacked), panels.next(factors), panels.next(scaled));
+            scaled = panels.next_visit(scaled);
         }
         asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
     }
@@ -478,4 +511,4 @@ unsafe fn multiply_tile<const TILE: usize>(x: *const i8, w: *const u8, stored: O
     }
 }
 
-const _: () = assert!(CHUNK_SLICES == 2 * CHUNK_UNITS && LAG + UNPACKED < RING_UNITS);
+const _: () = assert!(CHUNK_SLICES == 2 * CHUNK_UNITS && LAG + 1 < RING_UNITS);
