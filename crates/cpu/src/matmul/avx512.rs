@@ -27,6 +27,22 @@ const ROW_WORDS: usize = 2 * SLICE / 4;
 /// `unit` is a whole unit of F, and the machine has AVX-512 BW.
 #[inline(always)]
 pub(super) unsafe fn integers<F: Packing>(unit: *const u8, slice: usize) -> [__m512i; 8] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let mut q = [_mm512_setzero_si512(); 8];
+        for j in 0..4 {
+            [q[j], q[j + 4]] = quarter::<F>(unit, slice, j);
+        }
+        q
+    }
+}
+
+/// Registers j and j + 4 of a slice.
+///
+/// # Safety
+/// As for [`integers`].
+#[inline(always)]
+pub(super) unsafe fn quarter<F: Packing>(unit: *const u8, slice: usize, j: usize) -> [__m512i; 2] {
     let layout = F::LAYOUT;
     // SAFETY: the layout's parts lie within the unit; features by the caller's promise.
     unsafe {
@@ -34,33 +50,34 @@ pub(super) unsafe fn integers<F: Packing>(unit: *const u8, slice: usize) -> [__m
         let load = |at: *const u8, j: usize| _mm512_loadu_si512(at.add(64 * j).cast());
         if layout.bits == 8 {
             // The other sign bit adds the offset.
-            return std::array::from_fn(|j| _mm512_xor_si512(load(low, j), _mm512_set1_epi8(i8::MIN)));
+            let sign = _mm512_set1_epi8(i8::MIN);
+            return [_mm512_xor_si512(load(low, j), sign), _mm512_xor_si512(load(low, j + 4), sign)];
         }
         let nibble = _mm512_set1_epi8(0x0f);
-        let mut q = [_mm512_setzero_si512(); 8];
-        for j in 0..4 {
-            let both = load(low, j);
-            q[j] = _mm512_and_si512(both, nibble);
-            q[j + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(both), nibble);
-        }
+        let both = load(low, j);
+        let q = [_mm512_and_si512(both, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(both), nibble)];
         let high = unit.add(layout.high(slice));
         // a | (b & c)
         const OR_AND: i32 = 0xf8;
-        if layout.bits == 5 {
-            let bits = load(high, 0);
-            let bit = _mm512_set1_epi8(0x10);
-            for j in 0..8 {
-                q[j] = _mm512_ternarylogic_epi32::<OR_AND>(q[j], shifted(bits, 4 - j as i32), bit);
+        match layout.bits {
+            5 => {
+                let (bits, bit) = (load(high, 0), _mm512_set1_epi8(0x10));
+                let j = j as i32;
+                [
+                    _mm512_ternarylogic_epi32::<OR_AND>(q[0], shifted(bits, 4 - j), bit),
+                    _mm512_ternarylogic_epi32::<OR_AND>(q[1], shifted(bits, -j), bit),
+                ]
             }
-        }
-        if layout.bits == 6 {
-            let two = _mm512_set1_epi8(0x30);
-            for j in 0..8 {
-                let bits = shifted(load(high, j / 4), 4 - 2 * (j as i32 % 4));
-                q[j] = _mm512_ternarylogic_epi32::<OR_AND>(q[j], bits, two);
+            6 => {
+                let two = _mm512_set1_epi8(0x30);
+                let by = 4 - 2 * j as i32;
+                [
+                    _mm512_ternarylogic_epi32::<OR_AND>(q[0], shifted(load(high, 0), by), two),
+                    _mm512_ternarylogic_epi32::<OR_AND>(q[1], shifted(load(high, 1), by), two),
+                ]
             }
+            _ => q,
         }
-        q
     }
 }
 

@@ -155,12 +155,12 @@ impl Upcoming {
 
 /// Multiplies the tile of x with two slices of a panel in both planes.
 macro_rules! multiply_pair {
-    ($dot:literal, $w:expr, $high:literal, $low:literal) => {
+    ([$dot_high:literal, $dot_low:literal], $w:expr, $high:literal, $low:literal) => {
         asm!(
             "tileloadd tmm5, [{w} + {stride}]",
-            concat!($dot, " tmm", $high, ", tmm4, tmm5"),
+            concat!($dot_high, " tmm", $high, ", tmm4, tmm5"),
             "tileloadd tmm5, [{w} + {stride} + 1024]",
-            concat!($dot, " tmm", $low, ", tmm4, tmm5"),
+            concat!($dot_low, " tmm", $low, ", tmm4, tmm5"),
             w = in(reg) $w,
             stride = in(reg) 64usize,
             options(nostack, preserves_flags, readonly),
@@ -170,14 +170,14 @@ macro_rules! multiply_pair {
 
 /// The same, with a few rows of the block before scaled in between.
 macro_rules! multiply_and_scale {
-    ($dot:literal, $w:expr, $high:literal, $low:literal, $scales:expr, $registers:expr, $rows:expr) => {
+    ([$dot_high:literal, $dot_low:literal], $w:expr, $high:literal, $low:literal, $scales:expr, $registers:expr, $rows:expr) => {
         scale_four!(
             $scales, $registers, $rows,
             [
                 "tileloadd tmm5, [{w} + {stride}]",
-                concat!($dot, " tmm", $high, ", tmm4, tmm5"),
+                concat!($dot_high, " tmm", $high, ", tmm4, tmm5"),
                 "tileloadd tmm5, [{w} + {stride} + 1024]",
-                concat!($dot, " tmm", $low, ", tmm4, tmm5")
+                concat!($dot_low, " tmm", $low, ", tmm4, tmm5")
             ],
             w = in(reg) $w,
             stride = in(reg) 64usize,
@@ -240,13 +240,31 @@ unsafe fn multiply_units<F: Packing>(group: &mut Group, work: &Blocks<'_>, ahead
                         let scales = F::LAYOUT.scales;
                         match (&multiplied, rows) {
                             (Some(_), Some(rows)) if scales == Scales::Halves => {
-                                multiply_and_scale!("tdpbssd", w, $high, $low, scales, registers[$panel], rows)
+                                multiply_and_scale!(
+                                    ["tdpbssd", "tdpbsud"],
+                                    w,
+                                    $high,
+                                    $low,
+                                    scales,
+                                    registers[$panel],
+                                    rows
+                                )
                             }
                             (Some(_), Some(rows)) => {
-                                multiply_and_scale!("tdpbsud", w, $high, $low, scales, registers[$panel], rows)
+                                multiply_and_scale!(
+                                    ["tdpbsud", "tdpbsud"],
+                                    w,
+                                    $high,
+                                    $low,
+                                    scales,
+                                    registers[$panel],
+                                    rows
+                                )
                             }
-                            (Some(_), None) if scales == Scales::Halves => multiply_pair!("tdpbssd", w, $high, $low),
-                            (Some(_), None) => multiply_pair!("tdpbsud", w, $high, $low),
+                            (Some(_), None) if scales == Scales::Halves => {
+                                multiply_pair!(["tdpbssd", "tdpbsud"], w, $high, $low)
+                            }
+                            (Some(_), None) => multiply_pair!(["tdpbsud", "tdpbsud"], w, $high, $low),
                             (None, Some(rows)) => scale_four!(scales, registers[$panel], rows, ["", "", "", ""],),
                             (None, None) => {}
                         }

@@ -1,7 +1,7 @@
 //! Formats whose slices are scaled by integers, the K formats: the scale is multiplied into the numbers, which then take two bytes.
 //!
 //! Q4_K and Q5_K: a scale of six bits is `8 high + low`, and the number times either fits an unsigned byte (31 * 7 < 256). Q6_K: the number
-//! times its scale has 13 bits and a sign, and is `128 high + low` with high in -32..=32 and low in 0..128. Both bytes are multiplied with
+//! times its scale has 13 bits and a sign, and is `256 high + low` with high in -16..=16 and low in 0..256. Both bytes are multiplied with
 //! x, 64 numbers at a time, and added up over a unit of 256. The sum is exact, and the same as that of scaled slices.
 //!
 //! Bound for 16 x 16 x 256: eight multiplications of 16 cycles. What a unit leaves is stored and scaled while the next is multiplied.
@@ -9,15 +9,16 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::activations::RowBlock;
 use super::super::ahead::Ahead;
-use super::super::avx512::{halves, integers, min_pairs, scale_integers};
+use super::super::avx512::{halves, min_pairs, quarter, scale_integers};
 use super::super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 use super::super::weight::PackedWeight;
-use super::rows::{FEW, Registers, Rows, plain_row, row_with_min, scale_four};
-use super::{BLOCK, Chunk, Scratch, Tile, UnitScales, num_planes};
+use super::rows::{Registers, Rows, plain_row, row_with_min, scale_four};
+use super::{Chunk, Scratch, Tile, UnitScales, num_planes};
 
 /// Pairs of slices in a unit: steps of the multiplication.
 pub(super) const PAIRS: usize = 4;
@@ -43,21 +44,27 @@ pub(super) unsafe fn unpack_slice<F: Packing>(
     planes: *mut [u8; 512],
     scales: &mut UnitScales,
 ) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let slice = Slice::<F>::new(unit, 2 * pair + second, planes.add(second));
+        for j in 0..4 {
+            slice.unpack(j);
+        }
+        if second == 0 {
+            unpack_scales::<F>(unit, pair, scales);
+        }
+    }
+}
+
+/// What scales a pair of slices beside their factors; with the first pair what scales the unit.
+///
+/// # Safety
+/// As for [`unpack_slice`].
+#[inline(always)]
+unsafe fn unpack_scales<F: Packing>(unit: *const u8, pair: usize, scales: &mut UnitScales) {
     let layout = F::LAYOUT;
     // SAFETY: by the caller's promise.
     unsafe {
-        let slice = 2 * pair + second;
-        let integers = integers::<F>(unit, slice);
-        let factors = [in_words(scale_integers::<F>(unit, slice, 0)), in_words(scale_integers::<F>(unit, slice, 1))];
-        let [high_plane, low_plane] = [second, 2 + second].map(|at| planes.add(at).cast::<u8>());
-        for j in 0..8 {
-            let (high, low) = scaled::<F>(integers[j], factors[j / 4]);
-            _mm512_store_si512(high_plane.add(64 * j).cast(), high);
-            _mm512_store_si512(low_plane.add(64 * j).cast(), low);
-        }
-        if second == 1 {
-            return;
-        }
         if layout.mins == Mins::Slices {
             _mm512_store_si512(scales.min_pairs[pair].as_mut_ptr().cast(), min_pairs::<F>(unit, pair));
         }
@@ -70,42 +77,100 @@ pub(super) unsafe fn unpack_slice<F: Packing>(
     }
 }
 
-/// Small integers in both halves of their lanes.
-///
-/// # Safety
-/// The machine has AVX-512 F.
-#[inline(always)]
-unsafe fn in_words(integers: __m512i) -> __m512i {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        let low = _mm512_and_si512(integers, _mm512_set1_epi32(0xffff));
-        _mm512_or_si512(_mm512_slli_epi32::<16>(integers), low)
+/// A slice that is being unpacked.
+struct Slice<F> {
+    unit: *const u8,
+    slice: usize,
+    /// Of each half of it.
+    factors: [Factors; 2],
+    /// In the high plane.
+    to: *mut u8,
+    format: PhantomData<F>,
+}
+
+impl<F: Packing> Slice<F> {
+    /// # Safety
+    /// As for [`unpack_slice`].
+    #[inline(always)]
+    unsafe fn new(unit: *const u8, slice: usize, to: *mut [u8; 512]) -> Self {
+        // SAFETY: by the caller's promise.
+        let factors = unsafe { [Factors::load::<F>(unit, slice, 0), Factors::load::<F>(unit, slice, 1)] };
+        Slice { unit, slice, factors, to: to.cast(), format: PhantomData }
+    }
+
+    /// A fourth of it: registers j and j + 4.
+    ///
+    /// # Safety
+    /// As for [`unpack_slice`].
+    #[inline(always)]
+    unsafe fn unpack(&self, j: usize) {
+        // SAFETY: by the promise of `new`.
+        unsafe {
+            let integers = quarter::<F>(self.unit, self.slice, j);
+            for half in 0..2 {
+                let (high, low) = self.factors[half].times::<F>(integers[half]);
+                let to = self.to.add(64 * (j + 4 * half));
+                _mm512_store_si512(to.cast(), high);
+                _mm512_store_si512(to.add(1024).cast(), low);
+            }
+        }
     }
 }
 
-/// Bytes times scales, which are there in both halves of each lane: the high bytes and the low ones.
-///
-/// # Safety
-/// The machine has AVX-512 BW.
-#[inline(always)]
-unsafe fn scaled<F: Packing>(integers: __m512i, scale: __m512i) -> (__m512i, __m512i) {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        if F::LAYOUT.scales == Scales::Slices {
-            // One multiplication for two bytes: the product of the lower one stays below 256.
-            let (high, low) = (_mm512_srli_epi16::<3>(scale), _mm512_and_si512(scale, _mm512_set1_epi16(7)));
-            return (_mm512_mullo_epi16(integers, high), _mm512_mullo_epi16(integers, low));
+/// What numbers are multiplied by: the scale, in both halves of each lane, in the forms that take the fewest instructions.
+#[derive(Clone, Copy)]
+struct Factors {
+    /// For the high plane; of Q6_K for the lower bytes of lanes.
+    high: __m512i,
+    /// For the low plane; of Q6_K for the upper bytes of lanes.
+    low: __m512i,
+}
+
+impl Factors {
+    /// # Safety
+    /// `unit` is a whole unit of F, a K format; the machine has AVX-512 BW.
+    #[inline(always)]
+    unsafe fn load<F: Packing>(unit: *const u8, slice: usize, half: usize) -> Self {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let scale = scale_integers::<F>(unit, slice, half);
+            let scale =
+                _mm512_or_si512(_mm512_slli_epi32::<16>(scale), _mm512_and_si512(scale, _mm512_set1_epi32(0xff)));
+            if F::LAYOUT.scales == Scales::Slices {
+                let low = _mm512_and_si512(scale, _mm512_set1_epi16(7));
+                return Factors { high: _mm512_srli_epi16::<3>(scale), low };
+            }
+            let upper = _mm512_slli_epi16::<8>(scale);
+            Factors { high: _mm512_srli_epi16::<8>(upper), low: upper }
         }
-        let offset = _mm512_set1_epi16(F::LAYOUT.offset_shift.map_or(0, |shift| 1i16 << shift));
-        let bytes = _mm512_set1_epi16(0xff);
-        let even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(integers, bytes), offset), scale);
-        let odd = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_srli_epi16::<8>(integers), offset), scale);
-        // a where c is set, else b
-        const CHOOSE: i32 = 0xe4;
-        let (even_high, odd_high) = (_mm512_srai_epi16::<7>(even), _mm512_slli_epi16::<1>(odd));
-        let high = _mm512_ternarylogic_epi32::<CHOOSE>(even_high, odd_high, bytes);
-        let low = _mm512_ternarylogic_epi32::<CHOOSE>(even, _mm512_slli_epi16::<8>(odd), bytes);
-        (high, _mm512_and_si512(low, _mm512_set1_epi8(0x7f)))
+    }
+
+    /// Bytes of the high plane and of the low one.
+    ///
+    /// # Safety
+    /// The machine has AVX-512 BW.
+    #[inline(always)]
+    unsafe fn times<F: Packing>(self, integers: __m512i) -> (__m512i, __m512i) {
+        let Factors { high, low } = self;
+        // SAFETY: by the caller's promise.
+        unsafe {
+            if F::LAYOUT.scales == Scales::Slices {
+                // One multiplication for two bytes: the product of the lower one stays below 256.
+                return (_mm512_mullo_epi16(integers, high), _mm512_mullo_epi16(integers, low));
+            }
+            // The scale was moved up by 8 bits; the offset is 1 << 5.
+            const { assert!(!matches!(F::LAYOUT.scales, Scales::Halves) || matches!(F::LAYOUT.offset_shift, Some(5))) };
+            let offset = _mm512_srai_epi16::<3>(low);
+            let lower = _mm512_sub_epi16(_mm512_maddubs_epi16(integers, high), offset);
+            let upper = _mm512_sub_epi16(_mm512_maddubs_epi16(integers, low), offset);
+            // a where c is set, else b
+            const CHOOSE: i32 = 0xe4;
+            let bytes = _mm512_set1_epi16(0xff);
+            (
+                _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_srli_epi16::<8>(lower), upper, bytes),
+                _mm512_ternarylogic_epi32::<CHOOSE>(lower, _mm512_slli_epi16::<8>(upper), bytes),
+            )
+        }
     }
 }
 
@@ -129,15 +194,12 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
     // SAFETY: see the promises of the function; every index below is within the block's and the chunk's arrays, of which those of sums
     // and scales can be read for a whole block even where it has fewer rows.
     unsafe {
-        let unpack = |n: usize, pair: usize, second: usize, chunk: &mut Chunk| {
-            if n < total {
-                let to = chunk.integers[4 * ((n * PAIRS + pair) % RING_PAIRS)..].as_mut_ptr();
-                let scales = &mut chunk.unit_scales[n % SCALE_UNITS];
-                unpack_slice::<F>(units.add(n * F::LAYOUT.unit_bytes()), pair, second, to, scales);
-            }
-        };
+        // After the last unit it is unpacked again, and nobody reads that.
+        let unit = |n: usize| units.add(n.min(total - 1) * F::LAYOUT.unit_bytes());
+        let place = |n: usize, pair: usize| 4 * ((n * PAIRS + pair) % RING_PAIRS);
         for pair in 0..UNPACKED {
-            (0..2).for_each(|second| unpack(0, pair, second, chunk));
+            let to = chunk.integers[place(0, pair)..].as_mut_ptr();
+            (0..2).for_each(|second| unpack_slice::<F>(unit(0), pair, second, to, &mut chunk.unit_scales[0]));
         }
         let mut ahead = Ahead::new(&[], 1);
         // Of the unit that is multiplied, and of the one before it, which is scaled: the panel, and its number there.
@@ -147,80 +209,110 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
                 let next = panels.start + now.0 + 1;
                 ahead = Ahead::new(weight.panels(next..end.min(next + 1)), num_units * num_planes(&F::LAYOUT).pow(2));
             }
-            for pair in 0..PAIRS {
-                let (n_ahead, pair_ahead) = (n + (pair + UNPACKED) / PAIRS, (pair + UNPACKED) % PAIRS);
-                if n < total {
-                    let w = chunk.integers[4 * ((n * PAIRS + pair) % RING_PAIRS)..].as_ptr();
-                    multiply_pair::<F>(x.slice(2 * (PAIRS * now.1 + pair), 0), w, n);
-                    (0..2).for_each(|second| unpack(n_ahead, pair_ahead, second, chunk));
-                    ahead.fetch();
-                }
-                if n > 0 && pair == 0 {
-                    store_tiles(chunk, n - 1);
-                }
-                let registers = Registers::load(&chunk.unit_scales[n.wrapping_sub(1) % SCALE_UNITS]);
-                for first in rows_after(pair).step_by(FEW) {
-                    if n > 0 && first < x.num_rows {
+            macro_rules! scale {
+                ($first:literal) => {
+                    if n > 0 && $first < x.num_rows {
+                        let registers = Registers::load(&chunk.unit_scales[(n - 1) % SCALE_UNITS]);
                         let (fresh, results) = (before.1 == 0, &mut results[before.0]);
-                        let rows = Rows::new(&chunk.tiles, &x, before.1, first, fresh, results);
+                        let rows = Rows::new(&chunk.tiles, &x, before.1, $first, fresh, results);
                         scale_four!(F::LAYOUT.scales, registers, rows, ["", "", "", ""],);
                     }
-                }
+                };
             }
+            // Each tile instruction stands apart from the next, with a part of what is unpacked or scaled between them.
+            macro_rules! pair {
+                ($pair:literal, $between:expr, $after:expr) => {
+                    if n < total {
+                        let (n_ahead, pair_ahead) = (n + ($pair + UNPACKED) / PAIRS, ($pair + UNPACKED) % PAIRS);
+                        let to = chunk.integers[place(n_ahead, pair_ahead)..].as_mut_ptr();
+                        let first = Slice::<F>::new(unit(n_ahead), 2 * pair_ahead, to);
+                        let w = chunk.integers[place(n, $pair)..].as_ptr().cast::<u8>();
+                        load_x(x.slice(2 * (PAIRS * now.1 + $pair), 0));
+                        first.unpack(0);
+                        first.unpack(1);
+                        load_w(w);
+                        first.unpack(2);
+                        first.unpack(3);
+                        multiply::<F, 0>(n);
+                        $between;
+                        let second = Slice::<F>::new(unit(n_ahead), 2 * pair_ahead + 1, to.add(1));
+                        second.unpack(0);
+                        load_w(w.add(1024));
+                        second.unpack(1);
+                        second.unpack(2);
+                        multiply::<F, 1>(n);
+                        second.unpack(3);
+                        unpack_scales::<F>(unit(n_ahead), pair_ahead, &mut chunk.unit_scales[n_ahead % SCALE_UNITS]);
+                        ahead.fetch();
+                    } else {
+                        $between;
+                    }
+                    $after;
+                };
+            }
+            pair!(0, {}, {});
+            pair!(
+                1,
+                if n > 0 {
+                    store_tiles(chunk, n - 1)
+                },
+                {}
+            );
+            pair!(2, scale!(0), scale!(4));
+            pair!(3, scale!(8), scale!(12));
             before = now;
             now = if now.1 + 1 == num_units { (now.0 + 1, 0) } else { (now.0, now.1 + 1) };
         }
     }
 }
 
-/// Rows of the unit before that are scaled after a pair of slices is multiplied: with the first pair it is still being stored.
-const fn rows_after(pair: usize) -> Range<usize> {
-    match pair {
-        0 => 0..0,
-        1 => 0..FEW,
-        2 => FEW..2 * FEW,
-        _ => 2 * FEW..BLOCK,
+/// # Safety
+/// The block has these slices, and tile 4 is configured for them; the machine has AMX. Nothing else of the program uses tile registers.
+#[inline(always)]
+unsafe fn load_x(x: *const i8) {
+    const { assert!(2 * SLICE == 4 * COLUMNS) };
+    // SAFETY: by the caller's promise.
+    unsafe {
+        asm!("tileloadd tmm4, [{} + {}]", in(reg) x, in(reg) 2 * SLICE, options(nostack, preserves_flags, readonly));
     }
 }
 
-/// Multiplies two slices of a unit in both planes, into tiles 0 and 1 for even n and 2 and 3 for odd ones, which begin as zeros. What is
-/// unpacked meanwhile follows at once: among these instructions it made them slower.
+/// # Safety
+/// As for [`load_x`], of two slices in the ring and tile 5.
+#[inline(always)]
+unsafe fn load_w(w: *const u8) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        asm!("tileloadd tmm5, [{} + {}]", in(reg) w, in(reg) 2 * SLICE, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Multiplies what was loaded of a plane, into tiles 0 and 1 for even n and 2 and 3 for odd ones, which begin as zeros.
 ///
 /// # Safety
-/// The block has these slices, and so has the ring; tiles are configured for them; the machine has AMX.
+/// As for [`load_x`].
 #[inline(always)]
-unsafe fn multiply_pair<F: Packing>(x: *const i8, w: *const [u8; 512], n: usize) {
-    macro_rules! multiply {
-        ($dot:literal, $high:literal, $low:literal) => {
-            asm!(
-                "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm5, [{w} + {stride}]",
-                concat!($dot, " tmm", $high, ", tmm4, tmm5"),
-                "tileloadd tmm5, [{w} + {stride} + 1024]",
-                concat!($dot, " tmm", $low, ", tmm4, tmm5"),
-                x = in(reg) x,
-                w = in(reg) w,
-                stride = in(reg) 2 * SLICE,
-                options(nostack, preserves_flags, readonly),
-            )
-        };
-    }
-    const { assert!(2 * SLICE == 4 * COLUMNS) };
-    // SAFETY: by the caller's promise; nothing else of the program uses tile registers.
+unsafe fn multiply<F: Packing, const PLANE: usize>(n: usize) {
+    // SAFETY: by the caller's promise.
     unsafe {
-        match (F::LAYOUT.scales, n % 2) {
-            (Scales::Halves, 0) => multiply!("tdpbssd", "0", "1"),
-            (Scales::Halves, _) => multiply!("tdpbssd", "2", "3"),
-            (_, 0) => multiply!("tdpbsud", "0", "1"),
-            _ => multiply!("tdpbsud", "2", "3"),
+        match (has_sign::<F>(PLANE), n % 2) {
+            (true, 0) => asm!("tdpbssd tmm{}, tmm4, tmm5", const PLANE, options(nostack, preserves_flags, nomem)),
+            (true, _) => asm!("tdpbssd tmm{}, tmm4, tmm5", const 2 + PLANE, options(nostack, preserves_flags, nomem)),
+            (_, 0) => asm!("tdpbsud tmm{}, tmm4, tmm5", const PLANE, options(nostack, preserves_flags, nomem)),
+            _ => asm!("tdpbsud tmm{}, tmm4, tmm5", const 2 + PLANE, options(nostack, preserves_flags, nomem)),
         }
     }
+}
+
+/// Whether the bytes of a plane have a sign: the high ones, where the scales have one.
+const fn has_sign<F: Packing>(plane: usize) -> bool {
+    plane == 0 && matches!(F::LAYOUT.scales, Scales::Halves)
 }
 
 /// Stores the tiles of a unit, and leaves zeros in them, as configuring does.
 ///
 /// # Safety
-/// As for `multiply_pair`.
+/// As for [`load_x`].
 #[inline(always)]
 unsafe fn store_tiles(chunk: &mut Chunk, n: usize) {
     macro_rules! store {

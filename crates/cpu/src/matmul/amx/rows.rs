@@ -119,10 +119,10 @@ macro_rules! scale_four {
     ($scales:expr, $registers:expr, $rows:expr, [$a:expr, $b:expr, $c:expr, $d:expr], $($operands:tt)*) => {
         match $scales {
             Scales::Halves => asm!(
-                $a, plain_row!("7", 0),
-                $b, plain_row!("7", 1),
-                $c, plain_row!("7", 2),
-                $d, plain_row!("7", 3),
+                $a, plain_row!("8", 0),
+                $b, plain_row!("8", 1),
+                $c, plain_row!("8", 2),
+                $d, plain_row!("8", 3),
                 tiles = in(reg) $rows.tiles,
                 x_scales = in(reg) $rows.x_scales,
                 results = in(reg) $rows.results,
