@@ -6,34 +6,38 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 /// bring a stretch in sooner than one does.
 const STREAMS: usize = 4;
 
+const LINE: usize = 64;
+
 /// A stretch of memory that is used next: kernels ask for it bit by bit, so that memory is never idle. It goes to the second-level cache.
 pub(super) struct Ahead {
     next: *const u8,
     /// Bytes from stream to stream.
     stride: usize,
-    /// Bytes of a stream, those that are left of it and those that are fetched at a time.
+    /// Lines of a stream that are left.
     left: usize,
+    /// Bytes of a stream to ask for each time, and those that are due but less than a line.
     each: usize,
+    due: usize,
 }
 
 impl Ahead {
     /// All of `bytes`, in `num_times` parts.
     pub(super) fn new(bytes: &[u8], num_times: usize) -> Self {
-        let stride = bytes.len().div_ceil(STREAMS).next_multiple_of(64);
-        Ahead { next: bytes.as_ptr(), stride, left: stride, each: stride.div_ceil(num_times).next_multiple_of(64) }
+        let stride = bytes.len().div_ceil(STREAMS).next_multiple_of(LINE);
+        Ahead { next: bytes.as_ptr(), stride, left: stride / LINE, each: stride.div_ceil(num_times), due: LINE - 1 }
     }
 
     /// The next part; after the last one, nothing.
     #[inline(always)]
     pub(super) fn fetch(&mut self) {
-        let bytes = self.each.min(self.left);
-        for line in (0..bytes).step_by(64) {
+        self.due += self.each;
+        while self.due >= LINE && self.left > 0 {
             for stream in 0..STREAMS {
                 // SAFETY: a prefetch may go anywhere.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(line + stream * self.stride).cast()) };
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(stream * self.stride).cast()) };
             }
+            self.next = self.next.wrapping_add(LINE);
+            (self.due, self.left) = (self.due - LINE, self.left - 1);
         }
-        self.next = self.next.wrapping_add(bytes);
-        self.left -= bytes;
     }
 }

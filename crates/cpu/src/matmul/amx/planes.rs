@@ -18,7 +18,7 @@ use super::super::avx512::{halves, min_pairs, quarter, scale_integers};
 use super::super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 use super::super::weight::PackedWeight;
 use super::rows::{Registers, Rows, plain_row, row_with_min, scale_four};
-use super::{Chunk, Scratch, Tile, UnitScales, num_planes};
+use super::{Chunk, Scratch, Tile, UnitScales};
 
 /// Pairs of slices in a unit: steps of the multiplication.
 pub(super) const PAIRS: usize = 4;
@@ -207,7 +207,7 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
         for n in 0..=total {
             if n < total && now.1 == 0 {
                 let next = panels.start + now.0 + 1;
-                ahead = Ahead::new(weight.panels(next..end.min(next + 1)), num_units * num_planes(&F::LAYOUT).pow(2));
+                ahead = Ahead::new(weight.panels(next..end.min(next + 1)), num_units * 4 * PAIRS);
             }
             macro_rules! scale {
                 ($first:literal) => {
@@ -230,20 +230,23 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
                         load_x(x.slice(2 * (PAIRS * now.1 + $pair), 0));
                         first.unpack(0);
                         first.unpack(1);
+                        ahead.fetch();
                         load_w(w);
                         first.unpack(2);
                         first.unpack(3);
+                        ahead.fetch();
                         multiply::<F, 0>(n);
                         $between;
                         let second = Slice::<F>::new(unit(n_ahead), 2 * pair_ahead + 1, to.add(1));
                         second.unpack(0);
+                        ahead.fetch();
                         load_w(w.add(1024));
                         second.unpack(1);
                         second.unpack(2);
+                        ahead.fetch();
                         multiply::<F, 1>(n);
                         second.unpack(3);
                         unpack_scales::<F>(unit(n_ahead), pair_ahead, &mut chunk.unit_scales[n_ahead % SCALE_UNITS]);
-                        ahead.fetch();
                     } else {
                         $between;
                     }
