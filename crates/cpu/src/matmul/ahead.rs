@@ -41,3 +41,36 @@ impl Ahead {
         }
     }
 }
+
+/// What is unpacked next of the panels that follow: kernels ask for it line by line while they multiply.
+pub(super) struct Upcoming {
+    start: *const u8,
+    panel_bytes: usize,
+    /// Where the lines of this block begin, and how many bytes they are.
+    at: usize,
+    len: usize,
+    bytes_each: usize,
+}
+
+impl Upcoming {
+    /// `len` bytes of each panel, of which the first begins at `start`, asked for in `num_blocks` parts.
+    pub(super) fn new(start: *const u8, panel_bytes: usize, len: usize, num_blocks: usize) -> Self {
+        let bytes_each = len.div_ceil(num_blocks).next_multiple_of(64);
+        Upcoming { start, panel_bytes, at: bytes_each.wrapping_neg(), len, bytes_each }
+    }
+
+    #[inline(always)]
+    pub(super) fn fetch(&mut self, panel: usize) {
+        if self.at < self.len {
+            let from = self.start.wrapping_add(panel * self.panel_bytes + self.at);
+            for line in (0..self.bytes_each).step_by(64) {
+                // SAFETY: a prefetch may go anywhere.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+            }
+        }
+    }
+
+    pub(super) fn next_block(&mut self) {
+        self.at = self.at.wrapping_add(self.bytes_each);
+    }
+}

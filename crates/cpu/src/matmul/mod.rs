@@ -183,7 +183,7 @@ impl Multiplier {
 
     /// Computes two products of the same rows as one: the first becomes `activation(first) * second`, and of the second nothing is written. A
     /// task has the same panels of both, and joins what comes of them while it is in its cache. False, and nothing done, where that is not
-    /// faster than one after the other: for few rows, whose threads read on in one weight, and without tiles.
+    /// faster than one after the other: for few rows, whose threads read on in one weight, and without AVX-512.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn run_gated(
         &self,
@@ -195,13 +195,17 @@ impl Multiplier {
         let [gate, up] = products;
         assert_eq!(gate.num_columns(), up.num_columns(), "a gate for every number");
         let (num_rows, total) = (x.num_rows(), gate.weight.num_panels());
-        let by_tiles = match &gate.weight.stored {
-            Stored::Packed(weight) => self.kernel == IntegerKernel::Amx && num_rows >= amx_rows(&weight.layout),
+        let joins = match &gate.weight.stored {
+            Stored::Packed(weight) => match self.kernel {
+                IntegerKernel::Amx => num_rows >= amx_rows(&weight.layout),
+                IntegerKernel::Vnni => num_rows > activations::BLOCK,
+                _ => false,
+            },
             Stored::Plain(_) => num_rows >= BF16_JOINED_ROWS && self.uses_bf16_tiles(gate.weight.dtype),
             Stored::Rows(_) => false,
         };
         let no_bias = products.iter().all(|product| product.bias.is_none());
-        if !by_tiles || gate.weight.dtype != up.weight.dtype || !no_bias {
+        if !joins || gate.weight.dtype != up.weight.dtype || !no_bias {
             return false;
         }
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -216,7 +220,7 @@ impl Multiplier {
         let join = |gate: &mut [f32], up: &[f32]| {
             with_simd!(self.level, simd => elementwise::gate(simd, activation, up, gate));
         };
-        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, _| {
+        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
             let panels = task * per_task..((task + 1) * per_task).min(total);
             // SAFETY: the kernel was chosen for this machine; rows and weights have the same depth; tasks own disjoint panels, and the output
             // stays borrowed until the pool has run.
@@ -225,7 +229,7 @@ impl Multiplier {
                     (Stored::Packed(first), Stored::Packed(second)) => {
                         let rows = &inputs.quantized[first.layout.form()];
                         with_packing!(gate.weight.dtype, F => {
-                            amx::rows_times_panels::<F, 2>(gate, [first, second], panels, rows, join);
+                            self.wide_panels::<F, 2>(gate, [first, second], panels, direction, rows, join);
                         });
                     }
                     (Stored::Plain(first), Stored::Plain(second)) => {
@@ -307,6 +311,31 @@ impl Multiplier {
         }
     }
 
+    /// By tiles or, for few rows, by vectors: panels of one weight, or of two that `join` makes one of.
+    ///
+    /// # Safety
+    /// The machine has what the kernel asks for; rows and weights have the same number of units of F. No other thread writes these panels, and the
+    /// output is alive.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn wide_panels<F: Packing, const WEIGHTS: usize>(
+        &self,
+        product: &Product<'_>,
+        weights: [&PackedWeight; WEIGHTS],
+        panels: Range<usize>,
+        direction: Direction,
+        rows: &Quantized,
+        join: impl Fn(&mut [f32], &[f32]),
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if self.kernel == IntegerKernel::Amx && rows.num_rows() >= amx_rows(&F::LAYOUT) {
+                amx::rows_times_panels::<F, WEIGHTS>(product, weights, panels, rows, join);
+            } else {
+                avx512::rows_times_panels::<F, WEIGHTS>(product, weights, panels, direction, rows, join);
+            }
+        }
+    }
+
     fn packed_panels<F: Packing>(&self, weight: &PackedWeight, part: Part<'_>, rows: &Quantized) {
         let Part { product, panels, direction } = part;
         let num_units = weight.num_units;
@@ -315,14 +344,8 @@ impl Multiplier {
         // stays borrowed until the pool has run.
         #[cfg(target_arch = "x86_64")]
         unsafe {
-            match self.kernel {
-                IntegerKernel::Amx if rows.num_rows() >= amx_rows(&weight.layout) => {
-                    return amx::rows_times_panels::<F, 1>(product, [weight], panels, rows, |_, _| {});
-                }
-                IntegerKernel::Vnni | IntegerKernel::Amx => {
-                    return avx512::rows_times_panels::<F>(product, weight, panels, direction, rows);
-                }
-                _ => {}
+            if matches!(self.kernel, IntegerKernel::Vnni | IntegerKernel::Amx) {
+                return self.wide_panels::<F, 1>(product, [weight], panels, direction, rows, |_, _| {});
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -1,4 +1,4 @@
-//! What tiles compute: results of some panels and blocks of rows at a time, joined where two products make one, written row by row.
+//! Results of some panels and blocks of rows at a time, as AVX-512 and tiles compute them: joined where two products make one, written row by row.
 
 use std::arch::x86_64::{_mm_sfence, _mm512_loadu_ps, _mm512_stream_ps};
 use std::cell::RefCell;

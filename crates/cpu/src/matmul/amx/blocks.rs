@@ -8,10 +8,10 @@
 //! uses its second hardware thread (2026-11-16, Xeon with AMX).
 
 use std::arch::asm;
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::{Quantized, RowBlock};
+use super::super::ahead::Upcoming;
 use super::super::packing::{Packing, Scales};
 use super::super::weight::PackedWeight;
 use super::rows::{FEW, Registers, Rows, plain_row, row_with_min, scale_four};
@@ -118,39 +118,6 @@ fn tile_shapes(num_rows: usize) -> TileConfig {
     (0..5).for_each(|tile| config.set(tile, num_rows, 64));
     config.set(5, 16, 64);
     config
-}
-
-/// What is unpacked next of the panels that follow: kernels ask for it line by line while they multiply.
-struct Upcoming {
-    start: *const u8,
-    panel_bytes: usize,
-    /// Where the lines of this block begin, and how many bytes they are.
-    at: usize,
-    len: usize,
-    bytes_each: usize,
-}
-
-impl Upcoming {
-    /// `len` bytes of each panel, of which the first begins at `start`, asked for in `num_blocks` parts.
-    fn new(start: *const u8, panel_bytes: usize, len: usize, num_blocks: usize) -> Self {
-        let bytes_each = len.div_ceil(num_blocks).next_multiple_of(64);
-        Upcoming { start, panel_bytes, at: bytes_each.wrapping_neg(), len, bytes_each }
-    }
-
-    #[inline(always)]
-    fn fetch(&mut self, panel: usize) {
-        if self.at < self.len {
-            let from = self.start.wrapping_add(panel * self.panel_bytes + self.at);
-            for line in (0..self.bytes_each).step_by(64) {
-                // SAFETY: a prefetch may go anywhere.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
-            }
-        }
-    }
-
-    fn next_block(&mut self) {
-        self.at = self.at.wrapping_add(self.bytes_each);
-    }
 }
 
 /// Multiplies the tile of x with two slices of a panel in both planes.

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::super::activations::RowBlock;
 use super::super::ahead::Ahead;
-use super::super::avx512::{halves, min_pairs, quarter, scale_integers};
+use super::super::avx512::{halves, integer, min_pairs, scale_integers};
 use super::super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
 use super::super::weight::PackedWeight;
 use super::rows::{Registers, Rows, plain_row, row_with_min, scale_four};
@@ -106,7 +106,7 @@ impl<F: Packing> Slice<F> {
     unsafe fn unpack(&self, j: usize) {
         // SAFETY: by the promise of `new`.
         unsafe {
-            let integers = quarter::<F>(self.unit, self.slice, j);
+            let integers = [integer::<F>(self.unit, self.slice, j), integer::<F>(self.unit, self.slice, j + 4)];
             for half in 0..2 {
                 let (high, low) = self.factors[half].times::<F>(integers[half]);
                 let to = self.to.add(64 * (j + 4 * half));
