@@ -1,91 +1,178 @@
-//! Products with quantized weights by AVX2: `vpmaddubsw` multiplies bytes and adds pairs in 16 bits, half a panel (eight columns) at a time.
+//! Products with quantized weights by AVX2, four rows and the sixteen columns of a panel at a time. All integers are exact, hence the bits of
+//! `scalar`.
 //!
-//! Sums of pairs are added up in 16 bits as long as they cannot overflow (eight for 4-bit numbers: 8 * 2 * 15 * 127 < 2^15), then widened.
-//! 8-bit numbers go as magnitudes, their signs moved to x: 2 * 128 * 127 < 2^15. All integers are exact, hence the bits of `scalar`.
+//! `vpmaddubsw` multiplies bytes and adds pairs in 16 bits ([`Pairs`]). Sums of pairs are added up in 16 bits as long as they cannot overflow (eight
+//! for 4-bit numbers: 8 * 2 * 15 * 127 < 2^15), then widened. 8-bit numbers go as magnitudes, their signs moved to x: 2 * 128 * 127 < 2^15.
+//! Machines with AVX-VNNI have one instruction for all of it ([`Dots`]).
 
 use std::arch::x86_64::*;
 
 use super::activations::RowBlock;
-use super::packing::{COLUMNS, Mins, Packing, SLICE, Scales};
+use super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
 
 /// Distance of two rows' slices, in words of four numbers.
 const ROW_WORDS: usize = 2 * SLICE / 4;
 
-/// The numbers of a slice for eight columns; register j holds the numbers 4 j to 4 j + 3 of each.
+/// Sums of four rows: registers for more are not there.
+const ROWS: usize = 4;
+
+/// How bytes are multiplied.
+trait Instruction {
+    /// Whether 8-bit numbers are read as they lie, with their sign.
+    const SIGNED: bool;
+
+    /// So many products are added up before they are widened.
+    fn run(layout: &Layout) -> usize;
+
+    /// `sums` plus the products of w and x.
+    ///
+    /// # Safety
+    /// The machine has the instruction.
+    unsafe fn add<F: Packing>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i;
+
+    /// `total`, in 32 bits, plus sums.
+    ///
+    /// # Safety
+    /// As for `add`.
+    unsafe fn widen(total: __m256i, sums: __m256i) -> __m256i;
+}
+
+/// AVX2 itself.
+struct Pairs;
+
+impl Instruction for Pairs {
+    const SIGNED: bool = true;
+
+    #[inline(always)]
+    fn run(layout: &Layout) -> usize {
+        match layout.bits {
+            4 => 8,
+            5 => 4,
+            6 => 2,
+            _ => 1,
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<F: Packing>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            _mm256_add_epi16(
+                sums,
+                match F::LAYOUT.bits {
+                    8 => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
+                    _ => _mm256_maddubs_epi16(w, x),
+                },
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(total: __m256i, sums: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_add_epi32(total, _mm256_madd_epi16(sums, _mm256_set1_epi16(1))) }
+    }
+}
+
+/// AVX-VNNI.
+struct Dots;
+
+impl Instruction for Dots {
+    const SIGNED: bool = false;
+
+    #[inline(always)]
+    fn run(_: &Layout) -> usize {
+        8
+    }
+
+    #[inline(always)]
+    unsafe fn add<F: Packing>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_dpbusd_avx_epi32(sums, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(total: __m256i, sums: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_add_epi32(total, sums) }
+    }
+}
+
+/// Register j of a slice for eight columns: the numbers 4 j to 4 j + 3 of each, offset not yet subtracted; of 8 bits signed where the
+/// instruction wants them so.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, and the machine has AVX2.
 #[inline(always)]
-unsafe fn integers<F: Packing>(unit: *const u8, slice: usize, side: usize) -> [__m256i; 8] {
+unsafe fn integer<F: Packing, I: Instruction>(unit: *const u8, slice: usize, side: usize, j: usize) -> __m256i {
     let layout = F::LAYOUT;
     // SAFETY: the layout's parts lie within the unit; features by the caller's promise.
     unsafe {
         let load = |at: usize, j: usize| _mm256_loadu_si256(unit.add(at + 64 * j + 32 * side).cast());
         if layout.bits == 8 {
-            // Signed, unlike the other formats.
-            return std::array::from_fn(|j| load(layout.low(slice), j));
+            let w = load(layout.low(slice), j);
+            return if I::SIGNED { w } else { _mm256_xor_si256(w, _mm256_set1_epi8(i8::MIN)) };
         }
-        let nibble = _mm256_set1_epi8(0x0f);
-        let mut q = [_mm256_setzero_si256(); 8];
-        for j in 0..4 {
-            let both = load(layout.low(slice), j);
-            q[j] = _mm256_and_si256(both, nibble);
-            q[j + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble);
-        }
-        for j in 0..8 {
-            let (bits, up, mask) = match layout.bits {
-                5 => (load(layout.high(slice), 0), 4 - j as i32, 0x10),
-                6 => (load(layout.high(slice), j / 4), 4 - 2 * (j as i32 % 4), 0x30),
-                _ => break,
-            };
-            let bits = match up {
-                0.. => _mm256_sll_epi16(bits, _mm_cvtsi32_si128(up)),
-                _ => _mm256_srl_epi16(bits, _mm_cvtsi32_si128(-up)),
-            };
-            q[j] = _mm256_or_si256(q[j], _mm256_and_si256(bits, _mm256_set1_epi8(mask)));
-        }
-        q
+        let both = load(layout.low(slice), j % 4);
+        let q = if j < 4 { both } else { _mm256_srli_epi16::<4>(both) };
+        let q = _mm256_and_si256(q, _mm256_set1_epi8(0x0f));
+        let (bits, up, mask) = match layout.bits {
+            5 => (load(layout.high(slice), 0), 4 - j as i32, 0x10),
+            6 => (load(layout.high(slice), j / 4), 4 - 2 * (j as i32 % 4), 0x30),
+            _ => return q,
+        };
+        let bits = match up {
+            4 => _mm256_slli_epi16::<4>(bits),
+            3 => _mm256_slli_epi16::<3>(bits),
+            2 => _mm256_slli_epi16::<2>(bits),
+            1 => _mm256_slli_epi16::<1>(bits),
+            0 => bits,
+            -1 => _mm256_srli_epi16::<1>(bits),
+            -2 => _mm256_srli_epi16::<2>(bits),
+            _ => _mm256_srli_epi16::<3>(bits),
+        };
+        _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(mask)))
     }
 }
 
-/// `start` plus the products of the registers `w` and of the row's numbers at `x`.
+/// Sums of the products of registers FROM to TO of a slice, for R rows and both halves of the columns.
 ///
 /// # Safety
-/// `x` has four bytes for each register; the machine has AVX2.
+/// `unit` is a whole unit of F, `quants` are rows of x and `offsets` what the numbers' offset adds for each of them; the machine has the
+/// instruction.
 #[inline(always)]
-unsafe fn dot<F: Packing>(start: __m256i, w: &[__m256i], x: *const i32) -> __m256i {
-    let run = match F::LAYOUT.bits {
-        4 => 8,
-        5 => 4,
-        6 => 2,
-        _ => 1,
-    };
-    let ones = _mm256_set1_epi16_one();
-    let mut sum = start;
-    for (i, w) in w.chunks(run).enumerate() {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            let mut pairs = _mm256_setzero_si256();
-            for (j, &w) in w.iter().enumerate() {
-                let x = _mm256_set1_epi32(*x.add(run * i + j));
-                let products = if F::LAYOUT.bits == 8 {
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                } else {
-                    _mm256_maddubs_epi16(w, x)
-                };
-                pairs = if j == 0 { products } else { _mm256_add_epi16(pairs, products) };
-            }
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+unsafe fn dots<F: Packing, I: Instruction, const R: usize, const FROM: usize, const TO: usize>(
+    unit: *const u8,
+    slice: usize,
+    quants: *const i32,
+    offsets: *const i32,
+) -> [[__m256i; 2]; R] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let mut totals = [[_mm256_setzero_si256(); 2]; R];
+        for r in 0..R {
+            totals[r] = [offset::<F, I>(offsets.wrapping_add(r)); 2];
         }
+        let mut sums = [[_mm256_setzero_si256(); 2]; R];
+        for j in FROM..TO {
+            let w = [integer::<F, I>(unit, slice, 0, j), integer::<F, I>(unit, slice, 1, j)];
+            for r in 0..R {
+                let x = _mm256_set1_epi32(*quants.add(ROW_WORDS * r + j));
+                for side in 0..2 {
+                    sums[r][side] = I::add::<F>(sums[r][side], w[side], x);
+                }
+            }
+            if (j + 1 - FROM).is_multiple_of(I::run(&F::LAYOUT)) || j + 1 == TO {
+                for r in 0..R {
+                    for side in 0..2 {
+                        totals[r][side] = I::widen(totals[r][side], sums[r][side]);
+                        sums[r][side] = _mm256_setzero_si256();
+                    }
+                }
+            }
+        }
+        totals
     }
-    sum
-}
-
-/// Sixteen times 1 in 16 bits.
-#[inline(always)]
-fn _mm256_set1_epi16_one() -> __m256i {
-    // SAFETY: any bits are a valid register.
-    unsafe { std::mem::transmute::<[i16; 16], __m256i>([1; 16]) }
 }
 
 /// # Safety
@@ -117,22 +204,24 @@ unsafe fn scale_integers<F: Packing>(unit: *const u8, slice: usize, half: usize,
 /// # Safety
 /// `offset` can be read, and the machine has AVX2.
 #[inline(always)]
-unsafe fn offset<F: Packing>(offset: *const i32) -> __m256i {
+unsafe fn offset<F: Packing, I: Instruction>(offset: *const i32) -> __m256i {
     // SAFETY: by the caller's promise.
     unsafe {
         match F::LAYOUT.offset_shift {
-            None | Some(7) => _mm256_setzero_si256(),
+            None => _mm256_setzero_si256(),
+            Some(_) if F::LAYOUT.bits == 8 && I::SIGNED => _mm256_setzero_si256(),
             _ => _mm256_set1_epi32(*offset),
         }
     }
 }
 
-/// R rows of a block, from `first` on, times one panel: what is unpacked serves all of them.
+/// R rows of a block, from `first` on, times one panel.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`; the machine has AVX2, FMA and F16C.
-#[target_feature(enable = "avx2,fma,f16c,bmi2")]
-unsafe fn rows_times_panel<F: Packing, const R: usize>(
+/// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`; the machine has AVX2, FMA, F16C and the
+/// instruction.
+#[inline(always)]
+unsafe fn rows_times_panel<F: Packing, I: Instruction, const R: usize>(
     panel: *const u8,
     num_units: usize,
     x: RowBlock,
@@ -140,79 +229,71 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
 ) -> [[f32; COLUMNS]; R] {
     let layout = F::LAYOUT;
     let m = x.num_rows;
-    let mut results = [[_mm256_setzero_ps(); 2]; R];
+    // SAFETY: by the caller's promise.
+    let mut results = unsafe { [[_mm256_setzero_ps(); 2]; R] };
     for u in 0..num_units {
         // SAFETY: units, slices and rows are within the panel and the block by the caller's promise.
         unsafe {
             let unit = panel.add(u * layout.unit_bytes());
-            for side in 0..2 {
-                let mut scaled = [_mm256_setzero_si256(); R];
-                let mut minimums = [_mm256_setzero_si256(); R];
-                for slice in 0..layout.slices {
-                    let at = u * layout.slices + slice;
-                    let place = at * m + first;
-                    let w = integers::<F>(unit, slice, side);
-                    let quants = x.slice(at, first).cast::<i32>();
-                    match layout.scales {
-                        Scales::Plain => {
+            let mut scaled = [[_mm256_setzero_si256(); 2]; R];
+            let mut minimums = [[_mm256_setzero_si256(); 2]; R];
+            for slice in 0..layout.slices {
+                let at = u * layout.slices + slice;
+                let place = at * m + first;
+                let quants = x.slice(at, first).cast::<i32>();
+                match layout.scales {
+                    Scales::Plain => {
+                        let dots = dots::<F, I, R, 0, 8>(unit, slice, quants, x.offsets32.wrapping_add(place));
+                        for side in 0..2 {
                             let scale = halves(unit.add(layout.scale(slice) + 16 * side));
-                            let mins = match layout.mins {
-                                Mins::Plain => halves(unit.add(layout.min(slice) + 16 * side)),
-                                _ => _mm256_setzero_ps(),
-                            };
                             for r in 0..R {
-                                let start = offset::<F>(x.offsets32.add(place + r));
-                                let sum = dot::<F>(start, &w, quants.add(ROW_WORDS * r));
-                                let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
+                                let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[r][side]), scale);
                                 if layout.mins == Mins::Plain {
+                                    let mins = halves(unit.add(layout.min(slice) + 16 * side));
                                     part = _mm256_fmadd_ps(_mm256_set1_ps(*x.sums.add(place + r)), mins, part);
                                 }
                                 let x_scale = _mm256_set1_ps(*x.scales.add(place + r));
                                 results[r][side] = _mm256_fmadd_ps(part, x_scale, results[r][side]);
                             }
                         }
-                        Scales::Slices => {
-                            let scale = scale_integers::<F>(unit, slice, 0, side);
-                            for r in 0..R {
-                                let sum = dot::<F>(_mm256_setzero_si256(), &w, quants.add(ROW_WORDS * r));
-                                scaled[r] = _mm256_add_epi32(scaled[r], _mm256_mullo_epi32(sum, scale));
-                            }
-                        }
-                        Scales::Halves => {
-                            for half in 0..2 {
-                                let scale = scale_integers::<F>(unit, slice, half, side);
-                                for r in 0..R {
-                                    let start = offset::<F>(x.offsets16.add((2 * at + half) * m + first + r));
-                                    let (w, quants) =
-                                        (&w[4 * half..4 * half + 4], quants.add(ROW_WORDS * r + 4 * half));
-                                    let sum = dot::<F>(start, w, quants);
-                                    scaled[r] = _mm256_add_epi32(scaled[r], _mm256_mullo_epi32(sum, scale));
-                                }
-                            }
-                        }
                     }
-                    if layout.mins == Mins::Slices && slice % 2 == 1 {
+                    Scales::Slices => {
+                        let dots = dots::<F, I, R, 0, 8>(unit, slice, quants, x.offsets32);
+                        add_scaled::<F, R>(&mut scaled, &dots, unit, slice, 0);
+                    }
+                    Scales::Halves => {
+                        let offsets = x.offsets16.wrapping_add(2 * at * m + first);
+                        let dots_of_first = dots::<F, I, R, 0, 4>(unit, slice, quants, offsets);
+                        add_scaled::<F, R>(&mut scaled, &dots_of_first, unit, slice, 0);
+                        let dots_of_second = dots::<F, I, R, 4, 8>(unit, slice, quants, offsets.wrapping_add(m));
+                        add_scaled::<F, R>(&mut scaled, &dots_of_second, unit, slice, 1);
+                    }
+                }
+                if layout.mins == Mins::Slices && slice % 2 == 1 {
+                    for side in 0..2 {
                         let mins = _mm_loadu_si128(unit.add(layout.min(slice - 1) + 16 * side).cast());
                         let mins = _mm256_cvtepu8_epi16(mins);
                         for r in 0..R {
                             let pair = x.pairs.add(at / 2 * m + first + r).cast::<i32>().read_unaligned();
                             let products = _mm256_madd_epi16(mins, _mm256_set1_epi32(pair));
-                            minimums[r] = _mm256_add_epi32(minimums[r], products);
+                            minimums[r][side] = _mm256_add_epi32(minimums[r][side], products);
                         }
                     }
                 }
-                if layout.scales == Scales::Plain {
-                    continue;
-                }
+            }
+            if layout.scales == Scales::Plain {
+                continue;
+            }
+            for side in 0..2 {
                 let head = halves(unit.add(layout.head() + 16 * side));
                 let min_head = match layout.mins {
                     Mins::Slices => halves(unit.add(layout.min_head() + 16 * side)),
                     _ => _mm256_setzero_ps(),
                 };
                 for r in 0..R {
-                    let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(scaled[r]), head);
+                    let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(scaled[r][side]), head);
                     if layout.mins == Mins::Slices {
-                        part = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums[r]), min_head, part);
+                        part = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums[r][side]), min_head, part);
                     }
                     let scale = _mm256_set1_ps(*x.scales.add(u * m + first + r));
                     results[r][side] = _mm256_fmadd_ps(part, scale, results[r][side]);
@@ -224,26 +305,74 @@ unsafe fn rows_times_panel<F: Packing, const R: usize>(
     results.map(|result| unsafe { std::mem::transmute::<[__m256; 2], [f32; COLUMNS]>(result) })
 }
 
+/// Adds sums of products times the integers that scale them.
+///
+/// # Safety
+/// `unit` is a whole unit of F, whose scales are integers; the machine has AVX2.
+#[inline(always)]
+unsafe fn add_scaled<F: Packing, const R: usize>(
+    scaled: &mut [[__m256i; 2]; R],
+    dots: &[[__m256i; 2]; R],
+    unit: *const u8,
+    slice: usize,
+    half: usize,
+) {
+    for side in 0..2 {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let scale = scale_integers::<F>(unit, slice, half, side);
+            for r in 0..R {
+                scaled[r][side] = _mm256_add_epi32(scaled[r][side], _mm256_mullo_epi32(dots[r][side], scale));
+            }
+        }
+    }
+}
+
+/// A block of rows and a panel of `num_units` units.
+#[derive(Clone, Copy)]
+pub(super) struct Work {
+    pub(super) panel: *const u8,
+    pub(super) num_units: usize,
+    pub(super) x: RowBlock,
+}
+
+/// All rows of a block times one panel, by an instruction; `put` gets each row's sixteen results.
+///
+/// # Safety
+/// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA, F16C and the instruction.
+#[inline(always)]
+unsafe fn multiply<F: Packing, I: Instruction>(work: Work, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
+    let Work { panel, num_units, x } = work;
+    let mut first = 0;
+    while first + ROWS <= x.num_rows {
+        // SAFETY: passed on from the caller; the rows end within the block.
+        let results = unsafe { rows_times_panel::<F, I, ROWS>(panel, num_units, x, first) };
+        (0..ROWS).for_each(|r| put(first + r, &results[r]));
+        first += ROWS;
+    }
+    for row in first..x.num_rows {
+        // SAFETY: as above.
+        let [result] = unsafe { rows_times_panel::<F, I, 1>(panel, num_units, x, row) };
+        put(row, &result);
+    }
+}
+
 /// All rows of a block times one panel; `put` gets each row's sixteen results.
 ///
 /// # Safety
 /// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA and F16C.
-pub(crate) unsafe fn block_times_panel<F: Packing>(
-    panel: *const u8,
-    num_units: usize,
-    x: RowBlock,
-    put: &mut dyn FnMut(usize, &[f32; COLUMNS]),
-) {
-    let mut first = 0;
-    while first + 4 <= x.num_rows {
-        // SAFETY: passed on from the caller; the rows end within the block.
-        let results = unsafe { rows_times_panel::<F, 4>(panel, num_units, x, first) };
-        (0..4).for_each(|r| put(first + r, &results[r]));
-        first += 4;
-    }
-    for row in first..x.num_rows {
-        // SAFETY: as above.
-        let [result] = unsafe { rows_times_panel::<F, 1>(panel, num_units, x, row) };
-        put(row, &result);
-    }
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+pub(super) unsafe fn block_times_panel<F: Packing>(work: Work, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
+    // SAFETY: passed on from the caller.
+    unsafe { multiply::<F, Pairs>(work, put) };
+}
+
+/// The same with AVX-VNNI.
+///
+/// # Safety
+/// As for [`block_times_panel`], and the machine has AVX-VNNI.
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
+pub(super) unsafe fn block_times_panel_by_dots<F: Packing>(work: Work, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
+    // SAFETY: passed on from the caller.
+    unsafe { multiply::<F, Dots>(work, put) };
 }

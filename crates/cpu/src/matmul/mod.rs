@@ -99,6 +99,8 @@ enum IntegerKernel {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
     Vnni,
     /// AMX for many rows, VNNI for few.
     #[cfg(target_arch = "x86_64")]
@@ -113,6 +115,8 @@ impl IntegerKernel {
             Level::Neon(_) if neon::has_dot_products() => IntegerKernel::NeonDotProducts,
             #[cfg(target_arch = "aarch64")]
             Level::Neon(_) => IntegerKernel::Neon,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) if is_x86_feature_detected!("avxvnni") => IntegerKernel::AvxVnni,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => IntegerKernel::Avx2,
             // AVX-512 came before VNNI did; such machines multiply as AVX2 does.
@@ -375,7 +379,12 @@ impl Multiplier {
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Avx2 => {
-                            avx2::block_times_panel::<F>(bytes.as_ptr(), num_units, x, &mut put);
+                            avx2::block_times_panel::<F>(avx2::Work { panel: bytes.as_ptr(), num_units, x }, &mut put);
+                        }
+                        #[cfg(target_arch = "x86_64")]
+                        IntegerKernel::AvxVnni => {
+                            let work = avx2::Work { panel: bytes.as_ptr(), num_units, x };
+                            avx2::block_times_panel_by_dots::<F>(work, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Vnni | IntegerKernel::Amx => unreachable!("they return above"),
