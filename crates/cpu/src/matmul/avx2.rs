@@ -8,6 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::RowBlock;
+use super::ahead::Ahead;
 use super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
 
 /// Distance of two rows' slices, in words of four numbers.
@@ -215,19 +216,19 @@ unsafe fn offset<F: Packing, I: Instruction>(offset: *const i32) -> __m256i {
     }
 }
 
-/// R rows of a block, from `first` on, times one panel.
+/// R rows of a block, from `first` on, times one panel. They ask for what is `ahead`.
 ///
 /// # Safety
 /// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`; the machine has AVX2, FMA, F16C and the
 /// instruction.
 #[inline(always)]
 unsafe fn rows_times_panel<F: Packing, I: Instruction, const R: usize>(
-    panel: *const u8,
-    num_units: usize,
-    x: RowBlock,
+    work: Work,
     first: usize,
+    ahead: &mut Ahead,
 ) -> [[f32; COLUMNS]; R] {
     let layout = F::LAYOUT;
+    let Work { panel, num_units, x } = work;
     let m = x.num_rows;
     // SAFETY: by the caller's promise.
     let mut results = unsafe { [[_mm256_setzero_ps(); 2]; R] };
@@ -241,6 +242,7 @@ unsafe fn rows_times_panel<F: Packing, I: Instruction, const R: usize>(
                 let at = u * layout.slices + slice;
                 let place = at * m + first;
                 let quants = x.slice(at, first).cast::<i32>();
+                ahead.fetch();
                 match layout.scales {
                     Scales::Plain => {
                         let dots = dots::<F, I, R, 0, 8>(unit, slice, quants, x.offsets32.wrapping_add(place));
@@ -341,18 +343,22 @@ pub(super) struct Work {
 /// # Safety
 /// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA, F16C and the instruction.
 #[inline(always)]
-unsafe fn multiply<F: Packing, I: Instruction>(work: Work, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
-    let Work { panel, num_units, x } = work;
+unsafe fn multiply<F: Packing, I: Instruction>(
+    work: Work,
+    ahead: &mut Ahead,
+    put: &mut dyn FnMut(usize, &[f32; COLUMNS]),
+) {
+    let x = work.x;
     let mut first = 0;
     while first + ROWS <= x.num_rows {
         // SAFETY: passed on from the caller; the rows end within the block.
-        let results = unsafe { rows_times_panel::<F, I, ROWS>(panel, num_units, x, first) };
+        let results = unsafe { rows_times_panel::<F, I, ROWS>(work, first, ahead) };
         (0..ROWS).for_each(|r| put(first + r, &results[r]));
         first += ROWS;
     }
     for row in first..x.num_rows {
         // SAFETY: as above.
-        let [result] = unsafe { rows_times_panel::<F, I, 1>(panel, num_units, x, row) };
+        let [result] = unsafe { rows_times_panel::<F, I, 1>(work, row, ahead) };
         put(row, &result);
     }
 }
@@ -362,9 +368,13 @@ unsafe fn multiply<F: Packing, I: Instruction>(work: Work, put: &mut dyn FnMut(u
 /// # Safety
 /// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn block_times_panel<F: Packing>(work: Work, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
+pub(super) unsafe fn block_times_panel<F: Packing>(
+    work: Work,
+    ahead: &mut Ahead,
+    put: &mut dyn FnMut(usize, &[f32; COLUMNS]),
+) {
     // SAFETY: passed on from the caller.
-    unsafe { multiply::<F, Pairs>(work, put) };
+    unsafe { multiply::<F, Pairs>(work, ahead, put) };
 }
 
 /// The same with AVX-VNNI.
@@ -372,7 +382,11 @@ pub(super) unsafe fn block_times_panel<F: Packing>(work: Work, put: &mut dyn FnM
 /// # Safety
 /// As for [`block_times_panel`], and the machine has AVX-VNNI.
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
-pub(super) unsafe fn block_times_panel_by_dots<F: Packing>(work: Work, put: &mut dyn FnMut(usize, &[f32; COLUMNS])) {
+pub(super) unsafe fn block_times_panel_by_dots<F: Packing>(
+    work: Work,
+    ahead: &mut Ahead,
+    put: &mut dyn FnMut(usize, &[f32; COLUMNS]),
+) {
     // SAFETY: passed on from the caller.
-    unsafe { multiply::<F, Dots>(work, put) };
+    unsafe { multiply::<F, Dots>(work, ahead, put) };
 }

@@ -36,6 +36,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use activations::Quantized;
+#[cfg(target_arch = "x86_64")]
+use ahead::Ahead;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
 #[cfg(target_arch = "x86_64")]
 use packing::{Layout, Scales};
@@ -378,13 +380,16 @@ impl Multiplier {
                             neon::block_times_panel_by_dot_products::<F>(bytes.as_ptr(), num_units, x, &mut put);
                         }
                         #[cfg(target_arch = "x86_64")]
-                        IntegerKernel::Avx2 => {
-                            avx2::block_times_panel::<F>(avx2::Work { panel: bytes.as_ptr(), num_units, x }, &mut put);
-                        }
-                        #[cfg(target_arch = "x86_64")]
-                        IntegerKernel::AvxVnni => {
+                        IntegerKernel::Avx2 | IntegerKernel::AvxVnni => {
                             let work = avx2::Work { panel: bytes.as_ptr(), num_units, x };
-                            avx2::block_times_panel_by_dots::<F>(work, &mut put);
+                            // The panel that is likely to be read after this one; the first block asks for it.
+                            let next = if block == 0 { weight.num_panels().min(panel + 2) } else { panel + 1 };
+                            let mut ahead = Ahead::new(weight.panels(panel + 1..next), rows.num_slices());
+                            if self.kernel == IntegerKernel::AvxVnni {
+                                avx2::block_times_panel_by_dots::<F>(work, &mut ahead, &mut put);
+                            } else {
+                                avx2::block_times_panel::<F>(work, &mut ahead, &mut put);
+                            }
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Vnni | IntegerKernel::Amx => unreachable!("they return above"),
