@@ -306,6 +306,13 @@ impl Multiplier {
                 // output stays borrowed until the pool has run.
                 unsafe { bf16::rows_times_panels(product, [weight], panels, &inputs.rounded, |_, _| {}) };
             }
+            #[cfg(target_arch = "x86_64")]
+            Stored::Plain(weight)
+                if matches!(self.level, Level::Avx512(_) | Level::Amx(..)) && x.num_rows() > activations::BLOCK =>
+            {
+                // SAFETY: as above.
+                unsafe { plain::rows_times_panels(product, weight, panels, x) };
+            }
             Stored::Plain(weight) => {
                 for panel in panels {
                     // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.

@@ -8,10 +8,16 @@
 //! `[k][16]` numbers; of BF16, `[k / 2][16][2]`, which is what AMX multiplies by (see `bf16`). Bound: for one row reading W, for many the
 //! two multiply-adds a cycle of a core.
 
+#[cfg(target_arch = "x86_64")]
+mod many;
+
 use std::ops::Range;
 
 use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 use pellucid_tensor::{DType, Error};
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use many::rows_times_panels;
 
 use super::packing::COLUMNS;
 use crate::memory::{HostMemory, SharedSlice};
@@ -253,7 +259,7 @@ pub(super) struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    fn num_rows(&self) -> usize {
+    pub(super) fn num_rows(&self) -> usize {
         self.x.len() / self.depth
     }
 }
