@@ -59,12 +59,11 @@ use crate::soon::{Order, Soon, Way};
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
 
-/// From this many rows on, tiles are faster than vectors, which take rows in eights, fours, twos and ones: later where unpacking costs most.
+/// From this many rows on, tiles are faster than vectors, which take rows in eights, fours and single ones: later where unpacking costs most.
 #[cfg(target_arch = "x86_64")]
 const fn amx_rows(layout: &Layout) -> usize {
     match layout.scales {
-        Scales::Slices => 5,
-        Scales::Plain => 3,
+        Scales::Plain | Scales::Slices => 5,
         Scales::Halves => 9,
     }
 }
