@@ -2,8 +2,8 @@
 //!
 //! Sums of several rows and panels grow side by side, since an instruction takes five cycles and two can begin in each: of eight rows and two
 //! panels sixteen sums, so that a register of W serves eight times and one of x twice. For each of them and each slice of 32 numbers there are
-//! eight multiplications, and two (Q4_K), three or six (Q6_K) operations that scale what they give: two thirds of what the machine can
-//! multiply is the most to be had.
+//! eight multiplications, and three operations (six for Q6_K) that scale what they give: some seven tenths of what the machine can multiply is
+//! the most to be had.
 
 use std::arch::x86_64::*;
 
