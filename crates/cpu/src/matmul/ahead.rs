@@ -55,7 +55,7 @@ pub(super) struct Upcoming {
 impl Upcoming {
     /// `len` bytes of each panel, of which the first begins at `start`, asked for in `num_blocks` parts.
     pub(super) fn new(start: *const u8, panel_bytes: usize, len: usize, num_blocks: usize) -> Self {
-        let bytes_each = len.div_ceil(num_blocks).next_multiple_of(64);
+        let bytes_each = len.div_ceil(num_blocks).next_multiple_of(LINE);
         Upcoming { start, panel_bytes, at: bytes_each.wrapping_neg(), len, bytes_each }
     }
 
@@ -63,7 +63,7 @@ impl Upcoming {
     pub(super) fn fetch(&mut self, panel: usize) {
         if self.at < self.len {
             let from = self.start.wrapping_add(panel * self.panel_bytes + self.at);
-            for line in (0..self.bytes_each).step_by(64) {
+            for line in (0..self.bytes_each).step_by(LINE) {
                 // SAFETY: a prefetch may go anywhere.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
             }

@@ -59,7 +59,7 @@ use crate::soon::{Order, Soon, Way};
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
 
-/// From this many rows on, tiles are faster than vectors, which take rows in eights, fours and single ones: later where unpacking costs most.
+/// From this many rows on, tiles are faster than vectors, which take eight or up to four rows at a time: later where unpacking costs most.
 #[cfg(target_arch = "x86_64")]
 const fn amx_rows(layout: &Layout) -> usize {
     match layout.scales {

@@ -207,6 +207,7 @@ pub(super) unsafe fn multiply_panels<F: Packing>(
         for n in 0..=total {
             if n < total && now.1 == 0 {
                 let next = panels.start + now.0 + 1;
+                // Four times a pair: lines that are asked for one by one hold up nothing.
                 ahead = Ahead::new(weight.panels(next..end.min(next + 1)), num_units * 4 * PAIRS);
             }
             macro_rules! scale {

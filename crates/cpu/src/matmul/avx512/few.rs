@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::super::activations::Quantized;
+use super::super::activations::{BLOCK, Quantized};
 use super::super::ahead::Ahead;
-use super::super::packing::Packing;
+use super::super::packing::{COLUMNS, Packing};
 use super::super::results::Tile;
 use super::super::weight::PackedWeight;
 use super::kernel::{self, MANY_PANELS, Packed, Rows, Stretch};
@@ -76,11 +76,10 @@ unsafe fn multiply_group<F: Packing>(
         first: 0,
         num_units: weight.num_units,
     };
-    let distance = results[0].as_flattened().len();
+    let (results, distance) = (results.as_mut_ptr().cast::<f32>(), BLOCK * COLUMNS);
     let mut first = 0;
     while first < x.num_rows {
-        let results = results[0][first..].as_mut_ptr().cast();
-        let rows = Rows { x, first, results, distance, fresh: true };
+        let rows = Rows { x, first, results: results.wrapping_add(first * COLUMNS), distance, fresh: true };
         macro_rules! rows {
             ($rows:literal, $panels:literal) => {{
                 // SAFETY: passed on from the caller; there are as many panels, and rows end within the block.

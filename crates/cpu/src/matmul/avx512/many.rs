@@ -52,7 +52,7 @@ pub(super) unsafe fn multiply<F: Packing>(
                 let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
                 let mut upcoming = Upcoming::new(next, weight.panel_bytes(), bytes.len(), blocks.len());
                 let stretch = Stretch {
-                    packed: weight.panel(few.start)[bytes.start..].as_ptr(),
+                    packed: weight.panels(few.clone())[bytes.start..].as_ptr(),
                     panel_bytes: weight.panel_bytes(),
                     numbers: scratch.0.as_ptr().cast(),
                     numbers_bytes: size_of_val(&scratch.0[0]),

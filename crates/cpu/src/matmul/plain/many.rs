@@ -76,7 +76,7 @@ unsafe fn multiply<N: Numbers>(
                             depth: x.depth,
                             numbers: &scratch.0,
                             len: unit.len(),
-                            results: results[at][row % BLOCK..].as_mut_ptr().cast(),
+                            results: results[at..].as_mut_ptr().cast::<f32>().wrapping_add(row % BLOCK * COLUMNS),
                             distance: blocks.len() * BLOCK * COLUMNS,
                             fresh: unit.start == 0,
                         };
