@@ -37,7 +37,7 @@ def theirs(model):
 
 def ours(model):
     """{case: (best, median)}, {case: fraction of the read limit}, bytes a second that the memory delivers."""
-    report = run([options.ours, 'bench', model, '--batch', options.parallel, *common])
+    report = run([options.ours, 'bench', model, '--device', 'cpu', '--batch', options.parallel, *common])
     speeds, fractions = {}, {}
     for row in report['speed']:
         prefill = row['what'] == 'prefill'

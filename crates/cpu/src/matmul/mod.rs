@@ -72,6 +72,10 @@ const fn amx_rows(layout: &Layout) -> usize {
 #[cfg(target_arch = "x86_64")]
 const BF16_JOINED_ROWS: usize = 3;
 
+/// From this many rows on, products in F32, F16 and BF16 without tiles take eight at a time.
+#[cfg(target_arch = "x86_64")]
+const EIGHTS_ROWS: usize = 5;
+
 /// One product of several with the same x.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
@@ -146,6 +150,8 @@ struct Inputs {
     quantized: [Quantized; FORMS],
     #[cfg(target_arch = "x86_64")]
     rounded: bf16::BfRows,
+    #[cfg(target_arch = "x86_64")]
+    eights: plain::Eights,
     /// Of products.
     order: Order,
 }
@@ -206,7 +212,8 @@ impl Multiplier {
                 IntegerKernel::Vnni => num_rows > activations::BLOCK,
                 _ => false,
             },
-            Stored::Plain(_) => num_rows >= BF16_JOINED_ROWS && self.uses_bf16_tiles(gate.weight.dtype),
+            Stored::Plain(_) if self.uses_bf16_tiles(gate.weight.dtype) => num_rows >= BF16_JOINED_ROWS,
+            Stored::Plain(_) => num_rows > activations::BLOCK && self.uses_eights(num_rows),
             Stored::Rows(_) => false,
         };
         let no_bias = products.iter().all(|product| product.bias.is_none());
@@ -237,8 +244,11 @@ impl Multiplier {
                             self.wide_panels::<F, 2>(gate, [first, second], panels, direction, rows, join);
                         });
                     }
-                    (Stored::Plain(first), Stored::Plain(second)) => {
+                    (Stored::Plain(first), Stored::Plain(second)) if self.uses_bf16_tiles(gate.weight.dtype) => {
                         bf16::rows_times_panels(gate, [first, second], panels, &inputs.rounded, join);
+                    }
+                    (Stored::Plain(first), Stored::Plain(second)) => {
+                        plain::rows_times_panels(gate, [first, second], panels, direction, &inputs.eights, join);
                     }
                     _ => unreachable!("weights of one format are stored alike"),
                 }
@@ -260,7 +270,7 @@ impl Multiplier {
         mut x: Source<'x>,
         products: impl Iterator<Item = &'a Product<'a>>,
     ) -> Source<'x> {
-        let mut ready = [false; FORMS + 1];
+        let mut ready = [false; FORMS + 2];
         for product in products {
             assert_eq!(product.weight.depth, x.depth(), "x is as wide as the weight");
             match &product.weight.stored {
@@ -279,6 +289,13 @@ impl Multiplier {
                         x = x.taken();
                     }
                 }
+                #[cfg(target_arch = "x86_64")]
+                Stored::Plain(_) if self.uses_eights(x.num_rows()) => {
+                    if !std::mem::replace(&mut ready[FORMS + 1], true) {
+                        with_simd!(self.level, simd => inputs.eights.fill(simd, pool, x));
+                        x = x.taken();
+                    }
+                }
                 Stored::Plain(_) | Stored::Rows(_) => {}
             }
         }
@@ -288,6 +305,12 @@ impl Multiplier {
     #[cfg(target_arch = "x86_64")]
     fn uses_bf16_tiles(&self, dtype: DType) -> bool {
         self.kernel == IntegerKernel::Amx && dtype == DType::BF16
+    }
+
+    /// Whether so many rows of a plain format go by eights, where they do not go by tiles.
+    #[cfg(target_arch = "x86_64")]
+    fn uses_eights(&self, num_rows: usize) -> bool {
+        matches!(self.level, Level::Avx512(_) | Level::Amx(..)) && num_rows >= EIGHTS_ROWS
     }
 
     /// Some panels of one product, for all rows, by the kernel of its format.
@@ -306,11 +329,11 @@ impl Multiplier {
                 unsafe { bf16::rows_times_panels(product, [weight], panels, &inputs.rounded, |_, _| {}) };
             }
             #[cfg(target_arch = "x86_64")]
-            Stored::Plain(weight)
-                if matches!(self.level, Level::Avx512(_) | Level::Amx(..)) && x.num_rows() > activations::BLOCK =>
-            {
+            Stored::Plain(weight) if self.uses_eights(x.num_rows()) => {
                 // SAFETY: as above.
-                unsafe { plain::rows_times_panels(product, weight, panels, x) };
+                unsafe {
+                    plain::rows_times_panels(product, [weight], panels, part.direction, &inputs.eights, |_, _| {});
+                }
             }
             Stored::Plain(weight) => {
                 for panel in panels {

@@ -1,4 +1,9 @@
-//! Many rows by AVX-512: for each unit of K two panels become f32 and serve all rows, eight at a time, so that a number of x serves 32 columns.
+//! Several rows by AVX-512, eight at a time: sums of eight rows and three panels grow side by side, so that a register of W serves eight times
+//! and a number of x three times.
+//!
+//! Up to sixteen rows, W is read once, from end to end, as it lies; bound: reading W, up to eight rows. More rows: for each unit of K three
+//! panels become f32 once for all; bound: two multiply-adds a cycle. Both go through a unit by halves, of which W stays in the first-level
+//! cache for a few groups of rows.
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -6,34 +11,51 @@ use std::ops::Range;
 
 use super::super::Product;
 use super::super::activations::BLOCK;
+use super::super::ahead::Upcoming;
 use super::super::packing::COLUMNS;
 use super::super::results::{Sink, Tile};
-use super::{BF16, F16, F32, Numbers, PlainWeight, Rows, UNIT, units};
+use super::eights::{Eights, GROUP};
+use super::{BF16, F16, F32, Numbers, PlainWeight, UNIT, units};
+use crate::pool::Direction;
 use pellucid_tensor::DType;
 
-/// Panels that are multiplied together.
-const PANELS: usize = 2;
+/// Panels that are multiplied together, at most.
+const PANELS: usize = 3;
 
-/// Numbers of a unit of one panel.
-type Unit = [[f32; COLUMNS]; UNIT];
+/// Numbers of K that a group goes through at a time: of three panels in f32 24 KB, which a first-level cache holds.
+const STRETCH: usize = UNIT / 2;
+
+/// Groups that follow each other with one stretch.
+const GROUPS: usize = 8;
 
 #[repr(C, align(64))]
-struct Scratch([Unit; PANELS]);
+struct Scratch {
+    /// A unit of each panel.
+    numbers: [[[f32; COLUMNS]; UNIT]; PANELS],
+    /// Sums of a unit that is not at its end, of each group.
+    parts: [[[[f32; COLUMNS]; GROUP]; PANELS]; GROUPS],
+}
 
 thread_local! {
     /// Kept by each thread so that a step allocates nothing after the first.
-    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch([[[0.0; COLUMNS]; UNIT]; PANELS])));
+    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
+        numbers: [[[0.0; COLUMNS]; UNIT]; PANELS],
+        parts: [[[[0.0; COLUMNS]; GROUP]; PANELS]; GROUPS],
+    }));
 }
 
-/// Some panels for all rows, written to the product's output.
+/// Some panels of one weight, or of two that `join` makes one of, for all rows, written to the product's output; few rows go through
+/// them in the thread's direction.
 ///
 /// # Safety
-/// The machine has AVX-512; rows and weight have the same depth. No other thread writes these panels, and the output is alive.
-pub(in crate::matmul) unsafe fn rows_times_panels(
+/// The machine has AVX-512; rows and weights have the same depth and format. No other thread writes these panels, and the output is alive.
+pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
     product: &Product<'_>,
-    weight: &PlainWeight,
+    weights: [&PlainWeight; WEIGHTS],
     panels: Range<usize>,
-    x: Rows<'_>,
+    direction: Direction,
+    x: &Eights,
+    join: impl Fn(&mut [f32], &[f32]),
 ) {
     let multiply = match product.weight.dtype {
         DType::F32 => multiply::<F32>,
@@ -43,7 +65,12 @@ pub(in crate::matmul) unsafe fn rows_times_panels(
     };
     let sink = Sink { product, panels, num_rows: x.num_rows() };
     // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
-    unsafe { sink.fill::<1>(|_, panels, blocks, results| multiply(weight, panels, x, blocks, results), |_, _| {}) };
+    unsafe {
+        sink.fill::<WEIGHTS>(
+            |i, panels, blocks, results| multiply(weights[i], panels, direction, x, blocks, results),
+            join,
+        );
+    }
 }
 
 /// Some panels times some blocks of rows; results are `[panel][block]`.
@@ -53,53 +80,118 @@ pub(in crate::matmul) unsafe fn rows_times_panels(
 unsafe fn multiply<N: Numbers>(
     weight: &PlainWeight,
     panels: Range<usize>,
-    x: Rows<'_>,
+    direction: Direction,
+    x: &Eights,
     blocks: Range<usize>,
     results: &mut [Tile<f32>],
 ) {
-    let num_rows = x.num_rows();
     SCRATCH.with_borrow_mut(|scratch| {
-        for unit in units(x.depth) {
-            for start in panels.clone().step_by(PANELS) {
-                let few = start..panels.end.min(start + PANELS);
-                for (panel, numbers) in few.clone().zip(&mut scratch.0) {
-                    // SAFETY: the panel has these numbers; features by the caller's promise.
-                    unsafe { widen::<N>(weight.panel(panel).as_ptr(), unit.clone(), numbers) };
-                }
-                for block in blocks.clone() {
-                    let at = (few.start - panels.start) * blocks.len() + block - blocks.start;
-                    let end = num_rows.min((block + 1) * BLOCK);
-                    let mut row = block * BLOCK;
-                    while row < end {
-                        let work = Work {
-                            x: x.x[row * x.depth + unit.start..].as_ptr(),
-                            depth: x.depth,
-                            numbers: &scratch.0,
-                            len: unit.len(),
-                            results: results[at..].as_mut_ptr().cast::<f32>().wrapping_add(row % BLOCK * COLUMNS),
-                            distance: blocks.len() * BLOCK * COLUMNS,
-                            fresh: unit.start == 0,
-                        };
-                        macro_rules! rows {
-                            ($rows:literal, $panels:literal) => {{
-                                // SAFETY: so many rows and panels are there, and results for them; features by the caller's promise.
-                                unsafe { rows_times::<$rows, $panels>(&work) };
-                                $rows
-                            }};
-                        }
-                        row += match (end - row, few.len()) {
-                            (8.., 2) => rows!(8, 2),
-                            (8.., _) => rows!(8, 1),
-                            (4..=7, 2) => rows!(4, 2),
-                            (4..=7, _) => rows!(4, 1),
-                            (_, 2) => rows!(1, 2),
-                            (_, _) => rows!(1, 1),
-                        };
-                    }
-                }
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if x.num_rows() <= BLOCK {
+                few_rows::<N>(weight, panels, direction, x, scratch, results);
+            } else {
+                many_rows::<N>(weight, panels, x, blocks, scratch, results);
             }
         }
     });
+}
+
+/// How many of so many panels are multiplied at once: one alone has too few sums to fill the time that an instruction takes.
+fn panels_at_once(num_panels: usize) -> usize {
+    match num_panels {
+        4 => 2,
+        _ => num_panels.min(PANELS),
+    }
+}
+
+/// # Safety
+/// As for `multiply`; there is one block.
+unsafe fn few_rows<N: Numbers>(
+    weight: &PlainWeight,
+    panels: Range<usize>,
+    direction: Direction,
+    x: &Eights,
+    scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
+) {
+    let mut left = panels.clone();
+    while !left.is_empty() {
+        let len = panels_at_once(left.len());
+        // And what is likely to be read after them, in this task or in the thread's next one.
+        let (few, next) = match direction {
+            Direction::Up => {
+                let few = left.start..left.start + len;
+                left.start = few.end;
+                (few.clone(), few.end..weight.num_panels().min(few.end + PANELS))
+            }
+            Direction::Down => {
+                let few = left.end - len..left.end;
+                left.end = few.start;
+                (few.clone(), few.start.saturating_sub(PANELS)..few.start)
+            }
+        };
+        let start = weight.range(few.clone()).as_ptr();
+        let to_next = (next.start as isize - few.start as isize) * weight.panel_bytes() as isize;
+        let results = results[few.start - panels.start..][..len].as_mut_ptr();
+        for unit in units(x.depth()) {
+            let before = unit.start * COLUMNS * N::SIZE;
+            let after = if unit.end < x.depth() {
+                Some((unit.len() * COLUMNS * N::SIZE) as isize)
+            } else {
+                (!next.is_empty()).then_some(to_next - before as isize)
+            };
+            let distance = weight.panel_bytes();
+            let w = Unit { start: start.wrapping_add(before), distance, len, numbers: unit, after };
+            let target = Target { results, distance: 1, block: 0 };
+            let parts = scratch.parts.as_mut_ptr();
+            // SAFETY: passed on from the caller.
+            unsafe { unit_times_groups::<N>(&w, x, 0..x.num_groups(), target, parts) };
+        }
+    }
+}
+
+/// # Safety
+/// As for `multiply`.
+unsafe fn many_rows<N: Numbers>(
+    weight: &PlainWeight,
+    panels: Range<usize>,
+    x: &Eights,
+    blocks: Range<usize>,
+    scratch: &mut Scratch,
+    results: &mut [Tile<f32>],
+) {
+    const PER_BLOCK: usize = BLOCK / GROUP;
+    let groups = blocks.start * PER_BLOCK..x.num_groups().min(blocks.end * PER_BLOCK);
+    for unit in units(x.depth()) {
+        let bytes = unit.start * COLUMNS * N::SIZE..unit.end * COLUMNS * N::SIZE;
+        let mut start = panels.start;
+        while start < panels.end {
+            let few = start..start + panels_at_once(panels.end - start);
+            start = few.end;
+            for (panel, numbers) in few.clone().zip(&mut scratch.numbers) {
+                // SAFETY: the panel has these numbers; features by the caller's promise.
+                unsafe { widen::<N>(weight.panel(panel).as_ptr(), unit.clone(), numbers) };
+            }
+            // What becomes f32 next: the same unit of the next panels, or the next unit of the first ones.
+            let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
+            let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
+            let visits = groups.len().div_ceil(GROUPS);
+            let mut upcoming = Upcoming::new(next, weight.panel_bytes(), bytes.len(), visits);
+            let (start, distance) = (scratch.numbers.as_ptr().cast(), size_of_val(&scratch.numbers[0]));
+            let w = Unit { start, distance, len: few.len(), numbers: unit.clone(), after: None };
+            let results = results[(few.start - panels.start) * blocks.len()..].as_mut_ptr();
+            for first in groups.clone().step_by(GROUPS) {
+                upcoming.next_block();
+                (0..few.len()).for_each(|panel| upcoming.fetch(panel));
+                let groups = first..groups.end.min(first + GROUPS);
+                let target = Target { results, distance: blocks.len(), block: blocks.start };
+                let parts = scratch.parts.as_mut_ptr();
+                // SAFETY: passed on from the caller.
+                unsafe { unit_times_groups::<F32>(&w, x, groups, target, parts) };
+            }
+        }
+    }
 }
 
 /// Numbers of a panel as f32.
@@ -107,21 +199,96 @@ unsafe fn multiply<N: Numbers>(
 /// # Safety
 /// The panel has them; the machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-unsafe fn widen<N: Numbers>(panel: *const u8, unit: Range<usize>, numbers: &mut Unit) {
+unsafe fn widen<N: Numbers>(panel: *const u8, unit: Range<usize>, numbers: &mut [[f32; COLUMNS]; UNIT]) {
     for (k, numbers) in unit.zip(numbers) {
         // SAFETY: passed on from the caller.
         unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), N::sixteen(panel, k)) };
     }
 }
 
-/// Some rows of x times a unit of panels.
-struct Work<'a> {
-    /// The first row's numbers of the unit; those of the next row lie `depth` further on.
-    x: *const f32,
-    depth: usize,
-    numbers: &'a [Unit; PANELS],
-    /// Numbers of the unit.
+/// A unit of a few panels.
+struct Unit {
+    /// Of the first panel, and the bytes from panel to panel.
+    start: *const u8,
+    distance: usize,
+    /// How many panels.
     len: usize,
+    /// Which numbers of K.
+    numbers: Range<usize>,
+    /// Bytes from here to the unit that is read next, where it is to be asked for.
+    after: Option<isize>,
+}
+
+/// Where results go: the tile of the first panel and block, the number of that block, and the tiles from panel to panel.
+#[derive(Clone, Copy)]
+struct Target {
+    results: *mut Tile<f32>,
+    block: usize,
+    distance: usize,
+}
+
+/// # Safety
+/// The unit is in the form N; x has these groups, no more than [`GROUPS`], of which there are parts; there are results for all of them, which
+/// began unless the unit is the first. The machine has AVX-512.
+unsafe fn unit_times_groups<N: Numbers>(
+    w: &Unit,
+    x: &Eights,
+    groups: Range<usize>,
+    target: Target,
+    parts: *mut [[[f32; COLUMNS]; GROUP]; PANELS],
+) {
+    let unit = &w.numbers;
+    for start in (0..unit.len()).step_by(STRETCH) {
+        let len = STRETCH.min(unit.len() - start);
+        let ends = start + len == unit.len();
+        let stretch_bytes = (STRETCH * COLUMNS * N::SIZE) as isize;
+        let next = w.after.map(|after| if ends { after - (start * COLUMNS * N::SIZE) as isize } else { stretch_bytes });
+        for group in groups.clone() {
+            let row = group * GROUP;
+            let tile = target.results.wrapping_add(row / BLOCK - target.block);
+            let work = Work {
+                x: x.unit(unit.start, group)[start * GROUP..].as_ptr(),
+                w: w.start.wrapping_add(start * COLUMNS * N::SIZE),
+                w_distance: w.distance,
+                len,
+                parts: parts.wrapping_add(group - groups.start).cast(),
+                begins: start == 0,
+                ends,
+                // The first group asks for all.
+                next: next.filter(|_| group == groups.start),
+                results: tile.cast::<f32>().wrapping_add(row % BLOCK * COLUMNS),
+                distance: target.distance * BLOCK * COLUMNS,
+                fresh: unit.start == 0,
+            };
+            // SAFETY: passed on from the caller; rows of a group that are not there have zeros and, within the tile, results.
+            unsafe {
+                match (x.num_rows() - row, w.len) {
+                    (..=4, 1) => multiply_stretch::<N, 4, 1>(&work),
+                    (..=4, 2) => multiply_stretch::<N, 4, 2>(&work),
+                    (..=4, _) => multiply_stretch::<N, 4, 3>(&work),
+                    (_, 1) => multiply_stretch::<N, 8, 1>(&work),
+                    (_, 2) => multiply_stretch::<N, 8, 2>(&work),
+                    (_, _) => multiply_stretch::<N, 8, 3>(&work),
+                }
+            }
+        }
+    }
+}
+
+/// A group of rows times a stretch of panels.
+struct Work {
+    x: *const f32,
+    /// The first panel's stretch, and the bytes from panel to panel.
+    w: *const u8,
+    w_distance: usize,
+    /// Numbers of K.
+    len: usize,
+    /// Bytes from here to the stretch that is read next, where it is to be asked for.
+    next: Option<isize>,
+    /// Sums of the unit: whether they begin with this stretch, or go on; whether they end, or are kept here.
+    parts: *mut f32,
+    begins: bool,
+    ends: bool,
     /// The first row's results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
     results: *mut f32,
     distance: usize,
@@ -129,33 +296,63 @@ struct Work<'a> {
     fresh: bool,
 }
 
-/// R rows times P panels.
+/// R rows of the group, P panels.
 ///
 /// # Safety
-/// So many rows, panels and results are there; the machine has AVX-512.
+/// They are there, and so are their parts and results; the machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-unsafe fn rows_times<const R: usize, const P: usize>(work: &Work<'_>) {
-    let &Work { x, depth, numbers, len, results, distance, fresh } = work;
-    let mut parts = [[_mm512_setzero_ps(); R]; P];
-    // SAFETY: by the caller's promise.
+unsafe fn multiply_stretch<N: Numbers, const R: usize, const P: usize>(work: &Work) {
+    let &Work { x, w, w_distance, len, next, parts, begins, ends, results, distance, fresh } = work;
+    let mut sums = [[_mm512_setzero_ps(); R]; P];
+    // SAFETY: by the caller's promise; a prefetch may go anywhere.
     unsafe {
-        for k in 0..len {
-            let mut w = [_mm512_setzero_ps(); P];
+        if !begins {
             for p in 0..P {
-                w[p] = _mm512_loadu_ps(numbers.get_unchecked(p).get_unchecked(k).as_ptr());
-            }
-            for r in 0..R {
-                let x = _mm512_set1_ps(*x.add(r * depth + k));
-                for p in 0..P {
-                    parts[p][r] = _mm512_fmadd_ps(x, w[p], parts[p][r]);
+                for r in 0..R {
+                    sums[p][r] = _mm512_loadu_ps(parts.add((p * GROUP + r) * COLUMNS));
                 }
             }
         }
+        macro_rules! step {
+            ($k:expr) => {
+                let mut numbers = [_mm512_setzero_ps(); P];
+                for p in 0..P {
+                    numbers[p] = N::sixteen(w.add(p * w_distance), $k);
+                }
+                for r in 0..R {
+                    let x = _mm512_set1_ps(*x.add($k * GROUP + r));
+                    for p in 0..P {
+                        sums[p][r] = _mm512_fmadd_ps(x, numbers[p], sums[p][r]);
+                    }
+                }
+            };
+        }
+        let mut k = 0;
+        while k + 2 <= len {
+            if let Some(next) = next {
+                for p in 0..P {
+                    for line in (0..2 * COLUMNS * N::SIZE).step_by(64) {
+                        let here = w.wrapping_add(p * w_distance + k * COLUMNS * N::SIZE + line);
+                        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_offset(next).cast());
+                    }
+                }
+            }
+            step!(k);
+            step!(k + 1);
+            k += 2;
+        }
+        if k < len {
+            step!(k);
+        }
         for p in 0..P {
             for r in 0..R {
-                let result = results.add(p * distance + r * COLUMNS);
-                let before = if fresh { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
-                _mm512_storeu_ps(result, _mm512_add_ps(before, parts[p][r]));
+                if ends {
+                    let result = results.add(p * distance + r * COLUMNS);
+                    let before = if fresh { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
+                    _mm512_storeu_ps(result, _mm512_add_ps(before, sums[p][r]));
+                } else {
+                    _mm512_storeu_ps(parts.add((p * GROUP + r) * COLUMNS), sums[p][r]);
+                }
             }
         }
     }

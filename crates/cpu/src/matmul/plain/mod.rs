@@ -9,6 +9,8 @@
 //! two multiply-adds a cycle of a core.
 
 #[cfg(target_arch = "x86_64")]
+mod eights;
+#[cfg(target_arch = "x86_64")]
 mod many;
 
 use std::ops::Range;
@@ -16,6 +18,8 @@ use std::ops::Range;
 use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 use pellucid_tensor::{DType, Error};
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use eights::Eights;
 #[cfg(target_arch = "x86_64")]
 pub(super) use many::rows_times_panels;
 
@@ -49,6 +53,12 @@ impl PlainWeight {
 
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
+    }
+
+    /// Neighbouring panels.
+    #[cfg(target_arch = "x86_64")]
+    fn range(&self, panels: Range<usize>) -> &[u8] {
+        &self.memory.bytes()[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
     }
 
     /// All panels, and the bytes of one.
@@ -307,7 +317,7 @@ fn by_level<N: Numbers>(level: Level, panel: &[u8], rows: Rows<'_>, put: &mut dy
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => in_steps!(avx2, 4 2 1),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512(_) | Level::Amx(..) => in_steps!(avx512, 8 4 2 1),
+        Level::Avx512(_) | Level::Amx(..) => in_steps!(avx512, 4 2 1),
     }
 }
 
