@@ -5,9 +5,10 @@
 //! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
 //! numbers have an offset or a minimum.
 //!
-//! Rows lie in blocks of sixteen, the last one smaller: of a block of m rows, slices 2 p and 2 p + 1 of row i are the 64 bytes at
-//! (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. Sums and scales lie slice
-//! by slice, each with its m rows.
+//! Rows lie in blocks of sixteen, the last one smaller, in one of two orders. By rows: of a block of m rows, slices 2 p and 2 p + 1 of row i
+//! are the 64 bytes at (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. By words,
+//! for vectors that multiply four numbers of several rows after each other: word j of slice s of row i is the four bytes at
+//! ((8 s + j) 16 + i) 4, whatever the number of rows. Sums and scales lie slice by slice, each with its m rows.
 
 #[cfg(target_arch = "x86_64")]
 mod sixteen;
@@ -23,6 +24,19 @@ use crate::simd::{Simd, vectorized};
 /// Rows of a block.
 pub(crate) const BLOCK: usize = 16;
 
+/// Words of four numbers in a slice.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const SLICE_WORDS: usize = SLICE / 4;
+
+/// In which order the integers of a block lie.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Order {
+    #[default]
+    Rows,
+    #[cfg(target_arch = "x86_64")]
+    Words,
+}
+
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even; the sum's low byte is that integer.
 const ROUND: f32 = 12_582_912.0;
 
@@ -31,6 +45,7 @@ const ROUND: f32 = 12_582_912.0;
 pub(crate) struct Quantized {
     num_rows: usize,
     num_slices: usize,
+    order: Order,
     /// Slices that share a scale.
     group: usize,
     /// Bytes of `quants` from block to block.
@@ -66,7 +81,7 @@ unsafe impl Send for RowBlock {}
 unsafe impl Sync for RowBlock {}
 
 impl RowBlock {
-    /// A slice of a row. The next row's lies two slices further on.
+    /// A slice of a row, where they lie by rows. The next row's lies two slices further on.
     ///
     /// # Safety
     /// The block has that slice.
@@ -74,6 +89,17 @@ impl RowBlock {
     pub(crate) unsafe fn slice(&self, slice: usize, row: usize) -> *const i8 {
         // SAFETY: within the block's array by the caller's promise.
         unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE + slice % 2 * SLICE) }
+    }
+
+    /// The first word of a slice of a row, where they lie by words. The next row's follows it, the row's next word lies [`BLOCK`] further on.
+    ///
+    /// # Safety
+    /// The block has that slice.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) unsafe fn words(&self, slice: usize, row: usize) -> *const i32 {
+        // SAFETY: within the block's array by the caller's promise.
+        unsafe { self.quants.cast::<i32>().add(slice * SLICE_WORDS * BLOCK + row) }
     }
 
     /// The same rows from a slice on, which begins a unit of a layout whose slices have scales of their own.
@@ -100,12 +126,12 @@ const SPARE: usize = BLOCK;
 
 impl Quantized {
     /// Quantizes rows for weights of this layout. Afterwards they are taken.
-    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: Source<'_>, layout: &Layout) {
+    pub(crate) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: Source<'_>, layout: &Layout, order: Order) {
         let (num_rows, depth) = (x.num_rows(), x.depth());
         // A unit is never cut: the last one is filled up with zeros.
         let num_slices = depth.div_ceil(SLICE).next_multiple_of(layout.slices);
         let (group, offset) = (layout.group, layout.shared_offset());
-        (self.num_rows, self.num_slices, self.group) = (num_rows, num_slices, group);
+        (self.num_rows, self.num_slices, self.order, self.group) = (num_rows, num_slices, order, group);
         let slices = num_rows * num_slices;
         let stride = block_stride(BLOCK * num_slices * SLICE);
         self.stride = stride;
@@ -129,6 +155,7 @@ impl Quantized {
                 start: block * BLOCK * num_slices,
                 row: rows.start % BLOCK,
                 m: rows_of_block(num_rows, block),
+                order,
                 group,
                 offset,
             };
@@ -140,7 +167,9 @@ impl Quantized {
                 // SAFETY: the value `simd` proves the instructions; a task has rows of its own.
                 unsafe {
                     match (num_rows, rows.len()) {
-                        (1, _) if group == 1 => return sixteen::quantize_slices(x, place, parts),
+                        (1, _) if group == 1 && order == Order::Rows => {
+                            return sixteen::quantize_slices(x, place, parts);
+                        }
                         (_, 4..) => return sixteen::quantize_rows(x, depth, place, parts),
                         _ => {}
                     }
@@ -153,6 +182,11 @@ impl Quantized {
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn num_rows(&self) -> usize {
         self.num_rows
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn order(&self) -> Order {
+        self.order
     }
 
     pub(crate) fn num_blocks(&self) -> usize {
@@ -208,6 +242,7 @@ struct Place {
     /// The first row within the block, and how many the block has.
     row: usize,
     m: usize,
+    order: Order,
     group: usize,
     /// Of the numbers of W.
     offset: i32,
@@ -235,7 +270,7 @@ vectorized! {
 /// No other thread writes this row.
 #[inline(always)]
 unsafe fn quantize_group(numbers: &[[f32; SLICE]], first: usize, place: Place, parts: Parts) {
-    let Place { quants: block, start, row, m, group, offset } = place;
+    let Place { start, row, m, group, offset, .. } = place;
     // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
     let mut lanes = [0u32; 16];
     for slice in numbers {
@@ -259,10 +294,7 @@ unsafe fn quantize_group(numbers: &[[f32; SLICE]], first: usize, place: Place, p
         let (at, sum) = (start + s * m, low + high);
         // SAFETY: as above.
         unsafe {
-            let quants = parts.quants.part(block + (s / 2 * m + row) * 2 * SLICE + s % 2 * SLICE, SLICE);
-            for i in 0..SLICE {
-                quants[i] = integers[i] as i8;
-            }
+            put_integers(integers.map(|integer| integer as i8), s, place, parts);
             parts.sums.write(at + row, sum as f32);
             if group == 1 {
                 parts.offsets32.write(at + row, -sum * offset);
@@ -278,6 +310,31 @@ unsafe fn quantize_group(numbers: &[[f32; SLICE]], first: usize, place: Place, p
     }
 }
 
+/// Writes a slice of a row.
+///
+/// # Safety
+/// No other thread writes this row.
+#[inline(always)]
+unsafe fn put_integers(integers: [i8; SLICE], slice: usize, place: Place, parts: Parts) {
+    let Place { quants, row, m, .. } = place;
+    // SAFETY: this row's own places, by the layout at the head of the file.
+    unsafe {
+        match place.order {
+            Order::Rows => {
+                let at = quants + (slice / 2 * m + row) * 2 * SLICE + slice % 2 * SLICE;
+                parts.quants.part(at, SLICE).copy_from_slice(&integers);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Order::Words => {
+                for (j, word) in integers.as_chunks::<4>().0.iter().enumerate() {
+                    let at = quants + ((slice * SLICE_WORDS + j) * BLOCK + row) * 4;
+                    parts.quants.part(at, 4).copy_from_slice(word);
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 mod tests {
@@ -289,7 +346,7 @@ mod tests {
 
     /// Rows together leave what rows alone leave, also where numbers are zero, huge or none.
     #[test]
-    fn sixteen_rows_at_a_time_are_quantized_as_one_is() {
+    fn sixteen_rows_at_a_time_are_quantized_as_one_is_in_both_orders() {
         const DEPTH: usize = 24 * SLICE;
         let Some(simd) = Avx512::detect() else { return };
         let pool = Pool::new(1);
@@ -307,13 +364,30 @@ mod tests {
             for (i, special) in [f32::NAN, f32::INFINITY, -1e38, 1e-40].into_iter().enumerate() {
                 x[i % num_rows * DEPTH + (i + 1) * SLICE + 3 * i] = special;
             }
-            let (mut fast, mut plain) = (Quantized::default(), Quantized::default());
-            fast.fill(simd, &pool, Source::rows(&x, DEPTH), &layout);
-            plain.fill(Scalar, &pool, Source::rows(&x, DEPTH), &layout);
-            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert!(fast.quants[..] == plain.quants[..] && fast.offsets32[..] == plain.offsets32[..], "{dtype}");
-            assert!(fast.pairs[..] == plain.pairs[..] && fast.offsets16[..] == plain.offsets16[..], "{dtype}");
-            assert!(bits(&fast.sums) == bits(&plain.sums) && bits(&fast.scales) == bits(&plain.scales), "{dtype}");
+            let filled = |order: Order| {
+                let (mut fast, mut plain) = (Quantized::default(), Quantized::default());
+                fast.fill(simd, &pool, Source::rows(&x, DEPTH), &layout, order);
+                plain.fill(Scalar, &pool, Source::rows(&x, DEPTH), &layout, order);
+                let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(fast.quants[..] == plain.quants[..] && fast.offsets32[..] == plain.offsets32[..], "{dtype}");
+                assert!(fast.pairs[..] == plain.pairs[..] && fast.offsets16[..] == plain.offsets16[..], "{dtype}");
+                assert!(bits(&fast.sums) == bits(&plain.sums) && bits(&fast.scales) == bits(&plain.scales), "{dtype}");
+                fast
+            };
+            let (by_rows, by_words) = (filled(Order::Rows), filled(Order::Words));
+            for (row, slice) in (0..num_rows).flat_map(|row| (0..by_rows.num_slices()).map(move |slice| (row, slice))) {
+                let [rows, words] = [&by_rows, &by_words].map(|quantized| quantized.block(row / BLOCK));
+                for j in 0..SLICE_WORDS {
+                    // SAFETY: the blocks have the row and the slice.
+                    let [one, other] = unsafe {
+                        [
+                            rows.slice(slice, row % BLOCK).cast::<i32>().add(j).read_unaligned(),
+                            words.words(slice, row % BLOCK).add(j * BLOCK).read(),
+                        ]
+                    };
+                    assert_eq!(one, other, "{dtype}: row {row}, slice {slice}, word {j}");
+                }
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ mod weight;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use activations::Quantized;
+use activations::{Order, Quantized};
 #[cfg(target_arch = "x86_64")]
 use ahead::Ahead;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
@@ -54,7 +54,7 @@ use crate::memory::SharedOutput;
 use crate::ops::elementwise;
 use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
-use crate::soon::{Order, Soon, Way};
+use crate::soon::{self, Soon, Way};
 
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = 4;
@@ -67,6 +67,10 @@ const fn amx_rows(layout: &Layout) -> usize {
         Scales::Halves => 9,
     }
 }
+
+/// From this many rows on, x lies by words for AVX-512 without tiles, which then takes eight rows at a time.
+#[cfg(target_arch = "x86_64")]
+const WORDS_ROWS: usize = 5;
 
 /// From this many rows on, two products in BF16 are computed as one: with fewer, threads read on in one weight.
 #[cfg(target_arch = "x86_64")]
@@ -153,7 +157,7 @@ struct Inputs {
     #[cfg(target_arch = "x86_64")]
     eights: plain::Eights,
     /// Of products.
-    order: Order,
+    order: soon::Order,
 }
 
 impl Multiplier {
@@ -278,7 +282,8 @@ impl Multiplier {
                     let form = weight.layout.form();
                     if !std::mem::replace(&mut ready[form], true) {
                         let rows = &mut inputs.quantized[form];
-                        with_simd!(self.level, simd => rows.fill(simd, pool, x, &weight.layout));
+                        let order = self.order(x.num_rows());
+                        with_simd!(self.level, simd => rows.fill(simd, pool, x, &weight.layout, order));
                         x = x.taken();
                     }
                 }
@@ -300,6 +305,16 @@ impl Multiplier {
             }
         }
         x.ready(pool)
+    }
+
+    /// How so many rows of x are to lie for the integer kernel.
+    fn order(&self, num_rows: usize) -> Order {
+        #[cfg(target_arch = "x86_64")]
+        if self.kernel == IntegerKernel::Vnni && num_rows >= WORDS_ROWS {
+            return Order::Words;
+        }
+        let _ = num_rows;
+        Order::Rows
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::super::packing::SLICE;
-use super::{BLOCK, Parts, Place, ROUND};
+use super::{BLOCK, Order, Parts, Place, ROUND, SLICE_WORDS};
 
 /// Quantizes up to sixteen rows of a block.
 ///
@@ -55,8 +55,10 @@ pub(super) unsafe fn quantize_slices(x: &[f32], place: Place, parts: Parts) {
             let factors = scale_each(magnitudes, parts.scales.part(at, count));
             let mut sums = [_mm256_setzero_si256(); BLOCK];
             for (i, slice) in slices.iter().enumerate() {
-                sums[i] =
-                    put_integers(slice.as_ptr(), factors[i], parts.quants.part(quants + (first + i) * SLICE, SLICE));
+                let bytes = integers(slice.as_ptr(), factors[i]);
+                let to = parts.quants.part(quants + (first + i) * SLICE, SLICE);
+                _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
+                sums[i] = sums_by_fours(bytes);
             }
             let [low, high] = sums_of_each(sums);
             let sum = _mm512_add_epi32(low, high);
@@ -84,22 +86,24 @@ fn scale_each(magnitudes: [__m512i; BLOCK], scales: &mut [f32]) -> [f32; BLOCK] 
     inverses
 }
 
-/// Writes a slice as integers; gives their sums by fours.
+/// A slice as integers.
 ///
 /// # Safety
-/// A slice can be read, and there is room for one.
+/// A slice can be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-unsafe fn put_integers(slice: *const f32, factor: f32, to: &mut [i8]) -> __m256i {
+unsafe fn integers(slice: *const f32, factor: f32) -> __m256i {
     // SAFETY: passed on from the caller.
-    unsafe {
-        let [a, b] = load(slice);
-        let factor = _mm512_set1_ps(factor);
-        let bytes = _mm256_set_m128i(round(b, factor), round(a, factor));
-        _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
-        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
-    }
+    let [a, b] = unsafe { load(slice) };
+    let factor = _mm512_set1_ps(factor);
+    _mm256_set_m128i(round(b, factor), round(a, factor))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sums_by_fours(bytes: __m256i) -> __m256i {
+    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
 /// The lanes of so many rows.
@@ -123,14 +127,29 @@ unsafe fn quantize_slice(
     place: Place,
     parts: Parts,
 ) -> __m512i {
-    let Place { quants: block, start, row, m, group, offset } = place;
+    let Place { quants: block, start, row, m, order, group, offset } = place;
     let (num_rows, at) = (factors.len(), start + s * m);
     // SAFETY: passed on from the caller.
     unsafe {
+        let mut slices = [_mm256_setzero_si256(); BLOCK];
         let mut sums = [_mm256_setzero_si256(); BLOCK];
         for (i, &factor) in factors.iter().enumerate() {
-            let to = parts.quants.part(block + (s / 2 * m + row + i) * 2 * SLICE + s % 2 * SLICE, SLICE);
-            sums[i] = put_integers(x[i * depth..].as_ptr(), factor, to);
+            slices[i] = integers(x[i * depth..].as_ptr(), factor);
+            sums[i] = sums_by_fours(slices[i]);
+        }
+        match order {
+            Order::Rows => {
+                for (i, slice) in slices.iter().enumerate().take(num_rows) {
+                    let to = parts.quants.part(block + (s / 2 * m + row + i) * 2 * SLICE + s % 2 * SLICE, SLICE);
+                    _mm256_storeu_si256(to.as_mut_ptr().cast(), *slice);
+                }
+            }
+            Order::Words => {
+                for (j, words) in words_of_each(slices).into_iter().enumerate() {
+                    let to = parts.quants.part(block + ((s * SLICE_WORDS + j) * BLOCK + row) * 4, num_rows * 4);
+                    _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(num_rows), words);
+                }
+            }
         }
         let [low, high] = sums_of_each(sums);
         let (sum, negated) = (_mm512_add_epi32(low, high), _mm512_set1_epi32(-offset));
@@ -210,4 +229,32 @@ fn sums_of_each(v: [__m256i; BLOCK]) -> [__m512i; 2] {
         join(_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x20>(c, d)),
         join(_mm256_permute2x128_si256::<0x31>(a, b), _mm256_permute2x128_si256::<0x31>(c, d)),
     ]
+}
+
+/// Lane i of vector j becomes lane j of vector i.
+#[inline]
+#[target_feature(enable = "avx512f,avx2")]
+fn words_of_each(v: [__m256i; BLOCK]) -> [__m512i; SLICE_WORDS] {
+    // Rows 0 to 7 in the lower halves, 8 to 15 in the upper ones.
+    let mut rows = [_mm512_setzero_si512(); SLICE_WORDS];
+    for i in 0..SLICE_WORDS {
+        rows[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(v[i]), v[i + SLICE_WORDS]);
+    }
+    // In each quarter of a register, words w of four rows: quarters 0 and 2 have the words 0 to 3, quarters 1 and 3 the words 4 to 7.
+    let mut fours = [[_mm512_setzero_si512(); 4]; 2];
+    for (i, four) in fours.iter_mut().enumerate() {
+        let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        (four[0], four[1]) = (_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        (four[2], four[3]) = (_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    }
+    let lower = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    let upper = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    let mut words = [_mm512_setzero_si512(); SLICE_WORDS];
+    for w in 0..4 {
+        words[w] = _mm512_permutex2var_epi64(fours[0][w], lower, fours[1][w]);
+        words[w + 4] = _mm512_permutex2var_epi64(fours[0][w], upper, fours[1][w]);
+    }
+    words
 }

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, Quantized};
+use super::super::activations::{BLOCK, Order, Quantized};
 use super::super::ahead::Ahead;
 use super::super::packing::{COLUMNS, Packing};
 use super::super::results::Tile;
 use super::super::weight::PackedWeight;
-use super::kernel::{self, MANY_PANELS, Packed, Rows, Stretch};
+use super::kernel::{self, ByRows, ByWords, MANY_PANELS, Panels, Rows};
 use crate::pool::Direction;
 
 /// Some panels times the block; there is a tile of results for each.
@@ -63,45 +63,42 @@ unsafe fn multiply_group<F: Packing>(
     rows: &Quantized,
     results: &mut [Tile<f32>],
 ) {
-    let x = rows.block(0);
+    let (x, order) = (rows.block(0), rows.order());
     let mut ahead = Ahead::new(weight.panels(next.clone()), rows.num_slices());
     let following = (next.start as isize - panels.start as isize) * weight.panel_bytes() as isize;
     let following = (!next.is_empty()).then_some(following);
-    let (start, panel_bytes) = (weight.panels(panels.clone()).as_ptr(), weight.panel_bytes());
-    let w = Stretch {
-        packed: start,
-        panel_bytes,
-        numbers: start,
-        numbers_bytes: panel_bytes,
-        first: 0,
-        num_units: weight.num_units,
-    };
+    let start = weight.panels(panels.clone()).as_ptr();
+    let w = Panels { start, panel_bytes: weight.panel_bytes(), num_units: weight.num_units };
     let (results, distance) = (results.as_mut_ptr().cast::<f32>(), BLOCK * COLUMNS);
     let mut first = 0;
     while first < x.num_rows {
-        let rows = Rows { x, first, results: results.wrapping_add(first * COLUMNS), distance, fresh: true };
+        let rows = Rows { x, first, results: results.wrapping_add(first * COLUMNS), distance };
         macro_rules! rows {
-            ($rows:literal, $panels:literal) => {{
-                // SAFETY: passed on from the caller; there are as many panels, and rows end within the block.
-                unsafe { kernel::multiply::<F, Packed, $rows, $panels>(&w, &rows, &mut ahead, following) };
+            ($order:ident, $rows:literal, $panels:literal) => {{
+                // SAFETY: passed on from the caller; there are as many panels, and rows end within the block or, by words, its tile.
+                unsafe { kernel::multiply::<F, $order, $rows, $panels>(&w, &rows, &mut ahead, following) };
                 $rows
             }};
         }
-        first += match (x.num_rows - first, panels.len()) {
-            (1, 4) => rows!(1, 4),
-            (1, 3) => rows!(1, 3),
-            (1, 2) => rows!(1, 2),
-            (1, _) => rows!(1, 1),
-            (2, 4) => rows!(2, 4),
-            (2, 2) => rows!(2, 2),
-            (2, _) => rows!(2, 1),
-            (3, 4) => rows!(3, 4),
-            (3, 2) => rows!(3, 2),
-            (3, _) => rows!(3, 1),
-            (4..=7, 2) => rows!(4, 2),
-            (4..=7, _) => rows!(4, 1),
-            (_, 2) => rows!(8, 2),
-            (_, _) => rows!(8, 1),
+        first += match (order, x.num_rows - first, panels.len()) {
+            (Order::Words, ..=4, 2) => rows!(ByWords, 4, 2),
+            (Order::Words, ..=4, _) => rows!(ByWords, 4, 1),
+            (Order::Words, _, 2) => rows!(ByWords, 8, 2),
+            (Order::Words, _, _) => rows!(ByWords, 8, 1),
+            (Order::Rows, 1, 4) => rows!(ByRows, 1, 4),
+            (Order::Rows, 1, 3) => rows!(ByRows, 1, 3),
+            (Order::Rows, 1, 2) => rows!(ByRows, 1, 2),
+            (Order::Rows, 1, _) => rows!(ByRows, 1, 1),
+            (Order::Rows, 2, 4) => rows!(ByRows, 2, 4),
+            (Order::Rows, 2, 2) => rows!(ByRows, 2, 2),
+            (Order::Rows, 2, _) => rows!(ByRows, 2, 1),
+            (Order::Rows, 3, 4) => rows!(ByRows, 3, 4),
+            (Order::Rows, 3, 2) => rows!(ByRows, 3, 2),
+            (Order::Rows, 3, _) => rows!(ByRows, 3, 1),
+            (Order::Rows, 4..=7, 2) => rows!(ByRows, 4, 2),
+            (Order::Rows, 4..=7, _) => rows!(ByRows, 4, 1),
+            (Order::Rows, _, 2) => rows!(ByRows, 8, 2),
+            (Order::Rows, _, _) => rows!(ByRows, 8, 1),
         };
     }
 }

@@ -1,15 +1,12 @@
-//! Some rows times some panels.
+//! Some rows times some panels as they lie in memory, unpacked on the way: for one block of rows.
 //!
-//! Sums of several rows and panels grow side by side, since an instruction takes five cycles and two can begin in each: of eight rows and two
-//! panels sixteen sums, so that a register of W serves eight times and one of x twice. For each of them and each slice of 32 numbers there are
-//! eight multiplications, and three operations (six for Q6_K) that scale what they give: some seven tenths of what the machine can multiply is
-//! the most to be had.
+//! Sums of several rows and panels grow side by side, since an instruction takes five cycles and two can begin in each.
 
 use std::arch::x86_64::*;
 
-use super::super::activations::RowBlock;
+use super::super::activations::{BLOCK, RowBlock, SLICE_WORDS};
 use super::super::ahead::Ahead;
-use super::super::packing::{COLUMNS, Layout, Mins, Packing, SLICE, Scales};
+use super::super::packing::{COLUMNS, Mins, Packing, Scales};
 use super::unpack::{halves, integer, min_pairs, scale_integers};
 
 /// How far ahead of its use W is fetched when [`MANY_PANELS`] are read side by side: they share the first-level cache.
@@ -18,66 +15,49 @@ const PREFETCH_BYTES: usize = 2 * 1024;
 /// Panels of which each is fetched on its own.
 pub(super) const MANY_PANELS: usize = 4;
 
-/// Distance of two rows' slices, in words of four numbers.
-const ROW_WORDS: usize = 2 * SLICE / 4;
+/// How the numbers of x lie in memory ([`Order`](super::super::activations::Order)).
+pub(super) trait Numbers {
+    /// Words of four numbers from a row to the next, and from a word of a row to the next.
+    const ROW: usize;
+    const WORD: usize;
 
-/// Bytes of an unpacked slice.
-pub(super) const SLICE_BYTES: usize = SLICE * COLUMNS;
-
-/// How the numbers of W lie in memory.
-pub(super) trait Form {
-    fn unit_bytes(layout: &Layout) -> usize;
-
-    /// Register j of a slice, as [`integer`] gives it.
-    ///
     /// # Safety
-    /// `unit` is a whole unit of F in this form; the machine has AVX-512 BW.
-    unsafe fn register<F: Packing>(unit: *const u8, slice: usize, j: usize) -> __m512i;
+    /// The block has that slice, and lies in this order.
+    unsafe fn slice(x: &RowBlock, slice: usize, row: usize) -> *const i32;
 }
 
-/// As a weight has them.
-pub(super) struct Packed;
+pub(super) struct ByRows;
 
-impl Form for Packed {
-    #[inline(always)]
-    fn unit_bytes(layout: &Layout) -> usize {
-        layout.unit_bytes()
-    }
+impl Numbers for ByRows {
+    const ROW: usize = 2 * SLICE_WORDS;
+    const WORD: usize = 1;
 
     #[inline(always)]
-    unsafe fn register<F: Packing>(unit: *const u8, slice: usize, j: usize) -> __m512i {
+    unsafe fn slice(x: &RowBlock, slice: usize, row: usize) -> *const i32 {
         // SAFETY: passed on from the caller.
-        unsafe { integer::<F>(unit, slice, j) }
+        unsafe { x.slice(slice, row).cast() }
     }
 }
 
-/// In bytes, register after register.
-pub(super) struct Unpacked;
+pub(super) struct ByWords;
 
-impl Form for Unpacked {
-    #[inline(always)]
-    fn unit_bytes(layout: &Layout) -> usize {
-        layout.slices * SLICE_BYTES
-    }
+impl Numbers for ByWords {
+    const ROW: usize = 1;
+    const WORD: usize = BLOCK;
 
     #[inline(always)]
-    unsafe fn register<F: Packing>(unit: *const u8, slice: usize, j: usize) -> __m512i {
+    unsafe fn slice(x: &RowBlock, slice: usize, row: usize) -> *const i32 {
         // SAFETY: passed on from the caller.
-        unsafe { _mm512_loadu_si512(unit.add(SLICE_BYTES * slice + 64 * j).cast()) }
+        unsafe { x.words(slice, row) }
     }
 }
 
-/// Neighbouring panels, or a stretch of them.
+/// Neighbouring panels.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
-    /// The first panel's first unit as it lies in the weight, and the bytes from panel to panel.
-    pub(super) packed: *const u8,
+pub(super) struct Panels {
+    /// Where the first begins, and the bytes from panel to panel.
+    pub(super) start: *const u8,
     pub(super) panel_bytes: usize,
-    /// The same of the numbers, in their form.
-    pub(super) numbers: *const u8,
-    pub(super) numbers_bytes: usize,
-    /// The first unit's number within the panel, and how many there are.
-    pub(super) first: usize,
     pub(super) num_units: usize,
 }
 
@@ -89,42 +69,31 @@ pub(super) struct Rows {
     /// The first row's results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
     pub(super) results: *mut f32,
     pub(super) distance: usize,
-    /// Whether results begin with this stretch, or go on.
-    pub(super) fresh: bool,
 }
 
 /// R rows times P panels. A few panels ask for what is `ahead`; [`MANY_PANELS`] fetch what follows in each of them, and then the first bytes of
 /// the panels that lie `following` bytes further on.
 ///
 /// # Safety
-/// The stretch has P panels of F with their numbers in the form N, the block has as many units, R rows from the first on, and results for them.
-/// The machine has AVX-512 with VNNI.
+/// There are P panels of F; the block has as many units and lies as X says; there are R rows from the first on, or by words at least room for
+/// them, and results. The machine has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn multiply<F: Packing, N: Form, const R: usize, const P: usize>(
-    w: &Stretch,
+pub(super) unsafe fn multiply<F: Packing, X: Numbers, const R: usize, const P: usize>(
+    w: &Panels,
     rows: &Rows,
     ahead: &mut Ahead,
     following: Option<isize>,
 ) {
     let layout = F::LAYOUT;
-    let &Rows { x, first, results, distance, fresh } = rows;
+    let &Rows { x, first, results, distance } = rows;
     let (m, unit_bytes) = (x.num_rows, layout.unit_bytes());
     let mut sums = [[_mm512_setzero_ps(); R]; P];
     // SAFETY: units, slices, rows and results are where the caller promises; a prefetch may go anywhere.
     unsafe {
-        if !fresh {
+        for u in 0..w.num_units {
+            let mut units = [w.start; P];
             for p in 0..P {
-                for r in 0..R {
-                    sums[p][r] = _mm512_loadu_ps(results.add(p * distance + r * COLUMNS));
-                }
-            }
-        }
-        for i in 0..w.num_units {
-            let u = w.first + i;
-            let (mut units, mut numbers) = ([w.packed; P], [w.numbers; P]);
-            for p in 0..P {
-                units[p] = w.packed.add(p * w.panel_bytes + i * unit_bytes);
-                numbers[p] = w.numbers.add(p * w.numbers_bytes + i * N::unit_bytes(&layout));
+                units[p] = w.start.add(p * w.panel_bytes + u * unit_bytes);
             }
             // Where a panel ends, its stream goes on in the panels that follow, if there are any.
             let further = match (u * unit_bytes + PREFETCH_BYTES < w.panel_bytes, following) {
@@ -137,7 +106,7 @@ pub(super) unsafe fn multiply<F: Packing, N: Form, const R: usize, const P: usiz
             for slice in 0..layout.slices {
                 let at = u * layout.slices + slice;
                 let place = at * m + first;
-                let quants = x.slice(at, first).cast::<i32>();
+                let quants = X::slice(&x, at, first);
                 if P < MANY_PANELS {
                     ahead.fetch();
                 } else {
@@ -151,7 +120,7 @@ pub(super) unsafe fn multiply<F: Packing, N: Form, const R: usize, const P: usiz
                 }
                 match layout.scales {
                     Scales::Plain => {
-                        let dots = dots::<F, N, R, P, 0, 8>(numbers, slice, quants, x.offsets32.wrapping_add(place));
+                        let dots = dots::<F, X, R, P, 0, 8>(units, slice, quants, x.offsets32.wrapping_add(place));
                         for p in 0..P {
                             let scale = halves(units[p].add(layout.scale(slice)));
                             for r in 0..R {
@@ -166,14 +135,14 @@ pub(super) unsafe fn multiply<F: Packing, N: Form, const R: usize, const P: usiz
                         }
                     }
                     Scales::Slices => {
-                        let dots = dots::<F, N, R, P, 0, 8>(numbers, slice, quants, x.offsets32);
+                        let dots = dots::<F, X, R, P, 0, 8>(units, slice, quants, x.offsets32);
                         add_scaled::<F, R, P>(&mut scaled, &dots, units, slice, 0);
                     }
                     Scales::Halves => {
                         let offsets = x.offsets16.wrapping_add(2 * at * m + first);
-                        let first = dots::<F, N, R, P, 0, 4>(numbers, slice, quants, offsets);
+                        let first = dots::<F, X, R, P, 0, 4>(units, slice, quants, offsets);
                         add_scaled::<F, R, P>(&mut scaled, &first, units, slice, 0);
-                        let second = dots::<F, N, R, P, 4, 8>(numbers, slice, quants, offsets.wrapping_add(m));
+                        let second = dots::<F, X, R, P, 4, 8>(units, slice, quants, offsets.wrapping_add(m));
                         add_scaled::<F, R, P>(&mut scaled, &second, units, slice, 1);
                     }
                 }
@@ -218,11 +187,11 @@ pub(super) unsafe fn multiply<F: Packing, N: Form, const R: usize, const P: usiz
 /// Sums of the products of registers FROM to TO of a slice.
 ///
 /// # Safety
-/// Each of `numbers` is a whole unit of F in the form N, `quants` are rows of x and `offsets` what the numbers' offset adds for each of them;
+/// Each of `units` is a whole unit of F, `quants` are rows of x in the order X and `offsets` what the numbers' offset adds for each of them;
 /// the machine has AVX-512 with VNNI.
 #[inline(always)]
-unsafe fn dots<F: Packing, N: Form, const R: usize, const P: usize, const FROM: usize, const TO: usize>(
-    numbers: [*const u8; P],
+unsafe fn dots<F: Packing, X: Numbers, const R: usize, const P: usize, const FROM: usize, const TO: usize>(
+    units: [*const u8; P],
     slice: usize,
     quants: *const i32,
     offsets: *const i32,
@@ -239,10 +208,10 @@ unsafe fn dots<F: Packing, N: Form, const R: usize, const P: usize, const FROM: 
         for j in FROM..TO {
             let mut w = [_mm512_setzero_si512(); P];
             for p in 0..P {
-                w[p] = N::register::<F>(numbers[p], slice, j);
+                w[p] = integer::<F>(units[p], slice, j);
             }
             for r in 0..R {
-                let x = _mm512_set1_epi32(*quants.add(ROW_WORDS * r + j));
+                let x = _mm512_set1_epi32(*quants.add(X::ROW * r + X::WORD * j));
                 for p in 0..P {
                     dots[p][r] = _mm512_dpbusd_epi32(dots[p][r], w[p], x);
                 }

@@ -2,13 +2,14 @@
 //!
 //! Up to sixteen rows, as in decoding: W is read once, from end to end, and unpacked on the way ([`few`]); bound: reading W, up to a few rows.
 //! One row goes through several panels side by side: the machine's own prefetchers follow as many streams, each in its page, where they could
-//! run ahead in one only. More rows: for each stretch of K two panels are unpacked to bytes into the first-level cache and used for all rows
-//! ([`many`]); bound: arithmetic.
+//! run ahead in one only. More rows: for each stretch of K two panels are unpacked, scales too, into the first-level cache and used for all rows
+//! ([`many`], [`unpacked`]); bound: arithmetic.
 
 mod few;
 mod kernel;
 mod many;
 mod unpack;
+mod unpacked;
 
 use std::ops::Range;
 
