@@ -5,7 +5,7 @@
 //! panels become f32 once for all; bound: two multiply-adds a cycle. Both go through a unit by halves, of which W stays in the first-level
 //! cache for a few groups of rows.
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::_mm512_storeu_ps;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -15,7 +15,9 @@ use super::super::ahead::Upcoming;
 use super::super::packing::COLUMNS;
 use super::super::results::{Sink, Tile};
 use super::eights::{Eights, GROUP};
-use super::{BF16, F16, F32, Numbers, PlainWeight, UNIT, units};
+use super::numbers::{BF16, F16, F32, Numbers};
+use super::stretch::{self, Work};
+use super::{PlainWeight, UNIT, units};
 use crate::pool::Direction;
 use pellucid_tensor::DType;
 
@@ -263,95 +265,12 @@ unsafe fn unit_times_groups<N: Numbers>(
             // SAFETY: passed on from the caller; rows of a group that are not there have zeros and, within the tile, results.
             unsafe {
                 match (x.num_rows() - row, w.len) {
-                    (..=4, 1) => multiply_stretch::<N, 4, 1>(&work),
-                    (..=4, 2) => multiply_stretch::<N, 4, 2>(&work),
-                    (..=4, _) => multiply_stretch::<N, 4, 3>(&work),
-                    (_, 1) => multiply_stretch::<N, 8, 1>(&work),
-                    (_, 2) => multiply_stretch::<N, 8, 2>(&work),
-                    (_, _) => multiply_stretch::<N, 8, 3>(&work),
-                }
-            }
-        }
-    }
-}
-
-/// A group of rows times a stretch of panels.
-struct Work {
-    x: *const f32,
-    /// The first panel's stretch, and the bytes from panel to panel.
-    w: *const u8,
-    w_distance: usize,
-    /// Numbers of K.
-    len: usize,
-    /// Bytes from here to the stretch that is read next, where it is to be asked for.
-    next: Option<isize>,
-    /// Sums of the unit: whether they begin with this stretch, or go on; whether they end, or are kept here.
-    parts: *mut f32,
-    begins: bool,
-    ends: bool,
-    /// The first row's results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
-    results: *mut f32,
-    distance: usize,
-    /// Whether results begin with this unit.
-    fresh: bool,
-}
-
-/// R rows of the group, P panels.
-///
-/// # Safety
-/// They are there, and so are their parts and results; the machine has AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-unsafe fn multiply_stretch<N: Numbers, const R: usize, const P: usize>(work: &Work) {
-    let &Work { x, w, w_distance, len, next, parts, begins, ends, results, distance, fresh } = work;
-    let mut sums = [[_mm512_setzero_ps(); R]; P];
-    // SAFETY: by the caller's promise; a prefetch may go anywhere.
-    unsafe {
-        if !begins {
-            for p in 0..P {
-                for r in 0..R {
-                    sums[p][r] = _mm512_loadu_ps(parts.add((p * GROUP + r) * COLUMNS));
-                }
-            }
-        }
-        macro_rules! step {
-            ($k:expr) => {
-                let mut numbers = [_mm512_setzero_ps(); P];
-                for p in 0..P {
-                    numbers[p] = N::sixteen(w.add(p * w_distance), $k);
-                }
-                for r in 0..R {
-                    let x = _mm512_set1_ps(*x.add($k * GROUP + r));
-                    for p in 0..P {
-                        sums[p][r] = _mm512_fmadd_ps(x, numbers[p], sums[p][r]);
-                    }
-                }
-            };
-        }
-        let mut k = 0;
-        while k + 2 <= len {
-            if let Some(next) = next {
-                for p in 0..P {
-                    for line in (0..2 * COLUMNS * N::SIZE).step_by(64) {
-                        let here = w.wrapping_add(p * w_distance + k * COLUMNS * N::SIZE + line);
-                        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_offset(next).cast());
-                    }
-                }
-            }
-            step!(k);
-            step!(k + 1);
-            k += 2;
-        }
-        if k < len {
-            step!(k);
-        }
-        for p in 0..P {
-            for r in 0..R {
-                if ends {
-                    let result = results.add(p * distance + r * COLUMNS);
-                    let before = if fresh { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
-                    _mm512_storeu_ps(result, _mm512_add_ps(before, sums[p][r]));
-                } else {
-                    _mm512_storeu_ps(parts.add((p * GROUP + r) * COLUMNS), sums[p][r]);
+                    (..=4, 1) => stretch::multiply::<N, 4, 1>(&work),
+                    (..=4, 2) => stretch::multiply::<N, 4, 2>(&work),
+                    (..=4, _) => stretch::multiply::<N, 4, 3>(&work),
+                    (_, 1) => stretch::multiply::<N, 8, 1>(&work),
+                    (_, 2) => stretch::multiply::<N, 8, 2>(&work),
+                    (_, _) => stretch::multiply::<N, 8, 3>(&work),
                 }
             }
         }
