@@ -1,6 +1,9 @@
 //! Asking for weights before they are used, while what came before them is multiplied.
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::ops::Range;
+
+use crate::pool::Direction;
 
 /// Places of a stretch that are fetched in turns. The machine's own prefetchers follow a stream within a page of 4 KB: several streams
 /// bring a stretch in sooner than one does.
@@ -72,5 +75,28 @@ impl Upcoming {
 
     pub(super) fn next_block(&mut self) {
         self.at = self.at.wrapping_add(self.bytes_each);
+    }
+}
+
+/// Takes `len` panels of those that are left, in the thread's direction. Gives them, and up to `num_next` of `num_panels` that are likely to be
+/// read after them, in this task or in the thread's next one.
+pub(super) fn take_panels(
+    left: &mut Range<usize>,
+    len: usize,
+    direction: Direction,
+    num_next: usize,
+    num_panels: usize,
+) -> (Range<usize>, Range<usize>) {
+    match direction {
+        Direction::Up => {
+            let taken = left.start..left.start + len;
+            left.start = taken.end;
+            (taken.clone(), taken.end..num_panels.min(taken.end + num_next))
+        }
+        Direction::Down => {
+            let taken = left.end - len..left.end;
+            left.end = taken.start;
+            (taken.clone(), taken.start.saturating_sub(num_next)..taken.start)
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, Order, Quantized};
-use super::super::ahead::Ahead;
+use super::super::ahead::{Ahead, take_panels};
 use super::super::packing::{COLUMNS, Packing};
 use super::super::results::Tile;
 use super::super::weight::PackedWeight;
@@ -24,19 +24,7 @@ pub(super) unsafe fn multiply<F: Packing>(
     let mut left = panels.clone();
     while !left.is_empty() {
         let len = panels_at_once(rows.num_rows(), left.len());
-        // And what is likely to be read after them, in this task or in the thread's next one.
-        let (group, next) = match direction {
-            Direction::Up => {
-                let group = left.start..left.start + len;
-                left.start = group.end;
-                (group.clone(), group.end..weight.num_panels().min(group.end + len))
-            }
-            Direction::Down => {
-                let group = left.end - len..left.end;
-                left.end = group.start;
-                (group.clone(), group.start.saturating_sub(len)..group.start)
-            }
-        };
+        let (group, next) = take_panels(&mut left, len, direction, len, weight.num_panels());
         let results = &mut results[group.start - panels.start..][..len];
         // SAFETY: passed on from the caller.
         unsafe { multiply_group::<F>(weight, group, next, rows, results) };

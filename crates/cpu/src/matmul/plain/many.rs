@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::super::Product;
 use super::super::activations::BLOCK;
-use super::super::ahead::Upcoming;
+use super::super::ahead::{Upcoming, take_panels};
 use super::super::packing::COLUMNS;
 use super::super::results::{Sink, Tile};
 use super::eights::{Eights, GROUP};
@@ -120,19 +120,7 @@ unsafe fn few_rows<N: Numbers>(
     let mut left = panels.clone();
     while !left.is_empty() {
         let len = panels_at_once(left.len());
-        // And what is likely to be read after them, in this task or in the thread's next one.
-        let (few, next) = match direction {
-            Direction::Up => {
-                let few = left.start..left.start + len;
-                left.start = few.end;
-                (few.clone(), few.end..weight.num_panels().min(few.end + PANELS))
-            }
-            Direction::Down => {
-                let few = left.end - len..left.end;
-                left.end = few.start;
-                (few.clone(), few.start.saturating_sub(PANELS)..few.start)
-            }
-        };
+        let (few, next) = take_panels(&mut left, len, direction, PANELS, weight.num_panels());
         let start = weight.range(few.clone()).as_ptr();
         let to_next = (next.start as isize - few.start as isize) * weight.panel_bytes() as isize;
         let results = results[few.start - panels.start..][..len].as_mut_ptr();
