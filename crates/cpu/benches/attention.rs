@@ -42,6 +42,19 @@ fn main() {
             println!();
         }
     }
+    println!("\nsixteen sequences of one row: microseconds a layer, from memory and from the cache");
+    println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "depth", "F32", "F16", "BF16", "Q8_0");
+    for shape in shapes {
+        for depth in [32, 64, 256] {
+            print!("{:>16} {depth:>7}", format!("{}/{}/{}", shape.0, shape.1, shape.2));
+            for dtype in FORMATS {
+                let mut bench = Bench::new(&backend, shape, dtype, 16 * depth, 1);
+                let [memory, cache] = [false, true].map(|cached| bench.best_of_sequences(16, depth, cached));
+                print!(" {:>6.0} {:>6.0} us", memory * 1e6, cache * 1e6);
+            }
+            println!();
+        }
+    }
     println!("\na whole prompt: GFLOP/s, milliseconds a layer");
     println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "rows", "F32", "F16", "BF16", "Q8_0");
     for shape in shapes {
@@ -112,14 +125,7 @@ impl<'a> Bench<'a> {
         let num_blocks = depth.div_ceil(BLOCK_LEN);
         let layer_bytes = 2 * dtype.bytes_for(depth * cols).expect("whole blocks");
         let num_layers = if rows > 1 { 1 } else { BEYOND_CACHES.div_ceil(layer_bytes) };
-        let activation = |rows: usize, cols: usize| {
-            let mut tensor = backend.zeros(DType::F32, rows, cols).expect("memory");
-            let values: Vec<f32> =
-                (0..rows * cols).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();
-            backend.write(&values, &mut tensor).expect("a write");
-            tensor
-        };
-        let rows_to_store = activation(depth, cols);
+        let rows_to_store = activation(backend, depth, cols);
         let slots: Vec<u32> = (0..depth as u32).collect();
         let layers = (0..num_layers)
             .map(|_| {
@@ -136,7 +142,7 @@ impl<'a> Bench<'a> {
             layers,
             next_layer: 0,
             layer_bytes,
-            queries: activation(rows, num_heads * head_size),
+            queries: activation(backend, rows, num_heads * head_size),
             out: backend.zeros(DType::F32, rows, num_heads * head_size).expect("memory"),
             block_table: (0..num_blocks as u32).collect(),
         }
@@ -166,4 +172,44 @@ impl<'a> Bench<'a> {
         });
         seconds / layers_per_run as f64
     }
+
+    /// Seconds a layer for several sequences of one row each, which see `depth` positions: going through all layers, or one over and over.
+    fn best_of_sequences(&mut self, num_sequences: usize, depth: usize, cached: bool) -> f64 {
+        let blocks = depth.div_ceil(BLOCK_LEN);
+        let positions = vec![depth as u32 - 1; num_sequences];
+        let sequences: Vec<SequenceSpan> =
+            (0..num_sequences).map(|i| SequenceSpan { rows: i..i + 1, blocks: i * blocks..(i + 1) * blocks }).collect();
+        let cols = self.shape.num_heads * self.shape.head_size;
+        let queries = activation(self.backend, num_sequences, cols);
+        let mut out = self.backend.zeros(DType::F32, num_sequences, cols).expect("memory");
+        const LAYERS: usize = 30;
+        let seconds = best_of(|| {
+            for _ in 0..LAYERS {
+                let attention = Attention {
+                    queries: &queries,
+                    kv: &self.layers[self.next_layer],
+                    positions: &positions,
+                    sequences: &sequences,
+                    block_tables: &self.block_table,
+                    shape: self.shape,
+                    scale: 0.125,
+                    soft_cap: None,
+                    window: None,
+                };
+                self.backend.attention(attention, &mut out).expect("attention");
+                if !cached {
+                    self.next_layer = (self.next_layer + 1) % self.layers.len();
+                }
+            }
+        });
+        seconds / LAYERS as f64
+    }
+}
+
+/// Modest numbers.
+fn activation(backend: &CpuBackend, rows: usize, cols: usize) -> Tensor {
+    let mut tensor = backend.zeros(DType::F32, rows, cols).expect("memory");
+    let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();
+    backend.write(&values, &mut tensor).expect("a write");
+    tensor
 }
