@@ -34,12 +34,14 @@ impl BytesOwner for MappedFile {
 
 /// Maps a regular file read-only. An empty file gives empty bytes.
 pub(crate) fn map(path: &Path) -> Result<SharedBytes, Error> {
-    let file = File::open(path).map_err(|e| Error::io(path, "open the file", e))?;
-    let about = file.metadata().map_err(|e| Error::io(path, "read the file's length", e))?;
+    // Asked before it is opened: to open a pipe is to wait for somebody who writes to it.
+    let about = std::fs::metadata(path).map_err(|e| Error::io(path, "open the file", e))?;
     if !about.is_file() {
         let found = if about.is_dir() { "a folder" } else { "something that is not a regular file" };
         return Err(Error::NotAModel { path: path.to_path_buf(), found: found.into() });
     }
+    let file = File::open(path).map_err(|e| Error::io(path, "open the file", e))?;
+    let about = file.metadata().map_err(|e| Error::io(path, "read the file's length", e))?;
     if about.len() == 0 {
         return Ok(SharedBytes::from(Vec::new()));
     }

@@ -77,7 +77,7 @@ impl Cli {
         if let Some(("serve", given)) = matches.subcommand() {
             let command = Cli::command();
             let serve = command.find_subcommand("serve").expect("it was just found");
-            arguments.extend(layers::lower_layers(serve, given, variable)?);
+            arguments.extend(layers::lower_layers(serve, given, |name| std::env::var(name).ok())?);
             matches = Cli::command().get_matches_from(&arguments);
         }
         Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))

@@ -17,8 +17,10 @@ pub(crate) fn lower_layers(
     given: &ArgMatches,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<OsString>> {
-    let config =
-        given.get_one::<PathBuf>("config").cloned().or_else(|| environment("PELLUCID_CONFIG").map(PathBuf::from));
+    let config = given
+        .get_one::<PathBuf>("config")
+        .cloned()
+        .or_else(|| environment("PELLUCID_CONFIG").filter(|path| !path.trim().is_empty()).map(PathBuf::from));
     let mut file = match &config {
         Some(path) => read(path)?,
         None => BTreeMap::new(),
@@ -35,6 +37,8 @@ pub(crate) fn lower_layers(
         let variable = format!("PELLUCID_{}", name.replace('-', "_").to_uppercase());
         let is_list = matches!(argument.get_action(), ArgAction::Append);
         let values = match environment(&variable) {
+            // What a secret that was not filled in looks like: to go on without it could be to go on without keys.
+            Some(text) if text.trim().is_empty() => bail!("{variable} is set to nothing: give it a value, or unset it"),
             Some(text) if is_list => text.split(',').map(|part| part.trim().to_owned()).collect(),
             Some(text) => vec![text],
             None => from_file.unwrap_or_default(),

@@ -248,6 +248,7 @@ impl SamplingArgs {
             params.allowed_tokens = Some(token_ids(tokenizer, &self.allow).context("--allow")?);
         }
         params.check()?;
+        params.check_effect()?;
         Ok(params)
     }
 

@@ -23,6 +23,9 @@ use crate::rules::{CheckedRequest, Rules, check};
 use crate::scheduler::{Pending, Served, share_out};
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
+/// Rows of prompts that are to be scored in one step: each wants all its logits, which nothing else in a step does.
+const MAX_SCORED_ROWS: usize = 128;
+
 /// How an engine runs.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
@@ -166,7 +169,7 @@ impl Engine {
 
     /// Puts a request into the queue that was checked by this engine's rules and found room.
     pub(crate) fn accept(&mut self, checked: CheckedRequest, sink: Box<dyn EventSink>) {
-        let job = Job::new(checked.request, checked.sampler, sink, checked.arrived);
+        let job = Job::new(checked.request, self.model.config(), checked.sampler, sink, checked.arrived);
         let id = self.next_id;
         self.next_id += 1;
         self.enqueue(id, job);
@@ -221,13 +224,18 @@ impl Engine {
     fn schedule(&mut self) -> Vec<Planned> {
         let mut rows: Vec<(JobId, usize)> = Vec::new();
         let mut pending: Vec<Pending> = Vec::new();
+        let mut scored_left = MAX_SCORED_ROWS;
         for (&id, job) in self.running.iter().filter(|(_, job)| job.takes_steps()) {
             // Beams advance together: none goes on before all have caught up.
             let caught_up = job.sequences.iter().all(|sequence| sequence.num_left() <= 1);
             let waits_for_others = job.search.is_some() && job.sequences.len() > 1 && !caught_up;
             for (i, sequence) in job.sequences.iter().enumerate().filter(|(_, sequence)| sequence.is_running()) {
                 let is_decode = sequence.num_left() == 1 && sequence.num_computed >= job.request.prompt.len();
-                let num_left = sequence.num_left() - usize::from(waits_for_others);
+                let mut num_left = sequence.num_left() - usize::from(waits_for_others);
+                if job.scores_next(sequence) {
+                    num_left = num_left.min(scored_left);
+                    scored_left -= num_left;
+                }
                 if num_left > 0 {
                     rows.push((id, i));
                     pending.push(Pending { tenant: job.tenant(), num_left, is_decode: is_decode && !waits_for_others });
@@ -258,7 +266,7 @@ impl Engine {
     fn wanted_rows(&self, id: JobId, sequence: usize, num_tokens: usize) -> Range<usize> {
         let job = &self.running[&id];
         let sequence = &job.sequences[sequence];
-        if job.request.score_prompt && sequence.num_computed < job.request.prompt.len() {
+        if job.scores_next(sequence) {
             return 0..num_tokens;
         }
         let is_complete = sequence.num_computed + num_tokens == sequence.tokens.len();

@@ -30,8 +30,11 @@ pub enum Event {
     Heeded {
         output_tokens: usize,
     },
-    /// The result of a beam search, best first.
-    Beams(Vec<Beam>),
+    /// The result of a beam search, best first, and why those that do not end in an end token go no further.
+    Beams {
+        beams: Vec<Beam>,
+        reason: FinishReason,
+    },
     Done(RequestStats),
     Failed(Error),
 }

@@ -112,16 +112,35 @@ impl EngineHandle {
 
     /// As `submit`, with a sink of the caller's. Never waits for the loop.
     pub fn submit_to(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), Error> {
-        let checked = self.rules.check(request)?;
-        let posted = self.shared.num_posted.fetch_add(1, Ordering::SeqCst);
+        self.submit_all(vec![(request, sink)])
+    }
+
+    /// Checks and queues requests that belong together: all of them, or none.
+    pub fn submit_all(&self, requests: Vec<(Request, Box<dyn EventSink>)>) -> Result<(), Error> {
+        let (num_requests, most) = (requests.len(), self.rules.options.max_waiting);
+        let mut checked = Vec::with_capacity(num_requests);
+        for (request, sink) in requests {
+            checked.push((self.rules.check(request)?, sink));
+        }
+        // Nobody else can make room for so many.
+        if num_requests > most {
+            let expected = format!("at most {most}, which is how many may wait");
+            return Err(Error::OutOfRange { name: "prompts", expected, found: num_requests.to_string() });
+        }
+        let posted = self.shared.num_posted.fetch_add(num_requests, Ordering::SeqCst);
         let waiting = posted + self.shared.num_waiting.load(Ordering::SeqCst);
-        let outcome = if waiting >= self.rules.options.max_waiting {
+        let mut num_left = num_requests;
+        let outcome = if waiting + num_requests > most {
             Err(Error::QueueFull { waiting })
         } else {
-            self.post(Message::Submit(Box::new(checked), sink))
+            checked.into_iter().try_for_each(|(checked, sink)| {
+                self.post(Message::Submit(Box::new(checked), sink))?;
+                num_left -= 1;
+                Ok(())
+            })
         };
         if outcome.is_err() {
-            self.shared.num_posted.fetch_sub(1, Ordering::SeqCst);
+            self.shared.num_posted.fetch_sub(num_left, Ordering::SeqCst);
         }
         outcome
     }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use pellucid_model::DecoderConfig;
 use pellucid_sampling::{History, Logprobs, Sampler, State};
 
 use crate::beam::BeamSearch;
@@ -86,9 +87,15 @@ impl Sequence {
 }
 
 impl Job {
-    pub(crate) fn new(request: Request, sampler: Sampler, sink: Box<dyn EventSink>, now: Instant) -> Job {
+    pub(crate) fn new(
+        request: Request,
+        config: &DecoderConfig,
+        sampler: Sampler,
+        sink: Box<dyn EventSink>,
+        now: Instant,
+    ) -> Job {
         let search = request.beams.map(|params| {
-            let max_tokens = request.max_tokens.unwrap_or(usize::MAX);
+            let max_tokens = request.max_positions(config) - request.prompt.len();
             BeamSearch::new(params, &request.sampling.end_ids, max_tokens)
         });
         let stats = RequestStats { prompt_tokens: request.prompt.len(), ..RequestStats::default() };
@@ -126,6 +133,11 @@ impl Job {
         self.sequences.iter().all(|sequence| sequence.finish.is_some())
     }
 
+    /// Whether the next rows of a sequence are of a prompt that is to be scored.
+    pub(crate) fn scores_next(&self, sequence: &Sequence) -> bool {
+        self.request.score_prompt && sequence.num_computed < self.request.prompt.len()
+    }
+
     /// Whether it is to be computed in the next step.
     pub(crate) fn takes_steps(&self) -> bool {
         !self.is_paused && self.sink.is_ready()
@@ -153,7 +165,8 @@ impl Job {
     /// Holds what is still to be said and the numbers, to be delivered last.
     pub(crate) fn complete(&mut self, now: Instant) {
         if let Some(search) = self.search.take() {
-            self.sink.hold(Event::Beams(search.results()));
+            let reason = self.sequences[0].finish.unwrap_or(FinishReason::End);
+            self.sink.hold(Event::Beams { beams: search.results(), reason });
         } else if self.holds_back() {
             self.hold_best();
         }

@@ -65,7 +65,7 @@ impl SamplingParams {
         ]
     }
 
-    /// Refuses what is out of range, what is listed twice, and what could not take effect.
+    /// Refuses what is out of range, what is listed twice, and steps that could not take effect.
     pub fn check(&self) -> Result<(), Error> {
         for (name, limit, found) in self.lists().into_iter().map(|(name, found, limit)| (name, limit, found)) {
             if found > limit {
@@ -90,6 +90,38 @@ impl SamplingParams {
             return Err(Error::ListedTwice { name: "logit_bias", token: pair[0] });
         }
         self.check_order()
+    }
+
+    /// Refuses settings of steps that are off: whoever gives one expects something of it. For what people ask; a sampler does not mind.
+    pub fn check_effect(&self) -> Result<(), Error> {
+        let usual = SamplingParams::default();
+        let penalises = self.uses(StepKind::Repetition) || self.uses(StepKind::FrequencyPresence);
+        let settings = [
+            (
+                "dynamic_temperature_exponent",
+                self.dynamic_temperature_exponent != usual.dynamic_temperature_exponent,
+                self.dynamic_temperature_range != 0.0,
+                "dynamic_temperature_range",
+            ),
+            ("xtc_threshold", self.xtc_threshold != usual.xtc_threshold, self.uses(StepKind::Xtc), "xtc_probability"),
+            ("penalty_window", self.penalty_window.is_some(), penalises, "a penalty"),
+            ("dry_base", self.dry.base != usual.dry.base, self.uses(StepKind::Dry), "dry_multiplier"),
+            (
+                "dry_allowed_length",
+                self.dry.allowed_length != usual.dry.allowed_length,
+                self.uses(StepKind::Dry),
+                "dry_multiplier",
+            ),
+            ("dry_range", self.dry.range.is_some(), self.uses(StepKind::Dry), "dry_multiplier"),
+            ("dry_sequence_breakers", !self.dry.breakers.is_empty(), self.uses(StepKind::Dry), "dry_multiplier"),
+        ];
+        if let Some(&(name, .., without)) = settings.iter().find(|(_, is_set, is_used, _)| *is_set && !is_used) {
+            return Err(Error::NoEffect { name, without });
+        }
+        if self.temperature == 0.0 && self.dynamic_temperature_range != 0.0 {
+            return Err(Error::NothingToMove { name: "dynamic_temperature_range" });
+        }
+        Ok(())
     }
 
     /// Refuses an order that is not one, and steps that are set but would not run.

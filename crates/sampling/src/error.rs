@@ -23,6 +23,10 @@ pub enum Error {
     StepLeftOut { step: &'static str },
     #[error("{step}: mirostat does its own truncation; leave {step} neutral or mirostat off")]
     MirostatTruncates { step: &'static str },
+    #[error("{name} does nothing without {without}")]
+    NoEffect { name: &'static str, without: &'static str },
+    #[error("{name}: a temperature of 0 takes the highest, so there is nothing to move")]
+    NothingToMove { name: &'static str },
     #[error("preset: no preset is called {found:?}; expected {expected}")]
     UnknownPreset { found: String, expected: String },
     #[error("vocabulary: expected 1 to {limit} tokens, found {found}")]

@@ -17,6 +17,8 @@ pub(crate) struct Account {
     request_id: String,
     /// Log probabilities that each token of the output reports.
     logprobs_a_token: usize,
+    /// What it was charged for when it was let in.
+    prompt_logprobs: usize,
     num_charged: usize,
     latest: Summary,
     is_closed: bool,
@@ -29,13 +31,15 @@ impl Account {
         let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
         let logprobs_a_token = spec.logprobs_a_token();
         // A scored prompt reports as much for each of its tokens as the output does.
-        permit.tenant.charge_output(0, if is_scored { num_prompt * logprobs_a_token } else { 0 });
+        let prompt_logprobs = if is_scored { num_prompt * logprobs_a_token } else { 0 };
+        permit.tenant.charge_output(0, prompt_logprobs);
         Account {
             app: app.clone(),
             permit,
             _flight: app.drain.take_off(),
             request_id: request_id.to_owned(),
             logprobs_a_token,
+            prompt_logprobs,
             num_charged: 0,
             latest: Summary { prompt_tokens: num_prompt, ..Summary::default() },
             is_closed: false,
@@ -51,6 +55,12 @@ impl Account {
             self.num_charged += new;
             self.latest.completion_tokens = num_output;
         }
+    }
+
+    /// The end of a request that was refused after it had been let in: it costs nothing.
+    pub(crate) fn refuse(&mut self, outcome: Outcome) {
+        self.permit.tenant.refund(self.latest.prompt_tokens, self.prompt_logprobs);
+        self.close(outcome, &Summary::default());
     }
 
     pub(crate) fn close(&mut self, outcome: Outcome, summary: &Summary) {

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::BodyExt;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{ApiError, RETRY_SOON_S};
@@ -15,15 +15,40 @@ const LONG: usize = 16 << 10;
 /// A body that is too large is read and thrown away up to so many times the limit, so that the client gets to hear why.
 const DRAINED: usize = 16;
 
-/// Bytes of a body, and the part of the common budget that they take while they are worked on.
+/// Bytes of a body, and the part of the common budget that they take until they have been worked on, whoever still waits for that.
 #[derive(Debug)]
-pub(crate) struct ReadBody<'a> {
+pub(crate) struct ReadBody {
+    /// What it is, in a sentence.
+    name: &'static str,
     bytes: Vec<u8>,
-    _permit: Option<SemaphorePermit<'a>>,
+    room: Room,
+}
+
+/// A part of the memory for all bodies; given back when dropped.
+#[derive(Debug, Default)]
+struct Room(Option<OwnedSemaphorePermit>);
+
+impl Room {
+    /// Takes what a body needs that grows from so many bytes to so many.
+    fn grow(&mut self, app: &App, before: usize, after: usize) -> Result<(), ApiError> {
+        let units = after.div_ceil(BODY_UNIT) - before.div_ceil(BODY_UNIT);
+        if units == 0 {
+            return Ok(());
+        }
+        let more = app.bodies.clone().try_acquire_many_owned(units as u32).map_err(|_| {
+            let message = "requests with long bodies take all the memory there is for them; try again later";
+            ApiError::too_many("bodies_in_flight", message, RETRY_SOON_S)
+        })?;
+        match &mut self.0 {
+            Some(permit) => permit.merge(more),
+            None => self.0 = Some(more),
+        }
+        Ok(())
+    }
 }
 
 /// Reads a JSON body.
-pub(crate) async fn read<'a>(app: &'a App, request: Request<Body>) -> Result<ReadBody<'a>, ApiError> {
+pub(crate) async fn read(app: &App, request: Request<Body>) -> Result<ReadBody, ApiError> {
     check_type(request.headers())?;
     let limit = app.limits.max_body_bytes;
     let deadline = Instant::now() + app.limits.body_timeout;
@@ -33,11 +58,11 @@ pub(crate) async fn read<'a>(app: &'a App, request: Request<Body>) -> Result<Rea
         return Err(too_large(body, limit, deadline).await);
     }
     let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
-    let mut permit: Option<SemaphorePermit<'a>> = None;
+    let mut room = Room::default();
     loop {
         let late = || ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time");
         let frame = match timeout_at(deadline, body.frame()).await.map_err(|_| late())? {
-            None => return Ok(ReadBody { bytes, _permit: permit }),
+            None => return Ok(ReadBody { name: "body", bytes, room }),
             Some(Ok(frame)) => frame,
             Some(Err(_)) => return Err(ApiError::invalid("the body ended before its end")),
         };
@@ -45,17 +70,7 @@ pub(crate) async fn read<'a>(app: &'a App, request: Request<Body>) -> Result<Rea
         if bytes.len() + data.len() > limit {
             return Err(too_large(body, limit, deadline).await);
         }
-        let (before, after) = (bytes.len().div_ceil(BODY_UNIT), (bytes.len() + data.len()).div_ceil(BODY_UNIT));
-        if after > before {
-            let more = app.bodies.try_acquire_many((after - before) as u32).map_err(|_| {
-                let message = "requests with long bodies take all the memory there is for them; try again later";
-                ApiError::too_many("bodies_in_flight", message, RETRY_SOON_S)
-            })?;
-            match &mut permit {
-                Some(permit) => permit.merge(more),
-                None => permit = Some(more),
-            }
-        }
+        room.grow(app, bytes.len(), bytes.len() + data.len())?;
         bytes.extend_from_slice(&data);
     }
 }
@@ -84,17 +99,26 @@ async fn too_large(mut body: Body, limit: usize, deadline: Instant) -> ApiError 
     ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
 }
 
-impl ReadBody<'_> {
+impl ReadBody {
+    /// A message of a WebSocket, which is read by then.
+    pub(crate) fn of_message(app: &App, bytes: Vec<u8>) -> Result<ReadBody, ApiError> {
+        let mut room = Room::default();
+        room.grow(app, 0, bytes.len())?;
+        Ok(ReadBody { name: "message", bytes, room })
+    }
+
     /// Parses the body and hands it to `work`, beside the threads that serve connections when it is long.
     pub(crate) async fn parse<T: Send + 'static>(
         self,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let bytes = self.bytes;
+        let ReadBody { name, bytes, room } = self;
         let is_long = bytes.len() >= LONG;
         let whole = move || {
+            // Until the work is done, even where nobody waits for it any more.
+            let _room = room;
             let value = Json::parse(&bytes).map_err(|error| {
-                ApiError::invalid(format!("the body is not valid JSON: {error}")).code("invalid_json")
+                ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
             })?;
             work(value)
         };

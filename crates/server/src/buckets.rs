@@ -38,6 +38,11 @@ impl Bucket {
     pub(crate) fn charge(&mut self, amount: usize) {
         self.level -= amount as f64;
     }
+
+    /// Takes a charge back.
+    pub(crate) fn refund(&mut self, amount: usize) {
+        self.level += amount as f64;
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub(crate) struct Caller {
 pub(crate) struct RequestId(pub(crate) String);
 
 pub(crate) async fn admit(State(app): State<SharedApp>, mut request: Request<Body>, next: Next) -> Response<Body> {
+    // In flight until the route has answered, or a reply with a flight of its own is under way; taken before the look at the phase.
+    let _flight = (!watches(&request)).then(|| app.drain.take_off());
     match check(&app, &request) {
         Ok(tenant) => {
             let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
@@ -49,12 +51,20 @@ fn check(app: &SharedApp, request: &Request<Body>) -> Result<Arc<Tenant>, ApiErr
         Err(_) => app.tenants.nobody(),
         Ok(tenant) => tenant,
     };
-    let watches = ["/health", "/ready", "/metrics"].contains(&path);
-    if app.drain.phase() != Phase::Serving && !watches {
-        let message = "the server is about to leave and takes no new requests; ask another, or try again";
-        return Err(ApiError::unavailable("draining", message, DRAIN_RETRY_S));
+    if app.drain.phase() != Phase::Serving && !watches(request) {
+        return Err(draining());
     }
     Ok(tenant)
+}
+
+/// Whether a request looks at the server and asks nothing of it.
+fn watches(request: &Request<Body>) -> bool {
+    ["/health", "/ready", "/metrics"].contains(&request.uri().path())
+}
+
+pub(crate) fn draining() -> ApiError {
+    let message = "the server is about to leave and takes no new requests; ask another, or try again";
+    ApiError::unavailable("draining", message, DRAIN_RETRY_S)
 }
 
 /// The key that a request presents, in either header. Both together must be the same: nobody should have to guess which one counts.

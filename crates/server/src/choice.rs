@@ -77,6 +77,8 @@ pub(crate) struct ChoiceText {
     index: usize,
     stream: Option<TextStream<Arc<Tokenizer>>>,
     stops: StopFilter,
+    /// Stop strings count from this token on.
+    min_tokens: usize,
     /// Bytes that were decoded, and that were shown; the difference is held back.
     num_decoded: usize,
     num_shown: usize,
@@ -94,12 +96,14 @@ impl ChoiceText {
         index: usize,
         stream: TextStream<Arc<Tokenizer>>,
         stops: &[String],
+        min_tokens: usize,
         reports_logprobs: bool,
     ) -> ChoiceText {
         ChoiceText {
             index,
             stream: Some(stream),
             stops: StopFilter::new(stops),
+            min_tokens,
             num_decoded: 0,
             num_shown: 0,
             num_characters: 0,
@@ -131,7 +135,7 @@ impl ChoiceText {
             let end = self.num_decoded + usize::from(piece.is_empty());
             self.held.push_back((end, ShownToken { id: token.id, logprobs: token.logprobs, offset }, token.trace));
         }
-        let shown = self.stops.push(&piece);
+        let shown = if self.num_tokens < self.min_tokens { piece } else { self.stops.push(&piece) };
         let mut delta = self.show(shown);
         if let Some(found) = self.stops.found() {
             let ending = Ending::StopText(found.to_owned());

@@ -142,6 +142,7 @@ fn api_name(name: &'static str) -> &'static str {
         "stop_ids" => "stop_token_ids",
         "beam width" => "beam_width",
         "beams returned" => "n",
+        "prompts" => "prompt",
         "dry_sequence_breakers, tokens of one" => "dry_sequence_breakers",
         name => name,
     }
@@ -158,6 +159,8 @@ impl From<SamplingError> for ApiError {
             SamplingError::OutOfRange { name, .. }
             | SamplingError::TooMany { name, .. }
             | SamplingError::Empty { name }
+            | SamplingError::NoEffect { name, .. }
+            | SamplingError::NothingToMove { name }
             | SamplingError::ListedTwice { name, .. }
             | SamplingError::OutsideVocabulary { name, .. } => name,
             SamplingError::UnknownStep { .. }

@@ -69,7 +69,7 @@ impl EventSink for Sink {
 }
 
 impl Generation {
-    /// Submits all requests, or none: when one is refused, those before it are cancelled.
+    /// Submits all requests, or none.
     pub(crate) fn submit(engine: &EngineHandle, requests: Vec<Request>) -> Result<Generation, Error> {
         let (sender, events) = unbounded_channel();
         let shared = Arc::new(Shared {
@@ -79,10 +79,9 @@ impl Generation {
             controls: Mutex::new(vec![VecDeque::new(); requests.len()]),
         });
         let generation = Generation { events, shared };
-        for (part, request) in requests.into_iter().enumerate() {
-            let sink = Sink { part, events: sender.clone(), shared: generation.shared.clone() };
-            engine.submit_to(request, Box::new(sink))?;
-        }
+        let sink = |part| Sink { part, events: sender.clone(), shared: generation.shared.clone() };
+        let requests = requests.into_iter().enumerate();
+        engine.submit_all(requests.map(|(part, request)| (request, Box::new(sink(part)) as _)).collect())?;
         Ok(generation)
     }
 

@@ -7,7 +7,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pellucid_engine::{EngineHandle, Pulse};
@@ -15,7 +18,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::{ServerConfig, crypto::ring, version};
@@ -83,12 +86,36 @@ pub enum Ended {
     EngineStopped,
 }
 
+/// A place among the connections, for as long as something holds it: requests do, and a WebSocket, which goes on after the last request.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection(#[expect(dead_code)] Arc<Place>);
+
+#[derive(Debug)]
+struct Place {
+    app: SharedApp,
+    _permit: OwnedSemaphorePermit,
+    /// When the last is dropped, all connections have closed.
+    _open: watch::Receiver<()>,
+}
+
+impl Connection {
+    fn new(app: SharedApp, permit: OwnedSemaphorePermit, open: watch::Receiver<()>) -> Connection {
+        app.metrics.connections.inc();
+        Connection(Arc::new(Place { app, _permit: permit, _open: open }))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.app.metrics.connections.dec();
+    }
+}
+
 /// Accepts connections until the server is told to leave and has finished what was in flight.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router, app: SharedApp) -> Ended {
     let connections = Arc::new(Semaphore::new(app.limits.max_connections));
-    // Held by every connection: when the last one drops it, all have closed.
-    let (open, all_closed) = tokio::sync::watch::channel(());
-    let finished = tokio::sync::watch::Sender::new(false);
+    let (open, all_closed) = watch::channel(());
+    let finished = watch::Sender::new(false);
     let mut leaving = std::pin::pin!(leave(&app));
     let ended = loop {
         let (stream, permit) = tokio::select! {
@@ -102,14 +129,12 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
                 }
             },
         };
-        let (router, tls, app, open) = (router.clone(), tls.clone(), app.clone(), open.subscribe());
+        let (router, tls, limits) = (router.clone(), tls.clone(), app.limits.clone());
+        let connection = Connection::new(app.clone(), permit, open.subscribe());
         let mut finish = finished.subscribe();
         tokio::spawn(async move {
-            app.metrics.connections.inc();
             let close = async move { drop(finish.wait_for(|finished| *finished).await) };
-            converse(stream, tls, router, &app.limits, close).await;
-            app.metrics.connections.dec();
-            drop((permit, open));
+            converse(stream, tls, Door { router: TowerToHyperService::new(router), connection }, &limits, close).await;
         });
     };
     drop(all_closed);
@@ -150,10 +175,7 @@ async fn stopped(engine: &EngineHandle) {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    connections: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+async fn accept(listener: &TcpListener, connections: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
     // Beyond the bound they wait where the system keeps them.
     let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
@@ -165,14 +187,14 @@ async fn accept(
 async fn converse(
     stream: TcpStream,
     tls: Option<Tls>,
-    router: Router,
+    door: Door,
     limits: &Limits,
     close: impl Future<Output = ()> + Send,
 ) {
     match tls {
-        None => answer(Patient::new(stream, limits.write_timeout), router, limits, close).await,
+        None => answer(Patient::new(stream, limits.write_timeout), door, limits, close).await,
         Some(tls) => match timeout(limits.header_timeout, tls.0.accept(stream)).await {
-            Ok(Ok(stream)) => answer(Patient::new(stream, limits.write_timeout), router, limits, close).await,
+            Ok(Ok(stream)) => answer(Patient::new(stream, limits.write_timeout), door, limits, close).await,
             // Scanners and plain-text clients; nothing that an operator could do.
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
             Err(_) => tracing::debug!("a TLS handshake took too long"),
@@ -180,10 +202,27 @@ async fn converse(
     }
 }
 
+/// The routes, as one connection sees them: its requests carry its place.
+struct Door {
+    router: TowerToHyperService<Router>,
+    connection: Connection,
+}
+
+impl Service<Request<Incoming>> for Door {
+    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.connection.clone());
+        self.router.call(request)
+    }
+}
+
 /// Answers the requests of one connection.
 async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: Patient<S>,
-    router: Router,
+    door: Door,
     limits: &Limits,
     close: impl Future<Output = ()> + Send,
 ) {
@@ -191,7 +230,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .serve_connection(TokioIo::new(stream), door)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let mut close = std::pin::pin!(close);

@@ -113,6 +113,13 @@ impl TokenizeRequest {
         if request.prompt.is_some() == request.messages.is_some() {
             return Err(ApiError::field("prompt", "give either prompt or messages"));
         }
+        let idle = match request.messages {
+            Some(_) => (request.add_special_tokens.is_some(), "add_special_tokens", "prompt"),
+            None => (request.add_generation_prompt.is_some(), "add_generation_prompt", "messages"),
+        };
+        if let (true, name, without) = idle {
+            return Err(ApiError::field(name, format!("{name} does nothing without {without}")));
+        }
         Ok(request)
     }
 

@@ -64,6 +64,8 @@ impl Spec {
 pub(crate) struct Reply {
     parts: Vec<Part>,
     pub(crate) params: SamplingParams,
+    /// It is searched for, not drawn.
+    pub(crate) is_search: bool,
     submitted: Instant,
 }
 
@@ -76,6 +78,8 @@ struct Part {
     /// The prompt's log probabilities go with the echo.
     is_scored: bool,
     drops_output: bool,
+    /// More is made than is returned.
+    holds_back: bool,
     end_ids: Vec<u32>,
     cached_tokens: usize,
     begun: Option<Instant>,
@@ -115,7 +119,8 @@ impl Reply {
                 } else {
                     TextStream::new(tokenizer.clone(), true)
                 };
-                ChoiceText::new(index, stream, &spec.stops, spec.logprobs.is_some())
+                let min_tokens = request.sampling.min_tokens as usize;
+                ChoiceText::new(index, stream, &spec.stops, min_tokens, spec.logprobs.is_some())
             };
             parts.push(Part {
                 choices: (index..index + spec.num_choices).map(choice).collect(),
@@ -123,6 +128,7 @@ impl Reply {
                 prompt: request.prompt.clone(),
                 echo: prompt.echo,
                 drops_output: prompt.drops_output,
+                holds_back: request.beams.is_some() || request.best_of > request.num_choices,
                 end_ids: request.sampling.end_ids.clone(),
                 cached_tokens: 0,
                 begun: None,
@@ -133,7 +139,8 @@ impl Reply {
             requests.push(request);
         }
         let params = requests.first().map(|request| request.sampling.clone()).unwrap_or_default();
-        (Reply { parts, params, submitted: Instant::now() }, requests)
+        let is_search = requests.iter().any(|request| request.beams.is_some());
+        (Reply { parts, params, is_search, submitted: Instant::now() }, requests)
     }
 
     pub(crate) fn num_choices(&self) -> usize {
@@ -156,6 +163,7 @@ impl Reply {
         tokenizer: &Tokenizer,
     ) -> Result<Vec<Delta>, ApiError> {
         let this = &mut self.parts[part];
+        let mut stopped = None;
         let deltas = match event {
             Event::Begun { cached_tokens } => {
                 this.cached_tokens = cached_tokens;
@@ -171,22 +179,23 @@ impl Reply {
                 }
                 let choice = token.choice;
                 let delta = this.choices[choice].push(token);
-                let is_stopped = delta.ending.is_some();
-                if is_stopped && this.choices.iter().any(|choice| choice.ending.is_none()) {
-                    generation.control(part, Control::End { choice });
-                }
+                stopped = delta.ending.as_ref().map(|_| choice);
                 vec![delta]
             }
             Event::ChoiceEnd { choice, reason, token } => {
                 vec![this.choices[choice].end(ending(reason, token.as_ref()))]
             }
-            Event::Beams(beams) => this.take_beams(&beams),
+            Event::Beams { beams, reason } => this.take_beams(&beams, reason),
             Event::Done(stats) => {
                 this.stats = Some(stats);
                 Vec::new()
             }
             Event::Failed(error) => return Err(error.into()),
         };
+        // A reply that is over is dropped as a whole, which ends what is left of it.
+        if let Some(choice) = stopped.filter(|_| !self.is_over()) {
+            generation.control(part, Control::End { choice });
+        }
         Ok(deltas.into_iter().filter(|delta| !delta.is_empty()).collect())
     }
 
@@ -230,8 +239,9 @@ impl Part {
             return 0;
         }
         let shown = self.choices.iter().map(|choice| choice.num_tokens).sum();
-        // Replies that `best_of` made and did not return were made all the same.
-        self.stats.map_or(shown, |stats| stats.output_tokens.max(shown))
+        // What `best_of` or a search made and did not return was made all the same. What the engine made after a stop in the text, before it
+        // heard of it, was not asked for.
+        self.stats.filter(|_| self.holds_back).map_or(shown, |stats| stats.output_tokens.max(shown))
     }
 
     // The engine's own times where it has told them; until then, when its events were taken.
@@ -275,9 +285,11 @@ impl Part {
         self.choices.iter_mut().map(|choice| choice.echo(&text, tokens.clone())).collect()
     }
 
-    fn take_beams(&mut self, beams: &[Beam]) -> Vec<Delta> {
+    /// Beams that do not end in an end token go no further for this reason, nor do those that a search cut short has not come to.
+    fn take_beams(&mut self, beams: &[Beam], reason: FinishReason) -> Vec<Delta> {
         let mut deltas = Vec::new();
-        for (choice, beam) in self.choices.iter_mut().zip(beams) {
+        let nothing = Beam { ids: Vec::new(), score: 0.0 };
+        for (choice, beam) in self.choices.iter_mut().zip(beams.iter().chain(std::iter::repeat(&nothing))) {
             // The search counts the end token among a beam's own.
             let (last, has_ended) = match beam.ids.last() {
                 Some(last) => (Some(*last), self.end_ids.contains(last)),
@@ -287,7 +299,7 @@ impl Part {
             for &id in shown {
                 deltas.push(choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None }));
             }
-            deltas.push(choice.end(if has_ended { Ending::End(last) } else { Ending::MaxTokens }));
+            deltas.push(choice.end(if has_ended { Ending::End(last) } else { ending(reason, None) }));
         }
         deltas
     }

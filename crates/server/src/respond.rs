@@ -70,7 +70,7 @@ pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<(Und
         Err(error) => {
             let error = ApiError::from(error);
             let is_full = error.status == axum::http::StatusCode::TOO_MANY_REQUESTS;
-            account.close(if is_full { Outcome::Limited } else { Outcome::Failed }, &Summary::default());
+            account.refuse(if is_full { Outcome::Limited } else { Outcome::Failed });
             Err(error)
         }
     }

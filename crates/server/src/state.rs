@@ -70,7 +70,7 @@ pub(crate) struct App {
     pub(crate) metrics: Metrics,
     pub(crate) drain: Drain,
     /// In units of `BODY_UNIT` bytes.
-    pub(crate) bodies: tokio::sync::Semaphore,
+    pub(crate) bodies: Arc<tokio::sync::Semaphore>,
     pub(crate) cors_origins: Vec<String>,
     pub(crate) loopback_hosts_only: bool,
 }
@@ -85,7 +85,7 @@ impl App {
         let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics } = options;
         App {
             metrics: Metrics::new(&model.id, vllm_metrics),
-            bodies: tokio::sync::Semaphore::new(limits.max_bodies_bytes.div_ceil(BODY_UNIT)),
+            bodies: Arc::new(tokio::sync::Semaphore::new(limits.max_bodies_bytes.div_ceil(BODY_UNIT))),
             model,
             tenants,
             limits,

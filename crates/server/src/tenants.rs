@@ -279,6 +279,17 @@ impl Tenant {
         }
     }
 
+    /// Takes back what a request was charged when it was let in: it was refused after all.
+    pub(crate) fn refund(&self, num_prompt: usize, num_logprobs: usize) {
+        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        let Budgets { requests, tokens, logprobs } = &mut *budgets;
+        for (bucket, amount) in [(requests, 1), (tokens, num_prompt), (logprobs, num_logprobs)] {
+            if let Some(bucket) = bucket {
+                bucket.refund(amount);
+            }
+        }
+    }
+
     pub(crate) fn charge_output(&self, num_tokens: usize, num_logprobs: usize) {
         let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bucket) = &mut budgets.tokens {
@@ -360,5 +371,7 @@ mod tests {
         assert_eq!(code(tenant.enter(10, true)), Err("logprob_budget"));
         assert_eq!(code(tenant.enter(90, false)), Ok(()));
         assert_eq!(code(tenant.enter(1, false)), Err("requests_per_minute"));
+        tenant.refund(90, 0);
+        assert_eq!(code(tenant.enter(90, false)), Ok(()), "what was refused after all has cost nothing");
     }
 }

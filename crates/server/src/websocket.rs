@@ -13,12 +13,14 @@ use pellucid_engine::{Control, Event};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::caller::Caller;
+use crate::body::ReadBody;
+use crate::caller::{self, Caller};
 use crate::choice::Delta;
 use crate::drain::Phase;
 use crate::error::{ApiError, ErrorBody};
 use crate::fields::{self, Fields, shown};
 use crate::json::Json;
+use crate::listen::Connection;
 use crate::metrics::Outcome;
 use crate::openai::chat::ChatRequest;
 use crate::openai::common::Streaming;
@@ -44,6 +46,7 @@ const MAX_WISHES: usize = 16;
 pub(crate) async fn stream(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
+    Extension(connection): Extension<Connection>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response<Body> {
     let upgrade = match upgrade {
@@ -57,12 +60,18 @@ pub(crate) async fn stream(
     upgrade
         .max_message_size(limit)
         .max_frame_size(limit)
-        .on_upgrade(async move |socket| converse(socket, app, caller).await)
+        .on_upgrade(async move |socket| {
+            converse(socket, app, caller).await;
+            // One of the server's connections, up to here.
+            drop(connection);
+        })
         .into_response()
 }
 
 async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
     let outcome = match first_message(&mut socket, &app, &caller).await {
+        // The socket may have been opened long before.
+        Ok(Some(_)) if app.drain.phase() != Phase::Serving => Err(caller::draining()),
         Ok(Some((spec, streaming))) => match begin(&app, &caller, spec) {
             Ok((underway, envelope)) => {
                 let writer = ChunkWriter::new(envelope, streaming);
@@ -90,8 +99,8 @@ async fn first_message(
     let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request came in time");
     let Some(text) = message.map_err(late)?? else { return Ok(None) };
     let (app, caller) = (app.clone(), caller.clone());
-    let work = move || {
-        let mut value = parse(&text)?;
+    let body = ReadBody::of_message(&app, text.into_bytes())?;
+    let work = move |mut value| {
         if let Json::Object(entries) = &mut value
             && !entries.iter().any(|(name, _)| name == "stream")
         {
@@ -103,10 +112,7 @@ async fn first_message(
         };
         Ok(Some((request.spec(&app.model, &app.limits, &caller.tenant)?, streaming)))
     };
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        tracing::error!(%error, "work on a WebSocket's request ended in a fault");
-        Err(ApiError::fault())
-    })
+    body.parse(work).await
 }
 
 fn parse(text: &str) -> Result<Json, ApiError> {
@@ -225,7 +231,11 @@ impl Exchange {
             "cancel" => Wish::Cancel,
             "pause" => Wish::Control("paused", Control::Pause),
             "resume" => Wish::Control("resumed", Control::Resume),
-            "update" => Wish::Control("updated", self.update(&mut fields, app)?),
+            "update" => {
+                let changes = SamplingFields::read(&mut fields)?;
+                fields.finish()?;
+                return Ok(Wish::Control("updated", self.update(&changes, app)?));
+            }
             _ => {
                 let message = format!("type: expected cancel, pause, resume or update, found {}", shown(&kind));
                 return Err(ApiError::field("type", message));
@@ -236,8 +246,12 @@ impl Exchange {
     }
 
     /// Other parameters from the next token on: what the message gives, over what was in effect.
-    fn update(&mut self, fields: &mut Fields, app: &SharedApp) -> Result<Control, ApiError> {
-        let changes = SamplingFields::read(fields)?;
+    fn update(&mut self, changes: &SamplingFields, app: &SharedApp) -> Result<Control, ApiError> {
+        if self.underway.reply.is_search {
+            return Err(ApiError::invalid(
+                "update: a beam search draws nothing, so no parameter of the draw can change it",
+            ));
+        }
         if changes.is_empty() {
             return Err(ApiError::invalid("update: expected at least one sampling field, found none"));
         }

@@ -392,3 +392,31 @@ fn bodies_of_the_helpers_are_what_they_say() {
     assert_eq!(chat_body("\"n\":1").matches("\"n\":").count(), 1);
     assert!(!completion_body("\"prompt\":5").contains("hello"));
 }
+
+/// A setting that cannot take effect is refused by its name, alone and beside what it belongs to.
+#[test]
+fn what_would_do_nothing_is_refused() {
+    let server = Server::start();
+    for (field, value) in [
+        ("xtc_threshold", "0.2"),
+        ("penalty_window", "8"),
+        ("dynamic_temperature_exponent", "2"),
+        ("dry_base", "2"),
+        ("dry_range", "9"),
+        ("dry_allowed_length", "5"),
+        ("dry_sequence_breakers", "[\"x\"]"),
+    ] {
+        assert_eq!(server.chat(&format!("\"{field}\":{value}")).refused(400).0.as_deref(), Some(field));
+    }
+    let moved = server.chat("\"temperature\":0,\"dynamic_temperature_range\":1").refused(400);
+    assert_eq!(moved.0.as_deref(), Some("dynamic_temperature_range"));
+    // Words of the template that are no variables of it.
+    for name in ["a", "role", "turn", "messag", "for", "m"] {
+        server.chat(&format!("\"chat_template_kwargs\":{{\"{name}\":1}}")).refused(400);
+    }
+    let messages = "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]";
+    let refused = server.post("/tokenize", &format!("{{{messages},\"add_special_tokens\":false}}")).refused(400);
+    assert_eq!(refused.0.as_deref(), Some("add_special_tokens"));
+    let refused = server.post("/tokenize", "{\"prompt\":\"x\",\"add_generation_prompt\":false}").refused(400);
+    assert_eq!(refused.0.as_deref(), Some("add_generation_prompt"));
+}

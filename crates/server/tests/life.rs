@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::BufReader;
+use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,9 @@ fn a_full_queue_is_refused_at_once() {
         assert_eq!(reply.refused(429).1.as_deref(), Some("queue_full"));
         assert!(reply.header("retry-after").is_some());
     }
+    // What could never wait is told so at once, and not to come back.
+    let reply = server.complete("\"prompt\":[\"a\",\"b\",\"c\"]");
+    assert_eq!(reply.refused(400).0.as_deref(), Some("prompt"));
     drop((running, waiting));
     server.slow_down(0);
     server.settles();
@@ -101,6 +104,47 @@ fn a_signal_drains() {
     let chunks = stream.chunks();
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length", "what was in flight is finished");
     assert_eq!(server.ended(), Ended::Drained);
+}
+
+#[test]
+fn a_request_that_is_being_read_is_answered_before_the_server_leaves() {
+    let server = Server::start();
+    let body = chat_body("\"max_tokens\":4,\"seed\":3");
+    let (first, second) = body.split_at(body.len() / 2);
+    let mut connection = server.connect();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{first}",
+        server.address,
+        body.len()
+    );
+    connection.write_all(head.as_bytes()).unwrap();
+    // An idle socket does not keep the server, and its request comes too late.
+    let (status, mut socket) = Socket::open(&server, "");
+    assert_eq!(status, 101);
+    std::thread::sleep(Duration::from_millis(100));
+    server.drain.ask();
+    std::thread::sleep(Duration::from_millis(100));
+    socket.send(&chat_body(""));
+    let refused: Value = serde_json::from_str(&socket.next().unwrap()).unwrap();
+    assert_eq!(check_error(&refused).1.as_deref(), Some("draining"));
+    connection.write_all(second.as_bytes()).unwrap();
+    Response::read(&mut BufReader::new(connection)).ok();
+    assert_eq!(server.ended(), Ended::Drained);
+}
+
+#[test]
+fn a_websocket_is_a_connection_among_the_others() {
+    let limits = Limits { max_connections: 1, ..Limits::default() };
+    let server = Server::with(Setup { limits, ..Setup::default() });
+    let (status, socket) = Socket::open(&server, "");
+    assert_eq!(status, 101);
+    let waiting = server.send("GET", "/health", &[], b"");
+    waiting.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut byte = [0];
+    assert!((&waiting).read(&mut byte).is_err(), "it waits until there is a place");
+    drop(socket);
+    waiting.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    assert_eq!(Response::read(&mut BufReader::new(waiting)).status, 200);
 }
 
 #[test]
@@ -215,6 +259,21 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
         }
     }
     assert_eq!(socket.next(), None);
+    server.settles();
+    // A search draws nothing, so nothing of the draw can be changed.
+    let (_, mut socket) = Socket::open(&server, "");
+    socket.send(&long_chat(",\"beam_width\":2"));
+    for bad in ["{\"type\":\"update\",\"temperature\":0.5}", "{\"type\":\"update\",\"max_tokens\":5}"] {
+        socket.send(bad);
+        loop {
+            let message = socket.json();
+            if message.get("error").is_some() {
+                check_error(&message);
+                break;
+            }
+        }
+    }
+    drop(socket);
     server.settles();
     // One that goes away without a word.
     let (_, mut socket) = Socket::open(&server, "");

@@ -180,6 +180,43 @@ fn prompts_in_every_form_and_several_replies() {
 }
 
 #[test]
+fn a_stop_ends_its_reply_and_no_token_after_it_is_counted() {
+    let server = Server::start();
+    let texts: Vec<String> = ["abc", "xyz"]
+        .map(|prompt| {
+            server.complete(&format!("\"prompt\":\"{prompt}\",\"seed\":6,\"max_tokens\":100,\"ignore_eos\":true")).ok()
+        })
+        .iter()
+        .map(|reply| whole_texts(reply)[0].clone())
+        .collect();
+    // A stop that the first reply comes to soon, and the second never.
+    let pairs: Vec<char> = texts[0].chars().skip(4).take(20).collect();
+    let stop = pairs.windows(2).map(|pair| pair.iter().collect::<String>()).find(|pair| !texts[1].contains(pair));
+    let stop = json!(stop.expect("the texts differ"));
+    let complete = |prompt: &str, more: &str| {
+        server
+            .complete(&format!("\"prompt\":{prompt},\"max_tokens\":100,\"ignore_eos\":true,\"stop\":{stop}{more}"))
+            .ok()
+    };
+    let count = |reply: &Value| reply["usage"]["completion_tokens"].as_u64().unwrap();
+    let alone = ["\"abc\"", "\"xyz\""].map(|prompt| count(&complete(prompt, ",\"seed\":6")));
+    assert!(alone[0] < 30 && alone[1] == 100, "{alone:?}");
+    let computed = |name: &str| server.metric(name);
+    server.settles();
+    let before = computed("pellucid_computed_output_tokens_total");
+    // Slow enough that the engine hears of the stop before it has made everything.
+    server.slow_down(5);
+    assert_eq!(count(&complete("[\"abc\",\"xyz\"]", ",\"seed\":6")), alone[0] + alone[1]);
+    server.settles();
+    let made = computed("pellucid_computed_output_tokens_total") - before;
+    server.slow_down(0);
+    assert!(made < 150.0, "{made} tokens were decoded where the first reply had ended early");
+    // Several replies to one prompt.
+    let seeds = [6, 7, 8].map(|seed| count(&complete("\"abc\"", &format!(",\"seed\":{seed}"))));
+    assert_eq!(count(&complete("\"abc\"", ",\"seed\":6,\"n\":3")), seeds.iter().sum::<u64>());
+}
+
+#[test]
 fn endings_are_told() {
     let server = Server::start();
     let reason =
@@ -192,6 +229,9 @@ fn endings_are_told() {
     let (finish, ending) = reason(&reply);
     assert_eq!((finish, &ending["reason"], &ending["stop"]), (json!("stop"), &json!("stop_string"), &json!(stop)));
     assert_eq!(whole_texts(&reply)[0], text.split(&stop).next().unwrap());
+    let longer = server.chat(&format!("\"seed\":1,\"max_tokens\":30,\"min_tokens\":20,\"stop\":{}", json!(stop))).ok();
+    assert!(longer["usage"]["completion_tokens"].as_u64().unwrap() >= 20, "a stop does not count before: {longer}");
+    assert!(whole_texts(&longer)[0].contains(&stop));
     let id =
         server.post("/tokenize", &json!({ "prompt": stop, "add_special_tokens": false }).to_string()).ok()["tokens"][0]
             .clone();
@@ -202,6 +242,14 @@ fn endings_are_told() {
     let reply = server.chat("\"ignore_eos\":true,\"max_tokens\":100,\"timeout_ms\":200").ok();
     let (finish, ending) = reason(&reply);
     assert_eq!((finish, ending["reason"].as_str()), (json!("length"), Some("timeout")));
+    // Before the prompt is computed, too: every choice and every beam has an end.
+    for several in ["\"n\":3", "\"best_of\":4,\"n\":3", "\"beam_width\":3,\"n\":3"] {
+        let reply = server.complete(&format!("\"max_tokens\":100,\"ignore_eos\":true,\"timeout_ms\":1,{several}")).ok();
+        for i in 0..3 {
+            assert_eq!(reply["choices"][i]["finish_reason"], "length", "{several}: {reply}");
+            assert_eq!(reply["pellucid"]["endings"][i]["reason"], "timeout", "{several}: {reply}");
+        }
+    }
 }
 
 #[test]

@@ -99,7 +99,10 @@ impl EventSink for Collected {
                 outcome.choice(choice);
                 outcome.finish[choice] = Some(reason);
             }
-            Event::Beams(beams) => outcome.beams = beams,
+            Event::Beams { beams, reason } => {
+                outcome.beams = beams;
+                outcome.finish = vec![Some(reason)];
+            }
             Event::Done(stats) => outcome.stats = Some(stats),
             Event::Failed(error) => outcome.error = Some(error),
         }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{
-    Control, Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request, Scope, TenantId,
+    BeamParams, Control, EarlyStopping, Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request,
+    Scope, TenantId,
 };
 use pellucid_model::{Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingParams;
@@ -333,7 +334,11 @@ fn limits_are_kept_and_named() {
     assert_eq!((outcomes[0].tokens[0].len(), outcomes[0].finish[0]), (4, Some(FinishReason::MaxTokens)));
     assert_eq!((outcomes[1].tokens[0].len(), outcomes[1].finish[0]), (57, Some(FinishReason::Context)));
     let late = Request { deadline: Some(Duration::ZERO), ..plain(None) };
-    assert_eq!(serve(&mut engine, &[late])[0].finish, [Some(FinishReason::Deadline)]);
+    assert_eq!(serve(&mut engine, std::slice::from_ref(&late))[0].finish, [Some(FinishReason::Deadline)]);
+    for best_of in [3, 5] {
+        let several = Request { num_choices: 3, best_of, ..late.clone() };
+        assert_eq!(serve(&mut engine, &[several])[0].finish, [Some(FinishReason::Deadline); 3], "best of {best_of}");
+    }
 
     let refused = |request: Request| {
         let mut engine = fake(EngineOptions { num_blocks: 4, max_waiting: 1, ..OPTIONS }, |_| ());
@@ -407,13 +412,35 @@ fn a_flood_leaves_the_other_tenant_its_share() {
 }
 
 #[test]
+fn a_search_to_the_end_of_the_context_is_one_of_as_many_tokens() {
+    let beams = BeamParams { width: 3, num_returned: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
+    for end_ids in [vec![], vec![5]] {
+        let sampling = SamplingParams { end_ids, ..SamplingParams::default() };
+        let search =
+            |max_tokens| Request { max_tokens, beams: Some(beams), ..Request::new(vec![1, 2, 3], sampling.clone()) };
+        let outcomes = serve(&mut fake(OPTIONS, |_| ()), &[search(None), search(Some(57)), search(Some(1000))]);
+        assert_eq!(outcomes[0].beams.len(), 2);
+        assert_eq!(outcomes[0].beams, outcomes[1].beams);
+        assert_eq!(outcomes[0].beams, outcomes[2].beams);
+        if sampling.end_ids.is_empty() {
+            assert_eq!(outcomes[0].beams[0].ids.len(), 57);
+            let reasons = [FinishReason::Context, FinishReason::MaxTokens, FinishReason::Context];
+            assert!(outcomes.iter().zip(reasons).all(|(outcome, reason)| outcome.finish == [Some(reason)]));
+        }
+    }
+}
+
+#[test]
 fn prompts_can_be_scored() {
-    let mut engine = fake(OPTIONS, |_| ());
+    // Together they are more rows than one step scores.
+    let mut engine = fake(EngineOptions { step_tokens: 512, chunk_len: 64, ..OPTIONS }, |_| ());
     let prompt: Vec<u32> = (0..37).map(|i| i * 5 % 24).collect();
     let scored = Request { score_prompt: true, max_tokens: Some(1), ..request(prompt.clone(), 0) };
-    let outcomes = serve(&mut engine, &[scored.clone(), scored]);
+    let outcomes = serve(&mut engine, &vec![scored; 7]);
     assert_eq!(outcomes[0].prompt_logprobs.len(), 36);
-    assert_eq!(outcomes[0].prompt_logprobs, outcomes[1].prompt_logprobs, "nothing was skipped for being cached");
+    for other in &outcomes[1..] {
+        assert_eq!(outcomes[0].prompt_logprobs, other.prompt_logprobs, "nothing was skipped for being cached");
+    }
     for (i, found) in outcomes[0].prompt_logprobs.iter().enumerate() {
         let logits = FakeModel::logits_after(prompt[..=i].iter().copied(), 24);
         let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();

@@ -112,9 +112,16 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, tokens, origins: Origins::new(source, tokenizer) })
     }
 
-    /// Whether the template's source has this word: what it never names, it cannot heed.
-    pub fn mentions(&self, word: &str) -> bool {
-        self.origins.source().contains(word)
+    /// Whether the template reads a variable of this name that it does not set itself.
+    pub fn reads(&self, variable: &str) -> bool {
+        self.environment
+            .get_template(NAME)
+            .is_ok_and(|template| template.undeclared_variables(false).contains(variable))
+    }
+
+    /// Whether the template's source has this text in quotes, as a role that it tells from others: what it never names, it cannot heed.
+    pub fn quotes(&self, text: &str) -> bool {
+        ['\'', '"'].iter().any(|quote| self.origins.source().contains(&format!("{quote}{text}{quote}")))
     }
 
     /// Renders a conversation. The text of all segments joined is what the reference implementation renders; the text

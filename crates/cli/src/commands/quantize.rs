@@ -164,8 +164,16 @@ fn write(
     target: &Path,
 ) -> Result<Vec<Line>> {
     let failed = || format!("could not write {}", target.display());
-    let part = target.with_extension("part");
-    let file = File::create_new(&part).with_context(|| format!("could not create {}", part.display()))?;
+    let mut part = target.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let file = File::create_new(&part).with_context(|| match part.exists() {
+        true => format!(
+            "{} is there: another run writes it, or one was interrupted and left it; then remove it",
+            part.display()
+        ),
+        false => format!("could not create {}", part.display()),
+    })?;
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
     let mut lines = Vec::new();
     let written = recode(model, metadata, tensors, num_threads, (&part, BufWriter::new(file)), &mut |recoded| {

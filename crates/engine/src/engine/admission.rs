@@ -84,6 +84,11 @@ impl Engine {
                     job.sink.send(Event::ChoiceEnd { choice, reason, token: None });
                 }
             }
+            // Before the prompt is computed there is one sequence, whatever was asked for.
+            let unborn = if job.search.is_some() { 0..0 } else { job.sequences.len()..job.request.num_choices };
+            for choice in unborn {
+                job.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Deadline, token: None });
+            }
             job.complete(now);
             job.sink.deliver();
             self.stats.finished_requests += 1;

@@ -213,13 +213,14 @@ impl Engine {
             let token = (token % model.config().vocab_size) as u32;
             return Err(pellucid_sampling::Error::NotANumber { token }.into());
         }
-        let is_full = job.sequences.iter().any(|sequence| sequence.tokens.len() + 1 >= model.config().context_len);
         let search = job.search.as_mut().expect("a beam search");
-        let next = search.advance(&rows).filter(|_| !is_full);
+        let next = search.advance(&rows);
         let reservation = job.reservation.as_mut().expect("a running job has a reservation");
         let Some(next) = next else {
+            // All are of one length, and would be one token longer.
+            let limit = job.request.limit(job.sequences[0].tokens.len() + 1, model.config().context_len);
             for sequence in &mut job.sequences {
-                sequence.finish = Some(FinishReason::End);
+                sequence.finish = Some(limit.unwrap_or(FinishReason::End));
                 if let Some(table) = sequence.table.take() {
                     cache.release(table);
                 }

@@ -168,3 +168,36 @@ fn inputs_of_the_wrong_size_are_refused() {
     assert_eq!(sample(&[0.0; 40], Some(&[0, 0])), Err(Error::NothingLeft));
     assert_eq!(sample(&[0.0; 40], Some(&[0, 1 << 7])).unwrap().token, 39);
 }
+
+#[test]
+fn settings_of_steps_that_are_off_are_refused_by_name() {
+    let usual = SamplingParams::default();
+    assert_eq!(usual.check_effect(), Ok(()));
+    let dry = |change: &dyn Fn(&mut Dry)| {
+        let mut params = usual.clone();
+        change(&mut params.dry);
+        params
+    };
+    let idle = [
+        ("dynamic_temperature_exponent", SamplingParams { dynamic_temperature_exponent: 2.0, ..usual.clone() }),
+        ("xtc_threshold", SamplingParams { xtc_threshold: 0.2, ..usual.clone() }),
+        ("penalty_window", SamplingParams { penalty_window: Some(8), ..usual.clone() }),
+        ("dry_base", dry(&|dry| dry.base = 2.0)),
+        ("dry_allowed_length", dry(&|dry| dry.allowed_length = 3)),
+        ("dry_range", dry(&|dry| dry.range = Some(64))),
+        ("dry_sequence_breakers", dry(&|dry| dry.breakers = vec![vec![1]])),
+    ];
+    for (expected, params) in idle {
+        assert!(
+            matches!(params.check_effect(), Err(Error::NoEffect { name, .. }) if name == expected),
+            "{expected}: {:?}",
+            params.check_effect()
+        );
+        let mut used =
+            SamplingParams { dynamic_temperature_range: 0.5, xtc_probability: 0.5, presence_penalty: 0.5, ..params };
+        used.dry.multiplier = 0.5;
+        assert_eq!(used.check_effect(), Ok(()), "{expected}");
+    }
+    let greedy = SamplingParams { temperature: 0.0, dynamic_temperature_range: 1.0, ..usual };
+    assert_eq!(greedy.check_effect(), Err(Error::NothingToMove { name: "dynamic_temperature_range" }));
+}

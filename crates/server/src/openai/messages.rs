@@ -62,7 +62,7 @@ impl Role {
     fn name(self, model: &ServedModel) -> &'static str {
         match self {
             Role::System => "system",
-            Role::Developer if model.template.as_ref().is_some_and(|template| template.mentions("developer")) => {
+            Role::Developer if model.template.as_ref().is_some_and(|template| template.quotes("developer")) => {
                 "developer"
             }
             Role::Developer => "system",
@@ -153,7 +153,7 @@ pub(crate) fn read_variables(fields: &mut Fields, model: &ServedModel) -> Result
     let mut variables = Map::new();
     for (name, value) in entries {
         let place = format!("{path}.{}", name.chars().take(64).collect::<String>());
-        let is_known = model.template.as_ref().is_some_and(|template| template.mentions(&name));
+        let is_known = model.template.as_ref().is_some_and(|template| template.reads(&name));
         if name.is_empty() || OWN.contains(&name.as_str()) || name.ends_with("_token") || !is_known {
             let message = format!("{path}: the model's template has no variable {} to be set", shown(&name));
             return Err(ApiError::field(place, message));

@@ -217,6 +217,7 @@ impl SamplingFields {
             params.samplers = Some(kinds?);
         }
         params.check()?;
+        params.check_effect()?;
         Ok(params)
     }
 }

@@ -55,7 +55,8 @@ impl Answerer<'_> {
             Prompt::Text(_) => TextStream::after(tokenizer, true, &ids),
         };
         let num_shown = self.beams.map_or(self.num_choices, |beams| beams.num_returned);
-        let mut replies: Vec<Reply<'_>> = (0..num_shown).map(|_| Reply::new(text(), &self.stops)).collect();
+        let mut replies: Vec<Reply<'_>> =
+            (0..num_shown).map(|_| Reply::new(text(), &self.stops, self.sampling.min_tokens as usize)).collect();
         if let (Prompt::Text(text), 1) = (prompt, num_shown) {
             output.write_all(text.as_bytes())?;
         }
@@ -105,9 +106,9 @@ impl Answerer<'_> {
                 Some(Event::ChoiceEnd { choice, reason, .. }) => {
                     replies[choice].ending.get_or_insert(Ending::Finished(reason));
                 }
-                Some(Event::Beams(beams)) => {
+                Some(Event::Beams { beams, reason }) => {
                     for (reply, beam) in replies.iter_mut().zip(&beams) {
-                        self.take_beam(reply, beam);
+                        self.take_beam(reply, beam, reason);
                     }
                     if only {
                         output.write_all(replies[0].text.as_bytes())?;
@@ -120,13 +121,13 @@ impl Answerer<'_> {
         }
     }
 
-    fn take_beam(&self, reply: &mut Reply<'_>, beam: &Beam) {
+    fn take_beam(&self, reply: &mut Reply<'_>, beam: &Beam, reason: FinishReason) {
         for &id in &beam.ids {
             reply.push(id);
         }
         reply.score = Some(beam.score);
         let has_ended = beam.ids.last().is_some_and(|last| self.sampling.end_ids.contains(last));
-        let reason = if has_ended { FinishReason::End } else { FinishReason::MaxTokens };
+        let reason = if has_ended { FinishReason::End } else { reason };
         reply.ending.get_or_insert(Ending::Finished(reason));
     }
 
@@ -209,6 +210,8 @@ impl Measured {
 struct Reply<'t> {
     stream: Option<TextStream<&'t Tokenizer>>,
     stops: StopFilter,
+    /// Stop strings count from this token on.
+    min_tokens: usize,
     text: String,
     num_tokens: usize,
     ending: Option<Ending>,
@@ -217,10 +220,11 @@ struct Reply<'t> {
 }
 
 impl<'t> Reply<'t> {
-    fn new(stream: TextStream<&'t Tokenizer>, stops: &[String]) -> Reply<'t> {
+    fn new(stream: TextStream<&'t Tokenizer>, stops: &[String], min_tokens: usize) -> Reply<'t> {
         Reply {
             stream: Some(stream),
             stops: StopFilter::new(stops),
+            min_tokens,
             text: String::new(),
             num_tokens: 0,
             ending: None,
@@ -232,7 +236,7 @@ impl<'t> Reply<'t> {
     fn push(&mut self, id: u32) -> String {
         self.num_tokens += 1;
         let piece = self.stream.as_mut().map_or_else(String::new, |stream| stream.push(id));
-        let shown = self.stops.push(&piece);
+        let shown = if self.num_tokens < self.min_tokens { piece } else { self.stops.push(&piece) };
         self.text.push_str(&shown);
         if self.stops.is_stopped() {
             self.ending.get_or_insert(Ending::StopText);
