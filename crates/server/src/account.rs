@@ -57,10 +57,13 @@ impl Account {
         }
     }
 
-    /// The end of a request that was refused after it had been let in: it costs nothing.
-    pub(crate) fn refuse(&mut self, outcome: Outcome) {
+    /// The end of a request that was refused after it had been let in: it costs nothing, and counts as what is said, if anything.
+    pub(crate) fn refuse(&mut self, outcome: Option<Outcome>) {
         self.permit.tenant.refund(self.latest.prompt_tokens, self.prompt_logprobs);
-        self.close(outcome, &Summary::default());
+        self.is_closed = true;
+        if let Some(outcome) = outcome {
+            self.close(outcome, &Summary::default());
+        }
     }
 
     pub(crate) fn close(&mut self, outcome: Outcome, summary: &Summary) {

@@ -1,7 +1,7 @@
 //! From a checked request to an HTTP response: let in, submitted, and answered whole or as a stream.
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderValue, Response, StatusCode, header};
 use pellucid_engine::Event;
 use pellucid_tokenizer::Tokenizer;
 
@@ -69,8 +69,12 @@ pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<(Und
         Ok(generation) => Ok((Underway { reply, generation, account }, envelope)),
         Err(error) => {
             let error = ApiError::from(error);
-            let is_full = error.status == axum::http::StatusCode::TOO_MANY_REQUESTS;
-            account.refuse(if is_full { Outcome::Limited } else { Outcome::Failed });
+            account.refuse(match error.status {
+                StatusCode::TOO_MANY_REQUESTS => Some(Outcome::Limited),
+                // The request was wrong, which is no failure of ours.
+                StatusCode::BAD_REQUEST => None,
+                _ => Some(Outcome::Failed),
+            });
             Err(error)
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Engine, Planned};
 use crate::job::JobId;
-use crate::kv_cache::{BlockCopy, NoRoom};
+use crate::kv_cache::{BlockCopy, NoRoom, TenantId};
 
 impl Engine {
     /// Makes sure that a sequence can write its next `num_tokens` positions; false when it was preempted or ended instead.
@@ -23,8 +23,10 @@ impl Engine {
                         }
                     };
                 }
-                Err(_) => {
-                    let victim = self.victim();
+                Err(why) => {
+                    // Nobody else's memory counts towards a tenant's quota.
+                    let tenant = self.running[&id].tenant();
+                    let victim = self.victim(matches!(why, NoRoom::Quota { .. }).then_some(tenant));
                     if !victim.is_some_and(|victim| self.preempt(victim)) {
                         return false;
                     }
@@ -51,9 +53,12 @@ impl Engine {
             && self.cache.is_writable(table, planned.positions.start)
     }
 
-    /// Who gives way when memory has run out: the lowest priority, and of those the latest to come.
-    fn victim(&self) -> Option<JobId> {
-        self.running.iter().min_by_key(|(id, job)| (job.request.priority, std::cmp::Reverse(**id))).map(|(&id, _)| id)
+    /// Who gives way when memory has run out: of the tenant whose request came last, or of the one given, the lowest priority, and of those the
+    /// latest to come. Priorities of different tenants are not compared.
+    fn victim(&self, tenant: Option<TenantId>) -> Option<JobId> {
+        let tenant = tenant.or_else(|| self.running.last_key_value().map(|(_, job)| job.tenant()))?;
+        let candidates = self.running.iter().filter(|(_, job)| job.tenant() == tenant);
+        candidates.min_by_key(|(id, job)| (job.request.priority, std::cmp::Reverse(**id))).map(|(&id, _)| id)
     }
 
     /// Takes a request out of the batch and back into the queue, with its tokens. The last one running is never taken: nobody else could

@@ -40,12 +40,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Shape::ALL.map(|shape| shape.name)))]
     shape: Option<String>,
 
-    /// Formats of the random weights
-    #[arg(long = "type", value_name = "TYPE", requires = "shape", default_value = "q4_k_m", value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
-    mix: String,
+    /// Formats of the random weights [default: q4_k_m]
+    #[arg(long = "type", value_name = "TYPE", value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
+    mix: Option<String>,
 
     /// Write the random model to this GGUF file, and measure nothing
-    #[arg(long, value_name = "FILE", requires = "shape")]
+    #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 
     #[command(flatten)]
@@ -133,6 +133,11 @@ fn length(text: &str) -> Result<Length, String> {
 }
 
 pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+    for (flag, is_given) in [("--type", args.mix.is_some()), ("--write", args.write.is_some())] {
+        if is_given && args.shape.is_none() {
+            bail!("{flag} is for random weights: it needs --shape");
+        }
+    }
     if let Some(path) = &args.write {
         return model::write(args, path);
     }

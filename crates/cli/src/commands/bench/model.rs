@@ -72,7 +72,8 @@ pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
 fn random(args: &BenchArgs) -> Result<Checkpoint> {
     let name = args.shape.as_deref().unwrap_or_default();
     let shape = Shape::named(name).with_context(|| format!("--shape {name} is not known"))?;
-    let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
+    let mix = args.mix.as_deref().unwrap_or("q4_k_m");
+    let mix = WeightMix::named(mix).with_context(|| format!("--type {mix} is not known"))?;
     let shows = std::io::stderr().is_terminal();
     let checkpoint = shape.checkpoint(mix, 1, &mut |done, all| {
         if shows {

@@ -9,8 +9,11 @@ use sha2::{Digest, Sha256};
 
 use crate::loaded::ComputeArgs;
 
-/// Bytes of a file's beginning and end that stand for it: headers and shapes are at the one, weights at the other.
+/// Bytes of a file's beginning that stand for it, headers and shapes among them; as many of the end, and a little of every place between:
+/// no layer of a model lies outside of all of them.
 const SAMPLE: u64 = 1 << 20;
+const BETWEEN: u64 = 256;
+const BETWEEN_SAMPLE: u64 = 16 << 10;
 
 /// The name that the user gave, without path and extension.
 pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
@@ -25,15 +28,17 @@ pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     }
 }
 
-/// Version and build, instruction set, number format of the KV memory, and model.
-pub(super) fn fingerprint(path: &Path, device: &str, compute: &ComputeArgs) -> Result<String> {
-    let mut files: Vec<PathBuf> = vec![path.to_owned()];
+/// Version and build, instruction set, number format of the KV memory, and model: its files, and the context, which the positions of some
+/// models depend on.
+pub(super) fn fingerprint(path: &Path, device: &str, compute: &ComputeArgs, context_len: usize) -> Result<String> {
+    let mut files: Vec<PathBuf> = parts(path);
     if path.is_dir() {
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
         files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
         files.sort();
     }
     let mut model = Sha256::new();
+    model.update((context_len as u64).to_le_bytes());
     for file in &files {
         sample(file, &mut model).with_context(|| file.display().to_string())?;
     }
@@ -58,14 +63,35 @@ fn device_word(description: &str) -> String {
     format!("{kind}-{what}").replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
 }
 
-/// Takes in a file's length, beginning and end.
+/// A file, or all parts of one that was split.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let place = name.strip_suffix(".gguf").and_then(|name| name.rsplit_once("-of-"));
+    let numbered =
+        place.and_then(|(start, count)| Some((start.rsplit_once('-')?.0, count.parse::<u32>().ok()?, count)));
+    match numbered {
+        Some((start, count, digits)) => {
+            (1..=count).map(|i| path.with_file_name(format!("{start}-{i:05}-of-{digits}.gguf"))).collect()
+        }
+        None => vec![path.to_owned()],
+    }
+}
+
+/// Takes in a file's length, beginning and end, and pieces between them.
 fn sample(path: &Path, hash: &mut Sha256) -> std::io::Result<()> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
     hash.update(length.to_le_bytes());
     let mut bytes = Vec::new();
     file.by_ref().take(SAMPLE).read_to_end(&mut bytes)?;
-    file.seek(SeekFrom::Start(length.saturating_sub(SAMPLE).max(bytes.len() as u64)))?;
+    for i in 1..BETWEEN {
+        let at = length / BETWEEN * i;
+        if at >= SAMPLE {
+            file.seek(SeekFrom::Start(at))?;
+            file.by_ref().take(BETWEEN_SAMPLE).read_to_end(&mut bytes)?;
+        }
+    }
+    file.seek(SeekFrom::Start(length.saturating_sub(SAMPLE).max(SAMPLE.min(length))))?;
     file.take(SAMPLE).read_to_end(&mut bytes)?;
     hash.update(&bytes);
     Ok(())
@@ -83,6 +109,31 @@ mod tests {
     fn devices_in_a_word() {
         assert_eq!(device_word("cpu (avx512, 2 threads)"), "cpu-avx512");
         assert_eq!(device_word("cuda:1 (NVIDIA H200, compute 9.0, 140 GiB)"), "cuda-NVIDIA_H200");
+    }
+
+    #[test]
+    fn every_part_of_a_split_file_counts() {
+        assert_eq!(parts(Path::new("/m/a.gguf")), [Path::new("/m/a.gguf")]);
+        let split = ["/m/a-b-00001-of-00002.gguf", "/m/a-b-00002-of-00002.gguf"].map(PathBuf::from);
+        assert_eq!(parts(&split[0]), split);
+    }
+
+    #[test]
+    fn a_change_in_the_middle_of_a_file_shows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut bytes = vec![1u8; 20 << 20];
+        let hash = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let mut hash = Sha256::new();
+            sample(&path, &mut hash).unwrap();
+            short(hash)
+        };
+        let before = hash(&bytes);
+        assert_eq!(hash(&bytes), before);
+        // A hundredth of it, such as a layer.
+        bytes[10_500_000..10_700_000].fill(2);
+        assert_ne!(hash(&bytes), before);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use pellucid_engine::Engine;
 use pellucid_server::{Drain, Ended, KeysFile, Options, ServedModel, TenantConfig, Tenants, Tls};
-use pellucid_tokenizer::{ChatTemplate, Conversation, Tokenizer, message};
-use tracing::info;
+use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Tokenizer, message};
+use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::clock;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
     let loaded = load(args, &path, &tenants)?;
     let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
     let model = ServedModel {
-        fingerprint: fingerprint::fingerprint(&path, &loaded.device, &args.compute)?,
+        fingerprint: fingerprint::fingerprint(&path, &loaded.device, &args.compute, loaded.config.context_len)?,
         id,
         vocab_size: loaded.config.vocab_size,
         context_len: loaded.config.context_len,
@@ -140,16 +140,25 @@ fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
     loaded::load_for(path, &args.compute, service, prepare)
 }
 
-/// The ids that every conversation with this system prompt begins with, whatever the user says.
+/// The ids that every conversation with this system prompt begins with, whatever the user says and on whatever day.
 fn shared_prefix(system: &str, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Vec<u32>> {
-    let ids = |user: &str| -> Result<Vec<u32>> {
+    let ids = |user: &str, now: DateTime| -> Result<Vec<u32>> {
         let messages = [message("system", system), message("user", user)];
-        let conversation = Conversation { messages: &messages, now: Some(clock::now()), ..Conversation::default() };
+        let conversation = Conversation { messages: &messages, now: Some(now), ..Conversation::default() };
         Ok(tokenizer.encode_segments(&template.render(&conversation)?))
     };
-    let (one, other) = (ids("a")?, ids("1")?);
-    let len = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
-    Ok(one[..len].to_vec())
+    let common = |one: &[u32], other: &[u32]| one.iter().zip(other).take_while(|(one, other)| one == other).count();
+    let (today, another_day) = (clock::now(), DateTime { year: 2001, month: 2, day: 3, hour: 4, minute: 5, second: 6 });
+    let (one, other) = (ids("a", today)?, ids("1", today)?);
+    let (a_day, always) = (common(&one, &other), common(&one, &ids("1", another_day)?).min(common(&one, &other)));
+    if always < a_day {
+        warn!(
+            tokens = a_day,
+            shared = always,
+            "--shared-system: the model's chat template writes the date before the system prompt ends, so only what comes before it is shared"
+        );
+    }
+    Ok(one[..always].to_vec())
 }
 
 /// The log goes to standard error. It holds no text of prompts or replies and no keys, at any level.
