@@ -82,7 +82,7 @@ fn what_cannot_be_is_refused_by_name() {
         (&["run", "hi", "--beams", "3", "--temperature", "0.5"], "temperature"),
         (&["run", "hi", "--choices", "3", "--best-of", "2"], "best_of"),
         (&["run", "hi", "--beams", "1"], "--beams: expected 2 to 128"),
-        (&["run", "hi", "--beams", "3", "--ban", "5"], "token_rules"),
+        (&["run", "hi", "--beams", "3", "--ban", "5"], "banned_tokens"),
         (&["run", "hi", "--stop", ""], "--stop"),
         (&["run", "hi", "--best-of", "3", "--stop", "x"], "--best-of"),
         (&["run", "hi", "--min-tokens", "9", "-n", "3"], "--min-tokens 9"),

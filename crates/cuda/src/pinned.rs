@@ -42,7 +42,12 @@ impl<T: Plain> Pinned<T> {
         device.bind()?;
         // SAFETY: the memory is owned by the result and given back when it is dropped.
         let memory = unsafe { result::malloc_host((len * size_of::<T>()).max(4), 0) }
-            .map_err(|error| device.error("taking memory of the host", error))?
+            .map_err(|error| match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    Error::OutOfMemory { device: "the host".into(), bytes: len * size_of::<T>() }
+                }
+                _ => device.error("taking memory of the host", error),
+            })?
             .cast::<T>();
         // SAFETY: the memory has room for `len` values, begins at a page, and zero bytes are values.
         unsafe { memory.write_bytes(0, len) };

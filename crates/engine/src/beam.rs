@@ -57,7 +57,7 @@ impl BeamParams {
         let sampling = &request.sampling;
         let is_step = |kind: &StepKind| !matches!(kind, StepKind::Mask | StepKind::Draw) && sampling.uses(*kind);
         if let Some(kind) = StepKind::ALL.iter().find(|kind| is_step(kind)) {
-            return Err(Error::NotWithBeams { name: kind.name() });
+            return Err(Error::NotWithBeams { name: sampling.setting_of(*kind) });
         }
         let given = [
             ("n", request.num_choices > 1),

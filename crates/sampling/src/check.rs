@@ -142,7 +142,7 @@ impl SamplingParams {
         if self.mirostat.is_some()
             && let Some(kind) = StepKind::MOVABLE.into_iter().find(|kind| kind.truncates() && self.uses(*kind))
         {
-            return Err(Error::MirostatTruncates { step: kind.name() });
+            return Err(Error::MirostatTruncates { step: self.setting_of(kind) });
         }
         Ok(())
     }
@@ -169,6 +169,24 @@ impl SamplingParams {
             StepKind::Xtc => self.xtc_probability > 0.0,
             StepKind::Mirostat => self.mirostat.is_some(),
             StepKind::Draw => true,
+        }
+    }
+
+    /// The name of the parameter that puts a step to use, which is how people know the step.
+    pub fn setting_of(&self, kind: StepKind) -> &'static str {
+        match kind {
+            StepKind::TokenRules if !self.banned_tokens.is_empty() => "banned_tokens",
+            StepKind::TokenRules if self.allowed_tokens.is_some() => "allowed_tokens",
+            StepKind::TokenRules => "min_tokens",
+            StepKind::Repetition => "repetition_penalty",
+            StepKind::FrequencyPresence if self.frequency_penalty != 0.0 => "frequency_penalty",
+            StepKind::FrequencyPresence => "presence_penalty",
+            StepKind::Dry => "dry_multiplier",
+            StepKind::Temperature if self.temperature == 1.0 => "dynamic_temperature_range",
+            StepKind::Typical => "typical_p",
+            StepKind::Xtc => "xtc_probability",
+            StepKind::Mirostat => "mirostat_tau",
+            kind => kind.name(),
         }
     }
 

@@ -140,7 +140,8 @@ impl ChoiceText {
         if let Some(found) = self.stops.found() {
             let ending = Ending::StopText(found.to_owned());
             self.ending = Some(ending.clone());
-            self.held.clear();
+            // Tokens that are not shown were chosen all the same.
+            delta.traces.extend(self.held.drain(..).filter_map(|(.., trace)| trace).map(|trace| *trace));
             delta.ending = Some(ending);
         }
         delta
@@ -164,8 +165,8 @@ impl ChoiceText {
                 ending
             }
         };
-        let delta = self.show(shown);
-        self.held.clear();
+        let mut delta = self.show(shown);
+        delta.traces.extend(self.held.drain(..).filter_map(|(.., trace)| trace).map(|trace| *trace));
         self.ending = Some(ending.clone());
         Delta { ending: Some(ending), ..delta }
     }

@@ -113,15 +113,14 @@ impl Reply {
         let mut index = 0;
         for prompt in spec.prompts {
             let request = prompt.request;
-            let choice = |index| {
-                let stream = if prompt.continues_text {
-                    TextStream::after(tokenizer.clone(), true, &request.prompt)
-                } else {
-                    TextStream::new(tokenizer.clone(), true)
-                };
-                let min_tokens = request.sampling.min_tokens as usize;
-                ChoiceText::new(index, stream, &spec.stops, min_tokens, spec.logprobs.is_some())
+            let stream = if prompt.continues_text {
+                TextStream::after(tokenizer.clone(), true, &request.prompt)
+            } else {
+                TextStream::new(tokenizer.clone(), true)
             };
+            let min_tokens = request.sampling.min_tokens as usize;
+            let choice =
+                |index| ChoiceText::new(index, stream.clone(), &spec.stops, min_tokens, spec.logprobs.is_some());
             parts.push(Part {
                 choices: (index..index + spec.num_choices).map(choice).collect(),
                 is_scored: request.score_prompt,
@@ -183,7 +182,12 @@ impl Reply {
                 vec![delta]
             }
             Event::ChoiceEnd { choice, reason, token } => {
-                vec![this.choices[choice].end(ending(reason, token.as_ref()))]
+                let mut delta = this.choices[choice].end(ending(reason, token.as_ref()));
+                // The token that ended it is no part of the reply, and how it was chosen is.
+                if delta.ending.is_some() {
+                    delta.traces.extend(token.and_then(|token| token.trace).map(|trace| *trace));
+                }
+                vec![delta]
             }
             Event::Beams { beams, reason } => this.take_beams(&beams, reason),
             Event::Done(stats) => {

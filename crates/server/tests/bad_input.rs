@@ -410,6 +410,23 @@ fn what_would_do_nothing_is_refused() {
     }
     let moved = server.chat("\"temperature\":0,\"dynamic_temperature_range\":1").refused(400);
     assert_eq!(moved.0.as_deref(), Some("dynamic_temperature_range"));
+    // What a search does not do is refused by the name that the client gave it.
+    for (field, value) in [
+        ("min_tokens", "3"),
+        ("banned_token_ids", "[5]"),
+        ("allowed_token_ids", "[5]"),
+        ("dry_multiplier", "0.5"),
+        ("frequency_penalty", "0.5"),
+        ("presence_penalty", "0.5"),
+        ("xtc_probability", "0.5"),
+        ("mirostat_tau", "5"),
+        ("typical_p", "0.5"),
+        ("dynamic_temperature_range", "0.5"),
+        ("temperature", "0.5"),
+    ] {
+        let refused = server.chat(&format!("\"beam_width\":2,\"{field}\":{value}")).refused(400);
+        assert_eq!(refused.0.as_deref(), Some(field));
+    }
     // Words of the template that are no variables of it.
     for name in ["a", "role", "turn", "messag", "for", "m"] {
         server.chat(&format!("\"chat_template_kwargs\":{{\"{name}\":1}}")).refused(400);

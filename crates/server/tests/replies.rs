@@ -276,6 +276,16 @@ fn the_extension_says_what_was_done() {
     let names: Vec<&str> =
         trace[0]["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["top_k"], "{}", trace[0]);
+    // The choice of the token that ends a reply is one, too, and so are those of a stop string, which is not shown.
+    let ended = server.chat("\"trace\":true,\"max_tokens\":9,\"seed\":1,\"logit_bias\":{\"2\":100}").ok();
+    assert_eq!(ended["choices"][0]["finish_reason"], "stop");
+    assert_eq!(ended["choices"][0]["trace"].as_array().unwrap().len(), 1, "{ended}");
+    let text = whole_texts(&server.chat("\"seed\":1,\"max_tokens\":30,\"ignore_eos\":true").ok())[0].clone();
+    let stop: String = text.chars().skip(5).take(3).collect();
+    let fields = format!("\"trace\":true,\"seed\":1,\"max_tokens\":30,\"ignore_eos\":true,\"stop\":{}", json!(stop));
+    let stopped = server.chat(&fields).ok();
+    let count = stopped["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(stopped["choices"][0]["trace"].as_array().unwrap().len(), count, "{stopped}");
     // A request without a seed gets one, which repeats the reply.
     let drawn = server.chat("").ok();
     let again = server.chat(&format!("\"seed\":{}", drawn["pellucid"]["seed"])).ok();

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use crate::tokenizer::Tokenizer;
 
 /// The incremental decoder, over a tokenizer that is borrowed or shared.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct TextStream<T> {
     tokenizer: T,
     skip_control: bool,
