@@ -71,7 +71,7 @@ pub enum Control {
     Resume,
     /// Choose by these parameters from the next token on. They were checked by [`EngineHandle::check_sampling`](crate::EngineHandle::check_sampling).
     Update(Box<SamplingParams>),
-    /// This choice is long enough.
+    /// This choice is long enough. For replies that are told as they grow: a search, and `best_of`, which compares whole replies, go on.
     End {
         choice: usize,
     },

@@ -20,6 +20,8 @@ pub(crate) struct Job {
     /// What its sequences may still take; present while it runs.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) search: Option<BeamSearch>,
+    /// Choices that were ended before the prompt was computed.
+    pub(crate) unwanted: Vec<usize>,
     /// Of the prompt's tokens, as they become known.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
     pub(crate) is_paused: bool,
@@ -106,6 +108,7 @@ impl Job {
             sequences: vec![first],
             reservation: None,
             search,
+            unwanted: Vec::new(),
             prompt_logprobs: Vec::new(),
             is_paused: false,
             arrived: now,

@@ -127,8 +127,14 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &ServedModel) ->
             schema["examples"] = json!([example]);
         }
         if name == "TokenizeRequest" {
-            let only = |given: &str, kind: &str, other: &str| json!({ "required": [given], "properties": { given: { "type": kind }, other: { "type": "null" } } });
-            schema["oneOf"] = json!([only("prompt", "string", "messages"), only("messages", "array", "prompt")]);
+            let only = |given: &str, kind: &str, others: [&str; 2]| {
+                let nothing = json!({ "type": "null" });
+                json!({ "required": [given], "properties": { given: { "type": kind }, others[0]: nothing, others[1]: nothing } })
+            };
+            schema["oneOf"] = json!([
+                only("prompt", "string", ["messages", "add_generation_prompt"]),
+                only("messages", "array", ["prompt", "add_special_tokens"]),
+            ]);
         }
     }
     document

@@ -1,13 +1,18 @@
-//! A seeded simulator of the engine: random arrivals, lengths, cancels, floods, pauses, changed minds, quotas and tiny memory, with a fake
-//! model that may run ahead and misjudge what will be chosen.
+//! A seeded simulator of the engine: random arrivals, lengths, cancels, floods, pauses, changed minds, replies cut short, searches, scored
+//! prompts, deadlines, quotas and tiny memory, with a fake model that may run ahead and misjudge what will be chosen.
 //!
 //! After every step the books are counted again; every reply that ends well is the one that the model's pure function gives; everything
 //! ends. A failure names its seed: run that one alone with `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
 
-use pellucid_engine::{Control, Engine, EngineOptions, EngineStats, Error, Request, Scope, TenantId};
+use std::time::Duration;
+
+use pellucid_engine::{
+    BeamParams, Control, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason, Request, Scope,
+    TenantId,
+};
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_tensor::DType;
-use pellucid_testing::{Collected, FakeModel};
+use pellucid_testing::{Collected, FakeModel, Outcome};
 
 const VOCAB: usize = 24;
 const CONTEXT: usize = 40;
@@ -39,6 +44,8 @@ struct Live {
     /// The parameters after each wish that it had, those that stay the same included.
     wishes: Vec<SamplingParams>,
     is_held: bool,
+    /// Choices that were ended from outside.
+    ended: Vec<usize>,
 }
 
 #[test]
@@ -130,7 +137,11 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
 fn interfere(random: &mut Random, live: &mut Live) {
     if live.is_held {
         release(live);
-    } else if random.chance(3) && live.request.num_choices == 1 {
+    } else if live.request.num_choices > 1 && live.request.best_of == live.request.num_choices && random.chance(3) {
+        let choice = random.below(live.request.num_choices);
+        live.ended.push(choice);
+        live.want(Control::End { choice });
+    } else if live.request.beams.is_none() && random.chance(3) && live.request.best_of == 1 {
         let sampling = SamplingParams { temperature: random.below(3) as f32 / 2.0, ..live.request.sampling.clone() };
         live.wishes.push(sampling.clone());
         live.collected.wish(Control::Update(Box::new(sampling)));
@@ -187,18 +198,40 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
         priority: random.below(3) as i32,
         ..Request::new(tokens, sampling)
     };
-    let request = Request { best_of: request.num_choices, ..request };
+    let best_of = request.num_choices + if random.chance(12) { 1 + random.below(2) } else { 0 };
+    let request = Request {
+        best_of,
+        score_prompt: random.chance(15),
+        deadline: random.chance(40).then_some(Duration::ZERO),
+        ..request
+    };
+    let request = if random.chance(15) { searched(random, request) } else { request };
     let collected = Collected::default();
     match engine.submit(request.clone(), Box::new(collected.clone())) {
-        Ok(()) => live.push(Live { request, collected, wishes: Vec::new(), is_held: false }),
+        Ok(()) => {
+            live.push(Live { request, collected, wishes: Vec::new(), is_held: false, ended: Vec::new() });
+        }
         Err(
             Error::QueueFull { .. }
             | Error::NeverFits { .. }
             | Error::OverQuota { .. }
-            | Error::OutOfRange { name: "n", .. },
+            | Error::OutOfRange { name: "n" | "best_of" | "beam width", .. },
         ) => {}
         Err(error) => panic!("{request:?} was refused: {error}"),
     }
+}
+
+/// The same prompt, searched instead of drawn.
+fn searched(random: &mut Random, request: Request) -> Request {
+    let width = 2 + random.below(2);
+    let beams = BeamParams {
+        width,
+        num_returned: 1 + random.below(width),
+        length_penalty: random.below(3) as f32 - 1.0,
+        early_stopping: [EarlyStopping::Always, EarlyStopping::Heuristic, EarlyStopping::Never][random.below(3)],
+    };
+    let sampling = SamplingParams { end_ids: request.sampling.end_ids, ..SamplingParams::default() };
+    Request { sampling, beams: Some(beams), num_choices: 1, best_of: 1, ..request }
 }
 
 /// Whether the request is over; if so, its reply is the right one.
@@ -206,14 +239,64 @@ fn is_checked(live: &Live) -> bool {
     if !live.collected.is_over() {
         return false;
     }
-    let outcome = live.collected.outcome();
-    assert_eq!(outcome.error, None, "{:?}", live.request);
-    for choice in 0..live.request.num_choices {
+    let (request, outcome) = (&live.request, live.collected.outcome());
+    assert_eq!(outcome.error, None, "{request:?}");
+    assert_eq!(outcome.finish.len(), request.num_choices, "every choice has an end: {request:?}");
+    assert!(outcome.finish.iter().all(Option::is_some), "every choice has an end: {request:?}");
+    if request.deadline.is_some() {
+        let is_late = |(choice, finish): (usize, &Option<FinishReason>)| {
+            *finish == Some(FinishReason::Deadline) || live.ended.contains(&choice)
+        };
+        assert!(outcome.finish.iter().enumerate().all(is_late), "{request:?}");
+        return true;
+    }
+    if request.score_prompt && live.ended.is_empty() {
+        assert_eq!(outcome.prompt_logprobs.len(), request.prompt.len() - 1, "{request:?}");
+    }
+    if request.beams.is_some() {
+        assert_eq!(outcome.beams, alone(request).beams, "{request:?}");
+        return true;
+    }
+    let wishes: Vec<_> = outcome.heeded.iter().copied().zip(live.wishes.iter().cloned()).collect();
+    for choice in 0..request.num_choices {
         let found = outcome.tokens.get(choice).cloned().unwrap_or_default();
-        let wishes: Vec<_> = outcome.heeded.iter().copied().zip(live.wishes.iter().cloned()).collect();
-        assert_eq!(found, expected(&live.request, choice, &wishes), "choice {choice} of {:?}", live.request);
+        if request.best_of > request.num_choices {
+            let made = |other| is_reply(&found, &expected(request, other, &wishes), !live.ended.is_empty());
+            assert!((0..request.best_of).any(made), "choice {choice} of {request:?} is none that was made");
+        } else {
+            let expected = expected(request, choice, &wishes);
+            let is_right = is_reply(&found, &expected, live.ended.contains(&choice));
+            assert!(is_right, "choice {choice} of {request:?}: {found:?} for {expected:?}");
+        }
     }
     true
+}
+
+/// Whether a reply is the expected one, or the beginning of it where it may have been cut short.
+fn is_reply(found: &[u32], expected: &[u32], is_cut: bool) -> bool {
+    if is_cut { expected.starts_with(found) } else { found == expected }
+}
+
+/// What a request gets with nobody else there.
+fn alone(request: &Request) -> Outcome {
+    let options = EngineOptions {
+        num_blocks: 200,
+        block_len: 4,
+        kv_dtype: DType::F32,
+        max_sequences: 8,
+        step_tokens: 64,
+        chunk_len: 64,
+        max_waiting: 1,
+        overcommit: false,
+        secret: [9; 32],
+    };
+    let model = FakeModel::new(VOCAB, CONTEXT);
+    let backend = model.backend();
+    let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
+    let collected = Collected::default();
+    engine.submit(request.clone(), Box::new(collected.clone())).expect("there is room");
+    while engine.step() {}
+    collected.outcome()
 }
 
 /// The reply by the model's pure function and the sampler alone; a wish is heeded when there are so many tokens.
@@ -227,8 +310,7 @@ fn expected(request: &Request, choice: usize, wishes: &[(usize, SamplingParams)]
     while tokens.len() < CONTEXT && request.max_tokens != Some(tokens.len() - request.prompt.len()) {
         let num_output = tokens.len() - request.prompt.len();
         // Only a request with one choice changes its parameters.
-        if let Some((_, params)) = wishes.iter().rfind(|(at, _)| *at <= num_output).filter(|_| request.num_choices == 1)
-        {
+        if let Some((_, params)) = wishes.iter().rfind(|(at, _)| *at <= num_output).filter(|_| request.best_of == 1) {
             sampler = Sampler::new(params, VOCAB).expect("valid parameters");
         }
         let logits = FakeModel::logits_after(tokens.iter().copied(), VOCAB);

@@ -79,14 +79,14 @@ impl Engine {
             let holds_back = job.holds_back() || job.search.is_some();
             for sequence in job.sequences.iter_mut().filter(|sequence| sequence.finish.is_none()) {
                 sequence.finish = Some(FinishReason::Deadline);
-                if !holds_back {
+                if !holds_back && !job.unwanted.contains(&sequence.choice) {
                     let (choice, reason) = (sequence.choice, FinishReason::Deadline);
                     job.sink.send(Event::ChoiceEnd { choice, reason, token: None });
                 }
             }
             // Before the prompt is computed there is one sequence, whatever was asked for.
             let unborn = if job.search.is_some() { 0..0 } else { job.sequences.len()..job.request.num_choices };
-            for choice in unborn {
+            for choice in unborn.filter(|choice| !job.unwanted.contains(choice)) {
                 job.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Deadline, token: None });
             }
             job.complete(now);

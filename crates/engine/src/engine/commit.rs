@@ -143,7 +143,8 @@ impl Engine {
             complete.len() == 1 && job.sequences.iter().all(|s| s.tokens.len() == job.request.prompt.len());
         // A row that several draw from is never told in brief, and so has not been chosen from.
         let targets: Vec<(usize, &Rows<'_>)> = if shares_prompt {
-            (0..job.sequences.len()).map(|i| (i, &complete[0])).collect()
+            let wanted = (0..job.sequences.len()).filter(|&i| job.sequences[i].finish.is_none());
+            wanted.map(|i| (i, &complete[0])).collect()
         } else {
             complete.iter().map(|part| (part.planned.sequence, part)).collect()
         };
@@ -264,6 +265,13 @@ fn fork_choices(job: &mut Job, cache: &mut crate::kv_cache::KvCache, vocab_size:
         sequence.num_computed = first.num_computed;
         sequence.table = first.table.as_ref().map(|table| cache.fork(table));
         job.sequences.push(sequence);
+    }
+    // Some were ended before they began.
+    for &choice in &job.unwanted {
+        job.sequences[choice].finish = Some(FinishReason::Stop);
+        if let Some(table) = job.sequences[choice].table.take() {
+            cache.release(table);
+        }
     }
     Ok(())
 }

@@ -75,17 +75,32 @@ impl Job {
                     sequence.is_ahead = false;
                 }
             }
-            Control::End { choice } => {
-                let ended = self.sequences.iter_mut().find(|s| s.choice == choice && s.finish.is_none());
-                if let Some(sequence) = ended {
-                    sequence.finish = Some(FinishReason::Stop);
-                    if let Some(table) = sequence.table.take() {
-                        cache.release(table);
-                    }
-                    self.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Stop, token: None });
-                }
-            }
+            Control::End { choice } if self.search.is_none() && !self.holds_back() => self.end(choice, cache),
+            Control::End { .. } => {}
         }
         Ok(())
+    }
+
+    /// Ends a choice where it is. Before the prompt is computed the first sequence stands for all: it goes on while any of them is wanted.
+    fn end(&mut self, choice: usize, cache: &mut KvCache) {
+        let width = self.request.width();
+        if self.sequences.len() < width {
+            if choice < width && !self.unwanted.contains(&choice) {
+                self.unwanted.push(choice);
+                self.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Stop, token: None });
+            }
+            if self.unwanted.len() < width {
+                return;
+            }
+            self.sequences[0].finish = Some(FinishReason::Stop);
+        }
+        let ended = self.sequences.iter_mut().find(|s| s.choice == choice && s.finish.is_none());
+        if let Some(sequence) = ended {
+            sequence.finish = Some(FinishReason::Stop);
+            if let Some(table) = sequence.table.take() {
+                cache.release(table);
+            }
+            self.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Stop, token: None });
+        }
     }
 }
