@@ -31,7 +31,7 @@ pub(crate) struct SamplingFields {
     /// Keeps the most probable tokens that together reach this probability.
     #[schema(minimum = 0, maximum = 1, default = 1.0)]
     pub(crate) top_p: Option<f32>,
-    /// Keys the random draw: the same seed gives the same bytes. Choice i draws with the seed plus i.
+    /// Keys the random draw: the same seed gives the same bytes. Reply i to a prompt draws with the seed plus i.
     #[schema(minimum = 0, maximum = 9223372036854775807i64)]
     pub(crate) seed: Option<u64>,
     /// Subtracted from a token's logit for each time that it is in the output.
