@@ -48,7 +48,7 @@ fn main() {
         for depth in [32, 64, 256] {
             print!("{:>16} {depth:>7}", format!("{}/{}/{}", shape.0, shape.1, shape.2));
             for dtype in FORMATS {
-                let mut bench = Bench::new(&backend, shape, dtype, 16 * depth, 1);
+                let mut bench = Bench::of_sequences(&backend, shape, dtype, depth, 16);
                 let [memory, cache] = [false, true].map(|cached| bench.best_of_sequences(16, depth, cached));
                 print!(" {:>6.0} {:>6.0} us", memory * 1e6, cache * 1e6);
             }
@@ -148,29 +148,28 @@ impl<'a> Bench<'a> {
         }
     }
 
+    /// The same for several sequences of one row each, which lie one after the other.
+    fn of_sequences(
+        backend: &'a CpuBackend,
+        shape: (usize, usize, usize),
+        dtype: DType,
+        depth: usize,
+        num_sequences: usize,
+    ) -> Self {
+        let cols = shape.0 * shape.2;
+        Bench {
+            queries: activation(backend, num_sequences, cols),
+            out: backend.zeros(DType::F32, num_sequences, cols).expect("memory"),
+            ..Bench::new(backend, shape, dtype, num_sequences * depth, 1)
+        }
+    }
+
     /// Seconds a layer for `rows` rows, the first at position `first`: the best of runs over enough layers to be well above the clock's step.
     fn best(&mut self, first: usize, rows: usize) -> f64 {
         let positions: Vec<u32> = (first..first + rows).map(|position| position as u32).collect();
         let sequences = [SequenceSpan { rows: 0..rows, blocks: 0..self.block_table.len() }];
         let layers_per_run = if rows > 1 { 1 } else { (self.layers.len()).min((32 << 20) / self.layer_bytes + 1) };
-        let seconds = best_of(|| {
-            for _ in 0..layers_per_run {
-                let attention = Attention {
-                    queries: &self.queries,
-                    kv: &self.layers[self.next_layer],
-                    positions: &positions,
-                    sequences: &sequences,
-                    block_tables: &self.block_table,
-                    shape: self.shape,
-                    scale: 0.125,
-                    soft_cap: None,
-                    window: None,
-                };
-                self.backend.attention(attention, &mut self.out).expect("attention");
-                self.next_layer = (self.next_layer + 1) % self.layers.len();
-            }
-        });
-        seconds / layers_per_run as f64
+        self.best_layer(&positions, &sequences, layers_per_run, true)
     }
 
     /// Seconds a layer for several sequences of one row each, which see `depth` positions: going through all layers, or one over and over.
@@ -179,30 +178,32 @@ impl<'a> Bench<'a> {
         let positions = vec![depth as u32 - 1; num_sequences];
         let sequences: Vec<SequenceSpan> =
             (0..num_sequences).map(|i| SequenceSpan { rows: i..i + 1, blocks: i * blocks..(i + 1) * blocks }).collect();
-        let cols = self.shape.num_heads * self.shape.head_size;
-        let queries = activation(self.backend, num_sequences, cols);
-        let mut out = self.backend.zeros(DType::F32, num_sequences, cols).expect("memory");
         const LAYERS: usize = 30;
+        self.best_layer(&positions, &sequences, LAYERS, !cached)
+    }
+
+    /// Seconds a layer: the best of runs of so many, through all layers in turn or one over and over.
+    fn best_layer(&mut self, positions: &[u32], sequences: &[SequenceSpan], num_layers: usize, goes_on: bool) -> f64 {
         let seconds = best_of(|| {
-            for _ in 0..LAYERS {
+            for _ in 0..num_layers {
                 let attention = Attention {
-                    queries: &queries,
+                    queries: &self.queries,
                     kv: &self.layers[self.next_layer],
-                    positions: &positions,
-                    sequences: &sequences,
+                    positions,
+                    sequences,
                     block_tables: &self.block_table,
                     shape: self.shape,
                     scale: 0.125,
                     soft_cap: None,
                     window: None,
                 };
-                self.backend.attention(attention, &mut out).expect("attention");
-                if !cached {
+                self.backend.attention(attention, &mut self.out).expect("attention");
+                if goes_on {
                     self.next_layer = (self.next_layer + 1) % self.layers.len();
                 }
             }
         });
-        seconds / LAYERS as f64
+        seconds / num_layers as f64
     }
 }
 
