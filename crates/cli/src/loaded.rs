@@ -3,7 +3,7 @@
 //! `run`, `serve` and `perplexity` share it.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -70,6 +70,8 @@ pub(crate) struct Loaded {
     pub(crate) memory: String,
     /// What computes, in words.
     pub(crate) device: String,
+    /// The files that hold its weights.
+    pub(crate) files: Vec<PathBuf>,
 }
 
 /// Who is to be served.
@@ -124,7 +126,8 @@ pub(crate) fn load_for(
     let device = backend.description();
     let mut engine = Engine::new(Box::new(model), backend, options)?;
     prepare(&mut engine, &tokenizer, template.as_ref())?;
-    Ok(Loaded { tokenizer, template, config, engine: EngineHandle::start(engine), memory, device })
+    let files = checkpoint.files().to_vec();
+    Ok(Loaded { tokenizer, template, config, engine: EngineHandle::start(engine), memory, device, files })
 }
 
 /// Memory for as many whole contexts as may be under way, as far as the budget goes.

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-use crate::loaded::ComputeArgs;
+use crate::loaded::{ComputeArgs, Loaded};
 
 /// Bytes of a file's beginning that stand for it, headers and shapes among them; as many of the end, and a little of every place between:
 /// no layer of a model lies outside of all of them.
@@ -30,15 +30,15 @@ pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
 
 /// Version and build, instruction set, number format of the KV memory, and model: its files, and the context, which the positions of some
 /// models depend on.
-pub(super) fn fingerprint(path: &Path, device: &str, compute: &ComputeArgs, context_len: usize) -> Result<String> {
-    let mut files: Vec<PathBuf> = parts(path);
+pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -> Result<String> {
+    let mut files = loaded.files.clone();
     if path.is_dir() {
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
         files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
         files.sort();
     }
     let mut model = Sha256::new();
-    model.update((context_len as u64).to_le_bytes());
+    model.update((loaded.config.context_len as u64).to_le_bytes());
     for file in &files {
         sample(file, &mut model).with_context(|| file.display().to_string())?;
     }
@@ -51,7 +51,7 @@ pub(super) fn fingerprint(path: &Path, device: &str, compute: &ComputeArgs, cont
     // Not the same bytes for the same request: two such servers may differ.
     let fast = if compute.fast { "-fast" } else { "" };
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_word(device), short(model)))
+    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_word(&loaded.device), short(model)))
 }
 
 /// The device and what it computes with, such as `cpu-avx512` of "cpu (avx512, 2 threads)": how many threads or which of several equal
@@ -61,20 +61,6 @@ fn device_word(description: &str) -> String {
     let kind = kind.split(':').next().unwrap_or_default();
     let what = details.split([',', ')']).next().unwrap_or_default();
     format!("{kind}-{what}").replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
-}
-
-/// A file, or all parts of one that was split.
-fn parts(path: &Path) -> Vec<PathBuf> {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let place = name.strip_suffix(".gguf").and_then(|name| name.rsplit_once("-of-"));
-    let numbered =
-        place.and_then(|(start, count)| Some((start.rsplit_once('-')?.0, count.parse::<u32>().ok()?, count)));
-    match numbered {
-        Some((start, count, digits)) => {
-            (1..=count).map(|i| path.with_file_name(format!("{start}-{i:05}-of-{digits}.gguf"))).collect()
-        }
-        None => vec![path.to_owned()],
-    }
 }
 
 /// Takes in a file's length, beginning and end, and pieces between them.
@@ -109,13 +95,6 @@ mod tests {
     fn devices_in_a_word() {
         assert_eq!(device_word("cpu (avx512, 2 threads)"), "cpu-avx512");
         assert_eq!(device_word("cuda:1 (NVIDIA H200, compute 9.0, 140 GiB)"), "cuda-NVIDIA_H200");
-    }
-
-    #[test]
-    fn every_part_of_a_split_file_counts() {
-        assert_eq!(parts(Path::new("/m/a.gguf")), [Path::new("/m/a.gguf")]);
-        let split = ["/m/a-b-00001-of-00002.gguf", "/m/a-b-00002-of-00002.gguf"].map(PathBuf::from);
-        assert_eq!(parts(&split[0]), split);
     }
 
     #[test]

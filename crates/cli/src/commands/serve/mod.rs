@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
     let loaded = load(args, &path, &tenants)?;
     let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
     let model = ServedModel {
-        fingerprint: fingerprint::fingerprint(&path, &loaded.device, &args.compute, loaded.config.context_len)?,
+        fingerprint: fingerprint::fingerprint(&path, &loaded, &args.compute)?,
         id,
         vocab_size: loaded.config.vocab_size,
         context_len: loaded.config.context_len,
@@ -150,7 +150,8 @@ fn shared_prefix(system: &str, tokenizer: &Tokenizer, template: &ChatTemplate) -
     let common = |one: &[u32], other: &[u32]| one.iter().zip(other).take_while(|(one, other)| one == other).count();
     let (today, another_day) = (clock::now(), DateTime { year: 2001, month: 2, day: 3, hour: 4, minute: 5, second: 6 });
     let (one, other) = (ids("a", today)?, ids("1", today)?);
-    let (a_day, always) = (common(&one, &other), common(&one, &ids("1", another_day)?).min(common(&one, &other)));
+    let a_day = common(&one, &other);
+    let always = common(&one, &ids("1", another_day)?).min(a_day);
     if always < a_day {
         warn!(
             tokens = a_day,
