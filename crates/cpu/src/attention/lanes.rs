@@ -4,8 +4,8 @@
 //! in two registers, NEON in four, and both give the bits of AVX-512; the scalar version does not fuse and is the oracle within a
 //! tolerance.
 //!
-//! Code over lanes is `#[inline(always)]` and has no closures: a closure is compiled without the instructions, and every one of its
-//! operations would become a call.
+//! Code over lanes is `#[inline(always)]`, its closures small enough that the compiler takes them in too: a closure is a function without
+//! the instructions, and left by itself every one of its operations would become a call.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -24,6 +24,12 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
 
     /// Queries whose sums fit into registers beside four vectors of keys.
     const TILE_QUERIES: usize;
+    /// Whether the machines that have these instructions may have tiles too.
+    #[cfg(target_arch = "x86_64")]
+    const TILES: bool = false;
+
+    /// Runs a kernel as a function of its own: compiled once with these instructions, wherever it is called.
+    fn apart(self, kernel: impl Kernel);
 
     fn splat(self, x: f32) -> Self::Vector;
     /// # Safety
@@ -105,15 +111,13 @@ pub(super) trait Kernel {
 /// Runs a kernel with the instructions that were chosen at start.
 pub(super) fn run(level: Level, kernel: impl Kernel) {
     match level {
-        Level::Scalar(scalar) => kernel.run(scalar),
+        Level::Scalar(scalar) => scalar.apart(kernel),
         #[cfg(target_arch = "aarch64")]
-        Level::Neon(neon) => kernel.run(neon),
+        Level::Neon(neon) => neon.apart(kernel),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the value within the level proves that the features are there.
-        Level::Avx2(avx2) => unsafe { x86::with_avx2(avx2, kernel) },
+        Level::Avx2(avx2) => avx2.apart(kernel),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Level::Avx512(avx512) | Level::Amx(avx512, _) => unsafe { x86::with_avx512(avx512, kernel) },
+        Level::Avx512(avx512) | Level::Amx(avx512, _) => avx512.apart(kernel),
     }
 }
 
@@ -121,6 +125,10 @@ impl Lanes for Scalar {
     type Vector = [f32; LANES];
     const TILE_QUERIES: usize = 1;
 
+    #[inline(never)]
+    fn apart(self, kernel: impl Kernel) {
+        kernel.run(self);
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> Self::Vector {
         [x; LANES]
@@ -194,7 +202,7 @@ impl Lanes for Scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Every `unsafe` block of this module calls an intrinsic whose feature the value `self` proves; loads and stores pass their
+    //! Every `unsafe` block of this module calls a function whose features the value `self` proves; loads and stores pass their
     //! caller's promise on.
     #![allow(clippy::undocumented_unsafe_blocks)]
 
@@ -203,20 +211,27 @@ mod x86 {
     use super::{Kernel, Lanes};
     use crate::simd::{Avx2, Avx512};
 
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-    pub(super) fn with_avx2(avx2: Avx2, kernel: impl Kernel) {
+    fn with_avx2(avx2: Avx2, kernel: impl Kernel) {
         kernel.run(avx2);
     }
 
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-    pub(super) fn with_avx512(avx512: Avx512, kernel: impl Kernel) {
+    fn with_avx512(avx512: Avx512, kernel: impl Kernel) {
         kernel.run(avx512);
     }
 
     impl Lanes for Avx512 {
         type Vector = __m512;
         const TILE_QUERIES: usize = 4;
+        const TILES: bool = true;
 
+        #[inline(always)]
+        fn apart(self, kernel: impl Kernel) {
+            unsafe { with_avx512(self, kernel) }
+        }
         #[inline(always)]
         fn splat(self, x: f32) -> __m512 {
             unsafe { _mm512_set1_ps(x) }
@@ -298,6 +313,10 @@ mod x86 {
         /// One: its four vectors of sums are eight of the sixteen registers.
         const TILE_QUERIES: usize = 1;
 
+        #[inline(always)]
+        fn apart(self, kernel: impl Kernel) {
+            unsafe { with_avx2(self, kernel) }
+        }
         #[inline(always)]
         fn splat(self, x: f32) -> [__m256; 2] {
             [unsafe { _mm256_set1_ps(x) }; 2]

@@ -34,7 +34,7 @@ use fresh::{Fresh, Kind, Turn};
 use lanes::{Kernel, Lanes};
 use pages::{Layout, Memory};
 use plan::{Piece, Plan};
-use span::{Queries, Workspace};
+use span::{Queries, Span, Workspace};
 use state::State;
 
 /// Positions between two edges where the work on one row may be split.
@@ -254,7 +254,7 @@ impl Kernel for Task<'_> {
             let mut state = State::of(current.room_for(len), num_queries, head_size);
             for span in piece.spans.clone() {
                 let next = if span + 1 < piece.spans.end { Some(queries.next(span + 1)) } else { next };
-                queries.span(lanes, span, next, workspace, &mut state);
+                lanes.apart(Span { queries: &queries, span, next, workspace: &mut *workspace, state: &mut state });
                 joined_state.join(lanes, &state);
             }
             // SAFETY: a task owns its kv head of its rows, and the output stays borrowed until all tasks are done.
@@ -268,7 +268,8 @@ impl Kernel for Task<'_> {
             // SAFETY: this task alone has this place until it says below that it is done.
             let place = unsafe { partial.part(first + span * len, len) };
             let mut state = State::of(place, num_queries, head_size);
-            queries.span(lanes, piece.spans.start + span, next, workspace, &mut state);
+            let (span, workspace) = (piece.spans.start + span, &mut *workspace);
+            lanes.apart(Span { queries: &queries, span, next, workspace, state: &mut state });
         }
         // Whoever computes the last missing span joins them all, in their order.
         if missing.fetch_sub(1, Ordering::AcqRel) == 1 {

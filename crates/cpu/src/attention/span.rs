@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use super::fresh::Kind;
 use super::kernel::{self, Softmax};
-use super::lanes::{LANES, Lanes};
+use super::lanes::{Kernel, LANES, Lanes};
 use super::state::State;
-use super::tile::{Pages, TILE};
+use super::tile::{Decode, Pages, TILE};
 use super::{Call, Next, Room, SPAN};
 use crate::memory::SharedOutput;
 use crate::simd::Level;
@@ -116,66 +117,6 @@ impl<'a> Queries<'a> {
         Softmax { scale: self.call.scale, soft_cap: self.call.soft_cap }
     }
 
-    /// The state that a span leaves for each query. The thread is likely to go on with `next`.
-    #[inline(always)]
-    pub(super) fn span<L: Lanes>(
-        &self,
-        lanes: L,
-        span: usize,
-        next: Option<Next<'_>>,
-        workspace: &mut Workspace,
-        state: &mut State<'_>,
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        if self.pages.layout.tiles {
-            // SAFETY: the layout says so.
-            unsafe { self.span_by_tiles(lanes, span, next, workspace, state) };
-            return;
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = next;
-        let head_size = self.head_size();
-        let stride = head_size.next_multiple_of(LANES);
-        let tile = workspace.tile.room_for(TILE * stride);
-        let scores = workspace.scores.room_for(self.len() * SCORES_STRIDE);
-        state.clear();
-
-        // Rows are in order, so the first sees the earliest position and the last the latest.
-        let seen = self.visible(0, span).start..self.visible(self.len() - 1, span).end;
-        let tiles = (seen.start / TILE..seen.end.div_ceil(TILE)).map(|t| {
-            let start = t * TILE;
-            (start, seen.start.max(start)..seen.end.min(start + TILE))
-        });
-        for (start, seen) in tiles.clone() {
-            let keys = &mut tile[..TILE * head_size];
-            let offset = span * SPAN;
-            self.pages.decode_keys(lanes, offset + start, offset + seen.start, offset + seen.end, keys);
-            for (first, count) in self.register_tiles::<L>(span, start) {
-                // SAFETY: `count` queries from `first` on, and a tile within each of their rows of scores.
-                unsafe { self.score(lanes, first, count, keys, scores.as_mut_ptr().add(start)) };
-            }
-        }
-
-        for i in 0..self.len() {
-            let visible = self.visible(i, span);
-            if !visible.is_empty() {
-                let scores = &mut scores[i * SCORES_STRIDE..][..SPAN];
-                (state.largest[i], state.sums[i]) = self.softmax().weights(lanes, scores, visible);
-            }
-        }
-
-        for (start, seen) in tiles {
-            let values = &mut tile[..TILE * stride];
-            let offset = span * SPAN;
-            self.pages.decode_values(lanes, offset + start, offset + seen.start, offset + seen.end, values);
-            for (first, count) in self.register_tiles::<L>(span, start) {
-                let tile = RegisterTile { queries: self, span, start, first, count };
-                // SAFETY: as above; `state` has a row of values for every query.
-                unsafe { tile.accumulate(lanes, values, scores, state) };
-            }
-        }
-    }
-
     /// (first query, number of queries) of the register tiles in which some query sees something of the tile at `start`.
     fn register_tiles<L: Lanes>(&self, span: usize, start: usize) -> impl Iterator<Item = (usize, usize)> {
         let sees = move |i: usize| {
@@ -197,6 +138,10 @@ impl<'a> Queries<'a> {
         // SAFETY: passed on from the caller.
         unsafe {
             let scores = |r: usize| scores.add((first + r) * SCORES_STRIDE);
+            // Known to the compiler, which then leaves the rest out.
+            if L::TILE_QUERIES == 1 {
+                return kernel::score(lanes, [query(0)], keys, head_size, [scores(0)]);
+            }
             match count {
                 1 => kernel::score(lanes, [query(0)], keys, head_size, [scores(0)]),
                 2 => kernel::score::<L, 2>(lanes, [0, 1].map(query), keys, head_size, [0, 1].map(scores)),
@@ -219,6 +164,73 @@ impl<'a> Queries<'a> {
             let factor = 1.0 / state.sums[i];
             for (out, value) in out.iter_mut().zip(&state.values[i * stride..]) {
                 *out = value * factor;
+            }
+        }
+    }
+}
+
+/// The way of queries through one span, which leaves a state for each of them. The thread is likely to go on with `next`.
+pub(super) struct Span<'a, 'state> {
+    pub(super) queries: &'a Queries<'a>,
+    pub(super) span: usize,
+    pub(super) next: Option<Next<'a>>,
+    pub(super) workspace: &'a mut Workspace,
+    pub(super) state: &'a mut State<'state>,
+}
+
+impl Kernel for Span<'_, '_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Span { queries, span, next, workspace, state } = self;
+        #[cfg(target_arch = "x86_64")]
+        if L::TILES && queries.pages.layout.tiles {
+            // SAFETY: the layout says so.
+            unsafe { queries.span_by_tiles(lanes, span, next, workspace, state) };
+            return;
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = next;
+        let head_size = queries.head_size();
+        let stride = head_size.next_multiple_of(LANES);
+        let tile = workspace.tile.room_for(TILE * stride);
+        let scores = workspace.scores.room_for(queries.len() * SCORES_STRIDE);
+        state.clear();
+
+        // Rows are in order, so the first sees the earliest position and the last the latest.
+        let seen = queries.visible(0, span).start..queries.visible(queries.len() - 1, span).end;
+        let tiles = (seen.start / TILE..seen.end.div_ceil(TILE)).map(|t| {
+            let start = t * TILE;
+            (start, seen.start.max(start)..seen.end.min(start + TILE))
+        });
+        let decode = |kind, start: usize, seen: Range<usize>, out: &mut [f32]| {
+            let first = span * SPAN;
+            let positions = first + seen.start..first + seen.end;
+            lanes.apart(Decode { pages: &queries.pages, kind, tile: first + start, positions, out });
+        };
+        for (start, seen) in tiles.clone() {
+            let keys = &mut tile[..TILE * head_size];
+            decode(Kind::Key, start, seen, keys);
+            for (first, count) in queries.register_tiles::<L>(span, start) {
+                // SAFETY: `count` queries from `first` on, and a tile within each of their rows of scores.
+                unsafe { queries.score(lanes, first, count, keys, scores.as_mut_ptr().add(start)) };
+            }
+        }
+
+        for i in 0..queries.len() {
+            let visible = queries.visible(i, span);
+            if !visible.is_empty() {
+                let scores = &mut scores[i * SCORES_STRIDE..][..SPAN];
+                (state.largest[i], state.sums[i]) = queries.softmax().weights(lanes, scores, visible);
+            }
+        }
+
+        for (start, seen) in tiles {
+            let values = &mut tile[..TILE * stride];
+            decode(Kind::Value, start, seen, values);
+            for (first, count) in queries.register_tiles::<L>(span, start) {
+                let tile = RegisterTile { queries, span, start, first, count };
+                // SAFETY: as above; `state` has a row of values for every query.
+                unsafe { tile.accumulate(lanes, values, scores, state) };
             }
         }
     }
@@ -261,6 +273,9 @@ impl RegisterTile<'_> {
         };
         // SAFETY: passed on from the caller.
         unsafe {
+            if L::TILE_QUERIES == 1 {
+                return rows.add::<L, 1>(lanes, 0, values, common);
+            }
             if common.is_empty() {
                 for r in 0..self.count {
                     rows.add::<L, 1>(lanes, r, values, self.visible(r));

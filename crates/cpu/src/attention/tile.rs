@@ -1,9 +1,12 @@
 //! A tile of keys or of values, decoded to f32 for all queries that read it. Decoding is exact in every format.
 
+use std::ops::Range;
+
 use pellucid_tensor::DType;
 use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 
-use super::lanes::{LANES, Lanes};
+use super::fresh::Kind;
+use super::lanes::{Kernel, LANES, Lanes};
 use super::pages::{GROUP, Layout, Memory};
 use crate::memory::SharedSlice;
 
@@ -32,19 +35,18 @@ struct Run<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// The parts of blocks that hold the positions `start..end`, which lie in the tile at `tile`.
+    /// The parts of blocks that hold some positions, which lie in the tile at `tile`.
     #[inline(always)]
     fn runs<'b>(
         &'b self,
         bytes: &'b SharedSlice<u8>,
         tile: usize,
-        start: usize,
-        end: usize,
+        positions: Range<usize>,
     ) -> impl Iterator<Item = Run<'b>> {
         let block_len = self.layout.shape.block_len;
         let region = move |index: usize| (index < self.blocks.len()).then(|| self.region(bytes, index * block_len));
-        (start / block_len..end.div_ceil(block_len)).map(move |index| {
-            // Whole blocks, as far as the tile goes: what lies beyond `end` is not looked at later, and vectors stay whole.
+        (positions.start / block_len..positions.end.div_ceil(block_len)).map(move |index| {
+            // Whole blocks, as far as the tile goes: what lies beyond the last is not looked at later, and vectors stay whole.
             let first = (index * block_len).max(tile);
             let last = ((index + 1) * block_len).min(tile + TILE);
             Run {
@@ -64,15 +66,38 @@ impl<'a> Pages<'a> {
         // SAFETY: the memory stays borrowed while tasks run; what is written of it is written by the task that reads it, before.
         unsafe { bytes.read(self.layout.region(block, self.kv_head), self.layout.region_bytes()) }
     }
+}
 
-    /// Decodes keys as `[head_size][TILE]`. Only the columns of `start..end` are promised.
+/// Decodes the keys or the values of a tile: keys as `[head_size][TILE]`, values as `[TILE][stride]`.
+pub(super) struct Decode<'a> {
+    pub(super) pages: &'a Pages<'a>,
+    pub(super) kind: Kind,
+    /// First position of the tile.
+    pub(super) tile: usize,
+    /// Positions of it that are promised.
+    pub(super) positions: Range<usize>,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for Decode<'_> {
     #[inline(always)]
-    pub(super) fn decode_keys<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {
-        let Layout { dtype, shape, .. } = self.layout;
-        for run in self.runs(&self.memory.keys, tile, start, end) {
-            let out = &mut out[run.at..];
+    fn run<L: Lanes>(self, lanes: L) {
+        match self.kind {
+            Kind::Key => self.keys(lanes),
+            Kind::Value => self.values(lanes),
+        }
+    }
+}
+
+impl Decode<'_> {
+    #[inline(always)]
+    fn keys<L: Lanes>(self, lanes: L) {
+        let layout = self.pages.layout;
+        let Layout { dtype, shape, .. } = layout;
+        for run in self.pages.runs(&self.pages.memory.keys, self.tile, self.positions) {
+            let out = &mut self.out[run.at..];
             if dtype == DType::Q8_0 {
-                decode_q8_keys(lanes, &run, self.layout, out);
+                decode_q8_keys(lanes, &run, layout, out);
                 continue;
             }
             let matrix = Matrix {
@@ -86,21 +111,21 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Decodes values as `[TILE][stride]`. Only the rows of `start..end` and the columns below `head_size` are promised.
     #[inline(always)]
-    pub(super) fn decode_values<L: Lanes>(&self, lanes: L, tile: usize, start: usize, end: usize, out: &mut [f32]) {
-        let stride = out.len() / TILE;
-        let (dtype, row_bytes) = (self.layout.dtype, self.layout.head_bytes());
-        for run in self.runs(&self.memory.values, tile, start, end) {
-            let out = &mut out[run.at * stride..];
-            if dtype == DType::Q8_0 {
-                decode_q8_values(lanes, &run, self.layout, out, stride);
+    fn values<L: Lanes>(self, lanes: L) {
+        let stride = self.out.len() / TILE;
+        let layout = self.pages.layout;
+        let row_bytes = layout.head_bytes();
+        for run in self.pages.runs(&self.pages.memory.values, self.tile, self.positions) {
+            let out = &mut self.out[run.at * stride..];
+            if layout.dtype == DType::Q8_0 {
+                decode_q8_values(lanes, &run, layout, out, stride);
                 continue;
             }
             let bytes = &run.region[run.offset * row_bytes..];
-            let cols = self.layout.shape.head_size;
+            let cols = layout.shape.head_size;
             let matrix = Matrix { bytes, row_bytes, rows: run.len, cols, next: run.next };
-            matrix.decode(lanes, dtype, out, stride);
+            matrix.decode(lanes, layout.dtype, out, stride);
         }
     }
 }

@@ -283,7 +283,7 @@ unsafe fn rows_times_panel<F: Packing, I: Instruction, const R: usize>(
                     }
                 }
             }
-            if layout.scales == Scales::Plain {
+            if layout.scaled_by_floats() {
                 continue;
             }
             for side in 0..2 {

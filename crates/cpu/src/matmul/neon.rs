@@ -232,7 +232,7 @@ unsafe fn rows_times_panel<D: Dot, F: Packing, const R: usize>(
                         }
                     }
                 }
-                if layout.scales == Scales::Plain {
+                if layout.scaled_by_floats() {
                     continue;
                 }
                 let head = halves(unit.add(layout.head() + 8 * quarter));

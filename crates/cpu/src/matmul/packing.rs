@@ -64,6 +64,11 @@ pub(crate) enum Mins {
 pub(crate) const FORMS: usize = 5;
 
 impl Layout {
+    /// Whether a float scales every slice; else integers do, and a float all slices of a unit.
+    pub(crate) const fn scaled_by_floats(&self) -> bool {
+        matches!(self.scales, Scales::Plain)
+    }
+
     /// Layouts with the same number read the same integers, sums and offsets of x.
     pub(crate) const fn form(&self) -> usize {
         match (self.group, self.offset_shift) {
@@ -139,7 +144,7 @@ impl Layout {
 
     pub(crate) const fn unit_bytes(&self) -> usize {
         // A whole line, so that the next unit starts on one.
-        let head = if matches!(self.scales, Scales::Plain) { 0 } else { 64 };
+        let head = if self.scaled_by_floats() { 0 } else { 64 };
         self.head() + head
     }
 }
@@ -309,7 +314,7 @@ pub(crate) fn pack_panel<F: Packing>(rows: &[&[u8]], panel: &mut [u8]) {
                 write_integers(&layout, &numbers.integers[SLICE * s..SLICE * (s + 1)], slice, column, unit);
                 write_scales(&layout, &numbers, slice, column, unit);
             }
-            if layout.scales != Scales::Plain {
+            if !layout.scaled_by_floats() {
                 put_half(unit, layout.head(), column, numbers.scale);
             }
             if layout.mins == Mins::Slices {

@@ -47,7 +47,7 @@ pub(crate) unsafe fn row_times_panel<F: Packing>(
                 numbers.map(|k| integer(&layout, unit, slice, k, c) * i32::from(quants[k])).sum()
             };
             for c in 0..COLUMNS {
-                if layout.scales == Scales::Plain {
+                if layout.scaled_by_floats() {
                     let mut part = dot(c, 0..SLICE) as f32 * half_at(unit, layout.scale(slice), c);
                     if layout.mins == Mins::Plain {
                         part = sum.mul_add(half_at(unit, layout.min(slice), c), part);

@@ -6,7 +6,7 @@
 
 use std::arch::aarch64::*;
 
-use super::Lanes;
+use super::{Kernel, Lanes};
 use crate::simd::Neon;
 
 type Vector = [float32x4_t; 4];
@@ -30,6 +30,10 @@ impl Lanes for Neon {
     /// One: its four vectors of sums are sixteen of the 32 registers.
     const TILE_QUERIES: usize = 1;
 
+    #[inline(never)]
+    fn apart(self, kernel: impl Kernel) {
+        kernel.run(self);
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> Vector {
         [unsafe { vdupq_n_f32(x) }; 4]

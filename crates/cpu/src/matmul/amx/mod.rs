@@ -20,7 +20,7 @@ use std::ops::Range;
 use super::Product;
 use super::activations::{BLOCK, Quantized};
 use super::ahead::Ahead;
-use super::packing::{COLUMNS, Layout, Packing, Scales};
+use super::packing::{COLUMNS, Layout, Packing};
 use super::results::{Sink, Tile};
 use super::weight::PackedWeight;
 use crate::simd::amx::{TileConfig, release_tiles};
@@ -93,16 +93,18 @@ pub(super) unsafe fn rows_times_panels<F: Packing, const WEIGHTS: usize>(
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
             sink.fill::<WEIGHTS>(
-                |i, panels, blocks, results| match F::LAYOUT.scales {
-                    scales if rows.num_blocks() == 1 => {
-                        if scales != Scales::Plain && panels.start == start {
+                |i, panels, blocks, results| {
+                    if rows.num_blocks() == 1 {
+                        if !F::LAYOUT.scaled_by_floats() && panels.start == start {
                             // Nobody has asked for the first panel; each of them asks for the next.
                             Ahead::new(weights[i].panels(start..end.min(start + 1)), 1).fetch();
                         }
                         one_block::<F>(weights[i], panels, end, rows, scratch, results);
+                    } else if const { F::LAYOUT.scaled_by_floats() } {
+                        slices::multiply_blocks::<F>(weights[i], panels, rows, blocks, scratch, results);
+                    } else {
+                        blocks::multiply::<F>(weights[i], panels, rows, blocks, scratch, results);
                     }
-                    Scales::Plain => slices::multiply_blocks::<F>(weights[i], panels, rows, blocks, scratch, results),
-                    _ => blocks::multiply::<F>(weights[i], panels, rows, blocks, scratch, results),
                 },
                 join,
             );
@@ -127,16 +129,17 @@ unsafe fn one_block<F: Packing>(
     // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
-        match layout.scales {
-            Scales::Plain => slices::multiply_panels::<F>(weight, panels, rows, scratch, results),
-            _ => planes::multiply_panels::<F>(weight, panels, end, rows.block(0), scratch, results),
+        if const { F::LAYOUT.scaled_by_floats() } {
+            slices::multiply_panels::<F>(weight, panels, rows, scratch, results);
+        } else {
+            planes::multiply_panels::<F>(weight, panels, end, rows.block(0), scratch, results);
         }
     }
 }
 
 /// Bytes that a number takes, each in a tile of its own.
 const fn num_planes(layout: &Layout) -> usize {
-    if matches!(layout.scales, Scales::Plain) { 1 } else { 2 }
+    if layout.scaled_by_floats() { 1 } else { 2 }
 }
 
 /// Tiles 0 to 3 are results, 4 is rows of x, 5 of W: no more than that, see [`crate::simd::amx`].

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::super::activations::{BLOCK, Order, Quantized};
 use super::super::ahead::{Ahead, take_panels};
+use super::super::amx_rows;
 use super::super::packing::{COLUMNS, Packing};
 use super::super::results::Tile;
 use super::super::weight::PackedWeight;
@@ -83,10 +84,13 @@ unsafe fn multiply_group<F: Packing>(
             (Order::Rows, 3, 4) => rows!(ByRows, 3, 4),
             (Order::Rows, 3, 2) => rows!(ByRows, 3, 2),
             (Order::Rows, 3, _) => rows!(ByRows, 3, 1),
-            (Order::Rows, 4..=7, 2) => rows!(ByRows, 4, 2),
-            (Order::Rows, 4..=7, _) => rows!(ByRows, 4, 1),
-            (Order::Rows, _, 2) => rows!(ByRows, 8, 2),
-            (Order::Rows, _, _) => rows!(ByRows, 8, 1),
+            // More rows than four lie by rows for the sake of tiles, and come here where tiles would be slower: a matter of the format.
+            (Order::Rows, 8.., num_panels) if const { amx_rows(&F::LAYOUT) > 8 } => match num_panels {
+                2 => rows!(ByRows, 8, 2),
+                _ => rows!(ByRows, 8, 1),
+            },
+            (Order::Rows, _, 2) => rows!(ByRows, 4, 2),
+            (Order::Rows, _, _) => rows!(ByRows, 4, 1),
         };
     }
 }

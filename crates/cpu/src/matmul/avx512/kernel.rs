@@ -157,7 +157,7 @@ pub(super) unsafe fn multiply<F: Packing, X: Numbers, const R: usize, const P: u
                     }
                 }
             }
-            if layout.scales == Scales::Plain {
+            if layout.scaled_by_floats() {
                 continue;
             }
             for p in 0..P {

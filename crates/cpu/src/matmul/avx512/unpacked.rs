@@ -79,7 +79,7 @@ impl Unpacked {
                         _ => {}
                     }
                 }
-                if layout.scales != Scales::Plain {
+                if !layout.scaled_by_floats() {
                     put(&mut self.heads[u], _mm512_castps_si512(halves(unit.add(layout.head()))));
                 }
                 if layout.mins == Mins::Slices {
