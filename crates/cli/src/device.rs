@@ -90,11 +90,12 @@ fn open_cpu(choice: CpuChoice) -> Result<Arc<dyn Backend>> {
         isa: choice.isa.unwrap_or(defaults.isa),
     };
     match CpuBackend::new(options) {
-        Some(backend) => Ok(Arc::new(backend)),
-        None => {
+        Ok(backend) => Ok(Arc::new(backend)),
+        Err(pellucid_cpu::Unusable::Isa(isa)) => {
             let available: Vec<&str> = Isa::ALL.iter().filter(|isa| isa.is_available()).map(|isa| isa.name()).collect();
-            bail!("--cpu-isa {}: this machine does not have it; it has {}", options.isa, available.join(", "))
+            bail!("--cpu-isa {isa}: this machine does not have it; it has {}", available.join(", "))
         }
+        Err(why) => bail!("--threads: {why}; give fewer"),
     }
 }
 

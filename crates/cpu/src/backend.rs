@@ -1,6 +1,8 @@
 //! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Mutex;
 
 use pellucid_tensor::{
     Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, Input, KvLayer, Linear,
@@ -8,11 +10,13 @@ use pellucid_tensor::{
 };
 
 use crate::attention;
-use crate::machine;
+use crate::bandwidth::read_bandwidth;
+use crate::free_memory::free_memory;
 use crate::matmul::{LinearWeight, MAX_PRODUCTS, Multiplier, Product, Source, decoded};
 use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
-use crate::ops::{elementwise, experts, norm, rope};
-use crate::pool::Pool;
+use crate::ops::experts::{Choice, ExpertRoom};
+use crate::ops::{elementwise, norm, rope};
+use crate::pool::{Pool, ThreadRefused};
 use crate::simd::{Isa, Level, with_simd};
 
 /// How a [`CpuBackend`] is to run.
@@ -35,13 +39,41 @@ pub struct CpuBackend {
     level: Level,
     pool: Pool,
     multiplier: Multiplier,
+    experts: Mutex<ExpertRoom>,
 }
 
+/// Why there is no backend.
+#[derive(Debug)]
+pub enum Unusable {
+    /// The machine lacks the instruction set.
+    Isa(Isa),
+    /// The operating system gives no more threads.
+    Threads { wanted: usize, obtained: usize, cause: std::io::Error },
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unusable::Isa(isa) => write!(f, "this machine has no {isa}"),
+            Unusable::Threads { wanted, obtained, cause } => {
+                write!(f, "the system gives {obtained} of {wanted} threads ({cause})")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unusable {}
+
 impl CpuBackend {
-    /// `None` when the machine lacks the instruction set.
-    pub fn new(options: CpuOptions) -> Option<Self> {
-        let level = Level::of(options.isa)?;
-        Some(CpuBackend { level, pool: Pool::new(options.num_threads.max(1)), multiplier: Multiplier::new(level) })
+    pub fn new(options: CpuOptions) -> Result<Self, Unusable> {
+        let CpuOptions { num_threads: wanted, isa } = options;
+        let level = Level::of(isa).ok_or(Unusable::Isa(isa))?;
+        let pool = Pool::new(wanted.max(1)).map_err(|ThreadRefused { obtained, cause }| Unusable::Threads {
+            wanted,
+            obtained,
+            cause,
+        })?;
+        Ok(CpuBackend { level, pool, multiplier: Multiplier::new(level), experts: Mutex::default() })
     }
 
     /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
@@ -52,22 +84,26 @@ impl CpuBackend {
 
     /// The same for rows of so many numbers.
     fn for_each_row(&self, out: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let (num_rows, output) = (out.len() / cols, SharedOutput::new(out));
+        self.for_each(num_rows, cols, |row| {
+            // SAFETY: each row is taken once, and `out` stays borrowed until all are.
+            f(row, unsafe { output.part(row * cols, cols) });
+        });
+    }
+
+    /// Calls `f` for every number below `num_rows`, where a row is the work of `cols` numbers.
+    fn for_each(&self, num_rows: usize, cols: usize, f: impl Fn(usize) + Sync) {
         // Below this many numbers, waking threads costs more than the work.
         const ENOUGH_FOR_THREADS: usize = 16 * 1024;
         const ROW_TASK: usize = 4 * 1024;
-        let num_rows = out.len() / cols;
         if num_rows * cols < ENOUGH_FOR_THREADS {
-            out.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| f(row, out));
+            (0..num_rows).for_each(f);
             return;
         }
-        let output = SharedOutput::new(out);
         // Short rows several to a task: taking one costs as much as a hundred numbers do.
         let per_task = (ROW_TASK / cols).clamp(1, num_rows.div_ceil(4 * self.pool.num_threads()));
         self.pool.run(num_rows.div_ceil(per_task), &|task| {
-            for row in task * per_task..num_rows.min((task + 1) * per_task) {
-                // SAFETY: each task has its own rows, and `out` stays borrowed until `run` returns.
-                f(row, unsafe { output.part(row * cols, cols) });
-            }
+            (task * per_task..num_rows.min((task + 1) * per_task)).for_each(&f);
         });
     }
 
@@ -125,8 +161,8 @@ fn linear_weight(linear: &Linear) -> &LinearWeight {
     linear.weight.memory().as_any().downcast_ref().expect("a weight from `linear_weight` of the CPU backend")
 }
 
-impl std::fmt::Debug for CpuBackend {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.description())
     }
 }
@@ -143,11 +179,11 @@ impl Backend for CpuBackend {
     }
 
     fn free_memory(&self) -> Option<u64> {
-        machine::free_memory()
+        free_memory()
     }
 
     fn read_bandwidth(&self, size: usize) -> Result<f64, Error> {
-        with_simd!(self.level, simd => machine::read_bandwidth(simd, &self.pool, size))
+        with_simd!(self.level, simd => read_bandwidth(simd, &self.pool, size))
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
@@ -345,34 +381,30 @@ impl Backend for CpuBackend {
         assert_eq!(mlp.router_logits.cols(), num_experts);
         assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
         let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
-        let mut rows_of_expert: Vec<Vec<(usize, f32)>> = vec![Vec::new(); num_experts];
-        for (row, logits) in logits.chunks_exact(num_experts).enumerate() {
-            for (expert, weight) in experts::select(logits, mlp.routing) {
-                rows_of_expert[expert].push((row, weight));
-            }
-        }
+        let mut room = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertRoom { choices, rows, gate, up, down } = &mut *room;
+        choices.choose(logits, num_experts, mlp.routing);
         let out = floats_mut(out);
         out.fill(0.0);
-        for (expert, rows) in mlp.experts.iter().zip(&rows_of_expert) {
-            if rows.is_empty() {
-                continue;
-            }
-            let gathered: Vec<f32> =
-                rows.iter().flat_map(|&(row, _)| &x[row * hidden..(row + 1) * hidden]).copied().collect();
-            let mut gate = vec![0.0; rows.len() * expert.gate.weight.rows()];
-            let mut up = vec![0.0; gate.len()];
-            let mut down = vec![0.0; gathered.len()];
-            self.multiply_gated(
-                Source::rows(&gathered, hidden),
-                [(&expert.gate, &mut gate), (&expert.up, &mut up)],
-                mlp.activation,
-            );
-            self.matmul(&gate, &expert.down, &mut down);
-            for (&(row, weight), down) in rows.iter().zip(down.chunks_exact(hidden)) {
-                for (out, down) in out[row * hidden..(row + 1) * hidden].iter_mut().zip(down) {
+        let out = SharedOutput::new(out);
+        for chosen in choices.by_expert() {
+            let (expert, num_rows) = (&mlp.experts[chosen[0].expert], chosen.len());
+            let gated = num_rows * expert.gate.weight.rows();
+            let rows = &mut rows.grow(num_rows * hidden)[..num_rows * hidden];
+            let down = &mut down.grow(rows.len())[..num_rows * hidden];
+            let (gate, up) = (&mut gate.grow(gated)[..gated], &mut up.grow(gated)[..gated]);
+            self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
+            let products = [(&expert.gate, &mut *gate), (&expert.up, up)];
+            self.multiply_gated(Source::rows(rows, hidden), products, mlp.activation);
+            self.matmul(gate, &expert.down, down);
+            self.for_each(num_rows, hidden, |i| {
+                let Choice { row, weight, .. } = chosen[i];
+                // SAFETY: an expert has a row once, and `out` stays borrowed here.
+                let out = unsafe { out.part(row * hidden, hidden) };
+                for (out, down) in out.iter_mut().zip(&down[i * hidden..]) {
                     *out += weight * down;
                 }
-            }
+            });
         }
         Ok(())
     }

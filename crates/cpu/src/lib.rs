@@ -4,7 +4,9 @@
 
 mod attention;
 mod backend;
-mod machine;
+mod bandwidth;
+mod cores;
+mod free_memory;
 mod math;
 mod matmul;
 mod memory;
@@ -13,5 +15,5 @@ mod pool;
 mod simd;
 mod soon;
 
-pub use backend::{CpuBackend, CpuOptions};
+pub use backend::{CpuBackend, CpuOptions, Unusable};
 pub use simd::Isa;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::machine;
+use crate::cores;
 use crate::soon::{Soon, Way};
 
 /// Polls before a thread goes to sleep: around 50 microseconds, longer than the gap between two operations of a step, and short
@@ -76,6 +76,14 @@ unsafe impl Sync for Shared {}
 // SAFETY: a job's task is `Sync`, and `run` keeps it alive until every thread has left the job.
 unsafe impl Send for Shared {}
 
+/// The operating system gave fewer threads than were asked for.
+#[derive(Debug)]
+pub(crate) struct ThreadRefused {
+    /// How many there were, the calling one among them.
+    pub(crate) obtained: usize,
+    pub(crate) cause: std::io::Error,
+}
+
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -88,8 +96,8 @@ impl Pool {
     ///
     /// Where there are as many threads as cores that the program may use, each worker stays on one core. With fewer threads the operating
     /// system chooses: another program may have made the same choice.
-    pub(crate) fn new(num_threads: usize) -> Self {
-        let cores = machine::allowed_cores();
+    pub(crate) fn new(num_threads: usize) -> Result<Self, ThreadRefused> {
+        let cores = cores::allowed_cores();
         let own_core = |worker: usize| (cores.len() == num_threads).then(|| cores[worker]);
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
@@ -100,21 +108,18 @@ impl Pool {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let workers = (1..num_threads)
-            .map(|i| {
-                let (shared, core) = (shared.clone(), own_core(i));
-                std::thread::Builder::new()
-                    .name(format!("compute-{i}"))
-                    .spawn(move || {
-                        if let Some(core) = core {
-                            machine::stay_on(core);
-                        }
-                        work(&shared, i);
-                    })
-                    .expect("the operating system gives a thread")
-            })
-            .collect();
-        Pool { shared, workers, turn: Mutex::new(()) }
+        let mut pool = Pool { shared, workers: Vec::new(), turn: Mutex::new(()) };
+        for i in 1..num_threads {
+            let (shared, core) = (pool.shared.clone(), own_core(i));
+            let worker = std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || {
+                if let Some(core) = core {
+                    cores::stay_on(core);
+                }
+                work(&shared, i);
+            });
+            pool.workers.push(worker.map_err(|cause| ThreadRefused { obtained: i, cause })?);
+        }
+        Ok(pool)
     }
 
     pub(crate) fn num_threads(&self) -> usize {
@@ -287,7 +292,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_whatever_the_number_of_threads() {
         for num_threads in [1, 2, 5] {
-            let pool = Pool::new(num_threads);
+            let pool = Pool::new(num_threads).expect("threads");
             for num_tasks in [0, 1, 2, 7, 1000] {
                 let calls: Vec<AtomicUsize> = (0..num_tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(num_tasks, &|i| {
@@ -304,7 +309,7 @@ mod tests {
 
     #[test]
     fn many_short_operations_of_several_callers_lose_no_task() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).expect("threads");
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -327,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_task_reaches_the_caller_and_the_pool_goes_on() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).expect("threads");
         let outcome = catch_unwind(AssertUnwindSafe(|| pool.run(64, &|i| assert_ne!(i, 40, "on purpose"))));
         assert!(outcome.is_err());
         let sum = AtomicUsize::new(0);

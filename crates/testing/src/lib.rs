@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
+use pellucid_cpu::{CpuBackend, CpuOptions, Isa, Unusable};
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
 use pellucid_tensor::{Backend, DType, RowQuery};
 
@@ -113,11 +113,14 @@ impl Golden {
 
 /// A CPU backend, or `None` with a word on stderr when the machine lacks the instruction set.
 pub fn cpu(isa: Isa, num_threads: usize) -> Option<Arc<CpuBackend>> {
-    let backend = CpuBackend::new(CpuOptions { num_threads, isa });
-    if backend.is_none() {
-        eprintln!("skipped: this machine has no {isa}");
+    match CpuBackend::new(CpuOptions { num_threads, isa }) {
+        Ok(backend) => Some(Arc::new(backend)),
+        Err(why @ Unusable::Isa(_)) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+        Err(why) => panic!("{why}"),
     }
-    backend.map(Arc::new)
 }
 
 /// The fastest instruction set that multiplies activations as they are with BF16 weights, which most goldens have: all but AMX.

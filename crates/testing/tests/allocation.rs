@@ -43,10 +43,6 @@ fn a_steady_step_allocates_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let backend = cpu(Isa::best(), 2).expect("the best instruction set");
     for subject in subjects(folder.path()) {
-        // Experts are chosen anew in every step, in lists of their own.
-        if subject.name == "mixtral" || subject.name.contains("moe") {
-            continue;
-        }
         let what = format!("{}, KV in {}", subject.name, subject.kv_dtype);
         for num_sequences in BATCHES {
             let runner = Runner::load_with(&subject.path, backend.clone(), None, num_sequences, subject.kv_dtype);

@@ -157,6 +157,7 @@ vectorized! {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
 fn halves(head: &[f32], out: &mut [u8]) {
     use std::arch::x86_64::*;
+    assert_eq!(out.len(), 2 * head.len(), "two bytes for each number");
     for (x, out) in head.chunks(16).zip(out.chunks_mut(32)) {
         let lanes = ((1u32 << x.len()) - 1) as u16;
         // SAFETY: the mask leaves out what is beyond the end of both.

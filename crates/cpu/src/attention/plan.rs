@@ -6,6 +6,10 @@ use std::sync::atomic::AtomicUsize;
 use super::state::State;
 use super::{Call, Room, SPAN};
 
+/// Numbers of states that wait for others, at most: 128 MB. Many rows deep in a long context, shared out to many threads, would have
+/// gigabytes of them; they are then tasks enough without.
+const MAX_PARTIAL_LEN: usize = 32 << 20;
+
 /// Rows of one sequence that are computed together, for each of the kv heads.
 #[derive(Debug, Clone)]
 pub(super) struct Piece {
@@ -69,7 +73,12 @@ impl Plan {
             }
         }
         let several_spans = self.pieces.iter().any(|piece| piece.spans.len() > 1);
-        self.split = several_spans && num_threads > 1 && self.pieces.len() * shape.num_kv_heads < wanted;
+        let state_len = |piece: &Piece| State::len(piece.rows.len() * group, shape.head_size);
+        let states = |piece: &Piece| piece.spans.len() * shape.num_kv_heads * state_len(piece);
+        self.split = several_spans
+            && num_threads > 1
+            && self.pieces.len() * shape.num_kv_heads < wanted
+            && self.pieces.iter().map(states).sum::<usize>() <= MAX_PARTIAL_LEN;
         self.reads_on = self.split || self.pieces.iter().all(|piece| piece.rows.len() * group <= FEW);
         self.num_tasks = 0;
         self.missing.clear();
@@ -81,7 +90,7 @@ impl Plan {
             piece.stores &= !self.split || SPAN.is_multiple_of(shape.block_len);
             let num_spans = if self.split { piece.spans.len() } else { 1 };
             self.num_tasks += num_spans * shape.num_kv_heads;
-            partial += num_spans * shape.num_kv_heads * State::len(piece.rows.len() * group, shape.head_size);
+            partial += num_spans * shape.num_kv_heads * state_len(piece);
             self.missing.extend((0..shape.num_kv_heads).map(|_| AtomicUsize::new(num_spans)));
         }
         self.partial_len = if self.split { partial } else { 0 };
@@ -93,5 +102,48 @@ impl Plan {
         let piece = &self.pieces[index];
         let task = task - piece.first_task;
         (index, piece, task % num_kv_heads, self.split.then_some(task / num_kv_heads))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pellucid_tensor::{Backend, DType, HeadShape, KvLayer, SequenceSpan};
+
+    use super::super::pages::{Layout, Memory};
+    use super::*;
+    use crate::simd::{Isa, Level};
+    use crate::{CpuBackend, CpuOptions};
+
+    /// The plan for some rows of one sequence that end at a depth.
+    fn plan(num_rows: usize, depth: usize, num_threads: usize) -> Plan {
+        let shape = HeadShape { num_heads: 64, num_kv_heads: 8, head_size: 128, block_len: 32 };
+        let backend = CpuBackend::new(CpuOptions { num_threads: 1, isa: Isa::Scalar }).expect("no instructions");
+        let memory = || backend.zeros(DType::F16, 1, 1).expect("one number");
+        let positions: Vec<u32> = (depth - num_rows..depth).map(|position| position as u32).collect();
+        let call = Call {
+            queries: &[],
+            turn: None,
+            fresh: None,
+            memory: Memory::read_only(&KvLayer { keys: memory(), values: memory() }),
+            layout: Layout::new(Level::of(Isa::Scalar).expect("no instructions"), DType::F16, shape),
+            positions: &positions,
+            sequences: &[SequenceSpan { rows: 0..num_rows, blocks: 0..0 }],
+            block_tables: &[],
+            scale: 1.0,
+            soft_cap: None,
+            window: None,
+        };
+        let mut plan = Plan::default();
+        plan.make(&call, num_threads);
+        plan
+    }
+
+    #[test]
+    fn one_row_is_split_at_any_depth_and_many_rows_where_their_states_have_room() {
+        assert!(!plan(1, 300, 8).split, "one span is one task");
+        assert!(plan(1, 4096, 4).split && plan(1, 1 << 20, 128).split);
+        assert!(plan(100, 4096, 64).split);
+        let deep = plan(500, 128 << 10, 128);
+        assert!(!deep.split && deep.partial_len == 0 && deep.num_tasks >= 128, "{} tasks", deep.num_tasks);
     }
 }

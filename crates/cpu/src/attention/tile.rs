@@ -30,8 +30,9 @@ struct Run<'a> {
     offset: usize,
     at: usize,
     len: usize,
-    /// The region that will be read after this one; asking for it early hides the memory's latency.
-    next: Option<&'a [u8]>,
+    /// Where the region begins that will be read after this one; asking for it early hides the memory's latency. A task of the next span may be
+    /// writing there.
+    next: Option<*const u8>,
 }
 
 impl<'a> Pages<'a> {
@@ -44,17 +45,19 @@ impl<'a> Pages<'a> {
         positions: Range<usize>,
     ) -> impl Iterator<Item = Run<'b>> {
         let block_len = self.layout.shape.block_len;
-        let region = move |index: usize| (index < self.blocks.len()).then(|| self.region(bytes, index * block_len));
         (positions.start / block_len..positions.end.div_ceil(block_len)).map(move |index| {
             // Whole blocks, as far as the tile goes: what lies beyond the last is not looked at later, and vectors stay whole.
             let first = (index * block_len).max(tile);
             let last = ((index + 1) * block_len).min(tile + TILE);
             Run {
-                region: region(index).expect("the block table holds every visible position"),
+                region: self.region(bytes, index * block_len),
                 offset: first - index * block_len,
                 at: first - tile,
                 len: last - first,
-                next: region(index + 1),
+                next: self
+                    .blocks
+                    .get(index + 1)
+                    .map(|&block| bytes.address(self.layout.region(block as usize, self.kv_head))),
             }
         })
     }
@@ -136,7 +139,7 @@ struct Matrix<'a> {
     row_bytes: usize,
     rows: usize,
     cols: usize,
-    next: Option<&'a [u8]>,
+    next: Option<*const u8>,
 }
 
 impl Matrix<'_> {
@@ -205,7 +208,7 @@ impl Matrix<'_> {
     /// Distance to the same place of the region that will be read next; asking for it early hides the memory's latency.
     #[inline(always)]
     fn ahead(&self) -> isize {
-        self.next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(self.bytes.as_ptr() as isize))
+        self.next.map_or(0, |next| (next as isize).wrapping_sub(self.bytes.as_ptr() as isize))
     }
 }
 
@@ -220,7 +223,7 @@ fn decode_q8_keys<L: Lanes>(lanes: L, run: &Run<'_>, layout: Layout, out: &mut [
         let quants = &run.region[layout.quants() + group * GROUP * block_len + run.offset..];
         let out = &mut out[group * GROUP * TILE..];
         assert!(quants.len() >= (GROUP - 1) * block_len + run.len && out.len() >= (GROUP - 1) * TILE + run.len);
-        let ahead = run.next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(run.region.as_ptr() as isize));
+        let ahead = run.next.map_or(0, |next| (next as isize).wrapping_sub(run.region.as_ptr() as isize));
         lanes.prefetch(scales.as_ptr().wrapping_offset(ahead));
         for line in (0..GROUP * block_len).step_by(CACHE_LINE) {
             lanes.prefetch(quants.as_ptr().wrapping_offset(ahead).wrapping_add(line));
@@ -252,7 +255,7 @@ fn decode_q8_values<L: Lanes>(lanes: L, run: &Run<'_>, layout: Layout, out: &mut
     let (first, count) = (run.offset * groups, run.len * groups);
     let quants = &run.region[layout.quants() + run.offset * head_size..];
     assert!(quants.len() >= run.len * head_size && out.len() >= (run.len - 1) * stride + head_size);
-    let ahead = run.next.map_or(0, |next| (next.as_ptr() as isize).wrapping_sub(run.region.as_ptr() as isize));
+    let ahead = run.next.map_or(0, |next| (next as isize).wrapping_sub(run.region.as_ptr() as isize));
     for part in (0..count).step_by(LANES) {
         // SAFETY: sixteen scales from here on lie within the region, because 32 bytes of each group follow them all.
         let scales = lanes.to_array(unsafe { lanes.load_f16(run.region[(first + part) * 2..].as_ptr()) });

@@ -349,7 +349,7 @@ mod tests {
     fn sixteen_rows_at_a_time_are_quantized_as_one_is_in_both_orders() {
         const DEPTH: usize = 24 * SLICE;
         let Some(simd) = Avx512::detect() else { return };
-        let pool = Pool::new(1);
+        let pool = Pool::new(1).expect("no thread but this one");
         for (dtype, num_rows) in [
             (DType::Q4_0, 77),
             (DType::Q4_1, 16),

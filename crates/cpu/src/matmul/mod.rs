@@ -167,8 +167,12 @@ impl Multiplier {
 
     /// Computes products, at most [`MAX_PRODUCTS`], of the same rows x, each `depth` long.
     pub(crate) fn run<'a>(&self, pool: &Pool, x: Source<'_>, products: impl IntoIterator<Item = &'a Product<'a>>) {
-        let mut shared = [None; MAX_PRODUCTS];
-        shared.iter_mut().zip(products).for_each(|(slot, product)| *slot = Some(product));
+        if x.num_rows() == 0 {
+            return;
+        }
+        let (mut shared, mut products) = ([None; MAX_PRODUCTS], products.into_iter());
+        shared.iter_mut().zip(&mut products).for_each(|(slot, product)| *slot = Some(product));
+        assert!(products.next().is_none(), "at most {MAX_PRODUCTS} products at once");
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let x = self.prepare(&mut inputs, pool, x, shared.iter().flatten().copied());
         let (num_rows, x) = (x.num_rows(), plain::Rows { x: x.all(), depth: x.depth() });

@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn tiles_compute_what_vectors_do_and_what_is_no_number_reaches_those_who_see_it() {
         let backend = |isa: Isa| CpuBackend::new(CpuOptions { num_threads: 2, isa });
-        let (Some(tiles), Some(vectors)) = (backend(Isa::Amx), backend(Isa::Avx512)) else { return };
+        let (Ok(tiles), Ok(vectors)) = (backend(Isa::Amx), backend(Isa::Avx512)) else { return };
         for (dtype, num_heads, head_size, block_len) in
             [(DType::F16, 6, 64, 32), (DType::BF16, 2, 96, 64), (DType::F16, 14, 32, 96), (DType::F16, 8, 160, 32)]
         {
