@@ -104,7 +104,7 @@ fn weight(backend: &CpuBackend, dtype: DType, rows: usize, cols: usize) -> pellu
     backend.linear_weight(HostWeight { dtype, rows, cols, bytes: bytes.into() }).expect("memory")
 }
 
-/// What two threads read from memory just now: the limit of one row.
+/// What all threads read from memory just now: the limit of one row.
 fn read_bandwidth() -> f64 {
     let threads = CpuOptions::default().num_threads;
     let words = vec![1u64; WORKING_SET / 8];

@@ -1,6 +1,6 @@
 //! What numbers are: the formats, the quantized block layouts, tensors, and the operations that a device offers.
 //!
-//! This crate depends on no other room. Devices (`cpu`) implement [`Backend`]; `model` calls it.
+//! This crate depends on no other room. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls it.
 
 mod backend;
 mod bytes;

@@ -15,6 +15,7 @@ mod sixteen;
 
 use super::packing::{Layout, SLICE};
 use super::source::Source;
+use crate::math::ROUND;
 use crate::memory::{Buffer, SharedSlice, block_stride};
 use crate::pool::Pool;
 #[cfg(target_arch = "x86_64")]
@@ -36,9 +37,6 @@ pub(crate) enum Order {
     #[cfg(target_arch = "x86_64")]
     Words,
 }
-
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even; the sum's low byte is that integer.
-const ROUND: f32 = 12_582_912.0;
 
 /// Quantized rows. The buffers keep their memory from step to step.
 #[derive(Debug, Default)]
@@ -287,6 +285,7 @@ unsafe fn quantize_group(numbers: &[[f32; SLICE]], first: usize, place: Place, p
         let slice = numbers.get(s - first).unwrap_or(&[0.0; SLICE]);
         let mut integers = [0i32; SLICE];
         for i in 0..SLICE {
+            // The sum's low byte is the integer.
             integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
         }
         let low: i32 = integers[..16].iter().sum();

@@ -12,7 +12,10 @@ use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
+use pellucid_tensor::quant::f32_to_bf16;
+
 use super::Product;
+use super::activations::BLOCK;
 use super::packing::COLUMNS;
 use super::plain::PlainWeight;
 use super::results::{Sink, Tile};
@@ -22,8 +25,6 @@ use crate::pool::Pool;
 use crate::simd::amx::{TileConfig, release_tiles};
 use crate::simd::{Simd, vectorized};
 
-/// Rows of a tile.
-const BLOCK: usize = 16;
 /// Numbers of K in a tile, 64 bytes of x.
 const STEP: usize = 32;
 /// Numbers of K that many rows go through at a time: two panels take 16 KB.
@@ -81,18 +82,10 @@ vectorized! {
             let numbers = unsafe { numbers.part(start + s * stride, STEP) };
             numbers[x.len()..].fill(0);
             for i in 0..x.len() {
-                numbers[i] = round(x[i]);
+                numbers[i] = f32_to_bf16(x[i]);
             }
         }
     }
-}
-
-/// To the nearest bf16, ties to even; NaN stays NaN.
-#[inline(always)]
-fn round(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
 /// Some panels of one weight, or of two that `join` makes one of, for all rows; written to the product's output.

@@ -4,8 +4,8 @@
 //! F16   s eeeee mmmmmmmmmm   (-1)^s 2^(e-15) (1 + m/2^10);  e = 0: (-1)^s m 2^-24;  e = 31: infinity or NaN
 //! BF16  s eeeeeeee mmmmmmm   the upper half of an f32
 //! ```
-//! Conversions are integer steps and selects: no table, no branch, no denormal operand, hence the same under any rounding or
-//! flush-to-zero mode.
+//! Conversions are integer steps and selects: no table, no branch, and no denormal operand, hence the same where denormals are flushed to
+//! zero. Rounding to halves below the normal ones is left to an addition, which rounds to nearest as everything here does.
 
 use super::{BlockEncoder, BlockFormat, fixed};
 use crate::DType;

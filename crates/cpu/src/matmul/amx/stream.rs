@@ -34,8 +34,8 @@ const AHEAD_BYTES: usize = 3 * 1024;
 /// Units from being multiplied to being scaled.
 const LAG: usize = 2;
 
-/// 1.5 * 2^23: an integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
-const MAGIC: f32 = 12_582_912.0;
+/// An integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
+const MAGIC: f32 = crate::math::ROUND;
 
 /// What is multiplied in one go: blocks of rows with some units of a panel, no more than the ring holds.
 pub(super) struct Run {
