@@ -338,20 +338,3 @@ unsafe fn one_by_two(
         );
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounding_is_to_nearest_even_and_keeps_what_is_no_number() {
-        for (x, expected) in [(1.0, 0x3f80), (-2.5, 0xc020), (0.0, 0), (f32::INFINITY, 0x7f80)] {
-            assert_eq!(round(x), expected, "{x}");
-        }
-        // 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6: both go to the even neighbour.
-        assert_eq!((round(1.0 + 2f32.powi(-8)), round(1.0 + 3.0 * 2f32.powi(-8))), (0x3f80, 0x3f82));
-        assert_eq!(round(1.0 + 2f32.powi(-8) + 2f32.powi(-20)), 0x3f81);
-        assert_eq!(round(f32::MAX), 0x7f80, "beyond the largest bf16");
-        assert!(round(f32::NAN) & 0x7fff > 0x7f80 && round(f32::from_bits(0x7f80_0001)) & 0x7fff > 0x7f80);
-    }
-}
