@@ -9,7 +9,7 @@ use crate::commands::{
 };
 use crate::hub::{Hub, Remote, Token};
 use crate::interrupt::Interrupt;
-use crate::layers;
+use crate::layers::{self, Setting};
 use anyhow::{Result, anyhow};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ const DEFAULT_STALL_S: u64 = 30;
 /// a pulled model (`pellucid list` shows them). Results go to standard output,
 /// everything else to standard error.
 #[derive(Debug, Parser)]
-#[command(name = "pellucid", version, verbatim_doc_comment, disable_help_subcommand = true, max_term_width = 80)]
+#[command(name = "pellucid", version, verbatim_doc_comment, max_term_width = 80)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -72,20 +72,34 @@ struct StoreArgs {
 impl Cli {
     /// What the command line says; for `serve`, with what the environment and the config file say below it.
     pub(crate) fn read() -> Result<Cli> {
-        let mut arguments: Vec<OsString> = std::env::args_os().collect();
+        let arguments: Vec<OsString> = std::env::args_os().collect();
         let mut matches = Cli::command().get_matches_from(&arguments);
         if let Some(("serve", given)) = matches.subcommand() {
-            let command = Cli::command();
+            let mut command = Cli::command();
+            // Flags that stand for every command are known to this one after that.
+            command.build();
             let serve = command.find_subcommand("serve").expect("it was just found");
-            arguments.extend(layers::lower_layers(serve, given, |name| std::env::var(name).ok())?);
-            matches = Cli::command().get_matches_from(&arguments);
+            let settings = layers::lower_layers(serve, given, |name| std::env::var_os(name))?;
+            layers::warn_of_unknown(serve, std::env::vars_os().map(|(name, _)| name));
+            let parse = |settings: &[Setting]| {
+                let flags = settings.iter().map(|setting| setting.flag.clone());
+                Cli::command().try_get_matches_from(arguments.iter().cloned().chain(flags))
+            };
+            matches = parse(&settings).unwrap_or_else(|error| {
+                // Nobody typed these flags: the error names where one came from.
+                let culprit = settings.iter().find(|setting| parse(std::slice::from_ref(setting)).is_err());
+                match culprit {
+                    Some(setting) => setting.refuse(&error),
+                    None => error.exit(),
+                }
+            });
         }
         Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
     }
 
     /// Whether the environment has nothing against colour (no-color.org; a dumb terminal shows its codes as text).
     pub(crate) fn wants_color(&self) -> bool {
-        variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|terminal| terminal != "dumb")
+        path("NO_COLOR").is_none() && path("TERM").is_none_or(|terminal| terminal.as_os_str() != "dumb")
     }
 
     /// The store and hub that the arguments and the environment describe.
@@ -95,14 +109,12 @@ impl Cli {
             None => store_folder()?,
         };
         let remote = Remote {
-            endpoint: self
-                .store
-                .endpoint
-                .clone()
-                .or_else(|| variable("HF_ENDPOINT"))
-                .unwrap_or(DEFAULT_ENDPOINT.into()),
+            endpoint: match &self.store.endpoint {
+                Some(endpoint) => endpoint.clone(),
+                None => variable("HF_ENDPOINT")?.unwrap_or(DEFAULT_ENDPOINT.into()),
+            },
             // A token copied from a page often brings its line end along, which no header may hold.
-            token: variable("HF_TOKEN").map(|token| Token::new(token.trim().to_owned())),
+            token: variable("HF_TOKEN")?.map(|token| Token::new(token.trim().to_owned())),
             stall: Duration::from_secs(self.store.stall_timeout),
             python: "python3".into(),
         };
@@ -112,15 +124,15 @@ impl Cli {
 
 /// The store's folder by the customs of the system.
 fn store_folder() -> Result<PathBuf> {
-    if let Some(home) = variable("PELLUCID_HOME") {
-        return Ok(home.into());
+    if let Some(home) = path("PELLUCID_HOME") {
+        return Ok(home);
     }
     // The specification of these folders says that a relative path is to be ignored.
-    let cache = variable("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = path("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let cache = cache.or_else(|| match std::env::consts::OS {
-        "windows" => variable("LOCALAPPDATA").map(PathBuf::from),
-        "macos" => variable("HOME").map(|home| PathBuf::from(home).join("Library/Caches")),
-        _ => variable("HOME").map(|home| PathBuf::from(home).join(".cache")),
+        "windows" => path("LOCALAPPDATA"),
+        "macos" => path("HOME").map(|home| home.join("Library/Caches")),
+        _ => path("HOME").map(|home| home.join(".cache")),
     });
     let cache = cache.ok_or_else(|| {
         anyhow!("no folder for models is known, since HOME is not set; name one with --models-dir or PELLUCID_HOME")
@@ -128,9 +140,15 @@ fn store_folder() -> Result<PathBuf> {
     Ok(cache.join("pellucid"))
 }
 
-/// An environment variable that is set to something.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+/// An environment variable that is set to something; refused when that is no text.
+fn variable(name: &str) -> Result<Option<String>> {
+    let value = std::env::var_os(name).map(|value| layers::text(name, value)).transpose()?;
+    Ok(value.filter(|value| !value.trim().is_empty()))
+}
+
+/// The same for what need not be text.
+fn path(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.to_string_lossy().trim().is_empty()).map(PathBuf::from)
 }
 
 #[cfg(test)]

@@ -8,15 +8,18 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The status that shells give a program stopped by Ctrl-C: 128 plus the signal's number.
-const INTERRUPTED_STATUS: i32 = 130;
+pub(crate) const INTERRUPTED_STATUS: u8 = 130;
 
 /// A handle on the process's one interrupt handler.
 #[derive(Clone)]
 pub(crate) struct Interrupt {
-    message: Arc<Mutex<Option<String>>>,
+    farewell: Arc<Mutex<Option<Farewell>>>,
     wish: Arc<AtomicU8>,
     listener: Arc<Mutex<Option<Listener>>>,
 }
+
+/// Done before the program leaves; gives what is said.
+type Farewell = Box<dyn FnOnce() -> String + Send>;
 
 /// Called for each signal, in place of everything else.
 type Listener = Box<dyn Fn() + Send>;
@@ -38,8 +41,9 @@ impl Interrupt {
     /// Takes over Ctrl-C (and the request to terminate). Without a handler the program still works: it then ends wordlessly.
     pub(crate) fn install() -> Interrupt {
         let interrupt =
-            Interrupt { message: Arc::default(), wish: Arc::new(AtomicU8::new(LEAVE)), listener: Arc::default() };
-        let (message, wish, listener) = (interrupt.message.clone(), interrupt.wish.clone(), interrupt.listener.clone());
+            Interrupt { farewell: Arc::default(), wish: Arc::new(AtomicU8::new(LEAVE)), listener: Arc::default() };
+        let (farewell, wish, listener) =
+            (interrupt.farewell.clone(), interrupt.wish.clone(), interrupt.listener.clone());
         let _ = ctrlc::set_handler(move || {
             if let Some(listener) = &*listener.lock().unwrap_or_else(PoisonError::into_inner) {
                 return listener();
@@ -47,20 +51,20 @@ impl Interrupt {
             if wish.compare_exchange(LISTENING, ASKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 return;
             }
-            let message = message.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let _ = match message {
-                Some(message) => writeln!(std::io::stderr(), "\ninterrupted: {message}"),
+            let farewell = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let _ = match farewell {
+                Some(farewell) => writeln!(std::io::stderr(), "\ninterrupted: {}", farewell()),
                 None => writeln!(std::io::stderr()),
             };
-            std::process::exit(INTERRUPTED_STATUS);
+            std::process::exit(INTERRUPTED_STATUS.into());
         });
         interrupt
     }
 
-    /// Says `message` when Ctrl-C comes while the returned value lives.
-    pub(crate) fn leaving(&self, message: String) -> Leaving {
-        *self.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
-        Leaving { message: self.message.clone() }
+    /// When Ctrl-C comes while the returned value lives, calls `farewell` and says what it gives.
+    pub(crate) fn leaving(&self, farewell: impl FnOnce() -> String + Send + 'static) -> Leaving {
+        *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(farewell));
+        Leaving { farewell: self.farewell.clone() }
     }
 
     /// From now on every Ctrl-C, and every request to terminate, calls `listener` and does nothing else.
@@ -94,14 +98,25 @@ impl Drop for Stopping {
     }
 }
 
-#[derive(Debug)]
 #[must_use]
 pub(crate) struct Leaving {
-    message: Arc<Mutex<Option<String>>>,
+    farewell: Arc<Mutex<Option<Farewell>>>,
 }
+
+/// A command that stopped where it was asked to, with everything said: the status tells a script that the work is not whole.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        *self.message.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

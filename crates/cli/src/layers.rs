@@ -5,27 +5,46 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};
+
+/// A flag that the user did not type, and where it came from.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// A variable, or a file and a name in it.
+    source: String,
+    pub(crate) flag: OsString,
+}
+
+impl Setting {
+    /// Says what is wrong with it, and leaves as a wrong flag would.
+    pub(crate) fn refuse(&self, error: &clap::Error) -> ! {
+        let text = error.to_string();
+        let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let _ = writeln!(std::io::stderr(), "error: {}: {what}", self.source);
+        std::process::exit(error.exit_code())
+    }
+}
 
 /// Flags for what the environment and the config file set and the command line does not.
 pub(crate) fn lower_layers(
     command: &Command,
     given: &ArgMatches,
-    environment: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<OsString>> {
+    environment: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<Setting>> {
     let config = given
         .get_one::<PathBuf>("config")
         .cloned()
-        .or_else(|| environment("PELLUCID_CONFIG").filter(|path| !path.trim().is_empty()).map(PathBuf::from));
+        .or_else(|| environment("PELLUCID_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from));
     let mut file = match &config {
         Some(path) => read(path)?,
         None => BTreeMap::new(),
     };
-    let mut flags = Vec::new();
+    let mut settings = Vec::new();
     for argument in command.get_arguments() {
         let Some(name) = argument.get_long().filter(|name| !["config", "help", "version"].contains(name)) else {
             continue;
@@ -34,31 +53,57 @@ pub(crate) fn lower_layers(
         if given.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine) {
             continue;
         }
-        let variable = format!("PELLUCID_{}", name.replace('-', "_").to_uppercase());
+        let variable = variable_of(name);
         let is_list = matches!(argument.get_action(), ArgAction::Append);
-        let values = match environment(&variable) {
-            // What a secret that was not filled in looks like: to go on without it could be to go on without keys.
-            Some(text) if text.trim().is_empty() => bail!("{variable} is set to nothing: give it a value, or unset it"),
-            Some(text) if is_list => text.split(',').map(|part| part.trim().to_owned()).collect(),
-            Some(text) => vec![text],
-            None => from_file.unwrap_or_default(),
+        let (source, values) = match (environment(&variable), &config) {
+            (Some(value), _) => {
+                let text = text(&variable, value)?;
+                // What a secret that was not filled in looks like: to go on without it could be to go on without keys.
+                if text.trim().is_empty() {
+                    bail!("{variable} is set to nothing: give it a value, or unset it");
+                }
+                let parts = || text.split(',').map(|part| part.trim().to_owned()).collect();
+                (variable, if is_list { parts() } else { vec![text.clone()] })
+            }
+            (None, Some(path)) => (format!("{}: {name}", path.display()), from_file.unwrap_or_default()),
+            (None, None) => continue,
         };
         for value in values {
-            match argument.get_action() {
-                ArgAction::SetTrue => match value.as_str() {
-                    "true" | "1" => flags.push(format!("--{name}").into()),
-                    "false" | "0" => {}
-                    _ => bail!("{name}: expected true or false, found {value:?}"),
-                },
-                _ => flags.push(format!("--{name}={value}").into()),
-            }
+            let flag = match (argument.get_action(), value.as_str()) {
+                (ArgAction::SetTrue, "true" | "1") => format!("--{name}"),
+                (ArgAction::SetTrue, "false" | "0") => continue,
+                (ArgAction::SetTrue, _) => bail!("{source}: expected true or false, found {value:?}"),
+                _ => format!("--{name}={value}"),
+            };
+            settings.push(Setting { source: source.clone(), flag: flag.into() });
         }
     }
     match (file.keys().next(), config) {
         (Some(name), Some(path)) => {
             bail!("{}: no setting is called {name:?}; see `pellucid serve --help`", path.display())
         }
-        _ => Ok(flags),
+        _ => Ok(settings),
+    }
+}
+
+/// The variable that sets a flag.
+fn variable_of(flag: &str) -> String {
+    format!("PELLUCID_{}", flag.replace('-', "_").to_uppercase())
+}
+
+/// A variable's value, which must be text: one that is dropped could have been a key.
+pub(crate) fn text(name: &str, value: OsString) -> Result<String> {
+    value.into_string().map_err(|_| anyhow!("{name} is set to bytes that are not UTF-8"))
+}
+
+/// Says which variables look like settings and are none. They are not refused: systems that run containers set some of their own.
+pub(crate) fn warn_of_unknown(command: &Command, names: impl Iterator<Item = OsString>) {
+    let known: Vec<String> =
+        command.get_arguments().filter_map(|argument| argument.get_long()).map(variable_of).collect();
+    for name in names.filter_map(|name| name.into_string().ok()) {
+        if name.starts_with("PELLUCID_") && name != "PELLUCID_HOME" && !known.contains(&name) {
+            let _ = writeln!(std::io::stderr(), "note: {name} is set, but no setting has that name");
+        }
     }
 }
 

@@ -39,8 +39,9 @@ pub(crate) struct ComputeArgs {
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
 
-    /// Let cuBLASLt do a GPU's products of BF16 and F16: faster with many rows,
-    /// but a reply's bytes may then depend on who else is served
+    /// Let cuBLASLt do a GPU's products of BF16 and F16: faster
+    /// with many rows, but a reply's bytes may then depend on who
+    /// else is served
     #[arg(long, verbatim_doc_comment)]
     pub(crate) fast: bool,
 
@@ -50,7 +51,7 @@ pub(crate) struct ComputeArgs {
     context: Option<u32>,
 
     /// Keys and values in f32, f16, bf16 or q8_0
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
+    #[arg(long, value_name = "TYPE", value_enum, ignore_case = true, default_value_t, hide_possible_values = true)]
     pub(crate) kv_type: KvType,
 
     /// Memory for keys and values, such as 2GB or 512MiB

@@ -20,7 +20,7 @@ mod tokens;
 
 use anyhow::Result;
 use args::{Cli, Command};
-use interrupt::Interrupt;
+use interrupt::{INTERRUPTED_STATUS, Interrupt, Interrupted};
 use output::{Output, is_reader_gone};
 use std::io::Write;
 use std::panic::{self, PanicHookInfo};
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_reader_gone(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Interrupted>() => ExitCode::from(INTERRUPTED_STATUS),
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
@@ -59,7 +60,7 @@ fn run() -> Result<()> {
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
         Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
         Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
-        Command::Quantize(args) => commands::quantize::run(args, &hub, &mut output),
+        Command::Quantize(args) => commands::quantize::run(args, &hub, &interrupt, &mut output),
     }?;
     Ok(output.flush()?)
 }

@@ -2,9 +2,9 @@
 //!
 //! Each flag is optional: what is not given comes from the preset, and without one from the neutral value. The result is shown.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH};
-use pellucid_sampling::{Mirostat, Preset, SamplingParams, StepKind};
+use pellucid_sampling::{self as sampling, Dry, Mirostat, Preset, SamplingParams, StepKind};
 use pellucid_tokenizer::Tokenizer;
 
 /// What DRY's author suggests: the ends of lines and the marks that set off speakers and quotations.
@@ -20,7 +20,7 @@ pub(crate) struct SamplingArgs {
 
     /// Seed of the draw: the same seed gives the same reply
     /// [default: a random one, shown with the reply]
-    #[arg(long, verbatim_doc_comment, value_name = "N")]
+    #[arg(long, verbatim_doc_comment, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
 
     /// Divide the logits by T: 0 takes the highest, 1 is the model's
@@ -198,12 +198,43 @@ impl BeamArgs {
 impl SamplingArgs {
     /// The parameters that the flags describe. `default_temperature` stands when neither flag nor preset gives one.
     pub(crate) fn params(&self, tokenizer: &Tokenizer, default_temperature: f32) -> Result<SamplingParams> {
+        let mut params = SamplingParams {
+            seed: self.seed.unwrap_or_else(random_seed),
+            end_ids: tokenizer.end_ids().to_vec(),
+            ..self.numbers(default_temperature)
+        };
+        if params.dry.multiplier > 0.0 {
+            let usual = DRY_BREAKERS.map(String::from);
+            let breakers = if self.dry_breaker.is_empty() { &usual[..] } else { &self.dry_breaker };
+            params.dry.breakers.extend(breakers.iter().map(|text| tokenizer.encode_within(text)));
+        }
+        for bias in &self.logit_bias {
+            let parts = bias.rsplit_once('=').and_then(|(token, bias)| Some((token, bias.trim().parse::<f32>().ok()?)));
+            let Some((token, bias)) = parts else { bail!("--logit-bias: expected TOKEN=BIAS, found {bias:?}") };
+            params.logit_bias.push((token_id(tokenizer, token).context("--logit-bias")?, bias));
+        }
+        params.banned_tokens.extend(token_ids(tokenizer, &self.ban).context("--ban")?);
+        params.stop_ids.extend(token_ids(tokenizer, &self.stop_token).context("--stop-token")?);
+        if !self.allow.is_empty() {
+            params.allowed_tokens = Some(token_ids(tokenizer, &self.allow).context("--allow")?);
+        }
+        checked(&params)?;
+        Ok(params)
+    }
+
+    /// Refuses what is wrong whatever the model: that is said before one is loaded.
+    pub(crate) fn check(&self, default_temperature: f32) -> Result<()> {
+        checked(&self.numbers(default_temperature))
+    }
+
+    /// What needs no tokenizer.
+    fn numbers(&self, default_temperature: f32) -> SamplingParams {
         let start = match self.preset {
             Some(preset) => preset.params(),
             None => SamplingParams { temperature: default_temperature, ..SamplingParams::default() },
         };
-        let mut params = SamplingParams {
-            seed: self.seed.unwrap_or_else(random_seed),
+        let eta = self.mirostat_eta.unwrap_or(Mirostat::default().eta);
+        SamplingParams {
             temperature: self.temperature.unwrap_or(start.temperature),
             dynamic_temperature_range: self.dynamic_temperature.unwrap_or(start.dynamic_temperature_range),
             dynamic_temperature_exponent: self
@@ -220,36 +251,18 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty.unwrap_or(start.frequency_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(start.presence_penalty),
             penalty_window: self.penalty_window.or(start.penalty_window),
+            dry: Dry {
+                multiplier: self.dry_multiplier.unwrap_or(start.dry.multiplier),
+                base: self.dry_base.unwrap_or(start.dry.base),
+                allowed_length: self.dry_allowed_length.unwrap_or(start.dry.allowed_length),
+                range: self.dry_range.or(start.dry.range),
+                breakers: start.dry.breakers,
+            },
+            mirostat: self.mirostat.map(|tau| Mirostat { tau, eta }).or(start.mirostat),
             min_tokens: self.min_tokens.unwrap_or(start.min_tokens),
-            end_ids: tokenizer.end_ids().to_vec(),
-            samplers: self.samplers.clone().or(start.samplers.clone()),
+            samplers: self.samplers.clone().or(start.samplers),
             ..start
-        };
-        params.dry.multiplier = self.dry_multiplier.unwrap_or(params.dry.multiplier);
-        params.dry.base = self.dry_base.unwrap_or(params.dry.base);
-        params.dry.allowed_length = self.dry_allowed_length.unwrap_or(params.dry.allowed_length);
-        params.dry.range = self.dry_range.or(params.dry.range);
-        if params.dry.multiplier > 0.0 {
-            let usual = DRY_BREAKERS.map(String::from);
-            let breakers = if self.dry_breaker.is_empty() { &usual[..] } else { &self.dry_breaker };
-            params.dry.breakers.extend(breakers.iter().map(|text| tokenizer.encode_within(text)));
         }
-        if let Some(tau) = self.mirostat {
-            params.mirostat = Some(Mirostat { tau, eta: self.mirostat_eta.unwrap_or(Mirostat::default().eta) });
-        }
-        for bias in &self.logit_bias {
-            let parts = bias.rsplit_once('=').and_then(|(token, bias)| Some((token, bias.trim().parse::<f32>().ok()?)));
-            let Some((token, bias)) = parts else { bail!("--logit-bias: expected TOKEN=BIAS, found {bias:?}") };
-            params.logit_bias.push((token_id(tokenizer, token).context("--logit-bias")?, bias));
-        }
-        params.banned_tokens.extend(token_ids(tokenizer, &self.ban).context("--ban")?);
-        params.stop_ids.extend(token_ids(tokenizer, &self.stop_token).context("--stop-token")?);
-        if !self.allow.is_empty() {
-            params.allowed_tokens = Some(token_ids(tokenizer, &self.allow).context("--allow")?);
-        }
-        params.check()?;
-        params.check_effect()?;
-        Ok(params)
     }
 
     /// Whether something was given that matters only where a token is drawn: then the temperature is 1 unless said otherwise.
@@ -272,6 +285,40 @@ impl SamplingArgs {
 
     pub(crate) fn preset(&self) -> Option<Preset> {
         self.preset
+    }
+}
+
+fn checked(params: &SamplingParams) -> Result<()> {
+    params.check().and_then(|()| params.check_effect()).map_err(in_flags)
+}
+
+/// An error of parameters, by the names that they have here.
+fn in_flags(error: sampling::Error) -> anyhow::Error {
+    use sampling::Error;
+    let flag = |name: &str| match name {
+        "a penalty" => name.to_owned(),
+        "dynamic_temperature_range" => "--dynamic-temperature".to_owned(),
+        "mirostat_tau" => "--mirostat".to_owned(),
+        "banned_tokens" => "--ban".to_owned(),
+        "allowed_tokens" => "--allow".to_owned(),
+        "stop_ids" => "--stop-token".to_owned(),
+        "dry_sequence_breakers" => "--dry-breaker".to_owned(),
+        name => format!("--{}", name.replace('_', "-")),
+    };
+    let text = error.to_string();
+    match error {
+        Error::OutOfRange { name, .. }
+        | Error::TooMany { name, .. }
+        | Error::Empty { name }
+        | Error::ListedTwice { name, .. }
+        | Error::OutsideVocabulary { name, .. }
+        | Error::NothingToMove { name } => anyhow!("{}", text.replacen(name, &flag(name), 1)),
+        Error::NoEffect { name, without } => anyhow!("{} does nothing without {}", flag(name), flag(without)),
+        Error::MirostatTruncates { step } => anyhow!("{}", text.replace(step, &flag(step))),
+        Error::UnknownStep { .. } | Error::StepTwice { .. } | Error::StepFixed { .. } | Error::StepLeftOut { .. } => {
+            anyhow!("--{text}")
+        }
+        _ => anyhow!("{text}"),
     }
 }
 
@@ -301,4 +348,31 @@ fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     // Few enough digits to type again.
     RandomState::new().hash_one(0) % 1_000_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    /// What is said of these flags before a model is loaded.
+    fn refused(flags: &[&str]) -> String {
+        let command = SamplingArgs::augment_args(clap::Command::new("flags")).no_binary_name(true);
+        let matches = command.try_get_matches_from(flags).expect("flags that can be read");
+        let args = SamplingArgs::from_arg_matches(&matches).expect("flags that can be read");
+        args.check(1.0).expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn refusals_name_the_flag() {
+        assert_eq!(refused(&["--top-p", "1.5"]), "--top-p: expected 0 to 1, found 1.5");
+        assert_eq!(refused(&["--mirostat", "200"]), "--mirostat: expected 0 to 100, found 200");
+        assert_eq!(refused(&["--xtc-threshold", "0.2"]), "--xtc-threshold does nothing without --xtc-probability");
+        assert_eq!(refused(&["--penalty-window", "9"]), "--penalty-window does nothing without a penalty");
+        let left_out = refused(&["--samplers", "top_k", "--min-p", "0.1"]);
+        assert!(left_out.starts_with("--samplers: min_p is set but not listed"), "{left_out}");
+        let truncates = refused(&["--mirostat", "5", "--top-k", "3"]);
+        assert_eq!(truncates, "--top-k: mirostat does its own truncation; leave --top-k neutral or mirostat off");
+    }
 }

@@ -235,7 +235,7 @@ fn what_cannot_be_is_refused_by_name() {
         (&["explain", "  "], "the prompt is empty"),
         (&["explain", "hi", "--system", "x"], "--system"),
         (&["explain", "hi", "--samplers", "draw"], "draw"),
-        (&["explain", "hi", "--top-p", "1.5"], "top_p"),
+        (&["explain", "hi", "--top-p", "1.5"], "--top-p: expected 0 to 1"),
     ];
     for (args, expected) in cases {
         let ran = home.run(&[args, &["--model", &model]].concat());

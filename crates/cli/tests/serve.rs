@@ -114,6 +114,7 @@ fn what_is_wrong_is_a_sentence() {
     let (keys, config, pem) =
         (write("keys.toml", "[[tenant]]"), write("serve.toml", "prot = 1"), write("a.pem", "nothing"));
     let broken = write("broken.gguf", "GGUF");
+    let wrong_port = write("serve2.toml", "port = \"abc\"");
     let ran = home.run(&["serve", "--model", &model, "--host", "example.com"]);
     assert!(ran.status == Some(2) && ran.stderr.contains("expected an IP address"), "{ran:?}");
     let refused: [(&[&str], &str); 9] = [
@@ -132,4 +133,35 @@ fn what_is_wrong_is_a_sentence() {
         assert!(ran.error().contains(words), "{arguments:?}: {}", ran.error());
         assert_eq!(ran.error().lines().count(), 1, "{}", ran.error());
     }
+    let ran = home.run(&["serve", "--model", &model, "--config", &wrong_port]);
+    assert!(ran.status == Some(2) && ran.stderr.contains("serve2.toml: port: invalid value 'abc'"), "{ran:?}");
+    for origin in ["example.com", "https://example.com/", "https://example.com/path", "https://"] {
+        let ran = home.run(&["serve", "--model", &model, "--cors-origin", origin]);
+        assert!(ran.status == Some(2) && ran.stderr.contains("expected * or an origin"), "{ran:?}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_wrong_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let home = Home::new();
+    let no_text = std::ffi::OsStr::from_bytes(b"secret-\xff\xfe");
+    let cases = [
+        (
+            "PELLUCID_PORT",
+            std::ffi::OsStr::new("tcp://10.0.0.1:80"),
+            "PELLUCID_PORT: invalid value 'tcp://10.0.0.1:80'",
+        ),
+        ("PELLUCID_FAST", std::ffi::OsStr::new("maybe"), "PELLUCID_FAST: expected true or false"),
+        ("PELLUCID_API_KEY", no_text, "PELLUCID_API_KEY is set to bytes that are not UTF-8"),
+        ("PELLUCID_STALL_TIMEOUT", std::ffi::OsStr::new("0"), "PELLUCID_STALL_TIMEOUT: invalid value '0'"),
+    ];
+    for (name, value, words) in cases {
+        let command = home.command(&["serve", "--model", "/no/such/model"]).env(name, value).output().unwrap();
+        let ran = support::Ran::from(command);
+        assert!(ran.status != Some(0) && ran.stderr.contains(words), "{name}: {ran:?}");
+    }
+    let ran = home.command(&["serve", "--model", "/no/such/model"]).env("PELLUCID_PROT", "1").output().unwrap();
+    let ran = support::Ran::from(ran);
+    assert!(ran.stderr.contains("note: PELLUCID_PROT is set, but no setting has that name"), "{ran:?}");
 }

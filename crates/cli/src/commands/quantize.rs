@@ -1,7 +1,7 @@
 //! `pellucid quantize`: a model once more, in fewer bits.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::format::{bytes_text, grouped, plain};
 use crate::hub::Hub;
+use crate::interrupt::Interrupt;
 use crate::output::Output;
 
 /// Write a model in fewer bits
@@ -36,7 +37,7 @@ pub(crate) struct QuantizeArgs {
     out: PathBuf,
 
     /// What most tensors become
-    #[arg(long = "type", value_name = "TYPE", value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
+    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
     mix: String,
 
     /// Take a file that is quantized already; errors add up
@@ -61,14 +62,15 @@ struct Line {
     relative_error: f64,
 }
 
-pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     // Known before anything is read, so it is said before anything else is.
     if args.out.exists() {
         bail!("{} exists already; name another file, or remove it first", args.out.display());
     }
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
-    let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
+    let mix =
+        WeightMix::named(&args.mix.to_lowercase()).with_context(|| format!("--type {} is not known", args.mix))?;
     let tensors = plan(&model, mix, args.requantize)?;
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
@@ -80,7 +82,7 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, output: &mut Output) -> Result
     for note in &notes {
         writeln!(std::io::stderr(), "note: {}", plain(note))?;
     }
-    let lines = write(&model, &metadata, &tensors, num_threads, &args.out)?;
+    let lines = write(&model, &metadata, &tensors, num_threads, &args.out, interrupt)?;
     report(args, &checkpoint, &notes, &lines, output)
 }
 
@@ -162,18 +164,26 @@ fn write(
     tensors: &[NewTensor],
     num_threads: usize,
     target: &Path,
+    interrupt: &Interrupt,
 ) -> Result<Vec<Line>> {
     let failed = || format!("could not write {}", target.display());
     let mut part = target.as_os_str().to_owned();
     part.push(".part");
     let part = PathBuf::from(part);
-    let file = File::create_new(&part).with_context(|| match part.exists() {
-        true => format!(
-            "{} is there: another run writes it, or one was interrupted and left it; then remove it",
-            part.display()
-        ),
-        false => format!("could not create {}", part.display()),
-    })?;
+    let file = match File::create_new(&part) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            bail!("{} is there: another run writes it, or one was killed and left it; then remove it", part.display())
+        }
+        Err(error) => return Err(error).with_context(|| format!("could not create {}", part.display())),
+    };
+    let _leaving = interrupt.leaving({
+        let part = part.clone();
+        move || match std::fs::remove_file(&part) {
+            Ok(()) => "nothing was written".into(),
+            Err(error) => format!("{} was left: {error}", part.display()),
+        }
+    });
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
     let mut lines = Vec::new();
     let written = recode(model, metadata, tensors, num_threads, (&part, BufWriter::new(file)), &mut |recoded| {
@@ -234,7 +244,7 @@ fn bar(num_bytes: usize) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(num_bytes as u64), ProgressDrawTarget::stderr_with_hz(10));
-    let style = ProgressStyle::with_template("quantizing {bar:24} {bytes}/{total_bytes} {eta}");
+    let style = ProgressStyle::with_template("quantizing {bar:24} {decimal_bytes}/{decimal_total_bytes} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar
 }

@@ -6,7 +6,7 @@
 mod download;
 mod failure;
 mod http;
-mod known;
+pub(crate) mod known;
 mod listing;
 mod name;
 mod part;

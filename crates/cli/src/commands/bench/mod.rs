@@ -41,7 +41,7 @@ pub(crate) struct BenchArgs {
     shape: Option<String>,
 
     /// Formats of the random weights [default: q4_k_m]
-    #[arg(long = "type", value_name = "TYPE", value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
+    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
     mix: Option<String>,
 
     /// Write the random model to this GGUF file, and measure nothing

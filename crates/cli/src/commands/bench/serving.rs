@@ -67,8 +67,8 @@ pub(super) fn check(args: &ServingArgs, context: usize) -> Result<()> {
         let flags = "--shared-prefix, --input and --output";
         bail!("{flags}: a request may come to {longest} tokens; the model's context holds {context}");
     }
-    if let Some(rate) = args.rate.iter().find(|rate| !(**rate > 0.0 && rate.is_finite())) {
-        bail!("--rate {rate}: expected a number above 0");
+    if let Some(rate) = args.rate.iter().find(|rate| !(1e-3..=1e6).contains(*rate)) {
+        bail!("--rate {rate}: expected 0.001 to 1,000,000");
     }
     Ok(())
 }

@@ -31,6 +31,11 @@ impl ChainArgs {
         Ok(SamplingParams { seed, end_ids, stop_ids, ..DEFAULT.params() })
     }
 
+    /// Refuses what is wrong whatever the model.
+    pub(super) fn check(&self) -> Result<()> {
+        self.args.check(1.0)
+    }
+
     pub(super) fn preset(&self) -> Option<Preset> {
         if self.is_given { self.args.preset() } else { Some(DEFAULT) }
     }

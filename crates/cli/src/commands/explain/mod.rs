@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::format;
 use crate::hub::Hub;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use crate::prompt::{Prompt, PromptArgs};
@@ -84,6 +84,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     let Some(prompt) = args.prompt.read()? else { bail!("there is nothing to answer: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
+    args.sampling.check()?;
     let loaded = loaded::load(&path, &args.compute, 1)?;
     let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer)? };
     let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.config.vocab_size)?.steps())
@@ -203,7 +204,8 @@ impl Explainer<'_> {
             };
             write!(output, "{}", self.page.foot(&format!("{}{again}", ending.sentence()), &reply))?;
         }
-        Ok(())
+        output.flush()?;
+        if stop.asked() { Err(Interrupted.into()) } else { Ok(()) }
     }
 
     /// One choice: a page, or a line of JSON.

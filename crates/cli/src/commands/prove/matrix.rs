@@ -94,7 +94,7 @@ pub(super) fn run(
     single_threaded: impl FnOnce() -> Result<Device>,
     tell: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>> {
-    let per_request = ((args.longest + args.reply) as usize).div_ceil(BLOCK_LEN) + 1;
+    let per_request = (args.longest as usize + args.reply as usize).div_ceil(BLOCK_LEN) + 1;
     let together = args.together as usize;
     let stored = |request: &Request| (request.prompt.len() + args.reply as usize).div_ceil(BLOCK_LEN);
     let options = EngineOptions {

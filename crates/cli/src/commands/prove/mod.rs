@@ -26,6 +26,8 @@ use matrix::{Device, Row};
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    /// [default: smollm2, fetched on first use]
+    #[arg(verbatim_doc_comment)]
     model: Option<String>,
 
     /// Prompts to answer in each setting
@@ -61,7 +63,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     let backend = loaded::backend(&args.compute)?;
     let model = loaded::decoder(&checkpoint, &args.compute, backend.clone())?;
     let context = model.config().context_len;
-    let positions = (args.longest + args.reply) as usize;
+    let positions = args.longest as usize + args.reply as usize;
     if positions > context {
         bail!("--longest and --reply come to {positions} tokens; the model's context holds {context}");
     }

@@ -28,6 +28,14 @@ pub(super) struct Answerer<'a> {
     pub(super) stops: Vec<String>,
 }
 
+/// What was answered.
+pub(super) struct Answer {
+    /// Of a single reply.
+    pub(super) text: String,
+    /// Whether Ctrl-C ended it.
+    pub(super) interrupted: bool,
+}
+
 /// How a reply ended, as the user sees it.
 enum Ending {
     Finished(FinishReason),
@@ -36,8 +44,8 @@ enum Ending {
 }
 
 impl Answerer<'_> {
-    /// Answers a prompt and gives the reply's text. A single continuation follows its prompt, so that the whole reads as one.
-    pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<String> {
+    /// Answers a prompt. A single continuation follows its prompt, so that the whole reads as one.
+    pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<Answer> {
         let ids = self.loaded.prompt_ids(prompt)?;
         let request = Request {
             max_tokens: self.max_tokens,
@@ -63,12 +71,13 @@ impl Answerer<'_> {
         let stats = self.follow(&stream, &mut replies, &mut measured, output)?;
         // Dropping the stream tells the engine that nobody listens any more.
         drop(stream);
-        let shown = show_the_rest(&mut replies, output)?;
+        let text = show_the_rest(&mut replies, output)?;
+        let interrupted = stats.is_none() && !all_stopped(&replies);
         let ending = replies.iter().find_map(|reply| reply.ending.as_ref()).unwrap_or(&Ending::Cancelled);
         let num_output = replies.iter().map(|reply| reply.num_tokens).sum();
         let stats = stats.unwrap_or_else(|| measured.stats(num_output));
         let _ = writeln!(std::io::stderr(), "{}", self.summary(stats, ids.len(), num_output, ending));
-        Ok(shown)
+        Ok(Answer { text, interrupted })
     }
 
     /// Shows a reply as it comes. Gives the engine's numbers, or nothing when the reply was cut short from here.
@@ -99,7 +108,7 @@ impl Answerer<'_> {
                         output.write_all(text.as_bytes())?;
                         output.flush()?;
                     }
-                    if replies.iter().all(|reply| matches!(reply.ending, Some(Ending::StopText))) {
+                    if all_stopped(replies) {
                         return Ok(None);
                     }
                 }
@@ -159,6 +168,11 @@ impl Answerer<'_> {
         }
         format!("[{}]", parts.join(", "))
     }
+}
+
+/// Whether every reply has met a text of `--stop`.
+fn all_stopped(replies: &[Reply<'_>]) -> bool {
+    replies.iter().all(|reply| matches!(reply.ending, Some(Ending::StopText)))
 }
 
 /// What is left of a single reply, or several replies whole. Gives the text of a single one.

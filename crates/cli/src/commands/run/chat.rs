@@ -51,11 +51,13 @@ pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &
         messages.push(message("user", &text));
         let prompt = Prompt::Chat(messages.clone());
         match answerer.answer(&prompt, output) {
-            Ok(reply) => messages.push(message("assistant", &reply)),
+            Ok(reply) => messages.push(message("assistant", &reply.text)),
             // The question is taken back, so that a shorter one can follow: the conversation before it is not lost.
             Err(error) if !crate::output::is_reader_gone(&error) => {
                 messages.pop();
-                say(&format!("error: {error:#}"));
+                let is_full = matches!(error.downcast_ref(), Some(pellucid_engine::Error::PromptTooLong { .. }));
+                let way_out = if is_full { "; /new starts over, and a larger --context would hold more" } else { "" };
+                say(&format!("error: {error:#}{way_out}"));
             }
             Err(error) => return Err(error),
         }

@@ -10,7 +10,7 @@ use pellucid_engine::MAX_WIDTH;
 use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 
 use crate::hub::Hub;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::loaded::{self, ComputeArgs, Loaded};
 use crate::output::Output;
 use crate::prompt::PromptArgs;
@@ -19,10 +19,11 @@ use answer::Answerer;
 
 /// Answer a prompt, or chat when there is none
 ///
-/// The prompt is the argument, or standard input when that is not a terminal.
-/// The reply goes to standard output as it is made; a last line on standard
-/// error says how many tokens went in and out, and how fast. Ctrl-C stops the
-/// reply, not the program.
+/// The prompt is the argument; without one it is standard input, unless that is
+/// a terminal. The reply goes to standard output as it is made (with --raw, after
+/// its prompt); a last line on standard error says how many tokens went in and
+/// out, and how fast. Ctrl-C ends the reply: in a chat the next line may follow,
+/// else the exit status is 130.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RunArgs {
@@ -63,12 +64,13 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     refuse_what_does_not_go_together(args, width)?;
+    // Searching and drawing want the model's own probabilities; a single reply is greedy unless something else is asked for.
+    let default_temperature = if width > 1 || args.sampling.draws() { 1.0 } else { 0.0 };
+    args.sampling.check(default_temperature)?;
     let loaded = loaded::load(&path, &args.compute, width)?;
     if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
         writeln!(std::io::stderr(), "[{}]", loaded.memory)?;
     }
-    // Searching and drawing want the model's own probabilities; a single reply is greedy unless something else is asked for.
-    let default_temperature = if width > 1 || args.sampling.draws() { 1.0 } else { 0.0 };
     let sampling = args.sampling.params(&loaded.tokenizer, default_temperature)?;
     if beams.is_none() {
         show_chain(args, &sampling, &loaded)?;
@@ -86,7 +88,9 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     match prompt {
         Some(prompt) => {
             let prompt = args.prompt.shape(prompt, &answerer.loaded)?;
-            answerer.answer(&prompt, output)?;
+            if answerer.answer(&prompt, output)?.interrupted {
+                return Err(Interrupted.into());
+            }
         }
         None if answerer.loaded.template.is_none() => {
             bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue")
@@ -105,6 +109,9 @@ fn refuse_what_does_not_go_together(args: &RunArgs, width: usize) -> Result<()> 
     }
     if args.stop.iter().any(String::is_empty) {
         bail!("--stop: an empty text would stop before the first character");
+    }
+    if let Some(best_of) = args.best_of.filter(|&best_of| best_of < args.choices) {
+        bail!("--best-of {best_of}: fewer than the {} that --choices gives", args.choices);
     }
     if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
         bail!("--best-of ranks whole replies, so it does not go together with --stop");

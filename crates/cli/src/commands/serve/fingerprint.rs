@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
+use crate::hub::known;
 use crate::loaded::{ComputeArgs, Loaded};
 
 /// Bytes of a file's beginning that stand for it, headers and shapes among them; as many of the end, and a little of every place between:
@@ -15,17 +16,16 @@ const SAMPLE: u64 = 1 << 20;
 const BETWEEN: u64 = 256;
 const BETWEEN_SAMPLE: u64 = 16 << 10;
 
-/// The name that the user gave, without path and extension.
+/// The name that the user gave, or the default model's; of a path, the last part without extension.
 pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
-    let is_path = given.is_none_or(|name| Path::new(name).exists());
-    match given.filter(|_| !is_path) {
-        Some(name) => name.to_owned(),
-        None => {
-            let is_file = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-            let name = if is_file { path.file_stem() } else { path.file_name() };
-            name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
-        }
+    match given {
+        None => return known::DEFAULT.name.to_owned(),
+        Some(name) if !Path::new(name).exists() => return name.to_owned(),
+        Some(_) => {}
     }
+    let is_file = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let name = if is_file { path.file_stem() } else { path.file_name() };
+    name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Version and build, instruction set, number format of the KV memory, and model: its files, and the context, which the positions of some
@@ -117,8 +117,13 @@ mod tests {
 
     #[test]
     fn a_model_is_called_after_its_file() {
-        assert_eq!(model_name(None, Path::new("/models/a.Q4_1.gguf")), "a.Q4_1");
-        assert_eq!(model_name(None, Path::new("/models/some-folder")), "some-folder");
-        assert_eq!(model_name(Some("smollm2"), Path::new("/store/x/file.gguf")), "smollm2");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.Q4_1.gguf");
+        std::fs::write(&file, b"").unwrap();
+        assert_eq!(model_name(file.to_str(), &file), "a.Q4_1");
+        let name = folder.path().file_name().unwrap().to_string_lossy();
+        assert_eq!(model_name(folder.path().to_str(), folder.path()), name);
+        let stored = Path::new("/store/x/file.gguf");
+        assert_eq!((model_name(None, stored), model_name(Some("mine"), stored)), ("smollm2".into(), "mine".into()));
     }
 }

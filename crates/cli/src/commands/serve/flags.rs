@@ -23,7 +23,7 @@ pub(crate) struct ServeArgs {
     pub(super) model: Option<String>,
 
     /// Name that requests give the model [default: from the file's name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(super) served_model_name: Option<String>,
 
     /// Settings in TOML, named like the flags [default: PELLUCID_CONFIG]
@@ -111,8 +111,9 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(super) tls_key: Option<PathBuf>,
 
-    /// Let web pages of this origin ask; may be given again
-    #[arg(long, value_name = "ORIGIN")]
+    /// Let web pages of this origin ask, such as https://example.com, or
+    /// of any (*); may be given again
+    #[arg(long, verbatim_doc_comment, value_name = "ORIGIN", value_parser = origin)]
     pub(super) cors_origin: Vec<String>,
 }
 
@@ -199,6 +200,19 @@ fn address(text: &str) -> Result<IpAddr, String> {
         return Ok(DEFAULT_HOST);
     }
     text.parse().map_err(|_| "expected an IP address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned())
+}
+
+/// An origin as browsers send it: they compare letter by letter, so a path or a slash at the end would never match.
+fn origin(text: &str) -> Result<String, String> {
+    let place = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let is_place = |place: &str| {
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._:[]".contains(c);
+        !place.is_empty() && place.chars().all(allowed)
+    };
+    if text == "*" || text == "null" || place.is_some_and(is_place) {
+        return Ok(text.to_owned());
+    }
+    Err("expected * or an origin such as https://example.com or http://localhost:3000, in small letters and without a path".into())
 }
 
 fn seconds() -> clap::builder::RangedU64ValueParser {
