@@ -54,13 +54,21 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     router.layer(middleware::from_fn_with_state(app.clone(), identify))
 }
 
+/// Where a model is asked for by its name.
+const MODELS: &str = "/v1/models/";
+
 /// Gives the request an id, and says in the log and the numbers how it was answered.
 async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next: Next) -> Response<Body> {
     let started = Instant::now();
     let id = request_id(&request);
     request.extensions_mut().insert(RequestId(id.clone()));
     // Paths of clients are not repeated: they may hold anything, and there is no end of them.
-    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let route = match request.extensions().get::<MatchedPath>() {
+        Some(path) => path.as_str().to_owned(),
+        // A model whose name has slashes, which the table of routes does not know.
+        None if request.uri().path().starts_with(MODELS) => format!("{MODELS}{{id}}"),
+        None => "unknown".to_owned(),
+    };
     let method = request.method().clone();
     let mut response = match check_headers(&request) {
         Ok(()) => next.run(request).await,
@@ -68,7 +76,7 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
     };
     let status = response.status().as_u16();
     app.metrics.count_http(&route, status);
-    let time_ms = started.elapsed().as_secs_f64() * 1e3;
+    let time_ms = (started.elapsed().as_secs_f64() * 1e6).round() / 1e3;
     tracing::info!(request_id = id, method = method.as_str(), route, status, time_ms, "request");
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -98,7 +106,7 @@ fn request_id(request: &Request<Body>) -> String {
 
 async fn unknown_route(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
     // The names of models may hold slashes, which the table of routes takes for parts of the path.
-    if let Some(id) = request.uri().path().strip_prefix("/v1/models/").filter(|_| request.method() == Method::GET) {
+    if let Some(id) = request.uri().path().strip_prefix(MODELS).filter(|_| request.method() == Method::GET) {
         let card = ModelCard::find(id, &app.model)?;
         return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
     }

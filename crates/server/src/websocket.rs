@@ -233,6 +233,9 @@ impl Exchange {
             "resume" => Wish::Control("resumed", Control::Resume),
             "update" => {
                 let changes = SamplingFields::read(&mut fields)?;
+                if let Some(name) = FIXED.into_iter().find(|name| fields.take(name).is_some()) {
+                    return Err(fixed(name));
+                }
                 fields.finish()?;
                 return Ok(Wish::Control("updated", self.update(&changes, app)?));
             }
@@ -261,7 +264,7 @@ impl Exchange {
             ("seed", changes.seed.is_some()),
         ] {
             if given {
-                return Err(ApiError::field(name, format!("{name} cannot be changed in flight")));
+                return Err(fixed(name));
             }
         }
         let reply = &mut self.underway.reply;
@@ -270,6 +273,29 @@ impl Exchange {
         reply.params = params.clone();
         Ok(Control::Update(Box::new(params)))
     }
+}
+
+/// Fields of a request beside those of the draw.
+const FIXED: [&str; 15] = [
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "stream_options",
+    "beam_width",
+    "priority",
+    "cache_salt",
+    "trace",
+    "timeout_ms",
+    "chat_template_kwargs",
+];
+
+fn fixed(name: &str) -> ApiError {
+    ApiError::field(name, format!("{name} cannot be changed in flight"))
 }
 
 /// Sends a message, unless the client does not take it in time.

@@ -93,7 +93,11 @@ fn tenants(args: &ServeArgs) -> Result<Tenants> {
             ..TenantConfig::default()
         });
     }
-    if configs.is_empty() { Ok(Tenants::open()) } else { Ok(Tenants::new(configs)?) }
+    if configs.is_empty() {
+        return Ok(Tenants::open());
+    }
+    let tenants = Tenants::new(configs);
+    if args.keys_file.is_none() { tenants.context("--api-key") } else { Ok(tenants?) }
 }
 
 fn tls(args: &ServeArgs) -> Result<Option<Tls>> {
