@@ -6,10 +6,12 @@
 //! caller waits for threads that have joined the operation, not for those that the system has not let run: on a busy machine it then
 //! does their share.
 //!
-//! Tasks that read memory from end to end are taken from both ends ([`Pool::run_from_both_ends`]): the caller goes up and a worker goes down,
-//! so that what a thread reads next lies beside what it read last.
+//! Tasks that read memory from end to end are taken from both ends ([`Pool::run_from_both_ends`]): of two threads one goes up and the other
+//! down, so that what a thread reads next lies beside what it read last. More threads go in pairs, each with a stretch of the tasks, and help
+//! the others when theirs is done.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -37,7 +39,7 @@ pub(crate) enum Direction {
 struct Job {
     task: *const (dyn Fn(usize, Direction) + Sync),
     num_tasks: usize,
-    /// Workers take tasks from the last one down.
+    /// Whether pairs of threads have stretches of the tasks; else all take the next one.
     both_ends: bool,
     /// What is read after this job, where that is known.
     soon: Option<Soon>,
@@ -53,10 +55,10 @@ struct Shared {
     state: OwnLine<AtomicU64>,
     /// Written only while no worker is in a job.
     job: UnsafeCell<Option<Job>>,
-    /// Tasks that were taken, by whomever.
-    num_taken: OwnLine<AtomicUsize>,
-    /// Of these, those that workers took from the end.
-    num_from_end: OwnLine<AtomicUsize>,
+    num_threads: usize,
+    /// Tasks that were taken of each pair's stretch: from its start in the lower half, from its end in the upper one. Where there are no
+    /// stretches, all tasks are the first one.
+    taken: Box<[OwnLine<AtomicU64>]>,
     /// Workers that sleep, or are about to.
     sleepers: OwnLine<AtomicUsize>,
     panicked: AtomicBool,
@@ -102,8 +104,8 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
             job: UnsafeCell::new(None),
-            num_taken: OwnLine::default(),
-            num_from_end: OwnLine::default(),
+            num_threads,
+            taken: (0..num_threads.div_ceil(2)).map(|_| OwnLine::default()).collect(),
             sleepers: OwnLine::default(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -131,8 +133,8 @@ impl Pool {
         self.run_job(num_tasks, false, None, &|i, _| task(i));
     }
 
-    /// The same, but the caller takes tasks from the first one up and workers from the last one down. Threads that have to wait fetch what
-    /// is read `soon`, in the same manner.
+    /// The same, but threads take tasks from both ends of their stretches. Threads that have to wait fetch what is read `soon`, in the same
+    /// manner.
     pub(crate) fn run_from_both_ends(
         &self,
         num_tasks: usize,
@@ -155,12 +157,11 @@ impl Pool {
         let job = Job { task, num_tasks, both_ends, soon };
         // SAFETY: the previous job was closed and left by every worker before `run` returned.
         unsafe { *shared.job.get() = Some(job) };
-        shared.num_taken.0.store(0, Ordering::Relaxed);
-        shared.num_from_end.0.store(0, Ordering::Relaxed);
+        shared.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
         self.announce(OPEN);
-        take_tasks(shared, job, Direction::Up);
+        take_tasks(shared, job, 0);
         shared.state.0.fetch_and(!OPEN, Ordering::SeqCst);
-        let mut way = soon.map_or(Way::default(), |soon| soon.up);
+        let mut way = soon.map_or(Way::default(), |soon| soon.way(0, shared.num_threads));
         // These lines arrive while the caller prepares the next job.
         (0..LINES_AT_ONCE).for_each(|_| _ = way.fetch());
         let mut spins = 0;
@@ -190,29 +191,56 @@ impl Pool {
     }
 }
 
+/// The stretch of the tasks that a thread begins with, which it shares with one other, and from which end it goes.
+pub(crate) fn share(num_tasks: usize, thread: usize, num_threads: usize) -> (Range<usize>, Direction) {
+    let edge = |thread: usize| num_tasks * thread.min(num_threads) / num_threads;
+    let first = thread / 2 * 2;
+    (edge(first)..edge(first + 2), if thread == first { Direction::Up } else { Direction::Down })
+}
+
 /// Takes tasks until none is left. A panic is noted and raised later by `run`, because other threads still use the job.
-fn take_tasks(shared: &Shared, job: Job, direction: Direction) {
+fn take_tasks(shared: &Shared, job: Job, thread: usize) {
     // SAFETY: `run` keeps the function alive until every thread has left this job.
     let task = unsafe { &*job.task };
-    let mut num_from_start = 0;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        loop {
-            let taken = shared.num_taken.0.fetch_add(1, Ordering::Relaxed);
-            if taken >= job.num_tasks {
-                break;
-            }
-            // From both ends no more are taken than there are, so the two never meet in one task.
-            let i = match (job.both_ends, direction) {
-                (false, _) => taken,
-                (true, Direction::Up) => num_from_start,
-                (true, Direction::Down) => job.num_tasks - 1 - shared.num_from_end.0.fetch_add(1, Ordering::Relaxed),
-            };
-            num_from_start += 1;
-            task(i, direction);
+        if !job.both_ends {
+            return take_stretch(&shared.taken[0].0, 0..job.num_tasks, Direction::Up, task);
+        }
+        let num_pairs = shared.taken.len();
+        for pair in (thread / 2..num_pairs).chain(0..thread / 2) {
+            let (stretch, _) = share(job.num_tasks, 2 * pair, shared.num_threads);
+            let (_, direction) = share(job.num_tasks, thread, shared.num_threads);
+            take_stretch(&shared.taken[pair].0, stretch, direction, task);
         }
     }));
     if outcome.is_err() {
         shared.panicked.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes tasks of one stretch from one of its ends until none is left.
+///
+/// One addition tells how many were taken from either end before. No task is taken twice: it would be the i-th from the start and the j-th from
+/// the end, with i + j + 1 the number of tasks, and whoever comes second finds that many taken.
+fn take_stretch(
+    taken: &AtomicU64,
+    stretch: Range<usize>,
+    direction: Direction,
+    task: &(dyn Fn(usize, Direction) + Sync),
+) {
+    let counts = |taken: u64| ((taken & u64::from(u32::MAX)) as usize, (taken >> 32) as usize);
+    let is_left = |(from_start, from_end): (usize, usize)| from_start + from_end < stretch.len();
+    // To look first costs less than to write where there is nothing left.
+    while is_left(counts(taken.load(Ordering::Relaxed))) {
+        let one = if direction == Direction::Up { 1 } else { 1 << 32 };
+        let before = counts(taken.fetch_add(one, Ordering::Relaxed));
+        if !is_left(before) {
+            break;
+        }
+        match direction {
+            Direction::Up => task(stretch.start + before.0, direction),
+            Direction::Down => task(stretch.end - 1 - before.1, direction),
+        }
     }
 }
 
@@ -223,9 +251,9 @@ fn work(shared: &Shared, worker: usize) {
     while join_next(shared, &mut seen, &mut way) {
         // SAFETY: the worker has joined, so the job is there and is not written again before it has left.
         if let Some(job) = unsafe { *shared.job.get() } {
-            take_tasks(shared, job, Direction::Down);
+            take_tasks(shared, job, worker);
             if let Some(soon) = job.soon {
-                way = soon.down.skip(worker - 1);
+                way = soon.way(worker, shared.num_threads);
             }
         }
         shared.state.0.fetch_sub(1, Ordering::Release);
@@ -291,9 +319,9 @@ mod tests {
 
     #[test]
     fn every_task_runs_once_whatever_the_number_of_threads() {
-        for num_threads in [1, 2, 5] {
+        for num_threads in [1, 2, 3, 5, 8] {
             let pool = Pool::new(num_threads).expect("threads");
-            for num_tasks in [0, 1, 2, 7, 1000] {
+            for num_tasks in [0, 1, 2, 3, 7, 16, 1000] {
                 let calls: Vec<AtomicUsize> = (0..num_tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(num_tasks, &|i| {
                     calls[i].fetch_add(1, Ordering::Relaxed);
@@ -305,6 +333,21 @@ mod tests {
                 assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 2));
             }
         }
+    }
+
+    #[test]
+    fn pairs_share_all_tasks_in_proportion() {
+        for (num_tasks, num_threads) in [(0, 2), (1, 5), (9, 2), (9, 4), (100, 7), (128, 16)] {
+            let pairs: Vec<_> =
+                (0..num_threads).step_by(2).map(|thread| share(num_tasks, thread, num_threads).0).collect();
+            assert_eq!((pairs[0].start, pairs[pairs.len() - 1].end), (0, num_tasks));
+            assert!(pairs.windows(2).all(|pair| pair[0].end == pair[1].start), "{pairs:?}");
+            for thread in 0..num_threads {
+                let (stretch, direction) = share(num_tasks, thread, num_threads);
+                assert_eq!((&stretch, direction == Direction::Down), (&pairs[thread / 2], thread % 2 == 1));
+            }
+        }
+        assert_eq!([0, 2, 4].map(|thread| share(10, thread, 5).0), [0..4, 4..8, 8..10]);
     }
 
     #[test]

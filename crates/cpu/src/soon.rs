@@ -4,8 +4,70 @@
 //! begins with memory that nobody has asked for. The products of a step are the same ones in the same order as those of the step before,
 //! so it is known where threads will begin to read next.
 
+use crate::pool::{Direction, share};
+
 /// Bytes that a thread fetches at most: a small part of a second-level cache of 1 or 2 MB.
 const MAX_BYTES: usize = 192 * 1024;
+
+/// Weights that are read by one job at most.
+pub(crate) const MAX_WEIGHTS: usize = 4;
+
+/// Panels that are read side by side at most.
+const SIDE_BY_SIDE: usize = 4;
+
+/// One of the weights that a job goes through: panels after each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Panels {
+    pub(crate) address: usize,
+    pub(crate) panel_bytes: usize,
+    pub(crate) num_panels: usize,
+}
+
+/// What a job goes through: weights one after the other, so many panels a task.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Soon {
+    pub(crate) weights: [Panels; MAX_WEIGHTS],
+    pub(crate) per_task: usize,
+}
+
+impl Soon {
+    /// How one of so many threads will begin to read: [`share`] says where.
+    pub(crate) fn way(&self, thread: usize, num_threads: usize) -> Way {
+        let total: usize = self.weights.iter().map(|weight| weight.num_panels).sum();
+        let Some(num_tasks) = total.checked_div(self.per_task).map(|_| total.div_ceil(self.per_task)) else {
+            return Way::default();
+        };
+        let (tasks, direction) = share(num_tasks, thread, num_threads);
+        let panels = tasks.start * self.per_task..total.min(tasks.end * self.per_task);
+        if panels.is_empty() {
+            return Way::default();
+        }
+        let mut first = if direction == Direction::Up { panels.start } else { panels.end - 1 };
+        for weight in self.weights {
+            if first < weight.num_panels {
+                // Two threads meet in the middle.
+                return weight.way(first, direction, self.per_task.min(SIDE_BY_SIDE), panels.len() / 2);
+            }
+            first -= weight.num_panels;
+        }
+        Way::default()
+    }
+}
+
+impl Panels {
+    /// From one panel on, so many side by side, at most so many in all.
+    fn way(self, first: usize, direction: Direction, streams: usize, most: usize) -> Way {
+        let Panels { address, panel_bytes, num_panels } = self;
+        let (here, group) = match direction {
+            Direction::Up => (num_panels - first, first),
+            Direction::Down => (first + 1, (first + 1).saturating_sub(streams)),
+        };
+        let group_bytes = streams * panel_bytes;
+        let groups = (MAX_BYTES / group_bytes.max(1)).min(most.min(here) / streams);
+        let step = if direction == Direction::Up { group_bytes as isize } else { -(group_bytes as isize) };
+        Way { group: address + group * panel_bytes, step, groups, streams, stretch: panel_bytes, done: 0 }
+    }
+}
 
 /// A way through memory, in groups of stretches that are read side by side.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,33 +83,7 @@ pub(crate) struct Way {
     done: usize,
 }
 
-/// The ways of the thread that begins at the first panel and of the one that begins at the last.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Soon {
-    pub(crate) up: Way,
-    pub(crate) down: Way,
-}
-
 impl Way {
-    /// From the first stretch of `bytes` up, `streams` of them at a time; at most half of them all.
-    pub(crate) fn up(bytes: &[u8], stretch: usize, streams: usize) -> Self {
-        let group_bytes = streams * stretch;
-        let groups = MAX_BYTES.min(bytes.len() / 2) / group_bytes.max(1);
-        Way { group: bytes.as_ptr().addr(), step: group_bytes as isize, groups, streams, stretch, done: 0 }
-    }
-
-    /// From the last one down.
-    pub(crate) fn down(bytes: &[u8], stretch: usize, streams: usize) -> Self {
-        let up = Way::up(bytes, stretch, streams);
-        Way { group: (up.group + bytes.len()).saturating_sub(streams * stretch), step: -up.step, ..up }
-    }
-
-    /// The way of a thread that begins so many groups later.
-    pub(crate) fn skip(self, groups: usize) -> Self {
-        let group = self.group.wrapping_add_signed(self.step.wrapping_mul(groups as isize));
-        Way { group, groups: self.groups.saturating_sub(groups), ..self }
-    }
-
     /// Asks for the next lines, one of each stretch of a group; false when there are none.
     #[inline]
     pub(crate) fn fetch(&mut self) -> bool {
@@ -96,7 +132,7 @@ impl Order {
 
     /// Notes what is read now; gives what was read after it the last time, or nothing.
     pub(crate) fn after(&mut self, now: Soon) -> Soon {
-        let address = now.up.group;
+        let address = now.weights[0].address;
         self.places[Self::place(self.last)] = (self.last, now);
         self.last = address;
         let (of, next) = self.places[Self::place(address)];
@@ -113,10 +149,15 @@ impl Order {
 mod tests {
     use super::*;
 
+    fn soon(address: usize, num_panels: usize, per_task: usize) -> Soon {
+        let mut soon = Soon { per_task, ..Soon::default() };
+        soon.weights[0] = Panels { address, panel_bytes: 128, num_panels };
+        soon
+    }
+
     #[test]
     fn what_came_after_comes_after() {
-        let things: Vec<[u8; 256]> = vec![[0; 256]; 4];
-        let soon = |i: usize| Soon { up: Way::up(&things[i], 64, 1), ..Soon::default() };
+        let soon = |i: usize| soon(4096 * (i + 1), 8, 1);
         let mut order = Order::default();
         for i in [0, 1, 2, 3] {
             order.after(soon(i));
@@ -126,14 +167,20 @@ mod tests {
     }
 
     #[test]
-    fn a_way_takes_half_of_what_there_is_from_its_end() {
-        let bytes = [0; 10 * 128];
-        let count = |mut way: Way| (way.group - bytes.as_ptr().addr(), (0..).take_while(|_| way.fetch()).count());
-        // Two groups of two stretches of two lines are less than half of ten stretches.
-        assert_eq!(count(Way::up(&bytes, 128, 2)), (0, 4));
-        assert_eq!(count(Way::down(&bytes, 128, 2).skip(1)), (6 * 128, 2));
-        assert_eq!(count(Way::down(&bytes, 128, 2)), (8 * 128, 4));
-        assert_eq!(count(Way { group: bytes.as_ptr().addr(), ..Way::default() }).1, 0);
-        assert_eq!(Way::up(&[], 0, 0).groups, 0);
+    fn a_thread_takes_half_of_what_it_shares_from_its_end() {
+        const START: usize = 1 << 20;
+        let mut soon = soon(START, 10, 2);
+        let count = |soon: Soon, thread: usize, num_threads: usize| {
+            let mut way = soon.way(thread, num_threads);
+            (way.group.saturating_sub(START) / 128, (0..).take_while(|_| way.fetch()).count())
+        };
+        // Five panels are two groups of two; a panel is two lines.
+        assert_eq!([count(soon, 0, 2), count(soon, 1, 2)], [(0, 4), (8, 4)]);
+        // Five tasks for four threads: two for the first pair, three for the second.
+        assert_eq!([0, 1, 2, 3].map(|i| count(soon, i, 4)), [(0, 2), (2, 2), (4, 2), (8, 2)]);
+        // What a thread begins with ends where its weight does.
+        soon.weights[1] = Panels { address: START + (1 << 16), panel_bytes: 128, num_panels: 2 };
+        assert_eq!([count(soon, 0, 2), count(soon, 1, 2)], [(0, 6), (512, 2)]);
+        assert_eq!(Soon::default().way(0, 2), Way::default());
     }
 }

@@ -54,10 +54,10 @@ use crate::memory::SharedOutput;
 use crate::ops::elementwise;
 use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
-use crate::soon::{self, Soon, Way};
+use crate::soon::{self, MAX_WEIGHTS, Panels, Soon};
 
 /// Products with one input that are computed together, at most.
-pub(crate) const MAX_PRODUCTS: usize = 4;
+pub(crate) const MAX_PRODUCTS: usize = MAX_WEIGHTS;
 
 /// From this many rows on, tiles are faster than vectors, which take eight or up to four rows at a time: later where unpacking costs most.
 #[cfg(target_arch = "x86_64")]
@@ -183,7 +183,7 @@ impl Multiplier {
         }
         let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
         let per_task = panels_per_task(num_rows, total, pool.num_threads());
-        let soon = inputs.order.after(beginning(&shared, per_task));
+        let soon = inputs.order.after(weights_of(&shared, per_task));
         let inputs = &*inputs;
         pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
             let panels = task * per_task..((task + 1) * per_task).min(total);
@@ -235,7 +235,7 @@ impl Multiplier {
             ..32 => total.div_ceil(pool.num_threads() * 8).next_multiple_of(4),
             _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 8),
         };
-        let soon = inputs.order.after(beginning(&[Some(gate)], per_task));
+        let soon = inputs.order.after(weights_of(&[Some(gate)], per_task));
         let inputs = &*inputs;
         let join = |gate: &mut [f32], up: &[f32]| {
             with_simd!(self.level, simd => elementwise::gate(simd, activation, up, gate));
@@ -449,21 +449,23 @@ impl Multiplier {
 }
 
 /// Pieces small enough that a thread that was held up does not keep the other waiting for long; for many rows larger ones, which read the
-/// rows less often.
+/// rows less often. Where many threads share few panels, a piece is some that can be read side by side.
 fn panels_per_task(num_rows: usize, total: usize, num_threads: usize) -> usize {
     match num_rows {
+        ..32 if num_threads > 2 => total.div_ceil(num_threads * 8).max((total / (num_threads * 4)).clamp(1, 4)),
         ..32 => total.div_ceil(num_threads * 8).max(1),
         _ => total.div_ceil(num_threads * 4).clamp(1, 16),
     }
 }
 
-/// Where threads begin to read the weights of products: at both ends, in as many panels side by side as the kernel for one row takes.
-fn beginning(products: &[Option<&Product<'_>>], per_task: usize) -> Soon {
-    let mut weights = products.iter().flatten().map(|product| product.weight.panels());
-    let Some((first, panel)) = weights.next() else { return Soon::default() };
-    let (last, last_panel) = weights.next_back().unwrap_or((first, panel));
-    let together = per_task.min(4);
-    Soon { up: Way::up(first, panel, together), down: Way::down(last, last_panel, together) }
+/// What threads read of the weights of products.
+fn weights_of(products: &[Option<&Product<'_>>], per_task: usize) -> Soon {
+    let mut soon = Soon { per_task, ..Soon::default() };
+    for (panels, product) in soon.weights.iter_mut().zip(products.iter().flatten()) {
+        let (bytes, panel_bytes) = product.weight.panels();
+        *panels = Panels { address: bytes.as_ptr().addr(), panel_bytes, num_panels: product.weight.num_panels() };
+    }
+    soon
 }
 
 impl Product<'_> {
