@@ -51,7 +51,7 @@ struct Job {
 struct OwnLine<T>(T);
 
 struct Shared {
-    /// The generation of the job in the upper half, whether it can be joined, and the number of workers in it.
+    /// The generation of the job in the upper half, whether it can be joined, and the number of workers in it, or just turned away.
     state: OwnLine<AtomicU64>,
     /// Written only while no worker is in a job.
     job: UnsafeCell<Option<Job>>,
@@ -182,9 +182,8 @@ impl Pool {
     /// A worker counts itself among the sleepers and then looks at the state; here the state changes and then the sleepers are looked
     /// at. In any order of these four, the worker sees the change or is woken.
     fn announce(&self, open: u64) {
-        let state = &self.shared.state.0;
-        let next = generation(state.load(Ordering::Relaxed)).wrapping_add(1) << 32;
-        state.store(next | open, Ordering::SeqCst);
+        // An addition, since a worker that came too late for the last job may be about to take its count back.
+        self.shared.state.0.fetch_add((1 << 32) + open, Ordering::SeqCst);
         if self.shared.sleepers.0.load(Ordering::SeqCst) > 0 {
             self.workers.iter().for_each(|worker| worker.thread().unpark());
         }
@@ -284,22 +283,22 @@ fn join_next(shared: &Shared, seen: &mut u64, way: &mut Way) -> bool {
     joined
 }
 
+/// One addition and no attempts: many workers that come at once would spoil each other's.
 fn try_join(shared: &Shared, seen: &mut u64) -> bool {
-    let mut state = shared.state.0.load(Ordering::SeqCst);
-    while generation(state) != *seen {
-        if state & OPEN == 0 {
-            *seen = generation(state);
-            return false;
-        }
-        match shared.state.0.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => {
-                *seen = generation(state);
-                return true;
-            }
-            Err(now) => state = now,
+    let state = &shared.state.0;
+    let mut found = state.load(Ordering::SeqCst);
+    if generation(found) == *seen {
+        return false;
+    }
+    if found & OPEN != 0 {
+        // It may have been closed since, or closed and another opened, which is as good.
+        found = state.fetch_add(1, Ordering::SeqCst);
+        if found & OPEN == 0 {
+            state.fetch_sub(1, Ordering::SeqCst);
         }
     }
-    false
+    *seen = generation(found);
+    found & OPEN != 0
 }
 
 impl Drop for Pool {
