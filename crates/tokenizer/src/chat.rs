@@ -24,8 +24,11 @@ pub use functions::DateTime;
 /// Who may speak. Roles are written into the prompt as they are, so they come from this list and nowhere else.
 pub const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
 
-/// Steps of the template's virtual machine; a long conversation takes some ten thousand.
-const MAX_STEPS: u64 = 10_000_000;
+/// Steps of the template's virtual machine; a conversation of a thousand messages takes some ten thousand.
+const MAX_STEPS: u64 = 1_000_000;
+/// The stack that a template is rendered on. A step makes a value one level deeper at most, and to compare, to join or to drop a value
+/// takes at most 480 bytes of stack a level, as measured: so no template overflows it. It costs address space, not memory.
+const STACK_BYTES: usize = MAX_STEPS as usize * 512;
 /// Bytes of rendered text, far beyond any context.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
@@ -93,6 +96,8 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(functions::call_method);
         environment.set_formatter(functions::format_like_python);
         functions::add_filters(&mut environment);
+        // It prints all variables with an indent for each level, which the bound on steps does not bound.
+        environment.remove_global("debug");
         environment.add_test("iterable", functions::is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<JinjaValue, minijinja::Error> {
             let error = minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception");
@@ -129,14 +134,16 @@ impl ChatTemplate {
     /// template writes the model's first token itself.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Vec<Segment>, Error> {
         check_roles(conversation.messages)?;
-        let text = self.render_text(conversation, |value, _| value.clone(), str::to_owned)?;
-        let marked = self.render_text(
-            conversation,
-            |value, key| self.origins.mark(value, key),
-            |key| self.origins.mark_key(key),
-        );
-        // A template that fails only on marked text looked into it; that is settled like any other difference.
-        let marked = marked.ok();
+        let (text, marked) = on_large_stack(|| {
+            let text = self.render_text(conversation, |value, _| value.clone(), str::to_owned)?;
+            let marked = self.render_text(
+                conversation,
+                |value, key| self.origins.mark(value, key),
+                |key| self.origins.mark_key(key),
+            );
+            // A template that fails only on marked text looked into it; that is settled like any other difference.
+            Ok((text, marked.ok()))
+        })?;
         Ok(self.origins.segments(&text, marked.as_deref(), conversation))
     }
 
@@ -144,7 +151,7 @@ impl ChatTemplate {
     /// message text become control tokens; it is for showing, and for tests.
     pub fn render_unguarded(&self, conversation: &Conversation<'_>) -> Result<String, Error> {
         check_roles(conversation.messages)?;
-        self.render_text(conversation, |value, _| value.clone(), str::to_owned)
+        on_large_stack(|| self.render_text(conversation, |value, _| value.clone(), str::to_owned))
     }
 
     /// Renders with every value that came from outside passed through `value`, and extra names through `name`.
@@ -178,6 +185,19 @@ impl ChatTemplate {
             Err(error) => Err(render_error(error)),
         }
     }
+}
+
+/// Does the work on a thread of [`STACK_BYTES`]: values that a template nested deeply are compared and dropped level by level, and a
+/// stack that overflows ends the process.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK_BYTES);
+        let no_thread = |error| Error::TemplateRender(format!("no thread to render it on: {error}"));
+        match thread.spawn_scoped(scope, work).map_err(no_thread)?.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
 }
 
 fn check_roles(messages: &[Value]) -> Result<(), Error> {

@@ -331,6 +331,48 @@ fn bad_templates_are_errors_and_work_is_bounded() {
     assert!(matches!(render(endless_text), Err(Error::TemplateTooLong { .. })));
 }
 
+/// A value of as many levels as the template likes is made, compared, joined and dropped; only writing it out is refused.
+#[test]
+fn deeply_nested_values_end_no_process() {
+    let tokenizer = tokenizer("llama3", "");
+    let messages = [message("user", "hi")];
+    let conversation = Conversation { messages: &messages, ..Conversation::default() };
+    let render =
+        |source: &str| ChatTemplate::compile(source, &tokenizer).and_then(|t| t.render_unguarded(&conversation));
+    let nest = |value: &str, turns: usize| {
+        format!(
+            "{{% set ns = namespace(x=[], y=[]) %}}{{% for i in range({turns}) %}}{{% set ns.x = {} %}}\
+             {{% set ns.y = {} %}}{{% endfor %}}",
+            value.replace('*', "ns.x"),
+            value.replace('*', "ns.y")
+        )
+    };
+    for value in ["[*]", "{'a': *}", "[[[[[[[[[[*]]]]]]]]]]"] {
+        let deep = nest(value, 20_000);
+        assert_eq!(render(&deep).unwrap(), "");
+        assert_eq!(render(&(deep.clone() + "{{ ns.x == ns.y }}")).unwrap(), "True");
+        assert!(!render(&(deep.clone() + "{% set z = 'a' ~ ns.x %}{{ z | length > 9 }}")).unwrap().is_empty());
+        for print in ["{{ ns.x }}", "{{ ns.x | tojson }}", "{{ ns.x | string }}", "{{ ns.x | pprint }}"] {
+            let error = render(&(deep.clone() + print)).unwrap_err().to_string();
+            assert!(error.contains("nest deeper than 256 levels"), "{print}: {error}");
+        }
+    }
+    assert_eq!(render(&(nest("[*]", 3) + "{{ ns.x }}")).unwrap(), "[[[[]]]]");
+}
+
+/// The bound on steps is far from what conversations need.
+#[test]
+fn long_conversations_are_rendered() {
+    for name in ["chatml", "composed", "headers", "inst", "think", "turns"] {
+        let source = template_source(name);
+        let tokenizer = tokenizer("llama3", &source);
+        let template = ChatTemplate::compile(&source, &tokenizer).unwrap();
+        let roles = ["user", "assistant"];
+        let messages: Vec<Value> = (0..4000).map(|turn| message(roles[turn % 2], "What is the answer?")).collect();
+        template.render(&Conversation { messages: &messages, now: Some(NOW), ..Conversation::default() }).unwrap();
+    }
+}
+
 #[test]
 fn text_of_the_private_planes_is_kept() {
     let source = template_source("chatml");

@@ -143,13 +143,26 @@ pub(super) fn format_like_python(out: &mut Output<'_>, _: &mut State<'_, '_>, va
         ValueKind::String => out.write_str(value.as_str().unwrap_or_default()).map_err(Error::from),
         _ => {
             let mut text = String::new();
-            python_repr(value, &mut text)?;
+            python_repr(value, 0, &mut text)?;
             out.write_str(&text).map_err(Error::from)
         }
     }
 }
 
-fn python_repr(value: &Value, out: &mut String) -> Result<(), Error> {
+/// How deep values that are written out may nest. Those from JSON nest no deeper than half of this, but a template that puts a list
+/// into itself in a loop makes one level a turn.
+const MAX_DEPTH: usize = 256;
+
+fn check_depth(depth: usize, who: &str) -> Result<(), Error> {
+    if depth <= MAX_DEPTH {
+        return Ok(());
+    }
+    let message = format!("{who}: lists and dictionaries nest deeper than {MAX_DEPTH} levels");
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn python_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    check_depth(depth, "printing")?;
     match value.kind() {
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
@@ -175,7 +188,7 @@ fn python_repr(value: &Value, out: &mut String) -> Result<(), Error> {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                python_repr(&item, out)?;
+                python_repr(&item, depth + 1, out)?;
             }
             out.push(']');
         }
@@ -185,9 +198,9 @@ fn python_repr(value: &Value, out: &mut String) -> Result<(), Error> {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                python_repr(&key, out)?;
+                python_repr(&key, depth + 1, out)?;
                 out.push_str(": ");
-                python_repr(&value.get_item(&key)?, out)?;
+                python_repr(&value.get_item(&key)?, depth + 1, out)?;
             }
             out.push('}');
         }
@@ -240,7 +253,8 @@ impl Case {
     }
 }
 
-/// Adds the filters `upper`, `lower`, `title`, `capitalize` and `dictsort`, which must see through marks.
+/// Adds the filters `upper`, `lower`, `title`, `capitalize` and `dictsort`, which must see through marks, and those that write a value
+/// out, which print like Python and to a bounded depth.
 pub(super) fn add_filters(environment: &mut Environment<'_>) {
     for name in ["upper", "lower", "title", "capitalize"] {
         if let Some(case) = Case::of_name(name) {
@@ -248,7 +262,20 @@ pub(super) fn add_filters(environment: &mut Environment<'_>) {
         }
     }
     environment.add_filter("tojson", tojson);
+    for name in ["string", "pprint"] {
+        environment.add_filter(name, move |value: &Value| to_text(value, name == "pprint"));
+    }
     environment.add_filter("dictsort", dictsort);
+}
+
+/// A value as Python's `str` gives it, or its `repr`, in which a string has quotes.
+fn to_text(value: &Value, quoted: bool) -> Result<Value, Error> {
+    if value.kind() == ValueKind::String && !quoted {
+        return Ok(value.clone());
+    }
+    let mut text = String::new();
+    python_repr(value, 0, &mut text)?;
+    Ok(Value::from(text))
 }
 
 /// Python's methods of strings, lists and dictionaries.
@@ -329,10 +356,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
 }
 
 fn write_json(value: &Value, layout: &Layout, depth: usize, out: &mut String) -> Result<(), Error> {
-    // Values come from JSON and from template expressions, which nest no deeper than their source.
-    if depth > 256 {
-        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
-    }
+    check_depth(depth, "tojson")?;
     let new_line = |depth: usize, out: &mut String| {
         if let Some(indent) = &layout.indent {
             out.push('\n');
