@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::merge::{Join, Pairs, Symbol, merge};
 use crate::vocabulary::{Vocabulary, char_of_byte};
 
-/// Pairs of ids are spread well by one multiplication.
+/// Pairs of ids, below 2^24 each, are spread by one keyed multiplication: the pairs of a file are not to collide by design either.
 #[derive(Default)]
 pub(crate) struct PairHasher(u64);
 
@@ -20,8 +20,7 @@ impl Hasher for PairHasher {
         self.0 = crate::vocabulary::hash_bytes(bytes);
     }
     fn write_u64(&mut self, pair: u64) {
-        let mixed = pair.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.0 = mixed ^ (mixed >> 29);
+        self.0 = crate::vocabulary::hash_pair(pair);
     }
 }
 

@@ -4,6 +4,8 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 
 use crate::error::Error;
 
@@ -221,18 +223,33 @@ pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
-/// A multiply-and-rotate hash: the keys come from the model file or are short, and a collision costs time only.
+/// The keys of [`hash_bytes`], chosen anew for each process: whoever writes a vocabulary cannot know which pieces will collide, and so
+/// cannot make loading it slow. No result depends on them.
+static HASH_KEYS: LazyLock<[u64; 2]> = LazyLock::new(|| {
+    let random = RandomState::new();
+    [random.hash_one(0), random.hash_one(1)]
+});
+
+fn folded_product(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b | 1);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Two ids in one number.
+pub(crate) fn hash_pair(pair: u64) -> u64 {
+    let [start, factor] = *HASH_KEYS;
+    folded_product(start ^ pair, factor)
+}
+
+/// A folded-multiply hash: much cheaper than the standard one on keys as short as pieces.
 pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
-    const K: u64 = 0x9E37_79B9_7F4A_7C15;
-    let mut hash = bytes.len() as u64;
-    let mut chunks = bytes.chunks_exact(8);
-    for chunk in &mut chunks {
-        let word = chunk.iter().rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
-        hash = (hash.rotate_left(23) ^ word).wrapping_mul(K);
-    }
-    let tail = chunks.remainder().iter().rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
-    hash = (hash.rotate_left(23) ^ tail).wrapping_mul(K);
-    hash ^ (hash >> 32)
+    let [start, factor] = *HASH_KEYS;
+    let fold = |hash: u64, word: u64| folded_product(hash ^ word, factor);
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte));
+    let chunks = bytes.chunks_exact(8);
+    let tail = word(chunks.remainder());
+    let hash = chunks.fold(start ^ bytes.len() as u64, |hash, chunk| fold(hash, word(chunk)).rotate_left(23));
+    fold(fold(hash, tail), start)
 }
 
 #[cfg(test)]
@@ -262,5 +279,19 @@ mod tests {
         assert_eq!(&*vocabulary.bytes(0), b" a");
         assert_eq!(&*vocabulary.bytes(1), b"\n");
         assert_eq!(&*vocabulary.bytes(3), "中".as_bytes());
+    }
+
+    /// Pieces that all fell into one slot of a table under the hash without keys, eight bytes each: the multiplication was undone.
+    #[test]
+    fn crafted_pieces_do_not_collide() {
+        const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+        let inverse = (0..6).fold(FACTOR, |x, _| x.wrapping_mul(2u64.wrapping_sub(FACTOR.wrapping_mul(x))));
+        let piece = |high: u64| {
+            let before_tail = (high << 32 | high).wrapping_mul(inverse).rotate_right(23);
+            (before_tail.wrapping_mul(inverse) ^ 8u64.rotate_left(23)).to_le_bytes()
+        };
+        let slots: std::collections::HashSet<u64> =
+            (0..1000u64).map(|n| hash_bytes(&piece(n * 0x9_E377)) & 0xFFFF).collect();
+        assert!(slots.len() > 900, "1000 pieces in {} of 65536 slots", slots.len());
     }
 }
