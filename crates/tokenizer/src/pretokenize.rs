@@ -88,13 +88,24 @@ impl Stage {
         })
     }
 
-    /// No limit on backtracking: the reference has none, and a text must always get its ids.
+    /// A pattern that takes exponential time even on short texts is refused; see [`split_by_pattern`] for longer ones.
     fn pattern(pattern: &str) -> Result<Stage, Error> {
-        RegexBuilder::new(pattern)
-            .backtrack_limit(usize::MAX)
-            .build()
-            .map(Stage::Pattern)
-            .map_err(|error| Error::invalid("pre-tokenizer pattern", "a regular expression", error))
+        let build = |limit: usize| {
+            RegexBuilder::new(pattern)
+                .backtrack_limit(limit)
+                .build()
+                .map_err(|error| Error::invalid("pre-tokenizer pattern", "a regular expression", error))
+        };
+        let probe = build(PROBE_STEPS)?;
+        for text in ["a", "A", "0", " ", ".", "\n", "\t", "é", "中", "a ", "a1", " .", "a."] {
+            if probe.find_iter(&text.repeat(PROBE_CHARS)).any(|found| found.is_err()) {
+                let expected =
+                    format!("a pattern that takes at most {PROBE_STEPS} steps back on {PROBE_CHARS} characters");
+                let shown: String = pattern.chars().take(80).collect();
+                return Err(Error::invalid("pre-tokenizer pattern", expected, format!("{shown:?}, which takes more")));
+            }
+        }
+        build(MAX_STEPS_BACK).map(Stage::Pattern)
     }
 
     pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
@@ -110,9 +121,17 @@ impl Stage {
     }
 }
 
+/// Steps back in the search for one match. The patterns of known models take a few for each character between two matches, so that
+/// they stay below it in texts of megabytes.
+const MAX_STEPS_BACK: usize = 100_000_000;
+/// The same for the trial of a pattern when it is loaded.
+const PROBE_STEPS: usize = 100_000;
+const PROBE_CHARS: usize = 64;
+
+/// A search that reaches [`MAX_STEPS_BACK`], or the library's own limit of a million places to go back to, ends the cutting: the rest of the text stays one piece, the same on every machine, and no
+/// thread is held for ever by a pattern that was made for that.
 fn split_by_pattern<'t>(regex: &Regex, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let mut gap = 0;
-    // An error can only be the backtracking limit, which is off; the rest of the text then stays one piece.
     for found in regex.find_iter(text).map_while(Result::ok) {
         if found.start() == found.end() {
             continue;
@@ -355,6 +374,34 @@ mod tests {
     fn an_unknown_name_lists_the_known_ones() {
         let error = named("gpt-9").unwrap_err().to_string();
         assert!(error.contains("gpt-9") && error.contains("llama-bpe") && error.contains("qwen2"), "{error}");
+    }
+
+    /// The limit on steps back is for patterns that were made to be slow: those of the models stay below a tenth of it in texts
+    /// longer than any context, whatever they are made of.
+    #[test]
+    fn known_patterns_stay_below_the_limit() {
+        let patterns = [GPT2, LLAMA3, QWEN2, QWEN35, TEKKEN, GPT4O, DEEPSEEK3, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION];
+        let texts = ["a", " ", "0", ".", "\n", "中", "\u{301}", " \n", "a1. ", "The quick brown fox, 3.14!\n\n"];
+        for pattern in patterns.into_iter().chain([DEEPSEEK_CJK, DEEPSEEK3_CJK, r"\s+$", r"\s?\p{L}+", THREE_DIGITS]) {
+            Stage::pattern(pattern).unwrap();
+            let regex = RegexBuilder::new(pattern).backtrack_limit(MAX_STEPS_BACK / 10).build().unwrap();
+            for text in texts {
+                let long = text.repeat(800_000 / text.len()) + "x";
+                assert!(regex.find_iter(&long).all(|found| found.is_ok()), "{pattern} in much of {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_made_to_be_slow_are_refused() {
+        for pattern in [r"(?:(?:a|a)*)*(?!x)b", r"(\s|\s)*(?!x)y"] {
+            let error = Stage::from_pattern(pattern).unwrap_err().to_string();
+            assert!(error.contains("steps back"), "{error}");
+        }
+        // One that no trial finds out: it ends all the same, and loses nothing.
+        let stage = Stage::from_pattern("(?:(?:q|q)*)*(?!x)b").unwrap();
+        let text = "b".to_owned() + &"q".repeat(60);
+        assert_eq!(pieces(&stage, &text), ["b", &text[1..]]);
     }
 
     #[test]
