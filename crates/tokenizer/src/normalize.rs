@@ -30,6 +30,10 @@ pub(crate) struct Normalizer {
     pub(crate) traced: Option<NormalizerWrapper>,
 }
 
+/// The most that all replacements together may lengthen a text, each taken at its worst: known files stay below a hundred, and the bound
+/// is what keeps a short text from becoming one that no memory holds.
+pub(crate) const MAX_GROWTH: usize = 256;
+
 impl Normalizer {
     pub(crate) fn apply<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut text = Cow::Borrowed(text);

@@ -134,7 +134,7 @@ fn texts_of_the_reference_library() {
 #[test]
 fn bad_files_are_errors_that_name_the_place() {
     type Edit = fn(&mut Value);
-    let cases: [(&str, Edit, &str); 18] = [
+    let cases: [(&str, Edit, &str); 23] = [
         ("gpt2", |t| *t = json!("text"), "model"),
         (
             "gpt2",
@@ -155,6 +155,33 @@ fn bad_files_are_errors_that_name_the_place() {
         ("llama3", |t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(("), "pattern"),
         ("llama3", |t| t["post_processor"]["special_tokens"]["<|start|>"]["ids"][0] = json!(99999), "post_processor"),
         ("qwen2", |t| t["normalizer"] = json!({ "type": "Nonesuch" }), "normalizer"),
+        (
+            "llama3",
+            |t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(?:(?:a|a)*)*(?!x)b"),
+            "steps back",
+        ),
+        ("gpt2", |t| t["pre_tokenizer"] = json!({ "type": "FixedLength", "length": 0 }), "pre_tokenizer.length"),
+        (
+            "qwen2",
+            |t| {
+                let step = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "a".repeat(100) });
+                t["normalizer"] = json!({ "type": "Sequence", "normalizers": [step, step] });
+            },
+            "lengthen a text",
+        ),
+        (
+            "qwen2",
+            |t| {
+                let pattern = json!({ "Regex": "" });
+                t["normalizer"] = json!({ "type": "Replace", "pattern": pattern, "content": "a".repeat(300) });
+            },
+            "lengthen a text",
+        ),
+        (
+            "qwen2",
+            |t| t["normalizer"] = json!({ "type": "Prepend", "prepend": "a".repeat(1 << 20) }),
+            "lengthen a text",
+        ),
         (
             "xglm",
             |t| t["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!("/////w=="),

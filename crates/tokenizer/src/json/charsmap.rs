@@ -4,6 +4,9 @@
 //! by a zero byte. The crate follows the trie without looking at its bounds, so here every step that any text could
 //! take is walked once.
 
+/// What one character may become, in bytes; Unicode's own longest normal form takes 33.
+const MAX_REPLACEMENT: usize = 64;
+
 /// Why a map is refused, or `Ok` when no text can lead outside of it. `base64` is the field of tokenizer.json.
 pub(super) fn check(base64: &str) -> Result<(), &'static str> {
     let bytes = decode_base64(base64).ok_or("not base64")?;
@@ -11,6 +14,9 @@ pub(super) fn check(base64: &str) -> Result<(), &'static str> {
     let length = u32::from_le_bytes(*length) as usize;
     let trie = rest.get(..length).ok_or("a trie longer than the map")?;
     let texts = std::str::from_utf8(&rest[length / 4 * 4..]).map_err(|_| "replacement texts are not UTF-8")?;
+    if texts.split('\0').any(|text| text.len() > MAX_REPLACEMENT) {
+        return Err("a replacement of more than 64 bytes");
+    }
     let units: Vec<u32> =
         trie.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]])).collect();
     walk(&units, texts)
@@ -87,6 +93,9 @@ mod tests {
         assert!(check("").is_err());
         // A length of 2^32 - 1.
         assert_eq!(check("/////w=="), Err("a trie longer than the map"));
+        // No trie, and 66 bytes of text.
+        let long = "AAAAAGFh".to_owned() + &"YWFh".repeat(21) + "YQ==";
+        assert_eq!(check(&long), Err("a replacement of more than 64 bytes"));
         assert_eq!(walk(&[0], ""), Err("a step outside of the trie"));
         let mut units = vec![0u32; 512];
         assert_eq!(walk(&units, ""), Ok(()));

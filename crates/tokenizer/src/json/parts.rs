@@ -7,7 +7,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use super::{charsmap, wrong};
 use crate::error::Error;
-use crate::normalize::{Normalizer, Rewrite};
+use crate::normalize::{MAX_GROWTH, Normalizer, Rewrite};
 use crate::pipeline::{PreTokenizer, Prepend, SpaceRule};
 use crate::pretokenize::Stage;
 use crate::tokenizer::LeadingSpace;
@@ -31,7 +31,13 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
             .map_err(|error| Error::invalid("tokenizer.json: normalizer", "a known normalizer", error))
     };
     let mut rewrites = Vec::new();
+    let mut most_growth = 1;
     for step in flatten(part, "normalizers") {
+        most_growth = growth(step).saturating_mul(most_growth);
+        if most_growth > MAX_GROWTH {
+            let expected = format!("replacements that lengthen a text by a factor of {MAX_GROWTH} at most");
+            return Err(wrong("normalizer", &expected, step));
+        }
         if step["type"] == "Precompiled"
             && let Err(reason) = charsmap::check(step["precompiled_charsmap"].as_str().unwrap_or_default())
         {
@@ -54,6 +60,26 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
     Ok(Normalizer { rewrites, traced: Some(foreign(part)?) })
 }
 
+/// How many times as long a text may be after a step, at worst. A `Prepend` adds to a text but once, and the steps that the reference
+/// defines itself lengthen it by a small factor.
+fn growth(step: &Value) -> usize {
+    let len = |value: &Value| value.as_str().map_or(0, str::len);
+    match step["type"].as_str() {
+        Some("Prepend") => 1 + len(&step["prepend"]) / MAX_PREFIX,
+        Some("Replace") => match len(&step["pattern"]["String"]) {
+            // A regular expression, or an empty string: before each character and after the last.
+            0 => len(&step["content"]) + 1,
+            from => len(&step["content"]).div_ceil(from).max(1),
+        },
+        // Its replacements are bounded one by one.
+        Some("Precompiled") => 8,
+        _ => 1,
+    }
+}
+
+/// A text this long before every other is no longer a prefix.
+const MAX_PREFIX: usize = 256;
+
 pub(super) struct Cuts {
     pub(super) cuts: PreTokenizer,
     pub(super) byte_level: bool,
@@ -62,6 +88,10 @@ pub(super) struct Cuts {
 pub(super) fn pre_tokenizer(part: &Value, normalizer: &Value) -> Result<Cuts, Error> {
     let steps = flatten(part, "pretokenizers");
     let byte_level = steps.iter().any(|step| step["type"] == "ByteLevel");
+    // The crate divides by it.
+    if let Some(step) = steps.iter().find(|step| step["type"] == "FixedLength" && step["length"] == 0) {
+        return Err(wrong("pre_tokenizer.length", "1 or more", &step["length"]));
+    }
     if let Some(cuts) = recognize(&steps, normalizer)? {
         return Ok(Cuts { cuts, byte_level });
     }
