@@ -96,7 +96,10 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         ..NamedIds::default()
     };
     let normalizer = parts::normalizer(&root["normalizer"])?;
-    let (prefix, suffix) = parts::post_processor(&root["post_processor"], &vocabulary)?;
+    let (prefix, suffix) = match parts::configured_ends(config, &named) {
+        Some(ends) => ends,
+        None => parts::post_processor(&root["post_processor"], &vocabulary)?,
+    };
     let (added, added_normalized) = table.added(&normalizer);
     for token in added_normalized.tokens() {
         if vocabulary.piece(token.id) != token.content {

@@ -216,3 +216,30 @@ fn ids_that_end_a_turn_come_from_all_files() {
     assert_eq!(tokenizer.bos(), Some(id("<|start|>")));
     assert_eq!(tokenizer.prefix(), [id("<|start|>")]);
 }
+
+/// The reference library's classes for Llama and Gemma heed two keys of tokenizer_config.json more than the post-processor.
+#[test]
+fn llama_and_gemma_classes_decide_what_stands_around_a_text() {
+    let mut folder = common::fixture("llama3");
+    let start = Tokenizer::from_hugging_face(&folder).unwrap().id_of("<|start|>").unwrap();
+    let end = Tokenizer::from_hugging_face(&folder).unwrap().id_of("<|end|>").unwrap();
+    let cases: [(&str, Value, &[u32], &[u32]); 6] = [
+        ("LlamaTokenizer", json!({ "add_bos_token": false }), &[], &[]),
+        ("GemmaTokenizerFast", json!({ "add_bos_token": true, "add_eos_token": true }), &[start], &[end]),
+        ("CodeLlamaTokenizer", json!({ "add_eos_token": true }), &[start], &[end]),
+        ("LlamaTokenizerFast", json!({}), &[start], &[]),
+        ("PreTrainedTokenizerFast", json!({ "add_bos_token": false, "add_eos_token": true }), &[start], &[]),
+        ("Qwen2Tokenizer", json!({ "add_bos_token": false }), &[start], &[]),
+    ];
+    for (class, mut config, prefix, suffix) in cases {
+        config["tokenizer_class"] = json!(class);
+        config["bos_token"] = json!("<|start|>");
+        config["eos_token"] = json!("<|end|>");
+        folder.tokenizer_config = Some(config);
+        let tokenizer = Tokenizer::from_hugging_face(&folder).unwrap();
+        assert_eq!((tokenizer.prefix(), tokenizer.suffix()), (prefix, suffix), "{class}");
+    }
+    // A beginning that has no name cannot be put anywhere: the post-processor stays in charge.
+    folder.tokenizer_config = Some(json!({ "tokenizer_class": "LlamaTokenizer", "add_bos_token": true }));
+    assert_eq!(Tokenizer::from_hugging_face(&folder).unwrap().prefix(), [start]);
+}

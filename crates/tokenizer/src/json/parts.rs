@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::normalize::{MAX_GROWTH, Normalizer, Rewrite};
 use crate::pipeline::{PreTokenizer, Prepend, SpaceRule};
 use crate::pretokenize::Stage;
-use crate::tokenizer::LeadingSpace;
+use crate::tokenizer::{LeadingSpace, NamedIds};
 use crate::vocabulary::{METASPACE, Vocabulary};
 
 /// A part, or the parts of a `Sequence` under this key, nested ones flattened; nothing for null.
@@ -173,6 +173,29 @@ fn split_stage(step: &Value) -> Result<Option<Stage>, Error> {
         (Some("Removed"), Some(true)) if covers => Some(stage),
         _ => None,
     })
+}
+
+/// Classes of the reference library that make the post-processor anew from `add_bos_token` and `add_eos_token`; all others leave it as
+/// tokenizer.json has it, whatever these keys say.
+const REBUILDING_CLASSES: [&str; 6] = [
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GemmaTokenizer",
+    "GemmaTokenizerFast",
+];
+
+/// The ids before and after a text that tokenizer_config.json decides on; `None` where that is left to the post-processor.
+pub(super) fn configured_ends(config: &Value, named: &NamedIds) -> Option<(Vec<u32>, Vec<u32>)> {
+    let class = config["tokenizer_class"].as_str()?;
+    let (add_bos, add_eos) = (config["add_bos_token"].as_bool(), config["add_eos_token"].as_bool());
+    if !REBUILDING_CLASSES.contains(&class) || (add_bos, add_eos) == (None, None) {
+        return None;
+    }
+    // The class's own defaults for a key that is absent. A token that has no name cannot be added.
+    let end = |add: bool, id: Option<u32>| if add { id.map(|id| vec![id]) } else { Some(Vec::new()) };
+    Some((end(add_bos.unwrap_or(true), named.bos)?, end(add_eos.unwrap_or(false), named.eos)?))
 }
 
 /// The ids before and after a text.
