@@ -1,7 +1,7 @@
 //! Everything that can be wrong with a model on disk. Each variant says what, where, what was expected and what was found.
 //!
 //! Names that come from a file are quoted with escapes and cut to a readable length, so that a hostile name can neither steer a
-//! terminal nor flood a log.
+//! terminal nor flood a log. A message has its cause within it, so no variant has a source: printed as a chain it would be said twice.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused.
-    #[error("{}: cannot {action}: {source}", path.display())]
-    Io { path: PathBuf, action: &'static str, source: std::io::Error },
+    #[error("{}: cannot {action}: {cause}", path.display())]
+    Io { path: PathBuf, action: &'static str, cause: std::io::Error },
 
     /// The path is neither a GGUF file nor a Hugging Face folder or a file of one.
     #[error("{}: not a model: expected a GGUF file or a Hugging Face folder (config.json beside *.safetensors), found {found}", path.display())]
@@ -68,8 +68,8 @@ pub enum Error {
     #[error("{}: {what}: expected {expected}, found {found}", path.display())]
     Split { path: PathBuf, what: String, expected: String, found: String },
 
-    #[error("{}: not valid JSON: {source}", path.display())]
-    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{}: not valid JSON: {cause}", path.display())]
+    Json { path: PathBuf, cause: serde_json::Error },
 
     /// A tensor that is to be written in another format has a number that is infinite, not a number, or beyond the format's range.
     #[error("{}: tensor {tensor} has a number that is not finite, or not in the new format", path.display())]
@@ -86,8 +86,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {
-        Error::Io { path: path.to_path_buf(), action, source }
+    pub(crate) fn io(path: &Path, action: &'static str, cause: std::io::Error) -> Error {
+        Error::Io { path: path.to_path_buf(), action, cause }
     }
 
     pub(crate) fn invalid(

@@ -22,6 +22,8 @@ use crate::error::{Error, quote};
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+/// Beyond any page of memory. A file that is written anew keeps its alignment, and each tensor is padded to it.
+pub(super) const MAX_ALIGNMENT: u64 = 1 << 20;
 /// The format allows keys of up to 2^16 - 1 bytes.
 const MAX_KEY_BYTES: u64 = 65_535;
 /// The format allows 64; some writers go past it.
@@ -109,9 +111,9 @@ fn read_metadata(reader: &mut Reader<'_>, num_keys: usize) -> Result<Metadata, E
 
 fn alignment(path: &Path, metadata: &Metadata) -> Result<u64, Error> {
     let alignment = metadata.opt_u32(ALIGNMENT_KEY)?.map_or(DEFAULT_ALIGNMENT, u64::from);
-    if !alignment.is_power_of_two() {
+    if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
         let what = format_args!("key {}", quote(ALIGNMENT_KEY));
-        return Err(Error::invalid(path, what, "a power of two", alignment));
+        return Err(Error::invalid(path, what, "a power of two up to 2^20", alignment));
     }
     Ok(alignment)
 }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use pellucid_tensor::DType;
 
-use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT};
 use super::metadata::Metadata;
 use super::tensor_type;
 use super::value::{Array, StringArray, Value};
@@ -42,7 +42,7 @@ impl<W: Write> GgufWriter<W> {
     /// Writes everything before the data. Metadata taken over from another file keeps that file's alignment.
     pub fn new(mut out: W, metadata: &Metadata, tensors: &[NewTensor]) -> io::Result<Self> {
         let alignment = metadata.opt_u32(ALIGNMENT_KEY).ok().flatten().map_or(DEFAULT_ALIGNMENT, u64::from) as usize;
-        assert!(alignment.is_power_of_two(), "an alignment of {alignment}");
+        assert!(alignment.is_power_of_two() && alignment as u64 <= MAX_ALIGNMENT, "an alignment of {alignment}");
         let mut header = Vec::from(MAGIC);
         header.extend(3u32.to_le_bytes());
         header.extend((tensors.len() as u64).to_le_bytes());

@@ -10,15 +10,16 @@ use crate::error::Error;
 
 /// The text of a file, or `None` when there is none.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
-    let file = match File::open(path) {
-        Ok(file) => file,
+    // Asked before it is opened: to open a pipe is to wait for somebody who writes to it.
+    let about = match std::fs::metadata(path) {
+        Ok(about) => about,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path, "open the file", e)),
     };
-    let about = file.metadata().map_err(|e| Error::io(path, "read the file's length", e))?;
     if !about.is_file() {
         return Err(Error::invalid(path, "the file", "a regular file", "something else"));
     }
+    let file = File::open(path).map_err(|e| Error::io(path, "open the file", e))?;
     if about.len() > limit {
         let what = "the length in bytes".into();
         return Err(Error::TooLarge { path: path.to_path_buf(), what, limit, found: about.len() });
@@ -31,7 +32,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error
 
 pub(crate) fn read_optional(path: &Path, limit: u64) -> Result<Option<Value>, Error> {
     let Some(text) = read_text(path, limit)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|source| Error::Json { path: path.to_path_buf(), source })
+    serde_json::from_str(&text).map(Some).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })
 }
 
 /// What a JSON value is, in words that fit "found ..." in an error.

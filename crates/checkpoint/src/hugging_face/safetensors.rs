@@ -31,7 +31,7 @@ pub(crate) fn read(path: &Path) -> Result<Shard, Error> {
     let bytes = map::map(path)?;
     let header_bytes = header_bytes(path, &bytes)?;
     let header: Header =
-        serde_json::from_slice(&header_bytes).map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
+        serde_json::from_slice(&header_bytes).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })?;
 
     let data_start = LENGTH_BYTES as usize + header_bytes.len();
     let data = bytes.slice(data_start..bytes.len()).unwrap_or_else(|| SharedBytes::from(Vec::new()));

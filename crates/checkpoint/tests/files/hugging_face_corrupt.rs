@@ -273,6 +273,31 @@ fn companions_that_are_wrong() {
     }
 }
 
+/// To open a pipe is to wait for its writer: it is refused without that.
+#[cfg(unix)]
+#[test]
+fn companions_that_are_pipes() {
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        let folder = Folder::hugging_face();
+        let path = folder.put(name, b"");
+        std::fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(folder.error()));
+        let message = receiver.recv_timeout(std::time::Duration::from_secs(10)).expect("an answer");
+        assert!(message.contains(name) && message.contains("expected a regular file"), "{message}");
+    }
+}
+
+/// Whoever prints an error with all its sources says the cause once.
+#[test]
+fn causes_are_said_once() {
+    let folder = Folder::hugging_face();
+    folder.put("config.json", b"{");
+    let error = folder.open().unwrap_err();
+    assert!(error.to_string().contains("EOF while parsing") && std::error::Error::source(&error).is_none());
+}
+
 #[test]
 fn a_model_type_that_is_missing_or_no_string() {
     let folder = Folder::hugging_face();
