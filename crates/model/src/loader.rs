@@ -46,7 +46,7 @@ impl Loader<'_> {
                 let rows = self.parts.num_positions(&name)?;
                 Some(self.host(&name, rows, hidden)?)
             }
-            Positions::Sinusoidal => Some(sinusoidal::table(config.context_len, hidden)),
+            Positions::Sinusoidal => Some(sinusoidal::table(config.context_len, hidden)?),
         };
         // The layers, and the embedding with the output as one more.
         let num_parts = config.num_layers() + 1;
