@@ -2,6 +2,8 @@
 //!
 //! Two layouts are about: until 2025 `rope_theta` and `rope_scaling` stood at the top, since then `rope_parameters` holds both.
 
+use std::collections::BTreeMap;
+
 use pellucid_tensor::{Activation, RopeStyle};
 use serde_json::Value;
 
@@ -9,21 +11,27 @@ use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
 use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
 
-/// An object of `config.json`, with its place for error messages.
+/// An object of `config.json`, with its place for error messages: the keys that lead to it, outermost first, the rest empty.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     object: &'a Value,
-    place: &'a str,
+    place: [&'a str; 3],
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(object: &'a Value) -> Self {
-        Fields { object, place: "" }
+        Fields { object, place: [""; 3] }
     }
 
     /// A key's value; `null` counts as absent.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A key as messages name it.
+    fn name(&self, key: &str) -> String {
+        let outer: String = self.place.iter().filter(|part| !part.is_empty()).map(|part| format!("{part}.")).collect();
+        format!("config.json: {outer}{key}")
     }
 
     fn bad(&self, key: &str, expected: &str, found: &Value) -> Error {
@@ -32,7 +40,7 @@ impl<'a> Fields<'a> {
             found.truncate(cut);
             found.push_str("...");
         }
-        Error::BadSetting { key: format!("config.json: {}{key}", self.place), expected: expected.into(), found }
+        Error::BadSetting { key: self.name(key), expected: expected.into(), found }
     }
 
     fn typed<T>(&self, key: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
@@ -81,13 +89,23 @@ impl<'a> Fields<'a> {
     /// A nested object.
     pub(crate) fn opt_object(&self, key: &'a str) -> Result<Option<Fields<'a>>, Error> {
         self.typed(key, "an object", |value| value.is_object().then_some(value))
-            .map(|object| object.map(|object| Fields { object, place: key }))
+            .map(|object| object.map(|object| Fields { object, place: self.within(key) }))
+    }
+
+    fn object(&self, key: &'a str) -> Result<Fields<'a>, Error> {
+        self.opt_object(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn within(&self, key: &'a str) -> [&'a str; 3] {
+        let mut place = self.place;
+        if let Some(free) = place.iter_mut().find(|part| part.is_empty()) {
+            *free = key;
+        }
+        place
     }
 
     fn missing(&self, key: &str) -> Error {
-        Error::MissingSetting {
-            key: format!("config.json: {}{}{key}", self.place, if self.place.is_empty() { "" } else { "." }),
-        }
+        Error::MissingSetting { key: self.name(key) }
     }
 
     pub(crate) fn usize(&self, key: &str) -> Result<usize, Error> {
@@ -114,10 +132,7 @@ pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
         context_len: fields.usize("max_position_embeddings")?,
         norm: NormKind::Rms,
         norm_eps: fields.f32("rms_norm_eps")?,
-        positions: Positions::Rope {
-            tables: vec![rope(fields, "rope_parameters", 10_000.0, rotary_size)?],
-            style: RopeStyle::Half,
-        },
+        positions: Positions::Rope { tables: vec![rope(fields, None, 10_000.0, rotary_size)?], style: RopeStyle::Half },
         activation: activation(fields, &["hidden_activation", "hidden_act"])?,
         attention_scale: 1.0 / (head_size as f32).sqrt(),
         layers: plain_layers(fields.usize("num_hidden_layers")?),
@@ -137,7 +152,7 @@ pub(crate) fn gemma3(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
         context_len: fields.opt_usize("max_position_embeddings")?.unwrap_or(131_072),
         norm_eps: fields.opt_f32("rms_norm_eps")?.unwrap_or(1e-6),
         positions: Positions::Rope {
-            tables: vec![rope(fields, "full_attention", 1_000_000.0, head_size)?],
+            tables: vec![rope(fields, Some("full_attention"), 1_000_000.0, head_size)?],
             style: RopeStyle::Half,
         },
         activation: match fields.get("hidden_activation") {
@@ -151,10 +166,11 @@ pub(crate) fn gemma3(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
 
 /// The base of the rotary positions of Gemma 3's sliding layers.
 pub(crate) fn gemma3_sliding_base(fields: Fields<'_>) -> Result<f32, Error> {
-    if fields.opt_object("rope_parameters")?.is_some() {
-        return Ok(rope(fields, "sliding_attention", 10_000.0, 0)?.base);
+    let base = fields.opt_f32("rope_local_base_freq")?.unwrap_or(10_000.0);
+    match fields.opt_object("rope_parameters")? {
+        Some(kinds) => Ok(kinds.object("sliding_attention")?.opt_f32("rope_theta")?.unwrap_or(base)),
+        None => Ok(base),
     }
-    Ok(fields.opt_f32("rope_local_base_freq")?.unwrap_or(10_000.0))
 }
 
 pub(crate) fn head_size(fields: Fields<'_>, hidden_size: usize, num_heads: usize) -> Result<usize, Error> {
@@ -192,27 +208,37 @@ pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation
     Err(fields.missing(keys[0]))
 }
 
-/// Rotary positions in either layout. `parameters` names the object of the newer one.
-pub(crate) fn rope(fields: Fields<'_>, parameters: &str, default_base: f32, rotary_size: usize) -> Result<Rope, Error> {
-    match fields.opt_object("rope_parameters")? {
-        Some(rope) if parameters != "rope_parameters" => {
-            let nested = fields.object.get("rope_parameters").and_then(|object| object.get(parameters));
-            match nested {
-                Some(object) => {
-                    rope_from(fields, Fields { object, place: "rope_parameters." }, default_base, rotary_size)
-                }
-                None => Err(rope.missing(parameters)),
-            }
-        }
-        Some(rope) => rope_from(fields, rope, default_base, rotary_size),
-        None => {
-            let base = fields.opt_f32("rope_theta")?.unwrap_or(default_base);
-            match fields.opt_object("rope_scaling")? {
-                Some(scaling) => rope_from(fields, scaling, base, rotary_size),
-                None => Ok(Rope { base, rotary_size, scaling: RopeScaling::None }),
-            }
+/// Rotary positions in either layout. In the newer one some families have an object for each `kind` of layer. What it leaves out stands
+/// at the top, as the reference fills it in.
+fn rope(fields: Fields<'_>, kind: Option<&'static str>, default_base: f32, rotary_size: usize) -> Result<Rope, Error> {
+    let base = fields.opt_f32("rope_theta")?.unwrap_or(default_base);
+    let scaling = fields.opt_object("rope_scaling")?;
+    let parameters = match (fields.opt_object("rope_parameters")?, kind) {
+        (Some(kinds), Some(kind)) => Some(kinds.object(kind)?),
+        (parameters, _) => parameters,
+    };
+    if let (Some(parameters), Some(scaling)) = (parameters, scaling)
+        && settings(parameters) != settings(scaling)
+    {
+        return Err(fields.bad("rope_scaling", "what rope_parameters says, or none beside it", scaling.object));
+    }
+    match parameters.or(scaling) {
+        Some(rope) => rope_from(fields, rope, base, rotary_size),
+        None => Ok(Rope { base, rotary_size, scaling: RopeScaling::None }),
+    }
+}
+
+/// The settings of a scaling in a form that can be compared: both names of the type as one, and no matter how numbers are spelled.
+fn settings(scaling: Fields<'_>) -> BTreeMap<&str, String> {
+    let mut settings = BTreeMap::from([("rope_type", Value::from("default").to_string())]);
+    for (key, value) in scaling.object.as_object().into_iter().flatten() {
+        let key = if key == "type" { "rope_type" } else { key };
+        // These are no part of the older object.
+        if !value.is_null() && !["rope_theta", "partial_rotary_factor"].contains(&key) {
+            settings.insert(key, value.as_f64().map_or_else(|| value.to_string(), |number| number.to_string()));
         }
     }
+    settings
 }
 
 fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize) -> Result<Rope, Error> {
@@ -288,4 +314,43 @@ pub(crate) fn sliding_layers(fields: Fields<'_>, num_layers: usize) -> Result<Op
         _ => Err(fields.bad("layer_types", "sliding_attention or full_attention", kind)),
     };
     kinds.iter().map(sliding).collect::<Result<_, _>>().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_base_is_found_at_every_place_where_files_have_it() {
+        let base = |config: Value| rope(Fields::new(&config), None, 10_000.0, 8).unwrap().base;
+        assert_eq!(base(json!({})), 10_000.0);
+        assert_eq!(base(json!({ "rope_theta": 5e5 })), 5e5);
+        assert_eq!(base(json!({ "rope_theta": 5e5, "rope_scaling": { "type": "linear", "factor": 2 } })), 5e5);
+        assert_eq!(base(json!({ "rope_theta": 5e5, "rope_parameters": { "rope_type": "default" } })), 5e5);
+        assert_eq!(base(json!({ "rope_theta": 5e5, "rope_parameters": { "rope_theta": 1e6 } })), 1e6);
+        let gemma3 = json!({
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 2e4,
+            "rope_parameters": { "full_attention": {}, "sliding_attention": {} }
+        });
+        let full = rope(Fields::new(&gemma3), Some("full_attention"), 1e6, 8).unwrap().base;
+        assert_eq!((full, gemma3_sliding_base(Fields::new(&gemma3)).unwrap()), (5e5, 2e4));
+    }
+
+    #[test]
+    fn two_scalings_must_say_the_same() {
+        let read = |scaling: Value| {
+            let parameters = json!({ "rope_type": "linear", "factor": 8.0, "rope_theta": 1e6 });
+            let config = json!({ "rope_parameters": parameters, "rope_scaling": scaling });
+            rope(Fields::new(&config), None, 10_000.0, 8)
+        };
+        assert!(read(json!(null)).is_ok());
+        assert!(read(json!({ "type": "linear", "factor": 8 })).is_ok());
+        for other in [json!({ "type": "linear", "factor": 4 }), json!({ "rope_type": "default" }), json!({})] {
+            let error = read(other).unwrap_err().to_string();
+            assert!(error.contains("config.json: rope_scaling") && error.contains("rope_parameters"), "{error}");
+        }
+    }
 }
