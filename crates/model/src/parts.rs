@@ -55,12 +55,12 @@ impl<'a> Parts<'a> {
         format!("{}{}", self.prefix, part.name(ending))
     }
 
-    /// The name of the output projection, which has no prefix; `None` where the embedding table takes its place.
+    /// The name of the output projection, which has no prefix; `None` where the embedding table takes its place. A model that is not tied
+    /// must have it: the table in its stead would give other logits without a word.
     pub(crate) fn output(&mut self) -> Option<String> {
         let name = Part::new(self.blueprint.names.output, 0).name("weight");
-        let is_apart = !self.blueprint.tied && self.has(&name);
         self.used.insert(name.clone());
-        is_apart.then_some(name)
+        (!self.blueprint.tied).then_some(name)
     }
 
     pub(crate) fn exists(&self, part: Part) -> bool {

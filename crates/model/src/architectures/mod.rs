@@ -78,8 +78,14 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             let keys = Keys::new(metadata, architecture);
             let vocab_size = vocab_size(checkpoint, &names::GGUF)?;
             let config = config::gguf::llama(keys, checkpoint, vocab_size)?;
-            let mut blueprint =
-                Blueprint { config, names: names::GGUF, norms_from_one: false, transposed: false, tied: false };
+            let mut blueprint = Blueprint {
+                config,
+                names: names::GGUF,
+                norms_from_one: false,
+                transposed: false,
+                // The format says it by leaving the projection out.
+                tied: checkpoint.find_tensor("output.weight").is_none(),
+            };
             blueprint.config.architecture = family.name.into();
             (form.read)(keys, &mut blueprint)?;
             blueprint
