@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use pellucid_checkpoint::Checkpoint;
+use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, Value as GgufValue};
 use pellucid_cpu::Isa;
 use pellucid_model::{Decoder, LoadOptions};
+use pellucid_tensor::{DType, SharedBytes};
 use pellucid_testing::{cpu, goldens_folder};
 use serde_json::{Value, json};
 
@@ -34,7 +35,7 @@ fn refusal(path: &Path, context_len: Option<usize>) -> String {
 #[test]
 fn settings_that_cannot_be_are_refused_by_name() {
     type Change = fn(&mut Value);
-    let cases: [(&str, &str, Change, &[&str]); 16] = [
+    let cases: [(&str, &str, Change, &[&str]); 23] = [
         ("llama2", "architecture", |c| c["model_type"] = json!("mamba"), &["mamba", "llama", "qwen3-moe", "xglm"]),
         ("llama2", "zero-heads", |c| c["num_attention_heads"] = json!(0), &["number of heads"]),
         ("llama2", "zero-kv-heads", |c| c["num_key_value_heads"] = json!(0), &["number of kv heads"]),
@@ -48,6 +49,49 @@ fn settings_that_cannot_be_are_refused_by_name() {
         ("llama2", "activation", |c| c["hidden_act"] = json!("relu6"), &["hidden_act", "relu6"]),
         ("llama2", "fewer-layers", |c| c["num_hidden_layers"] = json!(1), &["model.layers.1"]),
         ("llama3", "rope", |c| c["rope_parameters"]["rope_type"] = json!("spiral"), &["rope_type", "spiral"]),
+        (
+            "llama3",
+            "longer-factors",
+            |c| {
+                let (short, long) = (vec![1.0; 8], vec![1.0; 9]);
+                c["rope_parameters"] = json!({ "rope_type": "longrope", "short_factor": short, "long_factor": long });
+            },
+            &["8 factors", "found 9"],
+        ),
+        (
+            "llama3",
+            "two-scalings",
+            |c| c["rope_scaling"] = json!({ "type": "linear", "factor": 8.0 }),
+            &["config.json: rope_scaling", "rope_parameters", "linear"],
+        ),
+        (
+            "llama2",
+            "bad-factor",
+            |c| {
+                c.as_object_mut().unwrap().remove("rope_parameters");
+                c["rope_scaling"] = json!({ "type": "linear", "factor": "x" });
+            },
+            &["config.json: rope_scaling.factor: expected a number"],
+        ),
+        (
+            "llama3",
+            "missing-factor",
+            |c| c["rope_parameters"] = json!({ "rope_type": "linear" }),
+            &["config.json: rope_parameters.factor: missing"],
+        ),
+        (
+            "gemma3",
+            "nested-bad-theta",
+            |c| c["rope_parameters"]["full_attention"]["rope_theta"] = json!("x"),
+            &["config.json: rope_parameters.full_attention.rope_theta: expected a number"],
+        ),
+        (
+            "gemma3",
+            "nested-missing",
+            |c| _ = c["rope_parameters"].as_object_mut().unwrap().remove("sliding_attention"),
+            &["config.json: rope_parameters.sliding_attention: missing"],
+        ),
+        ("smollm2", "untied", |c| c["tie_word_embeddings"] = json!(false), &["lm_head.weight"]),
         ("mistral", "window", |c| c["sliding_window"] = json!(0), &["sliding window"]),
         ("mixtral", "experts", |c| c["num_experts_per_tok"] = json!(5), &["experts used", "1 to 4"]),
         ("gpt2", "switch", |c| c["scale_attn_weights"] = json!(false), &["scale_attn_weights"]),
@@ -64,4 +108,129 @@ fn settings_that_cannot_be_are_refused_by_name() {
 fn a_longer_context_than_the_model_was_made_for_is_refused_with_both_numbers() {
     let message = refusal(&goldens_folder().join("llama2"), Some(257));
     assert!(message.contains("257") && message.contains("256"), "{message}");
+}
+
+/// A golden's GGUF file with keys and tensors changed, loaded.
+fn load_altered(golden: &str, change: impl FnOnce(&mut Keys, &mut Tensors)) -> Result<Decoder, String> {
+    let checkpoint = Checkpoint::open(&goldens_folder().join(golden).join("model.gguf")).expect("a golden");
+    let Source::Gguf(metadata) = checkpoint.source() else { panic!("a GGUF file") };
+    let mut keys: Keys = metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    let mut tensors: Tensors = (checkpoint.tensors().iter())
+        .map(|info| {
+            let bytes = checkpoint.tensor(&info.name).expect("a tensor of the list").bytes.to_vec();
+            (NewTensor { name: info.name.clone(), dtype: info.dtype, shape: info.shape.clone() }, bytes.into())
+        })
+        .collect();
+    change(&mut keys, &mut tensors);
+    let mut metadata = Metadata::default();
+    for (key, value) in keys {
+        assert!(metadata.insert(key, value), "a key is there once");
+    }
+    let checkpoint = Checkpoint::in_memory(golden, metadata, tensors).map_err(|error| error.to_string())?;
+    let backend = cpu(Isa::Scalar, 1).expect("scalar is always there");
+    Decoder::load(&checkpoint, backend, LoadOptions::default(), &mut |_, _| ()).map_err(|error| error.to_string())
+}
+
+type Keys = Vec<(String, GgufValue)>;
+type Tensors = Vec<(NewTensor, SharedBytes)>;
+
+fn factors(name: &str, count: usize) -> (NewTensor, SharedBytes) {
+    let bytes: Vec<u8> = (0..count).flat_map(|_| 2f32.to_le_bytes()).collect();
+    (NewTensor { name: name.into(), dtype: DType::F32, shape: vec![count] }, bytes.into())
+}
+
+fn text(value: &str) -> GgufValue {
+    GgufValue::String(value.into())
+}
+
+#[test]
+fn scalings_that_a_gguf_file_says_by_half_or_twice_are_refused() {
+    type Change = fn(&mut Keys, &mut Tensors);
+    let cases: [(&str, Change, &[&str]); 8] = [
+        (
+            "llama-linear",
+            |_, tensors| tensors.push(factors("rope_freqs.weight", 4)),
+            &["llama.rope.scaling", "Linear", "tensors of factors"],
+        ),
+        ("llama2", |_, tensors| tensors.push(factors("rope_freqs.weight", 9)), &["8 factors", "found 9"]),
+        ("llama2", |_, tensors| tensors.push(factors("rope_freqs.weight", 7)), &["8 factors", "found 7"]),
+        (
+            "phi3-longrope",
+            |_, tensors| tensors.retain(|(tensor, _)| tensor.name != "rope_factors_short.weight"),
+            &["rope_factors_long.weight", "\"rope_factors_short.weight\" beside it"],
+        ),
+        (
+            "phi3-longrope",
+            |_, tensors| tensors.retain(|(tensor, _)| tensor.name != "rope_factors_long.weight"),
+            &["rope_factors_short.weight", "\"rope_factors_long.weight\" beside it"],
+        ),
+        (
+            "llama2",
+            |keys, _| keys.push(("llama.rope.scaling.type".into(), text("longrope"))),
+            &["llama.rope.scaling.type", "rope_factors_long.weight", "without them"],
+        ),
+        (
+            "llama2",
+            |keys, _| keys.push(("llama.rope.scaling.type".into(), text("spiral"))),
+            &["none, linear, yarn or longrope", "spiral"],
+        ),
+        (
+            "gemma3",
+            |keys, _| keys.push(("gemma3.attention.sliding_window_pattern".into(), GgufValue::U32(0))),
+            &["sliding_window_pattern", "1 or more", "found 0"],
+        ),
+    ];
+    for (golden, change, expected) in cases {
+        let message = load_altered(golden, change).map(|_| ()).expect_err("the model is refused");
+        for part in expected {
+            assert!(message.contains(part), "{golden}: \"{message}\" does not name {part}");
+        }
+    }
+    load_altered("llama2", |_, tensors| tensors.push(factors("rope_freqs.weight", 8))).expect("factors alone");
+    load_altered("phi3-longrope", |keys, _| keys.push(("phi3.rope.scaling.type".into(), text("longrope"))))
+        .expect("factors with their type");
+}
+
+#[test]
+fn keys_that_would_change_the_arithmetic_and_are_not_read_are_refused() {
+    use GgufValue::{Bool, F32, U32};
+    let load = |golden: &str, key: &str, value: &GgufValue| {
+        load_altered(golden, |keys, _| {
+            keys.retain(|(known, _)| known != key);
+            keys.push((key.to_owned(), value.clone()));
+        })
+    };
+    let refused = [
+        ("llama2", "llama.attention.causal", Bool(false)),
+        ("llama2", "llama.attention.scale", F32(0.5)),
+        ("llama2", "llama.logit_scale", F32(16.0)),
+        ("llama2", "llama.residual_scale", F32(0.2)),
+        ("llama2", "llama.embedding_scale", F32(12.0)),
+        ("llama2", "llama.attn_logit_softcapping", F32(30.0)),
+        ("llama2", "llama.rope.scaling.attn_factor", F32(1.2)),
+        ("mixtral", "llama.expert_gating_func", U32(2)),
+        ("mixtral", "llama.expert_shared_count", U32(1)),
+        ("mixtral", "llama.expert_weights_norm", Bool(false)),
+        ("qwen3-moe", "qwen3moe.expert_weights_scale", F32(2.5)),
+        ("qwen2-yarn", "qwen2.rope.scaling.yarn_ext_factor", F32(0.0)),
+        ("gemma3", "gemma3.embedding_scale", F32(1.0)),
+        ("llama2", "llama.expert_weights_scale", text("2")),
+    ];
+    for (golden, key, value) in refused {
+        let message = load(golden, key, &value).map(|_| ()).expect_err("the model is refused");
+        assert!(message.starts_with(key) && message.contains("does not read it"), "{golden}: {message}");
+    }
+    let harmless = [
+        ("llama2", "llama.attention.causal", Bool(true)),
+        ("llama2", "llama.attention.scale", F32(0.25)),
+        ("llama2", "llama.logit_scale", F32(1.0)),
+        ("llama2", "llama.expert_shared_count", U32(0)),
+        ("mixtral", "llama.expert_gating_func", U32(1)),
+        ("mixtral", "llama.expert_weights_norm", Bool(true)),
+        ("gemma2", "gemma2.attn_logit_softcapping", F32(4.0)),
+        ("qwen2-yarn", "qwen2.rope.scaling.yarn_ext_factor", F32(1.0)),
+    ];
+    for (golden, key, value) in harmless {
+        load(golden, key, &value).unwrap_or_else(|error| panic!("{golden}: {error}"));
+    }
 }

@@ -88,6 +88,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             };
             blueprint.config.architecture = family.name.into();
             (form.read)(keys, &mut blueprint)?;
+            config::gguf::refuse_unread(keys, &blueprint.config)?;
             blueprint
         }
         Source::HuggingFace(files) => {

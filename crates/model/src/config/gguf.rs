@@ -1,6 +1,6 @@
 //! Reads the hyperparameters of a GGUF file: the keys are the same for all architectures but for their prefix.
 
-use pellucid_checkpoint::{Checkpoint, Metadata};
+use pellucid_checkpoint::{Checkpoint, Metadata, Value};
 use pellucid_tensor::{RopeStyle, quant};
 
 use super::{DecoderConfig, NormKind, Positions, plain_layers};
@@ -39,7 +39,11 @@ impl<'a> Keys<'a> {
     pub(crate) fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, Error> {
         let key = self.key("attention.sliding_window_pattern");
         if let Ok(Some(period)) = self.metadata.opt_u32(&key) {
-            let period = period.max(1) as usize;
+            if period == 0 {
+                let expected = "a period of 1 or more, or a switch for each layer".into();
+                return Err(Error::BadSetting { key, expected, found: "0".into() });
+            }
+            let period = period as usize;
             return Ok(Some((0..num_layers).map(|layer| !(layer + 1).is_multiple_of(period)).collect()));
         }
         match self.metadata.opt_bools(&key)? {
@@ -115,22 +119,54 @@ pub(crate) fn llama(keys: Keys<'_>, checkpoint: &Checkpoint, vocab_size: usize) 
     })
 }
 
+const LONG_FACTORS: &str = "rope_factors_long.weight";
+const SHORT_FACTORS: &str = "rope_factors_short.weight";
+const FREQUENCIES: &str = "rope_freqs.weight";
+
+/// How the context was stretched: by tensors of divisors, or by keys. Where a file has two of these, one of them would be lost.
 fn scaling(keys: Keys<'_>, checkpoint: &Checkpoint, context_len: usize) -> Result<RopeScaling, Error> {
-    if let (Some(long), Some(short)) =
-        (factors(checkpoint, "rope_factors_long.weight"), factors(checkpoint, "rope_factors_short.weight"))
-    {
-        let original = keys.usize("rope.scaling.original_context_length")?;
-        let attention_factor = keys
-            .opt_f32("rope.scaling.attn_factor")?
-            .unwrap_or_else(|| long_rope_attention_factor(context_len as f32, original as f32));
-        return Ok(RopeScaling::LongRope { short, long, original_context_len: original, attention_factor });
-    }
-    if let Some(factors) = factors(checkpoint, "rope_freqs.weight") {
-        return Ok(RopeScaling::Factors { factors });
-    }
+    let alone = |tensor: &str, missing: &str| {
+        let (key, expected) = (format!("tensor \"{tensor}\""), format!("\"{missing}\" beside it"));
+        Err(Error::BadSetting { key, expected, found: "it alone".into() })
+    };
+    let by_tensors = match (factors(checkpoint, LONG_FACTORS), factors(checkpoint, SHORT_FACTORS)) {
+        (Some(long), Some(short)) => {
+            let original = keys.usize("rope.scaling.original_context_length")?;
+            let attention_factor = keys
+                .opt_f32("rope.scaling.attn_factor")?
+                .unwrap_or_else(|| long_rope_attention_factor(context_len as f32, original as f32));
+            Some(RopeScaling::LongRope { short, long, original_context_len: original, attention_factor })
+        }
+        (Some(_), None) => return alone(LONG_FACTORS, SHORT_FACTORS),
+        (None, Some(_)) => return alone(SHORT_FACTORS, LONG_FACTORS),
+        (None, None) => factors(checkpoint, FREQUENCIES).map(|factors| RopeScaling::Factors { factors }),
+    };
     let key = keys.key("rope.scaling.type");
+    let kind = keys.metadata.opt_str(&key)?;
+    if kind == Some("longrope") {
+        return match by_tensors {
+            Some(scaling @ RopeScaling::LongRope { .. }) => Ok(scaling),
+            _ => {
+                let expected = format!("the tensors \"{LONG_FACTORS}\" and \"{SHORT_FACTORS}\" with it");
+                Err(Error::BadSetting { key, expected, found: "longrope without them".into() })
+            }
+        };
+    }
+    match (by_tensors, scaling_of_kind(keys, kind, context_len)?) {
+        (None, by_keys) => Ok(by_keys),
+        (Some(by_tensors), RopeScaling::None | RopeScaling::Linear { factor: 1.0 }) => Ok(by_tensors),
+        (Some(_), by_keys) => Err(Error::BadSetting {
+            key: keys.key("rope.scaling"),
+            expected: "none, as tensors of factors are there".into(),
+            found: format!("{by_keys:?}"),
+        }),
+    }
+}
+
+/// The scaling that keys alone describe.
+fn scaling_of_kind(keys: Keys<'_>, kind: Option<&str>, context_len: usize) -> Result<RopeScaling, Error> {
     let factor = || -> Result<f32, Error> { Ok(keys.metadata.f32(&keys.key("rope.scaling.factor"))?) };
-    match keys.metadata.opt_str(&key)? {
+    match kind {
         // Files from before the type was written give linear scaling by `scale_linear` alone.
         None => match keys.opt_f32("rope.scale_linear")? {
             Some(factor) if factor != 1.0 => Ok(RopeScaling::Linear { factor }),
@@ -150,9 +186,11 @@ fn scaling(keys: Keys<'_>, checkpoint: &Checkpoint, context_len: usize) -> Resul
                     * keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
             })
         }
-        Some(other) => {
-            Err(Error::BadSetting { key, expected: "none, linear, yarn or longrope".into(), found: other.into() })
-        }
+        Some(other) => Err(Error::BadSetting {
+            key: keys.key("rope.scaling.type"),
+            expected: "none, linear, yarn or longrope".into(),
+            found: other.into(),
+        }),
     }
 }
 
@@ -162,4 +200,82 @@ fn factors(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
     let mut factors = vec![0.0; tensor.info.num_elements()];
     quant::decode(tensor.info.dtype, &tensor.bytes, &mut factors);
     Some(factors)
+}
+
+/// Refuses keys that would change the arithmetic and that no family here reads, unless their value is one that changes nothing; called
+/// with the configuration as it was read, because a file may say what is done anyway.
+pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<(), Error> {
+    let scaling = match &config.positions {
+        Positions::Rope { tables, .. } => tables.first().map(|rope| &rope.scaling),
+        _ => None,
+    };
+    let is_yarn = matches!(scaling, Some(RopeScaling::Yarn { .. }));
+    let reads_factor = is_yarn || matches!(scaling, Some(RopeScaling::LongRope { .. }));
+    let normalizes = config.experts.is_none_or(|experts| experts.routing.normalize);
+    let real = |number: Option<f32>| f64::from(number.unwrap_or(0.0));
+    // Each with the values that change nothing; zero stands for "not given" where the reference takes it so.
+    let unread = [
+        ("attention.causal", [1.0, 1.0]),
+        ("attention.clamp_kqv", [0.0, 0.0]),
+        ("attention.max_alibi_bias", [0.0, 0.0]),
+        ("attention.output_scale", [0.0, 1.0]),
+        ("attention.scale", [0.0, real(Some(config.attention_scale))]),
+        ("attention.shared_kv_layers", [0.0, 0.0]),
+        ("attention.temperature_scale", [0.0, 0.0]),
+        ("attn_logit_softcapping", [0.0, real(config.attention_soft_cap)]),
+        ("embedding_scale", [0.0, real(Some(config.embedding_scale))]),
+        ("expert_gating_func", [0.0, 1.0]),
+        ("expert_group_count", [0.0, 1.0]),
+        ("expert_shared_count", [0.0, 0.0]),
+        ("expert_weights_norm", if normalizes { [1.0, 1.0] } else { [0.0, 0.0] }),
+        ("expert_weights_scale", [0.0, 1.0]),
+        ("final_logit_softcapping", [0.0, real(config.logits_soft_cap)]),
+        ("interleave_moe_layer_step", [0.0, 1.0]),
+        ("leading_dense_block_count", [0.0, 0.0]),
+        ("logit_scale", [0.0, 1.0]),
+        ("moe_every_n_layers", [0.0, 1.0]),
+        ("nextn_predict_layers", [0.0, 0.0]),
+        ("residual_scale", [0.0, 1.0]),
+        ("router_logit_softcapping", [0.0, 0.0]),
+        ("rope.scaling.alpha", [0.0, 1.0]),
+        ("rope.scaling.yarn_attn_factor", [1.0, 1.0]),
+        ("rope.scaling.yarn_ext_factor", [-1.0, f64::from(u8::from(is_yarn))]),
+        ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
+        ("swin_norm", [0.0, 0.0]),
+        ("use_parallel_residual", [0.0, 0.0]),
+    ];
+    let factor = ("rope.scaling.attn_factor", [1.0, 1.0]);
+    for (name, harmless) in unread.into_iter().chain((!reads_factor).then_some(factor)) {
+        let key = keys.key(name);
+        let Some(value) = keys.metadata.get(&key) else { continue };
+        let found = as_number(value);
+        let close = |wanted: f64| found.is_some_and(|found| (found - wanted).abs() <= 1e-5 * wanted.abs());
+        if !harmless.into_iter().any(close) {
+            let expected = match harmless {
+                [a, b] if a == b => format!("{a} or absent, as {} does not read it", config.architecture),
+                [a, b] => format!("{a}, {b} or absent, as {} does not read it", config.architecture),
+            };
+            let found = found.map_or_else(|| "no number".to_owned(), |found| found.to_string());
+            return Err(Error::BadSetting { key, expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// A number or a switch, which counts as 0 or 1.
+fn as_number(value: &Value) -> Option<f64> {
+    Some(match *value {
+        Value::U8(n) => n.into(),
+        Value::I8(n) => n.into(),
+        Value::U16(n) => n.into(),
+        Value::I16(n) => n.into(),
+        Value::U32(n) => n.into(),
+        Value::I32(n) => n.into(),
+        Value::U64(n) => n as f64,
+        Value::I64(n) => n as f64,
+        Value::F32(n) => n.into(),
+        Value::F64(n) => n,
+        Value::Bool(is_on) => u8::from(is_on).into(),
+        Value::String(_) | Value::Array(_) => return None,
+    })
 }

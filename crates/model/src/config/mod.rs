@@ -9,7 +9,7 @@ pub(crate) mod hugging_face;
 use pellucid_tensor::{Activation, RopeStyle, Routing};
 
 use crate::Error;
-use crate::rope::Rope;
+use crate::rope::{Rope, RopeScaling};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -207,11 +207,16 @@ impl DecoderConfig {
             if !(rope.base.is_finite() && rope.base > 0.0) {
                 return bad("a positive base".into(), rope.base.to_string());
             }
-            let made = rope.frequencies(self.context_len);
-            if made.frequencies.len() != rope.rotary_size / 2 {
+            let lists: &[&Vec<f32>] = match &rope.scaling {
+                RopeScaling::Factors { factors } => &[factors],
+                RopeScaling::LongRope { short, long, .. } => &[short, long],
+                _ => &[],
+            };
+            if let Some(list) = lists.iter().find(|list| list.len() != rope.rotary_size / 2) {
                 let expected = format!("{} factors, one for each pair", rope.rotary_size / 2);
-                return bad(expected, made.frequencies.len().to_string());
+                return bad(expected, list.len().to_string());
             }
+            let made = rope.frequencies(self.context_len);
             if !(made.factor.is_finite() && made.frequencies.iter().all(|frequency| frequency.is_finite())) {
                 return bad("finite frequencies".into(), format!("{:?}", rope.scaling));
             }
