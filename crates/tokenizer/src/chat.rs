@@ -24,7 +24,7 @@ pub use functions::DateTime;
 /// Who may speak. Roles are written into the prompt as they are, so they come from this list and nowhere else.
 pub const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
 
-/// Steps of the template's virtual machine; a conversation of a thousand messages takes some ten thousand.
+/// Steps of the template's virtual machine; with the templates of our tests, twenty thousand messages take fewer.
 const MAX_STEPS: u64 = 1_000_000;
 /// The stack that a template is rendered on. A step makes a value one level deeper at most, and to compare, to join or to drop a value
 /// takes at most 480 bytes of stack a level, as measured: so no template overflows it. It costs address space, not memory.
