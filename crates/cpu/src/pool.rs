@@ -51,8 +51,11 @@ struct Job {
 struct OwnLine<T>(T);
 
 struct Shared {
-    /// The generation of the job in the upper half, whether it can be joined, and the number of workers in it, or just turned away.
+    /// Which job it is, counted from one, and whether it can be joined. Written by the caller alone.
     state: OwnLine<AtomicU64>,
+    /// For each worker, whether it is in the job, or about to find out that it came too late. A line for each: where many come and go at
+    /// once, one line for all of them would be what they wait for.
+    inside: Box<[OwnLine<AtomicBool>]>,
     /// Written only while no worker is in a job.
     job: UnsafeCell<Option<Job>>,
     num_threads: usize,
@@ -65,11 +68,10 @@ struct Shared {
     stop: AtomicBool,
 }
 
-const OPEN: u64 = 1 << 31;
-const WORKERS: u64 = OPEN - 1;
+const OPEN: u64 = 1;
 
 fn generation(state: u64) -> u64 {
-    state >> 32
+    state >> 1
 }
 
 // SAFETY: `job` is written by `run` alone, which holds the turn, has closed the previous job and has seen every worker leave it; workers
@@ -103,6 +105,7 @@ impl Pool {
         let own_core = |worker: usize| (cores.len() == num_threads).then(|| cores[worker]);
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
+            inside: (1..num_threads).map(|_| OwnLine::default()).collect(),
             job: UnsafeCell::new(None),
             num_threads,
             taken: (0..num_threads.div_ceil(2)).map(|_| OwnLine::default()).collect(),
@@ -160,17 +163,20 @@ impl Pool {
         shared.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
         self.announce(OPEN);
         take_tasks(shared, job, 0);
-        shared.state.0.fetch_and(!OPEN, Ordering::SeqCst);
+        // Whoever has not come by now need not come.
+        shared.state.0.store(shared.state.0.load(Ordering::Relaxed) & !OPEN, Ordering::SeqCst);
         let mut way = soon.map_or(Way::default(), |soon| soon.way(0, shared.num_threads));
         // These lines arrive while the caller prepares the next job.
         (0..LINES_AT_ONCE).for_each(|_| _ = way.fetch());
         let mut spins = 0;
-        while shared.state.0.load(Ordering::Acquire) & WORKERS > 0 {
-            if way.fetch() {
-                continue;
+        for inside in &shared.inside {
+            while inside.0.load(Ordering::SeqCst) {
+                if way.fetch() {
+                    continue;
+                }
+                spins += 1;
+                if spins < SPINS_BEFORE_SLEEP { std::hint::spin_loop() } else { std::thread::yield_now() }
             }
-            spins += 1;
-            if spins < SPINS_BEFORE_SLEEP { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         let panicked = shared.panicked.swap(false, Ordering::Relaxed);
         drop(turn);
@@ -182,8 +188,9 @@ impl Pool {
     /// A worker counts itself among the sleepers and then looks at the state; here the state changes and then the sleepers are looked
     /// at. In any order of these four, the worker sees the change or is woken.
     fn announce(&self, open: u64) {
-        // An addition, since a worker that came too late for the last job may be about to take its count back.
-        self.shared.state.0.fetch_add((1 << 32) + open, Ordering::SeqCst);
+        let state = &self.shared.state.0;
+        let next = generation(state.load(Ordering::Relaxed)).wrapping_add(1) << 1;
+        state.store(next | open, Ordering::SeqCst);
         if self.shared.sleepers.0.load(Ordering::SeqCst) > 0 {
             self.workers.iter().for_each(|worker| worker.thread().unpark());
         }
@@ -247,7 +254,8 @@ fn take_stretch(
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     let mut way = Way::default();
-    while join_next(shared, &mut seen, &mut way) {
+    let inside = &shared.inside[worker - 1].0;
+    while join_next(shared, inside, &mut seen, &mut way) {
         // SAFETY: the worker has joined, so the job is there and is not written again before it has left.
         if let Some(job) = unsafe { *shared.job.get() } {
             take_tasks(shared, job, worker);
@@ -255,16 +263,16 @@ fn work(shared: &Shared, worker: usize) {
                 way = soon.way(worker, shared.num_threads);
             }
         }
-        shared.state.0.fetch_sub(1, Ordering::Release);
+        inside.store(false, Ordering::Release);
     }
 }
 
 /// Waits for a job that this worker has not seen and joins it; false when the pool ends.
-fn join_next(shared: &Shared, seen: &mut u64, way: &mut Way) -> bool {
+fn join_next(shared: &Shared, inside: &AtomicBool, seen: &mut u64, way: &mut Way) -> bool {
     let stop = || shared.stop.load(Ordering::SeqCst);
     let mut spins = 0;
     while spins < SPINS_BEFORE_SLEEP {
-        if try_join(shared, seen) {
+        if try_join(shared, inside, seen) {
             return true;
         }
         if !way.fetch() {
@@ -273,28 +281,30 @@ fn join_next(shared: &Shared, seen: &mut u64, way: &mut Way) -> bool {
         }
     }
     shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
-    let mut joined = try_join(shared, seen);
+    let mut joined = try_join(shared, inside, seen);
     while !joined && !stop() {
         // `park` may return early, and returns at once when the thread was unparked before.
         std::thread::park();
-        joined = try_join(shared, seen);
+        joined = try_join(shared, inside, seen);
     }
     shared.sleepers.0.fetch_sub(1, Ordering::SeqCst);
     joined
 }
 
-/// One addition and no attempts: many workers that come at once would spoil each other's.
-fn try_join(shared: &Shared, seen: &mut u64) -> bool {
+/// Says that it is inside and then looks whether the job is open; the caller closes it and then looks who is inside. In any order of these
+/// four, the worker sees that it came too late or the caller waits for it.
+fn try_join(shared: &Shared, inside: &AtomicBool, seen: &mut u64) -> bool {
     let state = &shared.state.0;
     let mut found = state.load(Ordering::SeqCst);
     if generation(found) == *seen {
         return false;
     }
     if found & OPEN != 0 {
-        // It may have been closed since, or closed and another opened, which is as good.
-        found = state.fetch_add(1, Ordering::SeqCst);
+        inside.store(true, Ordering::SeqCst);
+        // By now it may be closed, or be another one, which is as good.
+        found = state.load(Ordering::SeqCst);
         if found & OPEN == 0 {
-            state.fetch_sub(1, Ordering::SeqCst);
+            inside.store(false, Ordering::Release);
         }
     }
     *seen = generation(found);
@@ -351,25 +361,31 @@ mod tests {
 
     #[test]
     fn many_short_operations_of_several_callers_lose_no_task() {
-        let pool = Pool::new(3).expect("threads");
-        let sum = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for round in 0..2_000 {
-                        pool.run(1 + round % 5, &|i| {
-                            sum.fetch_add(i + 1, Ordering::Relaxed);
-                        });
-                        // Now and then long enough for the workers to fall asleep.
-                        if round % 500 == 0 {
-                            std::thread::sleep(std::time::Duration::from_millis(2));
+        for num_threads in [3, 9] {
+            let pool = Pool::new(num_threads).expect("threads");
+            let sum = AtomicUsize::new(0);
+            let add = |i: usize| {
+                sum.fetch_add(i + 1, Ordering::Relaxed);
+            };
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        for round in 0..2_000 {
+                            match round % 2 {
+                                0 => pool.run(1 + round % 5, &add),
+                                _ => pool.run_from_both_ends(1 + round % 5, None, &|i, _| add(i)),
+                            }
+                            // Now and then long enough for the workers to fall asleep.
+                            if round % 500 == 0 {
+                                std::thread::sleep(std::time::Duration::from_millis(2));
+                            }
                         }
-                    }
-                });
-            }
-        });
-        // 1, 3, 6, 10 or 15 a round.
-        assert_eq!(sum.load(Ordering::Relaxed), 2 * 400 * (1 + 3 + 6 + 10 + 15));
+                    });
+                }
+            });
+            // 1, 3, 6, 10 or 15 a round.
+            assert_eq!(sum.load(Ordering::Relaxed), 2 * 400 * (1 + 3 + 6 + 10 + 15));
+        }
     }
 
     #[test]
