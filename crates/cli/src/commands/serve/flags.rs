@@ -111,8 +111,8 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(super) tls_key: Option<PathBuf>,
 
-    /// Let web pages of this origin (SCHEME://HOST[:PORT]) ask, or of
-    /// any (*); may be given again
+    /// Let web pages of this origin ask (scheme, host and port, no path),
+    /// or of any (*); may be given again
     #[arg(long, verbatim_doc_comment, value_name = "ORIGIN", value_parser = origin)]
     pub(super) cors_origin: Vec<String>,
 }
