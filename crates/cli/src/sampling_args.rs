@@ -4,11 +4,8 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH};
-use pellucid_sampling::{self as sampling, Dry, Mirostat, Preset, SamplingParams, StepKind};
+use pellucid_sampling::{self as sampling, DRY_BREAKERS, Dry, Mirostat, Preset, SamplingParams, StepKind};
 use pellucid_tokenizer::Tokenizer;
-
-/// What DRY's author suggests: the ends of lines and the marks that set off speakers and quotations.
-const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Choosing tokens")]

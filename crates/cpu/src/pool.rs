@@ -212,10 +212,10 @@ fn take_tasks(shared: &Shared, job: Job, thread: usize) {
         if !job.both_ends {
             return take_stretch(&shared.taken[0].0, 0..job.num_tasks, Direction::Up, task);
         }
-        let num_pairs = shared.taken.len();
-        for pair in (thread / 2..num_pairs).chain(0..thread / 2) {
+        let (_, direction) = share(job.num_tasks, thread, shared.num_threads);
+        // Its own stretch, then those of the others.
+        for pair in (thread / 2..shared.taken.len()).chain(0..thread / 2) {
             let (stretch, _) = share(job.num_tasks, 2 * pair, shared.num_threads);
-            let (_, direction) = share(job.num_tasks, thread, shared.num_threads);
             take_stretch(&shared.taken[pair].0, stretch, direction, task);
         }
     }));

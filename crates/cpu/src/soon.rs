@@ -34,10 +34,10 @@ impl Soon {
     /// How one of so many threads will begin to read: [`share`] says where.
     pub(crate) fn way(&self, thread: usize, num_threads: usize) -> Way {
         let total: usize = self.weights.iter().map(|weight| weight.num_panels).sum();
-        let Some(num_tasks) = total.checked_div(self.per_task).map(|_| total.div_ceil(self.per_task)) else {
+        if total == 0 {
             return Way::default();
-        };
-        let (tasks, direction) = share(num_tasks, thread, num_threads);
+        }
+        let (tasks, direction) = share(total.div_ceil(self.per_task), thread, num_threads);
         let panels = tasks.start * self.per_task..total.min(tasks.end * self.per_task);
         if panels.is_empty() {
             return Way::default();

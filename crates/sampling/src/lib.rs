@@ -33,7 +33,7 @@ pub use digest::{Digest, DigestQuery, OwnedDigest, RACE_MARGIN, Shortlist};
 pub use error::Error;
 pub use history::{Count, History};
 pub use logprobs::Logprobs;
-pub use params::{Dry, Mirostat, SamplingParams};
+pub use params::{DRY_BREAKERS, Dry, Mirostat, SamplingParams};
 pub use philox::{philox, uniform};
 pub use preset::Preset;
 pub use sampler::{Choice, End, Input, Sampler, State};

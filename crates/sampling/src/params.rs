@@ -68,6 +68,10 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
 }
 
+/// What DRY's author suggests as breakers: the ends of lines and the marks that set off speakers and quotations. Texts, since what tokens
+/// they are is the tokenizer's to say.
+pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
 /// DRY, "don't repeat yourself": a token that would continue a repeat of what came before is penalised, the more the longer the repeat.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dry {

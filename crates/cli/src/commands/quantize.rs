@@ -69,8 +69,7 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
     }
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
-    let mix =
-        WeightMix::named(&args.mix.to_lowercase()).with_context(|| format!("--type {} is not known", args.mix))?;
+    let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
     let tensors = plan(&model, mix, args.requantize)?;
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
@@ -83,7 +82,7 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
         writeln!(std::io::stderr(), "note: {}", plain(note))?;
     }
     let lines = write(&model, &metadata, &tensors, num_threads, &args.out, interrupt)?;
-    report(args, &checkpoint, &notes, &lines, output)
+    report(args, mix, &checkpoint, &notes, &lines, output)
 }
 
 /// The format of every tensor. Refuses what is quantized already, unless that is wanted.
@@ -211,6 +210,7 @@ fn write(
 
 fn report(
     args: &QuantizeArgs,
+    mix: WeightMix,
     checkpoint: &Checkpoint,
     notes: &[String],
     lines: &[Line],
@@ -224,7 +224,7 @@ fn report(
                         "relative_error": line.relative_error })
             })
             .collect();
-        let result = json!({ "type": args.mix, "file_bytes_before": before, "file_bytes": after, "notes": notes, "tensors": tensors });
+        let result = json!({ "type": mix.name(), "file_bytes_before": before, "file_bytes": after, "notes": notes, "tensors": tensors });
         return Ok(output.write_json(&result)?);
     }
     writeln!(output, "{:<38}{:<14}{:>14}{:>10}", "tensor", "type", "bytes", "error")?;

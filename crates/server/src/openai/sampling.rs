@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use pellucid_sampling::{
-    MAX_DRY_BREAKERS, MAX_LISTED_TOKENS, MAX_VOCAB_SIZE, Mirostat, Preset, SamplingParams, StepKind,
+    DRY_BREAKERS, MAX_DRY_BREAKERS, MAX_LISTED_TOKENS, MAX_VOCAB_SIZE, Mirostat, Preset, SamplingParams, StepKind,
 };
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -16,8 +16,6 @@ use crate::json::Json;
 use crate::model::ServedModel;
 use crate::{random, schemas};
 
-/// What DRY's author suggests: the ends of lines and the marks that set off speakers and quotations.
-const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// Bytes of a text that a repeat does not reach across.
 const MAX_BREAKER_LEN: usize = 64;
 const MAX_COUNT: i64 = u32::MAX as i64;

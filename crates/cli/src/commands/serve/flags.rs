@@ -22,7 +22,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
     pub(super) model: Option<String>,
 
-    /// Name that requests give the model [default: from the file's name]
+    /// Name that requests give the model [default: that of --model]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(super) served_model_name: Option<String>,
 
