@@ -5,7 +5,7 @@
 //! rounding of f32 sums alone: an integer misplaced by the packing, a forgotten minimum or a wrong scale fails it.
 
 use pellucid_cpu::Isa;
-use pellucid_tensor::{Backend, DType, Linear, Tensor};
+use pellucid_tensor::{Activation, Backend, DType, Input, Linear, Tensor};
 
 use crate::backend_suite::Numbers;
 
@@ -77,6 +77,39 @@ pub fn agree(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
                     "{dtype} on {isa}, depth {depth}: {found}, expected {sum}, allowed {bound:e}"
                 );
             }
+        }
+    }
+}
+
+/// Compares a backend with one thread to one with so many that they share out rows as well as columns, to the bit.
+pub fn threads_change_nothing(isa: Isa, one: &dyn Backend, many: &dyn Backend) {
+    // Blocks of rows that are not a whole number of parts, the last of them not full.
+    const ROWS: usize = 16 * 17 + 5;
+    const COLUMNS: usize = 72;
+    let mut numbers = Numbers(8);
+    for (dtype, _) in FORMATS {
+        let depth = 256;
+        let weights = [(); 2].map(|()| numbers.weight(dtype, COLUMNS, depth).0);
+        let x = numbers.normals(ROWS * depth);
+        let [expected, found] = [one, many].map(|backend| {
+            let maps = weights
+                .each_ref()
+                .map(|weight| Linear { weight: backend.linear_weight(weight.clone()).expect("memory"), bias: None });
+            let zeros = |cols: usize| backend.zeros(DType::F32, ROWS, cols).expect("memory");
+            let mut rows = zeros(depth);
+            backend.write(&x, &mut rows).expect("a write");
+            let [mut plain, mut gated, mut spare] = [(); 3].map(|()| zeros(COLUMNS));
+            backend.linear(&rows, &maps[0], &mut plain).expect("a product");
+            let outputs = [(&maps[0], &mut gated), (&maps[1], &mut spare)];
+            backend.gated(Input::Rows(&rows), outputs, Activation::Silu).expect("a gated product");
+            [plain, gated].map(|out| {
+                let mut values = vec![0.0; out.len()];
+                backend.read(&out, &mut values).expect("a read");
+                values
+            })
+        });
+        for (what, expected, found) in [("product", &expected[0], &found[0]), ("gated", &expected[1], &found[1])] {
+            assert!(same_bits(expected, found), "{dtype} on {isa}, {what}: threads change the bits");
         }
     }
 }

@@ -61,3 +61,11 @@ fn products_have_one_definition_for_every_number_of_rows() {
         products::agree(isa, &*backend, &*scalar);
     }
 }
+
+#[test]
+fn products_are_the_same_however_many_threads_share_them_out() {
+    for isa in Isa::ALL {
+        let (Some(one), Some(many)) = (cpu(isa, 1), cpu(isa, 16)) else { continue };
+        products::threads_change_nothing(isa, &*one, &*many);
+    }
+}

@@ -110,8 +110,8 @@ impl<'a> Fresh<'a> {
         });
     }
 
-    /// Stores some rows. Threads share out the heads, whose regions are disjoint; rows of one head write into the same cache
-    /// lines.
+    /// Stores some rows. Threads share out the heads and, where there are more threads than heads, the blocks of the cache: rows that one block
+    /// and head have write into the same cache lines.
     ///
     /// # Safety
     /// `memory` is alive, and nobody else uses it.
@@ -127,18 +127,21 @@ impl<'a> Fresh<'a> {
         const ENOUGH_FOR_THREADS: usize = 1024;
         let num_kv_heads = layout.shape.num_kv_heads;
         let num_rows = rows.clone().count();
-        let store_head = |task: usize| {
-            let (kind, kv_head) =
-                if task < num_kv_heads { (Kind::Key, task) } else { (Kind::Value, task - num_kv_heads) };
-            for row in rows.clone() {
-                // SAFETY: a task owns its head's regions of keys or of values.
+        let parts = (2 * pool.num_threads()).div_ceil(2 * num_kv_heads);
+        let num_tasks = 2 * num_kv_heads * parts;
+        let store_part = |task: usize| {
+            let (kind, kv_head, part) = (task % 2, task / 2 % num_kv_heads, task / 2 / num_kv_heads);
+            let kind = if kind == 0 { Kind::Key } else { Kind::Value };
+            let is_here = |row: usize| self.slots[row] as usize / layout.shape.block_len % parts == part;
+            for row in rows.clone().filter(|&row| is_here(row)) {
+                // SAFETY: a task owns its head's regions of keys or of values in its part of the blocks.
                 unsafe { self.store_head(level, layout, memory, row, kv_head, kind) };
             }
         };
         if num_rows * num_kv_heads * layout.shape.head_size < ENOUGH_FOR_THREADS {
-            (0..2 * num_kv_heads).for_each(store_head);
+            (0..num_tasks).for_each(store_part);
         } else {
-            pool.run(2 * num_kv_heads, &store_head);
+            pool.run(num_tasks, &store_part);
         }
     }
 }

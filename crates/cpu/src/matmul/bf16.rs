@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use pellucid_tensor::quant::f32_to_bf16;
 
-use super::Product;
+use super::Part;
 use super::activations::BLOCK;
 use super::packing::COLUMNS;
 use super::plain::PlainWeight;
@@ -94,13 +94,12 @@ vectorized! {
 /// The machine has AMX, the program may use it, and rows and weights have the same depth. No other thread writes these panels, and the
 /// output is alive.
 pub(super) unsafe fn rows_times_panels<const WEIGHTS: usize>(
-    product: &Product<'_>,
+    part: Part<'_>,
     weights: [&PlainWeight; WEIGHTS],
-    panels: Range<usize>,
     rows: &BfRows,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
-    let sink = Sink { product, panels, num_rows: rows.num_rows };
+    let sink = Sink { part, num_rows: rows.num_rows };
     // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
     unsafe {
         sink.fill::<WEIGHTS>(

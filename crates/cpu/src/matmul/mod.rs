@@ -8,7 +8,7 @@
 //! - F32, F16, BF16: f32 multiply-adds in the order that [`plain`] gives; where there is AMX, BF16 goes by its tiles ([`bf16`]).
 //! - Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4: rows of w are decoded to f32 first ([`decoded`]).
 //!
-//! Threads share out panels of sixteen columns, never parts of a sum.
+//! Threads share out panels of sixteen columns and blocks of sixteen rows ([`grid`]), never parts of a sum.
 
 pub(crate) mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -22,6 +22,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 pub(crate) mod decoded;
+mod grid;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packing;
@@ -38,6 +39,7 @@ use std::sync::Mutex;
 use activations::{Order, Quantized};
 #[cfg(target_arch = "x86_64")]
 use ahead::Ahead;
+use grid::Grid;
 use packing::{COLUMNS, FORMS, Packing, with_packing};
 #[cfg(target_arch = "x86_64")]
 use packing::{Layout, Scales};
@@ -93,7 +95,10 @@ pub(crate) struct Product<'a> {
 struct Part<'a> {
     product: &'a Product<'a>,
     panels: Range<usize>,
+    /// Of rows.
+    blocks: Range<usize>,
     /// Where the thread is likely to go on.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "its kernels go upwards"))]
     direction: Direction,
 }
 
@@ -182,18 +187,18 @@ impl Multiplier {
             }
         }
         let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
-        let per_task = panels_per_task(num_rows, total, pool.num_threads());
-        let soon = inputs.order.after(weights_of(&shared, per_task));
+        let grid = Grid::new(num_rows, total, pool.num_threads());
+        let soon = inputs.order.after(weights_of(&shared, grid));
         let inputs = &*inputs;
-        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
-            let panels = task * per_task..((task + 1) * per_task).min(total);
+        pool.run_from_both_ends(grid.num_tasks(), Some(soon), &|task, direction| {
+            let (panels, blocks) = grid.task(task);
             let mut start = 0;
             for product in shared.iter().flatten() {
                 let end = start + product.weight.num_panels();
                 let here = panels.start.max(start)..panels.end.min(end);
                 if !here.is_empty() {
-                    let part = Part { product, panels: here.start - start..here.end - start, direction };
-                    self.panels(part, x, inputs);
+                    let panels = here.start - start..here.end - start;
+                    self.panels(Part { product, panels, blocks: blocks.clone(), direction }, x, inputs);
                 }
                 start = end;
             }
@@ -230,18 +235,15 @@ impl Multiplier {
         }
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.prepare(&mut inputs, pool, x, products.iter());
-        // As many panels of each as there would be of one, by fours where they are read side by side.
-        let per_task = match num_rows {
-            ..32 => total.div_ceil(pool.num_threads() * 8).next_multiple_of(4),
-            _ => total.div_ceil(pool.num_threads() * 4).clamp(1, 8),
-        };
-        let soon = inputs.order.after(weights_of(&[Some(gate)], per_task));
+        let grid = Grid::of_two(num_rows, total, pool.num_threads());
+        let soon = inputs.order.after(weights_of(&[Some(gate)], grid));
         let inputs = &*inputs;
         let join = |gate: &mut [f32], up: &[f32]| {
             with_simd!(self.level, simd => elementwise::gate(simd, activation, up, gate));
         };
-        pool.run_from_both_ends(total.div_ceil(per_task), Some(soon), &|task, direction| {
-            let panels = task * per_task..((task + 1) * per_task).min(total);
+        pool.run_from_both_ends(grid.num_tasks(), Some(soon), &|task, direction| {
+            let (panels, blocks) = grid.task(task);
+            let part = Part { product: gate, panels, blocks, direction };
             // SAFETY: the kernel was chosen for this machine; rows and weights have the same depth; tasks own disjoint panels, and the output
             // stays borrowed until the pool has run.
             unsafe {
@@ -249,14 +251,14 @@ impl Multiplier {
                     (Stored::Packed(first), Stored::Packed(second)) => {
                         let rows = &inputs.quantized[first.layout.form()];
                         with_packing!(gate.weight.dtype, F => {
-                            self.wide_panels::<F, 2>(gate, [first, second], panels, direction, rows, join);
+                            self.wide_panels::<F, 2>(part, [first, second], rows, join);
                         });
                     }
                     (Stored::Plain(first), Stored::Plain(second)) if self.uses_bf16_tiles(gate.weight.dtype) => {
-                        bf16::rows_times_panels(gate, [first, second], panels, &inputs.rounded, join);
+                        bf16::rows_times_panels(part, [first, second], &inputs.rounded, join);
                     }
                     (Stored::Plain(first), Stored::Plain(second)) => {
-                        plain::rows_times_panels(gate, [first, second], panels, direction, &inputs.eights, join);
+                        plain::rows_times_panels(part, [first, second], &inputs.eights, join);
                     }
                     _ => unreachable!("weights of one format are stored alike"),
                 }
@@ -332,10 +334,9 @@ impl Multiplier {
         matches!(self.level, Level::Avx512(_) | Level::Amx(..)) && num_rows >= EIGHTS_ROWS
     }
 
-    /// Some panels of one product, for all rows, by the kernel of its format.
+    /// Some panels of one product, for some rows, by the kernel of its format.
     fn panels(&self, part: Part<'_>, x: plain::Rows<'_>, inputs: &Inputs) {
-        let Part { product, ref panels, .. } = part;
-        let (panels, dtype) = (panels.clone(), product.weight.dtype);
+        let (product, dtype) = (part.product, part.product.weight.dtype);
         match &product.weight.stored {
             Stored::Packed(weight) => {
                 let rows = &inputs.quantized[weight.layout.form()];
@@ -343,21 +344,21 @@ impl Multiplier {
             }
             #[cfg(target_arch = "x86_64")]
             Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
-                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth; tasks own disjoint panels, and the
+                // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth; tasks own disjoint parts, and the
                 // output stays borrowed until the pool has run.
-                unsafe { bf16::rows_times_panels(product, [weight], panels, &inputs.rounded, |_, _| {}) };
+                unsafe { bf16::rows_times_panels(part, [weight], &inputs.rounded, |_, _| {}) };
             }
             #[cfg(target_arch = "x86_64")]
             Stored::Plain(weight) if self.uses_eights(x.num_rows()) => {
                 // SAFETY: as above.
-                unsafe {
-                    plain::rows_times_panels(product, [weight], panels, part.direction, &inputs.eights, |_, _| {});
-                }
+                unsafe { plain::rows_times_panels(part, [weight], &inputs.eights, |_, _| {}) };
             }
             Stored::Plain(weight) => {
-                for panel in panels {
-                    // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
-                    let mut put = |row: usize, results: &_| unsafe { product.put(row, panel, results) };
+                let first_row = part.blocks.start * activations::BLOCK;
+                let x = x.part(first_row..part.blocks.end * activations::BLOCK);
+                for panel in part.panels {
+                    // SAFETY: tasks own disjoint parts, and the output stays borrowed until the pool has run.
+                    let mut put = |row: usize, results: &_| unsafe { product.put(first_row + row, panel, results) };
                     plain::rows_times_panel(self.level, dtype, weight.panel(panel), x, &mut put);
                 }
             }
@@ -373,25 +374,22 @@ impl Multiplier {
     #[cfg(target_arch = "x86_64")]
     unsafe fn wide_panels<F: Packing, const WEIGHTS: usize>(
         &self,
-        product: &Product<'_>,
+        part: Part<'_>,
         weights: [&PackedWeight; WEIGHTS],
-        panels: Range<usize>,
-        direction: Direction,
         rows: &Quantized,
         join: impl Fn(&mut [f32], &[f32]),
     ) {
         // SAFETY: passed on from the caller.
         unsafe {
             if self.kernel == IntegerKernel::Amx && rows.num_rows() >= amx_rows(&F::LAYOUT) {
-                amx::rows_times_panels::<F, WEIGHTS>(product, weights, panels, rows, join);
+                amx::rows_times_panels::<F, WEIGHTS>(part, weights, rows, join);
             } else {
-                avx512::rows_times_panels::<F, WEIGHTS>(product, weights, panels, direction, rows, join);
+                avx512::rows_times_panels::<F, WEIGHTS>(part, weights, rows, join);
             }
         }
     }
 
     fn packed_panels<F: Packing>(&self, weight: &PackedWeight, part: Part<'_>, rows: &Quantized) {
-        let Part { product, panels, direction } = part;
         let num_units = weight.num_units;
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the output
@@ -399,14 +397,13 @@ impl Multiplier {
         #[cfg(target_arch = "x86_64")]
         unsafe {
             if matches!(self.kernel, IntegerKernel::Vnni | IntegerKernel::Amx) {
-                return self.wide_panels::<F, 1>(product, [weight], panels, direction, rows, |_, _| {});
+                return self.wide_panels::<F, 1>(part, [weight], rows, |_, _| {});
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = direction;
+        let Part { product, panels, blocks, .. } = part;
         for panel in panels {
             let bytes = weight.panel(panel);
-            for block in 0..rows.num_blocks() {
+            for block in blocks.clone() {
                 let x = rows.block(block);
                 let mut put = |row: usize, results: &[f32; COLUMNS]| {
                     // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
@@ -431,7 +428,8 @@ impl Multiplier {
                         IntegerKernel::Avx2 | IntegerKernel::AvxVnni => {
                             let work = avx2::Work { panel: bytes.as_ptr(), num_units, x };
                             // The panel that is likely to be read after this one; the first block asks for it.
-                            let next = if block == 0 { weight.num_panels().min(panel + 2) } else { panel + 1 };
+                            let next =
+                                if block == blocks.start { weight.num_panels().min(panel + 2) } else { panel + 1 };
                             let mut ahead = Ahead::new(weight.panels(panel + 1..next), rows.num_slices());
                             if self.kernel == IntegerKernel::AvxVnni {
                                 avx2::block_times_panel_by_dots::<F>(work, &mut ahead, &mut put);
@@ -448,19 +446,13 @@ impl Multiplier {
     }
 }
 
-/// Pieces small enough that a thread that was held up does not keep the other waiting for long; for many rows larger ones, which read the
-/// rows less often. Where many threads share few panels, a piece is some that can be read side by side.
-fn panels_per_task(num_rows: usize, total: usize, num_threads: usize) -> usize {
-    match num_rows {
-        ..32 if num_threads > 2 => total.div_ceil(num_threads * 8).max((total / (num_threads * 4)).clamp(1, 4)),
-        ..32 => total.div_ceil(num_threads * 8).max(1),
-        _ => total.div_ceil(num_threads * 4).clamp(1, 16),
-    }
-}
-
 /// What threads read of the weights of products.
-fn weights_of(products: &[Option<&Product<'_>>], per_task: usize) -> Soon {
-    let mut soon = Soon { per_task, ..Soon::default() };
+fn weights_of(products: &[Option<&Product<'_>>], grid: Grid) -> Soon {
+    let mut soon = Soon { per_task: grid.panels_per_task, ..Soon::default() };
+    if grid.splits_rows() {
+        // Many rows have enough to do until more arrives.
+        return soon;
+    }
     for (panels, product) in soon.weights.iter_mut().zip(products.iter().flatten()) {
         let (bytes, panel_bytes) = product.weight.panels();
         *panels = Panels { address: bytes.as_ptr().addr(), panel_bytes, num_panels: product.weight.num_panels() };

@@ -4,9 +4,9 @@ use std::arch::x86_64::{_mm_sfence, _mm512_loadu_ps, _mm512_stream_ps};
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::Product;
 use super::activations::BLOCK;
 use super::packing::COLUMNS;
+use super::{Part, Product};
 use crate::memory::Buffer;
 
 /// Sixteen rows of sixteen columns.
@@ -26,10 +26,9 @@ thread_local! {
     static RESULTS: RefCell<[Buffer<Tile<f32>>; 2]> = RefCell::default();
 }
 
-/// Where results go: some panels of a product, for all of its rows.
+/// Where results go: a part of a product that has so many rows in all.
 pub(super) struct Sink<'a> {
-    pub(super) product: &'a Product<'a>,
-    pub(super) panels: Range<usize>,
+    pub(super) part: Part<'a>,
     pub(super) num_rows: usize,
 }
 
@@ -38,22 +37,21 @@ impl Sink<'_> {
     /// for which panels and blocks; results are `[panel][block]`.
     ///
     /// # Safety
-    /// The machine has AVX-512. No other thread writes these panels, and the product's output is alive.
+    /// The machine has AVX-512. No other thread writes this part, and the product's output is alive.
     pub(super) unsafe fn fill<const WEIGHTS: usize>(
         self,
         mut multiply: impl FnMut(usize, Range<usize>, Range<usize>, &mut [Tile<f32>]),
         join: impl Fn(&mut [f32], &[f32]),
     ) {
-        let Sink { product, panels, num_rows } = self;
+        let Sink { part: Part { product, panels, blocks: all_blocks, .. }, num_rows } = self;
         let streams = product.bias.is_none() && num_rows * product.num_columns() * size_of::<f32>() >= STREAMED_BYTES;
-        let num_blocks = num_rows.div_ceil(BLOCK);
-        let at_once = MAX_TILES / num_blocks.clamp(1, MAX_BLOCKS) / WEIGHTS;
+        let at_once = MAX_TILES / all_blocks.len().clamp(1, MAX_BLOCKS) / WEIGHTS;
         RESULTS.with_borrow_mut(|results| {
             let end = panels.end;
             for start in panels.step_by(at_once) {
                 let panels = start..end.min(start + at_once);
-                for block in (0..num_blocks).step_by(MAX_BLOCKS) {
-                    let blocks = block..num_blocks.min(block + MAX_BLOCKS);
+                for block in all_blocks.clone().step_by(MAX_BLOCKS) {
+                    let blocks = block..all_blocks.end.min(block + MAX_BLOCKS);
                     let count = panels.len() * blocks.len();
                     for (i, results) in results.iter_mut().enumerate().take(WEIGHTS) {
                         multiply(i, panels.clone(), blocks.clone(), &mut results.grow(count)[..count]);

@@ -17,7 +17,7 @@ mod stream;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::Product;
+use super::Part;
 use super::activations::{BLOCK, Quantized};
 use super::ahead::Ahead;
 use super::packing::{COLUMNS, Layout, Packing};
@@ -80,16 +80,15 @@ impl Scratch {
 /// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weights have the same number of units of F. No other
 /// thread writes these panels, and the output is alive.
 pub(super) unsafe fn rows_times_panels<F: Packing, const WEIGHTS: usize>(
-    product: &Product<'_>,
+    part: Part<'_>,
     weights: [&PackedWeight; WEIGHTS],
-    panels: Range<usize>,
     rows: &Quantized,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = scratch.get_or_insert_with(Scratch::new);
-        let Range { start, end } = panels;
-        let sink = Sink { product, panels, num_rows: rows.num_rows() };
+        let Range { start, end } = part.panels.clone();
+        let sink = Sink { part, num_rows: rows.num_rows() };
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
             sink.fill::<WEIGHTS>(

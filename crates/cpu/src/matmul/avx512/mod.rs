@@ -11,16 +11,13 @@ mod many;
 mod unpack;
 mod unpacked;
 
-use std::ops::Range;
-
 pub(super) use unpack::{halves, integer, integers, min_pairs, scale_integers};
 
-use super::Product;
+use super::Part;
 use super::activations::Quantized;
 use super::packing::Packing;
 use super::results::Sink;
 use super::weight::PackedWeight;
-use crate::pool::Direction;
 
 /// Some panels of one weight, or of two that `join` makes one of, for all rows, written to the product's output; one block of rows goes through
 /// them in the thread's direction.
@@ -29,14 +26,13 @@ use crate::pool::Direction;
 /// The machine has AVX-512 with VNNI, and rows and weights have the same number of units of F. No other thread writes these panels, and
 /// the output is alive.
 pub(super) unsafe fn rows_times_panels<F: Packing, const WEIGHTS: usize>(
-    product: &Product<'_>,
+    part: Part<'_>,
     weights: [&PackedWeight; WEIGHTS],
-    panels: Range<usize>,
-    direction: Direction,
     rows: &Quantized,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
-    let sink = Sink { product, panels, num_rows: rows.num_rows() };
+    let direction = part.direction;
+    let sink = Sink { part, num_rows: rows.num_rows() };
     // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
     unsafe {
         sink.fill::<WEIGHTS>(

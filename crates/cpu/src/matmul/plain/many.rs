@@ -9,7 +9,7 @@ use std::arch::x86_64::_mm512_storeu_ps;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::super::Product;
+use super::super::Part;
 use super::super::activations::BLOCK;
 use super::super::ahead::{Upcoming, take_panels};
 use super::super::packing::COLUMNS;
@@ -52,20 +52,19 @@ thread_local! {
 /// # Safety
 /// The machine has AVX-512; rows and weights have the same depth and format. No other thread writes these panels, and the output is alive.
 pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
-    product: &Product<'_>,
+    part: Part<'_>,
     weights: [&PlainWeight; WEIGHTS],
-    panels: Range<usize>,
-    direction: Direction,
     x: &Eights,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
-    let multiply = match product.weight.dtype {
+    let multiply = match part.product.weight.dtype {
         DType::F32 => multiply::<F32>,
         DType::F16 => multiply::<F16>,
         DType::BF16 => multiply::<BF16>,
         _ => unreachable!("quantized formats have other kernels"),
     };
-    let sink = Sink { product, panels, num_rows: x.num_rows() };
+    let direction = part.direction;
+    let sink = Sink { part, num_rows: x.num_rows() };
     // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
     unsafe {
         sink.fill::<WEIGHTS>(

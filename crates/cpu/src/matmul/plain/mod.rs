@@ -123,7 +123,13 @@ pub(super) struct Rows<'a> {
     pub(super) depth: usize,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Those of a range that there are.
+    pub(super) fn part(self, rows: Range<usize>) -> Rows<'a> {
+        let end = self.num_rows().min(rows.end);
+        Rows { x: &self.x[rows.start * self.depth..end * self.depth], depth: self.depth }
+    }
+
     pub(super) fn num_rows(&self) -> usize {
         self.x.len() / self.depth
     }
