@@ -58,6 +58,23 @@ fn open_cuda(ordinal: usize, choice: CudaChoice) -> Result<CudaBackend, Unusable
     Ok(backend)
 }
 
+/// The first GPU that can be used; those before it are named.
+fn open_first_cuda(choice: CudaChoice) -> Result<CudaBackend, Unusable> {
+    let mut passed_over = Vec::new();
+    for device in pellucid_cuda::devices()? {
+        match open_cuda(device.ordinal, choice) {
+            Ok(backend) => {
+                for why in passed_over {
+                    let _ = writeln!(std::io::stderr(), "{why}; computing on {}", backend.description());
+                }
+                return Ok(backend);
+            }
+            Err(why) => passed_over.push(why),
+        }
+    }
+    Err(passed_over.into_iter().next().unwrap_or(Unusable::NoDevice))
+}
+
 /// The device that was asked for; `None` is the same as auto, except that a machine without an NVIDIA driver is not worth a word then.
 pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice, cuda: CudaChoice) -> Result<Arc<dyn Backend>> {
     let open_cpu = |cpu| match cuda {
@@ -70,7 +87,7 @@ pub(crate) fn open(choice: Option<DeviceChoice>, cpu: CpuChoice, cuda: CudaChoic
         Some(DeviceChoice::Cuda(number)) => {
             Ok(Arc::new(open_cuda(number, cuda).map_err(|why| anyhow!("--device cuda: {why}"))?))
         }
-        Some(DeviceChoice::Auto) | None => match open_cuda(0, cuda) {
+        Some(DeviceChoice::Auto) | None => match open_first_cuda(cuda) {
             Ok(backend) => Ok(Arc::new(backend)),
             Err(why) => {
                 let backend = open_cpu(cpu)?;

@@ -9,6 +9,9 @@ use crate::kernels::{decode, rows};
 use crate::memory::{floats, floats_mut, read};
 use crate::step::{self, RUN};
 
+/// Bytes of the results of tiles that wait to be merged, unless one row has more.
+const MAX_PARTIAL: usize = 256 << 20;
+
 /// Writes keys and values into their slots.
 pub(crate) fn store(backend: &CudaBackend, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
     let parameter = backend.store_parameter(floats(store.keys), store, kv)?;
@@ -78,9 +81,12 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
     let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
     let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
     let tiles = kernel.split_tiles(&backend.device, work);
+    // Rows whose tiles wait to be merged, at a time: one long row among many would ask for as much memory for each of them.
+    let of_row = kernels::partial_bytes(shape, tiles);
+    let rows_at_once = (MAX_PARTIAL / of_row.max(1)).clamp(1, num_rows.max(1));
     let partial = match tiles {
         0 => 0,
-        _ => backend.scratch(Purpose::Partial, kernels::partial_bytes(num_rows, shape, tiles))?,
+        _ => backend.scratch(Purpose::Partial, of_row * rows_at_once.next_power_of_two())?,
     };
     let rows_address = backend.row_tables(&attention)?;
     let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
@@ -111,10 +117,27 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
         in_panels: kernel.in_panels(),
         num_stored: attention.kv.keys.len() as u64,
     };
-    let Some(storage) = storage else { return kernels::attend(&backend.device, kernel, &parameter) };
-    let turn = backend.turn_joins(|turn| decode::takes_turn(&parameter, turn))?;
-    let arrived = backend.counters(decode::num_counters(&parameter))?;
-    decode::attend(&backend.device, storage, &parameter, turn.as_ref(), arrived)
+    if tiles == 0 && storage.is_none() {
+        return kernels::attend(&backend.device, kernel, &parameter);
+    }
+    let turn = match storage {
+        Some(_) => backend.turn_joins(|turn| decode::takes_turn(&parameter, turn))?,
+        None => None,
+    };
+    let rows_at_once = if tiles == 0 { num_rows } else { rows_at_once };
+    for start in (0..num_rows).step_by(rows_at_once) {
+        let rows = start..num_rows.min(start + rows_at_once);
+        let part = parameter.of_rows(rows.clone());
+        match storage {
+            None => kernels::attend(&backend.device, kernel, &part)?,
+            Some(storage) => {
+                let turn = turn.as_ref().map(|turn| turn.of_rows(rows));
+                let arrived = backend.counters(decode::num_counters(&part))?;
+                decode::attend(&backend.device, storage, &part, turn.as_ref(), arrived)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Where the keys and values of a step lie, and the tables that lead to them.
@@ -125,23 +148,27 @@ struct KvBlocks {
 }
 
 impl CudaBackend {
-    /// The blocks of a step's sequences in f16, in the order of its tables.
+    /// The blocks of a step's sequences in f16, in the order of its tables; or every block in its place, where sequences share so many that
+    /// this is no more.
     fn expand_kv(&self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
         let (num_entries, block) = (attention.block_tables.len(), attention.kv.keys.cols());
+        let room = num_entries.next_power_of_two().min(attention.kv.keys.rows());
+        let in_order = num_entries <= room;
         let parameter = ExpandParameter {
             key_blocks: blocks.keys,
             value_blocks: blocks.values,
             block_tables: blocks.tables,
-            keys: self.scratch(Purpose::ExpandedKeys, num_entries * block * 2)?,
-            values: self.scratch(Purpose::ExpandedValues, num_entries * block * 2)?,
-            own_tables: self.scratch(Purpose::ExpandedTables, num_entries * 4)?,
+            keys: self.scratch(Purpose::ExpandedKeys, room * block * 2)?,
+            values: self.scratch(Purpose::ExpandedValues, room * block * 2)?,
+            own_tables: if in_order { self.scratch(Purpose::ExpandedTables, room * 4)? } else { 0 },
             num_stored: attention.kv.keys.len() as u64,
             num_kv_heads: attention.shape.num_kv_heads as u32,
             head_size: attention.shape.head_size as u32,
             block_len: attention.shape.block_len as u32,
         };
         storing::expand(&self.device, num_entries, &parameter)?;
-        Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables: parameter.own_tables })
+        let tables = if in_order { parameter.own_tables } else { blocks.tables };
+        Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables })
     }
 
     /// Zeros for the blocks of a launch to count themselves, which leave zeros behind.

@@ -129,11 +129,6 @@ impl CudaBackend {
         }
     }
 
-    /// Where the kernels came from, in words.
-    pub fn kernels_from(&self) -> &'static str {
-        self.device.kernels_from
-    }
-
     /// Address of at least `bytes` bytes for one purpose.
     pub(crate) fn scratch(&self, purpose: Purpose, bytes: usize) -> Result<u64, Error> {
         let mut scratch = lock(&self.scratch);
@@ -249,7 +244,10 @@ impl Backend for CudaBackend {
                 "{num_tensors} weights of {from} are kept as {to} on the GPU, which has no kernels for them as they are"
             )
         };
-        lock(&self.conversions).iter().map(remark).collect()
+        let compiled = self.device.compiled_because.as_ref().map(|why| {
+            format!("NVRTC compiled the kernels, since those of the program did not load: {why}. They may be slower")
+        });
+        compiled.into_iter().chain(lock(&self.conversions).iter().map(remark)).collect()
     }
 
     /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).
@@ -319,7 +317,12 @@ impl Backend for CudaBackend {
     }
 
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
-        upload::matrix(self, weight)
+        upload::matrix(self, weight, self.has_fast_products())
+    }
+
+    /// Few rows never go to cuBLASLt.
+    fn few_rows_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        upload::matrix(self, weight, false)
     }
 
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {

@@ -13,7 +13,7 @@ use cudarc::driver::result::DriverError;
 use cudarc::driver::{result, sys};
 use pellucid_tensor::Error;
 
-use crate::module;
+use crate::module::{self, Function};
 use crate::probe::{self, DeviceInfo, Unusable};
 
 /// A parameter of a kernel.
@@ -49,9 +49,9 @@ pub(crate) struct Device {
     context: sys::CUcontext,
     handle: sys::CUdevice,
     stream: sys::CUstream,
-    functions: HashMap<&'static str, sys::CUfunction>,
-    /// What kernels were loaded from, in words.
-    pub(crate) kernels_from: &'static str,
+    functions: HashMap<&'static str, Function>,
+    /// Why the kernels that are embedded do not serve, if so.
+    pub(crate) compiled_because: Option<String>,
     /// Shared memory that a block may ask for.
     pub(crate) shared_limit: u32,
     /// Whether `wide.cu` runs here: it has instructions of compute capability 9.0 alone, and only its machine code has them.
@@ -100,7 +100,7 @@ impl Device {
         let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
         for &function in functions.values() {
-            allow_shared_memory(function, shared_limit).map_err(failed)?;
+            allow_shared_memory(function.handle, shared_limit).map_err(failed)?;
         }
         Ok(Arc::new(Device {
             info,
@@ -108,7 +108,7 @@ impl Device {
             handle,
             stream,
             functions,
-            kernels_from: loaded.source,
+            compiled_because: loaded.compiled_because,
             shared_limit,
             has_wide_products,
             generation: AtomicU64::new(0),
@@ -222,7 +222,7 @@ impl Device {
         unsafe { result::stream::synchronize(self.stream) }.map_err(|error| self.error(operation, error))
     }
 
-    fn function(&self, name: &'static str) -> sys::CUfunction {
+    fn function(&self, name: &'static str) -> Function {
         *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
     }
 
@@ -232,6 +232,7 @@ impl Device {
             return Ok(());
         }
         let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
+        let function = self.function(name);
         let mut attributes = [overlap()];
         let config = sys::CUlaunchConfig {
             gridDimX: grid.blocks[0],
@@ -243,18 +244,18 @@ impl Device {
             sharedMemBytes: grid.shared_bytes,
             hStream: self.stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::from(self.info.capability.0 >= 9),
+            numAttrs: u32::from(function.waits),
         };
         // SAFETY: `P` is laid out as the kernel's parameter, addresses in it are those of live buffers (the callers' promise), and the
         // driver copies the parameter before the call returns.
-        unsafe { sys::cuLaunchKernelEx(&config, self.function(name), parameters.as_mut_ptr(), std::ptr::null_mut()) }
+        unsafe { sys::cuLaunchKernelEx(&config, function.handle, parameters.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(|error| self.error(name, error))
     }
 }
 
 /// After these the driver answers every call with an error, for as long as the process lives.
-fn loses_context(error: sys::CUresult) -> bool {
+pub(crate) fn loses_context(error: sys::CUresult) -> bool {
     use sys::CUresult as Status;
     matches!(
         error,
@@ -289,7 +290,7 @@ fn allow_shared_memory(function: sys::CUfunction, limit: u32) -> Result<(), Driv
     }
 }
 
-/// Lets a kernel start while the one before it ends; every kernel waits by itself (see `begin` in prelude.cu).
+/// Lets a kernel start while the one before it ends, which is for kernels that wait by themselves (see `begin` in prelude.cu).
 fn overlap() -> sys::CUlaunchAttribute {
     sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

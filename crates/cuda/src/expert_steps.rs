@@ -99,7 +99,6 @@ fn launch_items(
         items,
         num_items: items + (num_items.most * ITEM_BYTES) as u64,
         num_pairs: num_pairs as u32,
-        num_experts: mlp.experts.len() as u32,
         item_rows: num_items.rows as u32,
     };
     groups.launch(device)?;

@@ -11,20 +11,34 @@ use cudarc::nvrtc;
 use crate::kernels::{self, KernelFile};
 use crate::probe;
 
-const EMBEDDED: &str = "embedded machine code";
-
 /// The kernels of every file by name, and what they were loaded from.
 pub(crate) struct Loaded {
-    pub(crate) functions: HashMap<&'static str, sys::CUfunction>,
-    pub(crate) source: &'static str,
+    pub(crate) functions: HashMap<&'static str, Function>,
+    /// Why the embedded ones did not load, where they were to and did not.
+    pub(crate) compiled_because: Option<String>,
     /// Machine code or PTX of our own build.
     pub(crate) is_embedded: bool,
+}
+
+/// A kernel on the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Function {
+    pub(crate) handle: sys::CUfunction,
+    /// Whether it waits by itself for the kernel before it.
+    pub(crate) waits: bool,
+}
+
+/// Whether a kernel was compiled from 9.0 on, which has the instruction: the PTX that serves later GPUs is that of the first one.
+fn waits(function: sys::CUfunction) -> Result<bool, DriverError> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;
+    // SAFETY: the function belongs to a module that is never unloaded.
+    Ok(unsafe { result::function::get_function_attribute(function, attribute) }? >= 90)
 }
 
 /// Loads every kernel file into the current context, which keeps them until it ends. `compiles` passes over what is embedded.
 pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, String> {
     let mut functions = HashMap::new();
-    let mut source = EMBEDDED;
+    let (mut is_embedded, mut compiled_because) = (!compiles, None);
     for file in kernels::FILES {
         let embedded = match compiles {
             true => Err("they were not asked for".into()),
@@ -34,11 +48,15 @@ pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, Str
         let module = match embedded {
             Ok(module) => module,
             Err(why) => {
-                source = "source, compiled by NVRTC at start";
                 let (major, minor) = capability;
-                compile(file, capability).map_err(|reason| {
+                let module = compile(file, capability).map_err(|reason| {
                     format!("no embedded kernels for compute capability {major}.{minor} ({why}), and {reason}")
-                })?
+                })?;
+                is_embedded = false;
+                if !compiles {
+                    compiled_because.get_or_insert(why);
+                }
+                module
             }
         };
         for &name in file.kernels {
@@ -50,10 +68,11 @@ pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, Str
             if kernels::reads_through_cache(name) {
                 prefer_cache(function).map_err(|e| missing(probe::describe(e)))?;
             }
-            functions.insert(name, function);
+            let waits = waits(function).map_err(|e| missing(probe::describe(e)))?;
+            functions.insert(name, Function { handle: function, waits });
         }
     }
-    Ok(Loaded { functions, source, is_embedded: source == EMBEDDED })
+    Ok(Loaded { functions, compiled_because, is_embedded })
 }
 
 /// Gives half of a multiprocessor's memory to the first cache. Without this it keeps what the kernel before left it, which may be an eighth.

@@ -35,7 +35,6 @@ pub struct DeviceInfo {
     pub capability: (i32, i32),
     pub total_bytes: u64,
     pub num_multiprocessors: i32,
-    pub second_cache_bytes: i32,
     /// The newest CUDA that the driver speaks: 13000 is 13.0.
     pub driver_version: i32,
     pub unusable: Option<Unusable>,
@@ -101,7 +100,6 @@ fn info(ordinal: usize, driver_version: i32) -> Result<DeviceInfo, result::Drive
         // SAFETY: as above.
         total_bytes: unsafe { result::device::total_mem(device)? } as u64,
         num_multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        second_cache_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         driver_version,
         name,
         unusable,

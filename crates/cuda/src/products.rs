@@ -11,6 +11,9 @@ use crate::memory::{floats, floats_mut, memory, read};
 
 /// Products of one input with several matrices: those of one format at once.
 pub(crate) fn products(backend: &CudaBackend, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+    if x.rows() == 0 {
+        return Ok(());
+    }
     let mut rest = maps;
     while !rest.is_empty() {
         let dtype = rest[0].0.weight.dtype();

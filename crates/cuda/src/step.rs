@@ -11,7 +11,7 @@ use cudarc::driver::{result, sys};
 use pellucid_tensor::{Error, RowQuery, SequenceSpan, StepIndex, StepMemo};
 
 use crate::backend::{CudaBackend, lock};
-use crate::driver::Device;
+use crate::driver::{Device, loses_context};
 use crate::kernels::attention::FLASH_TILE;
 use crate::kernels::digest::Query;
 
@@ -277,19 +277,21 @@ impl CudaBackend {
         lock(&self.current).is_recording = false;
         // SAFETY: a recording is under way on this stream.
         let graph = unsafe { result::stream::end_capture(device.stream()) };
-        let (Ok(()), Ok(graph)) = (outcome, graph) else { return Ok(None) };
-        if graph.is_null() || generation != device.generation() {
-            return Ok(None);
-        }
+        let Some(graph) = graph.ok().filter(|graph| !graph.is_null()) else { return Ok(None) };
+        let serves = outcome.is_ok() && generation == device.generation();
         let mut executable = std::ptr::null_mut();
         // SAFETY: `graph` is the recording that has just ended; it is destroyed here, and the executable is owned by the result.
         let status = unsafe {
-            let status = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result();
+            let status = serves.then(|| sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result());
             let _ = result::graph::destroy(graph);
             status
         };
-        status.map_err(failed)?;
-        Ok(Some(Graph { device: device.clone(), executable }))
+        match status {
+            Some(Ok(())) => Ok(Some(Graph { device: device.clone(), executable })),
+            // What runs without a recording is not lost for want of one, for instance when memory is short.
+            Some(Err(error)) if loses_context(error.0) => Err(failed(error)),
+            Some(Err(_)) | None => Ok(None),
+        }
     }
 }
 

@@ -45,14 +45,14 @@ pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor,
     Ok(Tensor::new(to, rows, cols, Box::new(DeviceMemory::new(buffer))))
 }
 
-/// The matrix of a product.
-pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
+/// The matrix of a product, which cuBLASLt is to multiply as well where that `is_fast`.
+pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight, is_fast: bool) -> Result<Tensor, Error> {
     let to = match weight.dtype {
         dtype if kernels::format(dtype).is_some() => dtype,
         DType::MXFP4 => DType::BF16,
         _ => DType::F16,
     };
-    let with_plain = backend.has_fast_products() && matches!(weight.dtype, DType::BF16 | DType::F16);
+    let with_plain = is_fast && matches!(weight.dtype, DType::BF16 | DType::F16);
     let (to, tensor) = match store(backend, &weight, to, with_plain)? {
         Some(tensor) => (to, tensor),
         None => (DType::F16, store(backend, &weight, DType::F16, false)?.expect("F16 has no scales")),
@@ -191,7 +191,6 @@ impl Journey<'_> {
             from: place,
             to: packed,
             row_bytes: self.sent_bytes() as u64,
-            rows: self.weight.rows as u32,
             cols: cols as u32,
             first_row: rows.start as u32,
             num_rows: rows.len() as u32,

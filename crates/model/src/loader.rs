@@ -62,7 +62,7 @@ impl Loader<'_> {
             positions: positions.map(|table| self.backend.weight(table)).transpose()?,
             layers,
             final_norm: self.norm(Part::new(names.final_norm, 0), hidden)?,
-            output: Linear { weight: self.backend.linear_weight(output)?, bias: None },
+            output: Linear { weight: self.backend.few_rows_weight(output)?, bias: None },
         };
         progress(num_parts, num_parts);
         Ok(weights)
@@ -161,7 +161,7 @@ impl Loader<'_> {
         let tensor = self.parts.shaped(&name, &[num_experts, rows, cols])?;
         let dtype = tensor.info.dtype;
         let bytes = row_bytes(&tensor, expert * rows..(expert + 1) * rows, cols)?;
-        Ok(Linear { weight: self.backend.linear_weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
+        Ok(Linear { weight: self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
     }
 
     /// A matrix with its bias, when the file has one.
@@ -188,10 +188,12 @@ impl Loader<'_> {
             start = range.end;
             let bytes = slice_rows(&weight.bytes, weight.dtype, range.clone(), cols).expect("the shape was checked");
             let bias = bias.as_ref().map(|bias| self.vector(&bias[range])).transpose()?;
-            parts.push(Linear {
-                weight: self.backend.linear_weight(HostWeight { dtype: weight.dtype, rows, cols, bytes })?,
-                bias,
-            });
+            let weight = HostWeight { dtype: weight.dtype, rows, cols, bytes };
+            let weight = match part.expert {
+                Some(_) => self.backend.few_rows_weight(weight)?,
+                None => self.backend.linear_weight(weight)?,
+            };
+            parts.push(Linear { weight, bias });
         }
         Ok(parts.try_into().expect("one part for each range"))
     }

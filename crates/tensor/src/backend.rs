@@ -328,6 +328,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         self.weight(weight)
     }
+    /// The same for a matrix that meets few rows at a time, as those of experts and the output projection do.
+    fn few_rows_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        self.linear_weight(weight)
+    }
     /// Copies numbers to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
     /// Brings an f32 tensor's numbers to the host, into memory of [`Backend::host_floats`] that has room for them. What the tensor holds

@@ -435,7 +435,45 @@ fn attention(suite: &mut Suite<'_>) {
             attend_case(suite, &AttentionCase { window: Some(11), ..plain });
             attend_case(suite, &AttentionCase { window: Some(1), soft_cap: Some(2.0), ..plain });
             attend_case(suite, &AttentionCase { shape: HeadShape { block_len: 32, ..shape }, ..plain });
+            if matches!(dtype, DType::F16 | DType::Q8_0) {
+                overflow(suite, dtype, head_size);
+            }
         }
+    }
+}
+
+/// A key beyond the range of its format has no finite place in anybody's attention: it must not get the weight zero and vanish.
+fn overflow(suite: &mut Suite<'_>, dtype: DType, head_size: usize) {
+    const LEN: usize = 40;
+    let shape = HeadShape { num_heads: 2, num_kv_heads: 1, head_size, block_len: 32 };
+    let blocks = || suite.backend.zeros(dtype, 2, head_size * shape.block_len).expect("memory");
+    let mut kv = KvLayer { keys: blocks(), values: blocks() };
+    let mut keys = vec![0.5; LEN * head_size];
+    keys[3 * head_size] = -3e38;
+    let (keys, values) =
+        (suite.activation(&keys, head_size), suite.activation(&[0.25; LEN * 256][..LEN * head_size], head_size));
+    let slots: Vec<u32> = (0..LEN as u32).collect();
+    suite.backend.store_kv(StoreKv { keys: &keys, values: &values, slots: &slots, shape }, &mut kv).expect("store");
+    // Alone, and as a chunk.
+    for positions in [vec![39], (30..40).collect()] {
+        let cols = shape.num_heads * head_size;
+        let mut out = suite.zeros(positions.len(), cols);
+        let attention = Attention {
+            queries: &suite.activation(&vec![1.0; positions.len() * cols], cols),
+            kv: &kv,
+            positions: &positions,
+            sequences: &[SequenceSpan { rows: 0..positions.len(), blocks: 0..2 }],
+            block_tables: &[0, 1],
+            shape,
+            scale: 1.0,
+            soft_cap: None,
+            window: None,
+        };
+        suite.backend.attention(attention, &mut out).expect("attention");
+        assert!(
+            suite.read(&out).iter().all(|x| x.is_nan()),
+            "{dtype}, heads of {head_size}: a key beyond its range is lost"
+        );
     }
 }
 

@@ -98,15 +98,26 @@ pub fn expert_rows_stand_alone(backend: &dyn Backend) {
     }
 }
 
+/// Heads and the memory of keys and values.
+#[derive(Debug, Clone, Copy)]
+struct RowCase {
+    dtype: DType,
+    head_size: usize,
+    num_heads: usize,
+    window: Option<usize>,
+    block_len: usize,
+}
+
 /// Attention: a row of a chunk has the bits of the same row alone, over several spans of positions,
 /// with windows, in every format; and where nothing is stored, anything may lie.
 pub fn attention_rows_stand_alone(backend: &dyn Backend) {
-    const LEN: usize = 1100;
     let mut suite = Suite { backend, numbers: Numbers(3) };
     for (dtype, head_size, num_heads, window, block_len) in [
         (DType::F32, 10, 3, None, 12),
         (DType::F16, 32, 4, None, 32),
         (DType::BF16, 20, 1, Some(530), 16),
+        (DType::F16, 80, 2, None, 32),
+        (DType::BF16, 96, 3, Some(200), 16),
         (DType::F16, 128, 4, None, 32),
         (DType::BF16, 64, 7, Some(300), 8),
         (DType::Q8_0, 64, 2, Some(70), 32),
@@ -114,86 +125,103 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         (DType::BF16, 256, 4, Some(400), 32),
         (DType::Q8_0, 256, 2, None, 32),
     ] {
-        if !suite.has_kv(dtype) {
-            continue;
-        }
-        let shape = HeadShape { num_heads, num_kv_heads: 1, head_size, block_len };
-        let num_blocks = LEN.div_ceil(block_len);
-        let table: Vec<u32> = (0..num_blocks as u32).map(|block| (block * 7) % num_blocks as u32).collect();
-        let tables: Vec<u32> =
-            if num_blocks.is_multiple_of(7) { (0..num_blocks as u32).rev().collect() } else { table };
-        let blocks = || suite.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
-        let mut kv = KvLayer { keys: blocks(), values: blocks() };
-        let slots: Vec<u32> = (0..LEN)
-            .map(|position| tables[position / block_len] * block_len as u32 + (position % block_len) as u32)
-            .collect();
-        let keys = suite.numbers.normals(LEN * head_size);
-        let values = suite.numbers.normals(LEN * head_size);
-        let queries = suite.numbers.normals(LEN * num_heads * head_size);
-        let cols = num_heads * head_size;
-        // Of some positions, each a sequence of its own or all of them one.
-        let attend = |kv: &KvLayer, positions: &[usize], one_by_one: bool| {
-            let rows: Vec<f32> = positions.iter().flat_map(|row| &queries[row * cols..][..cols]).copied().collect();
-            let mut out = suite.zeros(positions.len(), cols);
-            let blocks = 0..tables.len();
-            let sequences = match one_by_one {
-                true => (0..positions.len())
-                    .map(|row| SequenceSpan { rows: row..row + 1, blocks: blocks.clone() })
-                    .collect(),
-                false => vec![SequenceSpan { rows: 0..positions.len(), blocks }],
-            };
-            let attention = Attention {
-                queries: &suite.activation(&rows, cols),
-                kv,
-                positions: &positions.iter().map(|&position| position as u32).collect::<Vec<_>>(),
-                sequences: &sequences,
-                block_tables: &tables,
-                shape,
-                scale: 0.2,
-                soft_cap: None,
-                window,
-            };
-            suite.backend.attention(attention, &mut out).expect("attention");
-            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
-        };
-        let store = |kv: &mut KvLayer, from: usize, keys: &[f32], values: &[f32]| {
-            let slots = &slots[from..from + keys.len() / head_size];
-            let (keys, values) = (suite.activation(keys, head_size), suite.activation(values, head_size));
-            let store = StoreKv { keys: &keys, values: &values, slots, shape };
-            suite.backend.store_kv(store, kv).expect("store");
-        };
-        // First as when tokens come one by one: every later slot holds what is no number.
-        store(&mut kv, 0, &vec![f32::NAN; LEN * head_size], &vec![f32::NAN; LEN * head_size]);
-        let mut alone = Vec::new();
-        let mut known = 0;
-        for position in (0..LEN).filter(|p| p % 61 == 0 || [62, 63, 64, 510, 511, 512, 513, 1023, 1024].contains(p)) {
-            let new = known * head_size..(position + 1) * head_size;
-            store(&mut kv, known, &keys[new.clone()], &values[new]);
-            known = position + 1;
-            alone.push((position, attend(&kv, &[position], true)));
-        }
-        store(&mut kv, 0, &keys, &values);
-        for (start, end) in [(0, LEN), (500, 530), (1000, 1003), (61, 700)] {
-            let together = attend(&kv, &(start..end).collect::<Vec<_>>(), false);
-            for (position, alone) in alone.iter().filter(|(position, _)| (start..end).contains(position)) {
-                let row = position - start;
-                assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
+        let chunks = &[(0, ROW_POSITIONS), (500, 530), (1000, 1003), (61, 700)];
+        attention_rows(&mut suite, RowCase { dtype, head_size, num_heads, window, block_len }, chunks);
+    }
+}
+
+/// The same without chunks for heads so many that a device does not hold what it has of all rows at once.
+pub fn tokens_of_many_heads_stand_alone(backend: &dyn Backend) {
+    let mut suite = Suite { backend, numbers: Numbers(9) };
+    for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {
+        attention_rows(&mut suite, RowCase { dtype, head_size, num_heads: 32, window: None, block_len: 32 }, &[]);
+    }
+}
+
+/// Positions of a case's one sequence.
+const ROW_POSITIONS: usize = 1100;
+
+/// Rows in chunks of these positions, and among others, against the same rows alone.
+fn attention_rows(suite: &mut Suite<'_>, case: RowCase, chunks: &[(usize, usize)]) {
+    const LEN: usize = ROW_POSITIONS;
+    let RowCase { dtype, head_size, num_heads, window, block_len } = case;
+    if !suite.has_kv(dtype) {
+        return;
+    }
+    let shape = HeadShape { num_heads, num_kv_heads: 1, head_size, block_len };
+    let num_blocks = LEN.div_ceil(block_len);
+    let table: Vec<u32> = (0..num_blocks as u32).map(|block| (block * 7) % num_blocks as u32).collect();
+    let tables: Vec<u32> = if num_blocks.is_multiple_of(7) { (0..num_blocks as u32).rev().collect() } else { table };
+    let blocks = || suite.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
+    let mut kv = KvLayer { keys: blocks(), values: blocks() };
+    let slots: Vec<u32> = (0..LEN)
+        .map(|position| tables[position / block_len] * block_len as u32 + (position % block_len) as u32)
+        .collect();
+    let keys = suite.numbers.normals(LEN * head_size);
+    let values = suite.numbers.normals(LEN * head_size);
+    let queries = suite.numbers.normals(LEN * num_heads * head_size);
+    let cols = num_heads * head_size;
+    // Of some positions, each a sequence of its own or all of them one.
+    let attend = |kv: &KvLayer, positions: &[usize], one_by_one: bool| {
+        let rows: Vec<f32> = positions.iter().flat_map(|row| &queries[row * cols..][..cols]).copied().collect();
+        let mut out = suite.zeros(positions.len(), cols);
+        // Where they are many, sequences share blocks, and each names all of its own.
+        let entries = tables.repeat(if positions.len() > 30 { 2 } else { 1 });
+        let blocks = entries.len() - tables.len()..entries.len();
+        let sequences = match one_by_one {
+            true => {
+                (0..positions.len()).map(|row| SequenceSpan { rows: row..row + 1, blocks: blocks.clone() }).collect()
             }
+            false => vec![SequenceSpan { rows: 0..positions.len(), blocks }],
+        };
+        let attention = Attention {
+            queries: &suite.activation(&rows, cols),
+            kv,
+            positions: &positions.iter().map(|&position| position as u32).collect::<Vec<_>>(),
+            sequences: &sequences,
+            block_tables: &entries,
+            shape,
+            scale: 0.2,
+            soft_cap: None,
+            window,
+        };
+        suite.backend.attention(attention, &mut out).expect("attention");
+        suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+    };
+    let store = |kv: &mut KvLayer, from: usize, keys: &[f32], values: &[f32]| {
+        let slots = &slots[from..from + keys.len() / head_size];
+        let (keys, values) = (suite.activation(keys, head_size), suite.activation(values, head_size));
+        let store = StoreKv { keys: &keys, values: &values, slots, shape };
+        suite.backend.store_kv(store, kv).expect("store");
+    };
+    // First as when tokens come one by one: every later slot holds what is no number.
+    store(&mut kv, 0, &vec![f32::NAN; LEN * head_size], &vec![f32::NAN; LEN * head_size]);
+    let mut alone = Vec::new();
+    let mut known = 0;
+    for position in (0..LEN).filter(|p| p % 61 == 0 || [62, 63, 64, 510, 511, 512, 513, 1023, 1024].contains(p)) {
+        let new = known * head_size..(position + 1) * head_size;
+        store(&mut kv, known, &keys[new.clone()], &values[new]);
+        known = position + 1;
+        alone.push((position, attend(&kv, &[position], true)));
+    }
+    store(&mut kv, 0, &keys, &values);
+    for &(start, end) in chunks {
+        let together = attend(&kv, &(start..end).collect::<Vec<_>>(), false);
+        for (position, alone) in alone.iter().filter(|(position, _)| (start..end).contains(position)) {
+            let row = position - start;
+            assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
         }
-        // Other sequences' tokens beside it: a few of short contexts, of long ones, of all, and as many as a device takes, most of them short.
-        let many = (0..450).map(|i| if i % 16 == 15 { &alone[alone.len() - 1 - i / 16 % 8] } else { &alone[i % 9] });
-        for company in [
-            alone[..5].iter().collect(),
-            alone[15..18].iter().collect(),
-            alone.iter().collect(),
-            many.collect::<Vec<_>>(),
-        ] {
-            let positions: Vec<usize> = company.iter().map(|(position, _)| *position).collect();
-            let together = attend(&kv, &positions, true);
-            for (row, (position, alone)) in company.into_iter().enumerate() {
-                let found = &together[row * cols..][..cols];
-                assert!(found == alone, "{dtype}: position {position} among {} sequences differs", positions.len());
-            }
+    }
+    // Other sequences' tokens beside it: a few of short contexts, of long ones, of all, and as many as a device takes, most of them short.
+    let many = (0..450).map(|i| if i % 16 == 15 { &alone[alone.len() - 1 - i / 16 % 8] } else { &alone[i % 9] });
+    for company in
+        [alone[..5].iter().collect(), alone[15..18].iter().collect(), alone.iter().collect(), many.collect::<Vec<_>>()]
+    {
+        let positions: Vec<usize> = company.iter().map(|(position, _)| *position).collect();
+        let together = attend(&kv, &positions, true);
+        for (row, (position, alone)) in company.into_iter().enumerate() {
+            let found = &together[row * cols..][..cols];
+            assert!(found == alone, "{dtype}: position {position} among {} sequences differs", positions.len());
         }
     }
 }

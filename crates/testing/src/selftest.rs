@@ -103,7 +103,8 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
             row_suite::expert_rows_stand_alone(&**backend);
         });
         check("attention has the same bits alone and in a chunk", &|| {
-            row_suite::attention_rows_stand_alone(&**backend)
+            row_suite::attention_rows_stand_alone(&**backend);
+            row_suite::tokens_of_many_heads_stand_alone(&**backend);
         });
         check("a gated product is two products and a gate", &|| {
             fused_suite::gating_at_once_changes_nothing(&**backend);

@@ -160,8 +160,8 @@ DEVICE void attend(const Attention& a) {
 // On the tensor cores. A warp has 16 rows of scores: the query heads that share a kv head, of as many tokens as fit. Queries and weights
 // are rounded to the format of keys and values; scores, sums and merging are f32.
 //
-// SPLIT: a block is one token, and each of its four warps takes a tile of keys; without, four warps take consecutive tokens of one sequence
-// and go through its tiles together. blockIdx: x = row, y = kv head and piece of its group, z = four tiles when SPLIT.
+// SPLIT: a block is one token, and each of its warps takes a tile of keys; without, four warps take consecutive tokens of one sequence
+// and go through its tiles together. blockIdx: x = row, y = kv head and piece of its group, z = a tile for each warp when SPLIT.
 template <int S, int HS, bool SPLIT>
 DEVICE void flash(const Attention& a) {
     static const u32 ROW_BYTES = HS * 2 + 16;  // apart from a multiple of 128, so that eight rows lie in different banks
@@ -196,7 +196,7 @@ DEVICE void flash(const Attention& a) {
     u32 lowest = a.window && first_position + 1 > a.window ? first_position + 1 - a.window : 0;
     u32 begin_tile = lowest / FLASH_TILE, end_tile = last_position / FLASH_TILE + 1;
     if (SPLIT) {
-        u32 tile = blockIdx.z * 4 + warp;
+        u32 tile = blockIdx.z * (blockDim.x / 32) + warp;
         if (tile < begin_tile || tile >= end_tile) return;
         begin_tile = tile;
         end_tile = tile + 1;

@@ -1,5 +1,7 @@
 //! Launches of `attention.cu`.
 
+use std::ops::Range;
+
 use pellucid_tensor::{DType, Error, HeadShape};
 
 use super::store::storage;
@@ -53,8 +55,8 @@ const CHUNK_LARGE: usize = 32;
 const TILE: usize = 128;
 /// The same on the tensor cores.
 pub(crate) const FLASH_TILE: usize = 64;
-/// Warps of a block on the tensor cores.
-const FLASH_WARPS: usize = 4;
+/// Warps of a block on the tensor cores; where each has a tile, as many as have room.
+const FLASH_WARPS: u32 = 4;
 /// The largest head of the plain kernel: two dimensions a thread.
 const MAX_HEAD_SIZE: usize = 2 * TILE;
 
@@ -89,6 +91,20 @@ pub(crate) struct AttentionParameter {
 }
 
 impl AttentionParameter {
+    /// Some of the rows, where each is a sequence of its own for the kernel: tiles that are shared out over blocks.
+    pub(crate) fn of_rows(&self, rows: Range<usize>) -> AttentionParameter {
+        let numbers = 4 * (rows.start * (self.num_heads * self.head_size) as usize) as u64;
+        let words = 4 * rows.start as u64;
+        AttentionParameter {
+            queries: self.queries + numbers,
+            out: self.out + numbers,
+            positions: self.positions + words,
+            first_blocks: self.first_blocks + words,
+            num_rows: rows.len() as u32,
+            ..*self
+        }
+    }
+
     /// Query heads that share a kv head.
     pub(crate) fn group(&self) -> u32 {
         (self.num_heads / self.num_kv_heads).max(1)
@@ -178,9 +194,9 @@ pub(crate) struct Work {
 /// `TILE_EXTRA` of scores.cu.
 const TILE_EXTRA: usize = 4;
 
-/// Bytes of the tiles' results.
-pub(crate) fn partial_bytes(num_rows: usize, shape: HeadShape, tiles: usize) -> usize {
-    num_rows * shape.num_heads * tiles * (shape.head_size + TILE_EXTRA) * 4
+/// Bytes of the tiles' results of one row.
+pub(crate) fn partial_bytes(shape: HeadShape, tiles: usize) -> usize {
+    shape.num_heads * tiles * (shape.head_size + TILE_EXTRA) * 4
 }
 
 /// Of chunks, or of single tokens where decode.cu does not serve.
@@ -202,12 +218,12 @@ pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParam
         }
         Kernel::Flash(chunk) | Kernel::Panels { chunk, .. } => {
             let piece = group.next_power_of_two().min(16);
-            let warps = FLASH_WARPS as u32;
-            let quarters = if splits { parameter.max_tiles.div_ceil(warps) } else { 1 };
-            let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), quarters];
             // Keys and values of a tile for each warp, or twice for all of them; or once, and the queries of each warp's 16 rows.
             let row_bytes = parameter.head_size * 2 + 16;
             let pair_bytes = 2 * FLASH_TILE as u32 * row_bytes;
+            let warps = if splits { FLASH_WARPS.min(device.shared_limit / pair_bytes) } else { FLASH_WARPS };
+            let shares = if splits { parameter.max_tiles.div_ceil(warps) } else { 1 };
+            let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), shares];
             let shared_bytes = match (splits, parameter.head_size) {
                 (true, _) => pair_bytes * warps,
                 (false, 256) => pair_bytes + warps * 16 * row_bytes,

@@ -32,11 +32,6 @@ DEVICE float turned(const float* x, u32 d, const float* angles, u32 pairs, bool 
     return is_second ? b : a;
 }
 
-template <int S>
-DEVICE u16 rounded(float x) {
-    return S == STORE_F16 ? float_to_half(x) : float_to_bf16(x);
-}
-
 DEVICE void store_shared(u32 to, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -283,8 +278,8 @@ struct Team {
         for (u32 k = 0; k < OWN; k++) {
             u32 d = thread + k * 128;
             if (d >= HS) continue;
-            own[0][k] = rounded<S>(turned(p.keys + head, d, angles, p.pairs, p.interleaved));
-            own[1][k] = rounded<S>(p.values[head + d]);
+            own[0][k] = kept(S, turned(p.keys + head, d, angles, p.pairs, p.interleaved));
+            own[1][k] = kept(S, p.values[head + d]);
         }
     }
 

@@ -13,7 +13,7 @@ const MAX_FINALISTS: usize = 16;
 const NOBODY: u32 = u32::MAX;
 const BLOCK: usize = 64;
 const LANES: usize = 16;
-/// Parts and blocks of a row at most: a thread holds eight of the parts' maxima.
+/// Parts and blocks of a row at most: a thread of `largest_but` holds 32 of the parts' maxima.
 const MAX_PARTS: usize = 8192;
 /// Shared memory of `digest_select`: the numbers of all blocks, or MAX_GATHERED keys of 64 bits.
 const SELECT_BYTES: usize = MAX_PARTS * 4;

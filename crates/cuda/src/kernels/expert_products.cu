@@ -24,7 +24,7 @@ struct ExpertGroups {
     u32* order;          // pairs, those of one expert side by side
     ExpertItem* items;
     u32* num_items;
-    u32 num_pairs, num_experts;
+    u32 num_pairs;
     u32 item_rows;  // at most
 };
 

@@ -66,7 +66,6 @@ pub(crate) struct ExpertGroups {
     pub(crate) items: u64,
     pub(crate) num_items: u64,
     pub(crate) num_pairs: u32,
-    pub(crate) num_experts: u32,
     pub(crate) item_rows: u32,
 }
 

@@ -5,7 +5,8 @@
 // eight tiles lie side by side, then come those of the next columns: a block that takes 128 rows reads one stream. Within a unit the numbers lie in the order in which the lanes of a warp want them: lane l holds rows g = l / 4 and g + 8, and of each step the
 // columns 2t, 2t + 1, 2t + 8, 2t + 9 with t = l % 4. The four registers of a step are the pairs
 //   0: row g, columns 2t, 2t + 1    1: row g + 8, the same    2: row g, columns 2t + 8, 2t + 9    3: row g + 8, the same.
-// One 16-byte load a lane is thus 512 consecutive bytes a warp. Rows and columns beyond the matrix are zeros.
+// One 16-byte load a lane is thus 512 consecutive bytes a warp. Rows and columns beyond the matrix are zeros, up to whole tiles; the tiles that fill up the last eight are
+// nobody's.
 //
 // Quantized numbers become f16: integers exactly, scale times sub-scale rounded once (when they are packed), their product (for Q4_K and Q5_K a fused
 // product and difference) rounded once. All kernels use these functions, so a weight has the same f16 value in each of them.

@@ -3,17 +3,20 @@
 // What tiles count is computed for all of them at once, out of the largest score so far, which is exact; the sums follow in ascending order.
 // Tiles come as many at a time as there is room for: what is on its way together does not wait for each other.
 
-// Bytes of shared memory for tiles: what three numbers for each tile leave.
-DEVICE u32 room_for_tiles(const Attention& a) {
+// Bytes of shared memory for tiles: what three numbers for each of so many leave.
+DEVICE u32 room_for_tiles(u32 num_counted) {
     u32 shared_bytes;
     asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(shared_bytes));
-    return shared_bytes - 3 * sizeof(float) * a.max_tiles;
+    return shared_bytes - 3 * sizeof(float) * num_counted;
 }
+
+// Tiles of which `attention_merge` knows at a time what they count.
+static const u32 MAX_COUNTED = 4096;
 
 // Of tiles of any kind and heads of any size, by 128 threads for a head; blockIdx: x = row, y = head.
 KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     extern __shared__ uint4 shared_tiles[];
-    u32 stage_bytes = room_for_tiles(a);
+    u32 stage_bytes = room_for_tiles(min(a.max_tiles, MAX_COUNTED));
     float* stage = (float*)shared_tiles;
     float* counts = (float*)((u8*)shared_tiles + stage_bytes);  // [tiles][keep, add, sum]
     __shared__ float warp_largest[4];
@@ -25,8 +28,8 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     u64 head = (u64)row * a.num_heads + blockIdx.y;
     const float* from = a.partial + (head * a.max_tiles + begin_tile) * (hs + TILE_EXTRA);
     u32 pitch = hs + TILE_EXTRA, stage_tiles = stage_bytes / 4 / pitch;
-    auto bring = [&](u32 base) {
-        u32 len = min(stage_tiles, num_tiles - base) * pitch;
+    auto bring = [&](u32 base, u32 end) {
+        u32 len = min(stage_tiles, end - base) * pitch;
         const float* numbers = from + (u64)base * pitch;
         if (pitch % 4 == 0)
             for (u32 i = threadIdx.x; i < len / 4; i += 128) copy_async(shared_address(stage) + i * 16, numbers + i * 4, true);
@@ -34,50 +37,54 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
             for (u32 i = threadIdx.x; i < len; i += 128) stage[i] = numbers[i];
         copy_async_commit();
     };
-    bring(0);
-    float before = __int_as_float(0xff800000);
-    for (u32 base = 0; base < num_tiles; base += 128) {
-        u32 tile = base + threadIdx.x;
-        float here = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs] : __int_as_float(0xff800000);
-        float tile_sum = tile < num_tiles ? from[tile * (u64)(hs + TILE_EXTRA) + hs + 1] : 0.0f;
-        float so_far = here;
-        for (int i = 1; i < 32; i *= 2) {
-            float other = __shfl_up_sync(FULL_WARP, so_far, i);
-            if ((int)lane >= i) so_far = fmaxf(so_far, other);
-        }
-        if (lane == 31) warp_largest[warp] = so_far;
-        __syncthreads();
-        float earlier = before;
-        for (u32 w = 0; w < warp; w++) earlier = fmaxf(earlier, warp_largest[w]);
-        float neighbour = __shfl_up_sync(FULL_WARP, so_far, 1);
-        float previous = lane == 0 ? earlier : fmaxf(earlier, neighbour);
-        so_far = fmaxf(so_far, earlier);
-        if (tile < num_tiles) {
-            bool of_two = a.tile_len == FLASH_TILE;
-            counts[3 * tile] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
-            counts[3 * tile + 1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
-            counts[3 * tile + 2] = tile_sum;
-        }
-        for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
-        __syncthreads();
-    }
     // Two dimensions a thread at most.
-    float sum = 0.0f, value[2] = {0.0f, 0.0f};
-    for (u32 base = 0; base < num_tiles; base += stage_tiles) {
-        if (base > 0) {
+    float before = __int_as_float(0xff800000), sum = 0.0f, value[2] = {0.0f, 0.0f};
+    for (u32 start = 0; start < num_tiles; start += MAX_COUNTED) {
+        u32 end = min(num_tiles, start + MAX_COUNTED);
+        if (start > 0) __syncthreads();
+        bring(start, end);
+        for (u32 base = start; base < end; base += 128) {
+            u32 tile = base + threadIdx.x;
+            float here = tile < end ? from[tile * (u64)pitch + hs] : __int_as_float(0xff800000);
+            float tile_sum = tile < end ? from[tile * (u64)pitch + hs + 1] : 0.0f;
+            float so_far = here;
+            for (int i = 1; i < 32; i *= 2) {
+                float other = __shfl_up_sync(FULL_WARP, so_far, i);
+                if ((int)lane >= i) so_far = fmaxf(so_far, other);
+            }
+            if (lane == 31) warp_largest[warp] = so_far;
             __syncthreads();
-            bring(base);
+            float earlier = before;
+            for (u32 w = 0; w < warp; w++) earlier = fmaxf(earlier, warp_largest[w]);
+            float neighbour = __shfl_up_sync(FULL_WARP, so_far, 1);
+            float previous = lane == 0 ? earlier : fmaxf(earlier, neighbour);
+            so_far = fmaxf(so_far, earlier);
+            if (tile < end) {
+                bool of_two = a.tile_len == FLASH_TILE;
+                float* count = counts + 3 * (tile - start);
+                count[0] = of_two ? share<true>(previous, so_far) : share<false>(previous, so_far);
+                count[1] = of_two ? share<true>(here, so_far) : share<false>(here, so_far);
+                count[2] = tile_sum;
+            }
+            for (u32 w = 0; w < 4; w++) before = fmaxf(before, warp_largest[w]);
+            __syncthreads();
         }
-        copy_async_wait<0>();
-        __syncthreads();
+        for (u32 base = start; base < end; base += stage_tiles) {
+            if (base > start) {
+                __syncthreads();
+                bring(base, end);
+            }
+            copy_async_wait<0>();
+            __syncthreads();
 #pragma unroll 8
-        for (u32 tile = base; tile < min(base + stage_tiles, num_tiles); tile++) {
-            float keep = counts[3 * tile], add = counts[3 * tile + 1];
-            const float* numbers = stage + (tile - base) * pitch;
-            sum = joined(sum, keep, counts[3 * tile + 2], add);
+            for (u32 tile = base; tile < min(base + stage_tiles, end); tile++) {
+                const float* count = counts + 3 * (tile - start);
+                const float* numbers = stage + (tile - base) * pitch;
+                sum = joined(sum, count[0], count[2], count[1]);
 #pragma unroll
-            for (u32 i = 0; i < 2; i++)
-                if (threadIdx.x + i * 128 < hs) value[i] = joined(value[i], keep, numbers[threadIdx.x + i * 128], add);
+                for (u32 i = 0; i < 2; i++)
+                    if (threadIdx.x + i * 128 < hs) value[i] = joined(value[i], count[0], numbers[threadIdx.x + i * 128], count[1]);
+            }
         }
     }
 #pragma unroll
@@ -96,7 +103,7 @@ DEVICE void merge_part(const Attention& a) {
     static const u32 PITCH = HS + TILE_EXTRA, HELD = 16, SIDE_BY_SIDE = 16;
     extern __shared__ uint4 shared_tiles[];
     __shared__ float warp_largest[4], total;
-    u32 stage_bytes = room_for_tiles(a);
+    u32 stage_bytes = room_for_tiles(a.max_tiles);
     float* stage = (float*)shared_tiles;                       // [tile][dimension], as they are added
     float* keeps = (float*)((u8*)shared_tiles + stage_bytes);  // of each tile: what is kept of the sums before it
     float* adds = keeps + a.max_tiles;

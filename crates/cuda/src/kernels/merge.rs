@@ -15,25 +15,30 @@ const MERGED: u32 = 32;
 const SIDE_BY_SIDE: u32 = 16;
 const AT_ONCE: u32 = 16 * SIDE_BY_SIDE;
 
-/// Three numbers for each tile, and `most_bytes` for tiles, or what there is room for: where that is next to nothing, a launch is refused.
-fn shared_bytes(device: &Device, max_tiles: u32, most_bytes: u32) -> u32 {
-    let counts_bytes = 12 * max_tiles;
-    let room = device.shared_limit.saturating_sub(counts_bytes + 1024) & !127;
-    counts_bytes + most_bytes.min(room.max(SIDE_BY_SIDE * MERGED * 4))
+/// Tiles of which `attention_merge` knows at a time what they count: `MAX_COUNTED` of merge.cu.
+const MAX_COUNTED: u32 = 4096;
+
+/// Shared memory for tiles, beside three numbers for each of so many that count.
+fn room_for_tiles(device: &Device, num_counted: u32) -> u32 {
+    device.shared_limit.saturating_sub(12 * num_counted + 1024) & !127
 }
 
 /// Tiles of any kind.
 pub(crate) fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
     // As many tiles as 8,192 positions of a common head have.
-    let shared_bytes = shared_bytes(device, parameter.max_tiles, 72 << 10);
+    let counted = parameter.max_tiles.min(MAX_COUNTED);
+    let shared_bytes = 12 * counted + room_for_tiles(device, counted).min(72 << 10);
     let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: THREADS, shared_bytes };
     device.launch("attention_merge", grid, parameter)
 }
 
 /// Tiles of single tokens on the tensor cores, many of them: several blocks for a head.
 pub(crate) fn merge_parts(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
-    let stage_bytes = parameter.max_tiles.min(AT_ONCE) * MERGED * 4;
-    let shared_bytes = shared_bytes(device, parameter.max_tiles, stage_bytes);
+    let room = room_for_tiles(device, parameter.max_tiles);
+    if room < SIDE_BY_SIDE * MERGED * 4 {
+        return merge(device, parameter);
+    }
+    let shared_bytes = 12 * parameter.max_tiles + room.min(parameter.max_tiles.min(AT_ONCE) * MERGED * 4);
     let blocks = [parameter.num_rows, parameter.num_heads, parameter.head_size / MERGED];
     let size = parameter.head_size.ilog2() as usize - 5;
     device.launch(KERNELS[size], Grid { blocks, threads: THREADS, shared_bytes }, parameter)

@@ -4,7 +4,7 @@ struct PackWeight {
     const u8* from;   // rows as they lie in the file, from `first_row` on
     u8* to;           // the whole packed matrix
     u64 row_bytes;
-    u32 rows, cols;   // of the whole matrix
+    u32 cols;
     u32 first_row;    // a multiple of 16
     u32 num_rows;     // rows in `from`
     u32 format;
@@ -15,6 +15,7 @@ struct PackWeight {
 DEVICE u16 times_power(u16 half, int exponent) { return float_to_half(ldexpf(half_to_float(half), exponent)); }
 
 KERNEL void pack_weight(PackWeight w) {
+    begin();
     // Whole groups: the last is filled up with zeros.
     u32 units = (w.cols + 255) / 256 * 4;
     u64 index = blockIdx.x * (u64)blockDim.x + threadIdx.x;

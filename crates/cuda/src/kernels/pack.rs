@@ -12,7 +12,6 @@ pub(crate) struct PackWeight {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) row_bytes: u64,
-    pub(crate) rows: u32,
     pub(crate) cols: u32,
     pub(crate) first_row: u32,
     pub(crate) num_rows: u32,

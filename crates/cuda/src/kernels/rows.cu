@@ -223,6 +223,7 @@ struct ReadBytes {
 
 // Reads everything and keeps nothing: the limit that decoding runs against.
 KERNEL void read_bytes(ReadBytes r) {
+    begin();
     u32 sum = 0;
     u64 stride = (u64)gridDim.x * blockDim.x;
     u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;

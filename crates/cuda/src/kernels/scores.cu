@@ -38,6 +38,13 @@ struct Attention {
     u64 num_stored;            // numbers of key_blocks and of value_blocks: where the scales of 8-bit storage begin, in bytes
 };
 
+// A key or a value in 16 bits. What the format cannot hold is no number: an infinite key could get the weight zero, and never be noticed.
+DEVICE u16 kept(u32 storage, float x) {
+    u16 bits = storage == STORE_F16 ? float_to_half(x) : float_to_bf16(x);
+    bool is_infinite = (bits & 0x7fff) == (storage == STORE_F16 ? 0x7c00 : 0x7f80);
+    return bits | (u16)is_infinite;
+}
+
 // The scale of the group that number i of a tensor with `num_stored` numbers is in.
 DEVICE u16 q8_scale(const void* blocks, u64 num_stored, u64 i) {
     return ((const u16*)((const u8*)blocks + num_stored))[i / Q8_GROUP];

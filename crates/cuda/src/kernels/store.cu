@@ -15,7 +15,7 @@ DEVICE void put_number(void* to, u32 storage, u64 i, float value) {
     if (storage == STORE_F32)
         ((float*)to)[i] = value;
     else
-        ((u16*)to)[i] = storage == STORE_F16 ? float_to_half(value) : float_to_bf16(value);
+        ((u16*)to)[i] = kept(storage, value);
 }
 
 // A block for each row.
@@ -57,9 +57,9 @@ struct ExpandKv {
     const u8* key_blocks;
     const u8* value_blocks;
     const u32* block_tables;
-    u16* keys;       // panels of f16: block i is that of entry i of the tables
+    u16* keys;       // panels of f16: block i is that of entry i of the tables; without own tables, every block where it was
     u16* values;
-    u32* own_tables; // entry i is i
+    u32* own_tables; // entry i is i; or null
     u64 num_stored;
     u32 num_kv_heads, head_size, block_len;
 };
@@ -69,7 +69,8 @@ KERNEL void expand_q8(ExpandKv e) {
     begin();
     const u8* from = blockIdx.z ? e.value_blocks : e.key_blocks;
     u16* to = blockIdx.z ? e.values : e.keys;
-    u64 source = (u64)e.block_tables[blockIdx.x] * e.num_kv_heads + blockIdx.y, target = (u64)blockIdx.x * e.num_kv_heads + blockIdx.y;
+    u32 block = e.block_tables[blockIdx.x];
+    u64 source = (u64)block * e.num_kv_heads + blockIdx.y, target = (u64)(e.own_tables ? blockIdx.x : block) * e.num_kv_heads + blockIdx.y;
     u32 pieces = e.head_size / 8;
     for (u32 i = threadIdx.x; i < e.block_len * pieces; i += blockDim.x) {
         u32 offset = i / pieces, d = i % pieces * 8;
@@ -77,7 +78,7 @@ KERNEL void expand_q8(ExpandKv e) {
         uint4 halves = q8_to_halves(*(const uint2*)(from + at), q8_scale(from, e.num_stored, at));
         *(uint4*)(to + kv_place(target, offset, d, e.head_size, e.block_len, true)) = halves;
     }
-    if (threadIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) e.own_tables[blockIdx.x] = blockIdx.x;
+    if (e.own_tables && threadIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) e.own_tables[blockIdx.x] = blockIdx.x;
 }
 
 struct TurnAndStore {

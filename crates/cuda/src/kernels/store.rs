@@ -1,5 +1,7 @@
 //! Launches of `store.cu`: keys and values into their blocks.
 
+use std::ops::Range;
+
 use pellucid_tensor::{DType, Error};
 
 use crate::driver::{Device, Grid};
@@ -56,6 +58,26 @@ pub(crate) struct TurnParameter {
     pub(crate) num_heads: u32,
     pub(crate) pairs: u32,
     pub(crate) interleaved: u32,
+}
+
+impl TurnParameter {
+    /// Some of the rows.
+    pub(crate) fn of_rows(&self, rows: Range<usize>) -> TurnParameter {
+        let StoreParameter { num_kv_heads, head_size, .. } = self.store;
+        let numbers = |cols: u32| 4 * (rows.start * cols as usize) as u64;
+        TurnParameter {
+            store: StoreParameter {
+                keys: self.store.keys + numbers(num_kv_heads * head_size),
+                values: self.store.values + numbers(num_kv_heads * head_size),
+                slots: self.store.slots + numbers(1),
+                ..self.store
+            },
+            queries: self.queries + numbers(self.num_heads * head_size),
+            angles: self.angles + numbers(2 * self.pairs),
+            num_rows: rows.len() as u32,
+            ..*self
+        }
+    }
 }
 
 /// Turns queries and keys, and stores keys and values.
