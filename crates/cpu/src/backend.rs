@@ -1,5 +1,6 @@
 //! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -40,6 +41,8 @@ pub struct CpuBackend {
     pool: Pool,
     multiplier: Multiplier,
     experts: Mutex<ExpertRoom>,
+    /// Weights without kernels of their own, by the names of their formats.
+    decoded: Mutex<BTreeMap<&'static str, usize>>,
 }
 
 /// Why there is no backend.
@@ -73,7 +76,8 @@ impl CpuBackend {
             obtained,
             cause,
         })?;
-        Ok(CpuBackend { level, pool, multiplier: Multiplier::new(level), experts: Mutex::default() })
+        let (experts, decoded) = (Mutex::default(), Mutex::default());
+        Ok(CpuBackend { level, pool, multiplier: Multiplier::new(level), experts, decoded })
     }
 
     /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
@@ -168,6 +172,16 @@ impl fmt::Debug for CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    fn remarks(&self) -> Vec<String> {
+        let decoded = self.decoded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let remark = |(dtype, count): (&&str, &usize)| {
+            format!(
+                "{count} weights of {dtype} are decoded in every product: there are no kernels for them on a CPU, and they are slow"
+            )
+        };
+        decoded.iter().map(remark).collect()
+    }
+
     fn description(&self) -> String {
         let num_threads = self.pool.num_threads();
         let plural = if num_threads == 1 { "" } else { "s" };
@@ -211,7 +225,12 @@ impl Backend for CpuBackend {
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         let HostWeight { dtype, rows, cols, ref bytes } = weight;
         assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
-        Ok(Tensor::new(dtype, rows, cols, Box::new(LinearWeight::new(&self.pool, weight)?)))
+        let memory = LinearWeight::new(&self.pool, weight)?;
+        if memory.is_decoded() {
+            let mut decoded = self.decoded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            *decoded.entry(dtype.name()).or_default() += 1;
+        }
+        Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
     }
 
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {

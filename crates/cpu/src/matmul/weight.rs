@@ -60,6 +60,11 @@ impl PackedWeight {
 }
 
 impl LinearWeight {
+    /// Whether its rows are decoded in every product.
+    pub(crate) fn is_decoded(&self) -> bool {
+        matches!(self.stored, Stored::Rows(_))
+    }
+
     /// Panels of sixteen columns; none for a weight that is decoded row by row.
     pub(crate) fn num_panels(&self) -> usize {
         match &self.stored {
