@@ -1,10 +1,11 @@
 //! The few numbers of a model that `inspect` shows, read straight from its file.
 //!
-//! Every one of them may be missing: a file that holds only a vocabulary has none. Who runs a model asks the model room
-//! instead, which demands what its architecture needs.
+//! Every one of them may be missing: a file that holds only a vocabulary has none. Of a model that can be run they are those that it is
+//! run with, by the word of the model room, which demands what its architecture needs.
 
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source, Value};
+use pellucid_model::DecoderConfig;
 use pellucid_tensor::DType;
 
 /// A model's dimensions and special ids.
@@ -32,10 +33,13 @@ const MAX_SIZE: u64 = 1 << 32;
 
 impl Hyperparameters {
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Hyperparameters> {
-        let read = match checkpoint.source() {
+        let mut read = match checkpoint.source() {
             Source::Gguf(metadata) => from_gguf(metadata, checkpoint.architecture()?)?,
             Source::HuggingFace(folder) => from_config(folder)?,
         };
+        if let Ok(config) = pellucid_model::read_config(checkpoint) {
+            read.take(&config);
+        }
         for (what, value, limit) in [
             ("number of layers", read.num_layers, MAX_LAYERS),
             ("number of heads", read.num_heads, MAX_LAYERS),
@@ -48,6 +52,18 @@ impl Hyperparameters {
             }
         }
         Ok(read)
+    }
+
+    /// A config may leave out what its architecture knows.
+    fn take(&mut self, config: &DecoderConfig) {
+        let number = |size: usize| Some(size as u64);
+        self.num_layers = number(config.layers.len());
+        self.num_heads = number(config.num_heads);
+        self.kv_heads = vec![config.num_kv_heads as u64; config.layers.len()];
+        (self.key_size, self.value_size) = (number(config.head_size), number(config.head_size));
+        self.width = number(config.hidden_size);
+        self.context_tokens = number(config.context_len);
+        self.vocabulary = self.vocabulary.or(number(config.vocab_size));
     }
 
     /// Bytes of keys and values that one token leaves in memory: over all layers, heads x (key + value), each head stored by itself.
@@ -134,7 +150,7 @@ fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
     let mut special_ids = Vec::new();
     for (purpose, key) in [("begin", "bos_token_id"), ("end", "eos_token_id"), ("padding", "pad_token_id")] {
         // Generation settings are the newer word; some list several ids.
-        let sources = [folder.generation_config.as_ref(), Some(config)];
+        let sources = [folder.generation_config.as_ref(), Some(config), Some(&folder.config)];
         let value = sources.into_iter().flatten().find_map(|source| source.get(key).filter(|value| !value.is_null()));
         let ids = value.map_or(&[][..], |value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
         special_ids.extend(ids.iter().filter_map(|id| Some((purpose, id.as_u64()?))));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_checkpoint::Checkpoint;
+use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, KvBudget, KvNeed, MemoryPlan};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, Model};
@@ -65,6 +65,8 @@ pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer,
     /// Absent for models that were not trained to converse.
     pub(crate) template: Option<ChatTemplate>,
+    /// Why there is none although the model brings one.
+    pub(crate) template_error: Option<String>,
     pub(crate) config: DecoderConfig,
     pub(crate) engine: EngineHandle,
     /// What the weights and the keys and values take, in words.
@@ -103,10 +105,21 @@ pub(crate) fn load_for(
     // Whether it can be run at all, before anything is said of its tokenizer.
     pellucid_model::read_config(&checkpoint).with_context(|| path.display().to_string())?;
     let tokenizer = Tokenizer::from_checkpoint(&checkpoint).with_context(|| path.display().to_string())?;
-    let template = match checkpoint.chat_template() {
-        Some(source) => Some(ChatTemplate::compile(source, &tokenizer)?),
-        None => None,
-    };
+    // What needs no template does not fail for want of one.
+    let (template, template_error) =
+        match checkpoint.chat_template().map(|text| ChatTemplate::compile(text, &tokenizer)) {
+            Some(Ok(template)) => (Some(template), None),
+            Some(Err(error)) => (None, Some(format!("{}: {error}", path.display()))),
+            None => (None, None),
+        };
+    if let Source::HuggingFace(folder) = checkpoint.source()
+        && let Some(suggested) = folder.suggested_sampling()
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "note: generation_config.json suggests {suggested}; it is taken where you say so"
+        );
+    }
     let backend = backend(args)?;
     let model = decoder(&checkpoint, args, backend.clone())?;
     let config = model.config().clone();
@@ -128,7 +141,16 @@ pub(crate) fn load_for(
     let mut engine = Engine::new(Box::new(model), backend, options)?;
     prepare(&mut engine, &tokenizer, template.as_ref())?;
     let files = checkpoint.files().to_vec();
-    Ok(Loaded { tokenizer, template, config, engine: EngineHandle::start(engine), memory, device, files })
+    Ok(Loaded {
+        tokenizer,
+        template,
+        template_error,
+        config,
+        engine: EngineHandle::start(engine),
+        memory,
+        device,
+        files,
+    })
 }
 
 /// Memory for as many whole contexts as may be under way, as far as the budget goes.

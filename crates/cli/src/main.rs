@@ -1,6 +1,7 @@
 //! The program `pellucid`: parse, run one command, say how it went.
 
 mod args;
+mod chain_args;
 mod clock;
 mod commands;
 mod device;
@@ -11,6 +12,7 @@ mod interrupt;
 mod kv_type;
 mod layers;
 mod loaded;
+mod new_file;
 mod output;
 mod prompt;
 mod sampling_args;
@@ -58,7 +60,7 @@ fn run() -> Result<()> {
         Command::Devices(args) => commands::devices::run(args, &mut output),
         Command::Selftest(args) => commands::selftest::run(args, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
-        Command::Bench(args) => commands::bench::run(args, &hub, &mut output),
+        Command::Bench(args) => commands::bench::run(args, &hub, &interrupt, &mut output),
         Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
         Command::Quantize(args) => commands::quantize::run(args, &hub, &interrupt, &mut output),
     }?;

@@ -60,6 +60,9 @@ impl PromptArgs {
         if loaded.template.is_some() && !self.raw {
             return Ok(Prompt::Chat(self.system().into_iter().chain([message("user", &prompt)]).collect()));
         }
+        if let Some(error) = loaded.template_error.as_ref().filter(|_| !self.raw) {
+            bail!("{error}; --raw does without");
+        }
         if self.system.is_some() {
             bail!("--system: this model has no chat template, so there is no place for instructions");
         }

@@ -3,7 +3,7 @@
 //! Each flag is optional: what is not given comes from the preset, and without one from the neutral value. The result is shown.
 
 use anyhow::{Context, Result, anyhow, bail};
-use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH};
+use pellucid_engine::{self as engine, BeamParams, EarlyStopping, MAX_WIDTH, Request};
 use pellucid_sampling::{self as sampling, DRY_BREAKERS, Dry, Mirostat, Preset, SamplingParams, StepKind};
 use pellucid_tokenizer::Tokenizer;
 
@@ -22,7 +22,8 @@ pub(crate) struct SamplingArgs {
 
     /// Divide the logits by T: 0 takes the highest, 1 is the model's
     /// own distribution (neutral), more is freer
-    /// [default: the preset's; else 1 where something is drawn, else 0]
+    /// [default: the preset's; else 1 where something is drawn, else 0;
+    /// a chat without flags has the preset chat]
     #[arg(long, verbatim_doc_comment, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
 
@@ -178,17 +179,16 @@ impl BeamArgs {
         if !(2..=MAX_WIDTH).contains(&width) {
             bail!("--beams: expected 2 to {MAX_WIDTH}, found {width}");
         }
+        let num_returned = self.beams_returned.unwrap_or(1);
+        if !(1..=width).contains(&num_returned) {
+            bail!("--beams-returned: expected 1 to {width}, the number of beams, found {num_returned}");
+        }
         let early_stopping = match self.early_stopping {
             Some(Stopping::True) => EarlyStopping::Always,
             Some(Stopping::Never) => EarlyStopping::Never,
             Some(Stopping::False) | None => EarlyStopping::Heuristic,
         };
-        Ok(Some(BeamParams {
-            width,
-            num_returned: self.beams_returned.unwrap_or(1),
-            length_penalty: self.length_penalty.unwrap_or(1.0),
-            early_stopping,
-        }))
+        Ok(Some(BeamParams { width, num_returned, length_penalty: self.length_penalty.unwrap_or(1.0), early_stopping }))
     }
 }
 
@@ -262,6 +262,21 @@ impl SamplingArgs {
         }
     }
 
+    /// Refuses flags that a search does not heed.
+    pub(crate) fn check_beside(&self, beams: BeamParams, num_choices: usize, best_of: usize) -> Result<()> {
+        let mut sampling = self.numbers(1.0);
+        // What the flag says does not matter here.
+        sampling.stop_ids = self.stop_token.iter().map(|_| 0).collect();
+        let request = Request { num_choices, best_of, beams: Some(beams), ..Request::new(vec![0], sampling) };
+        beams.check(&request).map_err(|error| match error {
+            engine::Error::NotWithBeams { name } => anyhow!("--beams does not go together with {}", flag(name)),
+            engine::Error::OutOfRange { name, expected, found } => {
+                anyhow!("{}: expected {expected}, found {found}", flag(name))
+            }
+            other => other.into(),
+        })
+    }
+
     /// Whether something was given that matters only where a token is drawn: then the temperature is 1 unless said otherwise.
     pub(crate) fn draws(&self) -> bool {
         let numbers = [
@@ -289,11 +304,11 @@ fn checked(params: &SamplingParams) -> Result<()> {
     params.check().and_then(|()| params.check_effect()).map_err(in_flags)
 }
 
-/// An error of parameters, by the names that they have here.
-fn in_flags(error: sampling::Error) -> anyhow::Error {
-    use sampling::Error;
-    let flag = |name: &str| match name {
+/// What a parameter is called here.
+fn flag(name: &str) -> String {
+    match name {
         "a penalty" => name.to_owned(),
+        "n" => "--choices".to_owned(),
         "dynamic_temperature_range" => "--dynamic-temperature".to_owned(),
         "mirostat_tau" => "--mirostat".to_owned(),
         "banned_tokens" => "--ban".to_owned(),
@@ -301,7 +316,12 @@ fn in_flags(error: sampling::Error) -> anyhow::Error {
         "stop_ids" => "--stop-token".to_owned(),
         "dry_sequence_breakers" => "--dry-breaker".to_owned(),
         name => format!("--{}", name.replace('_', "-")),
-    };
+    }
+}
+
+/// An error of parameters, by the names that they have here.
+fn in_flags(error: sampling::Error) -> anyhow::Error {
+    use sampling::Error;
     let text = error.to_string();
     match error {
         Error::OutOfRange { name, .. }

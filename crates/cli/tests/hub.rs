@@ -521,3 +521,19 @@ fn a_damaged_manifest_cannot_delete_other_files() {
     assert!(ran.error().contains("damaged") && ran.error().contains("unsafe file name"), "{ran:?}");
     assert!(home.path().join("precious").exists());
 }
+
+#[test]
+fn a_damaged_manifest_is_no_matter_to_other_models() {
+    let content = noise(10);
+    let hub = good_hub(&[("m.gguf", &content)]);
+    let home = Home::new();
+    home.run_at(&hub, &["pull", "o/r"]).ok();
+    let folder = home.path().join("models/foo/bar/.manifests");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("x.gguf.json"), "").unwrap();
+    let listed = home.run(&["list"]);
+    assert!(listed.ok().contains("o/r"), "{listed:?}");
+    assert!(listed.stderr.contains("x.gguf.json is damaged"), "{listed:?}");
+    assert!(home.run(&["rm", "foo/bar"]).error().contains("x.gguf.json is damaged"));
+    home.run(&["rm", "o/r"]).ok();
+}

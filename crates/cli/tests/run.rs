@@ -63,7 +63,7 @@ fn what_cannot_be_is_refused_by_name() {
     let home = Home::new();
     let model = model(&home, Some(TEMPLATE));
     let long = "a".repeat(300);
-    let cases: [(&[&str], &str); 23] = [
+    let cases: [(&[&str], &str); 26] = [
         (&["run", "hi", "--temperature", "-1"], "temperature"),
         (&["run", "hi", "--temperature", "nan"], "temperature"),
         (&["run", "  "], "the prompt is empty"),
@@ -82,6 +82,9 @@ fn what_cannot_be_is_refused_by_name() {
         (&["run", "hi", "--beams", "3", "--temperature", "0.5"], "temperature"),
         (&["run", "hi", "--choices", "3", "--best-of", "2"], "--best-of 2: fewer than the 3"),
         (&["run", "hi", "--beams", "1"], "--beams: expected 2 to 128"),
+        (&["run", "hi", "--beams", "3", "--choices", "2"], "--beams does not go together with --choices"),
+        (&["run", "hi", "--beams", "3", "--top-k", "5"], "--beams does not go together with --top-k"),
+        (&["run", "hi", "--beams", "3", "--beams-returned", "4"], "--beams-returned: expected 1 to 3"),
         (&["run", "hi", "--beams", "3", "--ban", "5"], "banned_tokens"),
         (&["run", "hi", "--stop", ""], "--stop"),
         (&["run", "hi", "--best-of", "3", "--stop", "x"], "--best-of"),
@@ -203,7 +206,7 @@ fn perplexity_of_a_text() {
     assert!(result["perplexity"].as_f64().unwrap() > 1.0);
     assert_eq!(result, measure(&["--threads", "1"]));
     let short = home.run(&["perplexity", &model, file, "--window", "250"]);
-    assert!(short.error().contains("204 tokens, fewer than one window of 250"), "{short:?}");
+    assert!(short.error().contains("204 tokens, fewer than the 250 of one window"), "{short:?}");
 }
 
 #[test]
@@ -223,4 +226,13 @@ fn memory_is_planned_and_what_cannot_hold_a_context_is_refused_with_the_numbers(
     let advice = refused.stderr.split("--context ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();
     run(&["--kv-memory", "20kB", "--kv-type", "f32", "--context", &advice]).ok();
     assert!(run(&["--kv-memory", "lots"]).stderr.contains("expected a size such as 2GB"));
+}
+
+#[test]
+fn a_template_that_does_not_compile_is_told_where_one_is_needed() {
+    let home = Home::new();
+    let model = model(&home, Some("{% unknowntag %}"));
+    home.run(&["run", "hi", "--raw", "-m", &model, "-n", "2"]).ok();
+    let refused = home.run(&["run", "hi", "-m", &model, "-n", "2"]);
+    assert!(refused.error().contains(&model) && refused.error().contains("template"), "{refused:?}");
 }

@@ -46,7 +46,7 @@ pub struct Beam {
 
 impl BeamParams {
     /// Refuses parameters of the draw: the search does not draw, and ignoring them would be silent.
-    pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
+    pub fn check(&self, request: &Request) -> Result<(), Error> {
         if !(self.length_penalty.is_finite() && self.length_penalty.abs() <= 100.0) {
             return Err(Error::OutOfRange {
                 name: "length_penalty",

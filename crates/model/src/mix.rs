@@ -2,6 +2,7 @@
 //!
 //! The choices are those of llama.cpp's quantizer, so that a file made here has the size and the speed that its name promises: the
 //! output projection gets six bits or more, and in the `_m` mixes so do the value and down projections of the layers that matter most.
+//! It makes two exceptions that are not made here: attention gets more bits in models of eight experts, and values in those of 70B.
 
 use pellucid_tensor::DType;
 

@@ -37,6 +37,16 @@ pub struct HuggingFace {
 }
 
 impl HuggingFace {
+    /// What `generation_config.json` would have tokens chosen by, as text: `temperature 0.7, top_p 0.8`. Nobody takes it by itself.
+    pub fn suggested_sampling(&self) -> Option<String> {
+        const NAMES: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
+        let config = self.generation_config.as_ref()?;
+        let given =
+            |name: &&str| config.get(name).filter(|value| value.is_number()).map(|value| format!("{name} {value}"));
+        let given: Vec<String> = NAMES.iter().filter_map(given).collect();
+        (!given.is_empty()).then(|| given.join(", "))
+    }
+
     /// `model_type` of the config.
     pub fn model_type(&self) -> Result<&str, Error> {
         match self.config.get("model_type") {
@@ -89,11 +99,23 @@ fn read(folder: &Path, given: Option<&Path>) -> Result<Contents, Error> {
     Ok(Contents { source: Source::HuggingFace(source), tensors, files })
 }
 
+/// In the order of their names.
+fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")).collect();
+    files.sort();
+    files
+}
+
 fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
     let config_path = folder.join(CONFIG);
     let config = json::read_optional(&config_path, MAX_CONFIG_BYTES)?.ok_or_else(|| Error::MissingFile {
         path: config_path.clone(),
-        needed_by: "a Hugging Face folder has a config.json beside its weights".into(),
+        needed_by: match gguf_files(folder).as_slice() {
+            [] => "a Hugging Face folder has a config.json beside its weights".into(),
+            files => format!("the folder holds GGUF files: name one, such as {}", files[0].display()),
+        },
     })?;
     if !config.is_object() {
         return Err(Error::invalid(&config_path, "the configuration", "a JSON object", json::kind(&config)));

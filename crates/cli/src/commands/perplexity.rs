@@ -16,9 +16,10 @@ use crate::stdin;
 
 /// Measure how well a model predicts a text
 ///
-/// The text's tokens are cut into windows. Each window starts from nothing, and
-/// every token of it but the first is predicted from those before it; an
-/// incomplete last window is left out. Perplexity is exp of the mean negative
+/// The text's tokens are cut into windows. Each window starts from nothing but
+/// what the model wants before a text, if anything, and every token of it but
+/// the first is predicted from those before it; an incomplete last window is
+/// left out. Perplexity is exp of the mean negative
 /// log-likelihood: lower is better.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -50,12 +51,17 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     };
     let path = hub.resolve(Some(&args.model))?;
     let loaded = loaded::load(&path, &args.compute, 1)?;
-    let ids = [loaded.tokenizer.prefix(), &loaded.tokenizer.encode(&text)].concat();
+    let (prefix, ids) = (loaded.tokenizer.prefix(), loaded.tokenizer.encode(&text));
     let window = args.window as usize;
-    let windows: Vec<&[u32]> = ids.chunks_exact(window).collect();
+    let Some(text_tokens) = window.checked_sub(prefix.len()).filter(|&tokens| window > 1 && tokens > 0) else {
+        bail!("--window {window}: the model begins every text with {} tokens of its own", prefix.len());
+    };
+    let windows: Vec<Vec<u32>> = ids.chunks_exact(text_tokens).map(|text| [prefix, text].concat()).collect();
+    // Of tokens that the model is given, none is predicted.
+    let not_scored = prefix.len().saturating_sub(1);
     if windows.is_empty() {
         bail!(
-            "the text has {} tokens, fewer than one window of {window}; give a longer text or a smaller --window",
+            "the text has {} tokens, fewer than the {text_tokens} of one window; give a longer text or a smaller --window",
             ids.len()
         );
     }
@@ -68,14 +74,19 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     let bar = bar(windows.len() * window);
     let mut losses: Vec<f64> = Vec::new();
     for (i, ids) in windows.iter().enumerate() {
-        let mut request = Request::new(ids.to_vec(), SamplingParams { temperature: 0.0, ..SamplingParams::default() });
+        let mut in_window = 0;
+        let mut request = Request::new(ids.clone(), SamplingParams { temperature: 0.0, ..SamplingParams::default() });
         request.score_prompt = true;
         request.max_tokens = Some(1);
         let stream = loaded.engine.submit(request)?;
         while let Some(event) = stream.next_event() {
             match event {
                 Event::Prompt { computed, .. } => bar.set_position((i * window + computed) as u64),
-                Event::PromptLogprobs(logprobs) => losses.extend(logprobs.iter().map(|one| -f64::from(one.chosen))),
+                Event::PromptLogprobs(logprobs) => {
+                    let skipped = not_scored.saturating_sub(in_window);
+                    in_window += logprobs.len();
+                    losses.extend(logprobs.iter().skip(skipped).map(|one| -f64::from(one.chosen)));
+                }
                 Event::Failed(error) => return Err(error.into()),
                 _ => {}
             }

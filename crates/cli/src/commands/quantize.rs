@@ -1,7 +1,6 @@
 //! `pellucid quantize`: a model once more, in fewer bits.
 
-use std::fs::File;
-use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +15,7 @@ use serde_json::json;
 use crate::format::{bytes_text, grouped, plain};
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
+use crate::new_file::{self, NewFile};
 use crate::output::Output;
 
 /// Write a model in fewer bits
@@ -64,9 +64,7 @@ struct Line {
 
 pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     // Known before anything is read, so it is said before anything else is.
-    if args.out.exists() {
-        bail!("{} exists already; name another file, or remove it first", args.out.display());
-    }
+    new_file::refuse_existing(&args.out)?;
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
     let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
@@ -131,10 +129,17 @@ fn described(checkpoint: &Checkpoint, metadata: &Metadata, mix: WeightMix) -> Re
     };
     new.insert(CHANGED[0].into(), Value::U32(file_type));
     new.insert(CHANGED[1].into(), Value::U32(2));
-    let notes = match checkpoint.source() {
-        Source::Gguf(_) => Vec::new(),
-        Source::HuggingFace(folder) => add_folder(folder, checkpoint.path(), &mut new)?,
-    };
+    let notes =
+        match checkpoint.source() {
+            Source::Gguf(_) => Vec::new(),
+            Source::HuggingFace(folder) => {
+                let mut notes = add_folder(folder, checkpoint.path(), &mut new)?;
+                notes.extend(folder.suggested_sampling().map(|suggested| {
+                    format!("what generation_config.json suggests is not part of the file: {suggested}")
+                }));
+                notes
+            }
+        };
     Ok((new, notes))
 }
 
@@ -165,27 +170,10 @@ fn write(
     target: &Path,
     interrupt: &Interrupt,
 ) -> Result<Vec<Line>> {
-    let failed = || format!("could not write {}", target.display());
-    let mut part = target.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let file = match File::create_new(&part) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            bail!("{} is there: another run writes it, or one was killed and left it; then remove it", part.display())
-        }
-        Err(error) => return Err(error).with_context(|| format!("could not create {}", part.display())),
-    };
-    let _leaving = interrupt.leaving({
-        let part = part.clone();
-        move || match std::fs::remove_file(&part) {
-            Ok(()) => "nothing was written".into(),
-            Err(error) => format!("{} was left: {error}", part.display()),
-        }
-    });
+    let (new, file) = NewFile::create(target, interrupt)?;
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
     let mut lines = Vec::new();
-    let written = recode(model, metadata, tensors, num_threads, (&part, BufWriter::new(file)), &mut |recoded| {
+    let written = recode(model, metadata, tensors, num_threads, (new.part(), BufWriter::new(file)), &mut |recoded| {
         bar.inc(recoded.tensor.num_bytes() as u64);
         lines.push(Line {
             name: recoded.tensor.name.clone(),
@@ -196,16 +184,10 @@ fn write(
         });
     });
     bar.finish_and_clear();
-    let finished = written.map_err(anyhow::Error::from).and_then(|out| {
-        let file = out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
-        file.sync_all().with_context(failed)?;
-        std::fs::rename(&part, target).with_context(failed)
-    });
-    if finished.is_err() {
-        // What is left of a failed run is of no use; that it cannot be removed would only hide why it failed.
-        let _ = std::fs::remove_file(&part);
-    }
-    finished.map(|()| lines)
+    let file = written?.into_inner().map_err(|error| error.into_error());
+    let file = file.with_context(|| format!("could not write {}", target.display()))?;
+    new.finish(&file)?;
+    Ok(lines)
 }
 
 fn report(

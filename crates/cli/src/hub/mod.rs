@@ -20,7 +20,7 @@ pub(crate) use listing::Format;
 pub(crate) use store::{Manifest, Store};
 
 use crate::interrupt::Interrupt;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use screen::Screen;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -56,8 +56,11 @@ impl Hub {
         let name = match model {
             None => known::DEFAULT.name,
             Some("") => bail!("the model's name is empty"),
-            Some(name) if Path::new(name).exists() => return Ok(name.into()),
-            Some(name) => name,
+            Some(name) => match Path::new(name).try_exists() {
+                Ok(true) => return Ok(name.into()),
+                Ok(false) => name,
+                Err(error) => return Err(error).with_context(|| format!("could not look at {name}")),
+            },
         };
         if let Some(manifest) = self.store.find(name)? {
             match self.store.damage(&manifest) {

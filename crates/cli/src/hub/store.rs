@@ -16,7 +16,7 @@ use super::part::with_suffix;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// A manifest is a few hundred bytes a file; this bounds what a damaged one can make us read.
@@ -25,6 +25,12 @@ const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     root: PathBuf,
+}
+
+/// A manifest that cannot be read, in the folder of its repository.
+struct Damaged {
+    folder: PathBuf,
+    why: anyhow::Error,
 }
 
 /// A pulled model.
@@ -93,25 +99,36 @@ impl Store {
         Ok((open.map_err(on_disk("write", &path))?, path))
     }
 
-    /// Every pulled model, by name. A manifest that cannot be read is an error that names it.
+    /// Every pulled model, by name. A manifest that cannot be read is named and passed over: the others are as good as before.
     pub(crate) fn manifests(&self) -> Result<Vec<Manifest>> {
-        let mut manifests = Vec::new();
+        let (manifests, damaged) = self.scan()?;
+        for Damaged { why, .. } in damaged {
+            let _ = writeln!(std::io::stderr(), "warning: {why:#}");
+        }
+        Ok(manifests)
+    }
+
+    fn scan(&self) -> Result<(Vec<Manifest>, Vec<Damaged>)> {
+        let (mut manifests, mut damaged) = (Vec::new(), Vec::new());
         for owner in entries(&self.root.join("models"))? {
             for repo in entries(&owner)? {
                 for path in entries(&repo.join(".manifests"))? {
                     if path.extension().is_some_and(|extension| extension == "json") {
-                        manifests.push(read_manifest(&path)?);
+                        match read_manifest(&path) {
+                            Ok(manifest) => manifests.push(manifest),
+                            Err(why) => damaged.push(Damaged { folder: repo.clone(), why }),
+                        }
                     }
                 }
             }
         }
         manifests.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(manifests)
+        Ok((manifests, damaged))
     }
 
     /// The pulled model that a name means. Several of one repository are an error that lists them.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Manifest>> {
-        let mut found = self.manifests()?;
+        let (mut found, damaged) = self.scan()?;
         if let Some(at) = found.iter().position(|manifest| manifest.name == name) {
             return Ok(Some(found.swap_remove(at)));
         }
@@ -131,7 +148,11 @@ impl Store {
             let names: Vec<_> = found.iter().map(|manifest| manifest.name.as_str()).collect();
             bail!("`{name}` means {} pulled models; name one: {}", found.len(), names.join(", "));
         }
-        Ok(found.pop())
+        let folder = self.folder(&model.owner, &model.repo);
+        match (found.pop(), damaged.into_iter().find(|damaged| damaged.folder == folder)) {
+            (None, Some(Damaged { why, .. })) => Err(why),
+            (found, _) => Ok(found),
+        }
     }
 
     pub(crate) fn write(&self, manifest: &Manifest) -> Result<(), Failure> {
@@ -140,7 +161,11 @@ impl Store {
         fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
         let text = serde_json::to_string_pretty(manifest).map_err(|error| Failure::Local(error.into()))?;
         let part = with_suffix(&path, ".part");
-        fs::write(&part, text + "\n").map_err(on_disk("write", &part))?;
+        let written = File::create(&part).and_then(|mut file| {
+            file.write_all((text + "\n").as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(on_disk("write", &part))?;
         fs::rename(&part, &path).map_err(on_disk("write", &path))
     }
 

@@ -117,22 +117,33 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// How many positions there are: YaRN stretches those that a model was trained on, which some files give as the most there are.
+fn stretched(max_positions: usize, rope: &Rope) -> usize {
+    match rope.scaling {
+        RopeScaling::Yarn { factor, original_context_len, .. } => {
+            max_positions.max((original_context_len * factor) as usize)
+        }
+        _ => max_positions,
+    }
+}
+
 /// The configuration of a Llama, from which the families say how they differ.
 pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
     let hidden_size = fields.usize("hidden_size")?;
     let num_heads = fields.usize("num_attention_heads")?;
     let head_size = head_size(fields, hidden_size, num_heads)?;
     let rotary_size = rotary_size(fields, head_size)?;
+    let rope = rope(fields, None, 10_000.0, rotary_size)?;
     Ok(DecoderConfig {
         hidden_size,
         num_heads,
         num_kv_heads: fields.opt_usize("num_key_value_heads")?.unwrap_or(num_heads),
         head_size,
         mlp_size: fields.usize("intermediate_size")?,
-        context_len: fields.usize("max_position_embeddings")?,
+        context_len: stretched(fields.usize("max_position_embeddings")?, &rope),
         norm: NormKind::Rms,
         norm_eps: fields.f32("rms_norm_eps")?,
-        positions: Positions::Rope { tables: vec![rope(fields, None, 10_000.0, rotary_size)?], style: RopeStyle::Half },
+        positions: Positions::Rope { tables: vec![rope], style: RopeStyle::Half },
         activation: activation(fields, &["hidden_activation", "hidden_act"])?,
         attention_scale: 1.0 / (head_size as f32).sqrt(),
         layers: plain_layers(fields.usize("num_hidden_layers")?),

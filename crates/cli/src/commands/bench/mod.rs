@@ -17,6 +17,7 @@ use pellucid_model::{Shape, WeightMix};
 use serde_json::json;
 
 use crate::hub::Hub;
+use crate::interrupt::Interrupt;
 use crate::loaded::ComputeArgs;
 use crate::output::Output;
 
@@ -132,14 +133,14 @@ fn length(text: &str) -> Result<Length, String> {
     }
 }
 
-pub(crate) fn run(args: &BenchArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     for (flag, is_given) in [("--type", args.mix.is_some()), ("--write", args.write.is_some())] {
         if is_given && args.shape.is_none() {
             bail!("{flag} is for random weights: it needs --shape");
         }
     }
     if let Some(path) = &args.write {
-        return model::write(args, path);
+        return model::write(args, path, interrupt);
     }
     let serves = !(args.serving.concurrency.is_empty() && args.serving.rate.is_empty());
     let measures_speed =

@@ -13,7 +13,9 @@ use serde::Serialize;
 
 use super::BenchArgs;
 use crate::hub::Hub;
+use crate::interrupt::Interrupt;
 use crate::loaded;
+use crate::new_file::{self, NewFile};
 
 /// A model on its device, before anything is asked of it.
 pub(super) struct Ready {
@@ -85,18 +87,20 @@ fn random(args: &BenchArgs) -> Result<Checkpoint> {
 }
 
 /// Writes the random model for other engines to be measured with.
-pub(super) fn write(args: &BenchArgs, path: &Path) -> Result<()> {
+pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Result<()> {
+    new_file::refuse_existing(path)?;
     let checkpoint = random(args)?;
     let Source::Gguf(metadata) = checkpoint.source() else { unreachable!("a shape has GGUF keys") };
     let tensors: Vec<NewTensor> = (checkpoint.tensors().iter())
         .map(|tensor| NewTensor { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() })
         .collect();
-    let written = || -> std::io::Result<()> {
-        let mut writer = GgufWriter::new(BufWriter::new(File::create_new(path)?), metadata, &tensors)?;
+    let (new, file) = NewFile::create(path, interrupt)?;
+    let written = || -> std::io::Result<File> {
+        let mut writer = GgufWriter::new(BufWriter::new(file), metadata, &tensors)?;
         for tensor in &tensors {
             writer.write_tensor(&checkpoint.tensor(&tensor.name).expect("a tensor of its own").bytes)?;
         }
-        writer.finish()?.into_inner()?.sync_all()
+        Ok(writer.finish()?.into_inner()?)
     };
-    written().with_context(|| format!("could not write {}", path.display()))
+    new.finish(&written().with_context(|| format!("could not write {}", path.display()))?)
 }

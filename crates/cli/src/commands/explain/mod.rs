@@ -1,7 +1,6 @@
 //! `pellucid explain`: how each token of a reply was chosen, step by step.
 
 mod cells;
-mod flags;
 mod json;
 mod page;
 mod table;
@@ -16,6 +15,7 @@ use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
+use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::format;
 use crate::hub::Hub;
 use crate::interrupt::{Interrupt, Interrupted};
@@ -23,11 +23,12 @@ use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use crate::prompt::{Prompt, PromptArgs};
 use cells::Paint;
-use flags::ChainArgs;
 use page::{Page, Written};
 
 /// How long to wait for the engine before looking whether Ctrl-C has come.
 const GLANCE: Duration = Duration::from_millis(50);
+
+const OTHERWISE: Otherwise = Otherwise { preset: Some(CHAT_DEFAULT), temperature: 1.0 };
 
 /// Show how each token of a reply is chosen
 ///
@@ -84,9 +85,9 @@ pub(crate) fn run(
 ) -> Result<()> {
     let Some(prompt) = args.prompt.read()? else { bail!("there is nothing to answer: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
-    args.sampling.check()?;
+    args.sampling.check(OTHERWISE)?;
     let loaded = loaded::load(&path, &args.compute, 1)?;
-    let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer)? };
+    let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, OTHERWISE)? };
     let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.config.vocab_size)?.steps())
         // No grammar is given here, so its step has nothing to do.
         .filter(|(kind, _)| *kind != StepKind::Mask)
@@ -109,7 +110,7 @@ pub(crate) fn run(
         is_json: args.json,
         interrupt,
     };
-    let preset = args.sampling.preset().map(|preset| preset.name());
+    let preset = args.sampling.preset(OTHERWISE).map(|preset| preset.name());
     if args.json {
         write_line(output, &json::header(&model, &ids, preset, &params, &chain))?;
     } else {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use pellucid_tokenizer::message;
 use rustyline::error::ReadlineError;
 use rustyline::history::MemHistory;
-use rustyline::{Config, Editor};
+use rustyline::{Behavior, Config, Editor};
 use serde_json::Value;
 
 use super::answer::Answerer;
@@ -16,8 +16,10 @@ use crate::prompt::Prompt;
 const HELP: &str = "/new starts over, /exit or Ctrl-D leaves, Ctrl-C stops a reply";
 
 pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &mut Output) -> Result<()> {
-    let mut editor: Editor<(), MemHistory> = Editor::with_history(Config::default(), MemHistory::new())
-        .context("could not take over the terminal for line editing")?;
+    // What is typed and asked belongs to the terminal; standard output is for replies.
+    let config = Config::builder().behavior(Behavior::PreferTerm).build();
+    let mut editor: Editor<(), MemHistory> =
+        Editor::with_history(config, MemHistory::new()).context("could not take over the terminal for line editing")?;
     say(HELP);
     let mut messages: Vec<Value> = system.iter().cloned().collect();
     loop {

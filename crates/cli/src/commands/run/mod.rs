@@ -7,14 +7,15 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
-use pellucid_sampling::{Sampler, SamplingParams, StepKind};
+use pellucid_sampling::{Preset, Sampler, SamplingParams, StepKind};
 
+use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::hub::Hub;
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::loaded::{self, ComputeArgs, Loaded};
 use crate::output::Output;
 use crate::prompt::PromptArgs;
-use crate::sampling_args::{BeamArgs, SamplingArgs};
+use crate::sampling_args::BeamArgs;
 use answer::Answerer;
 
 /// Answer a prompt, or chat when there is none
@@ -48,7 +49,7 @@ pub(crate) struct RunArgs {
     best_of: Option<usize>,
 
     #[command(flatten)]
-    sampling: SamplingArgs,
+    sampling: ChainArgs,
 
     #[command(flatten)]
     beams: BeamArgs,
@@ -64,16 +65,23 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     refuse_what_does_not_go_together(args, width)?;
-    // Searching and drawing want the model's own probabilities; a single reply is greedy unless something else is asked for.
-    let default_temperature = if width > 1 || args.sampling.draws() { 1.0 } else { 0.0 };
-    args.sampling.check(default_temperature)?;
+    // Searching and drawing want the model's own probabilities. A single reply is greedy unless something else is asked for, and so the same
+    // whenever it is asked for; a chat is not, since small models then tend to say one thing for ever.
+    let otherwise = Otherwise {
+        preset: (prompt.is_none() && width == 1).then_some(CHAT_DEFAULT),
+        temperature: if width > 1 || args.sampling.flags().draws() { 1.0 } else { 0.0 },
+    };
+    args.sampling.check(otherwise)?;
+    if let Some(beams) = beams {
+        args.sampling.flags().check_beside(beams, args.choices, best_of)?;
+    }
     let loaded = loaded::load(&path, &args.compute, width)?;
     if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
         writeln!(std::io::stderr(), "[{}]", loaded.memory)?;
     }
-    let sampling = args.sampling.params(&loaded.tokenizer, default_temperature)?;
+    let sampling = args.sampling.params(&loaded.tokenizer, otherwise)?;
     if beams.is_none() {
-        show_chain(args, &sampling, &loaded)?;
+        show_chain(args.sampling.preset(otherwise), &sampling, &loaded)?;
     }
     let mut answerer = Answerer {
         loaded,
@@ -93,6 +101,9 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
             }
         }
         None if answerer.loaded.template.is_none() => {
+            if let Some(error) = &answerer.loaded.template_error {
+                bail!("{error}");
+            }
             bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue")
         }
         None if args.prompt.raw => bail!("--raw continues a prompt: give one"),
@@ -116,29 +127,29 @@ fn refuse_what_does_not_go_together(args: &RunArgs, width: usize) -> Result<()> 
     if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
         bail!("--best-of ranks whole replies, so it does not go together with --stop");
     }
-    if args.beams.is_given() && args.sampling.preset().is_some() {
+    if args.beams.is_given() && args.sampling.flags().preset().is_some() {
         bail!("--beams searches and does not draw, so it does not go together with --preset");
     }
-    match (args.sampling.min_tokens(), args.max_tokens) {
+    match (args.sampling.flags().min_tokens(), args.max_tokens) {
         (Some(least), Some(most)) if least > most => bail!("--min-tokens {least} is more than --max-tokens {most}"),
         _ => Ok(()),
     }
 }
 
 /// The steps that are left after presets and flags, in their order; nothing is said of a temperature alone.
-fn show_chain(args: &RunArgs, sampling: &SamplingParams, loaded: &Loaded) -> Result<()> {
+fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, loaded: &Loaded) -> Result<()> {
     let sampler = Sampler::new(sampling, loaded.config.vocab_size)?;
     // There is no grammar here.
     let steps: Vec<(StepKind, String)> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).collect();
     let is_plain = steps.iter().all(|(kind, _)| matches!(kind, StepKind::Temperature | StepKind::Draw));
-    if args.sampling.preset().is_none() && is_plain {
+    if preset.is_none() && is_plain {
         return Ok(());
     }
     let name = |(kind, setting): &(StepKind, String)| match setting.as_str() {
         "" => kind.name().to_owned(),
         setting => format!("{} {setting}", kind.name()),
     };
-    let preset = args.sampling.preset().map_or_else(String::new, |preset| format!("preset {preset}: "));
+    let preset = preset.map_or_else(String::new, |preset| format!("preset {preset}: "));
     let steps: Vec<String> = steps.iter().map(name).collect();
     let _ = writeln!(std::io::stderr(), "[{preset}{}]", steps.join(", "));
     Ok(())

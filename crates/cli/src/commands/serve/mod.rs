@@ -55,6 +55,9 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
         device = loaded.device,
         "loaded"
     );
+    if let Some(error) = &loaded.template_error {
+        warn!("{error}; chats are refused");
+    }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", loaded.memory);
     info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
     let drain = Drain::default();

@@ -1,4 +1,4 @@
-//! The flags of the chain, and whether any of them was given: without one, `explain` shows a chain that is worth explaining.
+//! The flags of the chain, and whether any of them was given: without one, a chat and `explain` take a preset.
 
 use anyhow::Result;
 use clap::error::Error;
@@ -9,40 +9,56 @@ use pellucid_tokenizer::Tokenizer;
 
 use crate::sampling_args::SamplingArgs;
 
-/// What is explained when nothing is asked for: what people chat with, with steps of both kinds.
-const DEFAULT: Preset = Preset::Chat;
+/// What a chat is drawn with when nothing is asked for, and what `explain` explains.
+pub(crate) const CHAT_DEFAULT: Preset = Preset::Chat;
 /// Flags that do not say how to choose.
 const NEUTRAL_FLAGS: [&str; 2] = ["seed", "stop_token"];
 
 #[derive(Debug)]
-pub(super) struct ChainArgs {
+pub(crate) struct ChainArgs {
     args: SamplingArgs,
     is_given: bool,
 }
 
+/// What stands for what was not said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Otherwise {
+    /// Where no flag says how to choose.
+    pub(crate) preset: Option<Preset>,
+    /// Where neither a flag nor a preset gives one. All else is neutral then: the model's own distribution.
+    pub(crate) temperature: f32,
+}
+
 impl ChainArgs {
-    /// The effective parameters. With a flag and without a preset, what is not given is neutral: the model's own distribution.
-    pub(super) fn params(&self, tokenizer: &Tokenizer) -> Result<SamplingParams> {
-        let given = self.args.params(tokenizer, 1.0)?;
-        if self.is_given {
-            return Ok(given);
+    /// The effective parameters.
+    pub(crate) fn params(&self, tokenizer: &Tokenizer, otherwise: Otherwise) -> Result<SamplingParams> {
+        let given = self.args.params(tokenizer, otherwise.temperature)?;
+        match otherwise.preset {
+            Some(preset) if !self.is_given => {
+                let SamplingParams { seed, end_ids, stop_ids, .. } = given;
+                Ok(SamplingParams { seed, end_ids, stop_ids, ..preset.params() })
+            }
+            _ => Ok(given),
         }
-        let SamplingParams { seed, end_ids, stop_ids, .. } = given;
-        Ok(SamplingParams { seed, end_ids, stop_ids, ..DEFAULT.params() })
     }
 
     /// Refuses what is wrong whatever the model.
-    pub(super) fn check(&self) -> Result<()> {
-        self.args.check(1.0)
+    pub(crate) fn check(&self, otherwise: Otherwise) -> Result<()> {
+        self.args.check(otherwise.temperature)
     }
 
-    pub(super) fn preset(&self) -> Option<Preset> {
-        if self.is_given { self.args.preset() } else { Some(DEFAULT) }
+    pub(crate) fn preset(&self, otherwise: Otherwise) -> Option<Preset> {
+        if self.is_given { self.args.preset() } else { otherwise.preset }
     }
 
     /// Whether the user said how to choose.
-    pub(super) fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.is_given
+    }
+
+    /// The flags alone.
+    pub(crate) fn flags(&self) -> &SamplingArgs {
+        &self.args
     }
 }
 
