@@ -57,6 +57,22 @@ def test_streams_are_the_whole_reply_in_pieces(chat):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def test_replies_can_be_sent_back(client, chat):
+    """As the objects that the library returns, and as what it makes of them: both hold fields that are null."""
+    usual = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "logit_bias": {"2": -100}, "seed": 7}
+    # The helpers raise an error of their own for a reply that its length ended, so these end by a text.
+    ended = {**usual, "stop": chat(max_tokens=8).choices[0].message.content[4]}
+    replies = [chat().choices[0].message, client.chat.completions.parse(**ended).choices[0].message]
+    with client.chat.completions.stream(**ended) as stream:
+        replies.append(stream.get_final_completion().choices[0].message)
+    for reply in replies:
+        for form in (reply, reply.model_dump(), {**reply.model_dump(), "annotations": []}):
+            assert chat(messages=[*HELLO, form, HELLO[1]]).choices[0].message.content
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(messages=[*HELLO, {**replies[0].model_dump(), "annotations": [{"type": "url_citation"}]}, HELLO[1]])
+    assert refused.value.param == "messages[2].annotations"
+
+
 def test_logprobs(chat):
     reply = chat(logprobs=True, top_logprobs=5, temperature=0)
     tokens = reply.choices[0].logprobs.content

@@ -138,9 +138,9 @@ impl Fields {
         }
     }
 
-    /// The end: what is left is known to nobody.
+    /// The end: what is left is known to nobody, unless it is null, which asks for nothing.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
-        match self.entries.first() {
+        match self.entries.iter().find(|(_, value)| *value != Json::Null) {
             None => Ok(()),
             Some((name, _)) => {
                 let message = format!("unknown field {}", shown(&format!("{}{name}", self.path)));
@@ -276,5 +276,7 @@ mod tests {
         assert_eq!(inner.take("d"), None);
         assert_eq!(inner.finish().unwrap_err().detail.param.as_deref(), Some("b.c"));
         assert_eq!(read.finish(), Ok(()));
+        assert_eq!(fields("{\"a\":null}").finish(), Ok(()));
+        assert_eq!(fields("{\"a\":null,\"b\":0}").finish().unwrap_err().detail.param.as_deref(), Some("b"));
     }
 }

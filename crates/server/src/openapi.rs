@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use serde_json::{Value, json};
-use utoipa::openapi::schema::{AdditionalProperties, Object, Schema};
+use utoipa::openapi::schema::{Object, Schema};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApi, RefOr};
 use utoipa::{PartialSchema, ToSchema};
@@ -79,7 +79,7 @@ fn example(name: &str, model: &ServedModel) -> Option<Value> {
     Some(request)
 }
 
-/// Objects that requests are made of: no field of them is ignored.
+/// Objects that requests are made of: no field of them is ignored, and one that nobody knows can only be null.
 const STRICT: [&str; 7] = [
     "ChatRequest",
     "CompletionRequest",
@@ -99,11 +99,6 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &ServedModel) ->
         .build();
     api.servers = None;
     let components = api.components.get_or_insert_default();
-    for name in STRICT {
-        if let Some(RefOr::T(Schema::Object(object))) = components.schemas.get_mut(name) {
-            object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
-        }
-    }
     if has_keys {
         let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
         let header = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-Api-Key")));
@@ -115,6 +110,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &ServedModel) ->
     let mut document = json!(api);
     for name in STRICT {
         let Some(schema) = document.pointer_mut(&format!("/components/schemas/{name}")) else { continue };
+        schema["additionalProperties"] = json!({ "type": "null" });
         // This route makes text of ids, which not every id of a model has.
         let has_text = name == "DetokenizeRequest";
         fit_ids(schema, if has_text { model.tokenizer.vocab_size() } else { model.vocab_size });

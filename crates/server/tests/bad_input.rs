@@ -249,6 +249,7 @@ fn fields_are_honoured_or_refused_by_name() {
         "\"user\":\"somebody\"",
         "\"tools\":null",
         "\"stop\":null",
+        "\"temprature\":null",
     ];
     for field in harmless {
         server.chat(field).ok();
@@ -285,6 +286,7 @@ fn messages_that_are_none() {
         ("[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "messages[0].content[0].text"),
         ("[{\"role\":\"user\",\"content\":\"hi\",\"name\":\"me\"}]", "messages[0].name"),
         ("[{\"role\":\"user\",\"content\":\"hi\",\"mood\":\"good\"}]", "messages[0].mood"),
+        ("[{\"role\":\"assistant\",\"content\":\"hi\",\"annotations\":[{}]}]", "messages[0].annotations"),
         (
             "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"http://127.0.0.1:9/x.png\"}}]}]",
             "messages[1].content[0].type",
@@ -300,6 +302,9 @@ fn messages_that_are_none() {
     assert_eq!(server.post("/v1/chat/completions", "{\"messages\":[]}").refused(400).0.as_deref(), Some("model"));
     let parts = "\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hel\"},{\"type\":\"text\",\"text\":\"lo\"}]}]";
     server.chat(parts).ok();
+    // A reply as clients' libraries hold it and send it back.
+    let reply = "{\"role\":\"assistant\",\"content\":\"hi\",\"refusal\":null,\"annotations\":[],\"audio\":null,\"function_call\":null,\"tool_calls\":null,\"parsed\":null}";
+    server.chat(&format!("\"messages\":[{reply},{}]", reply.replace("[]", "null"))).ok();
 }
 
 #[test]

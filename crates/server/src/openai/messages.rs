@@ -93,13 +93,12 @@ fn read_one(path: String, value: Json) -> Result<ChatMessage, ApiError> {
     let role_path = fields.path("role");
     let role = Role::parse(&role_path, fields.required("role")?)?;
     let content_path = fields.path("content");
+    let is_empty = |value: &Json| matches!(value, Json::Array(values) if values.is_empty());
     for name in ["tool_calls", "function_call", "tool_call_id"] {
-        fields.refuse(
-            name,
-            |value| matches!(value, Json::Array(calls) if calls.is_empty()),
-            "tools follow in a later version",
-        )?;
+        fields.refuse(name, is_empty, "tools follow in a later version")?;
     }
+    // Clients send replies back as their library holds them, with this list and much else that is null.
+    fields.refuse("annotations", is_empty, "the model's template has no place for citations")?;
     for (name, why) in [
         ("name", "the model's template has no place for names"),
         ("audio", "this server has no sound"),
