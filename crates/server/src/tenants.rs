@@ -55,11 +55,14 @@ pub struct TenantConfig {
     pub trace: bool,
 }
 
-/// Why keys were refused at the start. Never holds a key.
+/// Why keys were refused at the start. Never holds a key, nor any word of the file that may be one typed at the wrong place: only names of
+/// tenants, which logs and metrics tell as well.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KeysError {
-    #[error("the keys file is not valid: {0}")]
-    Syntax(String),
+    #[error("the keys file is not valid at line {line}, column {column}: {reason}")]
+    Syntax { line: usize, column: usize, reason: String },
+    #[error("tenant {number} of the keys file: a name has 1 to 64 letters, digits and the marks - _ .")]
+    Name { number: usize },
     #[error("tenant {tenant:?}: {reason}")]
     Tenant { tenant: String, reason: String },
     #[error("two tenants are called {0:?}")]
@@ -102,16 +105,44 @@ pub struct Tenants {
 impl KeysFile {
     /// Reads TOML, or JSON where the text begins like it.
     pub fn parse(text: &str) -> Result<KeysFile, KeysError> {
-        let file: KeysFile = if text.trim_start().starts_with('{') {
-            serde_json::from_str(text).map_err(|error| KeysError::Syntax(error.to_string()))?
-        } else {
-            // The message alone: what stands around an error in a keys file may be a key.
-            toml::from_str(text).map_err(|error| KeysError::Syntax(error.message().to_owned()))?
-        };
+        let file = if text.trim_start().starts_with('{') { from_json(text)? } else { from_toml(text)? };
         if file.tenant.is_empty() {
             return Err(KeysError::NoTenant);
         }
         Ok(file)
+    }
+}
+
+fn from_json(text: &str) -> Result<KeysFile, KeysError> {
+    serde_json::from_str(text).map_err(|error| {
+        let reason = if error.is_data() { expected(&error.to_string()) } else { "this is not JSON".into() };
+        KeysError::Syntax { line: error.line(), column: error.column(), reason }
+    })
+}
+
+fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
+    let refused = |error: toml::de::Error, reason: String| {
+        let start = error.span().map_or(0, |span| span.start);
+        let before = text.get(..start).unwrap_or_default();
+        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        KeysError::Syntax { line: before.matches('\n').count() + 1, column, reason }
+    };
+    // What is wrong with the text is told apart from what is wrong with its contents, whose messages are known.
+    let read: Result<toml::Table, _> = toml::from_str(text);
+    read.map_err(|error| refused(error, "this is not TOML".into()))?;
+    toml::from_str(text).map_err(|error| {
+        let reason = expected(error.message());
+        refused(error, reason)
+    })
+}
+
+/// What stood in the place of what was found, from a message that ends with it. What was found may be a key, and is not repeated.
+fn expected(message: &str) -> String {
+    match message.rsplit_once(", expected ") {
+        // `serde_json` adds the place, which is told already.
+        Some((_, wanted)) => format!("expected {}", wanted.split(" at line ").next().unwrap_or_default()),
+        None if message.starts_with("missing field `name`") => "a tenant without a name".into(),
+        None => "not what a keys file holds here".into(),
     }
 }
 
@@ -129,7 +160,7 @@ impl Tenants {
             let refused = |reason: String| KeysError::Tenant { tenant: config.name.clone(), reason };
             let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if config.name.is_empty() || config.name.len() > 64 || !config.name.chars().all(is_word) {
-                return Err(refused("a name has 1 to 64 letters, digits and the marks - _ .".into()));
+                return Err(KeysError::Name { number: index + 1 });
             }
             if tenants.tenants.iter().any(|other| other.config.name == config.name) {
                 return Err(KeysError::NamedTwice(config.name));
@@ -340,10 +371,32 @@ mod tests {
         let refused =
             |text: &str| KeysFile::parse(text).and_then(|file| Tenants::new(file.tenant)).unwrap_err().to_string();
         assert_eq!(refused(""), "the keys file names no tenant");
-        assert!(refused("[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\"]\nlimit = 3").contains("limit"));
-        assert!(!refused("[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\" x]").contains("secret"));
+        let place = "the keys file is not valid at ";
+        for (text, reason) in [
+            ("[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\" x]", "line 3, column 22: this is not TOML"),
+            ("[[tenant]]\nname = \"a\"\nsecret-key = 1\nsecret-key = 1", "line 4, column 1: this is not TOML"),
+            ("[[tenant]]\nname = \"a\"\nkeys = \"secret-key\"", "line 3, column 8: expected a sequence"),
+            ("[[tenant]]\nname = \"a\"\nkeys = \"secret, expected this-key\"", "line 3, column 8: expected a sequence"),
+            ("[[tenant]]\nname = \"a\"\nkeys = [\"b\", 1234]", "line 3, column 14: expected a string"),
+            ("[[tenant]]\nname = \"a\"\nkv_tokens = \"secret-key\"", "line 3, column 13: expected u32"),
+            ("[[tenant]]\nkeys = [\"secret-key\"]", "line 1, column 1: a tenant without a name"),
+            ("{\"tenant\": [{\"name\": \"a\", \"keys\": \"secret-key\"}]}", "line 1, column 46: expected a sequence"),
+            ("{\"tenant\": [{\"name\": \"a\",\n\"kv_tokens\": \"secret-key\"}]}", "line 2, column 25: expected u32"),
+            ("{\"tenant\": [{\"name\": secret-key}]}", "line 1, column 22: this is not JSON"),
+            ("{\"tenant\": [{\"keys\": [\"secret-key\"]}]}", "line 1, column 36: a tenant without a name"),
+        ] {
+            assert_eq!(refused(text), format!("{place}{reason}"), "{text}");
+        }
+        for text in ["[[tenant]]\nname = \"a\"\nsecret-key = 1", "{\"tenant\": [{\"secret-key\": 1}]}"] {
+            let told = refused(text);
+            assert!(!told.contains("secret") && told.contains("expected one of `name`, `keys`"), "{told}");
+        }
+        assert!(refused("secret-key = 1").ends_with("line 1, column 1: expected `tenant`"));
         assert!(refused("[[tenant]]\nname = \"a\"").contains("no key"));
-        assert!(refused("[[tenant]]\nname = \"a b\"\nkeys = [\"secret-key\"]").contains("name"));
+        assert!(
+            refused("[[tenant]]\nname = \"secret key\"\nkeys = [\"b\"]")
+                .starts_with("tenant 1 of the keys file: a name")
+        );
         assert!(refused("[[tenant]]\nname = \"a\"\nkeys = [\"short\"]").contains("8 to 512"));
         let twice =
             "[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\"]\n[[tenant]]\nname = \"b\"\nkeys = [\"secret-key\"]";
