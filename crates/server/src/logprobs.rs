@@ -44,7 +44,7 @@ pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
     /// Null for the first token of an echoed prompt.
     token_logprobs: Vec<Option<f32>>,
-    /// Null where none were asked for.
+    /// The most probable tokens at each place, and the token itself where it is none of them. Null where none were asked for.
     #[schema(value_type = Option<Vec<Option<Object>>>, required)]
     top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
     /// Characters before each token.
@@ -103,7 +103,10 @@ impl CompletionLogprobs {
             if num_top > 0 {
                 let top = token.logprobs.as_ref().map(|logprobs| {
                     let entry = |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), number(logprob));
-                    logprobs.top.iter().map(entry).collect()
+                    let mut top: Map<String, Value> = logprobs.top.iter().map(entry).collect();
+                    // The token itself is always among them, as in OpenAI's API: one more where it is not one of the most probable.
+                    top.entry(text_of(&bytes)).or_insert_with(|| number(logprobs.chosen));
+                    top
                 });
                 self.top_logprobs.get_or_insert_default().push(top);
             }
