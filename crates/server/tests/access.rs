@@ -146,11 +146,15 @@ fn pages_of_other_origins_are_let_in_by_name_only() {
     let asked = [
         ("Origin", "https://app.example"),
         ("Access-Control-Request-Method", "POST"),
-        ("Access-Control-Request-Headers", "authorization,content-type"),
+        // Those of the official client for JavaScript among them.
+        ("Access-Control-Request-Headers", "authorization,content-type,x-stainless-lang,x-stainless-retry-count"),
     ];
     let preflight = open.request("OPTIONS", CHAT, &asked, b"");
     assert_eq!(preflight.status, 200);
-    assert!(preflight.header("access-control-allow-headers").unwrap().contains("authorization"));
+    assert_eq!(preflight.header("access-control-allow-headers"), Some(asked[2].1));
+    assert_eq!(preflight.header("access-control-allow-origin"), Some("https://app.example"));
+    let foreign = [("Origin", "https://other.example"), asked[1], asked[2]];
+    assert_eq!(open.request("OPTIONS", CHAT, &foreign, b"").header("access-control-allow-origin"), None);
     let stranger = open.request("GET", "/v1/models", &[("Origin", "https://other.example")], b"");
     assert_eq!(stranger.header("access-control-allow-origin"), None);
 }
