@@ -192,11 +192,17 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>
 }
 
 /// Show the numbers, for Prometheus
+///
+/// Where there are several tenants, the key needs the right to them.
 #[utoipa::path(get, path = "/metrics", tag = "Operations", responses(
     (status = 200, description = "Metrics in the OpenMetrics text format", body = String, content_type = "application/openmetrics-text"), Refusals))]
-pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response<Body> {
+pub(crate) async fn metrics(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Response<Body>, ApiError> {
+    app.tenants.check_metrics(&caller.tenant)?;
     let mut response = Response::new(Body::from(app.metrics.render(&app.model.engine.last_stats())));
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
+    Ok(response)
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use axum::http::StatusCode;
 use pellucid_engine::TenantId;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -53,6 +54,9 @@ pub struct TenantConfig {
     /// Whether `trace` may be asked for: it shows more of the model than log probabilities do.
     #[serde(default)]
     pub trace: bool,
+    /// Whether `/metrics` may be read where there are other tenants: it shows what they do.
+    #[serde(default)]
+    pub metrics: bool,
 }
 
 /// Why keys were refused at the start. Never holds a key, nor any word of the file that may be one typed at the wrong place: only names of
@@ -206,6 +210,15 @@ impl Tenants {
     /// Tenants with a quota of KV memory, in tokens.
     pub fn kv_quotas(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
         self.tenants.iter().filter_map(|tenant| Some((tenant.id, tenant.config.kv_tokens?)))
+    }
+
+    /// Refuses the numbers of the whole server to a tenant that shares it, unless the operator gave it the right to them.
+    pub(crate) fn check_metrics(&self, tenant: &Tenant) -> Result<(), ApiError> {
+        if self.tenants.len() == 1 || tenant.config.metrics {
+            return Ok(());
+        }
+        let message = "metrics are not allowed for this key: they show what other tenants do; `metrics = true` in the keys file allows them";
+        Err(ApiError::refused(StatusCode::FORBIDDEN, "metrics_not_allowed", message))
     }
 
     fn hash(&self, digest: &[u8; 32]) -> [u8; 32] {

@@ -66,6 +66,25 @@ fn no_route_but_health_answers_without_a_key() {
 }
 
 #[test]
+fn the_numbers_of_all_tenants_need_permission() {
+    let watcher = TenantConfig { metrics: true, requests_per_minute: Some(0), ..tenant("watcher", "key-of-watcher") };
+    let tenants = vec![tenant("a", "key-of-a"), tenant("b", "key-of-b"), watcher];
+    let server = Server::with(Setup { tenants, ..Setup::default() });
+    let ask = |server: &Server, key: &str| server.request("GET", "/metrics", &[("X-Api-Key", key)], b"");
+    server.post_as("key-of-a", CHAT, &chat_body("")).ok();
+    let refused = ask(&server, "key-of-b");
+    assert_eq!(refused.refused(403).1.as_deref(), Some("metrics_not_allowed"));
+    assert!(ask(&server, "key-of-watcher").text().contains("tenant=\"a\""), "the control: the numbers are there");
+    assert_eq!(
+        server.post_as("key-of-watcher", CHAT, &chat_body("")).refused(429).1.as_deref(),
+        Some("requests_per_minute")
+    );
+    // One tenant alone sees nobody but itself.
+    let server = Server::with(Setup { tenants: vec![tenant("a", "key-of-a")], ..Setup::default() });
+    assert_eq!(ask(&server, "key-of-a").status, 200);
+}
+
+#[test]
 fn limits_say_which_they_are_and_when_to_come_back() {
     let limited = |name: &str, config: TenantConfig| TenantConfig {
         name: name.into(),

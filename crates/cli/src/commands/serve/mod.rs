@@ -92,7 +92,9 @@ fn tenants(args: &ServeArgs) -> Result<Tenants> {
         configs.push(TenantConfig {
             name: "default".into(),
             keys: vec![key.clone()],
+            // Whoever sets the server's flags is its operator.
             trace: true,
+            metrics: true,
             ..TenantConfig::default()
         });
     }
