@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::drain::Flight;
+use crate::error::ApiError;
 use crate::metrics::Outcome;
 use crate::reply::{Reply, Spec, Summary};
 use crate::state::App;
@@ -25,7 +26,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Lets the request in, or says which limit keeps it out.
+    /// For a request that was let in and charged for its prompt.
     pub(crate) fn open(app: &Arc<App>, permit: Permit, request_id: &str, spec: &Spec) -> Account {
         let num_prompt = spec.num_prompt_tokens();
         let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
@@ -57,9 +58,10 @@ impl Account {
         }
     }
 
-    /// The end of a request that was refused after it had been let in: it costs nothing, and counts as what is said, if anything.
-    pub(crate) fn refuse(&mut self, outcome: Option<Outcome>) {
-        self.permit.tenant.refund(self.latest.prompt_tokens, self.prompt_logprobs);
+    /// The end of a request that was refused after it had been charged: its prompt costs nothing, and it counts as what is said, if anything.
+    pub(crate) fn refuse(&mut self, error: &ApiError, outcome: Option<Outcome>) {
+        self.permit.refund_prompt(self.latest.prompt_tokens, self.prompt_logprobs);
+        self.permit.refuse(error);
         self.is_closed = true;
         if let Some(outcome) = outcome {
             self.close(outcome, &Summary::default());

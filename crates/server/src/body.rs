@@ -9,6 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::error::{ApiError, RETRY_SOON_S};
 use crate::json::Json;
 use crate::state::{App, BODY_UNIT};
+use crate::tenants::Permit;
 
 /// Bodies from this size on are worked on apart: a template and a tokenizer take a while over a long text.
 const LONG: usize = 16 << 10;
@@ -85,9 +86,19 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
-async fn too_large(mut body: Body, limit: usize, deadline: Instant) -> ApiError {
-    let mut left = limit.saturating_mul(DRAINED);
-    // A connection that is closed while the client still sends loses the reply on its way.
+async fn too_large(body: Body, limit: usize, deadline: Instant) -> ApiError {
+    throw_away(body, limit.saturating_mul(DRAINED), deadline).await;
+    let message = format!("the body is larger than {limit} bytes");
+    ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+}
+
+/// Reads the body of a request that is refused whatever it says, and keeps nothing of it.
+pub(crate) async fn discard(app: &App, request: Request<Body>) {
+    throw_away(request.into_body(), app.limits.max_body_bytes, Instant::now() + app.limits.body_timeout).await;
+}
+
+/// A connection that is closed while the client still sends loses the reply on its way, so up to `left` bytes are read.
+async fn throw_away(mut body: Body, mut left: usize, deadline: Instant) {
     while let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await {
         let len = frame.data_ref().map_or(0, |data| data.len());
         match left.checked_sub(len) {
@@ -95,8 +106,6 @@ async fn too_large(mut body: Body, limit: usize, deadline: Instant) -> ApiError 
             None => break,
         }
     }
-    let message = format!("the body is larger than {limit} bytes");
-    ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
 }
 
 impl ReadBody {
@@ -107,20 +116,27 @@ impl ReadBody {
         Ok(ReadBody { name: "message", bytes, room })
     }
 
-    /// Parses the body and hands it to `work`, beside the threads that serve connections when it is long.
+    /// Parses the body and hands it to `work`, beside the threads that serve connections when it is long. Both the memory and the tenant's
+    /// place are held until the work is done, even where nobody waits for it any more.
     pub(crate) async fn parse<T: Send + 'static>(
         self,
+        permit: Permit,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<(T, Permit), ApiError> {
         let ReadBody { name, bytes, room } = self;
         let is_long = bytes.len() >= LONG;
         let whole = move || {
-            // Until the work is done, even where nobody waits for it any more.
             let _room = room;
             let value = Json::parse(&bytes).map_err(|error| {
                 ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
-            })?;
-            work(value)
+            });
+            match value.and_then(work) {
+                Ok(outcome) => Ok((outcome, permit)),
+                Err(error) => {
+                    permit.refuse(&error);
+                    Err(error)
+                }
+            }
         };
         if !is_long {
             return whole();

@@ -10,8 +10,9 @@ use axum::middleware::Next;
 use crate::drain::Phase;
 use crate::error::ApiError;
 use crate::fields::shown;
-use crate::state::SharedApp;
-use crate::tenants::Tenant;
+use crate::metrics::Outcome;
+use crate::state::{App, SharedApp};
+use crate::tenants::{Permit, Tenant};
 
 /// Seconds that a client is told to wait while the server leaves: long enough for another to take its place.
 const DRAIN_RETRY_S: u64 = 10;
@@ -21,6 +22,17 @@ const DRAIN_RETRY_S: u64 = 10;
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) request_id: String,
+}
+
+impl Caller {
+    /// Lets the request in, before any work is done for it; `asks_model` where it is one to the model and counted as such.
+    pub(crate) fn enter(&self, app: &App, asks_model: bool) -> Result<Permit, ApiError> {
+        self.tenant.enter(asks_model).inspect_err(|_| {
+            if asks_model {
+                app.metrics.count(&self.tenant.config.name, Outcome::Limited);
+            }
+        })
+    }
 }
 
 /// The id that a request was given when it came.

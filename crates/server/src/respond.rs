@@ -15,6 +15,7 @@ use crate::metrics::Outcome;
 use crate::reply::{Reply, Spec, Summary};
 use crate::sse::SseBody;
 use crate::state::{App, SharedApp};
+use crate::tenants::Permit;
 use crate::wire::{ChunkWriter, Envelope};
 
 /// A reply under way. Dropping it cancels it.
@@ -54,14 +55,19 @@ impl Underway {
     }
 }
 
-/// Lets a request in and submits it: all refusals happen here, before a byte of a reply is sent.
-pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<(Underway, Envelope), ApiError> {
-    let limited = |error: ApiError| {
-        app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
-        error
-    };
+/// Charges a request that was read and submits it: the last refusals happen here, before a byte of a reply is sent.
+pub(crate) fn begin(
+    app: &SharedApp,
+    caller: &Caller,
+    permit: Permit,
+    spec: Spec,
+) -> Result<(Underway, Envelope), ApiError> {
     let reports = spec.logprobs.is_some() || spec.prompts.iter().any(|prompt| prompt.request.trace);
-    let permit = caller.tenant.enter(spec.num_prompt_tokens(), reports).map_err(limited)?;
+    if let Err(error) = permit.charge_prompt(spec.num_prompt_tokens(), reports) {
+        app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
+        permit.refuse(&error);
+        return Err(error);
+    }
     let mut account = Account::open(app, permit, &caller.request_id, &spec);
     let envelope = Envelope::new(spec.dialect, spec.logprobs, &app.model);
     let (reply, requests) = Reply::new(spec, &app.model.tokenizer);
@@ -69,12 +75,13 @@ pub(crate) fn begin(app: &SharedApp, caller: &Caller, spec: Spec) -> Result<(Und
         Ok(generation) => Ok((Underway { reply, generation, account }, envelope)),
         Err(error) => {
             let error = ApiError::from(error);
-            account.refuse(match error.status {
+            let outcome = match error.status {
                 StatusCode::TOO_MANY_REQUESTS => Some(Outcome::Limited),
                 // The request was wrong, which is no failure of ours.
                 StatusCode::BAD_REQUEST => None,
                 _ => Some(Outcome::Failed),
-            });
+            };
+            account.refuse(&error, outcome);
             Err(error)
         }
     }
@@ -85,13 +92,18 @@ pub(crate) fn cut_short() -> ApiError {
     ApiError::unavailable("shutting_down", "the server was told to end at once, before this reply was complete", 30)
 }
 
-pub(crate) async fn respond(app: SharedApp, caller: Caller, spec: Spec) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn respond(
+    app: SharedApp,
+    caller: Caller,
+    permit: Permit,
+    spec: Spec,
+) -> Result<Response<Body>, ApiError> {
     if let Some(user) = &spec.user {
         // A hash under the process's own secret: enough to count by, useless to anybody else.
         tracing::debug!(request_id = caller.request_id, user = app.tenants.pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
-    let (underway, envelope) = begin(&app, &caller, spec)?;
+    let (underway, envelope) = begin(&app, &caller, permit, spec)?;
     match streaming {
         Some(streaming) => {
             let body = SseBody::new(underway, ChunkWriter::new(envelope, streaming), &app);

@@ -22,6 +22,7 @@ use crate::openai::completions::CompletionRequest;
 use crate::openai::models::{ModelCard, ModelList};
 use crate::respond::{json, respond};
 use crate::state::{App, SharedApp};
+use crate::tenants::Permit;
 use crate::wire::{ChatCompletion, Completion};
 
 /// What any route may say instead of an answer.
@@ -86,8 +87,8 @@ pub(crate) async fn chat(
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value| ChatRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
-    let spec = body::read(&app, request).await?.parse(read).await?;
-    respond(app, caller, spec).await
+    let (spec, permit) = admit(&app, &caller, request, true, read).await?;
+    respond(app, caller, permit, spec).await
 }
 
 /// Continue a text
@@ -101,8 +102,8 @@ pub(crate) async fn completions(
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value| CompletionRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
-    let spec = body::read(&app, request).await?.parse(read).await?;
-    respond(app, caller, spec).await
+    let (spec, permit) = admit(&app, &caller, request, true, read).await?;
+    respond(app, caller, permit, spec).await
 }
 
 /// List the models
@@ -121,8 +122,12 @@ pub(crate) async fn model(State(app): State<SharedApp>, Path(id): Path<String>) 
 /// Make a text or a conversation ids
 #[utoipa::path(post, path = "/tokenize", tag = "Text", request_body = TokenizeRequest, responses(
     (status = 200, body = Tokenized), Refusals, BodyRefusals))]
-pub(crate) async fn tokenize(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
-    answer(app, request, |value, model| TokenizeRequest::read(value, model)?.answer(model)).await
+pub(crate) async fn tokenize(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    answer(app, caller, request, |value, model| TokenizeRequest::read(value, model)?.answer(model)).await
 }
 
 /// Make ids a text
@@ -130,9 +135,10 @@ pub(crate) async fn tokenize(State(app): State<SharedApp>, request: Request<Body
     (status = 200, body = Detokenized), Refusals, BodyRefusals))]
 pub(crate) async fn detokenize(
     State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    answer(app, request, |value, model| DetokenizeRequest::read(value, model)?.answer(model)).await
+    answer(app, caller, request, |value, model| DetokenizeRequest::read(value, model)?.answer(model)).await
 }
 
 /// Write a conversation as the model reads it
@@ -140,19 +146,45 @@ pub(crate) async fn detokenize(
     (status = 200, body = Rendered), Refusals, BodyRefusals))]
 pub(crate) async fn apply_template(
     State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    answer(app, request, |value, model| TemplateRequest::read(value, model)?.answer(model)).await
+    answer(app, caller, request, |value, model| TemplateRequest::read(value, model)?.answer(model)).await
+}
+
+/// Lets a request in, reads its body and hands it to `work`: for a tenant beyond its limits nothing is parsed, rendered or encoded.
+async fn admit<T: Send + 'static>(
+    app: &App,
+    caller: &Caller,
+    request: Request<Body>,
+    asks_model: bool,
+    work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, Permit), ApiError> {
+    let permit = match caller.enter(app, asks_model) {
+        Ok(permit) => permit,
+        Err(error) => {
+            body::discard(app, request).await;
+            return Err(error);
+        }
+    };
+    match body::read(app, request).await {
+        Ok(body) => body.parse(permit, work).await,
+        Err(error) => {
+            permit.refuse(&error);
+            Err(error)
+        }
+    }
 }
 
 /// Answers a body with what a function makes of it.
 async fn answer<T: Serialize + Send + 'static>(
     app: SharedApp,
+    caller: Caller,
     request: Request<Body>,
     work: impl FnOnce(Json, &ServedModel) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let shared: Arc<App> = app.clone();
-    let answer = body::read(&app, request).await?.parse(move |value| work(value, &shared.model)).await?;
+    let (answer, _) = admit(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;
     Ok(json(text_of(&answer)))
 }
 

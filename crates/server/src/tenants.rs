@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use axum::http::StatusCode;
@@ -282,31 +282,22 @@ impl Tenant {
         Tenant { id: TenantId(id), config, num_running: AtomicUsize::new(0), budgets: Mutex::new(budgets) }
     }
 
-    /// Lets a request in, or says which limit keeps it out. `num_prompt` tokens are charged now, output as it is made.
-    pub(crate) fn enter(self: &Arc<Tenant>, num_prompt: usize, reports_logprobs: bool) -> Result<Permit, ApiError> {
+    /// Lets a request in before any work is done for it, or says which limit keeps it out. Tokens are looked at where the model is asked.
+    pub(crate) fn enter(self: &Arc<Tenant>, asks_model: bool) -> Result<Permit, ApiError> {
         let permit = self.take_place()?;
-        let now = Instant::now();
-        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        let Budgets { requests, tokens, logprobs } = &mut *budgets;
-        // Look at all before any is charged: a request that is refused costs nothing.
-        let checks = [
-            (requests.as_mut(), "requests a minute", "requests_per_minute"),
-            (tokens.as_mut(), "tokens a minute", "tokens_per_minute"),
-            (logprobs.as_mut().filter(|_| reports_logprobs), "log probabilities a minute", "logprob_budget"),
-        ];
-        for (bucket, what, code) in checks {
-            if let Some((bucket, wait_s)) = bucket.and_then(|bucket| Some((bucket.limit(), bucket.wait_s(now)?))) {
-                let message = format!("the limit of {bucket} {what} is reached; try again in {wait_s} s");
-                return Err(ApiError::too_many(code, message, wait_s));
-            }
-        }
+        let mut budgets = self.budgets();
+        let Budgets { requests, tokens, .. } = &mut *budgets;
+        // Look at both before one is charged: a request that there is no room for costs nothing.
+        check(requests.as_mut(), "requests a minute", "requests_per_minute")?;
+        check(tokens.as_mut().filter(|_| asks_model), "tokens a minute", "tokens_per_minute")?;
         if let Some(bucket) = requests {
             bucket.charge(1);
         }
-        if let Some(bucket) = tokens {
-            bucket.charge(num_prompt);
-        }
         Ok(permit)
+    }
+
+    fn budgets(&self) -> MutexGuard<'_, Budgets> {
+        self.budgets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take_place(self: &Arc<Tenant>) -> Result<Permit, ApiError> {
@@ -323,19 +314,8 @@ impl Tenant {
         }
     }
 
-    /// Takes back what a request was charged when it was let in: it was refused after all.
-    pub(crate) fn refund(&self, num_prompt: usize, num_logprobs: usize) {
-        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        let Budgets { requests, tokens, logprobs } = &mut *budgets;
-        for (bucket, amount) in [(requests, 1), (tokens, num_prompt), (logprobs, num_logprobs)] {
-            if let Some(bucket) = bucket {
-                bucket.refund(amount);
-            }
-        }
-    }
-
     pub(crate) fn charge_output(&self, num_tokens: usize, num_logprobs: usize) {
-        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budgets = self.budgets();
         if let Some(bucket) = &mut budgets.tokens {
             bucket.charge(num_tokens);
         }
@@ -345,10 +325,55 @@ impl Tenant {
     }
 }
 
+/// Refuses while a budget is used up.
+fn check(bucket: Option<&mut Bucket>, what: &str, code: &'static str) -> Result<(), ApiError> {
+    let Some(bucket) = bucket else { return Ok(()) };
+    let Some(wait_s) = bucket.wait_s(Instant::now()) else { return Ok(()) };
+    let message = format!("the limit of {} {what} is reached; try again in {wait_s} s", bucket.limit());
+    Err(ApiError::too_many(code, message, wait_s))
+}
+
 /// A place among a tenant's concurrent requests; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
     pub(crate) tenant: Arc<Tenant>,
+}
+
+impl Permit {
+    /// Charges a request to the model for its prompt, once that is known, or says which limit keeps it out. Output is charged as it is made.
+    pub(crate) fn charge_prompt(&self, num_prompt: usize, reports_logprobs: bool) -> Result<(), ApiError> {
+        let mut budgets = self.tenant.budgets();
+        let Budgets { tokens, logprobs, .. } = &mut *budgets;
+        // Once more: other requests may have been charged since this one was let in.
+        check(tokens.as_mut(), "tokens a minute", "tokens_per_minute")?;
+        check(logprobs.as_mut().filter(|_| reports_logprobs), "log probabilities a minute", "logprob_budget")?;
+        if let Some(bucket) = tokens {
+            bucket.charge(num_prompt);
+        }
+        Ok(())
+    }
+
+    /// Takes back what a prompt was charged: nothing is made of it.
+    pub(crate) fn refund_prompt(&self, num_prompt: usize, num_logprobs: usize) {
+        let mut budgets = self.tenant.budgets();
+        let Budgets { tokens, logprobs, .. } = &mut *budgets;
+        for (bucket, amount) in [(tokens, num_prompt), (logprobs, num_logprobs)] {
+            if let Some(bucket) = bucket {
+                bucket.refund(amount);
+            }
+        }
+    }
+
+    /// The end of a request that was refused after it had been let in. What there was no room for costs nothing; what was wrong had to be
+    /// looked at, and counts as a request.
+    pub(crate) fn refuse(&self, error: &ApiError) {
+        if error.status != StatusCode::TOO_MANY_REQUESTS && !error.status.is_server_error() {
+            return;
+        }
+        if let Some(bucket) = &mut self.tenant.budgets().requests {
+            bucket.refund(1);
+        }
+    }
 }
 
 impl Drop for Permit {
@@ -430,14 +455,24 @@ mod tests {
         let tenants = Tenants::new(vec![config]).unwrap();
         let tenant = tenants.find(Some(b"first-key")).unwrap();
         let code = |outcome: Result<Permit, ApiError>| outcome.map(drop).map_err(|error| error.detail.code.unwrap());
-        let first = tenant.enter(10, true).unwrap();
-        assert_eq!(code(tenant.enter(10, false)), Err("concurrent_requests"));
+        // A request to the model: let in, read, and charged for its prompt.
+        let ask = |num_prompt: usize, reports_logprobs: bool| {
+            let permit = tenant.enter(true)?;
+            let charged = permit.charge_prompt(num_prompt, reports_logprobs);
+            charged.inspect_err(|error| permit.refuse(error)).map(|()| permit)
+        };
+        let first = ask(10, true).unwrap();
+        assert_eq!(code(ask(10, false)), Err("concurrent_requests"));
         drop(first);
         tenant.charge_output(0, 11);
-        assert_eq!(code(tenant.enter(10, true)), Err("logprob_budget"));
-        assert_eq!(code(tenant.enter(90, false)), Ok(()));
-        assert_eq!(code(tenant.enter(1, false)), Err("requests_per_minute"));
-        tenant.refund(90, 0);
-        assert_eq!(code(tenant.enter(90, false)), Ok(()), "what was refused after all has cost nothing");
+        assert_eq!(code(ask(10, true)), Err("logprob_budget"));
+        let permit = ask(90, false).expect("what there was no room for has cost nothing");
+        let charge = || permit.charge_prompt(1, false).map_err(|error| error.detail.code.unwrap());
+        assert_eq!(charge(), Err("tokens_per_minute"));
+        permit.refund_prompt(90, 0);
+        assert_eq!(charge(), Ok(()));
+        permit.refuse(&ApiError::invalid("wrong"));
+        drop(permit);
+        assert_eq!(code(tenant.enter(false)), Err("requests_per_minute"), "what was wrong counts");
     }
 }

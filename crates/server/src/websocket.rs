@@ -30,6 +30,7 @@ use crate::reply::Spec;
 use crate::respond::{Underway, begin, cut_short};
 use crate::routes::Refusals;
 use crate::state::SharedApp;
+use crate::tenants::Permit;
 use crate::wire::ChunkWriter;
 
 /// Wishes that may be on their way to the engine; a client that sends more is told so.
@@ -71,8 +72,12 @@ pub(crate) async fn stream(
 async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
     let outcome = match first_message(&mut socket, &app, &caller).await {
         // The socket may have been opened long before.
-        Ok(Some(_)) if app.drain.phase() != Phase::Serving => Err(caller::draining()),
-        Ok(Some((spec, streaming))) => match begin(&app, &caller, spec) {
+        Ok(Some((_, permit))) if app.drain.phase() != Phase::Serving => {
+            let error = caller::draining();
+            permit.refuse(&error);
+            Err(error)
+        }
+        Ok(Some(((spec, streaming), permit))) => match begin(&app, &caller, permit, spec) {
             Ok((underway, envelope)) => {
                 let writer = ChunkWriter::new(envelope, streaming);
                 Exchange { underway, writer, wishes: VecDeque::new() }.run(&mut socket, &app).await
@@ -89,17 +94,18 @@ async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
     let _ = socket.send(Message::Close(None)).await;
 }
 
-/// The request, and how its chunks are to be written; `None` when the client has gone.
+/// The request, how its chunks are to be written, and its place among its tenant's; `None` when the client has gone.
 async fn first_message(
     socket: &mut WebSocket,
     app: &SharedApp,
     caller: &Caller,
-) -> Result<Option<(Spec, Streaming)>, ApiError> {
+) -> Result<Option<((Spec, Streaming), Permit)>, ApiError> {
     let message = timeout(app.limits.header_timeout, text_message(socket)).await;
     let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request came in time");
     let Some(text) = message.map_err(late)?? else { return Ok(None) };
+    let permit = caller.enter(app, true)?;
+    let body = ReadBody::of_message(app, text.into_bytes()).inspect_err(|error| permit.refuse(error))?;
     let (app, caller) = (app.clone(), caller.clone());
-    let body = ReadBody::of_message(&app, text.into_bytes())?;
     let work = move |mut value| {
         if let Json::Object(entries) = &mut value
             && !entries.iter().any(|(name, _)| name == "stream")
@@ -110,9 +116,9 @@ async fn first_message(
         let Some(streaming) = request.common.streaming() else {
             return Err(ApiError::field("stream", "a WebSocket always streams: leave stream out or set it to true"));
         };
-        Ok(Some((request.spec(&app.model, &app.limits, &caller.tenant)?, streaming)))
+        Ok((request.spec(&app.model, &app.limits, &caller.tenant)?, streaming))
     };
-    body.parse(work).await
+    body.parse(permit, work).await.map(Some)
 }
 
 fn parse(text: &str) -> Result<Json, ApiError> {

@@ -3,6 +3,7 @@
 mod support;
 
 use pellucid_server::TenantConfig;
+use support::socket::Socket;
 use support::{Server, Setup, chat_body, tenant};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -135,6 +136,50 @@ fn limits_say_which_they_are_and_when_to_come_back() {
         "more than its share of memory"
     );
     ask("memory", "").ok();
+}
+
+/// A tenant beyond its limits costs the others nothing but the reading of its bodies: 429 comes before any other refusal.
+#[test]
+fn limits_count_before_any_work() {
+    let limited = TenantConfig { requests_per_minute: Some(2), ..tenant("requests", "key-of-requests") };
+    let crowded = TenantConfig { concurrent_requests: Some(1), ..tenant("places", "key-of-places") };
+    let indebted = TenantConfig { tokens_per_minute: Some(5), ..tenant("tokens", "key-of-tokens") };
+    let server = Server::with(Setup { tenants: vec![limited, crowded, indebted], ..Setup::default() });
+    let paths = [CHAT, "/v1/completions", "/tokenize", "/detokenize", "/apply-template"];
+    let long = format!("{{\"prompt\":\"{}\"}}", "a".repeat(100_000));
+    let expect = |name: &str, path: &str, body: &str, code: &str| {
+        let reply = server.post_as(&format!("key-of-{name}"), path, body);
+        assert_eq!(reply.refused(429).1.as_deref(), Some(code), "{path}");
+        assert!(reply.header("retry-after").is_some());
+    };
+    // What is wrong counts, and so does what asks nothing of the model.
+    server.post_as("key-of-requests", CHAT, "nonsense").refused(400);
+    server.post_as("key-of-requests", "/tokenize", "{\"prompt\":\"a\"}").ok();
+    for path in paths {
+        expect("requests", path, "nonsense", "requests_per_minute");
+        expect("requests", path, &long, "requests_per_minute");
+    }
+    let (_, mut socket) = Socket::open(&server, "X-Api-Key: key-of-requests\r\n");
+    socket.send("nonsense");
+    assert_eq!(socket.json()["error"]["code"], "requests_per_minute");
+    // Tokens are for the model alone.
+    server.post_as("key-of-tokens", CHAT, &chat_body("\"ignore_eos\":true")).ok();
+    for path in paths {
+        if path.starts_with("/v1/") {
+            expect("tokens", path, "nonsense", "tokens_per_minute");
+        } else {
+            server.post_as("key-of-tokens", path, "nonsense").refused(400);
+        }
+    }
+    server.slow_down(20);
+    let body = chat_body("\"stream\":true,\"max_tokens\":100,\"ignore_eos\":true");
+    let headers = [("Content-Type", "application/json"), ("X-Api-Key", "key-of-places")];
+    let first = server.send("POST", CHAT, &headers, body.as_bytes());
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    for path in paths {
+        expect("places", path, "nonsense", "concurrent_requests");
+    }
+    drop(first);
 }
 
 #[test]
