@@ -124,9 +124,11 @@ impl ReadBody {
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Permit), ApiError> {
         let ReadBody { name, bytes, room } = self;
+        // The tenant's own turn: others' long texts need not wait behind all of its.
         let is_long = bytes.len() >= LONG;
+        let thread = if is_long { permit.thread().await } else { None };
         let whole = move || {
-            let _room = room;
+            let _held = (room, thread);
             let value = Json::parse(&bytes).map_err(|error| {
                 ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
             });
@@ -148,5 +150,58 @@ impl ReadBody {
                 Err(ApiError::fault())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::MAX_BLOCKING;
+    use crate::tenants::{TenantConfig, Tenants};
+
+    fn long_body() -> ReadBody {
+        ReadBody { name: "body", bytes: [b"{}".to_vec(), vec![b' '; LONG]].concat(), room: Room::default() }
+    }
+
+    #[test]
+    fn long_texts_of_one_tenant_leave_threads_for_another() {
+        let config = |name: &str| TenantConfig {
+            name: name.into(),
+            keys: vec![format!("key-of-{name}")],
+            ..TenantConfig::default()
+        };
+        let tenants = Tenants::new(vec![config("a"), config("b")]).unwrap();
+        let [a, b] = ["key-of-a", "key-of-b"].map(|key| tenants.find(Some(key.as_bytes())).unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(MAX_BLOCKING)
+            .build()
+            .unwrap();
+        runtime.block_on(async move {
+            // Texts of the first tenant that take as long as this test lets them, more than there are threads.
+            let (finish, held) = channel::<()>();
+            let held = Arc::new(Mutex::new(held));
+            let flood: Vec<_> = (0..2 * MAX_BLOCKING)
+                .map(|_| {
+                    let (permit, held) = (a.enter(false).unwrap(), held.clone());
+                    let work = move |_| Ok(held.lock().unwrap().recv().is_err());
+                    tokio::spawn(async move { long_body().parse(permit, work).await.map(drop) })
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            let permit = b.enter(false).unwrap();
+            let soon = tokio::time::timeout(Duration::from_secs(60), long_body().parse(permit, |_| Ok(5)));
+            let (answer, _) = soon.await.expect("a thread for the second tenant").unwrap();
+            assert_eq!(answer, 5);
+            assert!(!flood.iter().any(|one| one.is_finished()), "the control: the others are still at work");
+            drop(finish);
+            for one in flood {
+                assert_eq!(one.await.unwrap(), Ok(()));
+            }
+        });
     }
 }

@@ -13,7 +13,9 @@ use pellucid_engine::TenantId;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::MAX_BLOCKING;
 use crate::buckets::Bucket;
 use crate::error::ApiError;
 use crate::random;
@@ -86,6 +88,8 @@ pub(crate) struct Tenant {
     pub(crate) config: TenantConfig,
     num_running: AtomicUsize,
     budgets: Mutex<Budgets>,
+    /// Threads for long texts that it may take at once; the next waits, in the order of arrival.
+    threads: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -154,12 +158,18 @@ impl Tenants {
     /// No keys: everybody is one tenant without limits.
     pub fn open() -> Tenants {
         let config = TenantConfig { name: "everybody".into(), trace: true, ..TenantConfig::default() };
-        Tenants { tenants: vec![Arc::new(Tenant::new(0, config))], keys: Vec::new(), secret: random::secret() }
+        Tenants {
+            tenants: vec![Arc::new(Tenant::new(0, config, MAX_BLOCKING))],
+            keys: Vec::new(),
+            secret: random::secret(),
+        }
     }
 
     /// The tenants of a list. Numbers are given in its order, from 1.
     pub fn new(configs: Vec<TenantConfig>) -> Result<Tenants, KeysError> {
         let mut tenants = Tenants { tenants: Vec::new(), keys: Vec::new(), secret: random::secret() };
+        // One tenant's long texts leave threads for the others'.
+        let num_threads = if configs.len() == 1 { MAX_BLOCKING } else { MAX_BLOCKING / 2 };
         for (index, mut config) in configs.into_iter().enumerate() {
             let refused = |reason: String| KeysError::Tenant { tenant: config.name.clone(), reason };
             let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -198,7 +208,7 @@ impl Tenants {
             }
             // From here on only hashes are known.
             config.keys.clear();
-            tenants.tenants.push(Arc::new(Tenant::new(index as u32 + 1, config)));
+            tenants.tenants.push(Arc::new(Tenant::new(index as u32 + 1, config, num_threads)));
         }
         Ok(tenants)
     }
@@ -232,7 +242,7 @@ impl Tenants {
 
     /// A tenant without rights, for the route that needs none.
     pub(crate) fn nobody(&self) -> Arc<Tenant> {
-        Arc::new(Tenant::new(0, TenantConfig { name: "nobody".into(), ..TenantConfig::default() }))
+        Arc::new(Tenant::new(0, TenantConfig { name: "nobody".into(), ..TenantConfig::default() }, 1))
     }
 
     /// The tenant of a key; every key is compared, whatever is found.
@@ -271,7 +281,7 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 }
 
 impl Tenant {
-    fn new(id: u32, config: TenantConfig) -> Tenant {
+    fn new(id: u32, config: TenantConfig, num_threads: usize) -> Tenant {
         let now = Instant::now();
         let bucket = |limit: Option<u32>| limit.map(|limit| Bucket::new(limit, now));
         let budgets = Budgets {
@@ -279,7 +289,13 @@ impl Tenant {
             tokens: bucket(config.tokens_per_minute),
             logprobs: bucket(config.logprobs_per_minute),
         };
-        Tenant { id: TenantId(id), config, num_running: AtomicUsize::new(0), budgets: Mutex::new(budgets) }
+        Tenant {
+            id: TenantId(id),
+            config,
+            num_running: AtomicUsize::new(0),
+            budgets: Mutex::new(budgets),
+            threads: Arc::new(Semaphore::new(num_threads)),
+        }
     }
 
     /// Lets a request in before any work is done for it, or says which limit keeps it out. Tokens are looked at where the model is asked.
@@ -351,6 +367,12 @@ impl Permit {
             bucket.charge(num_prompt);
         }
         Ok(())
+    }
+
+    /// Waits for the tenant's turn on a thread for long texts.
+    pub(crate) async fn thread(&self) -> Option<OwnedSemaphorePermit> {
+        // It is never closed.
+        self.tenant.threads.clone().acquire_owned().await.ok()
     }
 
     /// Takes back what a prompt was charged: nothing is made of it.
