@@ -161,6 +161,10 @@ fn what_is_too_long() {
     let count = tokens(&format!("{{{messages}}}"));
     let message = format!("this model's maximum context length is 256 tokens, but the prompt has {count}");
     refuses(&server, CHAT, &messages, 400, (&message, Some("messages"), exceeded));
+    // What cannot fit however it is encoded is not encoded: a token of this vocabulary stands for at most 6 bytes.
+    let long = "a".repeat(60_000);
+    let message = "this model's maximum context length is 256 tokens, but the prompt has at least 10000";
+    refuses(&server, COMPLETIONS, &format!("\"prompt\":\"{long}\""), 400, (message, Some("prompt"), exceeded));
     let count = tokens("{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}");
     let message = format!(
         "this model's maximum context length is 256 tokens, but {} were asked for: {count} of the prompt and up to 256 of the reply",

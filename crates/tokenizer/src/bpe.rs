@@ -131,6 +131,15 @@ impl Bpe {
         self.fuse_unknown && !matches!(self.alphabet, Alphabet::Characters { byte_tokens: Some(_) })
     }
 
+    /// Whether every symbol has an id of its own, be it the unknown one.
+    pub(crate) fn keeps_all(&self) -> bool {
+        let is_covered = match &self.alphabet {
+            Alphabet::Bytes(ids) => ids.iter().all(Option::is_some),
+            Alphabet::Characters { byte_tokens } => byte_tokens.is_some(),
+        };
+        is_covered || (self.unknown.is_some() && !self.fuse_unknown)
+    }
+
     pub(crate) fn forbid_merging(&mut self, id: u32) {
         self.merges.retain(|_, join| join.id != id);
     }

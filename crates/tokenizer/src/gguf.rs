@@ -197,6 +197,7 @@ fn assemble(
         leading_space,
         named,
         end_ids: Vec::new(),
+        most_bytes: None,
     };
     Ok(tokenizer.finish(&[]))
 }

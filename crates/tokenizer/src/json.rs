@@ -118,6 +118,7 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         prefix,
         suffix,
         end_ids: Vec::new(),
+        most_bytes: None,
     };
     Ok((tokenizer, merges))
 }

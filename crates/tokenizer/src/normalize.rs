@@ -45,6 +45,18 @@ impl Normalizer {
         text
     }
 
+    /// How many times shorter a text can become at most; `None` where there is no bound.
+    pub(crate) fn most_shrinking(&self) -> Option<usize> {
+        let each = |rewrite: &Rewrite| match rewrite {
+            // Jamo compose to a third of their length; the worst is iota's other form with two accents, 7 bytes to 2.
+            Rewrite::Nfc => Some(4),
+            Rewrite::Prepend(_) => Some(1),
+            Rewrite::Replace { from, to } => (to.len() >= from.len()).then_some(1),
+            Rewrite::SqueezeSpaces | Rewrite::Foreign(_) => None,
+        };
+        self.rewrites.iter().try_fold(1, |whole: usize, rewrite| whole.checked_mul(each(rewrite)?))
+    }
+
     /// The bytes of `text` that the bytes `at` of its normalized form came from; `None` when that cannot be told.
     pub(crate) fn origin(&self, text: &str, at: Range<usize>) -> Option<Range<usize>> {
         let mut normalized = NormalizedString::from(text);

@@ -165,6 +165,16 @@ impl Pipeline {
         }
     }
 
+    /// Whether every character has ids of its own: none is dropped, and no run of them shares an unknown token.
+    pub(crate) fn keeps_all(&self) -> bool {
+        let keeps_all = match &self.model {
+            Model::Bpe(bpe) => bpe.keeps_all(),
+            Model::Spm(spm) => spm.keeps_all(),
+            Model::Unigram(unigram) => unigram.keeps_all(),
+        };
+        keeps_all && matches!(self.pre_tokenizer, PreTokenizer::Ours { .. })
+    }
+
     pub(crate) fn forbid_merging(&mut self, id: u32) {
         if let Model::Bpe(bpe) = &mut self.model {
             bpe.forbid_merging(id);

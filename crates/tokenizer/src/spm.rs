@@ -22,6 +22,11 @@ impl Spm {
         Spm { ranks: scores.map(rank_of_score).collect(), byte_tokens: vocabulary.byte_tokens(), unknown }
     }
 
+    /// Whether every character has ids of its own, be they the unknown one.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.byte_tokens.is_some() || self.unknown.is_some()
+    }
+
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
         let symbols = &mut scratch.symbols;
         symbols.clear();

@@ -53,6 +53,8 @@ pub struct Tokenizer {
     pub(crate) prefix: Vec<u32>,
     pub(crate) suffix: Vec<u32>,
     pub(crate) end_ids: Vec<u32>,
+    /// Bytes of a text that one id can stand for at most; `None` where there is no bound.
+    pub(crate) most_bytes: Option<usize>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -174,7 +176,26 @@ impl Tokenizer {
             end_ids.retain(|&id| id != end);
         }
         self.end_ids = end_ids;
+        self.most_bytes = self.find_most_bytes();
         self
+    }
+
+    fn find_most_bytes(&self) -> Option<usize> {
+        let added = || self.added.tokens().iter().chain(self.added_normalized.tokens());
+        // White space of any length goes with such a token.
+        if !self.pipeline.keeps_all() || added().any(|token| token.lstrip || token.rstrip) {
+            return None;
+        }
+        let ids = 0..self.vocabulary.len() as u32;
+        let spelled = ids.map(|id| self.vocabulary.piece(id).len().max(self.vocabulary.bytes(id).len()));
+        // An unknown character has up to four bytes.
+        let longest = spelled.chain(added().map(|token| token.content.len())).max()?.max(4);
+        longest.checked_mul(self.normalizer.most_shrinking()?)
+    }
+
+    /// The fewest ids that a text of so many bytes can have, as far as is known without encoding it.
+    pub fn fewest_ids(&self, num_bytes: usize) -> usize {
+        self.most_bytes.map_or(0, |most| num_bytes.div_ceil(most))
     }
 
     /// Guards every user-defined token that occurs in a chat template's source, such as `<tool_call>` or `<think>`: in

@@ -41,6 +41,11 @@ impl Unigram {
         }
     }
 
+    /// Whether every character has ids of its own: a run of unknown ones shares one, unless there are bytes to spell them.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.byte_tokens.is_some()
+    }
+
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, ids: &mut Vec<u32>) {
         let mut best: Vec<Option<Best>> = vec![None; piece.len() + 1];
         for (start, c) in piece.char_indices() {

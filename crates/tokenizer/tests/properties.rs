@@ -21,6 +21,33 @@ fn tokenizers() -> &'static [Tokenizer] {
     })
 }
 
+/// The same without the tokens that swallow white space, which set no bound to the text that an id stands for.
+fn greedless() -> &'static [Tokenizer] {
+    static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let load = |name: &&str| {
+            let mut folder = common::fixture(name);
+            let json = folder.tokenizer.take().unwrap();
+            folder.tokenizer = Some(json.replace("strip\":true", "strip\":false"));
+            Tokenizer::from_hugging_face(&folder).unwrap()
+        };
+        FAMILIES.iter().map(load).collect()
+    })
+}
+
+#[test]
+fn a_bound_is_known_where_there_is_one() {
+    for (name, tokenizer) in FAMILIES.iter().zip(greedless()) {
+        // XGLM squeezes spaces, and a run of unknown characters is one token.
+        assert_eq!(tokenizer.fewest_ids(1 << 20) > 1000, *name != "xglm", "{name}");
+    }
+    assert!(tokenizers().iter().all(|tokenizer| tokenizer.fewest_ids(1 << 20) == 0), "white space of any length");
+    // The worst that composition does.
+    let composed = "\u{1fbe}\u{308}\u{301}".repeat(1000);
+    let qwen2 = &greedless()[1];
+    assert!(qwen2.fewest_ids(composed.len()) <= qwen2.encode(&composed).len());
+}
+
 /// Text with whole, broken and nested tokens in it.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
@@ -39,6 +66,12 @@ fn steers(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
 }
 
 proptest! {
+    #[test]
+    fn a_text_has_no_fewer_ids_than_its_length_tells(which in 0..FAMILIES.len(), text in text()) {
+        let tokenizer = &greedless()[which];
+        prop_assert!(tokenizer.fewest_ids(text.len()) <= tokenizer.encode_special(&text).len());
+    }
+
     #[test]
     fn plain_text_never_steers(which in 0..FAMILIES.len(), text in text()) {
         let tokenizer = &tokenizers()[which];

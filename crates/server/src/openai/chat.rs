@@ -76,7 +76,9 @@ impl ChatRequest {
     /// What is to be done, with the prompt as ids.
     pub(crate) fn spec(self, model: &ServedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let ChatRequest { chat, common, sampling } = self;
-        let ids = messages::encode(&chat.messages, true, chat.chat_template_kwargs.as_ref(), model)?;
+        let segments = messages::render(&chat.messages, true, chat.chat_template_kwargs.as_ref(), model)?;
+        common::check_length(segments.iter().map(|segment| segment.text.len()).sum(), model, "messages")?;
+        let ids = model.tokenizer.encode_segments(&segments);
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
         common::check_context(&ids, max_tokens, sampling.min_tokens, model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));

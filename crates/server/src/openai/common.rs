@@ -205,6 +205,17 @@ pub(crate) fn sampling_params(
     Ok(SamplingParams { logprobs, ..fields.params(model)? })
 }
 
+/// Refuses a text that cannot fit the context however it is encoded, before it is: that takes long for a long one.
+pub(crate) fn check_length(num_bytes: usize, model: &ServedModel, param: &str) -> Result<(), ApiError> {
+    let (context, least) = (model.context_len, model.tokenizer.fewest_ids(num_bytes));
+    if least < context {
+        return Ok(());
+    }
+    let message =
+        format!("this model's maximum context length is {context} tokens, but the prompt has at least {least}");
+    Err(ApiError::field(param, message).code("context_length_exceeded"))
+}
+
 /// Refuses a prompt that leaves no room for what is asked of the reply: both numbers are told.
 pub(crate) fn check_context(
     prompt: &[u32],

@@ -112,7 +112,10 @@ impl CompletionRequest {
         let mut prompts = Vec::with_capacity(completion.prompt.len());
         for prompt in completion.prompt {
             let (ids, text) = match prompt {
-                Prompt::Text(text) => ([model.tokenizer.prefix(), &model.tokenizer.encode(&text)].concat(), text),
+                Prompt::Text(text) => {
+                    common::check_length(text.len(), model, "prompt")?;
+                    ([model.tokenizer.prefix(), &model.tokenizer.encode(&text)].concat(), text)
+                }
                 Prompt::Ids(ids) => {
                     check_ids(&ids, model)?;
                     let text = if echoes { model.tokenizer.decode(&ids, true) } else { String::new() };
