@@ -114,6 +114,11 @@ impl ChoiceText {
         }
     }
 
+    /// Stop strings count from another token on.
+    pub(crate) fn set_min_tokens(&mut self, min_tokens: usize) {
+        self.min_tokens = min_tokens;
+    }
+
     /// Text before the reply that is shown with it: offsets count it.
     pub(crate) fn echo(&mut self, text: &str, tokens: Vec<ShownToken>) -> Delta {
         self.num_characters += text.chars().count();
@@ -135,7 +140,12 @@ impl ChoiceText {
             let end = self.num_decoded + usize::from(piece.is_empty());
             self.held.push_back((end, ShownToken { id: token.id, logprobs: token.logprobs, offset }, token.trace));
         }
-        let shown = if self.num_tokens < self.min_tokens { piece } else { self.stops.push(&piece) };
+        let shown = if self.num_tokens < self.min_tokens {
+            // Something is held back where stop strings have counted before.
+            self.stops.release() + &piece
+        } else {
+            self.stops.push(&piece)
+        };
         let mut delta = self.show(shown);
         if let Some(found) = self.stops.found() {
             let ending = Ending::StopText(found.to_owned());

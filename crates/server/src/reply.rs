@@ -12,6 +12,7 @@ use crate::choice::{ChoiceText, Delta, Ending, ShownToken};
 use crate::error::ApiError;
 use crate::generation::Generation;
 use crate::openai::common::Streaming;
+use crate::openai::sampling::SamplingFields;
 
 /// Which shape a reply has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(crate) enum Dialect {
 pub(crate) struct Spec {
     pub(crate) dialect: Dialect,
     pub(crate) prompts: Vec<PromptSpec>,
+    /// What the client said of the draw; the requests hold what that means.
+    pub(crate) sampling: SamplingFields,
     /// Replies to each prompt.
     pub(crate) num_choices: usize,
     pub(crate) stops: Vec<String>,
@@ -63,6 +66,8 @@ impl Spec {
 #[derive(Debug)]
 pub(crate) struct Reply {
     parts: Vec<Part>,
+    /// What the client said of the draw, and what that means.
+    pub(crate) sampling: SamplingFields,
     pub(crate) params: SamplingParams,
     /// It is searched for, not drawn.
     pub(crate) is_search: bool,
@@ -139,7 +144,15 @@ impl Reply {
         }
         let params = requests.first().map(|request| request.sampling.clone()).unwrap_or_default();
         let is_search = requests.iter().any(|request| request.beams.is_some());
-        (Reply { parts, params, is_search, submitted: Instant::now() }, requests)
+        (Reply { parts, sampling: spec.sampling, params, is_search, submitted: Instant::now() }, requests)
+    }
+
+    /// The draw goes on with other parameters.
+    pub(crate) fn update(&mut self, sampling: SamplingFields, params: SamplingParams) {
+        for choice in self.parts.iter_mut().flat_map(|part| &mut part.choices) {
+            choice.set_min_tokens(params.min_tokens as usize);
+        }
+        (self.sampling, self.params) = (sampling, params);
     }
 
     pub(crate) fn num_choices(&self) -> usize {

@@ -10,6 +10,7 @@ use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use pellucid_engine::{Control, Event};
+use pellucid_sampling::SamplingParams;
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -243,7 +244,7 @@ impl Exchange {
                     return Err(fixed(name));
                 }
                 fields.finish()?;
-                return Ok(Wish::Control("updated", self.update(&changes, app)?));
+                return Ok(Wish::Control("updated", self.update(changes, app)?));
             }
             _ => {
                 let message = format!("type: expected cancel, pause, resume or update, found {}", shown(&kind));
@@ -254,8 +255,8 @@ impl Exchange {
         Ok(wish)
     }
 
-    /// Other parameters from the next token on: what the message gives, over what was in effect.
-    fn update(&mut self, changes: &SamplingFields, app: &SharedApp) -> Result<Control, ApiError> {
+    /// Other parameters from the next token on: what the message gives, over what was given before.
+    fn update(&mut self, changes: SamplingFields, app: &SharedApp) -> Result<Control, ApiError> {
         if self.underway.reply.is_search {
             return Err(ApiError::invalid(
                 "update: a beam search draws nothing, so no parameter of the draw can change it",
@@ -274,9 +275,12 @@ impl Exchange {
             }
         }
         let reply = &mut self.underway.reply;
-        let params = changes.over(reply.params.clone(), &app.model)?;
+        let sampling = reply.sampling.clone().changed(changes);
+        // As if the request had said so from the beginning: what is set by default follows what is given.
+        let SamplingParams { seed, logprobs, .. } = reply.params;
+        let params = SamplingParams { seed, logprobs, ..sampling.params(&app.model)? };
         app.model.engine.check_sampling(&params)?;
-        reply.params = params.clone();
+        reply.update(sampling, params.clone());
         Ok(Control::Update(Box::new(params)))
     }
 }

@@ -282,3 +282,38 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     drop(socket);
     server.settles();
 }
+
+/// An update is laid over what the client gave, not over what followed from it.
+#[test]
+fn an_update_changes_what_was_given() {
+    let server = Server::start();
+    server.slow_down(5);
+    // The type of the answer to an update, and the last message.
+    let update = |fields: &str, change: &str| {
+        let (_, mut socket) = Socket::open(&server, "");
+        socket.send(&chat_body(&format!("\"ignore_eos\":true,\"max_tokens\":60,\"seed\":3,{fields}")));
+        socket.json();
+        socket.json();
+        socket.send(&format!("{{\"type\":\"update\",{change}}}"));
+        let (mut answer, mut last) = (Value::Null, Value::Null);
+        while let Some(message) = socket.next().filter(|message| message != "[DONE]") {
+            last = serde_json::from_str(&message).unwrap();
+            if last.get("choices").is_none() {
+                answer = last.clone();
+            }
+        }
+        assert_eq!(answer["type"], "updated", "{fields}, {change}: {answer}");
+        last["pellucid"].clone()
+    };
+    let done = update("\"dry_multiplier\":1,\"dry_sequence_breakers\":[]", "\"temperature\":0.5");
+    assert_eq!(done["parameters"]["dry_sequence_breakers"], json!([]), "none were given");
+    let done = update("\"dry_multiplier\":1", "\"dry_multiplier\":0");
+    assert_eq!(done["parameters"]["dry_multiplier"], 0.0, "the usual breakers go with it");
+    let done = update("\"mirostat_tau\":5", "\"mirostat_eta\":0.25");
+    assert_eq!((&done["parameters"]["mirostat_tau"], &done["parameters"]["mirostat_eta"]), (&json!(5.0), &json!(0.25)));
+    assert_eq!(done["seed"], 3);
+    // Only one token can be chosen: 6 is "a". The stop counts from the update on.
+    let only = "\"allowed_token_ids\":[6],\"stop\":\"aa\"";
+    let done = update(&format!("{only},\"min_tokens\":60"), "\"min_tokens\":0");
+    assert_eq!(done["endings"][0]["reason"], "stop_string", "{done}");
+}

@@ -52,6 +52,11 @@ impl StopFilter {
         self.found.map(|which| self.stops[which].as_str())
     }
 
+    /// Takes out what is held back, for a text in which stop strings do not count for a while.
+    pub fn release(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
     /// What was held back, when the text ended without a stop string.
     pub fn finish(self) -> String {
         self.held
@@ -74,6 +79,14 @@ mod tests {
 
     fn filter(stops: &[&str]) -> StopFilter {
         StopFilter::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_is_held_back_can_be_released() {
+        let mut filter = filter(&["abc"]);
+        assert_eq!(filter.push("xab"), "x");
+        assert_eq!(filter.release(), "ab");
+        assert_eq!(filter.push("c"), "c", "it is no beginning of a stop string any more");
     }
 
     #[test]

@@ -89,6 +89,7 @@ impl ChatRequest {
             num_choices: common.num_choices(),
             streaming: common.streaming(),
             prompts: vec![PromptSpec { request, echo: None, drops_output: false, continues_text: false }],
+            sampling,
             logprobs,
             stops: common.stop,
             user: common.user,

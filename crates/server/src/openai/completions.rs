@@ -139,6 +139,7 @@ impl CompletionRequest {
             num_choices: common.num_choices(),
             streaming: common.streaming(),
             prompts,
+            sampling,
             logprobs: completion.logprobs,
             stops: common.stop,
             user: common.user,

@@ -162,15 +162,9 @@ impl SamplingFields {
             Some(name) => name.parse::<Preset>()?.params(),
             None => SamplingParams::default(),
         };
-        let seed = self.seed.unwrap_or_else(random_seed);
-        let end_ids = if self.ignore_eos == Some(true) { Vec::new() } else { model.tokenizer.end_ids().to_vec() };
-        self.over(SamplingParams { seed, end_ids, ..start }, model)
-    }
-
-    /// `start` with what was given laid over it.
-    pub(crate) fn over(&self, start: SamplingParams, model: &ServedModel) -> Result<SamplingParams, ApiError> {
         let mut params = SamplingParams {
-            seed: self.seed.unwrap_or(start.seed),
+            seed: self.seed.unwrap_or_else(random_seed),
+            end_ids: if self.ignore_eos == Some(true) { Vec::new() } else { model.tokenizer.end_ids().to_vec() },
             temperature: self.temperature.unwrap_or(start.temperature),
             dynamic_temperature_range: self.dynamic_temperature_range.unwrap_or(start.dynamic_temperature_range),
             dynamic_temperature_exponent: self
@@ -197,11 +191,8 @@ impl SamplingFields {
         params.dry.base = self.dry_base.unwrap_or(params.dry.base);
         params.dry.allowed_length = self.dry_allowed_length.unwrap_or(params.dry.allowed_length);
         params.dry.range = self.dry_range.or(params.dry.range);
-        if let Some(texts) = &self.dry_sequence_breakers {
-            params.dry.breakers = texts.iter().map(|text| model.tokenizer.encode_within(text)).collect();
-        } else if params.dry.multiplier > 0.0 && params.dry.breakers.is_empty() {
-            params.dry.breakers = DRY_BREAKERS.iter().map(|text| model.tokenizer.encode_within(text)).collect();
-        }
+        let breakers = self.breakers(params.dry.multiplier);
+        params.dry.breakers = breakers.into_iter().map(|text| model.tokenizer.encode_within(text)).collect();
         if let Some(tau) = self.mirostat_tau {
             params.mirostat = Some(Mirostat { tau, eta: self.mirostat_eta.unwrap_or(Mirostat::default().eta) });
         } else if self.mirostat_eta.is_some() {
@@ -217,6 +208,28 @@ impl SamplingFields {
         params.check()?;
         params.check_effect()?;
         Ok(params)
+    }
+
+    /// The texts that a repeat does not reach across: those that were given, be they none, or the usual ones where they have an effect.
+    fn breakers(&self, multiplier: f32) -> Vec<&str> {
+        match &self.dry_sequence_breakers {
+            Some(texts) => texts.iter().map(String::as_str).collect(),
+            None if multiplier > 0.0 => DRY_BREAKERS.to_vec(),
+            None => Vec::new(),
+        }
+    }
+
+    /// These fields, and where `changes` has a field, that one.
+    pub(crate) fn changed(self, changes: SamplingFields) -> SamplingFields {
+        macro_rules! changed {
+            ($($name:ident)*) => { SamplingFields { $($name: changes.$name.or(self.$name)),* } };
+        }
+        changed! {
+            temperature top_p seed frequency_penalty presence_penalty logit_bias top_k min_p typical_p top_n_sigma
+            dynamic_temperature_range dynamic_temperature_exponent xtc_probability xtc_threshold repetition_penalty
+            penalty_window dry_multiplier dry_base dry_allowed_length dry_range dry_sequence_breakers mirostat_tau
+            mirostat_eta banned_token_ids allowed_token_ids stop_token_ids min_tokens ignore_eos samplers preset
+        }
     }
 }
 
