@@ -300,6 +300,31 @@ fn the_extension_says_what_was_done() {
 }
 
 #[test]
+fn the_parameters_of_a_reply_can_be_sent_back() {
+    let server = Server::start();
+    for fields in [
+        "",
+        "\"temperature\":0,\"ignore_eos\":true",
+        "\"preset\":\"creative\"",
+        "\"dry_multiplier\":0.8,\"penalty_window\":20,\"presence_penalty\":0.5",
+        "\"dry_multiplier\":0.8,\"dry_sequence_breakers\":[\"a\",\"bc\"]",
+        "\"mirostat_tau\":3,\"logit_bias\":{\"7\":1.5},\"banned_token_ids\":[9]",
+        "\"top_k\":7,\"top_p\":0.9,\"samplers\":[\"top_p\",\"top_k\",\"temperature\"],\"stop_token_ids\":[8],\"min_tokens\":2",
+    ] {
+        let first = server.chat(&[fields, "\"max_tokens\":30"].join(if fields.is_empty() { "" } else { "," })).ok();
+        let numbers = &first["pellucid"];
+        let mut again = numbers["parameters"].as_object().unwrap().clone();
+        again.insert("seed".into(), numbers["seed"].clone());
+        again.insert("max_tokens".into(), json!(30));
+        let again = serde_json::to_string(&again).unwrap();
+        let second = server.chat(again.trim_matches(['{', '}'])).ok();
+        assert_eq!(whole_texts(&second), whole_texts(&first), "{fields}");
+        assert_eq!(second["pellucid"]["parameters"], numbers["parameters"], "{fields}");
+        assert_eq!(numbers["end_token_ids"], if fields.contains("ignore_eos") { json!([]) } else { json!([2]) });
+    }
+}
+
+#[test]
 fn a_trace_needs_permission() {
     let server = Server::with(Setup { tenants: vec![tenant("a", "key-of-a")], ..Setup::default() });
     let reply = server.post_as("key-of-a", "/v1/chat/completions", &chat_body("\"trace\":true"));

@@ -277,8 +277,8 @@ fn random_seed() -> u64 {
     random::word() >> 12
 }
 
-/// Every parameter in effect, by the name that requests give it.
-pub(crate) fn effective(p: &SamplingParams) -> Value {
+/// Every parameter in effect, as a request would give it: sent back with the seed, they give the same draw.
+pub(crate) fn effective(given: &SamplingFields, p: &SamplingParams) -> Value {
     let number = |value: f32| value.to_string().parse::<f64>().map_or(Value::Null, |value| json!(value));
     let bias: serde_json::Map<String, Value> =
         p.logit_bias.iter().map(|&(id, bias)| (id.to_string(), number(bias))).collect();
@@ -302,14 +302,14 @@ pub(crate) fn effective(p: &SamplingParams) -> Value {
         "dry_base": number(p.dry.base),
         "dry_allowed_length": p.dry.allowed_length,
         "dry_range": p.dry.range,
-        "dry_sequence_breakers": p.dry.breakers,
+        "dry_sequence_breakers": given.breakers(p.dry.multiplier),
         "mirostat_tau": p.mirostat.map(|mirostat| number(mirostat.tau)),
         "mirostat_eta": p.mirostat.map(|mirostat| number(mirostat.eta)),
         "banned_token_ids": p.banned_tokens,
         "allowed_token_ids": p.allowed_tokens,
         "stop_token_ids": p.stop_ids,
-        "end_ids": p.end_ids,
         "min_tokens": p.min_tokens,
+        "ignore_eos": given.ignore_eos == Some(true),
         "samplers": p.samplers.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
     })
 }

@@ -43,9 +43,11 @@ pub(crate) struct CompletionDetails {
 pub(crate) struct Extension {
     /// The seed of the first choice; choice i used this plus i.
     seed: u64,
-    /// Every parameter of the draw as it was in effect at the end.
+    /// Every parameter of the draw as it was in effect at the end, by the names and in the forms of requests.
     #[schema(value_type = Object)]
     parameters: Value,
+    /// The model's own tokens at which the reply would have ended; none with `ignore_eos`.
+    end_token_ids: Vec<u32>,
     cached_tokens: usize,
     /// Times that the request made room for others and was computed again.
     preemptions: usize,
@@ -106,7 +108,8 @@ impl Extension {
         let milliseconds = |time: Duration| time.as_micros() as f64 / 1e3;
         Extension {
             seed: reply.params.seed,
-            parameters: sampling::effective(&reply.params),
+            parameters: sampling::effective(&reply.sampling, &reply.params),
+            end_token_ids: reply.params.end_ids.clone(),
             cached_tokens: summary.cached_tokens,
             preemptions: summary.preemptions,
             timings: Timings {
