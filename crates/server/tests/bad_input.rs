@@ -428,9 +428,12 @@ fn what_would_do_nothing_is_refused() {
         ("typical_p", "0.5"),
         ("dynamic_temperature_range", "0.5"),
         ("temperature", "0.5"),
+        ("seed", "5"),
     ] {
-        let refused = server.chat(&format!("\"beam_width\":2,\"{field}\":{value}")).refused(400);
-        assert_eq!(refused.0.as_deref(), Some(field));
+        for ask in [Server::chat as fn(&Server, &str) -> Response, Server::complete] {
+            let refused = ask(&server, &format!("\"beam_width\":2,\"{field}\":{value}")).refused(400);
+            assert_eq!(refused.0.as_deref(), Some(field));
+        }
     }
     // Words of the template that are no variables of it.
     for name in ["a", "role", "turn", "messag", "for", "m"] {

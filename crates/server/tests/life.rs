@@ -262,7 +262,7 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     server.settles();
     // A search draws nothing, so nothing of the draw can be changed.
     let (_, mut socket) = Socket::open(&server, "");
-    socket.send(&long_chat(",\"beam_width\":2"));
+    socket.send(&chat_body("\"ignore_eos\":true,\"max_tokens\":200,\"beam_width\":2"));
     for bad in ["{\"type\":\"update\",\"temperature\":0.5}", "{\"type\":\"update\",\"max_tokens\":5}"] {
         socket.send(bad);
         loop {

@@ -69,6 +69,7 @@ impl ChatRequest {
             let message = "max_tokens and max_completion_tokens are two names of one thing: give one of them";
             return Err(ApiError::field("max_tokens", message));
         }
+        common.check_seed(&sampling)?;
         common::check_model(&common.model, model)?;
         Ok(ChatRequest { chat, common, sampling })
     }

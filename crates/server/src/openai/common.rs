@@ -108,6 +108,14 @@ impl CommonFields {
         Ok(common)
     }
 
+    /// Refuses a seed beside a search, which draws nothing. (The engine knows of the other fields, but gets a seed with every request.)
+    pub(crate) fn check_seed(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
+        match (self.beam_width, sampling.seed) {
+            (Some(_), Some(_)) => Err(ApiError::field("seed", "beam search does not go together with seed")),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn num_choices(&self) -> usize {
         self.n.unwrap_or(1)
     }

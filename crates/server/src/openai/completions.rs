@@ -77,7 +77,8 @@ impl CompletionRequest {
 
     /// What does not go together.
     fn check(&self) -> Result<(), ApiError> {
-        let CompletionRequest { completion, common, .. } = self;
+        let CompletionRequest { completion, common, sampling } = self;
+        common.check_seed(sampling)?;
         let (n, best_of) = (common.num_choices(), completion.best_of);
         if let Some(best_of) = best_of.filter(|&best_of| best_of < n) {
             return Err(ApiError::field(
