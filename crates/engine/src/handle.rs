@@ -145,11 +145,6 @@ impl EngineHandle {
         outcome
     }
 
-    /// Refuses what `submit` would refuse, without submitting.
-    pub fn check(&self, request: Request) -> Result<(), Error> {
-        self.rules.check(request).map(drop)
-    }
-
     /// Whether these parameters could be those of a request; for [`Control::Update`](crate::Control::Update).
     pub fn check_sampling(&self, params: &SamplingParams) -> Result<(), Error> {
         self.rules.check_sampling(params).map(drop)

@@ -160,15 +160,6 @@ impl<'a> Candidates<'a> {
         if self.is_list { self.space.list.len() } else { blocks::moments(self.logits(), 0.0).0 }
     }
 
-    /// A token's logit; `None` when it is out of play.
-    pub(crate) fn logit(&self, id: u32) -> Option<f32> {
-        if self.is_list {
-            self.space.list.iter().find(|candidate| candidate.id == id).map(|candidate| candidate.logit)
-        } else {
-            self.logits().get(id as usize).copied().filter(|&logit| logit > f32::NEG_INFINITY)
-        }
-    }
-
     /// Probabilities over the set as it is now.
     pub(crate) fn probabilities(&self) -> Probabilities {
         let (largest, inverse) = (self.largest(), self.inverse_temperature());

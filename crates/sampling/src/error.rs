@@ -39,6 +39,4 @@ pub enum Error {
     NotANumber { token: u32 },
     #[error("every token is ruled out")]
     NothingLeft,
-    #[error("token {token} at position {position} is not one that these parameters could have chosen")]
-    NotReplayable { token: u32, position: u32 },
 }

@@ -1,6 +1,6 @@
-//! The tokens of a sequence so far, with their counts kept as tokens come and go.
+//! The tokens of a sequence so far, with their counts kept as tokens come and leave the window.
 //!
-//! The engine pushes each token that it commits; speculation and beam search may pop. Penalties read the counts, DRY reads the ids.
+//! The engine pushes each token that it commits. Penalties read the counts, DRY reads the ids.
 
 use std::collections::BTreeMap;
 
@@ -55,18 +55,6 @@ impl History {
         }
     }
 
-    /// Takes the last output token back; `None` when there is none.
-    pub fn pop(&mut self) -> Option<u32> {
-        if self.ids.len() == self.prompt_len {
-            return None;
-        }
-        self.leave(self.ids.len() - 1);
-        if self.ids.len() > self.window {
-            self.enter(self.ids.len() - 1 - self.window);
-        }
-        self.ids.pop()
-    }
-
     fn enter(&mut self, index: usize) {
         let count = self.counts.entry(self.ids[index]).or_default();
         *(if index < self.prompt_len { &mut count.prompt } else { &mut count.output }) += 1;
@@ -101,21 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn counts_follow_pushes_and_pops() {
+    fn counts_follow_pushes() {
         for window in [None, Some(1), Some(3), Some(8), Some(100)] {
             let mut history = History::new(&[5, 5, 1, 2, 9], window);
             let size = window.map_or(usize::MAX, |window| window as usize);
             for step in 0u32..60 {
-                if step % 3 == 2 {
-                    history.pop();
-                } else {
-                    history.push(step * step % 7);
-                }
+                history.push(step * step % 7);
                 assert_eq!(history.counts().collect::<Vec<_>>(), recount(&history, size), "{window:?}, step {step}");
             }
-            while history.pop().is_some() {}
-            assert_eq!(history.ids(), [5, 5, 1, 2, 9], "the prompt stays");
-            assert_eq!(history.counts().collect::<Vec<_>>(), recount(&history, size));
         }
     }
 }

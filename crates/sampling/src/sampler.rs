@@ -164,18 +164,6 @@ impl Sampler {
         Ok((choice, recorder.finish(input.position, &outcome, logprob)))
     }
 
-    /// Moves the state over a token that was chosen before, from the same logits: how a sequence that was dropped and computed anew
-    /// gets its state back. `input.history` is the history before the token.
-    pub fn replay(&self, input: &Input<'_>, token: u32, state: &mut State, space: &mut Workspace) -> Result<(), Error> {
-        if self.mirostat.is_none() {
-            return Ok(());
-        }
-        let (set, _, _) = self.run(input, state, space, false)?;
-        let logit = set.logit(token).ok_or(Error::NotReplayable { token, position: input.position })?;
-        self.advance(&set, logit, state);
-        Ok(())
-    }
-
     /// Every step but the draw. The recorder and, where it is there, the view of the model's own probabilities are for the trace.
     pub(crate) fn run<'a>(
         &self,

@@ -175,8 +175,7 @@ impl From<SamplingError> for ApiError {
             SamplingError::VocabularySize { .. }
             | SamplingError::NumLogits { .. }
             | SamplingError::MaskLength { .. }
-            | SamplingError::NotANumber { .. }
-            | SamplingError::NotReplayable { .. } => {
+            | SamplingError::NotANumber { .. } => {
                 tracing::error!(%error, "a request failed in the sampler");
                 return ApiError::fault();
             }
