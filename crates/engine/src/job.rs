@@ -50,8 +50,10 @@ pub(crate) struct Sequence {
     pub(crate) is_ahead: bool,
     /// A digest did not do and its row was gone: the position is computed again, and the row looked at.
     pub(crate) needs_row: bool,
-    /// For `best_of`: the tokens held back, and the sum of their log probabilities.
+    /// For `best_of`: the tokens held back.
     pub(crate) held: Vec<TokenEvent>,
+    /// Tokens drawn, the one that ended it included, and the sum of their log probabilities.
+    pub(crate) num_drawn: usize,
     pub(crate) total_logprob: f64,
 }
 
@@ -70,6 +72,7 @@ impl Sequence {
             is_ahead: false,
             needs_row: false,
             held: Vec::new(),
+            num_drawn: 0,
             total_logprob: 0.0,
         }
     }
@@ -82,9 +85,10 @@ impl Sequence {
         self.finish.is_none() && self.table.is_some()
     }
 
-    /// Mean log probability of the output, by which `best_of` chooses.
+    /// Mean log probability of what was drawn, by which `best_of` chooses. To end is a choice like any other: without it a reply that ends at
+    /// once would cost nothing.
     fn mean_logprob(&self) -> f64 {
-        self.total_logprob / self.held.len().max(1) as f64
+        self.total_logprob / self.num_drawn.max(1) as f64
     }
 }
 

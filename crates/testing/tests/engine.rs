@@ -377,6 +377,41 @@ fn several_choices_are_the_replies_of_their_seeds_and_best_of_takes_the_most_pro
     assert!(same.logprob_bits.iter().all(Vec::is_empty));
 }
 
+/// The model's own ln p of a token.
+fn ln_p(tokens: &[u32], next: u32) -> f64 {
+    let logits = FakeModel::logits_after(tokens.iter().copied(), 24);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    f64::from(logits[next as usize]) - sum.ln()
+}
+
+#[test]
+fn best_of_counts_the_token_that_ended_a_reply() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let mut num_empty = 0;
+    for seed in 0..40 {
+        let mut several = Request { num_choices: 4, best_of: 4, ..request(vec![4, 5, 6], 4 * seed) };
+        several.sampling.end_ids = vec![23];
+        several.sampling.logit_bias = vec![(23, 3.0)];
+        let made = &serve(&mut engine, std::slice::from_ref(&several))[0];
+        let mean = |choice: usize| {
+            let mut tokens = several.prompt.clone();
+            let ends = (made.finish[choice] == Some(FinishReason::End)).then_some(23);
+            let drawn: Vec<u32> = made.tokens[choice].iter().copied().chain(ends).collect();
+            let mut total = 0.0;
+            for &next in &drawn {
+                total += ln_p(&tokens, next);
+                tokens.push(next);
+            }
+            total / drawn.len() as f64
+        };
+        let best = (0..4).max_by(|&a, &b| mean(a).total_cmp(&mean(b)).then(b.cmp(&a))).expect("four of them");
+        let found = &serve(&mut engine, &[Request { num_choices: 1, ..several.clone() }])[0];
+        assert_eq!(found.tokens[0], made.tokens[best], "seed {seed}");
+        num_empty += usize::from(made.tokens.iter().any(Vec::is_empty) && !made.tokens[best].is_empty());
+    }
+    assert!(num_empty > 5, "a reply that ended at once lost {num_empty} times");
+}
+
 #[test]
 fn a_flood_leaves_the_other_tenant_its_share() {
     let options = EngineOptions { max_sequences: 8, num_blocks: 200, ..OPTIONS };

@@ -169,7 +169,8 @@ impl Engine {
                 Some(End::Stop) => Some(FinishReason::Stop),
                 None => None,
             };
-            let logprob = choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
+            sequence.num_drawn += 1;
+            sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
             let logprobs = choice.logprobs.filter(|_| reports_logprobs);
             let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace };
             let mut end_token = None;
@@ -178,7 +179,6 @@ impl Engine {
             } else {
                 sequence.tokens.push(choice.token);
                 sequence.history.push(choice.token);
-                sequence.total_logprob += logprob;
                 job.stats.output_tokens += 1;
                 if holds_back {
                     sequence.held.push(event)
