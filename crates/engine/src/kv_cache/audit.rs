@@ -56,6 +56,10 @@ impl KvCache {
             if usage.in_use != found {
                 return Err(format!("{tenant:?} uses {} blocks in the books and {found} in fact", usage.in_use));
             }
+            let held = usage.in_use + usage.reserved + usage.idle;
+            if let Some(quota) = self.quota(tenant).filter(|&quota| held > quota) {
+                return Err(format!("{tenant:?} holds {held} blocks ({usage:?}) and may hold {quota}"));
+            }
         }
         Ok(())
     }

@@ -116,7 +116,7 @@ impl KvCache {
         self.shared_prefixes.push(tokens);
     }
 
-    /// Bounds the blocks that a tenant may hold, in use and idle together.
+    /// Bounds the blocks that a tenant may hold: in use, promised and idle together.
     pub fn set_quota(&mut self, tenant: TenantId, num_blocks: usize) {
         self.quotas.insert(tenant, num_blocks);
     }
@@ -187,6 +187,8 @@ impl KvCache {
             self.take_found(found.block);
             table.push_found(found.block, found.key);
         }
+        // Not before: what was found is not to be evicted for the rest.
+        self.keep_within_quota(scope.tenant, 0);
         Ok((table, reservation, found.len() * self.block_len))
     }
 
@@ -212,10 +214,12 @@ impl KvCache {
 
     /// Promises blocks.
     pub fn reserve(&mut self, tenant: TenantId, num_blocks: usize) -> Result<Reservation, NoRoom> {
-        self.reserve_beside(tenant, num_blocks, 0)
+        let reservation = self.reserve_beside(tenant, num_blocks, 0)?;
+        self.keep_within_quota(tenant, 0);
+        Ok(reservation)
     }
 
-    /// Promises blocks, while `idle_found` idle ones are about to be used.
+    /// Promises blocks, while `idle_found` idle ones are about to be used. The tenant's other idle ones have to make way after that.
     fn reserve_beside(&mut self, tenant: TenantId, needed: usize, idle_found: usize) -> Result<Reservation, NoRoom> {
         let available = self.num_available().saturating_sub(idle_found);
         if needed > available {
@@ -315,6 +319,7 @@ impl KvCache {
         self.usage.entry(reservation.tenant).or_default().reserved += num_blocks;
         self.reserved += num_blocks;
         reservation.num_blocks += num_blocks;
+        self.keep_within_quota(reservation.tenant, 0);
     }
 
     /// The longest chain of findable blocks that `tokens` begins with.
@@ -346,11 +351,15 @@ impl KvCache {
 
     /// A block that holds nothing, charged to the reservation while it lasts.
     fn take_block(&mut self, reservation: &mut Reservation) -> Result<BlockId, NoRoom> {
-        if reservation.num_blocks == 0 {
+        let is_promised = reservation.num_blocks > 0;
+        if !is_promised {
             self.check_quota(reservation.tenant, 1)?;
         }
         if !self.draw_on(reservation) {
             return Err(NoRoom::Memory { needed: 1, available: 0 });
+        }
+        if !is_promised {
+            self.keep_within_quota(reservation.tenant, 1);
         }
         let block = match self.free.pop() {
             Some(block) => block,
@@ -417,18 +426,18 @@ impl KvCache {
                 let tenant = content.scope.tenant;
                 self.idle.add(tenant, Place::new(clock, content.depth, block));
                 self.usage.entry(tenant).or_default().idle += 1;
-                self.keep_within_quota(tenant);
+                self.keep_within_quota(tenant, 0);
             }
         }
         true
     }
 
-    /// Evicts a tenant's own idle blocks until what it holds fits its quota.
-    fn keep_within_quota(&mut self, tenant: TenantId) {
+    /// Evicts a tenant's own idle blocks until what it holds fits its quota, with so many more.
+    fn keep_within_quota(&mut self, tenant: TenantId, num_more: usize) {
         let Some(&quota) = self.quotas.get(&tenant) else { return };
         loop {
             let usage = self.usage(tenant);
-            if usage.idle == 0 || usage.in_use + usage.reserved + usage.idle <= quota {
+            if usage.idle == 0 || usage.in_use + usage.reserved + usage.idle + num_more <= quota {
                 return;
             }
             let block = self.evict_from(tenant).expect("an idle block was counted");

@@ -126,6 +126,38 @@ fn a_quota_bounds_what_a_tenant_holds() {
     assert_eq!(refused, NoRoom::Quota { needed: 5, quota: 4, available: 4 });
 }
 
+/// While requests run, too: what is remembered makes way for what is in use, and nobody else's does.
+#[test]
+fn a_quota_bounds_what_is_in_use_and_remembered_together() {
+    let mut cache = cache(8);
+    cache.set_quota(TenantId(1), 4);
+    serve(&mut cache, tenant(2), &prompt(16, 5000));
+    serve(&mut cache, tenant(1), &prompt(16, 0));
+    assert_eq!((cache.num_idle(), cache.usage(TenantId(1)).idle), (8, 4), "all is remembered");
+    let held = |cache: &KvCache| {
+        let Usage { in_use, idle, reserved } = cache.usage(TenantId(1));
+        (in_use, idle, reserved)
+    };
+    // Two blocks of the prompt are found; the two others that are remembered make way for the two that are promised.
+    let (mut table, mut reservation, cached) = cache.admit(tenant(1), &prompt(9, 0), 4).expect("room");
+    assert_eq!((cached, held(&cache)), (8, (2, 0, 2)));
+    cache.grow(&mut table, &mut reservation, 16).expect("reserved");
+    assert_eq!(held(&cache), (4, 0, 0));
+    cache.release(table);
+    cache.cancel(reservation);
+    // Beyond a promise, too.
+    let (mut table, mut reservation, _) = cache.admit(tenant(1), &prompt(4, 700), 0).expect("room");
+    cache.grow(&mut table, &mut reservation, 16).expect("available");
+    let (in_use, idle, _) = held(&cache);
+    assert!(in_use == 4 && idle == 0, "{in_use} in use and {idle} idle");
+    cache.release(table);
+    cache.cancel(reservation);
+    let reservation = cache.reserve(TenantId(1), 4).expect("room");
+    assert_eq!(held(&cache), (0, 0, 4));
+    cache.cancel(reservation);
+    assert_eq!(serve(&mut cache, tenant(2), &prompt(17, 5000)), 16, "the other tenant's blocks are still there");
+}
+
 #[test]
 fn forks_share_until_one_writes() {
     let mut cache = cache(16);
