@@ -8,7 +8,7 @@ pub struct RequestStats {
     pub prompt_tokens: usize,
     /// Prompt tokens whose keys and values were found instead of computed.
     pub cached_tokens: usize,
-    /// Over all choices, those that were not returned included.
+    /// Over all choices or beams, those that were not returned included.
     pub output_tokens: usize,
     pub preemptions: usize,
     /// From submission to the first step that computed for it.

@@ -182,6 +182,8 @@ fn prompts_in_every_form_and_several_replies() {
     assert_eq!(texts[1], whole_texts(&server.complete("\"prompt\":\"abc\",\"seed\":7").ok())[0]);
     let best = server.complete("\"prompt\":\"abc\",\"seed\":6,\"n\":1,\"best_of\":4").ok();
     assert_eq!(best["usage"]["completion_tokens"], 32, "all that were made are counted");
+    let searched = server.complete("\"prompt\":\"abc\",\"n\":2,\"beam_width\":4,\"ignore_eos\":true").ok();
+    assert_eq!(searched["usage"]["completion_tokens"], 32, "those of all beams, too");
     assert_eq!(server.complete("\"n\":3,\"best_of\":2").refused(400).0.as_deref(), Some("best_of"));
     assert_eq!(server.complete("\"best_of\":2,\"stop\":\"a\"").refused(400).0.as_deref(), Some("stop"));
 }

@@ -466,6 +466,18 @@ fn a_search_to_the_end_of_the_context_is_one_of_as_many_tokens() {
 }
 
 #[test]
+fn a_search_counts_the_tokens_of_all_its_beams() {
+    let beams = BeamParams { width: 3, num_returned: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
+    for max_tokens in [1, 8] {
+        let sampling = SamplingParams::default();
+        let search =
+            Request { max_tokens: Some(max_tokens), beams: Some(beams), ..Request::new(vec![1, 2, 3], sampling) };
+        let stats = serve(&mut fake(OPTIONS, |_| ()), &[search])[0].stats.expect("it ended well");
+        assert_eq!(stats.output_tokens, 3 * max_tokens);
+    }
+}
+
+#[test]
 fn prompts_can_be_scored() {
     // Together they are more rows than one step scores.
     let mut engine = fake(EngineOptions { step_tokens: 512, chunk_len: 64, ..OPTIONS }, |_| ());

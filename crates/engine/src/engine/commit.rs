@@ -217,6 +217,8 @@ impl Engine {
         let search = job.search.as_mut().expect("a beam search");
         let next = search.advance(&rows);
         let reservation = job.reservation.as_mut().expect("a running job has a reservation");
+        // Each beam is a token longer, also with the last step.
+        job.stats.output_tokens += next.as_ref().map_or(job.request.width(), Vec::len);
         let Some(next) = next else {
             // All are of one length, and would be one token longer.
             let limit = job.request.limit(job.sequences[0].tokens.len() + 1, model.config().context_len);
@@ -228,7 +230,6 @@ impl Engine {
             }
             return Ok(());
         };
-        job.stats.output_tokens += 1;
         let mut sequences = Vec::with_capacity(next.len());
         for (choice, continuation) in next.iter().enumerate() {
             let parent = &job.sequences[continuation.parent];
