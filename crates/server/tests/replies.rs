@@ -152,6 +152,8 @@ fn log_probabilities_in_both_shapes() {
         logprobs["token_logprobs"].as_array().unwrap()[..count]
     );
     assert_eq!(server.complete("\"max_tokens\":0").refused(400).0.as_deref(), Some("max_tokens"));
+    let searched = server.complete("\"echo\":true,\"max_tokens\":0,\"beam_width\":2");
+    assert_eq!(searched.refused(400).0.as_deref(), Some("beam_width"), "there is nothing to search for");
 }
 
 #[test]

@@ -95,6 +95,9 @@ impl CompletionRequest {
         if completion.max_tokens == Some(0) && completion.echo != Some(true) {
             return Err(ApiError::field("max_tokens", "max_tokens: expected at least 1 without echo, found 0"));
         }
+        if completion.max_tokens == Some(0) && common.beam_width.is_some() {
+            return Err(ApiError::field("beam_width", "beam_width: with max_tokens 0 there is nothing to search for"));
+        }
         let num_replies = completion.prompt.len() * best_of.unwrap_or(n);
         if num_replies > MAX_CHOICES {
             let message =
