@@ -26,7 +26,7 @@ pub enum Event {
         /// The token that ended it, where one did: no part of the reply, but its choice can be explained.
         token: Option<TokenEvent>,
     },
-    /// A wish from outside has taken effect, when every choice together had so many tokens.
+    /// A wish from outside has taken effect, when every choice together had so many tokens. `Control::End` is answered by `ChoiceEnd` alone.
     Heeded {
         output_tokens: usize,
     },

@@ -207,8 +207,9 @@ impl Exchange {
     /// The messages that an event gives.
     fn take(&mut self, event: Option<(usize, Event)>, app: &SharedApp) -> Result<Vec<String>, ApiError> {
         let mut texts = Vec::new();
-        if let Some((_, Event::Heeded { output_tokens })) = event {
-            let name = self.wishes.pop_front().unwrap_or("heeded");
+        if let Some((_, Event::Heeded { output_tokens })) = event
+            && let Some(name) = self.wishes.pop_front()
+        {
             texts.push(json!({ "type": name, "output_tokens": output_tokens }).to_string());
         }
         let deltas: Vec<Delta> = self.underway.take(event, &app.model.tokenizer)?;

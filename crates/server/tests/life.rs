@@ -213,6 +213,35 @@ fn a_websocket_gives_the_same_chunks() {
 }
 
 #[test]
+fn a_stop_in_the_text_says_nothing_of_wishes() {
+    let server = Server::start();
+    let long = "\"seed\":3,\"n\":3,\"max_tokens\":100,\"ignore_eos\":true";
+    let whole = server.chat(long).ok();
+    let text = |choice: usize| whole["choices"][choice]["message"]["content"].as_str().unwrap().to_owned();
+    let (first, others) = (text(0), [text(1), text(2)]);
+    let chars: Vec<char> = first.chars().skip(4).take(20).collect();
+    let pair = chars.windows(2).map(|pair| pair.iter().collect::<String>());
+    let stop = pair.clone().find(|pair| !others.iter().any(|text| text.contains(pair))).expect("the texts differ");
+    server.slow_down(5);
+    let (_, mut socket) = Socket::open(&server, "");
+    socket.send(&chat_body(&format!("{long},\"stop\":{}", json!(stop))));
+    let (mut told, mut has_ended) = (Vec::new(), false);
+    while let Some(message) = socket.next().filter(|message| message != "[DONE]") {
+        let message: Value = serde_json::from_str(&message).unwrap();
+        if !message["type"].is_null() {
+            told.push(message["type"].as_str().unwrap().to_owned());
+        }
+        // The engine hears of the stop, and of these after it.
+        if message["choices"][0]["finish_reason"] == "stop" && !std::mem::replace(&mut has_ended, true) {
+            socket.send("{\"type\":\"pause\"}");
+            socket.send("{\"type\":\"resume\"}");
+        }
+    }
+    assert!(has_ended, "the control: the first choice came to its stop");
+    assert_eq!(told, ["paused", "resumed"]);
+}
+
+#[test]
 fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     let server = Server::start();
     server.slow_down(5);

@@ -327,6 +327,22 @@ fn a_pause_holds_although_the_next_token_is_on_its_way() {
 }
 
 #[test]
+fn every_wish_is_answered_once_and_the_end_of_a_choice_by_that() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let collected = Collected::default();
+    let three = Request { num_choices: 3, best_of: 3, ..request(vec![1, 2, 3], 1) };
+    engine.submit(three, Box::new(collected.clone())).expect("it is accepted");
+    (0..4).for_each(|_| assert!(engine.step()));
+    let wishes = [Control::End { choice: 1 }, Control::Pause, Control::End { choice: 2 }, Control::Resume];
+    wishes.into_iter().for_each(|wish| collected.wish(wish));
+    finish(&mut engine);
+    let outcome = collected.outcome();
+    assert_eq!(outcome.heeded, [12, 12], "the pause and its end, with four tokens of each choice");
+    let stop = Some(FinishReason::Stop);
+    assert_eq!(outcome.finish, [Some(FinishReason::MaxTokens), stop, stop]);
+}
+
+#[test]
 fn limits_are_kept_and_named() {
     let mut engine = fake(OPTIONS, |_| ());
     let plain = |max_tokens| Request { max_tokens, ..Request::new(vec![1, 2, 3], SamplingParams::default()) };

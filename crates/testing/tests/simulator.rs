@@ -41,7 +41,7 @@ impl Random {
 struct Live {
     request: Request,
     collected: Collected,
-    /// The parameters after each wish that it had, those that stay the same included.
+    /// The parameters after each wish that is answered as heeded, those that stay the same included.
     wishes: Vec<SamplingParams>,
     is_held: bool,
     /// Choices that were ended from outside.
@@ -140,7 +140,7 @@ fn interfere(random: &mut Random, live: &mut Live) {
     } else if live.request.num_choices > 1 && live.request.best_of == live.request.num_choices && random.chance(3) {
         let choice = random.below(live.request.num_choices);
         live.ended.push(choice);
-        live.want(Control::End { choice });
+        live.collected.wish(Control::End { choice });
     } else if live.request.beams.is_none() && random.chance(3) && live.request.best_of == 1 {
         let sampling = SamplingParams { temperature: random.below(3) as f32 / 2.0, ..live.request.sampling.clone() };
         live.wishes.push(sampling.clone());

@@ -17,12 +17,16 @@ impl Engine {
         let mut over: Vec<(JobId, Result<(), Error>)> = Vec::new();
         for (id, job) in running.iter_mut().map(|(id, job)| (*id, job)).chain(waiting) {
             while let Some(control) = job.sink.control() {
+                // The end of a choice is told as such.
+                let is_answered = !matches!(control, Control::End { .. });
                 let outcome = job.heed(control, cache, vocab_size);
                 if outcome.is_err() || job.is_finished() {
                     over.push((id, outcome));
                     break;
                 }
-                job.sink.send(Event::Heeded { output_tokens: job.stats.output_tokens });
+                if is_answered {
+                    job.sink.send(Event::Heeded { output_tokens: job.stats.output_tokens });
+                }
             }
         }
         for (id, outcome) in over {
