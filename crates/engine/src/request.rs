@@ -83,10 +83,15 @@ impl Request {
         Ok(Sampler::new(&params, vocab_size)?)
     }
 
-    /// Blocks for everything that it may come to hold: its prompt's full blocks once, the rest for each of its sequences.
+    /// Blocks for everything that it may come to hold.
     pub(crate) fn blocks_needed(&self, config: &DecoderConfig, block_len: usize) -> usize {
+        self.blocks_for(self.width(), self.max_positions(config), block_len)
+    }
+
+    /// Blocks for sequences of so many positions each: its prompt's full blocks once, the rest for each of them.
+    pub(crate) fn blocks_for(&self, num_sequences: usize, num_positions: usize, block_len: usize) -> usize {
         let full = self.prompt.len() / block_len;
-        full + (self.max_positions(config).div_ceil(block_len) - full) * self.width()
+        full + (num_positions.div_ceil(block_len) - full) * num_sequences
     }
 
     /// Refuses what cannot be served, and gives the sampler of the first choice.

@@ -62,30 +62,29 @@ impl Served {
     }
 }
 
-/// A tenant with requests that wait.
+/// A tenant, and what it has of something that is shared out: places for running sequences, or blocks of KV memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contender {
     pub tenant: TenantId,
-    /// Sequences that it has running.
-    pub num_running: usize,
+    pub held: usize,
 }
 
 /// The tenant whose request comes in next: the one with the fewest running sequences, then the least served, then the lower number.
 pub fn next_tenant(contenders: &[Contender], served: &Served) -> Option<TenantId> {
-    contenders.iter().min_by_key(|c| (c.num_running, served.tokens(c.tenant), c.tenant)).map(|c| c.tenant)
+    contenders.iter().min_by_key(|c| (c.held, served.tokens(c.tenant), c.tenant)).map(|c| c.tenant)
 }
 
-/// The tenant that must give up running sequences so that `needy` can begin `num_slots`: the one with the most, if it has more than its
-/// share and `needy` would have no more than its own.
-pub fn must_yield(running: &[Contender], needy: Contender, num_slots: usize, max_sequences: usize) -> Option<TenantId> {
-    let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.num_running > 0).count() + 1;
-    let share = (max_sequences / num_tenants).max(1);
+/// The tenant that must give something up so that `needy` can have so much more of the total: the one with the most, if it has more than
+/// its share and `needy` would have no more than its own.
+pub fn must_yield(running: &[Contender], needy: Contender, needed: usize, total: usize) -> Option<TenantId> {
+    let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.held > 0).count() + 1;
+    let share = (total / num_tenants).max(1);
     // Without this, two tenants whose requests are wider than a share would take each other's place for ever.
-    if needy.num_running + num_slots > share {
+    if needy.held + needed > share {
         return None;
     }
-    let largest = running.iter().filter(|c| c.tenant != needy.tenant).max_by_key(|c| (c.num_running, c.tenant))?;
-    (largest.num_running > share).then_some(largest.tenant)
+    let largest = running.iter().filter(|c| c.tenant != needy.tenant).max_by_key(|c| (c.held, c.tenant))?;
+    (largest.held > share).then_some(largest.tenant)
 }
 
 #[cfg(test)]
@@ -130,7 +129,7 @@ mod tests {
 
     #[test]
     fn only_who_has_more_than_its_share_yields() {
-        let c = |tenant, num_running| Contender { tenant: TenantId(tenant), num_running };
+        let c = |tenant, held| Contender { tenant: TenantId(tenant), held };
         assert_eq!(must_yield(&[c(1, 8)], c(2, 0), 1, 8), Some(TenantId(1)));
         assert_eq!(must_yield(&[c(1, 8)], c(2, 0), 5, 8), None, "five are more than the needy tenant's own share");
         assert_eq!(must_yield(&[c(1, 4), c(2, 4)], c(2, 4), 1, 8), None);

@@ -127,6 +127,8 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
         patience -= 1;
         assert!(patience > 0, "{} requests never end", live.len());
     }
+    // The last one may have ended before there was anything to compute.
+    live.retain(|live| !is_checked(live));
     assert!(live.is_empty(), "{} requests got no answer", live.len());
     let stats = engine.stats();
     assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting), (0, 0, 0));

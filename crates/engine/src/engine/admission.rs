@@ -9,12 +9,22 @@ use crate::scheduler::{Contender, must_yield, next_tenant};
 use crate::{Event, FinishReason};
 
 /// What became of a request whose turn it was.
+#[derive(Clone, Copy)]
 enum Begin {
     Begun,
     /// Its tenant holds all that it may.
     AtQuota,
     /// Others hold what it needs.
-    NoRoom,
+    NoRoom(Lack),
+}
+
+/// What a request needs and cannot have.
+#[derive(Clone, Copy)]
+enum Lack {
+    /// Places among the sequences that run.
+    Slots(usize),
+    /// Blocks of KV memory, those that were found included: once it runs they count towards its tenant's share.
+    Blocks(usize),
 }
 
 impl Engine {
@@ -24,14 +34,15 @@ impl Engine {
         self.heed_controls(now);
         self.end_late(now);
         self.attach_others();
-        // A tenant at its own quota waits for itself. Whoever waits for room that others hold keeps the turn: were smaller requests let
-        // past, a large one might never begin.
-        let mut at_quota: Vec<TenantId> = Vec::new();
-        while let Some(tenant) = self.next_in_turn(&at_quota) {
-            match self.begin_next(tenant, now) {
+        // Who has no turn in this round. A tenant at its own quota waits for itself, and so does one that has something running. Whoever
+        // has nothing and waits for room that others hold keeps the turn: were smaller requests let past, a large one might never begin.
+        let mut passed: Vec<TenantId> = Vec::new();
+        while let Some(tenant) = self.next_in_turn(&passed) {
+            match self.begin_next(tenant, now, &mut passed) {
                 Begin::Begun => {}
-                Begin::AtQuota => at_quota.push(tenant),
-                Begin::NoRoom => break,
+                Begin::AtQuota => passed.push(tenant),
+                Begin::NoRoom(_) if self.running_of(tenant) > 0 => passed.push(tenant),
+                Begin::NoRoom(_) => break,
             }
         }
     }
@@ -99,37 +110,63 @@ impl Engine {
         self.running.values().filter(|job| job.tenant() == tenant).map(Job::num_slots).sum()
     }
 
-    fn next_in_turn(&self, blocked: &[TenantId]) -> Option<TenantId> {
-        let contenders: Vec<Contender> = (self.waiting.keys())
-            .filter(|tenant| !blocked.contains(tenant))
-            .map(|&tenant| Contender { tenant, num_running: self.running_of(tenant) })
+    /// Blocks that a tenant has in use or was promised.
+    fn blocks_of(&self, tenant: TenantId) -> usize {
+        let usage = self.cache.usage(tenant);
+        usage.in_use + usage.reserved
+    }
+
+    /// Those who have something running, each with what it has of something.
+    fn running_tenants(&self, held: impl Fn(TenantId) -> usize) -> Vec<Contender> {
+        let mut tenants: Vec<TenantId> = self.running.values().map(Job::tenant).collect();
+        tenants.sort_unstable();
+        tenants.dedup();
+        tenants.into_iter().map(|tenant| Contender { tenant, held: held(tenant) }).collect()
+    }
+
+    /// The tenant that has most blocks of those who have something running.
+    pub(super) fn largest_tenant(&self) -> Option<TenantId> {
+        let tenants = self.running_tenants(|tenant| self.blocks_of(tenant));
+        tenants.into_iter().max_by_key(|c| (c.held, c.tenant)).map(|c| c.tenant)
+    }
+
+    fn next_in_turn(&self, passed: &[TenantId]) -> Option<TenantId> {
+        let contenders: Vec<Contender> = (self.waiting.iter())
+            .filter(|(tenant, queue)| !passed.contains(tenant) && queue.iter().any(|(_, job)| !job.is_paused))
+            .map(|(&tenant, _)| Contender { tenant, held: self.running_of(tenant) })
             .collect();
         next_tenant(&contenders, &self.served)
     }
 
-    /// Begins the tenant's next request, if there is room for it now.
-    fn begin_next(&mut self, tenant: TenantId, now: Instant) -> Begin {
-        let Some((id, mut job)) = self.waiting.get_mut(&tenant).map(|queue| queue.remove(0)) else {
-            return Begin::NoRoom;
-        };
+    /// Begins the tenant's next request that is not paused, if there is room for it now. Tenants that make way for it are passed over for
+    /// the rest of the round.
+    fn begin_next(&mut self, tenant: TenantId, now: Instant, passed: &mut Vec<TenantId>) -> Begin {
+        let queue = self.waiting.get_mut(&tenant).expect("its turn comes while it waits");
+        let next = queue.iter().position(|(_, job)| !job.is_paused).expect("something that is not paused");
+        let (id, mut job) = queue.remove(next);
         self.waiting.retain(|_, queue| !queue.is_empty());
         loop {
-            match self.begin(&mut job) {
+            let outcome = self.begin(&mut job);
+            let yielding = match outcome {
                 Begin::Begun => {
                     if job.started.is_none() {
                         job.started = Some(now);
                         job.sink.send(Event::Begun { cached_tokens: job.stats.cached_tokens });
                     }
                     self.running.insert(id, job);
-                    return Begin::Begun;
+                    return outcome;
                 }
-                // A tenant below its share may take the place of one above.
-                Begin::NoRoom if self.yield_to(tenant, job.num_slots()) => {}
-                waits => {
-                    self.enqueue(id, job);
-                    return waits;
-                }
-            }
+                Begin::AtQuota => None,
+                Begin::NoRoom(lack) => self.yielding_to(tenant, lack),
+            };
+            let Some(yielding) = yielding else {
+                self.enqueue(id, job);
+                return outcome;
+            };
+            // One that is paused does not come back by itself.
+            let other = &self.running[&yielding];
+            passed.extend((!other.is_paused).then_some(other.tenant()));
+            self.preempt(yielding);
         }
     }
 
@@ -137,20 +174,30 @@ impl Engine {
     fn begin(&mut self, job: &mut Job) -> Begin {
         let slots: usize = self.running.values().map(Job::num_slots).sum();
         if slots + job.num_slots() > self.options.max_sequences {
-            return Begin::NoRoom;
+            return Begin::NoRoom(Lack::Slots(job.num_slots()));
         }
-        let needed = if self.options.overcommit {
-            0
-        } else {
-            job.request.blocks_needed(self.model.config(), self.options.block_len)
-        };
+        let needed = self.blocks_to_begin(job);
         match self.try_begin(job, needed) {
             Ok(()) => Begin::Begun,
             Err(no_room) => {
                 job.release(&mut self.cache);
-                if matches!(no_room, NoRoom::Quota { .. }) { Begin::AtQuota } else { Begin::NoRoom }
+                match no_room {
+                    NoRoom::Quota { .. } => Begin::AtQuota,
+                    NoRoom::Memory { .. } => Begin::NoRoom(Lack::Blocks(needed)),
+                }
             }
         }
+    }
+
+    /// Blocks that a job reserves as it begins. Always enough for the tokens that its sequences have: nobody gives way for what is
+    /// computed again after a preemption, only for what is new, and so everything ends.
+    fn blocks_to_begin(&self, job: &Job) -> usize {
+        let Engine { options, model, .. } = self;
+        if !options.overcommit {
+            return job.request.blocks_needed(model.config(), options.block_len);
+        }
+        let longest = job.sequences.iter().filter(|sequence| sequence.finish.is_none()).map(|s| s.tokens.len()).max();
+        job.request.blocks_for(job.num_slots(), longest.unwrap_or(job.request.prompt.len()), options.block_len)
     }
 
     /// Room for the job's first sequence, and the promise for all. The others follow when its prompt is computed: they share those blocks.
@@ -197,17 +244,31 @@ impl Engine {
         }
     }
 
-    /// Preempts the latest request of a tenant that has more than its share, for one that has less.
-    fn yield_to(&mut self, needy: TenantId, num_slots: usize) -> bool {
-        let mut tenants: Vec<TenantId> = self.running.values().map(Job::tenant).collect();
-        tenants.sort_unstable();
-        tenants.dedup();
-        let contender = |tenant: TenantId| Contender { tenant, num_running: self.running_of(tenant) };
-        let running: Vec<Contender> = tenants.into_iter().map(contender).collect();
-        let Some(tenant) = must_yield(&running, contender(needy), num_slots, self.options.max_sequences) else {
-            return false;
+    /// Who makes way for a tenant: whoever is paused, because it computes nothing with what it holds; else the latest of a tenant that has
+    /// more than its share, for one that would have no more than its own.
+    fn yielding_to(&self, needy: TenantId, lack: Lack) -> Option<JobId> {
+        if let Some(paused) = self.latest(|job| job.is_paused) {
+            return Some(paused);
+        }
+        let yielding = match lack {
+            Lack::Slots(needed) => self.must_yield(needy, |t| self.running_of(t), needed, self.options.max_sequences),
+            Lack::Blocks(needed) => self.must_yield(needy, |t| self.blocks_of(t), needed, self.cache.num_blocks()),
         };
-        let latest = self.running.iter().rev().find(|(_, job)| job.tenant() == tenant).map(|(&id, _)| id);
-        latest.is_some_and(|id| self.preempt(id))
+        yielding.and_then(|tenant| self.latest(|job| job.tenant() == tenant))
+    }
+
+    fn must_yield(
+        &self,
+        needy: TenantId,
+        held: impl Fn(TenantId) -> usize,
+        needed: usize,
+        total: usize,
+    ) -> Option<TenantId> {
+        let needy = Contender { tenant: needy, held: held(needy) };
+        must_yield(&self.running_tenants(held), needy, needed, total)
+    }
+
+    fn latest(&self, is_meant: impl Fn(&Job) -> bool) -> Option<JobId> {
+        self.running.iter().rev().find(|(_, job)| is_meant(job)).map(|(&id, _)| id)
     }
 }

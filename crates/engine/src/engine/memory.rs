@@ -1,7 +1,7 @@
 //! Room for a step: blocks for the rows that are to be written, copies of shared ones, and preemption when memory has run out.
 
 use super::{Engine, Planned};
-use crate::job::JobId;
+use crate::job::{Job, JobId};
 use crate::kv_cache::{BlockCopy, NoRoom, TenantId};
 
 impl Engine {
@@ -27,8 +27,10 @@ impl Engine {
                     // Nobody else's memory counts towards a tenant's quota.
                     let tenant = self.running[&id].tenant();
                     let victim = self.victim(matches!(why, NoRoom::Quota { .. }).then_some(tenant));
-                    if !victim.is_some_and(|victim| self.preempt(victim)) {
-                        return false;
+                    // The last one running is never taken: nobody else could make room for it.
+                    match victim.filter(|_| self.running.len() > 1) {
+                        Some(victim) => self.preempt(victim),
+                        None => return false,
                     }
                 }
             }
@@ -53,26 +55,22 @@ impl Engine {
             && self.cache.is_writable(table, planned.positions.start)
     }
 
-    /// Who gives way when memory has run out: of the tenant whose request came last, or of the one given, the lowest priority, and of those the
-    /// latest to come. Priorities of different tenants are not compared.
+    /// Who gives way when memory has run out: of the tenant that has most of it, or of the one given, whoever is paused, then the lowest
+    /// priority, and of those the latest to come. Priorities of different tenants are not compared.
     fn victim(&self, tenant: Option<TenantId>) -> Option<JobId> {
-        let tenant = tenant.or_else(|| self.running.last_key_value().map(|(_, job)| job.tenant()))?;
+        let tenant = tenant.or_else(|| self.largest_tenant())?;
         let candidates = self.running.iter().filter(|(_, job)| job.tenant() == tenant);
-        candidates.min_by_key(|(id, job)| (job.request.priority, std::cmp::Reverse(**id))).map(|(&id, _)| id)
+        let place = |id: JobId, job: &Job| (!job.is_paused, job.request.priority, std::cmp::Reverse(id));
+        candidates.min_by_key(|(id, job)| place(**id, job)).map(|(&id, _)| id)
     }
 
-    /// Takes a request out of the batch and back into the queue, with its tokens. The last one running is never taken: nobody else could
-    /// make room for it.
-    pub(super) fn preempt(&mut self, id: JobId) -> bool {
-        if self.running.len() < 2 {
-            return false;
-        }
-        let Some(mut job) = self.running.remove(&id) else { return false };
+    /// Takes a request out of the batch and back into the queue, with its tokens.
+    pub(super) fn preempt(&mut self, id: JobId) {
+        let Some(mut job) = self.running.remove(&id) else { return };
         job.release(&mut self.cache);
         job.sink.deliver();
         job.stats.preemptions += 1;
         self.stats.preemptions += 1;
         self.enqueue(id, job);
-        true
     }
 }
