@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_cpu::Isa;
-use pellucid_engine::{Engine, EngineHandle, EngineOptions, KvBudget, KvNeed, MemoryPlan};
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, KvBudget, KvNeed, MemoryPlan, Overcommit};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, Model};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
@@ -19,6 +19,9 @@ use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
 use crate::format::{bytes_text, grouped};
 use crate::kv_type::KvType;
 use crate::size;
+
+/// Tokens that a reply without a bound has room for when it begins; beyond that it takes what is free, or somebody makes way.
+const GROWTH: usize = 256;
 
 /// How to compute; the same flags for every command that runs a model.
 #[derive(Debug, clap::Args)]
@@ -134,7 +137,7 @@ pub(crate) fn load_for(
         step_tokens: chunk_len.max(width),
         chunk_len,
         max_waiting,
-        overcommit: false,
+        overcommit: Overcommit::Unbounded { growth: GROWTH },
         secret,
     };
     let device = backend.description();

@@ -42,10 +42,21 @@ pub struct EngineOptions {
     pub chunk_len: usize,
     /// Requests that may wait.
     pub max_waiting: usize,
-    /// Admit by what a request needs now, not by what it may come to need; when memory runs out, someone is computed again later.
-    pub overcommit: bool,
+    pub overcommit: Overcommit,
     /// Keys the hashes of the prefix cache.
     pub secret: [u8; 32],
+}
+
+/// Who is admitted by what it needs now, not by what it may come to need. When memory runs out, someone is computed again later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overcommit {
+    /// Nobody: every request reserves all that it may come to need.
+    Never,
+    /// Requests without `max_tokens`, which would reserve a whole context for each reply: each time that they begin they reserve what they
+    /// have, and room for so many tokens more.
+    Unbounded { growth: usize },
+    /// Everybody reserves what it has.
+    Always,
 }
 
 /// Serves many requests with one model.
@@ -398,6 +409,7 @@ impl Engine {
             num_waiting: self.num_waiting(),
             num_running: self.running.values().flat_map(|job| &job.sequences).filter(|s| s.is_running()).count(),
             blocks_in_use: self.cache.num_in_use(),
+            blocks_reserved: self.cache.num_reserved(),
             blocks_idle: self.cache.num_idle(),
             num_blocks: self.cache.num_blocks(),
             ..self.stats

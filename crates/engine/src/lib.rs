@@ -18,7 +18,7 @@ pub mod scheduler;
 mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};
-pub use engine::{Engine, EngineOptions};
+pub use engine::{Engine, EngineOptions, Overcommit};
 pub use error::Error;
 pub use event::{Control, Event, EventSink, FinishReason, TokenEvent};
 pub use handle::{EngineHandle, Pulse, TokenStream};

@@ -58,6 +58,8 @@ pub struct EngineStats {
     /// Sequences in the batch.
     pub num_running: usize,
     pub blocks_in_use: usize,
+    /// Promised to requests that run, and not in use yet.
+    pub blocks_reserved: usize,
     pub blocks_idle: usize,
     pub num_blocks: usize,
 }

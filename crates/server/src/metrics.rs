@@ -214,9 +214,9 @@ impl Metrics {
     }
 }
 
-/// The share of KV blocks that some request holds.
+/// The share of KV blocks that some request holds or was promised: at 1, nobody begins before somebody ends.
 fn kv_use(stats: &EngineStats) -> f64 {
-    stats.blocks_in_use as f64 / stats.num_blocks.max(1) as f64
+    (stats.blocks_in_use + stats.blocks_reserved) as f64 / stats.num_blocks.max(1) as f64
 }
 
 /// The engine's numbers at the time of the question.
@@ -234,13 +234,14 @@ struct ScopeLabels {
 impl Collector for EngineNumbers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let stats = &self.stats;
-        let gauges: [(&str, &str, f64); 7] = [
+        let gauges: [(&str, &str, f64); 8] = [
             ("requests_waiting", "Requests that wait for their turn", stats.num_waiting as f64),
             ("sequences_running", "Sequences in the batch", stats.num_running as f64),
             ("kv_blocks_in_use", "KV blocks that some request holds", stats.blocks_in_use as f64),
+            ("kv_blocks_reserved", "KV blocks promised to requests that run", stats.blocks_reserved as f64),
             ("kv_blocks_idle", "KV blocks that are remembered and can make way", stats.blocks_idle as f64),
             ("kv_blocks", "KV blocks in all", stats.num_blocks as f64),
-            ("kv_use_ratio", "Share of KV blocks that some request holds", kv_use(stats)),
+            ("kv_use_ratio", "Share of KV blocks in use or promised", kv_use(stats)),
             ("step_seconds_mean", "Mean time of a step", stats.step_time.as_secs_f64() / stats.steps.max(1) as f64),
         ];
         for (name, help, value) in gauges {

@@ -46,6 +46,31 @@ fn a_client_that_goes_away_frees_its_blocks() {
 }
 
 #[test]
+fn what_is_promised_counts_as_used() {
+    let server = Server::start();
+    server.slow_down(20);
+    let used_by = |more: &str| {
+        let mut stream = server.stream(CHAT, &chat_body(&format!("\"ignore_eos\":true,\"stream\":true{more}")));
+        (0..3).for_each(|_| drop(stream.next_data().unwrap()));
+        let text = server.get("/metrics").text();
+        drop(stream);
+        server.settles();
+        let number = |name: &str| {
+            let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name)).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        let held = number("pellucid_kv_blocks_in_use") + number("pellucid_kv_blocks_reserved");
+        let ratio = held / number("pellucid_kv_blocks");
+        assert_eq!((number("pellucid_kv_use_ratio"), number("vllm:kv_cache_usage_perc")), (ratio, ratio));
+        held
+    };
+    // Blocks of 32 tokens, for a prompt of less and for what it may grow by.
+    assert_eq!(used_by(",\"max_tokens\":200"), 7.0);
+    assert_eq!(used_by(",\"max_tokens\":null"), 3.0, "without a bound, room for two blocks more");
+    assert_eq!(server.metric("pellucid_kv_use_ratio"), 0.0);
+}
+
+#[test]
 fn a_full_queue_is_refused_at_once() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 2, ..Setup::default() });
     server.slow_down(300);

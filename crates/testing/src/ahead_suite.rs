@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pellucid_engine::{Engine, EngineOptions, EngineStats, Request};
+use pellucid_engine::{Engine, EngineOptions, EngineStats, Overcommit, Request};
 use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, Model};
 use pellucid_sampling::SamplingParams;
 use pellucid_tensor::{Backend, DType};
@@ -17,7 +17,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     step_tokens: 64,
     chunk_len: 32,
     max_waiting: 100,
-    overcommit: false,
+    overcommit: Overcommit::Never,
     secret: [5; 32],
 };
 

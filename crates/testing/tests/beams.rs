@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pellucid_engine::{BeamParams, EarlyStopping, Engine, EngineOptions, Request};
+use pellucid_engine::{BeamParams, EarlyStopping, Engine, EngineOptions, Overcommit, Request};
 use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
 use pellucid_tensor::DType;
@@ -24,7 +24,7 @@ fn engine(model: &str) -> Engine {
         step_tokens: 32,
         chunk_len: 16,
         max_waiting: 8,
-        overcommit: false,
+        overcommit: Overcommit::Never,
         secret: [1; 32],
     };
     Engine::new(Box::new(model), backend, options).expect("an engine")

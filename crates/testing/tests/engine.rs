@@ -7,8 +7,8 @@ use std::time::Duration;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{
-    BeamParams, Control, EarlyStopping, Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Request,
-    Scope, TenantId,
+    BeamParams, Control, EarlyStopping, Engine, EngineHandle, EngineOptions, Error, Event, FinishReason, Overcommit,
+    Request, Scope, TenantId,
 };
 use pellucid_model::{Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingParams;
@@ -23,7 +23,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     step_tokens: 64,
     chunk_len: 16,
     max_waiting: 1000,
-    overcommit: false,
+    overcommit: Overcommit::Never,
     secret: [3; 32],
 };
 
@@ -90,7 +90,7 @@ fn alone_or_in_company_cold_or_cached_preempted_or_not_the_bits_are_the_same() {
             EngineOptions { chunk_len: 1, ..options },
             EngineOptions { max_sequences: 3, step_tokens: 7, chunk_len: 5, ..options },
             // Memory for a few sequences only, given out too freely: requests are preempted and computed again.
-            EngineOptions { num_blocks: 24, overcommit: true, ..options },
+            EngineOptions { num_blocks: 24, overcommit: Overcommit::Always, ..options },
         ];
         for (i, options) in settings.into_iter().enumerate() {
             let mut engine = engine(&path, 2, options);
@@ -559,8 +559,35 @@ fn a_paused_request_makes_way_and_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_request_without_a_bound_reserves_what_it_has_and_some_growth() {
+    let requests: Vec<Request> = (0..6)
+        .map(|i| Request { num_choices: 1 + i % 2, best_of: 1 + i % 2, ..request_of(1, i as u32, None) })
+        .collect();
+    let begun = |overcommit| {
+        let mut engine = fake(EngineOptions { num_blocks: 40, overcommit, ..OPTIONS }, |_| ());
+        let collected: Vec<Collected> = requests.iter().map(|request| submit(&mut engine, request)).collect();
+        assert!(engine.step());
+        let stats = engine.stats();
+        finish_as_alone(&mut engine, &requests, &collected);
+        (6 - stats.num_waiting, stats.blocks_in_use + stats.blocks_reserved, engine.stats().preemptions)
+    };
+    // Of one choice 15 blocks, of two 29.
+    assert_eq!(begun(Overcommit::Never), (1, 15, 0));
+    // Room for five tokens and eight more: of one choice 4 blocks, of two 7.
+    let (num_begun, held, preemptions) = begun(Overcommit::Unbounded { growth: 8 });
+    assert_eq!((num_begun, held), (6, 33));
+    assert!(preemptions > 0, "it was too much in the end");
+    // Whoever has a bound reserves up to there.
+    let mut engine = fake(EngineOptions { overcommit: Overcommit::Unbounded { growth: 8 }, ..OPTIONS }, |_| ());
+    submit(&mut engine, &request_of(1, 0, Some(50)));
+    assert!(engine.step());
+    assert_eq!(engine.stats().blocks_in_use + engine.stats().blocks_reserved, 14);
+    finish(&mut engine);
+}
+
+#[test]
 fn whoever_has_most_of_the_memory_gives_way_when_it_runs_out() {
-    let mut engine = fake(EngineOptions { num_blocks: 30, overcommit: true, ..OPTIONS }, |_| ());
+    let mut engine = fake(EngineOptions { num_blocks: 30, overcommit: Overcommit::Always, ..OPTIONS }, |_| ());
     let mut requests: Vec<Request> = (0..4).map(|i| request_of(1, i, None)).collect();
     let mut collected: Vec<Collected> = requests.iter().map(|request| submit(&mut engine, request)).collect();
     (0..5).for_each(|_| assert!(engine.step()));

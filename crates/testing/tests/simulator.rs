@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use pellucid_engine::{
-    BeamParams, Control, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason, Request, Scope,
-    TenantId,
+    BeamParams, Control, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason, Overcommit, Request,
+    Scope, TenantId,
 };
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_tensor::DType;
@@ -83,7 +83,8 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
         step_tokens: max_sequences + random.below(24),
         chunk_len: 1 + random.below(16),
         max_waiting: 1 + random.below(30),
-        overcommit: random.chance(2),
+        overcommit: [Overcommit::Never, Overcommit::Unbounded { growth: random.below(12) }, Overcommit::Always]
+            [random.below(3)],
         secret: [seed as u8; 32],
     };
     let mut model = FakeModel::new(VOCAB, CONTEXT);
@@ -289,7 +290,7 @@ fn alone(request: &Request) -> Outcome {
         step_tokens: 64,
         chunk_len: 64,
         max_waiting: 1,
-        overcommit: false,
+        overcommit: Overcommit::Never,
         secret: [9; 32],
     };
     let model = FakeModel::new(VOCAB, CONTEXT);

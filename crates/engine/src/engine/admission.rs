@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::Engine;
+use super::{Engine, Overcommit};
 use crate::job::{Job, JobId};
 use crate::kv_cache::{NoRoom, TenantId};
 use crate::scheduler::{Contender, must_yield, next_tenant};
@@ -193,11 +193,16 @@ impl Engine {
     /// computed again after a preemption, only for what is new, and so everything ends.
     fn blocks_to_begin(&self, job: &Job) -> usize {
         let Engine { options, model, .. } = self;
-        if !options.overcommit {
-            return job.request.blocks_needed(model.config(), options.block_len);
-        }
+        let request = &job.request;
+        let growth = match options.overcommit {
+            Overcommit::Never => None,
+            Overcommit::Unbounded { growth } => request.max_tokens.is_none().then_some(growth),
+            Overcommit::Always => Some(0),
+        };
+        let Some(growth) = growth else { return request.blocks_needed(model.config(), options.block_len) };
         let longest = job.sequences.iter().filter(|sequence| sequence.finish.is_none()).map(|s| s.tokens.len()).max();
-        job.request.blocks_for(job.num_slots(), longest.unwrap_or(job.request.prompt.len()), options.block_len)
+        let num_positions = longest.unwrap_or(request.prompt.len()).saturating_add(growth);
+        request.blocks_for(job.num_slots(), num_positions.min(request.max_positions(model.config())), options.block_len)
     }
 
     /// Room for the job's first sequence, and the promise for all. The others follow when its prompt is computed: they share those blocks.

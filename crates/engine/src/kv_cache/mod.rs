@@ -156,6 +156,11 @@ impl KvCache {
         self.idle.len()
     }
 
+    /// Blocks promised and not taken yet.
+    pub fn num_reserved(&self) -> usize {
+        self.reserved
+    }
+
     /// Blocks that some table holds.
     pub fn num_in_use(&self) -> usize {
         self.blocks.len() - self.free.len() - self.num_idle()

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
-use pellucid_engine::{Engine, EngineHandle, EngineOptions};
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit};
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
 use pellucid_server::{Drain, Ended, Limits, Options, ServedModel, TenantConfig, Tenants};
 use pellucid_tensor::Error as DeviceError;
@@ -135,7 +135,7 @@ impl Server {
             step_tokens: 64,
             chunk_len: 32,
             max_waiting: setup.max_waiting,
-            overcommit: false,
+            overcommit: Overcommit::Unbounded { growth: 2 * BLOCK_LEN },
             secret: [7; 32],
         };
         let tenants = if setup.tenants.is_empty() { Tenants::open() } else { Tenants::new(setup.tenants).unwrap() };

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use pellucid_engine::{Engine, EngineHandle, EngineOptions, EngineStats, Event, Request, RequestStats};
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, EngineStats, Event, Overcommit, Request, RequestStats};
 use pellucid_model::{BLOCK_LEN, DecoderConfig, Model};
 use pellucid_sampling::SamplingParams;
 use serde::Serialize;
@@ -94,7 +94,7 @@ fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<Engin
         step_tokens,
         chunk_len: step_tokens,
         max_waiting: 100_000,
-        overcommit: false,
+        overcommit: Overcommit::Never,
         // One user, one process: there is nobody to hide a prefix from.
         secret: [0; 32],
     };

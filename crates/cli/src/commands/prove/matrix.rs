@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, bail};
-use pellucid_engine::{Engine, EngineOptions, Event, EventSink, Request};
+use pellucid_engine::{Engine, EngineOptions, Event, EventSink, Overcommit, Request};
 use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, Model};
 use pellucid_tensor::Backend;
 use serde::Serialize;
@@ -106,7 +106,7 @@ pub(super) fn run(
         step_tokens: 256.max(together),
         chunk_len: 256,
         max_waiting: requests.len() + 1,
-        overcommit: false,
+        overcommit: Overcommit::Never,
         secret: [0; 32],
     };
     let mut bench = Bench { requests, expected: Vec::new(), rows: Vec::new(), tell };
@@ -126,7 +126,11 @@ pub(super) fn run(
     bench.halves(&mut engine)?;
     bench.row("first halves cached", &mut engine, &everyone, 0)?;
     // Memory for about a third of those who run, given out as if there were enough.
-    let tight = EngineOptions { num_blocks: per_request.max(per_request * together / 6), overcommit: true, ..options };
+    let tight = EngineOptions {
+        num_blocks: per_request.max(per_request * together / 6),
+        overcommit: Overcommit::Always,
+        ..options
+    };
     bench.row("preempted", &mut device.engine(tight)?, &everyone, 0)?;
 
     // Two copies of a large model may be one too many.
