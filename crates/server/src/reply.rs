@@ -248,7 +248,8 @@ impl Reply {
 impl Part {
     fn is_over(&self) -> bool {
         let has_stopped = |choice: &ChoiceText| matches!(choice.ending, Some(Ending::StopText(_)));
-        self.stats.is_some() || self.choices.iter().all(has_stopped)
+        // What was held back comes with its numbers, which count more than is shown.
+        self.stats.is_some() || !self.holds_back && self.choices.iter().all(has_stopped)
     }
 
     fn num_output(&self) -> usize {

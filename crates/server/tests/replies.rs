@@ -186,6 +186,11 @@ fn prompts_in_every_form_and_several_replies() {
     assert_eq!(best["usage"]["completion_tokens"], 32, "all that were made are counted");
     let searched = server.complete("\"prompt\":\"abc\",\"n\":2,\"beam_width\":4,\"ignore_eos\":true").ok();
     assert_eq!(searched["usage"]["completion_tokens"], 32, "those of all beams, too");
+    let first: String = whole_texts(&searched)[0].chars().take(2).collect();
+    let fields = format!("\"prompt\":\"abc\",\"beam_width\":4,\"ignore_eos\":true,\"stop\":{}", json!(first));
+    let stopped = server.complete(&fields).ok();
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    assert_eq!(stopped["usage"]["completion_tokens"], 32, "also where a stop cuts what is shown");
     assert_eq!(server.complete("\"n\":3,\"best_of\":2").refused(400).0.as_deref(), Some("best_of"));
     assert_eq!(server.complete("\"best_of\":2,\"stop\":\"a\"").refused(400).0.as_deref(), Some("stop"));
 }
