@@ -20,9 +20,6 @@ use crate::format::{bytes_text, grouped};
 use crate::kv_type::KvType;
 use crate::size;
 
-/// Tokens that a reply without a bound has room for when it begins; beyond that it takes what is free, or somebody makes way.
-const GROWTH: usize = 256;
-
 /// How to compute; the same flags for every command that runs a model.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Computing")]
@@ -86,6 +83,7 @@ pub(crate) struct Service {
     pub(crate) width: usize,
     /// Requests that may wait.
     pub(crate) max_waiting: usize,
+    pub(crate) overcommit: Overcommit,
     /// Keys the hashes of the prefix cache.
     pub(crate) secret: [u8; 32],
 }
@@ -93,7 +91,8 @@ pub(crate) struct Service {
 /// Loads a model for one user, whose request may run `width` sequences at once.
 pub(crate) fn load(path: &Path, args: &ComputeArgs, width: usize) -> Result<Loaded> {
     // One user, one process: there is nobody to hide a prefix from.
-    load_for(path, args, Service { width, max_waiting: 1, secret: [0; 32] }, |_, _, _| Ok(()))
+    let service = Service { width, max_waiting: 1, overcommit: Overcommit::Never, secret: [0; 32] };
+    load_for(path, args, service, |_, _, _| Ok(()))
 }
 
 /// Loads a model with an engine for many; `prepare` sees the engine before it starts, and what makes text ids.
@@ -103,7 +102,7 @@ pub(crate) fn load_for(
     service: Service,
     prepare: impl FnOnce(&mut Engine, &Tokenizer, Option<&ChatTemplate>) -> Result<()>,
 ) -> Result<Loaded> {
-    let Service { width, max_waiting, secret } = service;
+    let Service { width, max_waiting, overcommit, secret } = service;
     let checkpoint = Checkpoint::open(path)?;
     // Whether it can be run at all, before anything is said of its tokenizer.
     pellucid_model::read_config(&checkpoint).with_context(|| path.display().to_string())?;
@@ -137,7 +136,7 @@ pub(crate) fn load_for(
         step_tokens: chunk_len.max(width),
         chunk_len,
         max_waiting,
-        overcommit: Overcommit::Unbounded { growth: GROWTH },
+        overcommit,
         secret,
     };
     let device = backend.description();

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pellucid_engine::Overcommit;
 use pellucid_server::Limits;
 
 use super::DEFAULT_HOST;
@@ -45,6 +46,13 @@ pub(crate) struct ServeArgs {
     /// Requests that may wait; more get 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number(1, 65_536))]
     pub(super) max_waiting: usize,
+
+    /// Who may begin before there is memory for all that it may come to need:
+    /// never (nobody), unbounded (requests without max_tokens, with room for
+    /// 256 tokens at a time) or always (everybody). When memory runs out,
+    /// someone makes way and is computed again later, to the same reply
+    #[arg(long, verbatim_doc_comment, value_name = "WHO", default_value = "unbounded")]
+    pub(super) overcommit: OvercommitArg,
 
     /// System prompt whose cached prefix all tenants share
     /// [default: each tenant finds its own prefixes alone]
@@ -221,4 +229,24 @@ fn seconds() -> clap::builder::RangedU64ValueParser {
 
 fn number(least: u64, most: u64) -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(least..=most)
+}
+
+/// By the names that the flag takes.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(super) enum OvercommitArg {
+    Never,
+    Unbounded,
+    Always,
+}
+
+impl OvercommitArg {
+    pub(super) fn policy(self) -> Overcommit {
+        // Tokens that a request without `max_tokens` reserves room for at a time.
+        const GROWTH: usize = 256;
+        match self {
+            OvercommitArg::Never => Overcommit::Never,
+            OvercommitArg::Unbounded => Overcommit::Unbounded { growth: GROWTH },
+            OvercommitArg::Always => Overcommit::Always,
+        }
+    }
 }

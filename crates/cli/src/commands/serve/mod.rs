@@ -126,8 +126,12 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
 }
 
 fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
-    let service =
-        Service { width: args.max_sequences, max_waiting: args.max_waiting, secret: pellucid_server::secret() };
+    let service = Service {
+        width: args.max_sequences,
+        max_waiting: args.max_waiting,
+        overcommit: args.overcommit.policy(),
+        secret: pellucid_server::secret(),
+    };
     let shared = match &args.shared_system {
         Some(path) => Some(
             std::fs::read_to_string(path)
