@@ -147,7 +147,10 @@ fn beams_keep_to_stop_strings_and_count_their_tokens() {
     let model = model(&home, Some(TEMPLATE));
     let base = ["run", "Hello", "--model", &model, "-n", "9", "--beams", "2"];
     let whole = home.run(&base);
-    assert!(whole.stderr.contains(" + 18 output tokens") && whole.stderr.contains("ended at --max-tokens"), "{whole:?}");
+    assert!(
+        whole.stderr.contains(" + 18 output tokens") && whole.stderr.contains("ended at --max-tokens"),
+        "{whole:?}"
+    );
     let text = whole.ok().trim_end_matches('\n').to_owned();
     let stop: String = text.chars().skip(3).take(2).collect();
     let stopped = home.run(&[&base[..], &["--stop", &stop]].concat());

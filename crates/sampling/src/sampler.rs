@@ -38,7 +38,7 @@ pub struct Input<'a> {
 
 /// All that a sampler remembers of a sequence from token to token, and only mirostat reads it.
 ///
-/// It is a copy away from being saved: speculation keeps one for each drafted position, and [`Sampler::replay`] makes it anew.
+/// It is a copy away from being saved: whoever tries tokens ahead keeps one for each position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct State {
     /// The most surprising token that mirostat lets through, in bits.
