@@ -81,12 +81,14 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
     let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
     let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
     let tiles = kernel.split_tiles(&backend.device, work);
-    // Rows whose tiles wait to be merged, at a time: one long row among many would ask for as much memory for each of them.
-    let of_row = kernels::partial_bytes(shape, tiles);
-    let rows_at_once = (MAX_PARTIAL / of_row.max(1)).clamp(1, num_rows.max(1));
-    let partial = match tiles {
-        0 => 0,
-        _ => backend.scratch(Purpose::Partial, of_row * rows_at_once.next_power_of_two())?,
+    // Rows at a time where their tiles wait to be merged: one long row among many would ask for as much memory for each of them.
+    let most = num_rows.max(1);
+    let (partial, rows_at_once) = match kernels::partial_bytes(shape, tiles) {
+        0 => (0, most),
+        of_row => {
+            let rows = (MAX_PARTIAL / of_row).clamp(1, most);
+            (backend.scratch(Purpose::Partial, of_row * rows.next_power_of_two())?, rows)
+        }
     };
     let rows_address = backend.row_tables(&attention)?;
     let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
@@ -117,14 +119,10 @@ pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut 
         in_panels: kernel.in_panels(),
         num_stored: attention.kv.keys.len() as u64,
     };
-    if tiles == 0 && storage.is_none() {
-        return kernels::attend(&backend.device, kernel, &parameter);
-    }
     let turn = match storage {
         Some(_) => backend.turn_joins(|turn| decode::takes_turn(&parameter, turn))?,
         None => None,
     };
-    let rows_at_once = if tiles == 0 { num_rows } else { rows_at_once };
     for start in (0..num_rows).step_by(rows_at_once) {
         let rows = start..num_rows.min(start + rows_at_once);
         let part = parameter.of_rows(rows.clone());

@@ -7,6 +7,9 @@ use super::activations::BLOCK;
 /// Panels of one task at most where there are many rows: the more, the less often rows are read, up to what a second-level cache holds.
 const MAX_PANELS: usize = 16;
 
+/// From this many rows on, arithmetic and not reading the weights is what takes time.
+const MANY_ROWS: usize = 32;
+
 /// Tasks for each thread, so that one that was held up does not keep the others waiting for long.
 const TASKS_PER_THREAD: usize = 4;
 
@@ -26,7 +29,7 @@ pub(super) struct Grid {
 impl Grid {
     pub(super) fn new(num_rows: usize, num_panels: usize, num_threads: usize) -> Self {
         let num_blocks = num_rows.div_ceil(BLOCK);
-        if num_rows < 32 {
+        if num_rows < MANY_ROWS {
             let panels_per_task = few_rows(num_panels, num_threads);
             return Grid { num_panels, panels_per_task, num_blocks, blocks_per_task: num_blocks };
         }
@@ -37,7 +40,7 @@ impl Grid {
     #[cfg(any(target_arch = "x86_64", test))]
     pub(super) fn of_two(num_rows: usize, num_panels: usize, num_threads: usize) -> Self {
         let num_blocks = num_rows.div_ceil(BLOCK);
-        if num_rows < 32 {
+        if num_rows < MANY_ROWS {
             let panels_per_task = num_panels.div_ceil(num_threads * 8).max(1).next_multiple_of(4);
             return Grid { num_panels, panels_per_task, num_blocks, blocks_per_task: num_blocks };
         }
