@@ -7,12 +7,12 @@ use crate::{Beam, Error, RequestStats};
 /// One thing that happened to a request. Events come in order; the last is `Done` or `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Its turn has come; so many prompt tokens were found and need not be computed. Once.
-    Begun {
+    /// The request was admitted; the first `cached_tokens` prompt tokens were found in the prefix cache. Sent once.
+    Started {
         cached_tokens: usize,
     },
-    /// Prompt tokens computed or found so far, out of how many.
-    Prompt {
+    /// `computed` of the `total` prompt tokens have been prefilled or found in the prefix cache.
+    PromptProgress {
         computed: usize,
         total: usize,
     },
@@ -26,8 +26,9 @@ pub enum Event {
         /// The token that ended it, where one did: no part of the reply, but its choice can be explained.
         token: Option<TokenEvent>,
     },
-    /// A wish from outside has taken effect, when every choice together had so many tokens. `Control::End` is answered by `ChoiceEnd` alone.
-    Heeded {
+    /// A [`Control`] message has taken effect; all choices together had `output_tokens` tokens by then.
+    /// `Control::End` is answered by `ChoiceEnd` instead.
+    ControlApplied {
         output_tokens: usize,
     },
     /// The result of a beam search, best first, and why those that do not end in an end token go no further.

@@ -41,7 +41,7 @@ struct Sink {
 impl EventSink for Sink {
     fn send(&mut self, event: Event) {
         // Nobody shows how far a prompt has come.
-        if matches!(event, Event::Prompt { .. }) {
+        if matches!(event, Event::PromptProgress { .. }) {
             return;
         }
         self.shared.backlog.fetch_add(1, Ordering::Relaxed);

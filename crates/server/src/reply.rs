@@ -177,12 +177,12 @@ impl Reply {
         let this = &mut self.parts[part];
         let mut stopped = None;
         let deltas = match event {
-            Event::Begun { cached_tokens } => {
+            Event::Started { cached_tokens } => {
                 this.cached_tokens = cached_tokens;
                 this.begun = Some(Instant::now());
                 Vec::new()
             }
-            Event::Prompt { .. } | Event::Heeded { .. } => Vec::new(),
+            Event::PromptProgress { .. } | Event::ControlApplied { .. } => Vec::new(),
             Event::PromptLogprobs(scores) => this.echo(tokenizer, &scores),
             Event::Token(token) => {
                 this.first_token.get_or_insert_with(Instant::now);

@@ -207,7 +207,7 @@ impl Exchange {
     /// The messages that an event gives.
     fn take(&mut self, event: Option<(usize, Event)>, app: &SharedApp) -> Result<Vec<String>, ApiError> {
         let mut texts = Vec::new();
-        if let Some((_, Event::Heeded { output_tokens })) = event
+        if let Some((_, Event::ControlApplied { output_tokens })) = event
             && let Some(name) = self.wishes.pop_front()
         {
             texts.push(json!({ "type": name, "output_tokens": output_tokens }).to_string());

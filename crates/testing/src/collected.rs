@@ -15,7 +15,7 @@ pub struct Outcome {
     pub logprob_bits: Vec<Vec<u32>>,
     pub finish: Vec<Option<FinishReason>>,
     /// Tokens that there were when each wish took effect.
-    pub heeded: Vec<usize>,
+    pub controls_applied: Vec<usize>,
     pub prompt_logprobs: Vec<f32>,
     pub beams: Vec<Beam>,
     pub stats: Option<RequestStats>,
@@ -83,8 +83,8 @@ impl EventSink for Collected {
         let mut outcome = self.outcome.lock().expect("no panic while it is held");
         assert!(!outcome.is_over(), "an event after the last: {event:?}");
         match event {
-            Event::Begun { .. } | Event::Prompt { .. } => {}
-            Event::Heeded { output_tokens } => outcome.heeded.push(output_tokens),
+            Event::Started { .. } | Event::PromptProgress { .. } => {}
+            Event::ControlApplied { output_tokens } => outcome.controls_applied.push(output_tokens),
             Event::PromptLogprobs(logprobs) => {
                 outcome.prompt_logprobs = logprobs.iter().map(|one| one.chosen).collect()
             }

@@ -319,7 +319,7 @@ fn a_pause_holds_although_the_next_token_is_on_its_way() {
     collected.wish(Control::Pause);
     (0..5).for_each(|_| assert!(engine.step()));
     let outcome = collected.outcome();
-    assert_eq!(outcome.heeded, [outcome.tokens[0].len()], "nothing was said after the pause");
+    assert_eq!(outcome.controls_applied, [outcome.tokens[0].len()], "nothing was said after the pause");
     assert_eq!(engine.stats().tokens_discarded, 1);
     collected.wish(Control::Resume);
     finish(&mut engine);
@@ -337,7 +337,7 @@ fn every_wish_is_answered_once_and_the_end_of_a_choice_by_that() {
     wishes.into_iter().for_each(|wish| collected.wish(wish));
     finish(&mut engine);
     let outcome = collected.outcome();
-    assert_eq!(outcome.heeded, [12, 12], "the pause and its end, with four tokens of each choice");
+    assert_eq!(outcome.controls_applied, [12, 12], "the pause and its end, with four tokens of each choice");
     let stop = Some(FinishReason::Stop);
     assert_eq!(outcome.finish, [Some(FinishReason::MaxTokens), stop, stop]);
 }

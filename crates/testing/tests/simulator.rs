@@ -260,7 +260,7 @@ fn is_checked(live: &Live) -> bool {
         assert_eq!(outcome.beams, alone(request).beams, "{request:?}");
         return true;
     }
-    let wishes: Vec<_> = outcome.heeded.iter().copied().zip(live.wishes.iter().cloned()).collect();
+    let wishes: Vec<_> = outcome.controls_applied.iter().copied().zip(live.wishes.iter().cloned()).collect();
     for choice in 0..request.num_choices {
         let found = outcome.tokens.get(choice).cloned().unwrap_or_default();
         if request.best_of > request.num_choices {

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         let stream = loaded.engine.submit(request)?;
         while let Some(event) = stream.next_event() {
             match event {
-                Event::Prompt { computed, .. } => bar.set_position((i * window + computed) as u64),
+                Event::PromptProgress { computed, .. } => bar.set_position((i * window + computed) as u64),
                 Event::PromptLogprobs(logprobs) => {
                     let skipped = not_scored.saturating_sub(in_window);
                     in_window += logprobs.len();

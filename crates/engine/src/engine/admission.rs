@@ -151,7 +151,7 @@ impl Engine {
                 Begin::Begun => {
                     if job.started.is_none() {
                         job.started = Some(now);
-                        job.sink.send(Event::Begun { cached_tokens: job.stats.cached_tokens });
+                        job.sink.send(Event::Started { cached_tokens: job.stats.cached_tokens });
                     }
                     self.running.insert(id, job);
                     return outcome;

@@ -105,7 +105,7 @@ impl Engine {
             let sequence = &job.sequences[rows.planned.sequence];
             if sequence.num_computed < job.request.prompt.len() {
                 let (computed, total) = (sequence.num_computed, job.request.prompt.len());
-                job.sink.hold(Event::Prompt { computed, total });
+                job.sink.hold(Event::PromptProgress { computed, total });
             }
             if job.request.score_prompt {
                 score_prompt(job, rows, workspace)?;

@@ -25,7 +25,7 @@ impl Engine {
                     break;
                 }
                 if is_answered {
-                    job.sink.send(Event::Heeded { output_tokens: job.stats.output_tokens });
+                    job.sink.send(Event::ControlApplied { output_tokens: job.stats.output_tokens });
                 }
             }
         }

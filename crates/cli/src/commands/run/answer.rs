@@ -98,7 +98,7 @@ impl Answerer<'_> {
             let Ok(event) = stream.next_within(GLANCE) else { continue };
             match event {
                 None => return Err(anyhow!("the engine stopped in the middle of a reply")),
-                Some(Event::Prompt { computed, total }) => reading.at(computed, total),
+                Some(Event::PromptProgress { computed, total }) => reading.at(computed, total),
                 Some(Event::Token(token)) => {
                     reading.clear();
                     measured.token();
@@ -123,7 +123,7 @@ impl Answerer<'_> {
                         output.write_all(replies[0].text.as_bytes())?;
                     }
                 }
-                Some(Event::Begun { .. } | Event::PromptLogprobs(_) | Event::Heeded { .. }) => {}
+                Some(Event::Started { .. } | Event::PromptLogprobs(_) | Event::ControlApplied { .. }) => {}
                 Some(Event::Done(stats)) => return Ok(Some(stats)),
                 Some(Event::Failed(error)) => return Err(error.into()),
             }
