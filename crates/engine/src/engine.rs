@@ -432,7 +432,7 @@ impl Drop for Engine {
 fn contained(work: impl FnOnce() -> Result<(), pellucid_model::Error>) -> Result<(), Error> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(outcome) => Ok(outcome?),
-        Err(panic) => Err(Error::Fault(panic_message(&panic))),
+        Err(panic) => Err(Error::Internal(panic_message(&panic))),
     }
 }
 

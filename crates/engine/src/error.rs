@@ -13,9 +13,9 @@ pub enum Error {
     #[error("beam search does not go together with {name}")]
     NotWithBeams { name: &'static str },
     #[error("the request needs {needed} blocks of KV memory, but there are {have} in all")]
-    NeverFits { needed: usize, have: usize },
+    ExceedsKvMemory { needed: usize, have: usize },
     #[error("the request needs {needed} blocks of KV memory, but its tenant's quota is {quota}")]
-    OverQuota { needed: usize, quota: usize },
+    ExceedsQuota { needed: usize, quota: usize },
     #[error("{waiting} requests wait already; try again later")]
     QueueFull { waiting: usize },
     #[error("the engine has stopped")]
@@ -31,9 +31,9 @@ pub enum Error {
     DeviceLost(String),
     #[error(transparent)]
     Sampling(#[from] pellucid_sampling::Error),
-    /// A fault of this program while it served one request, which ends; the others do not notice.
-    #[error("a fault of the engine ended this request: {0}")]
-    Fault(String),
+    /// A bug in the engine or the model panicked while it served this request; other requests are not affected.
+    #[error("an internal error ended this request: {0}")]
+    Internal(String),
 }
 
 impl From<pellucid_model::Error> for Error {

@@ -49,10 +49,10 @@ pub(crate) fn check(
     let needed = request.blocks_needed(config, options.block_len);
     let have = options.num_blocks;
     if needed > have {
-        return Err(Error::NeverFits { needed, have });
+        return Err(Error::ExceedsKvMemory { needed, have });
     }
     match quota {
-        Some(quota) if needed > quota => Err(Error::OverQuota { needed, quota }),
+        Some(quota) if needed > quota => Err(Error::ExceedsQuota { needed, quota }),
         _ => Ok(sampler),
     }
 }

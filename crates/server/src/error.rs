@@ -197,7 +197,7 @@ impl From<EngineError> for ApiError {
             EngineError::OutOfRange { name, .. } | EngineError::NotWithBeams { name } => {
                 ApiError::field(api_name(name), error.to_string())
             }
-            EngineError::NeverFits { .. } | EngineError::OverQuota { .. } => {
+            EngineError::ExceedsKvMemory { .. } | EngineError::ExceedsQuota { .. } => {
                 ApiError::field("max_tokens", format!("{error}; ask for fewer tokens or choices"))
             }
             EngineError::QueueFull { waiting } => {
@@ -214,7 +214,7 @@ impl From<EngineError> for ApiError {
                 ApiError::unavailable("device_lost", error.to_string(), 30)
             }
             EngineError::Sampling(error) => error.into(),
-            EngineError::Model(_) | EngineError::Fault(_) => {
+            EngineError::Model(_) | EngineError::Internal(_) => {
                 tracing::error!(%error, "a request failed in the engine");
                 ApiError::fault()
             }

@@ -168,7 +168,7 @@ fn logits_that_are_not_numbers_end_their_request_alone() {
 fn a_panic_in_the_model_ends_that_step_and_the_engine_goes_on() {
     let mut engine = fake(OPTIONS, |model| model.bomb = Some(22));
     let outcome = &serve(&mut engine, &[request(vec![22], 1)])[0];
-    assert!(matches!(&outcome.error, Some(Error::Fault(message)) if message.contains("bomb")), "{outcome:?}");
+    assert!(matches!(&outcome.error, Some(Error::Internal(message)) if message.contains("bomb")), "{outcome:?}");
     let sampling = SamplingParams { banned_tokens: vec![22], temperature: 1.0, ..SamplingParams::default() };
     let after = Request { max_tokens: Some(5), ..Request::new(vec![1, 2], sampling) };
     assert_eq!(serve(&mut engine, &[after])[0].error, None);
@@ -268,7 +268,7 @@ fn a_step_ahead_that_fails_ends_its_requests_and_nobody_else() {
     let bomb = healthy[0].0[0][20];
     let mut engine = ahead(OPTIONS, |model| model.bomb = Some(bomb));
     let outcome = &serve(&mut engine, &[long(1)])[0];
-    assert!(matches!(&outcome.error, Some(Error::Fault(message)) if message.contains("bomb")), "{outcome:?}");
+    assert!(matches!(&outcome.error, Some(Error::Internal(message)) if message.contains("bomb")), "{outcome:?}");
     let at = healthy[0].0[0].iter().position(|&token| token == bomb).expect("it is the twentieth at the latest");
     assert_eq!(outcome.tokens[0], healthy[0].0[0][..=at], "everything before it was told");
     // Later, with a further step on the device by then.
@@ -365,7 +365,7 @@ fn limits_are_kept_and_named() {
     assert_eq!(refused(long), Error::PromptTooLong { prompt: 60, context: 60 });
     let outside = Request::new(vec![1, 24], SamplingParams::default());
     assert_eq!(refused(outside), Error::IdOutsideVocabulary { id: 24, vocab_size: 24 });
-    assert_eq!(refused(plain(None)), Error::NeverFits { needed: 15, have: 4 });
+    assert_eq!(refused(plain(None)), Error::ExceedsKvMemory { needed: 15, have: 4 });
     assert!(matches!(refused(Request { num_choices: 0, ..plain(Some(1)) }), Error::OutOfRange { name: "n", .. }));
     let mut engine = fake(EngineOptions { max_waiting: 1, ..OPTIONS }, |_| ());
     engine.submit(plain(Some(1)), Box::new(Collected::default())).expect("the first waits");

@@ -216,8 +216,8 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
         }
         Err(
             Error::QueueFull { .. }
-            | Error::NeverFits { .. }
-            | Error::OverQuota { .. }
+            | Error::ExceedsKvMemory { .. }
+            | Error::ExceedsQuota { .. }
             | Error::OutOfRange { name: "n" | "best_of" | "beam width", .. },
         ) => {}
         Err(error) => panic!("{request:?} was refused: {error}"),

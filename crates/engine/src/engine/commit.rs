@@ -55,7 +55,7 @@ impl Engine {
             match outcome {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => self.end_with(id, error),
-                Err(panic) => self.end_with(id, Error::Fault(panic_message(&panic))),
+                Err(panic) => self.end_with(id, Error::Internal(panic_message(&panic))),
             }
         }
     }
