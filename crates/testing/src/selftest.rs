@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_model::{Model, Shape, WeightMix};
+use pellucid_model::{Model, QuantScheme, SyntheticModel};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
 use crate::{Golden, Runner, TestSequence, ahead_suite, backend_suite, digest_suite, fused_suite, row_suite};
@@ -158,8 +158,8 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
 
 /// Layers of a known shape with random weights: a prompt's logits have the same bits at once, token by token, and two sequences at a time.
 fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, mix: &str) {
-    let shape = Shape::named(shape).expect("a known shape").shallow();
-    let mix = WeightMix::named(mix).expect("a known mix");
+    let shape = SyntheticModel::named(shape).expect("a known shape").shallow();
+    let mix = QuantScheme::named(mix).expect("a known mix");
     let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("names and shapes fit");
     for kv_dtype in [DType::F16, DType::Q8_0] {
         let mut runner = Runner::of(&checkpoint, backend.clone(), None, 32, kv_dtype);

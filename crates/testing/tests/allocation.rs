@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_cpu::Isa;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, Logits, Model, Shape, WeightMix};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, Logits, Model, QuantScheme, SyntheticModel};
 use pellucid_tensor::DType;
 use pellucid_testing::{Runner, cpu, subjects};
 
@@ -50,14 +50,15 @@ fn a_steady_step_allocates_nothing() {
         }
     }
     let prompt: Vec<u32> = (0..(WARM_UP + STEPS) as u32).map(|i| i * 37 % 512).collect();
-    for mix in WeightMix::ALL {
-        let checkpoint = Shape::ALL[0].miniature().checkpoint(mix, 1, &mut |_, _| ()).expect("a whole model");
+    for scheme in QuantScheme::ALL {
+        let checkpoint =
+            SyntheticModel::ALL[0].miniature().checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");
         // Those with rows in forms of their own.
         for isa in [Isa::Avx512, Isa::Amx] {
             let Some(backend) = cpu(isa, 2) else { continue };
             for num_sequences in BATCHES {
                 let runner = Runner::of(&checkpoint, backend.clone(), None, num_sequences, DType::F16);
-                assert_steady(&format!("{} on {isa}", mix.name()), runner, num_sequences, &prompt);
+                assert_steady(&format!("{} on {isa}", scheme.name()), runner, num_sequences, &prompt);
             }
         }
     }

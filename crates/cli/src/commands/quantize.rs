@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, Value, recode};
-use pellucid_model::{GgufModel, GgufTensor, TensorPlace, WeightMix};
+use pellucid_model::{GgufModel, GgufTensor, QuantScheme, TensorRole};
 use pellucid_tensor::{DType, quant};
 use pellucid_tokenizer::write_gguf;
 use serde_json::json;
@@ -37,8 +37,8 @@ pub(crate) struct QuantizeArgs {
     out: PathBuf,
 
     /// What most tensors become
-    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
-    mix: String,
+    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name)))]
+    scheme: String,
 
     /// Take a file that is quantized already; errors add up
     #[arg(long)]
@@ -67,11 +67,11 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
     new_file::refuse_existing(&args.out)?;
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
-    let mix = WeightMix::named(&args.mix).with_context(|| format!("--type {} is not known", args.mix))?;
-    let tensors = plan(&model, mix, args.requantize)?;
+    let scheme = QuantScheme::named(&args.scheme).with_context(|| format!("--type {} is not known", args.scheme))?;
+    let tensors = plan(&model, scheme, args.requantize)?;
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let (metadata, mut notes) = described(&checkpoint, model.metadata(), mix)?;
+    let (metadata, mut notes) = described(&checkpoint, model.metadata(), scheme)?;
     if let Some(example) = model.left_out().first() {
         let count = model.left_out().len();
         notes.push(format!("{count} tensors that are no part of the decoder are left out, such as {example}"));
@@ -80,39 +80,39 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
         writeln!(std::io::stderr(), "note: {}", plain(note))?;
     }
     let lines = write(&model, &metadata, &tensors, num_threads, &args.out, interrupt)?;
-    report(args, mix, &checkpoint, &notes, &lines, output)
+    report(args, scheme, &checkpoint, &notes, &lines, output)
 }
 
 /// The format of every tensor. Refuses what is quantized already, unless that is wanted.
-fn plan(model: &GgufModel<'_>, mix: WeightMix, requantize: bool) -> Result<Vec<NewTensor>> {
+fn plan(model: &GgufModel<'_>, scheme: QuantScheme, requantize: bool) -> Result<Vec<NewTensor>> {
     let metadata = model.metadata();
     let num_layers = metadata.u32(&format!("{}.block_count", metadata.str("general.architecture")?))? as usize;
     let is_tied = !model.tensors().iter().any(|tensor| tensor.name == "output.weight");
     let planned = |tensor: &GgufTensor| {
         let GgufTensor { name, dtype, shape, .. } = tensor;
-        let place = TensorPlace { name, shape, num_layers, is_tied };
-        let wanted = if name.ends_with(".weight") { mix.dtype(place) } else { DType::F32 };
+        let role = TensorRole { name, shape, num_layers, is_tied };
+        let wanted = if name.ends_with(".weight") { scheme.dtype(role) } else { DType::F32 };
         if dtype.is_quantized() && *dtype != wanted && !requantize {
             bail!(
                 "tensor {} is {dtype}: quantize starts from F32, F16 or BF16, or with --requantize from what is there",
                 plain(name)
             );
         }
-        debug_assert!(quant::has_encoder(wanted), "every mix has encoders");
+        debug_assert!(quant::has_encoder(wanted), "every scheme has encoders");
         Ok(NewTensor { name: name.clone(), dtype: wanted, shape: shape.clone() })
     };
     model.tensors().iter().map(planned).collect()
 }
 
 /// The model's own keys, with what it is now, and notes for the user. Keys that count the parts of a split file go: this is one file.
-fn described(checkpoint: &Checkpoint, metadata: &Metadata, mix: WeightMix) -> Result<(Metadata, Vec<String>)> {
+fn described(checkpoint: &Checkpoint, metadata: &Metadata, scheme: QuantScheme) -> Result<(Metadata, Vec<String>)> {
     const CHANGED: [&str; 2] = ["general.file_type", "general.quantization_version"];
     let mut new = Metadata::default();
     for (key, value) in metadata.iter().filter(|(key, _)| !CHANGED.contains(key) && !key.starts_with("split.")) {
         new.insert(key.to_owned(), value.clone());
     }
     // The numbers by which GGUF files know these mixes.
-    let file_type = match mix.name() {
+    let file_type = match scheme.name() {
         "f32" => 0,
         "f16" => 1,
         "q4_0" => 2,
@@ -192,7 +192,7 @@ fn write(
 
 fn report(
     args: &QuantizeArgs,
-    mix: WeightMix,
+    scheme: QuantScheme,
     checkpoint: &Checkpoint,
     notes: &[String],
     lines: &[Line],
@@ -206,7 +206,7 @@ fn report(
                         "relative_error": line.relative_error })
             })
             .collect();
-        let result = json!({ "type": mix.name(), "file_bytes_before": before, "file_bytes": after, "notes": notes, "tensors": tensors });
+        let result = json!({ "type": scheme.name(), "file_bytes_before": before, "file_bytes": after, "notes": notes, "tensors": tensors });
         return Ok(output.write_json(&result)?);
     }
     writeln!(output, "{:<38}{:<14}{:>14}{:>10}", "tensor", "type", "bytes", "error")?;

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use pellucid_model::Model;
-use pellucid_model::{Shape, WeightMix};
+use pellucid_model::{QuantScheme, SyntheticModel};
 use serde_json::json;
 
 use crate::hub::Hub;
@@ -38,12 +38,12 @@ pub(crate) struct BenchArgs {
     model: Option<String>,
 
     /// Random weights in the shape of a known model
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Shape::ALL.map(|shape| shape.name)))]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SyntheticModel::ALL.map(|shape| shape.name)))]
     shape: Option<String>,
 
     /// Formats of the random weights [default: q4_k_m]
-    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(WeightMix::ALL.map(WeightMix::name)))]
-    mix: Option<String>,
+    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name)))]
+    scheme: Option<String>,
 
     /// Write the random model to this GGUF file, and measure nothing
     #[arg(long, value_name = "FILE")]
@@ -134,7 +134,7 @@ fn length(text: &str) -> Result<Length, String> {
 }
 
 pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
-    for (flag, is_given) in [("--type", args.mix.is_some()), ("--write", args.write.is_some())] {
+    for (flag, is_given) in [("--type", args.scheme.is_some()), ("--write", args.write.is_some())] {
         if is_given && args.shape.is_none() {
             bail!("{flag} is for random weights: it needs --shape");
         }

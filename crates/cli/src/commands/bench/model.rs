@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use pellucid_checkpoint::{Checkpoint, GgufWriter, NewTensor, Source};
-use pellucid_model::{Decoder, Shape, WeightMix};
+use pellucid_model::{Decoder, QuantScheme, SyntheticModel};
 use pellucid_tensor::{Backend, DType};
 use serde::Serialize;
 
@@ -73,11 +73,11 @@ pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
 /// Weights are made while you wait; on a terminal one sees how far they are.
 fn random(args: &BenchArgs) -> Result<Checkpoint> {
     let name = args.shape.as_deref().unwrap_or_default();
-    let shape = Shape::named(name).with_context(|| format!("--shape {name} is not known"))?;
-    let mix = args.mix.as_deref().unwrap_or("q4_k_m");
-    let mix = WeightMix::named(mix).with_context(|| format!("--type {mix} is not known"))?;
+    let shape = SyntheticModel::named(name).with_context(|| format!("--shape {name} is not known"))?;
+    let scheme = args.scheme.as_deref().unwrap_or("q4_k_m");
+    let scheme = QuantScheme::named(scheme).with_context(|| format!("--type {scheme} is not known"))?;
     let shows = std::io::stderr().is_terminal();
-    let checkpoint = shape.checkpoint(mix, 1, &mut |done, all| {
+    let checkpoint = shape.checkpoint(scheme, 1, &mut |done, all| {
         if shows {
             let end = if done == all { "\r\u{1b}[K" } else { "" };
             let _ = write!(std::io::stderr(), "\rrandom weights: {done} of {all} tensors{end}");

@@ -6,9 +6,9 @@
 
 use pellucid_tensor::DType;
 
-/// A named mix of formats.
+/// A named scheme of formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WeightMix {
+pub struct QuantScheme {
     name: &'static str,
     /// What most matrices get.
     base: DType,
@@ -18,7 +18,7 @@ pub struct WeightMix {
 
 /// What a tensor is, as far as the choice of its format goes.
 #[derive(Debug, Clone, Copy)]
-pub struct TensorPlace<'a> {
+pub struct TensorRole<'a> {
     /// As GGUF files call it.
     pub name: &'a str,
     pub shape: &'a [usize],
@@ -27,30 +27,30 @@ pub struct TensorPlace<'a> {
     pub is_tied: bool,
 }
 
-impl WeightMix {
-    pub const ALL: [WeightMix; 13] = [
-        WeightMix::plain("f32", DType::F32),
-        WeightMix::plain("f16", DType::F16),
-        WeightMix::plain("bf16", DType::BF16),
-        WeightMix::plain("q8_0", DType::Q8_0),
-        WeightMix::plain("q4_0", DType::Q4_0),
-        WeightMix::plain("q4_1", DType::Q4_1),
-        WeightMix::plain("q5_0", DType::Q5_0),
-        WeightMix::plain("q5_1", DType::Q5_1),
-        WeightMix::plain("q4_k", DType::Q4_K),
-        WeightMix::plain("q5_k", DType::Q5_K),
-        WeightMix::plain("q6_k", DType::Q6_K),
-        WeightMix { name: "q4_k_m", base: DType::Q4_K, is_medium: true },
-        WeightMix { name: "q5_k_m", base: DType::Q5_K, is_medium: true },
+impl QuantScheme {
+    pub const ALL: [QuantScheme; 13] = [
+        QuantScheme::plain("f32", DType::F32),
+        QuantScheme::plain("f16", DType::F16),
+        QuantScheme::plain("bf16", DType::BF16),
+        QuantScheme::plain("q8_0", DType::Q8_0),
+        QuantScheme::plain("q4_0", DType::Q4_0),
+        QuantScheme::plain("q4_1", DType::Q4_1),
+        QuantScheme::plain("q5_0", DType::Q5_0),
+        QuantScheme::plain("q5_1", DType::Q5_1),
+        QuantScheme::plain("q4_k", DType::Q4_K),
+        QuantScheme::plain("q5_k", DType::Q5_K),
+        QuantScheme::plain("q6_k", DType::Q6_K),
+        QuantScheme { name: "q4_k_m", base: DType::Q4_K, is_medium: true },
+        QuantScheme { name: "q5_k_m", base: DType::Q5_K, is_medium: true },
     ];
 
-    const fn plain(name: &'static str, base: DType) -> WeightMix {
-        WeightMix { name, base, is_medium: false }
+    const fn plain(name: &'static str, base: DType) -> QuantScheme {
+        QuantScheme { name, base, is_medium: false }
     }
 
     /// By name, in any case.
-    pub fn named(name: &str) -> Option<WeightMix> {
-        WeightMix::ALL.into_iter().find(|mix| mix.name.eq_ignore_ascii_case(name))
+    pub fn named(name: &str) -> Option<QuantScheme> {
+        QuantScheme::ALL.into_iter().find(|scheme| scheme.name.eq_ignore_ascii_case(name))
     }
 
     pub fn name(self) -> &'static str {
@@ -64,37 +64,37 @@ impl WeightMix {
 
     /// The format of a tensor. Vectors (norms, biases), routers and learned positions stay as they are: small, and all the others hang on
     /// them.
-    pub fn dtype(self, place: TensorPlace<'_>) -> DType {
-        if place.shape.len() < 2 || place.name.contains("ffn_gate_inp") || place.name == "position_embd.weight" {
+    pub fn dtype(self, role: TensorRole<'_>) -> DType {
+        if role.shape.len() < 2 || role.name.contains("ffn_gate_inp") || role.name == "position_embd.weight" {
             return DType::F32;
         }
-        let is_output = place.name == "output.weight" || (place.is_tied && place.name == "token_embd.weight");
+        let is_output = role.name == "output.weight" || (role.is_tied && role.name == "token_embd.weight");
         let wanted = match self.base {
             plain @ (DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0) => plain,
             _ if is_output => DType::Q6_K,
-            base if self.is_medium && is_sensitive(place) => more_bits(base, place),
+            base if self.is_medium && is_sensitive(role) => more_bits(base, role),
             base => base,
         };
-        fitting(wanted, place.shape[place.shape.len() - 1])
+        fitting(wanted, role.shape[role.shape.len() - 1])
     }
 }
 
 /// Value and down projections of the first and the last eighth of the layers, and of every third between them; and query, key and value
 /// where they are one matrix.
-fn is_sensitive(place: TensorPlace<'_>) -> bool {
-    if place.name.contains("attn_qkv") {
+fn is_sensitive(role: TensorRole<'_>) -> bool {
+    if role.name.contains("attn_qkv") {
         return true;
     }
-    let layer = place.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-    let Some(layer) = layer.filter(|_| place.name.contains("attn_v.") || place.name.contains("ffn_down")) else {
+    let layer = role.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let Some(layer) = layer.filter(|_| role.name.contains("attn_v.") || role.name.contains("ffn_down")) else {
         return false;
     };
-    let eighth = place.num_layers / 8;
-    layer < eighth || layer >= 7 * place.num_layers / 8 || (layer - eighth) % 3 == 2
+    let eighth = role.num_layers / 8;
+    layer < eighth || layer >= 7 * role.num_layers / 8 || (layer - eighth) % 3 == 2
 }
 
-fn more_bits(base: DType, place: TensorPlace<'_>) -> DType {
-    if place.name.contains("attn_qkv") && base == DType::Q4_K { DType::Q5_K } else { DType::Q6_K }
+fn more_bits(base: DType, role: TensorRole<'_>) -> DType {
+    if role.name.contains("attn_qkv") && base == DType::Q4_K { DType::Q5_K } else { DType::Q6_K }
 }
 
 /// The format itself, or the nearest one with small blocks when rows are no whole blocks of 256.
@@ -115,18 +115,18 @@ fn fitting(dtype: DType, row: usize) -> DType {
 mod tests {
     use super::*;
 
-    fn dtype(mix: &str, name: &str, shape: &[usize], is_tied: bool) -> DType {
-        let place = TensorPlace { name, shape, num_layers: 16, is_tied };
-        WeightMix::named(mix).expect("a known mix").dtype(place)
+    fn dtype(scheme: &str, name: &str, shape: &[usize], is_tied: bool) -> DType {
+        let role = TensorRole { name, shape, num_layers: 16, is_tied };
+        QuantScheme::named(scheme).expect("a known scheme").dtype(role)
     }
 
     #[test]
     fn output_projections_get_six_bits() {
-        for (mix, expected) in
+        for (scheme, expected) in
             [("q4_0", DType::Q6_K), ("Q4_K_M", DType::Q6_K), ("q8_0", DType::Q8_0), ("bf16", DType::BF16)]
         {
-            assert_eq!(dtype(mix, "output.weight", &[1000, 256], false), expected, "{mix}");
-            assert_eq!(dtype(mix, "token_embd.weight", &[1000, 256], true), expected, "{mix}");
+            assert_eq!(dtype(scheme, "output.weight", &[1000, 256], false), expected, "{scheme}");
+            assert_eq!(dtype(scheme, "token_embd.weight", &[1000, 256], true), expected, "{scheme}");
         }
         assert_eq!(dtype("q4_0", "token_embd.weight", &[1000, 256], false), DType::Q4_0);
     }
@@ -134,8 +134,8 @@ mod tests {
     #[test]
     fn a_medium_mix_spends_more_on_half_of_the_down_projections() {
         let layers = |name: &str| -> Vec<usize> {
-            let place = |layer: usize| format!("blk.{layer}.{name}.weight");
-            (0..16).filter(|&layer| dtype("q4_k_m", &place(layer), &[256, 256], true) == DType::Q6_K).collect()
+            let role = |layer: usize| format!("blk.{layer}.{name}.weight");
+            (0..16).filter(|&layer| dtype("q4_k_m", &role(layer), &[256, 256], true) == DType::Q6_K).collect()
         };
         assert_eq!(layers("ffn_down"), [0, 1, 4, 7, 10, 13, 14, 15]);
         assert_eq!(layers("attn_v"), layers("ffn_down"));

@@ -6,12 +6,12 @@
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Value};
 use pellucid_tensor::{SharedBytes, quant};
 
-use crate::mix::{TensorPlace, WeightMix};
 use crate::names;
+use crate::quant_scheme::{QuantScheme, TensorRole};
 
 /// The numbers of a decoder, as its published configuration has them.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct SyntheticModel {
     pub name: &'static str,
     architecture: &'static str,
     vocab_size: usize,
@@ -24,12 +24,12 @@ pub struct Shape {
     context_len: usize,
     rope_base: f32,
     is_tied: bool,
-    experts: Option<ExpertShape>,
+    experts: Option<SyntheticExperts>,
 }
 
 /// Experts in every layer in place of its MLP.
 #[derive(Debug, Clone, Copy)]
-struct ExpertShape {
+struct SyntheticExperts {
     num_experts: usize,
     num_selected: usize,
     mlp_size: usize,
@@ -43,8 +43,8 @@ const fn shape(
     (num_heads, num_kv_heads, head_size): (usize, usize, usize),
     (mlp_size, context_len, rope_base): (usize, usize, f32),
     is_tied: bool,
-) -> Shape {
-    Shape {
+) -> SyntheticModel {
+    SyntheticModel {
         name,
         architecture,
         vocab_size,
@@ -61,13 +61,13 @@ const fn shape(
     }
 }
 
-impl Shape {
-    const fn with_experts(self, (num_experts, num_selected, mlp_size): (usize, usize, usize)) -> Shape {
-        Shape { experts: Some(ExpertShape { num_experts, num_selected, mlp_size }), ..self }
+impl SyntheticModel {
+    const fn with_experts(self, (num_experts, num_selected, mlp_size): (usize, usize, usize)) -> SyntheticModel {
+        SyntheticModel { experts: Some(SyntheticExperts { num_experts, num_selected, mlp_size }), ..self }
     }
 
     #[rustfmt::skip]
-    pub const ALL: [Shape; 15] = [
+    pub const ALL: [SyntheticModel; 15] = [
         shape("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),
         shape("smollm2-1.7b", "llama", (49_152, 2_048, 24), (32, 32, 64), (8_192, 8_192, 1.3e5), true),
         shape("tinyllama-1.1b", "llama", (32_000, 2_048, 22), (32, 4, 64), (5_632, 2_048, 1e4), false),
@@ -86,13 +86,13 @@ impl Shape {
     ];
 
     /// By name, in any case.
-    pub fn named(name: &str) -> Option<Shape> {
-        Shape::ALL.into_iter().find(|shape| shape.name.eq_ignore_ascii_case(name))
+    pub fn named(name: &str) -> Option<SyntheticModel> {
+        SyntheticModel::ALL.into_iter().find(|shape| shape.name.eq_ignore_ascii_case(name))
     }
 
     /// The same family in miniature, for tests: every width is whole blocks in all formats.
-    pub fn miniature(self) -> Shape {
-        Shape {
+    pub fn miniature(self) -> SyntheticModel {
+        SyntheticModel {
             vocab_size: 512,
             hidden_size: 256,
             num_layers: 2,
@@ -101,15 +101,16 @@ impl Shape {
             head_size: 64,
             mlp_size: 768,
             context_len: 256,
-            experts: self.experts.map(|experts| ExpertShape { num_experts: 8, mlp_size: 256, ..experts }),
+            experts: self.experts.map(|experts| SyntheticExperts { num_experts: 8, mlp_size: 256, ..experts }),
             ..self
         }
     }
 
     /// A few layers of full width, for tests of kernels that only wide models reach.
-    pub fn shallow(self) -> Shape {
-        let fewer = |experts: ExpertShape| ExpertShape { num_experts: experts.num_experts.min(16), ..experts };
-        Shape {
+    pub fn shallow(self) -> SyntheticModel {
+        let fewer =
+            |experts: SyntheticExperts| SyntheticExperts { num_experts: experts.num_experts.min(16), ..experts };
+        SyntheticModel {
             vocab_size: 512,
             num_layers: 2,
             mlp_size: self.mlp_size.min(9_216),
@@ -119,14 +120,14 @@ impl Shape {
         }
     }
 
-    /// A model of this shape. The same mix and seed give the same weights. `progress` is told (tensors done, tensors in all).
+    /// A model of this shape. The same scheme and seed give the same weights. `progress` is told (tensors done, tensors in all).
     pub fn checkpoint(
         &self,
-        mix: WeightMix,
+        scheme: QuantScheme,
         seed: u64,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Checkpoint, pellucid_checkpoint::Error> {
-        let planned = self.tensors(mix);
+        let planned = self.tensors(scheme);
         let num_tensors = planned.len();
         let mut tensors = Vec::with_capacity(num_tensors);
         for (i, tensor) in planned.into_iter().enumerate() {
@@ -139,7 +140,7 @@ impl Shape {
             tensors.push((tensor, SharedBytes::from(bytes)));
             progress(i + 1, num_tensors);
         }
-        Checkpoint::in_memory(&format!("{} in {}, random weights", self.name, mix.name()), self.metadata(), tensors)
+        Checkpoint::in_memory(&format!("{} in {}, random weights", self.name, scheme.name()), self.metadata(), tensors)
     }
 
     fn metadata(&self) -> Metadata {
@@ -162,7 +163,7 @@ impl Shape {
         number("attention.key_length", self.head_size);
         number("attention.value_length", self.head_size);
         number("rope.dimension_count", self.head_size);
-        if let Some(ExpertShape { num_experts, num_selected, mlp_size }) = self.experts {
+        if let Some(SyntheticExperts { num_experts, num_selected, mlp_size }) = self.experts {
             number("expert_count", num_experts);
             number("expert_used_count", num_selected);
             number("expert_feed_forward_length", mlp_size);
@@ -173,15 +174,15 @@ impl Shape {
     }
 
     /// Every tensor, in the order in which a forward pass meets them.
-    fn tensors(&self, mix: WeightMix) -> Vec<NewTensor> {
+    fn tensors(&self, scheme: QuantScheme) -> Vec<NewTensor> {
         let names = &names::GGUF;
         let (hidden, mlp) = (self.hidden_size, self.mlp_size);
         let (queries, keys) = (self.num_heads * self.head_size, self.num_kv_heads * self.head_size);
         let mut tensors = Vec::new();
         let mut add = |template: &str, layer: usize, ending: &str, shape: &[usize]| {
             let name = format!("{}.{ending}", template.replace("{}", &layer.to_string()));
-            let place = TensorPlace { name: &name, shape, num_layers: self.num_layers, is_tied: self.is_tied };
-            tensors.push(NewTensor { dtype: mix.dtype(place), name, shape: shape.to_vec() });
+            let role = TensorRole { name: &name, shape, num_layers: self.num_layers, is_tied: self.is_tied };
+            tensors.push(NewTensor { dtype: scheme.dtype(role), name, shape: shape.to_vec() });
         };
         add(names.token_embedding, 0, "weight", &[self.vocab_size, hidden]);
         for layer in 0..self.num_layers {
@@ -204,7 +205,7 @@ impl Shape {
                     add(names.up, layer, "weight", &[mlp, hidden]);
                     add(names.down, layer, "weight", &[hidden, mlp]);
                 }
-                Some(ExpertShape { num_experts, mlp_size, .. }) => {
+                Some(SyntheticExperts { num_experts, mlp_size, .. }) => {
                     add(names.router, layer, "weight", &[num_experts, hidden]);
                     add(names.expert_gate, layer, "weight", &[num_experts, mlp_size, hidden]);
                     add(names.expert_up, layer, "weight", &[num_experts, mlp_size, hidden]);
@@ -248,8 +249,8 @@ mod tests {
     #[test]
     fn shapes_have_the_parameters_that_their_names_promise() {
         let parameters = |name: &str| -> usize {
-            let shape = Shape::named(name).expect("a known shape");
-            let tensors = shape.tensors(WeightMix::named("bf16").expect("a known mix"));
+            let shape = SyntheticModel::named(name).expect("a known shape");
+            let tensors = shape.tensors(QuantScheme::named("bf16").expect("a known scheme"));
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         };
         // Counted by the publishers.
@@ -265,9 +266,9 @@ mod tests {
     #[test]
     fn a_shape_opens_like_a_file() {
         let shapes = ["smollm2-135m", "mixtral-8x7b", "qwen3-30b-a3b"];
-        let shapes = shapes.map(|name| Shape::named(name).expect("a known shape").miniature());
-        for (shape, mix) in shapes.iter().flat_map(|shape| WeightMix::ALL.map(|mix| (shape, mix))) {
-            let checkpoint = shape.checkpoint(mix, 1, &mut |_, _| ()).expect("a whole model");
+        let shapes = shapes.map(|name| SyntheticModel::named(name).expect("a known shape").miniature());
+        for (shape, scheme) in shapes.iter().flat_map(|shape| QuantScheme::ALL.map(|scheme| (shape, scheme))) {
+            let checkpoint = shape.checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");
             let config = crate::read_config(&checkpoint).expect("a known family");
             assert_eq!((config.vocab_size, config.num_layers()), (512, 2));
             assert_eq!(config.experts.is_some(), shape.experts.is_some());
