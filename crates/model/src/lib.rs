@@ -14,12 +14,12 @@ mod kv_memory;
 mod loader;
 mod logits;
 mod mlp;
-mod names;
-mod parts;
 mod quant_scheme;
 mod rope;
 mod sinusoidal;
 mod synthetic;
+mod tensor_finder;
+mod tensor_names;
 mod weights;
 
 pub use architectures::supported;

@@ -7,12 +7,12 @@ use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, SharedBytes,
 
 use crate::architectures::Blueprint;
 use crate::config::{MlpKind, NormKind, Positions};
-use crate::parts::{Part, Parts, transpose};
+use crate::tensor_finder::{ModulePath, TensorFinder, transpose};
 use crate::weights::{AttentionWeights, LayerWeights, MlpWeights, Norm, Weights};
 use crate::{Error, sinusoidal};
 
 pub(crate) struct Loader<'a> {
-    parts: Parts<'a>,
+    finder: TensorFinder<'a>,
     backend: &'a dyn Backend,
     blueprint: &'a Blueprint,
 }
@@ -23,9 +23,9 @@ pub(crate) fn load(
     blueprint: &Blueprint,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Weights, Error> {
-    let mut loader = Loader { parts: Parts::new(checkpoint, blueprint), backend, blueprint };
+    let mut loader = Loader { finder: TensorFinder::new(checkpoint, blueprint), backend, blueprint };
     let weights = loader.weights(progress)?;
-    loader.parts.finish()?;
+    loader.finder.finish()?;
     Ok(weights)
 }
 
@@ -33,17 +33,17 @@ impl Loader<'_> {
     fn weights(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Weights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = self.parts.name(Part::new(names.token_embedding, 0), "weight");
+        let embedding = self.finder.name(ModulePath::new(names.token_embedding, 0), "weight");
         let embedding = self.host(&embedding, vocab, hidden)?;
-        let output = match self.parts.output() {
+        let output = match self.finder.output() {
             Some(name) => self.host(&name, vocab, hidden)?,
             None => embedding.clone(),
         };
         let positions = match config.positions {
             Positions::Rope { .. } => None,
             Positions::Learned => {
-                let name = self.parts.name(Part::new(names.position_embedding, 0), "weight");
-                let rows = self.parts.num_positions(&name)?;
+                let name = self.finder.name(ModulePath::new(names.position_embedding, 0), "weight");
+                let rows = self.finder.num_positions(&name)?;
                 Some(self.host(&name, rows, hidden)?)
             }
             Positions::Sinusoidal => Some(sinusoidal::table(config.context_len, hidden)?),
@@ -61,7 +61,7 @@ impl Loader<'_> {
             embedding: self.backend.weight(embedding)?,
             positions: positions.map(|table| self.backend.weight(table)).transpose()?,
             layers,
-            final_norm: self.norm(Part::new(names.final_norm, 0), hidden)?,
+            final_norm: self.norm(ModulePath::new(names.final_norm, 0), hidden)?,
             output: Linear { weight: self.backend.few_rows_weight(output)?, bias: None },
         };
         progress(num_parts, num_parts);
@@ -72,10 +72,10 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let hidden = config.hidden_size;
         Ok(LayerWeights {
-            attention_norm: self.norm(Part::new(names.attention_norm, layer), hidden)?,
+            attention_norm: self.norm(ModulePath::new(names.attention_norm, layer), hidden)?,
             attention: self.attention(layer)?,
             attention_output_norm: self.norm_if(config.output_norms, names.attention_output_norm, layer, hidden)?,
-            mlp_norm: self.norm(Part::new(names.mlp_norm, layer), hidden)?,
+            mlp_norm: self.norm(ModulePath::new(names.mlp_norm, layer), hidden)?,
             mlp: self.mlp(layer)?,
             mlp_output_norm: self.norm_if(config.output_norms, names.mlp_output_norm, layer, hidden)?,
         })
@@ -85,21 +85,21 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let (hidden, head_size) = (config.hidden_size, config.head_size);
         let (queries, keys) = (config.num_heads * head_size, config.num_kv_heads * head_size);
-        let fused = Part::new(names.fused_qkv, layer);
-        let [query, key, value] = if self.parts.exists(fused) {
+        let fused = ModulePath::new(names.fused_qkv, layer);
+        let [query, key, value] = if self.finder.exists(fused) {
             self.fused(fused, [queries, keys, keys], hidden)?
         } else {
             [
-                self.linear(Part::new(names.query, layer), queries, hidden)?,
-                self.linear(Part::new(names.key, layer), keys, hidden)?,
-                self.linear(Part::new(names.value, layer), keys, hidden)?,
+                self.linear(ModulePath::new(names.query, layer), queries, hidden)?,
+                self.linear(ModulePath::new(names.key, layer), keys, hidden)?,
+                self.linear(ModulePath::new(names.value, layer), keys, hidden)?,
             ]
         };
         Ok(AttentionWeights {
             query,
             key,
             value,
-            output: self.linear(Part::new(names.attention_output, layer), hidden, queries)?,
+            output: self.linear(ModulePath::new(names.attention_output, layer), hidden, queries)?,
             query_norm: self.norm_if(config.qk_norm, names.query_norm, layer, head_size)?,
             key_norm: self.norm_if(config.qk_norm, names.key_norm, layer, head_size)?,
         })
@@ -111,17 +111,17 @@ impl Loader<'_> {
         if config.layers[layer].experts {
             return self.experts(layer);
         }
-        let down = self.linear(Part::new(names.down, layer), hidden, size)?;
+        let down = self.linear(ModulePath::new(names.down, layer), hidden, size)?;
         if config.mlp == MlpKind::Plain {
-            return Ok(MlpWeights::Plain { up: self.linear(Part::new(names.up, layer), size, hidden)?, down });
+            return Ok(MlpWeights::Plain { up: self.linear(ModulePath::new(names.up, layer), size, hidden)?, down });
         }
-        let fused = Part::new(names.fused_gate_up, layer);
-        let [gate, up] = if self.parts.exists(fused) {
+        let fused = ModulePath::new(names.fused_gate_up, layer);
+        let [gate, up] = if self.finder.exists(fused) {
             self.fused(fused, [size, size], hidden)?
         } else {
             [
-                self.linear(Part::new(names.gate, layer), size, hidden)?,
-                self.linear(Part::new(names.up, layer), size, hidden)?,
+                self.linear(ModulePath::new(names.gate, layer), size, hidden)?,
+                self.linear(ModulePath::new(names.up, layer), size, hidden)?,
             ]
         };
         Ok(MlpWeights::Gated(GatedMlp { gate, up, down }))
@@ -131,7 +131,7 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let experts = config.experts.expect("checked with the configuration");
         let (hidden, size) = (config.hidden_size, experts.mlp_size);
-        let router = self.linear(Part::new(names.router, layer), experts.num_experts, hidden)?;
+        let router = self.linear(ModulePath::new(names.router, layer), experts.num_experts, hidden)?;
         let experts = (0..experts.num_experts)
             .map(|expert| {
                 Ok(GatedMlp {
@@ -154,33 +154,33 @@ impl Loader<'_> {
         cols: usize,
     ) -> Result<Linear, Error> {
         if template.contains("{expert}") {
-            return self.linear(Part { template, layer, expert: Some(expert) }, rows, cols);
+            return self.linear(ModulePath { template, layer, expert: Some(expert) }, rows, cols);
         }
         let num_experts = self.blueprint.config.experts.map_or(0, |experts| experts.num_experts);
-        let name = self.parts.name(Part::new(template, layer), "weight");
-        let tensor = self.parts.shaped(&name, &[num_experts, rows, cols])?;
+        let name = self.finder.name(ModulePath::new(template, layer), "weight");
+        let tensor = self.finder.shaped(&name, &[num_experts, rows, cols])?;
         let dtype = tensor.info.dtype;
         let bytes = row_bytes(&tensor, expert * rows..(expert + 1) * rows, cols)?;
         Ok(Linear { weight: self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
     }
 
     /// A matrix with its bias, when the file has one.
-    fn linear(&mut self, part: Part, rows: usize, cols: usize) -> Result<Linear, Error> {
-        let [linear] = self.fused(part, [rows], cols)?;
+    fn linear(&mut self, path: ModulePath, rows: usize, cols: usize) -> Result<Linear, Error> {
+        let [linear] = self.fused(path, [rows], cols)?;
         Ok(linear)
     }
 
     /// A matrix that stacks several, cut apart by rows, and its bias likewise.
-    fn fused<const N: usize>(&mut self, part: Part, rows: [usize; N], cols: usize) -> Result<[Linear; N], Error> {
+    fn fused<const N: usize>(&mut self, path: ModulePath, rows: [usize; N], cols: usize) -> Result<[Linear; N], Error> {
         let total = rows.iter().sum();
-        let name = self.parts.name(part, "weight");
+        let name = self.finder.name(path, "weight");
         let weight = if self.blueprint.transposed {
             self.transposed(&name, total, cols)?
         } else {
             self.host(&name, total, cols)?
         };
-        let bias = self.parts.name(part, "bias");
-        let bias = if self.parts.has(&bias) { Some(self.floats(&bias, total)?) } else { None };
+        let bias = self.finder.name(path, "bias");
+        let bias = if self.finder.has(&bias) { Some(self.floats(&bias, total)?) } else { None };
         let mut start = 0;
         let mut parts = Vec::with_capacity(N);
         for rows in rows {
@@ -189,7 +189,7 @@ impl Loader<'_> {
             let bytes = slice_rows(&weight.bytes, weight.dtype, range.clone(), cols).expect("the shape was checked");
             let bias = bias.as_ref().map(|bias| self.vector(&bias[range])).transpose()?;
             let weight = HostWeight { dtype: weight.dtype, rows, cols, bytes };
-            let weight = match part.expert {
+            let weight = match path.expert {
                 Some(_) => self.backend.few_rows_weight(weight)?,
                 None => self.backend.linear_weight(weight)?,
             };
@@ -205,18 +205,18 @@ impl Loader<'_> {
         layer: usize,
         len: usize,
     ) -> Result<Option<Norm>, Error> {
-        if wanted { self.norm(Part::new(template, layer), len).map(Some) } else { Ok(None) }
+        if wanted { self.norm(ModulePath::new(template, layer), len).map(Some) } else { Ok(None) }
     }
 
-    fn norm(&mut self, part: Part, len: usize) -> Result<Norm, Error> {
-        let mut weight = self.floats(&self.parts.name(part, "weight"), len)?;
+    fn norm(&mut self, path: ModulePath, len: usize) -> Result<Norm, Error> {
+        let mut weight = self.floats(&self.finder.name(path, "weight"), len)?;
         if self.blueprint.norms_from_one {
             weight.iter_mut().for_each(|weight| *weight += 1.0);
         }
         let bias = match self.blueprint.config.norm {
             NormKind::Rms => None,
             NormKind::Layer => {
-                let bias = self.floats(&self.parts.name(part, "bias"), len)?;
+                let bias = self.floats(&self.finder.name(path, "bias"), len)?;
                 Some(self.vector(&bias)?)
             }
         };
@@ -227,20 +227,20 @@ impl Loader<'_> {
 
     /// A matrix as it lies in the file.
     fn host(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
-        let tensor = self.parts.shaped(name, &[rows, cols])?;
+        let tensor = self.finder.shaped(name, &[rows, cols])?;
         Ok(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes })
     }
 
     /// A matrix that the file stores as `[in][out]`, turned round.
     fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
-        let tensor = self.parts.transposed(name, rows, cols)?;
+        let tensor = self.finder.transposed(name, rows, cols)?;
         let dtype = tensor.info.dtype;
         Ok(HostWeight { dtype, rows, cols, bytes: transpose(&tensor.bytes, dtype, rows, cols) })
     }
 
     /// A vector as f32.
     fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        let tensor = self.parts.shaped(name, &[len])?;
+        let tensor = self.finder.shaped(name, &[len])?;
         let mut values = vec![0.0; len];
         quant::decode(tensor.info.dtype, &tensor.bytes, &mut values);
         Ok(values)

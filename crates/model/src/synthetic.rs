@@ -6,8 +6,8 @@
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Value};
 use pellucid_tensor::{SharedBytes, quant};
 
-use crate::names;
 use crate::quant_scheme::{QuantScheme, TensorRole};
+use crate::tensor_names;
 
 /// The numbers of a decoder, as its published configuration has them.
 #[derive(Debug, Clone, Copy)]
@@ -175,7 +175,7 @@ impl SyntheticModel {
 
     /// Every tensor, in the order in which a forward pass meets them.
     fn tensors(&self, scheme: QuantScheme) -> Vec<NewTensor> {
-        let names = &names::GGUF;
+        let names = &tensor_names::GGUF;
         let (hidden, mlp) = (self.hidden_size, self.mlp_size);
         let (queries, keys) = (self.num_heads * self.head_size, self.num_kv_heads * self.head_size);
         let mut tensors = Vec::new();

@@ -7,7 +7,7 @@ use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, MlpKind, NormKind, Positions, plain_layers};
-use crate::names::Names;
+use crate::tensor_names::TensorNames;
 
 pub(super) const GPT2: Family = Family {
     name: "gpt2",
@@ -25,7 +25,7 @@ pub(super) const GPT2: Family = Family {
     read_hugging_face,
 };
 
-const NAMES: Names = Names {
+const NAMES: TensorNames = TensorNames {
     // The first releases had no prefix.
     prefixes: &["transformer.", ""],
     token_embedding: "wte",
@@ -43,7 +43,7 @@ const NAMES: Names = Names {
     down: "h.{}.mlp.c_proj",
     // Causal masks that early files carry.
     ignored: &[".attn.bias", ".attn.masked_bias"],
-    ..crate::names::HUGGING_FACE
+    ..crate::tensor_names::HUGGING_FACE
 };
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {

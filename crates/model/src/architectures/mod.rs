@@ -14,7 +14,7 @@ use pellucid_checkpoint::{Checkpoint, Source};
 use crate::config::DecoderConfig;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::Fields;
-use crate::names::{self, Names};
+use crate::tensor_names::{self, TensorNames};
 use crate::{Error, config};
 
 /// A family: what files call it, and how its configuration is read.
@@ -49,7 +49,7 @@ const FAMILIES: &[Family] = &[
     xglm::XGLM,
 ];
 
-/// Names of the supported families.
+/// TensorNames of the supported families.
 pub fn supported() -> Vec<&'static str> {
     FAMILIES.iter().map(|family| family.name).collect()
 }
@@ -58,7 +58,7 @@ pub fn supported() -> Vec<&'static str> {
 #[derive(Debug, Clone)]
 pub(crate) struct Blueprint {
     pub(crate) config: DecoderConfig,
-    pub(crate) names: Names,
+    pub(crate) names: TensorNames,
     /// Norm weights are stored as their distance from one.
     pub(crate) norms_from_one: bool,
     /// Matrices are stored as `[in][out]`.
@@ -76,11 +76,11 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             let mut forms = FAMILIES.iter().filter_map(|family| Some((family, family.gguf?)));
             let (family, form) = forms.find(|(_, form)| form.name == architecture).ok_or_else(unsupported)?;
             let keys = Keys::new(metadata, architecture);
-            let vocab_size = vocab_size(checkpoint, &names::GGUF)?;
+            let vocab_size = vocab_size(checkpoint, &tensor_names::GGUF)?;
             let config = config::gguf::llama(keys, checkpoint, vocab_size)?;
             let mut blueprint = Blueprint {
                 config,
-                names: names::GGUF,
+                names: tensor_names::GGUF,
                 norms_from_one: false,
                 transposed: false,
                 // The format says it by leaving the projection out.
@@ -96,7 +96,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             let fields = Fields::new(&files.config);
             let mut blueprint = Blueprint {
                 config: DecoderConfig::EMPTY,
-                names: names::HUGGING_FACE,
+                names: tensor_names::HUGGING_FACE,
                 norms_from_one: false,
                 transposed: false,
                 tied: fields.opt_bool("tie_word_embeddings")?.unwrap_or(false),
@@ -130,7 +130,7 @@ fn hugging_face_family(model_type: &str) -> Result<&'static Family, Error> {
 }
 
 /// Rows of the embedding table: what ids must stay below.
-fn vocab_size(checkpoint: &Checkpoint, names: &Names) -> Result<usize, Error> {
+fn vocab_size(checkpoint: &Checkpoint, names: &TensorNames) -> Result<usize, Error> {
     let candidates: Vec<String> =
         names.prefixes.iter().map(|prefix| format!("{prefix}{}.weight", names.token_embedding)).collect();
     let table = candidates.iter().find_map(|name| checkpoint.find_tensor(name));

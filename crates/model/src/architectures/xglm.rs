@@ -5,11 +5,11 @@ use super::{Blueprint, Family};
 use crate::Error;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, MlpKind, NormKind, Positions, plain_layers};
-use crate::names::Names;
+use crate::tensor_names::TensorNames;
 
 pub(super) const XGLM: Family = Family { name: "xglm", gguf: None, hugging_face: &["xglm"], read_hugging_face };
 
-const NAMES: Names = Names {
+const NAMES: TensorNames = TensorNames {
     final_norm: "layer_norm",
     attention_norm: "layers.{}.self_attn_layer_norm",
     attention_output: "layers.{}.self_attn.out_proj",
@@ -19,7 +19,7 @@ const NAMES: Names = Names {
     down: "layers.{}.fc2",
     // The sinusoidal table, which some files store.
     ignored: &["embed_positions.weights"],
-    ..crate::names::HUGGING_FACE
+    ..crate::tensor_names::HUGGING_FACE
 };
 
 /// The reference implementation does not read an epsilon: LayerNorm's default.

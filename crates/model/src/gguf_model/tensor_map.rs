@@ -4,21 +4,24 @@
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tensor::{DType, RopeStyle};
 
-use super::{GgufTensor, making::Making};
+use super::{GgufTensor, recipe::TensorRecipe};
 use crate::Error;
 use crate::architectures::Blueprint;
 use crate::config::{MlpKind, NormKind, Positions};
-use crate::names::Names;
-use crate::parts::{Part, Parts};
+use crate::tensor_finder::{ModulePath, TensorFinder};
+use crate::tensor_names::TensorNames;
 
 /// The table of embeddings, whose rows a reader counts for the vocabulary's size.
 pub(super) fn embedding(checkpoint: &Checkpoint, source: &Blueprint) -> Result<GgufTensor, Error> {
-    let (part, target) = (Part::new(source.names.token_embedding, 0), Part::new(crate::names::GGUF.token_embedding, 0));
-    let mut parts = Parts::new(checkpoint, source);
-    let name = parts.name(part, "weight");
+    let (path, target) = (
+        ModulePath::new(source.names.token_embedding, 0),
+        ModulePath::new(crate::tensor_names::GGUF.token_embedding, 0),
+    );
+    let mut finder = TensorFinder::new(checkpoint, source);
+    let name = finder.name(path, "weight");
     let shape = vec![source.config.vocab_size, source.config.hidden_size];
-    let dtype = parts.shaped(&name, &shape)?.info.dtype;
-    Ok(GgufTensor { name: target.name("weight"), dtype, shape, making: Making::Taken { name } })
+    let dtype = finder.shaped(&name, &shape)?.info.dtype;
+    Ok(GgufTensor { name: target.name("weight"), dtype, shape, recipe: TensorRecipe::Taken { name } })
 }
 
 /// All other tensors, in the order in which a forward pass meets them. `target` is the file as a reader understands it.
@@ -28,10 +31,11 @@ pub(super) fn tensors(
     source: &Blueprint,
     target: &Blueprint,
 ) -> Result<(Vec<GgufTensor>, Vec<String>), Error> {
-    let parts = Parts::new(checkpoint, source);
-    let mut walk = Walk { parts, source, target: &target.names, interleaved: interleaved(target), found: Vec::new() };
-    walk.decoder()?;
-    Ok((walk.found, walk.parts.finish()?))
+    let finder = TensorFinder::new(checkpoint, source);
+    let mut mapper =
+        TensorMapper { finder, source, target: &target.names, interleaved: interleaved(target), found: Vec::new() };
+    mapper.decoder()?;
+    Ok((mapper.found, mapper.finder.finish()?))
 }
 
 /// Numbers of a head that turn, where readers of the file turn neighbours.
@@ -42,10 +46,10 @@ fn interleaved(target: &Blueprint) -> Option<usize> {
     }
 }
 
-struct Walk<'a> {
-    parts: Parts<'a>,
+struct TensorMapper<'a> {
+    finder: TensorFinder<'a>,
     source: &'a Blueprint,
-    target: &'a Names,
+    target: &'a TensorNames,
     interleaved: Option<usize>,
     found: Vec<GgufTensor>,
 }
@@ -53,17 +57,17 @@ struct Walk<'a> {
 /// A part's name in the folder, and in the file.
 type Pair = (&'static str, &'static str);
 
-impl Walk<'_> {
+impl TensorMapper<'_> {
     fn decoder(&mut self) -> Result<(), Error> {
         let Blueprint { config, names, .. } = self.source;
         let (to, vocab, hidden) = (self.target, config.vocab_size, config.hidden_size);
         // Described before: a reader counts its rows.
-        let embedding = self.parts.name(Part::new(names.token_embedding, 0), "weight");
-        self.parts.find(&embedding)?;
+        let embedding = self.finder.name(ModulePath::new(names.token_embedding, 0), "weight");
+        self.finder.find(&embedding)?;
         if config.positions == Positions::Learned {
-            let name = self.parts.name(Part::new(names.position_embedding, 0), "weight");
-            let rows = self.parts.num_positions(&name)?;
-            self.take(name, Part::new(to.position_embedding, 0).name("weight"), &[rows, hidden])?;
+            let name = self.finder.name(ModulePath::new(names.position_embedding, 0), "weight");
+            let rows = self.finder.num_positions(&name)?;
+            self.take(name, ModulePath::new(to.position_embedding, 0).name("weight"), &[rows, hidden])?;
         }
         for layer in 0..config.num_layers() {
             self.norm((names.attention_norm, to.attention_norm), layer, hidden)?;
@@ -78,8 +82,8 @@ impl Walk<'_> {
             }
         }
         self.norm((names.final_norm, to.final_norm), 0, hidden)?;
-        if let Some(name) = self.parts.output() {
-            self.take(name, Part::new(to.output, 0).name("weight"), &[vocab, hidden])?;
+        if let Some(name) = self.finder.output() {
+            self.take(name, ModulePath::new(to.output, 0).name("weight"), &[vocab, hidden])?;
         }
         Ok(())
     }
@@ -88,7 +92,7 @@ impl Walk<'_> {
         let Blueprint { config, names, .. } = self.source;
         let (to, hidden, head_size) = (self.target, config.hidden_size, config.head_size);
         let (queries, keys) = (config.num_heads * head_size, config.num_kv_heads * head_size);
-        if self.parts.exists(Part::new(names.fused_qkv, layer)) {
+        if self.finder.exists(ModulePath::new(names.fused_qkv, layer)) {
             self.linear((names.fused_qkv, to.fused_qkv), layer, queries + 2 * keys, hidden)?;
         } else {
             self.heads((names.query, to.query), layer, config.num_heads)?;
@@ -109,7 +113,7 @@ impl Walk<'_> {
         if config.layers[layer].experts {
             return self.experts(layer);
         }
-        if self.parts.exists(Part::new(names.fused_gate_up, layer)) {
+        if self.finder.exists(ModulePath::new(names.fused_gate_up, layer)) {
             self.linear((names.fused_gate_up, to.fused_gate_up), layer, 2 * size, hidden)?;
         } else {
             if config.mlp == MlpKind::Gated {
@@ -132,27 +136,27 @@ impl Walk<'_> {
 
     /// A tensor as it is.
     fn take(&mut self, name: String, target: String, shape: &[usize]) -> Result<(), Error> {
-        let dtype = self.parts.shaped(&name, shape)?.info.dtype;
-        self.push(target, dtype, shape, Making::Taken { name });
+        let dtype = self.finder.shaped(&name, shape)?.info.dtype;
+        self.push(target, dtype, shape, TensorRecipe::Taken { name });
         Ok(())
     }
 
-    fn push(&mut self, name: String, dtype: DType, shape: &[usize], making: Making) {
-        self.found.push(GgufTensor { name, dtype, shape: shape.to_vec(), making });
+    fn push(&mut self, name: String, dtype: DType, shape: &[usize], recipe: TensorRecipe) {
+        self.found.push(GgufTensor { name, dtype, shape: shape.to_vec(), recipe });
     }
 
     /// A matrix with its bias, when the folder has one.
     fn linear(&mut self, (from, to): Pair, layer: usize, rows: usize, cols: usize) -> Result<(), Error> {
-        let (from, to) = (Part::new(from, layer), Part::new(to, layer));
-        let name = self.parts.name(from, "weight");
+        let (from, to) = (ModulePath::new(from, layer), ModulePath::new(to, layer));
+        let name = self.finder.name(from, "weight");
         if self.source.transposed {
-            let dtype = self.parts.transposed(&name, rows, cols)?.info.dtype;
-            self.push(to.name("weight"), dtype, &[rows, cols], Making::Transposed { name });
+            let dtype = self.finder.transposed(&name, rows, cols)?.info.dtype;
+            self.push(to.name("weight"), dtype, &[rows, cols], TensorRecipe::Transposed { name });
         } else {
             self.take(name, to.name("weight"), &[rows, cols])?;
         }
-        let bias = self.parts.name(from, "bias");
-        if self.parts.has(&bias) { self.take(bias, to.name("bias"), &[rows]) } else { Ok(()) }
+        let bias = self.finder.name(from, "bias");
+        if self.finder.has(&bias) { self.take(bias, to.name("bias"), &[rows]) } else { Ok(()) }
     }
 
     /// The matrix and the bias of queries or keys, in the order in which readers of the file turn them.
@@ -161,26 +165,26 @@ impl Walk<'_> {
         self.linear(pair, layer, num_heads * config.head_size, config.hidden_size)?;
         let Some(rotary_size) = self.interleaved else { return Ok(()) };
         for tensor in &mut self.found[first..] {
-            if let Making::Taken { name } = &mut tensor.making {
+            if let TensorRecipe::Taken { name } = &mut tensor.recipe {
                 let name = std::mem::take(name);
-                tensor.making = Making::Interleaved { name, num_heads, rotary_size };
+                tensor.recipe = TensorRecipe::Interleaved { name, num_heads, rotary_size };
             }
         }
         Ok(())
     }
 
     fn norm(&mut self, (from, to): Pair, layer: usize, len: usize) -> Result<(), Error> {
-        let (from, to) = (Part::new(from, layer), Part::new(to, layer));
-        let name = self.parts.name(from, "weight");
+        let (from, to) = (ModulePath::new(from, layer), ModulePath::new(to, layer));
+        let name = self.finder.name(from, "weight");
         if self.source.norms_from_one {
-            let dtype = self.parts.shaped(&name, &[len])?.info.dtype;
-            self.push(to.name("weight"), dtype, &[len], Making::FromOne { name });
+            let dtype = self.finder.shaped(&name, &[len])?.info.dtype;
+            self.push(to.name("weight"), dtype, &[len], TensorRecipe::FromOne { name });
         } else {
             self.take(name, to.name("weight"), &[len])?;
         }
         match self.source.config.norm {
             NormKind::Rms => Ok(()),
-            NormKind::Layer => self.take(self.parts.name(from, "bias"), to.name("bias"), &[len]),
+            NormKind::Layer => self.take(self.finder.name(from, "bias"), to.name("bias"), &[len]),
         }
     }
 
@@ -189,8 +193,8 @@ impl Walk<'_> {
         let mut names = Vec::with_capacity(shape[0]);
         let mut dtype = None;
         for expert in 0..shape[0] {
-            let name = self.parts.name(Part { expert: Some(expert), ..Part::new(from, layer) }, "weight");
-            let found = self.parts.shaped(&name, &shape[1..])?.info.dtype;
+            let name = self.finder.name(ModulePath { expert: Some(expert), ..ModulePath::new(from, layer) }, "weight");
+            let found = self.finder.shaped(&name, &shape[1..])?.info.dtype;
             let expected = *dtype.get_or_insert(found);
             if found != expected {
                 return Err(Error::BadSetting {
@@ -202,7 +206,7 @@ impl Walk<'_> {
             names.push(name);
         }
         let dtype = dtype.expect("a mixture has experts");
-        self.push(Part::new(to, layer).name("weight"), dtype, &shape, Making::Stacked { names });
+        self.push(ModulePath::new(to, layer).name("weight"), dtype, &shape, TensorRecipe::Stacked { names });
         Ok(())
     }
 }

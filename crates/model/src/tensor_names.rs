@@ -2,7 +2,7 @@
 
 /// The names of a source's tensors, without the ending `.weight` or `.bias`. An empty name: this source has no such part.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Names {
+pub(crate) struct TensorNames {
     /// Prefixes that files of this kind come with; the first under which the token embedding is found holds for all.
     pub(crate) prefixes: &'static [&'static str],
     pub(crate) token_embedding: &'static str,
@@ -31,12 +31,12 @@ pub(crate) struct Names {
     pub(crate) expert_gate: &'static str,
     pub(crate) expert_up: &'static str,
     pub(crate) expert_down: &'static str,
-    /// Parts of names of tensors that files carry and the arithmetic does not need: cached masks and frequencies.
+    /// TensorFinder of names of tensors that files carry and the arithmetic does not need: cached masks and frequencies.
     pub(crate) ignored: &'static [&'static str],
 }
 
 /// GGUF files of every architecture.
-pub(crate) const GGUF: Names = Names {
+pub(crate) const GGUF: TensorNames = TensorNames {
     prefixes: &[""],
     token_embedding: "token_embd",
     position_embedding: "position_embd",
@@ -66,7 +66,7 @@ pub(crate) const GGUF: Names = Names {
 };
 
 /// Hugging Face folders of Llama and of the families that keep its names.
-pub(crate) const HUGGING_FACE: Names = Names {
+pub(crate) const HUGGING_FACE: TensorNames = TensorNames {
     prefixes: &["model."],
     token_embedding: "embed_tokens",
     position_embedding: "",

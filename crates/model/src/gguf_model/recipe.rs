@@ -5,10 +5,10 @@ use pellucid_checkpoint::{Checkpoint, Error, TensorInfo, TensorView};
 use pellucid_tensor::{DType, SharedBytes, quant};
 
 use super::GgufTensor;
-use crate::parts::transpose;
+use crate::tensor_finder::transpose;
 
 #[derive(Debug)]
-pub(super) enum Making {
+pub(super) enum TensorRecipe {
     /// As they are.
     Taken { name: String },
     /// The first `rotary_size` rows of every head in another order: row i of the first half, then row i of the second, so that the two
@@ -24,31 +24,31 @@ pub(super) enum Making {
     Given { numbers: Vec<f32> },
 }
 
-impl Making {
+impl TensorRecipe {
     /// The numbers, and the format that they are in now. The names and shapes were checked when the tensor was described.
     pub(super) fn bytes(&self, checkpoint: &Checkpoint) -> Result<(DType, SharedBytes), Error> {
         Ok(match self {
-            Making::Taken { name } => {
+            TensorRecipe::Taken { name } => {
                 let tensor = checkpoint.tensor(name)?;
                 (tensor.info.dtype, tensor.bytes)
             }
-            Making::Interleaved { name, num_heads, rotary_size } => {
+            TensorRecipe::Interleaved { name, num_heads, rotary_size } => {
                 let tensor = checkpoint.tensor(name)?;
                 (tensor.info.dtype, interleave(&tensor, *num_heads, *rotary_size))
             }
-            Making::FromOne { name } => {
+            TensorRecipe::FromOne { name } => {
                 let tensor = checkpoint.tensor(name)?;
                 let mut numbers = vec![0.0; tensor.info.num_elements()];
                 quant::decode(tensor.info.dtype, &tensor.bytes, &mut numbers);
                 numbers.iter_mut().for_each(|number| *number += 1.0);
                 (DType::F32, as_bytes(&numbers))
             }
-            Making::Transposed { name } => {
+            TensorRecipe::Transposed { name } => {
                 let tensor = checkpoint.tensor(name)?;
                 let (rows, cols) = (tensor.info.shape[1], tensor.info.shape[0]);
                 (tensor.info.dtype, transpose(&tensor.bytes, tensor.info.dtype, rows, cols))
             }
-            Making::Stacked { names } => {
+            TensorRecipe::Stacked { names } => {
                 let mut stack = Vec::new();
                 let mut dtype = DType::F32;
                 for name in names {
@@ -58,7 +58,7 @@ impl Making {
                 }
                 (dtype, stack.into())
             }
-            Making::Given { numbers } => (DType::F32, as_bytes(numbers)),
+            TensorRecipe::Given { numbers } => (DType::F32, as_bytes(numbers)),
         })
     }
 }
@@ -70,14 +70,14 @@ impl GgufTensor {
             name: name.clone(),
             dtype: *dtype,
             shape: shape.clone(),
-            making: Making::Taken { name: name.clone() },
+            recipe: TensorRecipe::Taken { name: name.clone() },
         }
     }
 
     /// Divisors of rotary frequencies.
     pub(super) fn of_factors((name, numbers): (&str, Vec<f32>)) -> GgufTensor {
         let shape = vec![numbers.len()];
-        GgufTensor { name: name.into(), dtype: DType::F32, shape, making: Making::Given { numbers } }
+        GgufTensor { name: name.into(), dtype: DType::F32, shape, recipe: TensorRecipe::Given { numbers } }
     }
 }
 

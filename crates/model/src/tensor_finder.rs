@@ -11,7 +11,7 @@ use pellucid_tensor::{DType, SharedBytes};
 use crate::Error;
 use crate::architectures::Blueprint;
 
-pub(crate) struct Parts<'a> {
+pub(crate) struct TensorFinder<'a> {
     checkpoint: &'a Checkpoint,
     blueprint: &'a Blueprint,
     prefix: &'static str,
@@ -20,15 +20,15 @@ pub(crate) struct Parts<'a> {
 
 /// Where in a file a part is: its name's template, the layer, and for experts the expert.
 #[derive(Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct ModulePath {
     pub(crate) template: &'static str,
     pub(crate) layer: usize,
     pub(crate) expert: Option<usize>,
 }
 
-impl Part {
-    pub(crate) fn new(template: &'static str, layer: usize) -> Part {
-        Part { template, layer, expert: None }
+impl ModulePath {
+    pub(crate) fn new(template: &'static str, layer: usize) -> ModulePath {
+        ModulePath { template, layer, expert: None }
     }
 
     /// The name of one of its tensors, without a prefix; the ending is `weight` or `bias`.
@@ -42,29 +42,29 @@ impl Part {
     }
 }
 
-impl<'a> Parts<'a> {
-    pub(crate) fn new(checkpoint: &'a Checkpoint, blueprint: &'a Blueprint) -> Parts<'a> {
+impl<'a> TensorFinder<'a> {
+    pub(crate) fn new(checkpoint: &'a Checkpoint, blueprint: &'a Blueprint) -> TensorFinder<'a> {
         let names = &blueprint.names;
-        let embedding = Part::new(names.token_embedding, 0).name("weight");
+        let embedding = ModulePath::new(names.token_embedding, 0).name("weight");
         let found = |prefix: &&&str| checkpoint.find_tensor(&format!("{prefix}{embedding}")).is_some();
         let prefix = names.prefixes.iter().find(found).copied().unwrap_or(names.prefixes[0]);
-        Parts { checkpoint, blueprint, prefix, used: HashSet::new() }
+        TensorFinder { checkpoint, blueprint, prefix, used: HashSet::new() }
     }
 
-    pub(crate) fn name(&self, part: Part, ending: &str) -> String {
-        format!("{}{}", self.prefix, part.name(ending))
+    pub(crate) fn name(&self, path: ModulePath, ending: &str) -> String {
+        format!("{}{}", self.prefix, path.name(ending))
     }
 
     /// The name of the output projection, which has no prefix; `None` where the embedding table takes its place. A model that is not tied
     /// must have it: the table in its stead would give other logits without a word.
     pub(crate) fn output(&mut self) -> Option<String> {
-        let name = Part::new(self.blueprint.names.output, 0).name("weight");
+        let name = ModulePath::new(self.blueprint.names.output, 0).name("weight");
         self.used.insert(name.clone());
         (!self.blueprint.tied).then_some(name)
     }
 
-    pub(crate) fn exists(&self, part: Part) -> bool {
-        !part.template.is_empty() && self.has(&self.name(part, "weight"))
+    pub(crate) fn exists(&self, path: ModulePath) -> bool {
+        !path.template.is_empty() && self.has(&self.name(path, "weight"))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -77,7 +77,7 @@ impl<'a> Parts<'a> {
         Ok(tensor)
     }
 
-    /// As [`Parts::find`], with this shape.
+    /// As [`TensorFinder::find`], with this shape.
     pub(crate) fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<TensorView<'a>, Error> {
         let tensor = self.find(name)?;
         if tensor.info.shape == shape {

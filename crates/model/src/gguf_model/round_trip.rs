@@ -5,7 +5,7 @@ use crate::config::{DecoderConfig, Experts, LayerConfig, Positions};
 use crate::rope::Rope;
 
 /// Refuses the first setting that a reader would find different.
-pub(super) fn refuse(folder: &DecoderConfig, file: &DecoderConfig) -> Result<(), Error> {
+pub(super) fn check(folder: &DecoderConfig, file: &DecoderConfig) -> Result<(), Error> {
     // The family may be filed under another, and rotations may be told in another way: those are meant to differ.
     let mut expected = folder.clone();
     expected.architecture.clone_from(&file.architecture);

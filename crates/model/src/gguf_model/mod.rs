@@ -4,9 +4,9 @@
 //! configuration; a setting that the format cannot say is refused by name and not lost. Numbers are made when a tensor is asked for, one
 //! tensor at a time, so that a model larger than memory can be written. `pellucid quantize` calls this.
 
-mod losses;
-mod making;
-mod walk;
+mod recipe;
+mod round_trip;
+mod tensor_map;
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::Error;
 use crate::architectures::{self, blueprint};
 use crate::config::gguf_keys::GgufKeys;
 
-use making::Making;
+use recipe::TensorRecipe;
 
 /// A checkpoint in the form of a GGUF file.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct GgufTensor {
     /// The format in which the checkpoint has it.
     pub dtype: DType,
     pub shape: Vec<usize>,
-    making: Making,
+    recipe: TensorRecipe,
 }
 
 impl<'a> GgufModel<'a> {
@@ -53,14 +53,14 @@ impl<'a> GgufModel<'a> {
     fn of_folder(checkpoint: &'a Checkpoint) -> Result<GgufModel<'a>, Error> {
         let source = blueprint(checkpoint, None)?;
         let keys = GgufKeys::of(&source.config, architectures::gguf_name(checkpoint)?);
-        let embedding = walk::embedding(checkpoint, &source)?;
+        let embedding = tensor_map::embedding(checkpoint, &source)?;
         let mut tensors: Vec<GgufTensor> = keys.factors.into_iter().map(GgufTensor::of_factors).collect();
         tensors.push(embedding);
         let mut model = GgufModel { checkpoint, metadata: keys.metadata, tensors, left_out: Vec::new() };
         // Everything that a configuration is read from is there: what would a reader make of it?
         let target = blueprint(&model.checkpoint()?, None)?;
-        losses::refuse(&source.config, &target.config)?;
-        let (tensors, left_out) = walk::tensors(checkpoint, &source, &target)?;
+        round_trip::check(&source.config, &target.config)?;
+        let (tensors, left_out) = tensor_map::tensors(checkpoint, &source, &target)?;
         model.tensors.extend(tensors);
         model.left_out = left_out;
         Ok(model)
@@ -83,7 +83,7 @@ impl<'a> GgufModel<'a> {
     /// The whole file in memory, its tensors in the formats that they come in.
     pub fn checkpoint(&self) -> Result<Checkpoint, Error> {
         let made = self.tensors.iter().map(|tensor| {
-            let (dtype, bytes) = tensor.making.bytes(self.checkpoint)?;
+            let (dtype, bytes) = tensor.recipe.bytes(self.checkpoint)?;
             Ok((NewTensor { name: tensor.name.clone(), dtype, shape: tensor.shape.clone() }, bytes))
         });
         let tensors = made.collect::<Result<_, Error>>()?;
@@ -98,6 +98,6 @@ impl TensorSource for GgufModel<'_> {
     }
 
     fn tensor(&self, index: usize) -> Result<(DType, SharedBytes), pellucid_checkpoint::Error> {
-        self.tensors[index].making.bytes(self.checkpoint)
+        self.tensors[index].recipe.bytes(self.checkpoint)
     }
 }
