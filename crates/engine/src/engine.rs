@@ -216,7 +216,7 @@ impl Engine {
         }
         self.spare_logits.push(step.logits);
         // Where the device computes by itself, what this step gave is told once the next one is under way.
-        if !self.model.runs_ahead(1) || self.running.is_empty() {
+        if !self.model.is_asynchronous(1) || self.running.is_empty() {
             self.deliver();
         }
         self.stats.steps += 1;
@@ -308,7 +308,7 @@ impl Engine {
     fn launch(&mut self, plan: Vec<Planned>) -> Option<Step> {
         let num_rows = plan.iter().map(Planned::num_tokens).sum();
         // The device will not compute by itself: whoever has something to hear hears it now.
-        if !self.model.runs_ahead(num_rows) {
+        if !self.model.is_asynchronous(num_rows) {
             self.deliver();
         }
         let mut step = self.new_step(plan);

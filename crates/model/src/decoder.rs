@@ -34,8 +34,8 @@ pub trait Model: Send {
         Ok(())
     }
 
-    /// Whether the device computes a step of so many rows by itself, once it is launched.
-    fn runs_ahead(&self, num_rows: usize) -> bool {
+    /// Whether [`Model::launch`] of a step of `num_rows` rows returns while the device still computes it.
+    fn is_asynchronous(&self, num_rows: usize) -> bool {
         let _ = num_rows;
         false
     }
@@ -242,7 +242,7 @@ impl Model for Decoder {
         Ok(logits.fill(&*self.backend, &mut self.activations.logits)?)
     }
 
-    fn runs_ahead(&self, num_rows: usize) -> bool {
+    fn is_asynchronous(&self, num_rows: usize) -> bool {
         let experts_run_ahead =
             |experts: Experts| self.backend.experts_run_ahead(num_rows, experts.num_experts, experts.routing);
         self.backend.runs_ahead() && self.config.experts.is_none_or(experts_run_ahead)

@@ -54,8 +54,8 @@ impl Model for Watched {
         Ok(())
     }
 
-    fn runs_ahead(&self, num_rows: usize) -> bool {
-        self.may_run_ahead && self.model.runs_ahead(num_rows)
+    fn is_asynchronous(&self, num_rows: usize) -> bool {
+        self.may_run_ahead && self.model.is_asynchronous(num_rows)
     }
 
     fn digests(&self) -> bool {

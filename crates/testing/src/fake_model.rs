@@ -27,7 +27,7 @@ pub struct FakeModel {
     /// Answer with digests of this many tokens where they will do.
     pub digest_len: Option<usize>,
     /// Play a device that computes by itself.
-    pub runs_ahead: bool,
+    pub is_asynchronous: bool,
     /// One in so many rows is taken to lead to a token that it does not lead to, or to none.
     pub misjudges: Option<usize>,
     /// Waiting for the step with this number fails, or finds the device gone.
@@ -76,7 +76,7 @@ impl FakeModel {
             poison: None,
             bomb: None,
             digest_len: None,
-            runs_ahead: false,
+            is_asynchronous: false,
             misjudges: None,
             fails_at: None,
             lost_at: None,
@@ -185,8 +185,8 @@ impl Model for FakeModel {
         Ok(())
     }
 
-    fn runs_ahead(&self, _num_rows: usize) -> bool {
-        self.runs_ahead
+    fn is_asynchronous(&self, _num_rows: usize) -> bool {
+        self.is_asynchronous
     }
 
     fn digests(&self) -> bool {

@@ -176,8 +176,8 @@ fn a_panic_in_the_model_ends_that_step_and_the_engine_goes_on() {
 }
 
 /// Tokens that were told after each step of one request.
-fn told_after_steps(runs_ahead: bool) -> Vec<usize> {
-    let mut engine = fake(OPTIONS, |model| model.runs_ahead = runs_ahead);
+fn told_after_steps(is_asynchronous: bool) -> Vec<usize> {
+    let mut engine = fake(OPTIONS, |model| model.is_asynchronous = is_asynchronous);
     let collected = Collected::default();
     engine.submit(request(vec![1, 2, 3], 1), Box::new(collected.clone())).expect("it is accepted");
     let mut told = Vec::new();
@@ -198,7 +198,7 @@ fn a_token_is_told_when_its_step_ends_or_while_the_device_runs_the_next_one() {
 
 #[test]
 fn an_engine_that_ends_tells_what_its_last_step_gave() {
-    let mut engine = fake(OPTIONS, |model| model.runs_ahead = true);
+    let mut engine = fake(OPTIONS, |model| model.is_asynchronous = true);
     let (short, long) = (Collected::default(), Collected::default());
     let one = Request { max_tokens: Some(1), ..request(vec![1, 2, 3], 1) };
     engine.submit(one, Box::new(short.clone())).expect("it is accepted");
@@ -212,7 +212,7 @@ fn an_engine_that_ends_tells_what_its_last_step_gave() {
 /// An engine whose device runs ahead and digests rows.
 fn ahead(options: EngineOptions, change: impl FnOnce(&mut FakeModel)) -> Engine {
     fake(options, |model| {
-        model.runs_ahead = true;
+        model.is_asynchronous = true;
         model.digest_len = Some(24);
         change(model);
     })
@@ -252,7 +252,7 @@ fn steps_that_run_ahead_change_no_bits() {
 fn the_check_of_running_ahead_holds() {
     let load = || -> Box<dyn Model> {
         let mut model = FakeModel::new(96, 256);
-        model.runs_ahead = true;
+        model.is_asynchronous = true;
         model.digest_len = Some(40);
         Box::new(model)
     };
@@ -653,8 +653,8 @@ fn a_dropped_stream_frees_its_blocks_and_the_handle_serves_many() {
     [false, true].into_iter().for_each(serve_streams);
 }
 
-fn serve_streams(runs_ahead: bool) {
-    let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |model| model.runs_ahead = runs_ahead)));
+fn serve_streams(is_asynchronous: bool) {
+    let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |model| model.is_asynchronous = is_asynchronous)));
     let endless = Request { max_tokens: None, ..request(vec![1, 2, 3], 1) };
     let stream = handle.submit(endless).expect("accepted");
     let first = std::iter::from_fn(|| stream.next_event()).find(|event| matches!(event, Event::Token(_)));

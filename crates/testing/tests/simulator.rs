@@ -89,7 +89,7 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
     };
     let mut model = FakeModel::new(VOCAB, CONTEXT);
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
-    model.runs_ahead = random.chance(2);
+    model.is_asynchronous = random.chance(2);
     model.misjudges = random.chance(2).then(|| 1 + random.below(9));
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");

@@ -39,7 +39,7 @@ impl Engine {
     fn foresee(&mut self, plan: &[Planned]) -> Option<Vec<Planned>> {
         let served = self.running.values().filter(|job| job.takes_steps()).flat_map(|job| &job.sequences);
         let is_everybody = served.filter(|sequence| sequence.finish.is_none()).count() == plan.len();
-        if !is_everybody || !self.model.runs_ahead(plan.len()) {
+        if !is_everybody || !self.model.is_asynchronous(plan.len()) {
             return None;
         }
         let context_len = self.model.config().context_len;

@@ -153,31 +153,31 @@ impl Bench<'_> {
                 self.kv.copy_block(&*self.ready.backend, block as u32, to)?;
             }
         }
-        let runs_ahead = self.ready.model.digests() && self.ready.model.runs_ahead(sequences);
+        let is_asynchronous = self.ready.model.digests() && self.ready.model.is_asynchronous(sequences);
         let ids = self.ids(generate + sequences);
         let started = Instant::now();
         let mut ends = vec![0.0];
         for step in 0..generate {
-            let follows = runs_ahead && step > 0;
+            let follows = is_asynchronous && step > 0;
             self.plan(sequences, per_sequence, depth + step, |sequence| match follows {
                 true => CHOSEN + sequence as u32,
                 false => ids[step + sequence],
             });
             self.ready.model.launch(&self.batch, &mut self.kv, &mut self.logits[step % 2])?;
             // Running ahead, the first step has none before it that could end.
-            if runs_ahead == follows {
+            if is_asynchronous == follows {
                 self.ready.model.finish(&mut self.logits[(step - usize::from(follows)) % 2])?;
                 ends.push(started.elapsed().as_secs_f64());
             }
         }
-        if runs_ahead {
+        if is_asynchronous {
             self.ready.model.finish(&mut self.logits[(generate - 1) % 2])?;
             ends.push(started.elapsed().as_secs_f64());
         }
         // An end that is noticed late makes the next step seem short: so several in a row are looked at together, and the first ones, in
         // which a device may still prepare itself, are left out.
         let (first, together) =
-            if runs_ahead { (generate / 4, (generate / 2).clamp(1, STEPS_TOGETHER)) } else { (0, 1) };
+            if is_asynchronous { (generate / 4, (generate / 2).clamp(1, STEPS_TOGETHER)) } else { (0, 1) };
         let several = ends[first..].windows(together + 1);
         Ok(several.map(|ends| (ends[together] - ends[0]) / together as f64).collect())
     }

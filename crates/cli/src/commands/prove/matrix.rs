@@ -49,8 +49,8 @@ impl Model for Lent {
         self.model.lock().expect("one engine runs at a time").finish(logits)
     }
 
-    fn runs_ahead(&self, num_rows: usize) -> bool {
-        self.model.lock().expect("one engine runs at a time").runs_ahead(num_rows)
+    fn is_asynchronous(&self, num_rows: usize) -> bool {
+        self.model.lock().expect("one engine runs at a time").is_asynchronous(num_rows)
     }
 
     fn digests(&self) -> bool {
