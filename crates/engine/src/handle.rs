@@ -46,15 +46,15 @@ struct Shared {
     stats: Mutex<EngineStats>,
 }
 
-/// Signs of life.
+/// State of the engine's thread, for health checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pulse {
-    /// There is nothing to do.
-    Asleep,
-    /// The step that is under way began so long ago.
-    Working(Duration),
-    /// The loop has ended.
-    Dead,
+pub enum Liveness {
+    /// The loop waits for requests.
+    Idle,
+    /// A step is running; it began this long ago.
+    Stepping(Duration),
+    /// The loop has ended and serves nothing any more.
+    Stopped,
 }
 
 /// The events of one request. Dropping it cancels the request; its blocks are free by the end of the next step.
@@ -164,13 +164,13 @@ impl EngineHandle {
         EngineStats { num_waiting: waiting, ..stats }
     }
 
-    pub fn pulse(&self) -> Pulse {
+    pub fn liveness(&self) -> Liveness {
         if !self.shared.is_alive.load(Ordering::SeqCst) {
-            return Pulse::Dead;
+            return Liveness::Stopped;
         }
         match self.shared.busy_since_ms.load(Ordering::SeqCst) {
-            0 => Pulse::Asleep,
-            since => Pulse::Working(self.shared.started.elapsed().saturating_sub(Duration::from_millis(since - 1))),
+            0 => Liveness::Idle,
+            since => Liveness::Stepping(self.shared.started.elapsed().saturating_sub(Duration::from_millis(since - 1))),
         }
     }
 

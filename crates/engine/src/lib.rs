@@ -21,7 +21,7 @@ pub use beam::{Beam, BeamParams, EarlyStopping};
 pub use engine::{Engine, EngineOptions, Overcommit};
 pub use error::Error;
 pub use event::{Control, Event, EventSink, FinishReason, TokenEvent};
-pub use handle::{EngineHandle, Pulse, TokenStream};
+pub use handle::{EngineHandle, Liveness, TokenStream};
 pub use kv_cache::{Scope, TenantId};
 pub use memory_plan::{ContextDoesNotFit, KvBudget, KvNeed, MemoryPlan};
 pub use request::{MAX_WIDTH, Request};

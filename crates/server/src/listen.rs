@@ -13,7 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use pellucid_engine::{EngineHandle, Pulse};
+use pellucid_engine::{EngineHandle, Liveness};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -171,7 +171,7 @@ async fn leave(app: &SharedApp) -> Ended {
 
 /// Waits until the engine's loop has ended.
 async fn stopped(engine: &EngineHandle) {
-    while engine.pulse() != Pulse::Dead {
+    while engine.liveness() != Liveness::Stopped {
         sleep(LISTEN_FOR_PULSE).await;
     }
 }

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Request, Response, header};
-use pellucid_engine::Pulse;
+use pellucid_engine::Liveness;
 use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
@@ -199,9 +199,9 @@ fn text_of(value: &impl Serialize) -> String {
     (status = 200, body = Health), (status = 403, description = "A host that may not ask here", body = ErrorBody),
     (status = 503, description = "The engine has stopped", body = ErrorBody)))]
 pub(crate) async fn health(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
-    match app.model.engine.pulse() {
-        Pulse::Dead => Err(pellucid_engine::Error::Stopped.into()),
-        Pulse::Asleep | Pulse::Working(_) => Ok(json(text_of(&Health { status: "ok" }))),
+    match app.model.engine.liveness() {
+        Liveness::Stopped => Err(pellucid_engine::Error::Stopped.into()),
+        Liveness::Idle | Liveness::Stepping(_) => Ok(json(text_of(&Health { status: "ok" }))),
     }
 }
 
@@ -213,13 +213,13 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>
     if app.drain.phase() != Phase::Serving {
         return Err(ApiError::unavailable("draining", "the server is about to leave", 10));
     }
-    match app.model.engine.pulse() {
-        Pulse::Dead => Err(pellucid_engine::Error::Stopped.into()),
-        Pulse::Working(time) if time > app.limits.watchdog => {
+    match app.model.engine.liveness() {
+        Liveness::Stopped => Err(pellucid_engine::Error::Stopped.into()),
+        Liveness::Stepping(time) if time > app.limits.watchdog => {
             let message = format!("a step of the engine has taken {} s and goes on", time.as_secs());
             Err(ApiError::unavailable("engine_stalled", message, 10))
         }
-        Pulse::Asleep | Pulse::Working(_) => Ok(json(text_of(&Health { status: "ready" }))),
+        Liveness::Idle | Liveness::Stepping(_) => Ok(json(text_of(&Health { status: "ready" }))),
     }
 }
 
