@@ -81,21 +81,21 @@ pub(crate) struct BeamSearch {
     end_ids: Vec<u32>,
     max_tokens: usize,
     /// Generated tokens of every running beam, and the sum of their log probabilities.
-    running: Vec<Running>,
+    running: Vec<RunningBeam>,
     /// Best first, at most `width`.
     finished: Vec<Beam>,
     num_steps: usize,
 }
 
 #[derive(Debug, Clone)]
-struct Running {
+struct RunningBeam {
     ids: Vec<u32>,
     total: f64,
 }
 
 /// A continuation of a running beam.
 #[derive(Debug, Clone, Copy)]
-struct Candidate {
+struct BeamCandidate {
     beam: usize,
     token: u32,
     total: f64,
@@ -113,7 +113,7 @@ impl BeamSearch {
         let mut end_ids = end_ids.to_vec();
         end_ids.sort_unstable();
         end_ids.dedup();
-        let start = Running { ids: Vec::new(), total: 0.0 };
+        let start = RunningBeam { ids: Vec::new(), total: 0.0 };
         BeamSearch { params, end_ids, max_tokens, running: vec![start], finished: Vec::new(), num_steps: 0 }
     }
 
@@ -124,9 +124,9 @@ impl BeamSearch {
         let width = self.params.width;
         let is_last = self.num_steps == self.max_tokens;
         let kept = self.best_candidates(logits, width * (1 + self.end_ids.len()).max(2));
-        let ends = |candidate: &Candidate| is_last || self.end_ids.binary_search(&candidate.token).is_ok();
+        let ends = |candidate: &BeamCandidate| is_last || self.end_ids.binary_search(&candidate.token).is_ok();
 
-        let (ended, going_on): (Vec<(usize, Candidate)>, Vec<_>) =
+        let (ended, going_on): (Vec<(usize, BeamCandidate)>, Vec<_>) =
             kept.iter().copied().enumerate().partition(|(_, candidate)| ends(candidate));
         for (_, candidate) in ended.iter().filter(|(rank, _)| *rank < width) {
             let mut ids = self.running[candidate.beam].ids.clone();
@@ -137,7 +137,7 @@ impl BeamSearch {
         self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
         self.finished.truncate(width);
 
-        let next: Vec<Candidate> = going_on.into_iter().map(|(_, candidate)| candidate).take(width).collect();
+        let next: Vec<BeamCandidate> = going_on.into_iter().map(|(_, candidate)| candidate).take(width).collect();
         if is_last || next.is_empty() || !self.is_worth_going_on(next[0].total) {
             return None;
         }
@@ -145,7 +145,7 @@ impl BeamSearch {
             .map(|candidate| {
                 let mut ids = self.running[candidate.beam].ids.clone();
                 ids.push(candidate.token);
-                Running { ids, total: candidate.total }
+                RunningBeam { ids, total: candidate.total }
             })
             .collect();
         Some(next.iter().map(|c| Continuation { parent: c.beam, token: c.token }).collect())
@@ -155,7 +155,7 @@ impl BeamSearch {
     pub(crate) fn results(mut self) -> Vec<Beam> {
         if self.finished.len() < self.params.num_returned {
             let running = std::mem::take(&mut self.running);
-            for Running { ids, total } in running {
+            for RunningBeam { ids, total } in running {
                 let score = self.score(total, ids.len().max(1));
                 self.finished.push(Beam { ids, score });
             }
@@ -182,8 +182,8 @@ impl BeamSearch {
     }
 
     /// The `count` best continuations, best first; ties to the older beam, then to the lower token.
-    fn best_candidates(&self, logits: &[&[f32]], count: usize) -> Vec<Candidate> {
-        let mut best: Vec<Candidate> = Vec::new();
+    fn best_candidates(&self, logits: &[&[f32]], count: usize) -> Vec<BeamCandidate> {
+        let mut best: Vec<BeamCandidate> = Vec::new();
         for (beam, logits) in logits.iter().enumerate() {
             let log_sum = log_sum_exp(logits);
             // Of one beam, no more than `count` can be among the best.
@@ -196,7 +196,7 @@ impl BeamSearch {
             let total = self.running[beam].total;
             best.extend(tokens.into_iter().map(|token| {
                 let log_probability = f64::from(logits[token as usize]) - log_sum;
-                Candidate { beam, token, total: total + log_probability }
+                BeamCandidate { beam, token, total: total + log_probability }
             }));
         }
         best.sort_by(|a, b| b.total.total_cmp(&a.total).then(a.beam.cmp(&b.beam)).then(a.token.cmp(&b.token)));

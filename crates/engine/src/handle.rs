@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pellucid_sampling::SamplingParams;
 
-use crate::rules::{CheckedRequest, Rules};
+use crate::request_limits::{CheckedRequest, RequestLimits};
 use crate::{Engine, EngineStats, Error, Event, EventSink, Request};
 
 /// Questions that may be on their way to the loop, beside submissions.
@@ -29,7 +29,7 @@ enum Message {
 pub struct EngineHandle {
     mailbox: Option<SyncSender<Message>>,
     thread: Option<JoinHandle<()>>,
-    rules: Rules,
+    limits: RequestLimits,
     shared: Arc<Shared>,
 }
 
@@ -83,8 +83,8 @@ impl EventSink for StreamSink {
 impl EngineHandle {
     /// Starts the loop.
     pub fn start(engine: Engine) -> EngineHandle {
-        let rules = engine.rules();
-        let (mailbox, messages) = sync_channel(rules.options.max_waiting.saturating_add(QUESTIONS));
+        let limits = engine.limits();
+        let (mailbox, messages) = sync_channel(limits.options.max_waiting.saturating_add(QUESTIONS));
         let shared = Arc::new(Shared {
             num_posted: AtomicUsize::new(0),
             num_waiting: AtomicUsize::new(0),
@@ -98,7 +98,7 @@ impl EngineHandle {
             .name("engine".into())
             .spawn(move || serve(engine, &messages, &Life(seen)))
             .expect("the operating system gives a thread");
-        EngineHandle { mailbox: Some(mailbox), thread: Some(thread), rules, shared }
+        EngineHandle { mailbox: Some(mailbox), thread: Some(thread), limits, shared }
     }
 
     /// Checks and queues a request. What cannot be served is refused here.
@@ -117,10 +117,10 @@ impl EngineHandle {
 
     /// Checks and queues requests that belong together: all of them, or none.
     pub fn submit_all(&self, requests: Vec<(Request, Box<dyn EventSink>)>) -> Result<(), Error> {
-        let (num_requests, most) = (requests.len(), self.rules.options.max_waiting);
+        let (num_requests, most) = (requests.len(), self.limits.options.max_waiting);
         let mut checked = Vec::with_capacity(num_requests);
         for (request, sink) in requests {
-            checked.push((self.rules.check(request)?, sink));
+            checked.push((self.limits.check(request)?, sink));
         }
         // Nobody else can make room for so many.
         if num_requests > most {
@@ -147,7 +147,7 @@ impl EngineHandle {
 
     /// Whether these parameters could be those of a request; for [`Control::Update`](crate::Control::Update).
     pub fn check_sampling(&self, params: &SamplingParams) -> Result<(), Error> {
-        self.rules.check_sampling(params).map(drop)
+        self.limits.check_sampling(params).map(drop)
     }
 
     /// The numbers as they are now; waits for the step that is under way.
@@ -177,7 +177,7 @@ impl EngineHandle {
     fn post(&self, message: Message) -> Result<(), Error> {
         let mailbox = self.mailbox.as_ref().ok_or(Error::Stopped)?;
         mailbox.try_send(message).map_err(|error| match error {
-            TrySendError::Full(_) => Error::QueueFull { waiting: self.rules.options.max_waiting },
+            TrySendError::Full(_) => Error::QueueFull { waiting: self.limits.options.max_waiting },
             TrySendError::Disconnected(_) => Error::Stopped,
         })
     }

@@ -4,17 +4,18 @@
 //! beam search, and the handle that puts the loop on a thread of its own.
 
 mod beam;
+mod buffered_sink;
 mod engine;
 mod error;
 mod event;
 mod handle;
-mod job;
 pub mod kv_cache;
 mod memory_plan;
-mod outbox;
 mod request;
-mod rules;
+mod request_limits;
 pub mod scheduler;
+mod sequence;
+mod sequence_group;
 mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};
@@ -25,5 +26,5 @@ pub use handle::{EngineHandle, Liveness, TokenStream};
 pub use kv_cache::{Scope, TenantId};
 pub use memory_plan::{ContextDoesNotFit, KvBudget, KvNeed, MemoryPlan};
 pub use request::{MAX_WIDTH, Request};
-pub use rules::Rules;
+pub use request_limits::RequestLimits;
 pub use stats::{EngineStats, RequestStats};

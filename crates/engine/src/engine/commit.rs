@@ -7,7 +7,8 @@ use pellucid_sampling::{Choice, Digest, End, Input, Logprobs, TokenTrace, Worksp
 use pellucid_tensor::RowDigest;
 
 use super::{Engine, Planned, Step, panic_message};
-use crate::job::{Job, JobId, Sequence};
+use crate::sequence::Sequence;
+use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, FinishReason, TokenEvent};
 
 /// The logits of the rows that a planned chunk wanted.
@@ -41,17 +42,17 @@ impl<'a> Rows<'a> {
 impl Engine {
     pub(super) fn commit(&mut self, step: &Step) {
         let now = Instant::now();
-        let mut by_job: Vec<(JobId, Vec<Rows<'_>>)> = Vec::new();
+        let mut by_group: Vec<(GroupId, Vec<Rows<'_>>)> = Vec::new();
         for planned in &step.plan {
             let rows = Rows { planned, step, chosen: None };
-            match by_job.last_mut().filter(|(id, _)| *id == planned.job) {
+            match by_group.last_mut().filter(|(id, _)| *id == planned.group) {
                 Some((_, parts)) => parts.push(rows),
-                None => by_job.push((planned.job, vec![rows])),
+                None => by_group.push((planned.group, vec![rows])),
             }
         }
-        for (id, parts) in by_job {
+        for (id, parts) in by_group {
             // A fault while one request is served must not reach the others.
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.commit_job(id, parts, now)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.commit_group(id, parts, now)));
             match outcome {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => self.end_with(id, error),
@@ -62,67 +63,67 @@ impl Engine {
 
     /// Chooses tokens by digests. Where one does not do the row is looked at; with the next step on the device already that row is
     /// gone, and the part is left out: its position is computed again.
-    fn choose_in_brief(&mut self, id: JobId, parts: &mut Vec<Rows<'_>>) -> Result<(), Error> {
+    fn choose_in_brief(&mut self, id: GroupId, parts: &mut Vec<Rows<'_>>) -> Result<(), Error> {
         let Engine { running, workspace, .. } = self;
-        let job = running.get_mut(&id).expect("a planned job runs");
+        let group = running.get_mut(&id).expect("a planned group runs");
         for rows in parts.iter_mut() {
-            let sequence = &mut job.sequences[rows.planned.sequence];
+            let sequence = &mut group.sequences[rows.planned.sequence];
             if let Some(digest) = rows.digest() {
                 rows.chosen = choose_in_brief(sequence, digest, workspace)?;
                 sequence.needs_row = rows.chosen.is_none() && rows.step.rows_are_gone;
                 sequence.is_ahead &= !sequence.needs_row;
             }
         }
-        parts.retain(|rows| rows.digest().is_none() || !job.sequences[rows.planned.sequence].needs_row);
+        parts.retain(|rows| rows.digest().is_none() || !group.sequences[rows.planned.sequence].needs_row);
         Ok(())
     }
 
     /// Notes what is stored now, and enters full blocks into the tenant's index.
-    fn account(&mut self, id: JobId, parts: &[Rows<'_>]) {
+    fn account(&mut self, id: GroupId, parts: &[Rows<'_>]) {
         let Engine { running, cache, served, stats, .. } = self;
-        let job = running.get_mut(&id).expect("a planned job runs");
+        let group = running.get_mut(&id).expect("a planned group runs");
         for Rows { planned, .. } in parts {
-            let sequence = &mut job.sequences[planned.sequence];
+            let sequence = &mut group.sequences[planned.sequence];
             debug_assert_eq!(sequence.num_computed, planned.positions.start);
             sequence.num_computed = planned.positions.end;
             let table = sequence.table.as_mut().expect("a running sequence has blocks");
             cache.remember(table, &sequence.tokens[..sequence.num_computed]);
-            served.charge(job.request.scope.tenant, planned.num_tokens());
+            served.charge(group.request.scope.tenant, planned.num_tokens());
             let counter = if planned.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
             *counter += planned.num_tokens() as u64;
         }
     }
 
-    fn commit_job(&mut self, id: JobId, mut parts: Vec<Rows<'_>>, now: Instant) -> Result<(), Error> {
+    fn commit_group(&mut self, id: GroupId, mut parts: Vec<Rows<'_>>, now: Instant) -> Result<(), Error> {
         self.choose_in_brief(id, &mut parts)?;
         self.account(id, &parts);
         let Engine { running, workspace, .. } = self;
-        let job = running.get_mut(&id).expect("a planned job runs");
-        if let Some(started) = job.started.filter(|_| job.stats.queue_time.is_zero()) {
-            job.stats.queue_time = started - job.arrived;
+        let group = running.get_mut(&id).expect("a planned group runs");
+        if let Some(started) = group.started.filter(|_| group.stats.queue_time.is_zero()) {
+            group.stats.queue_time = started - group.arrived;
         }
         for rows in &parts {
-            let sequence = &job.sequences[rows.planned.sequence];
-            if sequence.num_computed < job.request.prompt.len() {
-                let (computed, total) = (sequence.num_computed, job.request.prompt.len());
-                job.sink.hold(Event::PromptProgress { computed, total });
+            let sequence = &group.sequences[rows.planned.sequence];
+            if sequence.num_computed < group.request.prompt.len() {
+                let (computed, total) = (sequence.num_computed, group.request.prompt.len());
+                group.sink.hold(Event::PromptProgress { computed, total });
             }
-            if job.request.score_prompt {
-                score_prompt(job, rows, workspace)?;
+            if group.request.score_prompt {
+                score_prompt(group, rows, workspace)?;
             }
         }
         let complete: Vec<Rows<'_>> =
-            parts.into_iter().filter(|part| job.sequences[part.planned.sequence].num_left() == 0).collect();
+            parts.into_iter().filter(|part| group.sequences[part.planned.sequence].num_left() == 0).collect();
         if complete.is_empty() {
             return Ok(());
         }
-        if job.first_token.is_none() {
-            job.first_token = Some(now);
-            job.stats.time_to_first_token = now - job.arrived;
+        if group.first_token.is_none() {
+            group.first_token = Some(now);
+            group.stats.time_to_first_token = now - group.arrived;
         } else {
-            job.stats.decode_steps += 1;
+            group.stats.decode_steps += 1;
         }
-        if job.search.is_some() {
+        if group.search.is_some() {
             self.advance_beams(id, &complete)?;
         } else {
             self.draw(id, complete)?;
@@ -132,26 +133,26 @@ impl Engine {
     }
 
     /// Draws the next token of every sequence that has logits; after the prompt, the other choices begin from the same ones.
-    fn draw(&mut self, id: JobId, complete: Vec<Rows<'_>>) -> Result<(), Error> {
+    fn draw(&mut self, id: GroupId, complete: Vec<Rows<'_>>) -> Result<(), Error> {
         let Engine { running, cache, workspace, model, spare_row, .. } = self;
-        let job = running.get_mut(&id).expect("a planned job runs");
+        let group = running.get_mut(&id).expect("a planned group runs");
         let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
-        if job.sequences.len() < job.request.width() {
-            fork_choices(job, cache, vocab_size)?;
+        if group.sequences.len() < group.request.width() {
+            fork_choices(group, cache, vocab_size)?;
         }
         let shares_prompt =
-            complete.len() == 1 && job.sequences.iter().all(|s| s.tokens.len() == job.request.prompt.len());
+            complete.len() == 1 && group.sequences.iter().all(|s| s.tokens.len() == group.request.prompt.len());
         // A row that several draw from is never told in brief, and so has not been chosen from.
         let targets: Vec<(usize, &Rows<'_>)> = if shares_prompt {
-            let wanted = (0..job.sequences.len()).filter(|&i| job.sequences[i].finish.is_none());
+            let wanted = (0..group.sequences.len()).filter(|&i| group.sequences[i].finish.is_none());
             wanted.map(|i| (i, &complete[0])).collect()
         } else {
             complete.iter().map(|part| (part.planned.sequence, part)).collect()
         };
-        let (holds_back, trace) = (job.holds_back(), job.request.trace);
-        let reports_logprobs = job.request.sampling.logprobs.is_some();
+        let (holds_back, trace) = (group.holds_back(), group.request.trace);
+        let reports_logprobs = group.request.sampling.logprobs.is_some();
         for (i, rows) in targets {
-            let sequence = &mut job.sequences[i];
+            let sequence = &mut group.sequences[i];
             let (choice, trace) = match (&rows.chosen, rows.digest()) {
                 (Some(choice), _) => (choice.clone(), None),
                 (None, Some(_)) => {
@@ -179,13 +180,13 @@ impl Engine {
             } else {
                 sequence.tokens.push(choice.token);
                 sequence.history.push(choice.token);
-                job.stats.output_tokens += 1;
+                group.stats.output_tokens += 1;
                 if holds_back {
                     sequence.held.push(event)
                 } else {
-                    job.sink.hold(Event::Token(event))
+                    group.sink.hold(Event::Token(event))
                 }
-                finish = job.request.limit(sequence.tokens.len(), context_len);
+                finish = group.request.limit(sequence.tokens.len(), context_len);
             }
             if let Some(reason) = finish {
                 sequence.finish = Some(reason);
@@ -193,7 +194,7 @@ impl Engine {
                     cache.release(table);
                 }
                 if !holds_back {
-                    job.sink.hold(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
+                    group.sink.hold(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
                 }
             }
         }
@@ -201,10 +202,10 @@ impl Engine {
     }
 
     /// Hands the logits of all beams to the search, and turns the sequences into those that it wants next.
-    fn advance_beams(&mut self, id: JobId, complete: &[Rows<'_>]) -> Result<(), Error> {
+    fn advance_beams(&mut self, id: GroupId, complete: &[Rows<'_>]) -> Result<(), Error> {
         let Engine { running, cache, model, .. } = self;
-        let job = running.get_mut(&id).expect("a planned job runs");
-        let num_running = job.sequences.len();
+        let group = running.get_mut(&id).expect("a planned group runs");
+        let num_running = group.sequences.len();
         assert_eq!(complete.len(), num_running, "beams advance together");
         let mut rows: Vec<&[f32]> = vec![&[]; num_running];
         for part in complete {
@@ -214,15 +215,15 @@ impl Engine {
             let token = (token % model.config().vocab_size) as u32;
             return Err(pellucid_sampling::Error::NotANumber { token }.into());
         }
-        let search = job.search.as_mut().expect("a beam search");
+        let search = group.search.as_mut().expect("a beam search");
         let next = search.advance(&rows);
-        let reservation = job.reservation.as_mut().expect("a running job has a reservation");
+        let reservation = group.reservation.as_mut().expect("a running group has a reservation");
         // Each beam is a token longer, also with the last step.
-        job.stats.output_tokens += next.as_ref().map_or(job.request.width(), Vec::len);
+        group.stats.output_tokens += next.as_ref().map_or(group.request.width(), Vec::len);
         let Some(next) = next else {
             // All are of one length, and would be one token longer.
-            let limit = job.request.limit(job.sequences[0].tokens.len() + 1, model.config().context_len);
-            for sequence in &mut job.sequences {
+            let limit = group.request.limit(group.sequences[0].tokens.len() + 1, model.config().context_len);
+            for sequence in &mut group.sequences {
                 sequence.finish = Some(limit.unwrap_or(FinishReason::End));
                 if let Some(table) = sequence.table.take() {
                     cache.release(table);
@@ -232,45 +233,49 @@ impl Engine {
         };
         let mut sequences = Vec::with_capacity(next.len());
         for (choice, continuation) in next.iter().enumerate() {
-            let parent = &job.sequences[continuation.parent];
+            let parent = &group.sequences[continuation.parent];
             let mut sequence = Sequence::new(choice, &parent.tokens, parent.sampler.clone());
             sequence.tokens.push(continuation.token);
             sequence.num_computed = parent.num_computed;
             sequence.table = parent.table.as_ref().map(|table| cache.fork(table));
             sequences.push(sequence);
         }
-        let old = std::mem::replace(&mut job.sequences, sequences);
+        let old = std::mem::replace(&mut group.sequences, sequences);
         for table in old.into_iter().filter_map(|sequence| sequence.table) {
             cache.release_into(table, reservation);
         }
         Ok(())
     }
 
-    fn finish_if_done(&mut self, id: JobId, now: Instant) {
-        if !self.running.get(&id).is_some_and(Job::is_finished) {
+    fn finish_if_done(&mut self, id: GroupId, now: Instant) {
+        if !self.running.get(&id).is_some_and(SequenceGroup::is_finished) {
             return;
         }
-        let mut job = self.running.remove(&id).expect("it was just there");
-        job.release(&mut self.cache);
-        job.complete(now);
-        self.leaving.push(job.sink);
+        let mut group = self.running.remove(&id).expect("it was just there");
+        group.release(&mut self.cache);
+        group.complete(now);
+        self.leaving.push(group.sink);
         self.stats.finished_requests += 1;
     }
 }
 
 /// The other choices of a request, over the prompt's blocks.
-fn fork_choices(job: &mut Job, cache: &mut crate::kv_cache::KvCache, vocab_size: usize) -> Result<(), Error> {
-    for choice in job.sequences.len()..job.request.width() {
-        let first = &job.sequences[0];
-        let mut sequence = Sequence::new(choice, &job.request.prompt, job.request.sampler(choice, vocab_size)?);
+fn fork_choices(
+    group: &mut SequenceGroup,
+    cache: &mut crate::kv_cache::KvCache,
+    vocab_size: usize,
+) -> Result<(), Error> {
+    for choice in group.sequences.len()..group.request.width() {
+        let first = &group.sequences[0];
+        let mut sequence = Sequence::new(choice, &group.request.prompt, group.request.sampler(choice, vocab_size)?);
         sequence.num_computed = first.num_computed;
         sequence.table = first.table.as_ref().map(|table| cache.fork(table));
-        job.sequences.push(sequence);
+        group.sequences.push(sequence);
     }
     // Some were ended before they began.
-    for &choice in &job.unwanted {
-        job.sequences[choice].finish = Some(FinishReason::Stop);
-        if let Some(table) = job.sequences[choice].table.take() {
+    for &choice in &group.unwanted {
+        group.sequences[choice].finish = Some(FinishReason::Stop);
+        if let Some(table) = group.sequences[choice].table.take() {
             cache.release(table);
         }
     }
@@ -306,21 +311,21 @@ fn choose(
 }
 
 /// ln p of the prompt's tokens that this chunk's rows predict; sent once all are known.
-fn score_prompt(job: &mut Job, rows: &Rows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
-    let (prompt, planned) = (&job.request.prompt, rows.planned);
+fn score_prompt(group: &mut SequenceGroup, rows: &Rows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
+    let (prompt, planned) = (&group.request.prompt, rows.planned);
     let start = planned.positions.start;
-    if start >= prompt.len() || job.prompt_logprobs.len() + 1 >= prompt.len() {
+    if start >= prompt.len() || group.prompt_logprobs.len() + 1 >= prompt.len() {
         return Ok(());
     }
-    let num_top = job.request.sampling.logprobs.unwrap_or(0);
+    let num_top = group.request.sampling.logprobs.unwrap_or(0);
     for (row, position) in planned.wanted.clone().map(|row| start + row).enumerate() {
         // After a preemption the rows come again; what is known stays.
-        if position == job.prompt_logprobs.len() && position + 1 < prompt.len() {
-            job.prompt_logprobs.push(Logprobs::of(rows.row(row), prompt[position + 1], num_top, workspace)?);
+        if position == group.prompt_logprobs.len() && position + 1 < prompt.len() {
+            group.prompt_logprobs.push(Logprobs::of(rows.row(row), prompt[position + 1], num_top, workspace)?);
         }
     }
-    if job.prompt_logprobs.len() + 1 == prompt.len() {
-        job.sink.hold(Event::PromptLogprobs(job.prompt_logprobs.clone()));
+    if group.prompt_logprobs.len() + 1 == prompt.len() {
+        group.sink.hold(Event::PromptLogprobs(group.prompt_logprobs.clone()));
     }
     Ok(())
 }

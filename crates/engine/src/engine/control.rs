@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::Engine;
 use crate::event::Control;
-use crate::job::{Job, JobId};
 use crate::kv_cache::KvCache;
+use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, FinishReason};
 
 impl Engine {
@@ -13,33 +13,33 @@ impl Engine {
     pub(super) fn heed_controls(&mut self, now: Instant) {
         let Engine { running, waiting, cache, model, .. } = self;
         let vocab_size = model.config().vocab_size;
-        let waiting = waiting.values_mut().flatten().map(|(id, job)| (*id, job));
-        let mut over: Vec<(JobId, Result<(), Error>)> = Vec::new();
-        for (id, job) in running.iter_mut().map(|(id, job)| (*id, job)).chain(waiting) {
-            while let Some(control) = job.sink.control() {
+        let waiting = waiting.values_mut().flatten().map(|(id, group)| (*id, group));
+        let mut over: Vec<(GroupId, Result<(), Error>)> = Vec::new();
+        for (id, group) in running.iter_mut().map(|(id, group)| (*id, group)).chain(waiting) {
+            while let Some(control) = group.sink.control() {
                 // The end of a choice is told as such.
                 let is_answered = !matches!(control, Control::End { .. });
-                let outcome = job.heed(control, cache, vocab_size);
-                if outcome.is_err() || job.is_finished() {
+                let outcome = group.heed(control, cache, vocab_size);
+                if outcome.is_err() || group.is_finished() {
                     over.push((id, outcome));
                     break;
                 }
                 if is_answered {
-                    job.sink.send(Event::ControlApplied { output_tokens: job.stats.output_tokens });
+                    group.sink.send(Event::ControlApplied { output_tokens: group.stats.output_tokens });
                 }
             }
         }
         for (id, outcome) in over {
-            let Some(mut job) = self.take(id) else { continue };
-            job.release(&mut self.cache);
+            let Some(mut group) = self.take(id) else { continue };
+            group.release(&mut self.cache);
             match outcome {
                 Ok(()) => {
-                    job.complete(now);
-                    job.sink.deliver();
+                    group.complete(now);
+                    group.sink.deliver();
                     self.stats.finished_requests += 1;
                 }
                 Err(error) => {
-                    job.sink.send(Event::Failed(error));
+                    group.sink.send(Event::Failed(error));
                     self.stats.failed_requests += 1;
                 }
             }
@@ -47,18 +47,18 @@ impl Engine {
     }
 
     /// A request, wherever it is.
-    fn take(&mut self, id: JobId) -> Option<Job> {
+    fn take(&mut self, id: GroupId) -> Option<SequenceGroup> {
         let running = self.running.remove(&id);
         running.or_else(|| {
             let queues = self.waiting.values_mut();
-            let job = queues.flat_map(|queue| queue.extract_if(.., |(other, _)| *other == id)).next();
+            let group = queues.flat_map(|queue| queue.extract_if(.., |(other, _)| *other == id)).next();
             self.waiting.retain(|_, queue| !queue.is_empty());
-            job.map(|(_, job)| job)
+            group.map(|(_, group)| group)
         })
     }
 }
 
-impl Job {
+impl SequenceGroup {
     fn heed(&mut self, control: Control, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
         match control {
             Control::Pause => self.is_paused = true,

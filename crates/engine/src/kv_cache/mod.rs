@@ -11,24 +11,24 @@
 //! Nothing here touches memory or a device: copies that copy-on-write asks for are returned to the caller.
 
 mod audit;
-mod idle;
-mod index;
-mod table;
+mod block_table;
+mod idle_blocks;
+mod prefix_index;
 
 use std::collections::HashMap;
 
-pub use index::{Scope, TenantId};
-pub use table::{BlockCopy, BlockTable, Reservation};
+pub use block_table::{BlockCopy, BlockTable, Reservation};
+pub use prefix_index::{Scope, TenantId};
 
-use idle::{IdleBlocks, Place};
-use index::{Index, Key, Keyer};
+use idle_blocks::{EvictionOrder, IdleBlocks};
+use prefix_index::{BlockHash, BlockHasher, PrefixIndex};
 
 /// A block's number, an index into `KvMemory`.
 pub type BlockId = u32;
 
 /// Why blocks could not be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoRoom {
+pub enum OutOfBlocks {
     /// Others hold the memory; some of it comes back when they finish.
     #[error("{needed} blocks are needed and {available} can be had")]
     Memory { needed: usize, available: usize },
@@ -51,7 +51,7 @@ struct Block {
 #[derive(Debug)]
 struct Content {
     scope: Scope,
-    key: Key,
+    key: BlockHash,
     /// Blocks before it in its sequence; a chain is evicted from its end.
     depth: u32,
     tokens: Box<[u32]>,
@@ -76,13 +76,13 @@ pub struct KvCache {
     blocks: Vec<Block>,
     /// Blocks that hold nothing.
     free: Vec<BlockId>,
-    indexes: HashMap<Scope, Index>,
+    indexes: HashMap<Scope, PrefixIndex>,
     idle: IdleBlocks,
     usage: HashMap<TenantId, Usage>,
     quotas: HashMap<TenantId, usize>,
     /// Prefixes that the operator declared shared, and who owns their blocks.
     shared_prefixes: Vec<Vec<u32>>,
-    keyer: Keyer,
+    hasher: BlockHasher,
     /// Blocks promised to admitted sequences and not taken yet.
     reserved: usize,
     /// Advances with every admission; orders blocks by their last use.
@@ -105,7 +105,7 @@ impl KvCache {
             usage: HashMap::new(),
             quotas: HashMap::new(),
             shared_prefixes: Vec::new(),
-            keyer: Keyer::new(secret),
+            hasher: BlockHasher::new(secret),
             reserved: 0,
             clock: 0,
         }
@@ -179,7 +179,7 @@ impl KvCache {
         scope: Scope,
         prompt: &[u32],
         num_blocks: usize,
-    ) -> Result<(BlockTable, Reservation, usize), NoRoom> {
+    ) -> Result<(BlockTable, Reservation, usize), OutOfBlocks> {
         assert!(!prompt.is_empty(), "a sequence begins with a token");
         self.clock += 1;
         let found = self.find_prefix(scope, &prompt[..prompt.len() - 1]);
@@ -218,17 +218,22 @@ impl KvCache {
     }
 
     /// Promises blocks.
-    pub fn reserve(&mut self, tenant: TenantId, num_blocks: usize) -> Result<Reservation, NoRoom> {
+    pub fn reserve(&mut self, tenant: TenantId, num_blocks: usize) -> Result<Reservation, OutOfBlocks> {
         let reservation = self.reserve_beside(tenant, num_blocks, 0)?;
         self.keep_within_quota(tenant, 0);
         Ok(reservation)
     }
 
     /// Promises blocks, while `idle_found` idle ones are about to be used. The tenant's other idle ones have to make way after that.
-    fn reserve_beside(&mut self, tenant: TenantId, needed: usize, idle_found: usize) -> Result<Reservation, NoRoom> {
+    fn reserve_beside(
+        &mut self,
+        tenant: TenantId,
+        needed: usize,
+        idle_found: usize,
+    ) -> Result<Reservation, OutOfBlocks> {
         let available = self.num_available().saturating_sub(idle_found);
         if needed > available {
-            return Err(NoRoom::Memory { needed, available });
+            return Err(OutOfBlocks::Memory { needed, available });
         }
         self.check_quota(tenant, needed + idle_found)?;
         self.usage.entry(tenant).or_default().reserved += needed;
@@ -249,7 +254,7 @@ impl KvCache {
         table: &mut BlockTable,
         reservation: &mut Reservation,
         num_positions: usize,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), OutOfBlocks> {
         while table.blocks().len() < self.blocks_for(num_positions) {
             let block = self.take_block(reservation)?;
             table.push(block);
@@ -269,7 +274,7 @@ impl KvCache {
         table: &mut BlockTable,
         reservation: &mut Reservation,
         position: usize,
-    ) -> Result<Option<BlockCopy>, NoRoom> {
+    ) -> Result<Option<BlockCopy>, OutOfBlocks> {
         if self.is_writable(table, position) {
             return Ok(None);
         }
@@ -296,7 +301,7 @@ impl KvCache {
             let i = table.num_known();
             let range = i * self.block_len..(i + 1) * self.block_len;
             let scope = self.scope_of_block(table.scope(), tokens, range.end);
-            let key = self.keyer.key(scope, table.last_key(), &tokens[range.clone()]);
+            let key = self.hasher.key(scope, table.last_key(), &tokens[range.clone()]);
             let block = table.blocks()[i];
             let index = self.indexes.entry(scope).or_default();
             // Another sequence of the scope may have computed the same block at the same time: the first stays the findable one.
@@ -333,12 +338,12 @@ impl KvCache {
         let mut parent = None;
         for (i, content) in tokens.chunks_exact(self.block_len).enumerate() {
             let scope = self.scope_of_block(scope, tokens, (i + 1) * self.block_len);
-            let key = self.keyer.key(scope, parent, content);
+            let key = self.hasher.key(scope, parent, content);
             let Some(block) = self.indexes.get(&scope).and_then(|index| index.get(key)) else { break };
             // The hash finds a candidate, the tokens decide: a collision must not give anyone wrong text.
             let holds = |stored: &Content| *stored.tokens == *content && stored.depth == i as u32;
             #[cfg(test)]
-            let holds = |stored: &Content| self.keyer.is_trusted || holds(stored);
+            let holds = |stored: &Content| self.hasher.is_trusted || holds(stored);
             if !self.blocks[block as usize].content.as_ref().is_some_and(holds) {
                 break;
             }
@@ -355,13 +360,13 @@ impl KvCache {
     }
 
     /// A block that holds nothing, charged to the reservation while it lasts.
-    fn take_block(&mut self, reservation: &mut Reservation) -> Result<BlockId, NoRoom> {
+    fn take_block(&mut self, reservation: &mut Reservation) -> Result<BlockId, OutOfBlocks> {
         let is_promised = reservation.num_blocks > 0;
         if !is_promised {
             self.check_quota(reservation.tenant, 1)?;
         }
         if !self.draw_on(reservation) {
-            return Err(NoRoom::Memory { needed: 1, available: 0 });
+            return Err(OutOfBlocks::Memory { needed: 1, available: 0 });
         }
         if !is_promised {
             self.keep_within_quota(reservation.tenant, 1);
@@ -389,12 +394,12 @@ impl KvCache {
     }
 
     /// Whether the tenant's quota has room for `needed` more blocks; its idle ones can make way.
-    fn check_quota(&self, tenant: TenantId, needed: usize) -> Result<(), NoRoom> {
+    fn check_quota(&self, tenant: TenantId, needed: usize) -> Result<(), OutOfBlocks> {
         let Some(&quota) = self.quotas.get(&tenant) else { return Ok(()) };
         let usage = self.usage(tenant);
         let held = usage.in_use + usage.reserved;
         if held + needed > quota {
-            return Err(NoRoom::Quota { needed, quota, available: quota.saturating_sub(held) });
+            return Err(OutOfBlocks::Quota { needed, quota, available: quota.saturating_sub(held) });
         }
         Ok(())
     }
@@ -406,7 +411,7 @@ impl KvCache {
         entry.num_users += 1;
         let content = entry.content.as_mut().expect("a found block has content");
         if entry.num_users == 1 {
-            self.idle.remove(content.scope.tenant, Place::new(content.last_used, content.depth, block));
+            self.idle.remove(content.scope.tenant, EvictionOrder::new(content.last_used, content.depth, block));
             let usage = self.usage.entry(entry.owner).or_default();
             usage.idle -= 1;
             usage.in_use += 1;
@@ -429,7 +434,7 @@ impl KvCache {
             Some(content) => {
                 content.last_used = clock;
                 let tenant = content.scope.tenant;
-                self.idle.add(tenant, Place::new(clock, content.depth, block));
+                self.idle.add(tenant, EvictionOrder::new(clock, content.depth, block));
                 self.usage.entry(tenant).or_default().idle += 1;
                 self.keep_within_quota(tenant, 0);
             }
@@ -472,7 +477,7 @@ impl KvCache {
 /// A block that holds the next tokens of a prompt.
 struct Found {
     block: BlockId,
-    key: Key,
+    key: BlockHash,
 }
 
 #[cfg(test)]

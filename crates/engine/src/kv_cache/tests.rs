@@ -61,11 +61,11 @@ fn a_declared_prefix_is_found_by_all_and_nothing_beyond_it() {
 #[test]
 fn a_collision_of_keys_gives_no_wrong_block() {
     let mut cache = cache(16);
-    cache.keyer.mask = 0;
+    cache.hasher.mask = 0;
     serve(&mut cache, tenant(1), &prompt(5, 0));
     assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 100)), 0, "every key is equal, the tokens are not");
     assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 0)), 4);
-    cache.keyer.is_trusted = true;
+    cache.hasher.is_trusted = true;
     assert_eq!(
         serve(&mut cache, tenant(1), &prompt(5, 100)),
         4,
@@ -79,7 +79,7 @@ fn reservations_are_kept_and_what_does_not_fit_is_refused() {
     let (mut first, mut first_promise, _) = cache.admit(tenant(1), &prompt(2, 0), 3).expect("three of four");
     assert_eq!(cache.num_available(), 1);
     let refused = cache.admit(tenant(2), &prompt(2, 50), 2).expect_err("two are not left");
-    assert_eq!(refused, NoRoom::Memory { needed: 2, available: 1 });
+    assert_eq!(refused, OutOfBlocks::Memory { needed: 2, available: 1 });
     let (mut second, mut second_promise, _) = cache.admit(tenant(2), &prompt(2, 50), 1).expect("the last one");
     cache.grow(&mut second, &mut second_promise, 4).expect("reserved");
     assert!(cache.grow(&mut second, &mut second_promise, 5).is_err(), "beyond its reservation there is nothing");
@@ -123,7 +123,7 @@ fn a_quota_bounds_what_a_tenant_holds() {
         assert!(cache.usage(TenantId(1)).idle <= 4);
     }
     let refused = cache.admit(tenant(1), &prompt(2, 0), 5).expect_err("five blocks are above the quota");
-    assert_eq!(refused, NoRoom::Quota { needed: 5, quota: 4, available: 4 });
+    assert_eq!(refused, OutOfBlocks::Quota { needed: 5, quota: 4, available: 4 });
 }
 
 /// While requests run, too: what is remembered makes way for what is in use, and nobody else's does.

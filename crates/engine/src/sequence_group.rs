@@ -3,19 +3,20 @@
 use std::time::Instant;
 
 use pellucid_model::DecoderConfig;
-use pellucid_sampling::{History, Logprobs, Sampler, State};
+use pellucid_sampling::{Logprobs, Sampler};
 
 use crate::beam::BeamSearch;
-use crate::kv_cache::{BlockTable, KvCache, Reservation, TenantId};
-use crate::outbox::Outbox;
+use crate::buffered_sink::BufferedSink;
+use crate::kv_cache::{KvCache, Reservation, TenantId};
+use crate::sequence::Sequence;
 use crate::{Event, EventSink, FinishReason, Request, RequestStats, TokenEvent};
 
 /// Requests are numbered in the order of their arrival.
-pub(crate) type JobId = u64;
+pub(crate) type GroupId = u64;
 
-pub(crate) struct Job {
+pub(crate) struct SequenceGroup {
     pub(crate) request: Request,
-    pub(crate) sink: Outbox,
+    pub(crate) sink: BufferedSink,
     pub(crate) sequences: Vec<Sequence>,
     /// What its sequences may still take; present while it runs.
     pub(crate) reservation: Option<Reservation>,
@@ -31,84 +32,23 @@ pub(crate) struct Job {
     pub(crate) stats: RequestStats,
 }
 
-/// One growing list of tokens.
-pub(crate) struct Sequence {
-    pub(crate) choice: usize,
-    /// Prompt and output.
-    pub(crate) tokens: Vec<u32>,
-    /// Positions whose keys and values are stored.
-    pub(crate) num_computed: usize,
-    /// Present while it runs.
-    pub(crate) table: Option<BlockTable>,
-    pub(crate) sampler: Sampler,
-    pub(crate) history: History,
-    pub(crate) state: State,
-    pub(crate) finish: Option<FinishReason>,
-    /// The device takes its tokens for those that are chosen: the last one was.
-    pub(crate) is_foreseen: bool,
-    /// The step that was launched ahead computes its next position, and from the right token as far as is known.
-    pub(crate) is_ahead: bool,
-    /// A digest did not do and its row was gone: the position is computed again, and the row looked at.
-    pub(crate) needs_row: bool,
-    /// For `best_of`: the tokens held back.
-    pub(crate) held: Vec<TokenEvent>,
-    /// Tokens drawn, the one that ended it included, and the sum of their log probabilities.
-    pub(crate) num_drawn: usize,
-    pub(crate) total_logprob: f64,
-}
-
-impl Sequence {
-    pub(crate) fn new(choice: usize, prompt: &[u32], sampler: Sampler) -> Sequence {
-        Sequence {
-            choice,
-            tokens: prompt.to_vec(),
-            num_computed: 0,
-            table: None,
-            history: sampler.history(prompt),
-            state: sampler.state(),
-            sampler,
-            finish: None,
-            is_foreseen: false,
-            is_ahead: false,
-            needs_row: false,
-            held: Vec::new(),
-            num_drawn: 0,
-            total_logprob: 0.0,
-        }
-    }
-
-    pub(crate) fn num_left(&self) -> usize {
-        self.tokens.len() - self.num_computed
-    }
-
-    pub(crate) fn is_running(&self) -> bool {
-        self.finish.is_none() && self.table.is_some()
-    }
-
-    /// Mean log probability of what was drawn, by which `best_of` chooses. To end is a choice like any other: without it a reply that ends at
-    /// once would cost nothing.
-    fn mean_logprob(&self) -> f64 {
-        self.total_logprob / self.num_drawn.max(1) as f64
-    }
-}
-
-impl Job {
+impl SequenceGroup {
     pub(crate) fn new(
         request: Request,
         config: &DecoderConfig,
         sampler: Sampler,
         sink: Box<dyn EventSink>,
         now: Instant,
-    ) -> Job {
+    ) -> SequenceGroup {
         let search = request.beams.map(|params| {
             let max_tokens = request.max_positions(config) - request.prompt.len();
             BeamSearch::new(params, &request.sampling.end_ids, max_tokens)
         });
         let stats = RequestStats { prompt_tokens: request.prompt.len(), ..RequestStats::default() };
         let first = Sequence::new(0, &request.prompt, sampler);
-        Job {
+        SequenceGroup {
             request,
-            sink: Outbox::new(sink),
+            sink: BufferedSink::new(sink),
             sequences: vec![first],
             reservation: None,
             search,

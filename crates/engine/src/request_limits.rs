@@ -11,13 +11,13 @@ use crate::{EngineOptions, Error, Request, TenantId};
 
 /// The model's shape, the engine's limits, the tenants' quotas.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct RequestLimits {
     pub(crate) config: DecoderConfig,
     pub(crate) options: EngineOptions,
     pub(crate) quotas: HashMap<TenantId, usize>,
 }
 
-/// A request that keeps to the rules, with the sampler of its first choice.
+/// A request that keeps to the limits, with the sampler of its first choice.
 #[derive(Debug)]
 pub(crate) struct CheckedRequest {
     pub(crate) request: Request,
@@ -26,7 +26,7 @@ pub(crate) struct CheckedRequest {
     pub(crate) arrived: Instant,
 }
 
-impl Rules {
+impl RequestLimits {
     pub(crate) fn check(&self, request: Request) -> Result<CheckedRequest, Error> {
         let quota = self.quotas.get(&request.scope.tenant).copied();
         let sampler = check(&request, &self.config, &self.options, quota)?;

@@ -1,9 +1,9 @@
 //! The loop: admit, schedule, run, commit. One thread owns it; nothing in it is shared, locked or asynchronous.
 
 mod admission;
-mod ahead;
 mod commit;
 mod control;
+mod look_ahead;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,11 +16,11 @@ use pellucid_model::{Batch, Chunk, KvMemory, Logits, Model};
 use pellucid_sampling::{DigestQuery, Workspace};
 use pellucid_tensor::{Backend, CHOSEN, DType, RowQuery, Shortlist};
 
-use crate::job::{Job, JobId};
+use crate::buffered_sink::BufferedSink;
 use crate::kv_cache::{KvCache, TenantId};
-use crate::outbox::Outbox;
-use crate::rules::{CheckedRequest, Rules, check};
+use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::{Pending, Served, share_out};
+use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
 /// Rows of prompts that are to be scored in one step: each wants all its logits, which nothing else in a step does.
@@ -68,11 +68,11 @@ pub struct Engine {
     cache: KvCache,
     options: EngineOptions,
     /// By tenant, in the order in which they come in.
-    waiting: BTreeMap<TenantId, Vec<(JobId, Job)>>,
-    running: BTreeMap<JobId, Job>,
+    waiting: BTreeMap<TenantId, Vec<(GroupId, SequenceGroup)>>,
+    running: BTreeMap<GroupId, SequenceGroup>,
     /// Of requests that ended in the last step, with their last events.
-    leaving: Vec<Outbox>,
-    next_id: JobId,
+    leaving: Vec<BufferedSink>,
+    next_id: GroupId,
     served: Served,
     stats: EngineStats,
     /// The last step computed nothing: whoever is here is paused, or its reader is slow.
@@ -100,8 +100,8 @@ struct Step {
 /// A sequence's part of a step.
 #[derive(Debug, Clone)]
 struct Planned {
-    job: JobId,
-    /// Index among the job's sequences.
+    group: GroupId,
+    /// PrefixIndex among the group's sequences.
     sequence: usize,
     /// The positions to compute.
     positions: Range<usize>,
@@ -162,8 +162,12 @@ impl Engine {
     }
 
     /// What a request must keep to; the operator's settings of the cache are final by then.
-    pub fn rules(&self) -> Rules {
-        Rules { config: self.model.config().clone(), options: self.options, quotas: self.cache.quotas().clone() }
+    pub fn limits(&self) -> RequestLimits {
+        RequestLimits {
+            config: self.model.config().clone(),
+            options: self.options,
+            quotas: self.cache.quotas().clone(),
+        }
     }
 
     /// Checks a request and puts it into the queue. Its events go to `sink`.
@@ -178,12 +182,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts a request into the queue that was checked by this engine's rules and found room.
+    /// Puts a request into the queue that was checked by this engine's limits and found room.
     pub(crate) fn accept(&mut self, checked: CheckedRequest, sink: Box<dyn EventSink>) {
-        let job = Job::new(checked.request, self.model.config(), checked.sampler, sink, checked.arrived);
+        let group = SequenceGroup::new(checked.request, self.model.config(), checked.sampler, sink, checked.arrived);
         let id = self.next_id;
         self.next_id += 1;
-        self.enqueue(id, job);
+        self.enqueue(id, group);
     }
 
     /// One round. Gives false when there is nothing left to do.
@@ -227,29 +231,33 @@ impl Engine {
 
     /// Tells what the last step gave.
     fn deliver(&mut self) {
-        self.running.values_mut().for_each(|job| job.sink.deliver());
+        self.running.values_mut().for_each(|group| group.sink.deliver());
         self.leaving.drain(..).for_each(|mut sink| sink.deliver());
     }
 
     /// Gives every running sequence a part of the step, and makes sure of the memory that it takes.
     fn schedule(&mut self) -> Vec<Planned> {
-        let mut rows: Vec<(JobId, usize)> = Vec::new();
+        let mut rows: Vec<(GroupId, usize)> = Vec::new();
         let mut pending: Vec<Pending> = Vec::new();
         let mut scored_left = MAX_SCORED_ROWS;
-        for (&id, job) in self.running.iter().filter(|(_, job)| job.takes_steps()) {
+        for (&id, group) in self.running.iter().filter(|(_, group)| group.takes_steps()) {
             // Beams advance together: none goes on before all have caught up.
-            let caught_up = job.sequences.iter().all(|sequence| sequence.num_left() <= 1);
-            let waits_for_others = job.search.is_some() && job.sequences.len() > 1 && !caught_up;
-            for (i, sequence) in job.sequences.iter().enumerate().filter(|(_, sequence)| sequence.is_running()) {
-                let is_decode = sequence.num_left() == 1 && sequence.num_computed >= job.request.prompt.len();
+            let caught_up = group.sequences.iter().all(|sequence| sequence.num_left() <= 1);
+            let waits_for_others = group.search.is_some() && group.sequences.len() > 1 && !caught_up;
+            for (i, sequence) in group.sequences.iter().enumerate().filter(|(_, sequence)| sequence.is_running()) {
+                let is_decode = sequence.num_left() == 1 && sequence.num_computed >= group.request.prompt.len();
                 let mut num_left = sequence.num_left() - usize::from(waits_for_others);
-                if job.scores_next(sequence) {
+                if group.scores_next(sequence) {
                     num_left = num_left.min(scored_left);
                     scored_left -= num_left;
                 }
                 if num_left > 0 {
                     rows.push((id, i));
-                    pending.push(Pending { tenant: job.tenant(), num_left, is_decode: is_decode && !waits_for_others });
+                    pending.push(Pending {
+                        tenant: group.tenant(),
+                        num_left,
+                        is_decode: is_decode && !waits_for_others,
+                    });
                 }
             }
         }
@@ -260,11 +268,11 @@ impl Engine {
                 let start = self.running[&id].sequences[sequence].num_computed;
                 let (positions, is_decode) = (start..start + num_tokens, pending.is_decode);
                 let wanted = self.wanted_rows(id, sequence, num_tokens);
-                plan.push(Planned { job: id, sequence, positions, is_decode, wanted, row: 0, after: None });
+                plan.push(Planned { group: id, sequence, positions, is_decode, wanted, row: 0, after: None });
             }
         }
         // Making room may have preempted someone who was planned before.
-        plan.retain(|planned: &Planned| self.running.contains_key(&planned.job));
+        plan.retain(|planned: &Planned| self.running.contains_key(&planned.group));
         let mut row = 0;
         for planned in &mut plan {
             planned.row = row;
@@ -274,10 +282,10 @@ impl Engine {
     }
 
     /// The last row of a chunk that ends where the sequence does; every row of a prompt that is to be scored.
-    fn wanted_rows(&self, id: JobId, sequence: usize, num_tokens: usize) -> Range<usize> {
-        let job = &self.running[&id];
-        let sequence = &job.sequences[sequence];
-        if job.scores_next(sequence) {
+    fn wanted_rows(&self, id: GroupId, sequence: usize, num_tokens: usize) -> Range<usize> {
+        let group = &self.running[&id];
+        let sequence = &group.sequences[sequence];
+        if group.scores_next(sequence) {
             return 0..num_tokens;
         }
         let is_complete = sequence.num_computed + num_tokens == sequence.tokens.len();
@@ -286,12 +294,14 @@ impl Engine {
 
     /// What will do in place of the row of logits that a sequence draws its next token from.
     fn query(&self, planned: &Planned) -> Option<RowQuery> {
-        let job = &self.running[&planned.job];
-        let sequence = &job.sequences[planned.sequence];
+        let group = &self.running[&planned.group];
+        let sequence = &group.sequences[planned.sequence];
         let next = planned.positions.end;
-        let one_draws =
-            planned.wanted.len() == 1 && next >= sequence.tokens.len() && job.sequences.len() == job.request.width();
-        let is_looked_at = job.request.trace || job.search.is_some() || job.request.score_prompt || sequence.needs_row;
+        let one_draws = planned.wanted.len() == 1
+            && next >= sequence.tokens.len()
+            && group.sequences.len() == group.request.width();
+        let is_looked_at =
+            group.request.trace || group.search.is_some() || group.request.score_prompt || sequence.needs_row;
         if !self.model.digests() || !one_draws || is_looked_at {
             return None;
         }
@@ -327,7 +337,7 @@ impl Engine {
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
         for planned in &step.plan {
-            let sequence = &self.running[&planned.job].sequences[planned.sequence];
+            let sequence = &self.running[&planned.group].sequences[planned.sequence];
             let table = sequence.table.as_ref().expect("a planned sequence has blocks");
             let chosen = planned.after.map(|row| CHOSEN + row as u32);
             let ids = match &chosen {
@@ -354,8 +364,8 @@ impl Engine {
         if matches!(error, Error::DeviceLost(_)) {
             return self.lose(&error);
         }
-        let jobs: BTreeSet<JobId> = plan.iter().map(|planned| planned.job).collect();
-        for id in jobs {
+        let groups: BTreeSet<GroupId> = plan.iter().map(|planned| planned.group).collect();
+        for id in groups {
             self.end_with(id, error.clone());
         }
     }
@@ -364,11 +374,11 @@ impl Engine {
     fn lose(&mut self, error: &Error) {
         self.is_lost = true;
         self.ahead = None;
-        let ids: Vec<JobId> = self.running.keys().copied().collect();
+        let ids: Vec<GroupId> = self.running.keys().copied().collect();
         ids.into_iter().for_each(|id| self.end_with(id, error.clone()));
-        for (_, mut job) in std::mem::take(&mut self.waiting).into_values().flatten() {
-            job.release(&mut self.cache);
-            job.sink.send(Event::Failed(error.clone()));
+        for (_, mut group) in std::mem::take(&mut self.waiting).into_values().flatten() {
+            group.release(&mut self.cache);
+            group.sink.send(Event::Failed(error.clone()));
             self.stats.failed_requests += 1;
         }
     }
@@ -379,19 +389,19 @@ impl Engine {
     }
 
     /// Ends one request with an error.
-    fn end_with(&mut self, id: JobId, error: Error) {
-        if let Some(mut job) = self.running.remove(&id) {
-            job.release(&mut self.cache);
-            job.sink.send(Event::Failed(error));
+    fn end_with(&mut self, id: GroupId, error: Error) {
+        if let Some(mut group) = self.running.remove(&id) {
+            group.release(&mut self.cache);
+            group.sink.send(Event::Failed(error));
             self.stats.failed_requests += 1;
         }
     }
 
     /// Counts the blocks again, for simulators and tests.
     pub fn audit(&self) -> Result<(), String> {
-        let jobs = || self.running.values().chain(self.waiting.values().flatten().map(|(_, job)| job));
-        let tables = jobs().flat_map(|job| &job.sequences).filter_map(|sequence| sequence.table.as_ref());
-        self.cache.audit(tables, jobs().filter_map(|job| job.reservation.as_ref()))
+        let groups = || self.running.values().chain(self.waiting.values().flatten().map(|(_, group)| group));
+        let tables = groups().flat_map(|group| &group.sequences).filter_map(|sequence| sequence.table.as_ref());
+        self.cache.audit(tables, groups().filter_map(|group| group.reservation.as_ref()))
     }
 
     /// Whether the last step found nobody to compute for.
@@ -407,7 +417,7 @@ impl Engine {
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             num_waiting: self.num_waiting(),
-            num_running: self.running.values().flat_map(|job| &job.sequences).filter(|s| s.is_running()).count(),
+            num_running: self.running.values().flat_map(|group| &group.sequences).filter(|s| s.is_running()).count(),
             blocks_in_use: self.cache.num_in_use(),
             blocks_reserved: self.cache.num_reserved(),
             blocks_idle: self.cache.num_idle(),
@@ -423,8 +433,8 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.deliver();
         let Engine { running, waiting, cache, .. } = self;
-        let jobs = running.values_mut().chain(waiting.values_mut().flatten().map(|(_, job)| job));
-        jobs.for_each(|job| job.release(cache));
+        let groups = running.values_mut().chain(waiting.values_mut().flatten().map(|(_, group)| group));
+        groups.for_each(|group| group.release(cache));
     }
 }
 

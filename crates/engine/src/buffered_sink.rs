@@ -5,17 +5,17 @@
 
 use crate::event::{Control, Event, EventSink};
 
-pub(crate) struct Outbox {
+pub(crate) struct BufferedSink {
     sink: Box<dyn EventSink>,
     held: Vec<Event>,
 }
 
-impl Outbox {
-    pub(crate) fn new(sink: Box<dyn EventSink>) -> Outbox {
-        Outbox { sink, held: Vec::new() }
+impl BufferedSink {
+    pub(crate) fn new(sink: Box<dyn EventSink>) -> BufferedSink {
+        BufferedSink { sink, held: Vec::new() }
     }
 
-    /// For events of a step: they go out with [`Outbox::deliver`].
+    /// For events of a step: they go out with [`BufferedSink::deliver`].
     pub(crate) fn hold(&mut self, event: Event) {
         self.held.push(event);
     }

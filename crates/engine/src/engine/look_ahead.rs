@@ -14,7 +14,7 @@
 //!   So does the sequence itself when it computes the position again. Copies of blocks are made in the same order.
 
 use super::{Engine, Planned, Step};
-use crate::job::Sequence;
+use crate::sequence::Sequence;
 
 impl Engine {
     /// Launches the step that follows the one under way, where everybody's next token can be left to the device. Failing to is nobody's
@@ -37,7 +37,7 @@ impl Engine {
     /// What follows a step in which everybody who is served draws a token by a digest; memory is made sure of. Nothing that would have
     /// to wait for it: a prompt, or a request that could begin in its place.
     fn foresee(&mut self, plan: &[Planned]) -> Option<Vec<Planned>> {
-        let served = self.running.values().filter(|job| job.takes_steps()).flat_map(|job| &job.sequences);
+        let served = self.running.values().filter(|group| group.takes_steps()).flat_map(|group| &group.sequences);
         let is_everybody = served.filter(|sequence| sequence.finish.is_none()).count() == plan.len();
         if !is_everybody || !self.model.is_asynchronous(plan.len()) {
             return None;
@@ -45,13 +45,13 @@ impl Engine {
         let context_len = self.model.config().context_len;
         let mut ahead: Vec<Planned> = Vec::new();
         for planned in plan {
-            let job = &self.running[&planned.job];
+            let group = &self.running[&planned.group];
             let next = planned.positions.end;
-            if !planned.is_decode || !job.sequences[planned.sequence].is_foreseen || self.query(planned).is_none() {
+            if !planned.is_decode || !group.sequences[planned.sequence].is_foreseen || self.query(planned).is_none() {
                 return None;
             }
             // Whoever ends with this step leaves a place that somebody may wait for.
-            if job.request.limit(next + 1, context_len).is_none() {
+            if group.request.limit(next + 1, context_len).is_none() {
                 let (positions, row, after) = (next..next + 1, ahead.len(), Some(planned.row));
                 ahead.push(Planned { positions, row, after, ..planned.clone() });
             } else if self.num_waiting() > 0 {
@@ -66,7 +66,7 @@ impl Engine {
     pub(super) fn still_wanted(&mut self, mut step: Step) -> Step {
         let num_rows = step.plan.len();
         step.plan.retain(|planned| {
-            let takes_steps = self.running.get(&planned.job).is_some_and(|job| job.takes_steps());
+            let takes_steps = self.running.get(&planned.group).is_some_and(|group| group.takes_steps());
             let sequence = self.sequence_mut(planned);
             sequence.is_some_and(|sequence| std::mem::take(&mut sequence.is_ahead) && sequence.is_running())
                 && takes_steps
@@ -76,6 +76,6 @@ impl Engine {
     }
 
     fn sequence_mut(&mut self, planned: &Planned) -> Option<&mut Sequence> {
-        self.running.get_mut(&planned.job)?.sequences.get_mut(planned.sequence)
+        self.running.get_mut(&planned.group)?.sequences.get_mut(planned.sequence)
     }
 }

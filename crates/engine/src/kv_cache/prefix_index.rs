@@ -35,11 +35,11 @@ impl Scope {
 
 /// The keyed hash of a chain of blocks up to one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key([u8; 16]);
+pub(super) struct BlockHash([u8; 16]);
 
 /// Makes keys: `key = hash(secret, scope, key of the block before, tokens)`.
 #[derive(Debug)]
-pub(super) struct Keyer {
+pub(super) struct BlockHasher {
     secret: [u8; 32],
     /// Bits of a key that count. All of them, but in the test that forces collisions.
     #[cfg(test)]
@@ -49,9 +49,9 @@ pub(super) struct Keyer {
     pub(super) is_trusted: bool,
 }
 
-impl Keyer {
+impl BlockHasher {
     pub(super) fn new(secret: [u8; 32]) -> Self {
-        Keyer {
+        BlockHasher {
             secret,
             #[cfg(test)]
             mask: 0xFF,
@@ -60,7 +60,7 @@ impl Keyer {
         }
     }
 
-    pub(super) fn key(&self, scope: Scope, parent: Option<Key>, tokens: &[u32]) -> Key {
+    pub(super) fn key(&self, scope: Scope, parent: Option<BlockHash>, tokens: &[u32]) -> BlockHash {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(&scope.tenant.0.to_le_bytes());
         hasher.update(&scope.salt.to_le_bytes());
@@ -71,23 +71,23 @@ impl Keyer {
         let key: [u8; 16] = hasher.finalize().as_bytes()[..16].try_into().expect("sixteen bytes");
         #[cfg(test)]
         let key = key.map(|byte| byte & self.mask);
-        Key(key)
+        BlockHash(key)
     }
 }
 
 /// The findable blocks of one scope.
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    blocks: HashMap<Key, BlockId>,
+pub(super) struct PrefixIndex {
+    blocks: HashMap<BlockHash, BlockId>,
 }
 
-impl Index {
-    pub(super) fn get(&self, key: Key) -> Option<BlockId> {
+impl PrefixIndex {
+    pub(super) fn get(&self, key: BlockHash) -> Option<BlockId> {
         self.blocks.get(&key).copied()
     }
 
     /// Whether the key was new.
-    pub(super) fn insert(&mut self, key: Key, block: BlockId) -> bool {
+    pub(super) fn insert(&mut self, key: BlockHash, block: BlockId) -> bool {
         if self.blocks.contains_key(&key) {
             return false;
         }
@@ -95,7 +95,7 @@ impl Index {
         true
     }
 
-    pub(super) fn remove(&mut self, key: Key) {
+    pub(super) fn remove(&mut self, key: BlockHash) {
         self.blocks.remove(&key);
     }
 

@@ -1,7 +1,7 @@
 //! The blocks of one sequence.
 
 use super::BlockId;
-use super::index::{Key, Scope, TenantId};
+use super::prefix_index::{BlockHash, Scope, TenantId};
 
 /// Which block holds which positions of a sequence. Made and given back by [`KvCache`](super::KvCache) alone, and never cloned.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub struct BlockTable {
     scope: Scope,
     blocks: Vec<BlockId>,
     /// The keys of the full blocks, in order.
-    keys: Vec<Key>,
+    keys: Vec<BlockHash>,
 }
 
 /// Blocks promised to a request and not taken yet. Given back with [`KvCache::cancel`](super::KvCache::cancel).
@@ -61,11 +61,11 @@ impl BlockTable {
         self.keys.len()
     }
 
-    pub(super) fn last_key(&self) -> Option<Key> {
+    pub(super) fn last_key(&self) -> Option<BlockHash> {
         self.keys.last().copied()
     }
 
-    pub(super) fn set_known(&mut self, key: Key) {
+    pub(super) fn set_known(&mut self, key: BlockHash) {
         self.keys.push(key);
     }
 
@@ -73,7 +73,7 @@ impl BlockTable {
         self.blocks.push(block);
     }
 
-    pub(super) fn push_found(&mut self, block: BlockId, key: Key) {
+    pub(super) fn push_found(&mut self, block: BlockId, key: BlockHash) {
         self.blocks.push(block);
         self.keys.push(key);
     }
