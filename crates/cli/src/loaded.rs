@@ -5,12 +5,14 @@
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, KvBudget, KvNeed, MemoryPlan, Overcommit};
+use pellucid_generate::{LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, Model};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
@@ -62,13 +64,7 @@ pub(crate) struct ComputeArgs {
 
 /// Everything that answering takes.
 pub(crate) struct Loaded {
-    pub(crate) tokenizer: Tokenizer,
-    /// Absent for models that were not trained to converse.
-    pub(crate) template: Option<ChatTemplate>,
-    /// Why there is none although the model brings one.
-    pub(crate) template_error: Option<String>,
-    pub(crate) config: DecoderConfig,
-    pub(crate) engine: EngineHandle,
+    pub(crate) model: LoadedModel,
     /// What the weights and the keys and values take, in words.
     pub(crate) memory: String,
     /// What computes, in words.
@@ -124,8 +120,8 @@ pub(crate) fn load_for(
     }
     let backend = backend(args)?;
     let model = decoder(&checkpoint, args, backend.clone())?;
-    let config = model.config().clone();
-    let plan = memory_plan(args, &config, &*backend, width.max(1))?;
+    let (context_len, vocab_size) = (model.config().context_len, model.config().vocab_size);
+    let plan = memory_plan(args, model.config(), &*backend, width.max(1))?;
     let memory = describe(&plan, args, checkpoint.file_bytes());
     let chunk_len = backend.chunk_len();
     let options = EngineOptions {
@@ -143,16 +139,19 @@ pub(crate) fn load_for(
     let mut engine = Engine::new(Box::new(model), backend, options)?;
     prepare(&mut engine, &tokenizer, template.as_ref())?;
     let files = checkpoint.files().to_vec();
-    Ok(Loaded {
-        tokenizer,
+    let model = LoadedModel {
+        id: path.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        fingerprint: String::new(),
+        tokenizer: Arc::new(tokenizer),
         template,
         template_error,
-        config,
+        context_len,
+        vocab_size,
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         engine: EngineHandle::start(engine),
-        memory,
-        device,
-        files,
-    })
+        now: utc_now,
+    };
+    Ok(Loaded { model, memory, device, files })
 }
 
 /// Memory for as many whole contexts as may be under way, as far as the budget goes.

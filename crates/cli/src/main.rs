@@ -2,7 +2,6 @@
 
 mod args;
 mod chain_args;
-mod clock;
 mod commands;
 mod device;
 mod format;

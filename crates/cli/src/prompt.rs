@@ -3,11 +3,11 @@
 use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
-use pellucid_tokenizer::{Conversation, message};
+use pellucid_generate::{ChatPrompt, LoadedModel};
+use pellucid_tokenizer::message;
 use serde_json::Value;
 
-use crate::loaded::Loaded;
-use crate::{clock, stdin};
+use crate::stdin;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
@@ -56,11 +56,11 @@ impl PromptArgs {
     }
 
     /// A conversation where the model has a template for one, text to continue where it has none or is not to use it.
-    pub(crate) fn shape(&self, prompt: String, loaded: &Loaded) -> Result<Prompt> {
-        if loaded.template.is_some() && !self.raw {
+    pub(crate) fn shape(&self, prompt: String, model: &LoadedModel) -> Result<Prompt> {
+        if model.template.is_some() && !self.raw {
             return Ok(Prompt::Chat(self.system().into_iter().chain([message("user", &prompt)]).collect()));
         }
-        if let Some(error) = loaded.template_error.as_ref().filter(|_| !self.raw) {
+        if let Some(error) = model.template_error.as_ref().filter(|_| !self.raw) {
             bail!("{error}; --raw does without");
         }
         if self.system.is_some() {
@@ -74,18 +74,12 @@ impl PromptArgs {
     }
 }
 
-impl Loaded {
+impl Prompt {
     /// The ids of a prompt, with what the model wants before it.
-    pub(crate) fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<u32>> {
-        match (prompt, &self.template) {
-            (Prompt::Chat(messages), Some(template)) => {
-                let now = Some(clock::now());
-                let conversation =
-                    Conversation { messages, add_generation_prompt: true, now, ..Conversation::default() };
-                Ok(self.tokenizer.encode_segments(&template.render(&conversation)?))
-            }
-            (Prompt::Chat(_), None) => bail!("this model has no chat template"),
-            (Prompt::Text(text), _) => Ok([self.tokenizer.prefix(), &self.tokenizer.encode(text)].concat()),
-        }
+    pub(crate) fn ids(&self, model: &LoadedModel) -> Result<Vec<u32>> {
+        Ok(match self {
+            Prompt::Chat(messages) => model.prompts().encode_chat(&ChatPrompt::new(messages))?,
+            Prompt::Text(text) => model.prompts().encode_text(text)?,
+        })
     }
 }

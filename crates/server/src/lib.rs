@@ -19,7 +19,6 @@ mod json;
 mod listen;
 mod logprobs;
 mod metrics;
-mod model;
 mod native;
 mod openai;
 mod openapi;
@@ -37,9 +36,10 @@ mod wire;
 use std::io;
 use std::sync::Arc;
 
+use pellucid_generate::LoadedModel;
+
 pub use drain::Drain;
 pub use listen::{Ended, Tls, TlsError};
-pub use model::ServedModel;
 pub use random::secret;
 pub use state::{Limits, Options};
 pub use tenants::{KeysError, KeysFile, TenantConfig, Tenants};
@@ -51,7 +51,7 @@ const MAX_BLOCKING: usize = 8;
 
 /// Serves until told to leave.
 pub fn run(
-    model: ServedModel,
+    model: LoadedModel,
     options: Options,
     listener: std::net::TcpListener,
     tls: Option<Tls>,

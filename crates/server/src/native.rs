@@ -1,5 +1,6 @@
 //! Text and ids without a model: `/tokenize`, `/detokenize`, `/apply-template`. The field names are those of vLLM's routes.
 
+use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -7,7 +8,6 @@ use utoipa::ToSchema;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::openai::common::check_model;
 use crate::openai::messages::{self, ChatMessage};
 use crate::schemas;
@@ -88,12 +88,12 @@ pub(crate) struct RenderedSegment {
 }
 
 /// These routes need no name; one that is given must be the served model's.
-fn check_named(name: Option<&String>, model: &ServedModel) -> Result<(), ApiError> {
+fn check_named(name: Option<&String>, model: &LoadedModel) -> Result<(), ApiError> {
     name.map_or(Ok(()), |name| check_model(name, model))
 }
 
 impl TokenizeRequest {
-    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<TokenizeRequest, ApiError> {
+    pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<TokenizeRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let prompt = fields.string("prompt", usize::MAX)?;
         let messages = match fields.take("messages") {
@@ -123,12 +123,16 @@ impl TokenizeRequest {
         Ok(request)
     }
 
-    pub(crate) fn answer(self, model: &ServedModel) -> Result<Tokenized, ApiError> {
+    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Tokenized, ApiError> {
         let tokenizer = &model.tokenizer;
         let tokens = match (&self.prompt, &self.messages) {
-            (_, Some(messages)) => messages::encode(messages, self.add_generation_prompt.unwrap_or(true), None, model)?,
+            (_, Some(messages)) => {
+                messages::encode(messages, self.add_generation_prompt.unwrap_or(true), None, model.prompts())?
+            }
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
-                [tokenizer.prefix(), &tokenizer.encode(text), tokenizer.suffix()].concat()
+                let ids = model.prompts().encode_text(text);
+                let ids = ids.map_err(|error| messages::prompt_error("prompt", error))?;
+                [&ids, tokenizer.suffix()].concat()
             }
             (text, None) => tokenizer.encode(text.as_deref().unwrap_or_default()),
         };
@@ -141,7 +145,7 @@ impl TokenizeRequest {
 }
 
 impl DetokenizeRequest {
-    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<DetokenizeRequest, ApiError> {
+    pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<DetokenizeRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let tokens = fields.required("tokens")?;
         let request = DetokenizeRequest {
@@ -160,13 +164,13 @@ impl DetokenizeRequest {
         }
     }
 
-    pub(crate) fn answer(self, model: &ServedModel) -> Result<Detokenized, ApiError> {
+    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Detokenized, ApiError> {
         Ok(Detokenized { prompt: model.tokenizer.decode(&self.tokens, self.skip_special_tokens.unwrap_or(false)) })
     }
 }
 
 impl TemplateRequest {
-    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<TemplateRequest, ApiError> {
+    pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<TemplateRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let request = TemplateRequest {
             messages: messages::read(&mut fields)?,
@@ -179,10 +183,10 @@ impl TemplateRequest {
         Ok(request)
     }
 
-    pub(crate) fn answer(self, model: &ServedModel) -> Result<Rendered, ApiError> {
+    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Rendered, ApiError> {
         let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
         let variables = self.chat_template_kwargs.as_ref();
-        let segments = messages::render(&self.messages, add_generation_prompt, variables, model)?;
+        let segments = messages::render(&self.messages, add_generation_prompt, variables, model.prompts())?;
         let prompt = segments.iter().map(|segment| segment.text.as_str()).collect();
         let segments =
             segments.into_iter().map(|one| RenderedSegment { text: one.text, trusted: one.trusted }).collect();

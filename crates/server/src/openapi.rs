@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
+use pellucid_generate::LoadedModel;
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{Object, Schema};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApi, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::model::ServedModel;
 use crate::openai::chat::{ChatFields, ChatRequest};
 use crate::openai::common::CommonFields;
 use crate::openai::completions::{CompletionFields, CompletionRequest};
@@ -65,7 +65,7 @@ impl ToSchema for CompletionRequest {
 }
 
 /// A request of each kind as people write them. The model's name is added.
-fn example(name: &str, model: &ServedModel) -> Option<Value> {
+fn example(name: &str, model: &LoadedModel) -> Option<Value> {
     let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
     let mut request = match name {
         "ChatRequest" => json!({ "messages": messages, "max_tokens": 16, "temperature": 0.7, "seed": 1 }),
@@ -91,7 +91,7 @@ const STRICT: [&str; 7] = [
 ];
 
 /// The document as clients see it.
-pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &ServedModel) -> Value {
+pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) -> Value {
     api.info = InfoBuilder::new()
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Request, Response, header};
 use pellucid_engine::Liveness;
+use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
@@ -15,7 +16,6 @@ use crate::caller::Caller;
 use crate::drain::Phase;
 use crate::error::{ApiError, ErrorBody};
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::native::{DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized};
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
@@ -181,7 +181,7 @@ async fn answer<T: Serialize + Send + 'static>(
     app: SharedApp,
     caller: Caller,
     request: Request<Body>,
-    work: impl FnOnce(Json, &ServedModel) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(Json, &LoadedModel) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let shared: Arc<App> = app.clone();
     let (answer, _) = admit(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;

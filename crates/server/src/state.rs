@@ -1,11 +1,12 @@
 //! What every route shares: the model, the tenants, the limits, the numbers, and whether the server is leaving.
 
+use pellucid_generate::LoadedModel;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::model::ServedModel;
 use crate::tenants::Tenants;
 
 /// Bounds on what clients may take.
@@ -64,7 +65,7 @@ pub struct Options {
 /// Shared by all routes.
 #[derive(Debug)]
 pub(crate) struct App {
-    pub(crate) model: ServedModel,
+    pub(crate) model: LoadedModel,
     pub(crate) tenants: Tenants,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
@@ -81,7 +82,7 @@ pub(crate) type SharedApp = Arc<App>;
 pub(crate) const BODY_UNIT: usize = 4096;
 
 impl App {
-    pub(crate) fn new(model: ServedModel, options: Options, drain: Drain) -> App {
+    pub(crate) fn new(model: LoadedModel, options: Options, drain: Drain) -> App {
         let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics } = options;
         App {
             metrics: Metrics::new(&model.id, vllm_metrics),

@@ -135,7 +135,7 @@ impl Envelope {
         }
     }
 
-    pub(crate) fn new(dialect: Dialect, logprobs: Option<u32>, model: &crate::model::ServedModel) -> Envelope {
+    pub(crate) fn new(dialect: Dialect, logprobs: Option<u32>, model: &pellucid_generate::LoadedModel) -> Envelope {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Envelope {
             dialect,

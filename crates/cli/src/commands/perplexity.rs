@@ -50,8 +50,8 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         stdin::utf8(bytes, &args.file.display().to_string())?
     };
     let path = hub.resolve(Some(&args.model))?;
-    let loaded = loaded::load(&path, &args.compute, 1)?;
-    let (prefix, ids) = (loaded.tokenizer.prefix(), loaded.tokenizer.encode(&text));
+    let model = loaded::load(&path, &args.compute, 1)?.model;
+    let (prefix, ids) = (model.tokenizer.prefix(), model.tokenizer.encode(&text));
     let window = args.window as usize;
     let Some(text_tokens) = window.checked_sub(prefix.len()).filter(|&tokens| window > 1 && tokens > 0) else {
         bail!("--window {window}: the model begins every text with {} tokens of its own", prefix.len());
@@ -65,10 +65,10 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
             ids.len()
         );
     }
-    if window >= loaded.config.context_len {
+    if window >= model.context_len {
         bail!(
             "--window {window}: the model's context holds {}, of which a window may use all but one",
-            loaded.config.context_len
+            model.context_len
         );
     }
     let bar = bar(windows.len() * window);
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         let mut request = Request::new(ids.clone(), SamplingParams { temperature: 0.0, ..SamplingParams::default() });
         request.score_prompt = true;
         request.max_tokens = Some(1);
-        let stream = loaded.engine.submit(request)?;
+        let stream = model.engine.submit(request)?;
         while let Some(event) = stream.next_event() {
             match event {
                 Event::PromptProgress { computed, .. } => bar.set_position((i * window + computed) as u64),

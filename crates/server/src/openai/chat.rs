@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: what a chat request may say, and what it becomes.
 
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::MAX_LOGPROBS;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -10,7 +11,6 @@ use super::sampling::SamplingFields;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::reply::{Dialect, PromptSpec, Spec};
 use crate::schemas;
 use crate::state::Limits;
@@ -48,7 +48,7 @@ pub(crate) struct ChatRequest {
 }
 
 impl ChatRequest {
-    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<ChatRequest, ApiError> {
+    pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<ChatRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let common = CommonFields::read(&mut fields)?;
         let chat = ChatFields {
@@ -75,11 +75,10 @@ impl ChatRequest {
     }
 
     /// What is to be done, with the prompt as ids.
-    pub(crate) fn spec(self, model: &ServedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
+    pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let ChatRequest { chat, common, sampling } = self;
-        let segments = messages::render(&chat.messages, true, chat.chat_template_kwargs.as_ref(), model)?;
-        common::check_length(segments.iter().map(|segment| segment.text.len()).sum(), model, "messages")?;
-        let ids = model.tokenizer.encode_segments(&segments);
+        let encoder = model.prompts().within(model.context_len);
+        let ids = messages::encode(&chat.messages, true, chat.chat_template_kwargs.as_ref(), encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
         common::check_context(&ids, max_tokens, sampling.min_tokens, model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH, Request, Scope};
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 use utoipa::ToSchema;
 
@@ -10,7 +11,6 @@ use super::sampling::SamplingFields;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::schemas;
 use crate::state::Limits;
 use crate::tenants::Tenant;
@@ -207,21 +207,10 @@ impl StreamOptions {
 pub(crate) fn sampling_params(
     fields: &SamplingFields,
     logprobs: Option<u32>,
-    model: &ServedModel,
+    model: &LoadedModel,
 ) -> Result<SamplingParams, ApiError> {
     debug_assert!(logprobs.is_none_or(|count| count <= MAX_LOGPROBS));
     Ok(SamplingParams { logprobs, ..fields.params(model)? })
-}
-
-/// Refuses a text that cannot fit the context however it is encoded, before it is: that takes long for a long one.
-pub(crate) fn check_length(num_bytes: usize, model: &ServedModel, param: &str) -> Result<(), ApiError> {
-    let (context, least) = (model.context_len, model.tokenizer.fewest_ids(num_bytes));
-    if least < context {
-        return Ok(());
-    }
-    let message =
-        format!("this model's maximum context length is {context} tokens, but the prompt has at least {least}");
-    Err(ApiError::field(param, message).code("context_length_exceeded"))
 }
 
 /// Refuses a prompt that leaves no room for what is asked of the reply: both numbers are told.
@@ -229,7 +218,7 @@ pub(crate) fn check_context(
     prompt: &[u32],
     max_tokens: Option<usize>,
     min_tokens: Option<u32>,
-    model: &ServedModel,
+    model: &LoadedModel,
     param: &str,
 ) -> Result<(), ApiError> {
     let context = model.context_len;
@@ -255,7 +244,7 @@ pub(crate) fn check_context(
 }
 
 /// Refuses a model that is not the one that is served.
-pub(crate) fn check_model(name: &str, model: &ServedModel) -> Result<(), ApiError> {
+pub(crate) fn check_model(name: &str, model: &LoadedModel) -> Result<(), ApiError> {
     if name == model.id {
         return Ok(());
     }

@@ -1,14 +1,15 @@
 //! `/v1/completions`: what a request to continue a text may say, and what it becomes.
 
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
 use super::common::{self, CommonFields, MAX_CHOICES};
+use super::messages;
 use super::sampling::SamplingFields;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::reply::{Dialect, PromptSpec, Spec};
 use crate::schemas;
 use crate::state::Limits;
@@ -52,7 +53,7 @@ pub(crate) struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    pub(crate) fn read(value: Json, model: &ServedModel) -> Result<CompletionRequest, ApiError> {
+    pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<CompletionRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let common = CommonFields::read(&mut fields)?;
         let completion = CompletionFields {
@@ -108,7 +109,7 @@ impl CompletionRequest {
     }
 
     /// What is to be done, with the prompts as ids.
-    pub(crate) fn spec(self, model: &ServedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
+    pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let CompletionRequest { completion, common, sampling } = self;
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
@@ -117,8 +118,8 @@ impl CompletionRequest {
         for prompt in completion.prompt {
             let (ids, text) = match prompt {
                 Prompt::Text(text) => {
-                    common::check_length(text.len(), model, "prompt")?;
-                    ([model.tokenizer.prefix(), &model.tokenizer.encode(&text)].concat(), text)
+                    let ids = model.prompts().within(model.context_len).encode_text(&text);
+                    (ids.map_err(|error| messages::prompt_error("prompt", error))?, text)
                 }
                 Prompt::Ids(ids) => {
                     check_ids(&ids, model)?;
@@ -151,7 +152,7 @@ impl CompletionRequest {
     }
 }
 
-fn check_ids(ids: &[u32], model: &ServedModel) -> Result<(), ApiError> {
+fn check_ids(ids: &[u32], model: &LoadedModel) -> Result<(), ApiError> {
     match ids.iter().find(|&&id| id as usize >= model.vocab_size) {
         Some(id) => {
             let message = format!("prompt: the token id {id} is outside the vocabulary of {}", model.vocab_size);

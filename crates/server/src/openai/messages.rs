@@ -2,14 +2,14 @@
 //!
 //! Text of messages can never become a control token: the template renders to segments, and only its own text may give one.
 
-use pellucid_tokenizer::{Conversation, Error as TokenizerError, message};
+use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder};
+use pellucid_tokenizer::{Error as TokenizerError, Segment, message};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
 use crate::fields::{self, Fields, shown};
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::schemas;
 
 /// Messages of one conversation, and parts of one message.
@@ -58,14 +58,10 @@ impl Role {
         }
     }
 
-    /// As the template knows it.
-    fn name(self, model: &ServedModel) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Role::System => "system",
-            Role::Developer if model.template.as_ref().is_some_and(|template| template.quotes("developer")) => {
-                "developer"
-            }
-            Role::Developer => "system",
+            Role::Developer => "developer",
             Role::User => "user",
             Role::Assistant => "assistant",
         }
@@ -138,7 +134,7 @@ fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
 }
 
 /// Reads `chat_template_kwargs`: variables that the model's template knows, such as `enable_thinking`.
-pub(crate) fn read_variables(fields: &mut Fields, model: &ServedModel) -> Result<Option<Map<String, Value>>, ApiError> {
+pub(crate) fn read_variables(fields: &mut Fields, model: &LoadedModel) -> Result<Option<Map<String, Value>>, ApiError> {
     let path = fields.path("chat_template_kwargs");
     let entries = match fields.take("chat_template_kwargs") {
         None => return Ok(None),
@@ -148,12 +144,11 @@ pub(crate) fn read_variables(fields: &mut Fields, model: &ServedModel) -> Result
     if entries.len() > MAX_VARIABLES {
         return Err(ApiError::field(&path, format!("{path}: expected at most {MAX_VARIABLES} names")));
     }
-    const OWN: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+    let encoder = model.prompts();
     let mut variables = Map::new();
     for (name, value) in entries {
         let place = format!("{path}.{}", name.chars().take(64).collect::<String>());
-        let is_known = model.template.as_ref().is_some_and(|template| template.reads(&name));
-        if name.is_empty() || OWN.contains(&name.as_str()) || name.ends_with("_token") || !is_known {
+        if !encoder.accepts_variable(&name) {
             let message = format!("{path}: the model's template has no variable {} to be set", shown(&name));
             return Err(ApiError::field(place, message));
         }
@@ -169,15 +164,16 @@ pub(crate) fn read_variables(fields: &mut Fields, model: &ServedModel) -> Result
     Ok(Some(variables))
 }
 
-/// The conversation as ids.
+/// The conversation as ids. A limit of `encoder` on the length is reported for the field `messages`.
 pub(crate) fn encode(
     messages: &[ChatMessage],
     add_generation_prompt: bool,
     variables: Option<&Map<String, Value>>,
-    model: &ServedModel,
+    encoder: PromptEncoder<'_>,
 ) -> Result<Vec<u32>, ApiError> {
-    let segments = render(messages, add_generation_prompt, variables, model)?;
-    Ok(model.tokenizer.encode_segments(&segments))
+    let messages = to_json(messages);
+    let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
+    encoder.encode_chat(&prompt).map_err(|error| prompt_error("messages", error))
 }
 
 /// The conversation as the template writes it.
@@ -185,28 +181,39 @@ pub(crate) fn render(
     messages: &[ChatMessage],
     add_generation_prompt: bool,
     variables: Option<&Map<String, Value>>,
-    model: &ServedModel,
-) -> Result<Vec<pellucid_tokenizer::Segment>, ApiError> {
-    let Some(template) = &model.template else {
-        let message = "this model has no chat template, so it cannot converse; /v1/completions continues a text";
-        return Err(ApiError::invalid(message).code("no_chat_template"));
-    };
-    let messages: Vec<Value> = messages.iter().map(|one| message(one.role.name(model), &one.content)).collect();
-    let conversation = Conversation {
-        messages: &messages,
-        add_generation_prompt,
-        extra: variables,
-        now: Some((model.now)()),
-        ..Conversation::default()
-    };
-    template.render(&conversation).map_err(|error| match error {
-        TokenizerError::TemplateRefused(_)
-        | TokenizerError::UnknownRole { .. }
-        | TokenizerError::TemplateTooLong { .. }
-        | TokenizerError::TemplateTooSlow { .. } => ApiError::field("messages", error.to_string()),
-        error => {
-            tracing::error!(%error, "a chat template failed");
-            ApiError::field("messages", "the model's chat template failed on this conversation")
+    encoder: PromptEncoder<'_>,
+) -> Result<Vec<Segment>, ApiError> {
+    let messages = to_json(messages);
+    let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
+    encoder.render(&prompt).map_err(|error| prompt_error("messages", error))
+}
+
+fn to_json(messages: &[ChatMessage]) -> Vec<Value> {
+    messages.iter().map(|one| message(one.role.name(), &one.content)).collect()
+}
+
+/// The refusal of a prompt that could not be made of `param`.
+pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
+    match error {
+        PromptError::NoChatTemplate => {
+            let message = "this model has no chat template, so it cannot converse; /v1/completions continues a text";
+            ApiError::invalid(message).code("no_chat_template")
         }
-    })
+        PromptError::PromptTooLong { at_least, context_len } => {
+            let message = format!(
+                "this model's maximum context length is {context_len} tokens, but the prompt has at least {at_least}"
+            );
+            ApiError::field(param, message).code("context_length_exceeded")
+        }
+        PromptError::Template(
+            error @ (TokenizerError::TemplateRefused(_)
+            | TokenizerError::UnknownRole { .. }
+            | TokenizerError::TemplateTooLong { .. }
+            | TokenizerError::TemplateTooSlow { .. }),
+        ) => ApiError::field(param, error.to_string()),
+        PromptError::Template(error) => {
+            tracing::error!(%error, "a chat template failed");
+            ApiError::field(param, "the model's chat template failed on this conversation")
+        }
+    }
 }

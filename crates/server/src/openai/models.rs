@@ -1,11 +1,11 @@
 //! `/v1/models`: what is served here.
 
+use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::common::check_model;
 use crate::error::ApiError;
-use crate::model::ServedModel;
 
 /// A model that can be asked.
 #[derive(Debug, Serialize, ToSchema)]
@@ -30,7 +30,7 @@ pub(crate) struct ModelList {
 }
 
 impl ModelCard {
-    fn new(model: &ServedModel) -> ModelCard {
+    fn new(model: &LoadedModel) -> ModelCard {
         ModelCard {
             id: model.id.clone(),
             object: "model",
@@ -41,14 +41,14 @@ impl ModelCard {
         }
     }
 
-    pub(crate) fn find(name: &str, model: &ServedModel) -> Result<ModelCard, ApiError> {
+    pub(crate) fn find(name: &str, model: &LoadedModel) -> Result<ModelCard, ApiError> {
         check_model(name, model)?;
         Ok(ModelCard::new(model))
     }
 }
 
 impl ModelList {
-    pub(crate) fn new(model: &ServedModel) -> ModelList {
+    pub(crate) fn new(model: &LoadedModel) -> ModelList {
         ModelList { object: "list", data: vec![ModelCard::new(model)] }
     }
 }

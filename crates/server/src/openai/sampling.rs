@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::{
     DRY_BREAKERS, MAX_DRY_BREAKERS, MAX_LISTED_TOKENS, MAX_VOCAB_SIZE, Mirostat, Preset, SamplingParams, StepKind,
 };
@@ -13,7 +14,6 @@ use utoipa::ToSchema;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::json::Json;
-use crate::model::ServedModel;
 use crate::{random, schemas};
 
 /// Bytes of a text that a repeat does not reach across.
@@ -157,7 +157,7 @@ impl SamplingFields {
     }
 
     /// The parameters that the fields mean for this model.
-    pub(crate) fn params(&self, model: &ServedModel) -> Result<SamplingParams, ApiError> {
+    pub(crate) fn params(&self, model: &LoadedModel) -> Result<SamplingParams, ApiError> {
         let start = match &self.preset {
             Some(name) => name.parse::<Preset>()?.params(),
             None => SamplingParams::default(),

@@ -14,8 +14,9 @@ use std::time::Duration;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit};
+use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
-use pellucid_server::{Drain, Ended, Limits, Options, ServedModel, TenantConfig, Tenants};
+use pellucid_server::{Drain, Ended, Limits, Options, TenantConfig, Tenants};
 use pellucid_tensor::Error as DeviceError;
 use pellucid_testing::{TINY_TEMPLATE, cpu, tiny_model};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
@@ -144,11 +145,12 @@ impl Server {
             let blocks = engine.cache().blocks_for(tokens as usize);
             engine.cache_mut().set_quota(tenant, blocks);
         }
-        let model = ServedModel {
+        let model = LoadedModel {
             id: MODEL.into(),
             fingerprint: "pellucid-test".into(),
             tokenizer: Arc::new(tokenizer),
             template,
+            template_error: None,
             context_len: CONTEXT,
             vocab_size,
             created: 1_700_000_000,

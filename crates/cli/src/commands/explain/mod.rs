@@ -86,14 +86,14 @@ pub(crate) fn run(
     let Some(prompt) = args.prompt.read()? else { bail!("there is nothing to answer: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
     args.sampling.check(OTHERWISE)?;
-    let loaded = loaded::load(&path, &args.compute, 1)?;
+    let loaded = loaded::load(&path, &args.compute, 1)?.model;
     let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, OTHERWISE)? };
-    let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.config.vocab_size)?.steps())
+    let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.vocab_size)?.steps())
         // No grammar is given here, so its step has nothing to do.
         .filter(|(kind, _)| *kind != StepKind::Mask)
         .collect();
     let prompt = args.prompt.shape(prompt, &loaded)?;
-    let ids = loaded.prompt_ids(&prompt)?;
+    let ids = prompt.ids(&loaded)?;
     let model = path.file_name().map_or_else(String::new, |name| format::plain(&name.to_string_lossy()));
     let is_colored = match args.color {
         ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
@@ -103,7 +103,7 @@ pub(crate) fn run(
         page: Page {
             tokenizer: &loaded.tokenizer,
             params: &params,
-            vocab_size: loaded.config.vocab_size,
+            vocab_size: loaded.vocab_size,
             num_rows: args.candidates as usize,
             paint: Paint { is_on: is_colored },
         },
@@ -132,7 +132,7 @@ pub(crate) fn run(
     // A reply begins a text of its own; a continuation goes on in the prompt's.
     let (text, before) = match prompt {
         Prompt::Chat(_) => (loaded.tokenizer.stream(false), String::new()),
-        Prompt::Text(text) => (TextStream::after(&loaded.tokenizer, false, &ids), text),
+        Prompt::Text(text) => (TextStream::after(&*loaded.tokenizer, false, &ids), text),
     };
     explainer.follow(&stream, text, before, output)
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_engine::{Beam, BeamParams, Event, FinishReason, Request, RequestStats, TokenStream};
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::SamplingParams;
 use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
 
 use crate::interrupt::Interrupt;
-use crate::loaded::Loaded;
 use crate::output::Output;
 use crate::prompt::Prompt;
 
@@ -18,7 +18,7 @@ use crate::prompt::Prompt;
 const GLANCE: Duration = Duration::from_millis(50);
 
 pub(super) struct Answerer<'a> {
-    pub(super) loaded: Loaded,
+    pub(super) model: LoadedModel,
     pub(super) interrupt: &'a Interrupt,
     pub(super) sampling: SamplingParams,
     pub(super) max_tokens: Option<usize>,
@@ -46,7 +46,7 @@ enum Ending {
 impl Answerer<'_> {
     /// Answers a prompt. A single continuation follows its prompt, so that the whole reads as one.
     pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<Answer> {
-        let ids = self.loaded.prompt_ids(prompt)?;
+        let ids = prompt.ids(&self.model)?;
         let request = Request {
             max_tokens: self.max_tokens,
             num_choices: self.num_choices,
@@ -55,9 +55,9 @@ impl Answerer<'_> {
             ..Request::new(ids.clone(), self.sampling.clone())
         };
         let mut measured = Measured { start: Instant::now(), first: None, last: None };
-        let stream = self.loaded.engine.submit(request)?;
+        let stream = self.model.engine.submit(request)?;
         // A reply begins a text of its own; a continuation goes on in the prompt's, whose last space may be its first.
-        let tokenizer = &self.loaded.tokenizer;
+        let tokenizer = &*self.model.tokenizer;
         let text = || match prompt {
             Prompt::Chat(_) => tokenizer.stream(true),
             Prompt::Text(_) => TextStream::after(tokenizer, true, &ids),

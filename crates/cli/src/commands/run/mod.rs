@@ -7,12 +7,13 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Preset, Sampler, SamplingParams, StepKind};
 
 use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::hub::Hub;
 use crate::interrupt::{Interrupt, Interrupted};
-use crate::loaded::{self, ComputeArgs, Loaded};
+use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use crate::prompt::PromptArgs;
 use crate::sampling_args::BeamArgs;
@@ -79,12 +80,13 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
         writeln!(std::io::stderr(), "[{}]", loaded.memory)?;
     }
-    let sampling = args.sampling.params(&loaded.tokenizer, otherwise)?;
+    let model = loaded.model;
+    let sampling = args.sampling.params(&model.tokenizer, otherwise)?;
     if beams.is_none() {
-        show_chain(args.sampling.preset(otherwise), &sampling, &loaded)?;
+        show_chain(args.sampling.preset(otherwise), &sampling, &model)?;
     }
     let mut answerer = Answerer {
-        loaded,
+        model,
         interrupt,
         sampling,
         max_tokens: args.max_tokens.map(|tokens| tokens as usize),
@@ -95,13 +97,13 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     };
     match prompt {
         Some(prompt) => {
-            let prompt = args.prompt.shape(prompt, &answerer.loaded)?;
+            let prompt = args.prompt.shape(prompt, &answerer.model)?;
             if answerer.answer(&prompt, output)?.interrupted {
                 return Err(Interrupted.into());
             }
         }
-        None if answerer.loaded.template.is_none() => {
-            if let Some(error) = &answerer.loaded.template_error {
+        None if answerer.model.template.is_none() => {
+            if let Some(error) = &answerer.model.template_error {
                 bail!("{error}");
             }
             bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue")
@@ -137,8 +139,8 @@ fn refuse_what_does_not_go_together(args: &RunArgs, width: usize) -> Result<()> 
 }
 
 /// The steps that are left after presets and flags, in their order; nothing is said of a temperature alone.
-fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, loaded: &Loaded) -> Result<()> {
-    let sampler = Sampler::new(sampling, loaded.config.vocab_size)?;
+fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedModel) -> Result<()> {
+    let sampler = Sampler::new(sampling, model.vocab_size)?;
     // There is no grammar here.
     let steps: Vec<(StepKind, String)> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).collect();
     let is_plain = steps.iter().all(|(kind, _)| matches!(kind, StepKind::Temperature | StepKind::Draw));

@@ -38,7 +38,7 @@ pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -
         files.sort();
     }
     let mut model = Sha256::new();
-    model.update((loaded.config.context_len as u64).to_le_bytes());
+    model.update((loaded.model.context_len as u64).to_le_bytes());
     for file in &files {
         sample(file, &mut model).with_context(|| file.display().to_string())?;
     }

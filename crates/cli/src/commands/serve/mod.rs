@@ -6,17 +6,15 @@ mod flags;
 
 use std::net::{IpAddr, TcpListener};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use pellucid_engine::Engine;
-use pellucid_server::{Drain, Ended, KeysFile, Options, ServedModel, TenantConfig, Tenants, Tls};
-use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Tokenizer, message};
+use pellucid_generate::{ChatPrompt, LoadedModel, PromptEncoder, utc_now};
+use pellucid_server::{Drain, Ended, KeysFile, Options, TenantConfig, Tenants, Tls};
+use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::clock;
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
 use crate::loaded::{self, Loaded, Service};
@@ -33,18 +31,9 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
     let path = hub.resolve(args.model.as_deref())?;
     start_log(args);
     let loaded = load(args, &path, &tenants)?;
-    let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
-    let model = ServedModel {
-        fingerprint: fingerprint::fingerprint(&path, &loaded, &args.compute)?,
-        id,
-        vocab_size: loaded.config.vocab_size,
-        context_len: loaded.config.context_len,
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        tokenizer: Arc::new(loaded.tokenizer),
-        template: loaded.template,
-        engine: loaded.engine,
-        now: clock::now,
-    };
+    let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute)?;
+    let name = || fingerprint::model_name(args.model.as_deref(), &path);
+    let model = LoadedModel { id: args.served_model_name.clone().unwrap_or_else(name), fingerprint, ..loaded.model };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
     info!(
@@ -55,7 +44,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
         device = loaded.device,
         "loaded"
     );
-    if let Some(error) = &loaded.template_error {
+    if let Some(error) = &model.template_error {
         warn!("{error}; chats are refused");
     }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", loaded.memory);
@@ -155,14 +144,14 @@ fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
 
 /// The ids that every conversation with this system prompt begins with, whatever the user says and on whatever day.
 fn shared_prefix(system: &str, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Vec<u32>> {
-    let ids = |user: &str, now: DateTime| -> Result<Vec<u32>> {
+    let ids = |user: &str, now: fn() -> DateTime| {
         let messages = [message("system", system), message("user", user)];
-        let conversation = Conversation { messages: &messages, now: Some(now), ..Conversation::default() };
-        Ok(tokenizer.encode_segments(&template.render(&conversation)?))
+        let prompt = ChatPrompt { add_generation_prompt: false, ..ChatPrompt::new(&messages) };
+        PromptEncoder::new(tokenizer, Some(template), now).encode_chat(&prompt)
     };
     let common = |one: &[u32], other: &[u32]| one.iter().zip(other).take_while(|(one, other)| one == other).count();
-    let (today, another_day) = (clock::now(), DateTime { year: 2001, month: 2, day: 3, hour: 4, minute: 5, second: 6 });
-    let (one, other) = (ids("a", today)?, ids("1", today)?);
+    let another_day = || DateTime { year: 2001, month: 2, day: 3, hour: 4, minute: 5, second: 6 };
+    let (one, other) = (ids("a", utc_now)?, ids("1", utc_now)?);
     let a_day = common(&one, &other);
     let always = common(&one, &ids("1", another_day)?).min(a_day);
     if always < a_day {

@@ -1,4 +1,4 @@
-//! The date and time in UTC, for chat templates that ask for it and for files that note it: the rooms below the program have no clock.
+//! Date and time in UTC, for chat templates that write the date and for files that record it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,14 +6,13 @@ use pellucid_tokenizer::DateTime;
 
 const SECONDS_PER_DAY: u64 = 86_400;
 
-pub(crate) fn now() -> DateTime {
-    // A clock before 1970 is a broken one; the template gets 1970.
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    at(seconds)
+/// Returns the current date and time. A system clock before 1970 is broken and gives 1970.
+pub fn utc_now() -> DateTime {
+    utc_at(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// Seconds since 1970 as a date.
-pub(crate) fn at(seconds: u64) -> DateTime {
+/// Returns the date and time that is `seconds` after the beginning of 1970.
+pub fn utc_at(seconds: u64) -> DateTime {
     let (mut days, of_day) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
     let mut year = 1970;
     while days >= days_in_year(year) {
@@ -56,7 +55,7 @@ mod tests {
     #[test]
     fn known_moments() {
         let date = |seconds| {
-            let at = at(seconds);
+            let at = utc_at(seconds);
             (at.year, at.month, at.day, at.hour, at.minute, at.second)
         };
         assert_eq!(date(0), (1970, 1, 1, 0, 0, 0));

@@ -1,0 +1,41 @@
+//! A model that is ready to answer: its engine runs, its tokenizer and chat template are read.
+
+use std::sync::Arc;
+
+use pellucid_engine::EngineHandle;
+use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
+
+use crate::PromptEncoder;
+
+/// A model behind a running engine. The program that opened the files and chose the device builds it.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Name of the model, as requests and reports use it.
+    pub id: String,
+    /// Identifies model, build and instruction set: equal requests to equal fingerprints return equal bytes.
+    /// Empty where nothing reports it, because computing it reads a part of every file.
+    pub fingerprint: String,
+    /// Converts between text and token ids.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Compiled chat template. `None` for models that were not trained to chat, and when `template_error` is set.
+    pub template: Option<ChatTemplate>,
+    /// Why the model's chat template does not compile, with the file's path.
+    pub template_error: Option<String>,
+    /// Maximum tokens of a prompt and its reply together.
+    pub context_len: usize,
+    /// Number of logits that the model computes; a tokenizer may define fewer tokens.
+    pub vocab_size: usize,
+    /// Time of loading, in seconds since 1970.
+    pub created: u64,
+    /// Submits requests to the engine. Dropping the model stops the engine.
+    pub engine: EngineHandle,
+    /// Clock for chat templates that write the date; usually [`utc_now`](crate::utc_now).
+    pub now: fn() -> DateTime,
+}
+
+impl LoadedModel {
+    /// Returns the encoder that makes prompts for this model.
+    pub fn prompts(&self) -> PromptEncoder<'_> {
+        PromptEncoder::new(&self.tokenizer, self.template.as_ref(), self.now)
+    }
+}

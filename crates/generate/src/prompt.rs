@@ -1,0 +1,111 @@
+//! Messages and text to token ids. This is the only place that renders chat templates for prompts.
+//!
+//! Text of messages can never become a control token: the template renders to segments, and only segments that the
+//! template itself wrote may contain one.
+
+use std::borrow::Cow;
+
+use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Segment, Tokenizer};
+use serde_json::{Map, Value};
+
+use crate::Error;
+
+/// Variables that [`PromptEncoder::render`] sets itself.
+const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+
+/// Makes the token ids of prompts.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptEncoder<'m> {
+    tokenizer: &'m Tokenizer,
+    template: Option<&'m ChatTemplate>,
+    now: fn() -> DateTime,
+    max_tokens: Option<usize>,
+}
+
+/// A conversation to render.
+#[derive(Debug, Clone, Copy)]
+pub struct ChatPrompt<'c> {
+    /// Objects with `role` and `content`, as [`pellucid_tokenizer::message`] makes them.
+    pub messages: &'c [Value],
+    /// Whether to end with the beginning of an assistant's message.
+    pub add_generation_prompt: bool,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub variables: Option<&'c Map<String, Value>>,
+}
+
+impl<'c> ChatPrompt<'c> {
+    /// Returns a conversation that the model is to answer.
+    pub fn new(messages: &'c [Value]) -> ChatPrompt<'c> {
+        ChatPrompt { messages, add_generation_prompt: true, variables: None }
+    }
+}
+
+impl<'m> PromptEncoder<'m> {
+    /// Returns an encoder without a length limit.
+    pub fn new(
+        tokenizer: &'m Tokenizer,
+        template: Option<&'m ChatTemplate>,
+        now: fn() -> DateTime,
+    ) -> PromptEncoder<'m> {
+        PromptEncoder { tokenizer, template, now, max_tokens: None }
+    }
+
+    /// Makes the encoder refuse text that cannot fit into `context_len` tokens before it encodes it: encoding a very
+    /// long text takes long.
+    pub fn within(self, context_len: usize) -> PromptEncoder<'m> {
+        PromptEncoder { max_tokens: Some(context_len), ..self }
+    }
+
+    /// Returns the ids of a conversation. The template writes the model's first token itself.
+    pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<u32>, Error> {
+        let segments = self.render(prompt)?;
+        self.check_length(segments.iter().map(|segment| segment.text.len()).sum())?;
+        Ok(self.tokenizer.encode_segments(&segments))
+    }
+
+    /// Returns the ids of a text to continue, after the ids that the model expects before every text.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.check_length(text.len())?;
+        Ok([self.tokenizer.prefix(), &self.tokenizer.encode(text)].concat())
+    }
+
+    /// Returns a conversation as the template writes it.
+    pub fn render(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<Segment>, Error> {
+        let template = self.template.ok_or(Error::NoChatTemplate)?;
+        let conversation = Conversation {
+            messages: &with_known_roles(prompt.messages, template),
+            add_generation_prompt: prompt.add_generation_prompt,
+            extra: prompt.variables,
+            now: Some((self.now)()),
+            ..Conversation::default()
+        };
+        Ok(template.render(&conversation)?)
+    }
+
+    /// Whether the template reads a variable of this name that callers may set.
+    pub fn accepts_variable(&self, name: &str) -> bool {
+        let is_reserved = name.is_empty() || name.ends_with("_token") || RESERVED_VARIABLES.contains(&name);
+        !is_reserved && self.template.is_some_and(|template| template.reads(name))
+    }
+
+    fn check_length(&self, num_bytes: usize) -> Result<(), Error> {
+        let at_least = self.tokenizer.fewest_ids(num_bytes);
+        match self.max_tokens {
+            Some(context_len) if at_least >= context_len => Err(Error::PromptTooLong { at_least, context_len }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Makes developer messages system messages where the template has no role `developer`.
+fn with_known_roles<'c>(messages: &'c [Value], template: &ChatTemplate) -> Cow<'c, [Value]> {
+    let is_developer = |message: &Value| message["role"] == "developer";
+    if template.quotes("developer") || !messages.iter().any(is_developer) {
+        return messages.into();
+    }
+    let mut messages = messages.to_vec();
+    for message in messages.iter_mut().filter(|message| is_developer(message)) {
+        message["role"] = "system".into();
+    }
+    messages.into()
+}
