@@ -7,7 +7,7 @@ use std::path::Path;
 use support::Home;
 
 fn golden(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fixtures/goldens");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../selftest/fixtures/goldens");
     folder.join(name).to_str().unwrap().to_owned()
 }
 

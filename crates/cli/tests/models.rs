@@ -20,7 +20,7 @@ fn with_vocabulary() -> (Home, String) {
 }
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fixtures/goldens").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../selftest/fixtures/goldens").join(name)
 }
 
 fn inspect_json(path: &Path, more: &[&str]) -> Value {

@@ -8,7 +8,7 @@ use support::Home;
 use support::tiny_model::{TEMPLATE, tiny_model};
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fixtures/goldens").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../selftest/fixtures/goldens").join(name)
 }
 
 /// The weights of a golden Llama (96 tokens) with a vocabulary of bytes, a few merges and a chat template.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits, MlpKind, Model, NormKind, Positions};
-use pellucid_sampling::{DigestQuery, OwnedDigest, Shortlist};
+use pellucid_sampling::OwnedDigest;
+use pellucid_selftest::suites::digests::digest_query;
 use pellucid_tensor::{
     Activation, Backend, CHOSEN, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor,
 };
@@ -201,18 +202,11 @@ impl Model for FakeModel {
 }
 
 /// What a device would tell of a row.
-pub fn digest_of(row: &[f32], query: &RowQuery, len: usize) -> RowDigest {
+fn digest_of(row: &[f32], query: &RowQuery, len: usize) -> RowDigest {
     match OwnedDigest::of(row, &digest_query(query), len) {
         Some(OwnedDigest { top, has_all, totals, finalists, assumed, .. }) => {
             RowDigest { is_plain: true, top, has_all, totals, finalists, assumed }
         }
         None => RowDigest::default(),
     }
-}
-
-/// A query in the sampler's words.
-pub fn digest_query(query: &RowQuery) -> DigestQuery {
-    let RowQuery { temperature, race, shortlist } = *query;
-    let shortlist = shortlist.map(|list| Shortlist { draw: list.draw, k: list.k, p: list.p, min_p: list.min_p });
-    DigestQuery { temperature, race, shortlist }
 }

@@ -33,7 +33,7 @@ pub struct TinyModel<'a> {
 impl TinyModel<'_> {
     /// Writes the model; the folder is made where it does not exist.
     pub fn write(&self, folder: &Path) -> std::io::Result<()> {
-        let golden = super::goldens_folder().join("llama2");
+        let golden = pellucid_selftest::goldens_folder().join("llama2");
         std::fs::create_dir_all(folder)?;
         for file in ["generation_config.json", "model.safetensors"] {
             std::fs::copy(golden.join(file), folder.join(file))?;

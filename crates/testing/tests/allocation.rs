@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_cpu::Isa;
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, Logits, Model, QuantScheme, SyntheticModel};
+use pellucid_selftest::Runner;
 use pellucid_tensor::DType;
-use pellucid_testing::{Runner, cpu, subjects};
+use pellucid_testing::{cpu, invariance_cases};
 
 struct Counting;
 
@@ -42,7 +43,7 @@ const STEPS: usize = 4;
 fn a_steady_step_allocates_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let backend = cpu(Isa::best(), 2).expect("the best instruction set");
-    for subject in subjects(folder.path()) {
+    for subject in invariance_cases(folder.path()) {
         let what = format!("{}, KV in {}", subject.name, subject.kv_dtype);
         for num_sequences in BATCHES {
             let runner = Runner::load_with(&subject.path, backend.clone(), None, num_sequences, subject.kv_dtype);

@@ -1,14 +1,15 @@
 //! The backend suite on the CPU: every instruction set that the machine has, on one thread and on several.
 
 use pellucid_cpu::Isa;
-use pellucid_testing::{backend_suite, cpu, fused_suite, products, row_suite};
+use pellucid_selftest::suites::{batch_invariance, fused_operations, operations};
+use pellucid_testing::{cpu, cpu_products};
 
 #[test]
 fn every_operation_agrees_with_its_formula() {
     for isa in Isa::ALL {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
-            let checks = backend_suite::run(&*backend);
+            let checks = operations::run(&*backend);
             assert_eq!(checks.len(), 9, "the suite ran whole");
         }
     }
@@ -18,28 +19,28 @@ fn every_operation_agrees_with_its_formula() {
 fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
-        row_suite::rows_stand_alone(&*backend);
+        batch_invariance::few_linear_rows(&*backend);
     }
 }
 
 #[test]
 fn a_row_has_the_same_experts_alone_and_among_many() {
     let backend = cpu(Isa::best(), 2).expect("the best there is");
-    row_suite::expert_rows_stand_alone(&*backend);
+    batch_invariance::expert_rows(&*backend);
 }
 
 #[test]
 fn what_is_done_at_once_is_done_in_parts() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
-        fused_suite::gating_at_once_changes_nothing(&*backend);
-        fused_suite::joining_first_changes_nothing(&*backend);
+        fused_operations::gated_equals_its_parts(&*backend);
+        fused_operations::joined_input_equals_its_parts(&*backend);
     }
 }
 
 #[test]
 fn large_weights_arrive_whole() {
-    backend_suite::large_weights(&*cpu(Isa::best(), 2).expect("the best there is"));
+    operations::large_weights(&*cpu(Isa::best(), 2).expect("the best there is"));
 }
 
 #[test]
@@ -47,8 +48,8 @@ fn a_row_attends_alone_as_it_does_in_a_chunk() {
     for isa in Isa::ALL {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
-            row_suite::attention_rows_stand_alone(&*backend);
-            fused_suite::attending_at_once_changes_nothing(&*backend);
+            batch_invariance::attention_rows(&*backend);
+            fused_operations::attend_equals_its_parts(&*backend);
         }
     }
 }
@@ -58,7 +59,7 @@ fn products_have_one_definition_for_every_number_of_rows() {
     let scalar = cpu(Isa::Scalar, 1).expect("scalar is always there");
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
-        products::agree(isa, &*backend, &*scalar);
+        cpu_products::match_scalar_and_formula(isa, &*backend, &*scalar);
     }
 }
 
@@ -66,6 +67,6 @@ fn products_have_one_definition_for_every_number_of_rows() {
 fn products_are_the_same_however_many_threads_share_them_out() {
     for isa in Isa::ALL {
         let (Some(one), Some(many)) = (cpu(isa, 1), cpu(isa, 16)) else { continue };
-        products::threads_change_nothing(isa, &*one, &*many);
+        cpu_products::threads_keep_bits(isa, &*one, &*many);
     }
 }

@@ -1,12 +1,11 @@
 //! Beam search against the sequences and scores of the reference implementation.
 
-use std::path::Path;
-
 use pellucid_engine::{BeamParams, EarlyStopping, Engine, EngineOptions, Overcommit, Request};
 use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
+use pellucid_selftest::{EventCollector, goldens_folder};
 use pellucid_tensor::DType;
-use pellucid_testing::{Collected, cpu, exact_isa, goldens_folder};
+use pellucid_testing::{cpu, exact_isa};
 use serde_json::Value;
 
 /// Scores are sums of up to 12 log probabilities; the reference's own f32 and f64 runs differ by up to 1e-4.
@@ -36,7 +35,7 @@ fn ids(value: &Value) -> Vec<u32> {
 
 #[test]
 fn sequences_and_scores_are_the_references() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/beams.json");
+    let file = goldens_folder().with_file_name("beams.json");
     let golden: Value = serde_json::from_str(&std::fs::read_to_string(file).expect("a fixture")).expect("valid JSON");
     let records = golden["records"].as_array().or(golden.as_array()).expect("a list of records");
     let mut engines: std::collections::HashMap<String, Engine> = Default::default();
@@ -59,7 +58,7 @@ fn sequences_and_scores_are_the_references() {
             max_tokens: record["max_new_tokens"].as_u64().map(|tokens| tokens as usize),
             ..Request::new(ids(&record["prompt"]), sampling)
         };
-        let collected = Collected::default();
+        let collected = EventCollector::default();
         engine.submit(request, Box::new(collected.clone())).expect("it is served");
         while engine.step() {
             engine.audit().expect("the books are right");

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, TensorView, recode};
 use pellucid_model::{GgufModel, Model};
+use pellucid_selftest::{Golden, Runner, goldens, goldens_folder};
 use pellucid_tensor::{RopeStyle, quant};
-use pellucid_testing::{Golden, Runner, cpu, exact_isa, goldens, goldens_folder};
+use pellucid_testing::{cpu, exact_isa};
 use serde_json::{Value, json};
 
 /// See `goldens.rs`.

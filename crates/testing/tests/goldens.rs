@@ -5,8 +5,9 @@ use std::path::Path;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_model::Model;
+use pellucid_selftest::{Runner, TestSequence, goldens};
 use pellucid_tensor::DType;
-use pellucid_testing::{Runner, TestSequence, cpu, exact_isa, goldens};
+use pellucid_testing::{cpu, exact_isa};
 
 /// Largest difference of a logit. Two correct f32 implementations differ by rounding alone: the reference differs from its own f64
 /// result by up to 1e-5 on these models (fixtures/README.md), and ours sums in another order. The subtlest mistake that the goldens

@@ -5,20 +5,21 @@
 use std::sync::Arc;
 
 use pellucid_cpu::{CpuBackend, Isa};
+use pellucid_selftest::{Runner, TestSequence, goldens};
 use pellucid_tensor::DType;
-use pellucid_testing::{Runner, Subject, TestSequence, cpu, exact_isa, goldens, subjects};
+use pellucid_testing::{InvarianceCase, cpu, exact_isa, invariance_cases};
 
 fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
 /// Calls `f` for every model and every format of its keys and values.
-fn for_subjects(f: impl Fn(&Subject)) {
+fn for_subjects(f: impl Fn(&InvarianceCase)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    subjects(folder.path()).iter().for_each(f);
+    invariance_cases(folder.path()).iter().for_each(f);
 }
 
-fn runner(subject: &Subject, backend: Arc<CpuBackend>, num_blocks: usize) -> Runner {
+fn runner(subject: &InvarianceCase, backend: Arc<CpuBackend>, num_blocks: usize) -> Runner {
     Runner::load_with(&subject.path, backend, None, num_blocks, subject.kv_dtype)
 }
 
@@ -29,7 +30,7 @@ fn isas() -> impl Iterator<Item = Isa> {
 #[test]
 fn chunks_of_any_size_give_the_bits_of_the_whole_prompt() {
     for_subjects(|subject| {
-        let Subject { name, kv_dtype, prompt, .. } = subject;
+        let InvarianceCase { name, kv_dtype, prompt, .. } = subject;
         for isa in isas() {
             let Some(backend) = cpu(isa, 2) else { continue };
             let mut runner = runner(subject, backend, 8);
@@ -56,7 +57,7 @@ fn one_thread_and_several_give_the_same_bits() {
                 bits(&runner(subject, backend, 2).prompt(&subject.prompt, &[13], vec![1, 0]))
             };
             let one = run(1);
-            let Subject { name, kv_dtype, .. } = subject;
+            let InvarianceCase { name, kv_dtype, .. } = subject;
             assert!(one == run(2) && one == run(3), "{name}, KV in {kv_dtype}, on {isa}: threads change the result");
         }
     });
@@ -95,7 +96,7 @@ fn neighbours_in_the_batch_change_nothing() {
             }
         }
         for i in 0..6 {
-            let Subject { name, kv_dtype, .. } = subject;
+            let InvarianceCase { name, kv_dtype, .. } = subject;
             assert!(alone[i] == found[i], "{name}, KV in {kv_dtype}: sequence {i} differs in company");
         }
     });
@@ -131,7 +132,7 @@ fn avx2_and_avx512_give_the_same_bits() {
             let backend = cpu(isa, 2).expect("an available instruction set");
             bits(&runner(subject, backend, 2).prompt(&subject.prompt, &[60], vec![0, 1]))
         };
-        let Subject { name, kv_dtype, .. } = subject;
+        let InvarianceCase { name, kv_dtype, .. } = subject;
         assert!(run(Isa::Avx2) == run(Isa::Avx512), "{name}, KV in {kv_dtype}: instruction sets differ");
     });
 }
@@ -142,7 +143,7 @@ fn avx2_and_avx512_give_the_same_bits() {
 fn the_error_of_each_format_is_what_the_documentation_says() {
     for_subjects(|subject| {
         let Some(backend) = cpu(exact_isa(), 2) else { return };
-        let exact = Subject { kv_dtype: DType::F32, ..subject.clone() };
+        let exact = InvarianceCase { kv_dtype: DType::F32, ..subject.clone() };
         let run = |subject| runner(subject, backend.clone(), 2).prompt(&subject.prompt, &[60], vec![0, 1]);
         let (exact, found) = (run(&exact), run(subject));
         let count = exact.len() as f32;
@@ -155,7 +156,7 @@ fn the_error_of_each_format_is_what_the_documentation_says() {
             DType::BF16 => 1e-4..=5e-3,
             _ => 1e-3..=2e-2,
         };
-        let Subject { name, kv_dtype, .. } = subject;
+        let InvarianceCase { name, kv_dtype, .. } = subject;
         eprintln!("{name}, KV in {kv_dtype}: {error:e} of the spread");
         assert!(range.contains(&error), "{name}, KV in {kv_dtype}: {error:e} is outside {range:?}");
     });

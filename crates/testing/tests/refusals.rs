@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, Value as GgufValue};
 use pellucid_cpu::Isa;
 use pellucid_model::{Decoder, LoadOptions};
+use pellucid_selftest::goldens_folder;
 use pellucid_tensor::{DType, SharedBytes};
-use pellucid_testing::{cpu, goldens_folder};
+use pellucid_testing::cpu;
 use serde_json::{Value, json};
 
 /// A copy of a golden's folder with its configuration changed.

@@ -11,8 +11,9 @@ use pellucid_engine::{
     Scope, TenantId,
 };
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
+use pellucid_selftest::{EventCollector, Outcome};
 use pellucid_tensor::DType;
-use pellucid_testing::{Collected, FakeModel, Outcome};
+use pellucid_testing::FakeModel;
 
 const VOCAB: usize = 24;
 const CONTEXT: usize = 40;
@@ -40,7 +41,7 @@ impl Random {
 
 struct Live {
     request: Request,
-    collected: Collected,
+    collected: EventCollector,
     /// The parameters after each wish that is answered as heeded, those that stay the same included.
     wishes: Vec<SamplingParams>,
     is_held: bool,
@@ -143,11 +144,11 @@ fn interfere(random: &mut Random, live: &mut Live) {
     } else if live.request.num_choices > 1 && live.request.best_of == live.request.num_choices && random.chance(3) {
         let choice = random.below(live.request.num_choices);
         live.ended.push(choice);
-        live.collected.wish(Control::End { choice });
+        live.collected.send_control(Control::End { choice });
     } else if live.request.beams.is_none() && random.chance(3) && live.request.best_of == 1 {
         let sampling = SamplingParams { temperature: random.below(3) as f32 / 2.0, ..live.request.sampling.clone() };
         live.wishes.push(sampling.clone());
-        live.collected.wish(Control::Update(Box::new(sampling)));
+        live.collected.send_control(Control::Update(Box::new(sampling)));
     } else {
         live.is_held = true;
         match random.chance(2) {
@@ -167,7 +168,7 @@ impl Live {
     /// What leaves the parameters as they are.
     fn want(&mut self, control: Control) {
         self.wishes.push(self.wishes.last().unwrap_or(&self.request.sampling).clone());
-        self.collected.wish(control);
+        self.collected.send_control(control);
     }
 }
 
@@ -209,7 +210,7 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
         ..request
     };
     let request = if random.chance(15) { searched(random, request) } else { request };
-    let collected = Collected::default();
+    let collected = EventCollector::default();
     match engine.submit(request.clone(), Box::new(collected.clone())) {
         Ok(()) => {
             live.push(Live { request, collected, wishes: Vec::new(), is_held: false, ended: Vec::new() });
@@ -296,7 +297,7 @@ fn alone(request: &Request) -> Outcome {
     let model = FakeModel::new(VOCAB, CONTEXT);
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
-    let collected = Collected::default();
+    let collected = EventCollector::default();
     engine.submit(request.clone(), Box::new(collected.clone())).expect("there is room");
     while engine.step() {}
     collected.outcome()

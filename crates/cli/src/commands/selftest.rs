@@ -5,7 +5,7 @@ use std::panic;
 
 use anyhow::{Context, Result, bail};
 use pellucid_cpu::Isa;
-use pellucid_testing::selftest::{self, Report};
+use pellucid_selftest::Report;
 
 use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
 use crate::output::Output;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
     let mut written = Ok(());
-    let reports = selftest::run(&backend, folder.path(), !args.fast, &mut |report| {
+    let reports = pellucid_selftest::run(&backend, folder.path(), !args.fast, &mut |report| {
         if written.is_ok() {
             written = line(output, report);
         }

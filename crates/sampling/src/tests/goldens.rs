@@ -6,7 +6,7 @@ use super::{survivor_ids, survivors};
 use crate::{History, SamplingParams, StepKind};
 
 fn goldens() -> Value {
-    serde_json::from_str(include_str!("../../../testing/fixtures/processors.json")).unwrap()
+    serde_json::from_str(include_str!("../../../selftest/fixtures/processors.json")).unwrap()
 }
 
 fn numbers(value: &Value) -> Vec<f32> {

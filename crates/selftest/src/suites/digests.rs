@@ -1,16 +1,15 @@
 //! Digests of logits against the sampler's own: the same lists, the same bits of every sum, and the same tokens chosen.
 
-use pellucid_sampling::{Digest, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
+use pellucid_sampling::{Digest, DigestQuery, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, Shortlist};
 
-use crate::backend_suite::Numbers;
-use crate::digest_query;
+use super::random_data::RandomData;
 
 /// Rows of each size: like a model's, nearly flat, with many ties, with tokens that are ruled out, and one that is not a number.
 const KINDS: [&str; 5] = ["usual", "flat", "ties", "ruled out", "not a number"];
 
-fn row(kind: &str, cols: usize, numbers: &mut Numbers) -> Vec<f32> {
-    let mut row = numbers.normals(cols);
+fn row(kind: &str, cols: usize, random: &mut RandomData) -> Vec<f32> {
+    let mut row = random.normals(cols);
     for (token, logit) in row.iter_mut().enumerate() {
         *logit *= if kind == "flat" { 0.01 } else { 3.0 };
         match kind {
@@ -37,11 +36,11 @@ fn samplers(vocab_size: usize) -> Vec<Sampler> {
 }
 
 /// Nothing to check where the device makes no digests.
-pub(crate) fn digests_are_the_sampler_s(backend: &dyn Backend) {
-    let mut numbers = Numbers(77);
+pub fn digests_equal_the_samplers(backend: &dyn Backend) {
+    let mut random = RandomData(77);
     for cols in [24, 1_000, 4_100, 20_000, 49_152, 128_256, 151_936, 262_144] {
         let Some(num_top) = backend.digest_len(cols) else { continue };
-        let rows: Vec<Vec<f32>> = KINDS.iter().map(|kind| row(kind, cols, &mut numbers)).collect();
+        let rows: Vec<Vec<f32>> = KINDS.iter().map(|kind| row(kind, cols, &mut random)).collect();
         let mut logits = backend.zeros(DType::F32, rows.len(), cols).expect("memory");
         backend.write(&rows.concat(), &mut logits).expect("an upload");
         for (index, sampler) in samplers(cols).iter().enumerate() {
@@ -66,14 +65,14 @@ pub(crate) fn digests_are_the_sampler_s(backend: &dyn Backend) {
             backend.read_digests(ticket, &mut found).expect("digests");
             for ((kind, logits), (row, found)) in KINDS.iter().zip(&rows).zip(found.iter().enumerate()) {
                 let what = format!("{cols} logits, {kind}, sampler {index}");
-                same(&what, logits, &queries[row], num_top, found);
-                same_choice(&what, sampler, logits, position + row as u32, found, *kind == "usual");
+                assert_same_digest(&what, logits, &queries[row], num_top, found);
+                assert_same_choice(&what, sampler, logits, position + row as u32, found, *kind == "usual");
             }
         }
     }
 }
 
-pub(crate) fn same(what: &str, logits: &[f32], query: &RowQuery, num_top: usize, found: &RowDigest) {
+pub(crate) fn assert_same_digest(what: &str, logits: &[f32], query: &RowQuery, num_top: usize, found: &RowDigest) {
     let expected = OwnedDigest::of(logits, &digest_query(query), num_top);
     assert!(expected.is_some() || !found.is_plain, "{what}: a row that is not plain was taken for one");
     let Some(expected) = expected.filter(|_| found.is_plain) else {
@@ -92,7 +91,14 @@ fn expected_is_odd(what: &str) -> bool {
     what.contains("ties") || what.contains("not a number")
 }
 
-fn same_choice(what: &str, sampler: &Sampler, logits: &[f32], position: u32, found: &RowDigest, must_reach: bool) {
+fn assert_same_choice(
+    what: &str,
+    sampler: &Sampler,
+    logits: &[f32],
+    position: u32,
+    found: &RowDigest,
+    must_reach: bool,
+) {
     if !found.is_plain {
         return;
     }
@@ -107,4 +113,11 @@ fn same_choice(what: &str, sampler: &Sampler, logits: &[f32], position: u32, fou
     assert!(chosen.is_none_or(|chosen| chosen == expected), "{what}: another token than by the row");
     // Only a draw within the precision of an f32 may end otherwise than the device takes it to.
     assert!(found.assumed == Some(expected.token) || !must_reach, "{what}: {:?} was assumed", found.assumed);
+}
+
+/// Converts a query to the sampler's type.
+pub fn digest_query(query: &RowQuery) -> DigestQuery {
+    let RowQuery { temperature, race, shortlist } = *query;
+    let shortlist = shortlist.map(|Shortlist { draw, k, p, min_p }| pellucid_sampling::Shortlist { draw, k, p, min_p });
+    DigestQuery { temperature, race, shortlist }
 }

@@ -5,20 +5,21 @@ use pellucid_tensor::{
     StoreKv,
 };
 
-use crate::backend_suite::{Numbers, Suite};
+use super::harness::Harness;
+use super::random_data::RandomData;
 
 /// The matrix product: each row computed alone, and among 2 to 20 others.
-pub fn rows_stand_alone(backend: &dyn Backend) {
-    let mut suite = Suite { backend, numbers: Numbers(2) };
+pub fn few_linear_rows(backend: &dyn Backend) {
+    let mut harness = Harness { backend, random: RandomData(2) };
     for dtype in DType::ALL {
         let cols = if dtype.is_quantized() { 2 * dtype.block_len() } else { 90 };
-        let (linear, _) = suite.linear(dtype, 21, cols);
-        let x = suite.numbers.normals(20 * cols);
+        let (linear, _) = harness.linear(dtype, 21, cols);
+        let x = harness.random.normals(20 * cols);
         let product = |rows: std::ops::Range<usize>| {
-            let mut out = suite.zeros(rows.len(), 21);
-            let x = suite.activation(&x[rows.start * cols..rows.end * cols], cols);
-            suite.backend.linear(&x, &linear, &mut out).expect("linear");
-            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            let mut out = harness.zeros(rows.len(), 21);
+            let x = harness.activation(&x[rows.start * cols..rows.end * cols], cols);
+            harness.backend.linear(&x, &linear, &mut out).expect("linear");
+            harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
         let alone: Vec<u32> = (0..20).flat_map(|row| product(row..row + 1)).collect();
         for count in 2..=20 {
@@ -28,19 +29,19 @@ pub fn rows_stand_alone(backend: &dyn Backend) {
 }
 
 /// The same over depths and numbers of rows at which a backend changes its kernel.
-pub fn many_rows_stand_alone(backend: &dyn Backend) {
+pub fn many_linear_rows(backend: &dyn Backend) {
     const OUTPUTS: usize = 200;
-    let mut suite = Suite { backend, numbers: Numbers(4) };
+    let mut harness = Harness { backend, random: RandomData(4) };
     for dtype in DType::ALL {
         // Several slices for every format, and a last block that is not full for those that allow it.
         let cols = if dtype.is_quantized() { 9 * 256 } else { 2310 };
-        let (linear, _) = suite.linear(dtype, OUTPUTS, cols);
-        let x = suite.numbers.normals(150 * cols);
+        let (linear, _) = harness.linear(dtype, OUTPUTS, cols);
+        let x = harness.random.normals(150 * cols);
         let product = |rows: std::ops::Range<usize>| {
-            let mut out = suite.zeros(rows.len(), OUTPUTS);
-            let x = suite.activation(&x[rows.start * cols..rows.end * cols], cols);
-            suite.backend.linear(&x, &linear, &mut out).expect("linear");
-            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            let mut out = harness.zeros(rows.len(), OUTPUTS);
+            let x = harness.activation(&x[rows.start * cols..rows.end * cols], cols);
+            harness.backend.linear(&x, &linear, &mut out).expect("linear");
+            harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
         let all = product(0..150);
         for rows in [0..1, 149..150, 3..5, 10..18, 10..19, 0..16, 16..33, 0..33, 64..128, 70..135] {
@@ -52,34 +53,34 @@ pub fn many_rows_stand_alone(backend: &dyn Backend) {
 
 /// Experts: over numbers of rows at which a backend changes its way, in every format, with several slices
 /// of the columns and outputs that fill no tile.
-pub fn expert_rows_stand_alone(backend: &dyn Backend) {
+pub fn expert_rows(backend: &dyn Backend) {
     const ROWS: usize = 530;
     const NUM_EXPERTS: usize = 6;
-    let mut suite = Suite { backend, numbers: Numbers(5) };
+    let mut harness = Harness { backend, random: RandomData(5) };
     for (place, dtype) in DType::ALL.into_iter().enumerate() {
         // Files mix formats: the last matrix has another than the first two.
         let last = DType::ALL[(place + 1) % DType::ALL.len()];
         let (hidden, width) = (2304, if last.is_quantized() { 256 } else { 200 });
-        let biased = |suite: &mut Suite<'_>, mut linear: Linear| {
+        let biased = |harness: &mut Harness<'_>, mut linear: Linear| {
             if place % 3 == 1 {
-                let bias = suite.numbers.normals(linear.weight.rows());
-                linear.bias = Some(suite.vector(&bias));
+                let bias = harness.random.normals(linear.weight.rows());
+                linear.bias = Some(harness.vector(&bias));
             }
             linear
         };
         let experts: Vec<GatedMlp> = (0..NUM_EXPERTS)
             .map(|_| {
-                let [gate, up] = [0, 1].map(|_| suite.linear(dtype, width, hidden).0);
-                let down = suite.linear(last, hidden, width).0;
-                let [gate, up, down] = [gate, up, down].map(|linear| biased(&mut suite, linear));
+                let [gate, up] = [0, 1].map(|_| harness.linear(dtype, width, hidden).0);
+                let down = harness.linear(last, hidden, width).0;
+                let [gate, up, down] = [gate, up, down].map(|linear| biased(&mut harness, linear));
                 GatedMlp { gate, up, down }
             })
             .collect();
-        let (x, logits) = (suite.numbers.normals(ROWS * hidden), suite.numbers.normals(ROWS * NUM_EXPERTS));
+        let (x, logits) = (harness.random.normals(ROWS * hidden), harness.random.normals(ROWS * NUM_EXPERTS));
         let mlp = |rows: std::ops::Range<usize>| {
-            let mut out = suite.zeros(rows.len(), hidden);
+            let mut out = harness.zeros(rows.len(), hidden);
             let part =
-                |values: &[f32], cols: usize| suite.activation(&values[rows.start * cols..rows.end * cols], cols);
+                |values: &[f32], cols: usize| harness.activation(&values[rows.start * cols..rows.end * cols], cols);
             let mlp = ExpertMlp {
                 x: &part(&x, hidden),
                 router_logits: &part(&logits, NUM_EXPERTS),
@@ -87,8 +88,8 @@ pub fn expert_rows_stand_alone(backend: &dyn Backend) {
                 experts: &experts,
                 activation: Activation::Silu,
             };
-            suite.backend.expert_mlp(mlp, &mut out).expect("experts");
-            suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            harness.backend.expert_mlp(mlp, &mut out).expect("experts");
+            harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
         let all = mlp(0..ROWS);
         for rows in [0..1, 529..530, 3..5, 10..18, 10..27, 64..128, 3..515] {
@@ -100,7 +101,7 @@ pub fn expert_rows_stand_alone(backend: &dyn Backend) {
 
 /// Heads and the memory of keys and values.
 #[derive(Debug, Clone, Copy)]
-struct RowCase {
+struct AttentionCase {
     dtype: DType,
     head_size: usize,
     num_heads: usize,
@@ -110,8 +111,8 @@ struct RowCase {
 
 /// Attention: a row of a chunk has the bits of the same row alone, over several spans of positions,
 /// with windows, in every format; and where nothing is stored, anything may lie.
-pub fn attention_rows_stand_alone(backend: &dyn Backend) {
-    let mut suite = Suite { backend, numbers: Numbers(3) };
+pub fn attention_rows(backend: &dyn Backend) {
+    let mut harness = Harness { backend, random: RandomData(3) };
     for (dtype, head_size, num_heads, window, block_len) in [
         (DType::F32, 10, 3, None, 12),
         (DType::F16, 32, 4, None, 32),
@@ -126,15 +127,19 @@ pub fn attention_rows_stand_alone(backend: &dyn Backend) {
         (DType::Q8_0, 256, 2, None, 32),
     ] {
         let chunks = &[(0, ROW_POSITIONS), (500, 530), (1000, 1003), (61, 700)];
-        attention_rows(&mut suite, RowCase { dtype, head_size, num_heads, window, block_len }, chunks);
+        attention_case(&mut harness, AttentionCase { dtype, head_size, num_heads, window, block_len }, chunks);
     }
 }
 
 /// The same without chunks for heads so many that a device does not hold what it has of all rows at once.
-pub fn tokens_of_many_heads_stand_alone(backend: &dyn Backend) {
-    let mut suite = Suite { backend, numbers: Numbers(9) };
+pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
+    let mut harness = Harness { backend, random: RandomData(9) };
     for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {
-        attention_rows(&mut suite, RowCase { dtype, head_size, num_heads: 32, window: None, block_len: 32 }, &[]);
+        attention_case(
+            &mut harness,
+            AttentionCase { dtype, head_size, num_heads: 32, window: None, block_len: 32 },
+            &[],
+        );
     }
 }
 
@@ -142,29 +147,29 @@ pub fn tokens_of_many_heads_stand_alone(backend: &dyn Backend) {
 const ROW_POSITIONS: usize = 1100;
 
 /// Rows in chunks of these positions, and among others, against the same rows alone.
-fn attention_rows(suite: &mut Suite<'_>, case: RowCase, chunks: &[(usize, usize)]) {
+fn attention_case(harness: &mut Harness<'_>, case: AttentionCase, chunks: &[(usize, usize)]) {
     const LEN: usize = ROW_POSITIONS;
-    let RowCase { dtype, head_size, num_heads, window, block_len } = case;
-    if !suite.has_kv(dtype) {
+    let AttentionCase { dtype, head_size, num_heads, window, block_len } = case;
+    if !harness.has_kv(dtype) {
         return;
     }
     let shape = HeadShape { num_heads, num_kv_heads: 1, head_size, block_len };
     let num_blocks = LEN.div_ceil(block_len);
     let table: Vec<u32> = (0..num_blocks as u32).map(|block| (block * 7) % num_blocks as u32).collect();
     let tables: Vec<u32> = if num_blocks.is_multiple_of(7) { (0..num_blocks as u32).rev().collect() } else { table };
-    let blocks = || suite.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
+    let blocks = || harness.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
     let mut kv = KvLayer { keys: blocks(), values: blocks() };
     let slots: Vec<u32> = (0..LEN)
         .map(|position| tables[position / block_len] * block_len as u32 + (position % block_len) as u32)
         .collect();
-    let keys = suite.numbers.normals(LEN * head_size);
-    let values = suite.numbers.normals(LEN * head_size);
-    let queries = suite.numbers.normals(LEN * num_heads * head_size);
+    let keys = harness.random.normals(LEN * head_size);
+    let values = harness.random.normals(LEN * head_size);
+    let queries = harness.random.normals(LEN * num_heads * head_size);
     let cols = num_heads * head_size;
     // Of some positions, each a sequence of its own or all of them one.
     let attend = |kv: &KvLayer, positions: &[usize], one_by_one: bool| {
         let rows: Vec<f32> = positions.iter().flat_map(|row| &queries[row * cols..][..cols]).copied().collect();
-        let mut out = suite.zeros(positions.len(), cols);
+        let mut out = harness.zeros(positions.len(), cols);
         // Where they are many, sequences share blocks, and each names all of its own.
         let entries = tables.repeat(if positions.len() > 30 { 2 } else { 1 });
         let blocks = entries.len() - tables.len()..entries.len();
@@ -175,7 +180,7 @@ fn attention_rows(suite: &mut Suite<'_>, case: RowCase, chunks: &[(usize, usize)
             false => vec![SequenceSpan { rows: 0..positions.len(), blocks }],
         };
         let attention = Attention {
-            queries: &suite.activation(&rows, cols),
+            queries: &harness.activation(&rows, cols),
             kv,
             positions: &positions.iter().map(|&position| position as u32).collect::<Vec<_>>(),
             sequences: &sequences,
@@ -185,14 +190,14 @@ fn attention_rows(suite: &mut Suite<'_>, case: RowCase, chunks: &[(usize, usize)
             soft_cap: None,
             window,
         };
-        suite.backend.attention(attention, &mut out).expect("attention");
-        suite.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        harness.backend.attention(attention, &mut out).expect("attention");
+        harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
     };
     let store = |kv: &mut KvLayer, from: usize, keys: &[f32], values: &[f32]| {
         let slots = &slots[from..from + keys.len() / head_size];
-        let (keys, values) = (suite.activation(keys, head_size), suite.activation(values, head_size));
+        let (keys, values) = (harness.activation(keys, head_size), harness.activation(values, head_size));
         let store = StoreKv { keys: &keys, values: &values, slots, shape };
-        suite.backend.store_kv(store, kv).expect("store");
+        harness.backend.store_kv(store, kv).expect("store");
     };
     // First as when tokens come one by one: every later slot holds what is no number.
     store(&mut kv, 0, &vec![f32::NAN; LEN * head_size], &vec![f32::NAN; LEN * head_size]);

@@ -5,38 +5,39 @@ use pellucid_tensor::{
     StoreKv, Tensor,
 };
 
-use crate::backend_suite::{Numbers, Suite};
+use super::harness::Harness;
+use super::random_data::RandomData;
 
 /// A gated product is two products and a gate: in every format, also where the two are of different ones, with and without bias, for
 /// few rows, many, and more than caches hold.
-pub fn gating_at_once_changes_nothing(backend: &dyn Backend) {
+pub fn gated_equals_its_parts(backend: &dyn Backend) {
     const COLS: usize = 256;
     const MANY_ROWS: usize = 600;
-    let mut suite = Suite { backend, numbers: Numbers(6) };
-    let x = suite.numbers.normals(MANY_ROWS * COLS);
+    let mut harness = Harness { backend, random: RandomData(6) };
+    let x = harness.random.normals(MANY_ROWS * COLS);
     let pairs = DType::ALL.map(|dtype| (dtype, dtype)).into_iter().chain([(DType::Q4_K, DType::Q6_K)]);
     for (i, (first, second)) in pairs.enumerate() {
         let is_large = first == second && matches!(first, DType::Q4_0 | DType::Q8_0 | DType::Q4_K | DType::BF16);
         // Not always a whole number of panels.
         let (num_columns, most) = if is_large { (448, MANY_ROWS) } else { ([96, 88][i % 2], 37) };
         let maps = [first, second].map(|dtype| {
-            let bias = (i % 4 == 3).then(|| suite.numbers.normals(num_columns));
-            let bias = bias.map(|numbers| suite.activation(&numbers, num_columns));
-            Linear { bias, ..suite.linear(dtype, num_columns, COLS).0 }
+            let bias = (i % 4 == 3).then(|| harness.random.normals(num_columns));
+            let bias = bias.map(|numbers| harness.activation(&numbers, num_columns));
+            Linear { bias, ..harness.linear(dtype, num_columns, COLS).0 }
         });
         for num_rows in [1, 2, 7, 16, 17, most] {
-            let x = suite.activation(&x[..num_rows * COLS], COLS);
+            let x = harness.activation(&x[..num_rows * COLS], COLS);
             let activations =
                 if num_rows == MANY_ROWS { &[Activation::Silu][..] } else { &[Activation::Silu, Activation::GeluTanh] };
             for &activation in activations {
-                let mut out = [(); 4].map(|()| suite.zeros(num_rows, num_columns));
+                let mut out = [(); 4].map(|()| harness.zeros(num_rows, num_columns));
                 let [gated, spare, gate, up] = &mut out;
                 backend
                     .gated(Input::Rows(&x), [(&maps[0], gated), (&maps[1], spare)], activation)
                     .expect("a gated product");
                 backend.linears(Input::Rows(&x), &mut [(&maps[0], gate), (&maps[1], up)]).expect("products");
                 backend.gate(activation, up, gate).expect("a gate");
-                let [gated, _, gate, _] = out.each_ref().map(|out| suite.read(out));
+                let [gated, _, gate, _] = out.each_ref().map(|out| harness.read(out));
                 let same = gated.iter().zip(&gate).all(|(x, y)| x.to_bits() == y.to_bits());
                 assert!(same, "{first} and {second}: {num_rows} rows, {activation:?}");
             }
@@ -45,22 +46,22 @@ pub fn gating_at_once_changes_nothing(backend: &dyn Backend) {
 }
 
 /// Maps whose input is still to be joined are a join, a norm and maps; what is left in the stream is the same too.
-pub fn joining_first_changes_nothing(backend: &dyn Backend) {
+pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
     const COLS: usize = 256;
-    let mut suite = Suite { backend, numbers: Numbers(7) };
-    let weight = suite.numbers.normals(COLS);
-    let weight = suite.activation(&weight, COLS);
+    let mut harness = Harness { backend, random: RandomData(7) };
+    let weight = harness.random.normals(COLS);
+    let weight = harness.activation(&weight, COLS);
     // The last two ask for the input in two forms at once.
     let alike = [DType::F32, DType::BF16, DType::Q4_1, DType::Q8_0, DType::Q5_K, DType::Q3_K].map(|dtype| [dtype; 2]);
     for dtypes in alike.into_iter().chain([[DType::Q4_0, DType::Q6_K], [DType::BF16, DType::F32]]) {
-        let maps = dtypes.map(|dtype| suite.linear(dtype, 80, COLS).0);
+        let maps = dtypes.map(|dtype| harness.linear(dtype, 80, COLS).0);
         for num_rows in [1, 3, 16, 130] {
-            let numbers = [(); 2].map(|()| suite.numbers.normals(num_rows * COLS));
+            let numbers = [(); 2].map(|()| harness.random.normals(num_rows * COLS));
             for is_gated in [false, true] {
                 let found = [false, true].map(|at_once| {
-                    let [update, mut hidden] = numbers.each_ref().map(|numbers| suite.activation(numbers, COLS));
-                    let mut normed = suite.zeros(num_rows, COLS);
-                    let mut out = [(); 2].map(|()| suite.zeros(num_rows, 80));
+                    let [update, mut hidden] = numbers.each_ref().map(|numbers| harness.activation(numbers, COLS));
+                    let mut normed = harness.zeros(num_rows, COLS);
+                    let mut out = [(); 2].map(|()| harness.zeros(num_rows, 80));
                     let [first, second] = &mut out;
                     let input = if at_once {
                         let (hidden, normed) = (&mut hidden, &mut normed);
@@ -75,7 +76,7 @@ pub fn joining_first_changes_nothing(backend: &dyn Backend) {
                     } else {
                         backend.linears(input, &mut [(&maps[0], first), (&maps[1], second)]).expect("products");
                     }
-                    let read = |x: &Tensor| suite.read(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                    let read = |x: &Tensor| harness.read(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
                     [&out[0], &out[usize::from(!is_gated)], &hidden, &normed].map(read)
                 });
                 assert!(found[0] == found[1], "{dtypes:?}: {num_rows} rows, gated: {is_gated}");
@@ -100,8 +101,8 @@ const STEPS: [&[Part]; 7] = [
 ];
 
 /// Every step by both ways, and then a token more, which reads what they stored.
-pub fn attending_at_once_changes_nothing(backend: &dyn Backend) {
-    let mut suite = Suite { backend, numbers: Numbers(5) };
+pub fn attend_equals_its_parts(backend: &dyn Backend) {
+    let mut harness = Harness { backend, random: RandomData(5) };
     for (dtype, num_kv_heads, group, head_size, block_len, style, window) in [
         (DType::F16, 3, 3, 64, 32, Some(RopeStyle::Half), None),
         (DType::BF16, 2, 4, 32, 64, Some(RopeStyle::Interleaved), Some(300)),
@@ -109,12 +110,12 @@ pub fn attending_at_once_changes_nothing(backend: &dyn Backend) {
         (DType::Q8_0, 1, 6, 128, 32, Some(RopeStyle::Interleaved), None),
         (DType::F32, 2, 1, 20, 12, Some(RopeStyle::Half), Some(40)),
     ] {
-        if !suite.has_kv(dtype) {
+        if !harness.has_kv(dtype) {
             continue;
         }
         let shape = HeadShape { num_heads: num_kv_heads * group, num_kv_heads, head_size, block_len };
         for parts in STEPS {
-            Case { dtype, shape, style, window, parts }.check(&mut suite);
+            Case { dtype, shape, style, window, parts }.check(&mut harness);
         }
     }
 }
@@ -129,19 +130,19 @@ struct Case {
 }
 
 impl Case {
-    fn check(&self, suite: &mut Suite<'_>) {
+    fn check(&self, harness: &mut Harness<'_>) {
         let HeadShape { num_heads, num_kv_heads, head_size, block_len } = self.shape;
         let blocks_of = |&(before, rows): &Part| (before + rows + 1).div_ceil(block_len);
         let num_blocks: usize = self.parts.iter().map(blocks_of).sum();
         // Every second block from the end, then the others: neighbours in a table are none in memory.
         let (odd, even): (Vec<u32>, Vec<u32>) = (0..num_blocks as u32).rev().partition(|block| block % 2 == 1);
         let tables = [odd, even].concat();
-        let memory = |suite: &Suite<'_>| {
+        let memory = |harness: &Harness<'_>| {
             let blocks =
-                || suite.backend.zeros(self.dtype, num_blocks, num_kv_heads * head_size * block_len).expect("memory");
+                || harness.backend.zeros(self.dtype, num_blocks, num_kv_heads * head_size * block_len).expect("memory");
             KvLayer { keys: blocks(), values: blocks() }
         };
-        let mut kv = [memory(suite), memory(suite)];
+        let mut kv = [memory(harness), memory(harness)];
         let earlier: Vec<Part> = self.parts.iter().map(|&(before, _)| (0, before)).collect();
         let later: Vec<Part> = self.parts.iter().map(|&(before, rows)| (before + rows, 1)).collect();
         for (number, step) in [&earlier[..], self.parts, &later[..]].into_iter().enumerate() {
@@ -150,9 +151,9 @@ impl Case {
                 continue;
             }
             let inputs = [num_heads, num_kv_heads, num_kv_heads]
-                .map(|heads| suite.numbers.normals(rows.positions.len() * heads * head_size));
-            let found =
-                [true, false].map(|at_once| rows.attend(self, suite, at_once, &inputs, &mut kv[usize::from(at_once)]));
+                .map(|heads| harness.random.normals(rows.positions.len() * heads * head_size));
+            let found = [true, false]
+                .map(|at_once| rows.attend(self, harness, at_once, &inputs, &mut kv[usize::from(at_once)]));
             assert!(found[0] == found[1], "{self:?}: step {number} differs");
         }
     }
@@ -193,7 +194,7 @@ impl<'a> Rows<'a> {
     fn attend(
         &self,
         case: &Case,
-        suite: &Suite<'_>,
+        harness: &Harness<'_>,
         at_once: bool,
         inputs: &[Vec<f32>; 3],
         kv: &mut KvLayer,
@@ -201,30 +202,30 @@ impl<'a> Rows<'a> {
         let Rows { positions, slots, sequences, tables: block_tables } = self;
         let &Case { shape, window, style, .. } = case;
         let [mut queries, mut keys, values] =
-            inputs.each_ref().map(|numbers| suite.activation(numbers, numbers.len() / positions.len()));
-        let mut out = suite.zeros(positions.len(), queries.cols());
+            inputs.each_ref().map(|numbers| harness.activation(numbers, numbers.len() / positions.len()));
+        let mut out = harness.zeros(positions.len(), queries.cols());
         // A part of the head turns.
         let frequencies: Vec<f32> = (0..shape.head_size / 2 - 2).map(|i| 0.8f32.powi(i as i32)).collect();
-        let mut angles = suite.zeros(positions.len(), 2 * frequencies.len());
-        suite.backend.rope_angles(positions, &frequencies, 1.0, &mut angles).expect("angles");
+        let mut angles = harness.zeros(positions.len(), 2 * frequencies.len());
+        harness.backend.rope_angles(positions, &frequencies, 1.0, &mut angles).expect("angles");
         let rope = style.map(|style| Rope { angles: &angles, head_size: shape.head_size, style });
         let (scale, soft_cap) = (0.2, window.map(|_| 30.0));
         if at_once {
             let values = &values;
             let attend =
                 Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window };
-            suite.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("attending at once");
+            harness.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("attending at once");
         } else {
             if let Some(rope) = rope {
-                suite.backend.rope(rope, &mut queries).expect("rope");
-                suite.backend.rope(rope, &mut keys).expect("rope");
+                harness.backend.rope(rope, &mut queries).expect("rope");
+                harness.backend.rope(rope, &mut keys).expect("rope");
             }
-            suite.backend.store_kv(StoreKv { keys: &keys, values: &values, slots, shape }, kv).expect("store");
+            harness.backend.store_kv(StoreKv { keys: &keys, values: &values, slots, shape }, kv).expect("store");
             let queries = &queries;
             let attention =
                 Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
-            suite.backend.attention(attention, &mut out).expect("attention");
+            harness.backend.attention(attention, &mut out).expect("attention");
         }
-        suite.read(&out).into_iter().map(f32::to_bits).collect()
+        harness.read(&out).into_iter().map(f32::to_bits).collect()
     }
 }

@@ -5,9 +5,8 @@
 //! rounding of f32 sums alone: an integer misplaced by the packing, a forgotten minimum or a wrong scale fails it.
 
 use pellucid_cpu::Isa;
+use pellucid_selftest::suites::RandomData;
 use pellucid_tensor::{Activation, Backend, DType, Input, Linear, Tensor};
-
-use crate::backend_suite::Numbers;
 
 /// What happens to activations before they are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +36,8 @@ const FORMATS: [(DType, Rounding); 11] = [
 const ROW_COUNTS: [usize; 8] = [64, 33, 17, 16, 5, 3, 2, 1];
 
 /// Compares `backend`, which uses `isa`, with `scalar` to the bit, and with the formula.
-pub fn agree(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
-    let mut numbers = Numbers(3);
+pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
+    let mut random = RandomData(3);
     for (dtype, rounding) in FORMATS {
         let tiles = dtype == DType::BF16 && isa == Isa::Amx;
         let rounding = if tiles { Rounding::Bf16 } else { rounding };
@@ -46,8 +45,8 @@ pub fn agree(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
         let unit = if dtype.is_quantized() { dtype.block_len() } else { 67 };
         for (depth, num_columns) in [(unit, 7), (5 * unit, 37), (9 * unit, 64), (1280_usize.next_multiple_of(unit), 17)]
         {
-            let (weight, decoded) = numbers.weight(dtype, num_columns, depth);
-            let x = numbers.normals(ROW_COUNTS[0] * depth);
+            let (weight, decoded) = random.weight(dtype, num_columns, depth);
+            let x = random.normals(ROW_COUNTS[0] * depth);
             let linear = |backend: &dyn Backend| Linear {
                 weight: backend.linear_weight(weight.clone()).expect("memory"),
                 bias: None,
@@ -82,15 +81,15 @@ pub fn agree(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
 }
 
 /// Compares a backend with one thread to one with so many that they share out rows as well as columns, to the bit.
-pub fn threads_change_nothing(isa: Isa, one: &dyn Backend, many: &dyn Backend) {
+pub fn threads_keep_bits(isa: Isa, one: &dyn Backend, many: &dyn Backend) {
     // Blocks of rows that are not a whole number of parts, the last of them not full.
     const ROWS: usize = 16 * 17 + 5;
     const COLUMNS: usize = 72;
-    let mut numbers = Numbers(8);
+    let mut random = RandomData(8);
     for (dtype, _) in FORMATS {
         let depth = 256;
-        let weights = [(); 2].map(|()| numbers.weight(dtype, COLUMNS, depth).0);
-        let x = numbers.normals(ROWS * depth);
+        let weights = [(); 2].map(|()| random.weight(dtype, COLUMNS, depth).0);
+        let x = random.normals(ROWS * depth);
         let [expected, found] = [one, many].map(|backend| {
             let maps = weights
                 .each_ref()

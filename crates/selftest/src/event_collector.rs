@@ -37,21 +37,21 @@ impl Outcome {
 
 /// Both ends of a sink: clone it, hand one to the engine, look at the other.
 #[derive(Debug, Clone)]
-pub struct Collected {
+pub struct EventCollector {
     outcome: Arc<Mutex<Outcome>>,
-    wishes: Arc<Mutex<VecDeque<Control>>>,
+    controls: Arc<Mutex<VecDeque<Control>>>,
     is_open: Arc<AtomicBool>,
     is_ready: Arc<AtomicBool>,
 }
 
-impl Default for Collected {
+impl Default for EventCollector {
     fn default() -> Self {
         let yes = || Arc::new(AtomicBool::new(true));
-        Collected { outcome: Arc::default(), wishes: Arc::default(), is_open: yes(), is_ready: yes() }
+        EventCollector { outcome: Arc::default(), controls: Arc::default(), is_open: yes(), is_ready: yes() }
     }
 }
 
-impl Collected {
+impl EventCollector {
     pub fn outcome(&self) -> Outcome {
         self.outcome.lock().expect("no panic while it is held").clone()
     }
@@ -66,10 +66,10 @@ impl Collected {
     }
 }
 
-impl Collected {
+impl EventCollector {
     /// Asks for something, before the next step.
-    pub fn wish(&self, control: Control) {
-        self.wishes.lock().expect("no panic while it is held").push_back(control);
+    pub fn send_control(&self, control: Control) {
+        self.controls.lock().expect("no panic while it is held").push_back(control);
     }
 
     /// Takes what comes, or is slow for a while.
@@ -78,7 +78,7 @@ impl Collected {
     }
 }
 
-impl EventSink for Collected {
+impl EventSink for EventCollector {
     fn send(&mut self, event: Event) {
         let mut outcome = self.outcome.lock().expect("no panic while it is held");
         assert!(!outcome.is_over(), "an event after the last: {event:?}");
@@ -117,6 +117,6 @@ impl EventSink for Collected {
     }
 
     fn control(&mut self) -> Option<Control> {
-        self.wishes.lock().expect("no panic while it is held").pop_front()
+        self.controls.lock().expect("no panic while it is held").pop_front()
     }
 }

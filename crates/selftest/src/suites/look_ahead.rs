@@ -7,7 +7,7 @@ use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, M
 use pellucid_sampling::SamplingParams;
 use pellucid_tensor::{Backend, DType};
 
-use crate::Collected;
+use crate::EventCollector;
 
 const OPTIONS: EngineOptions = EngineOptions {
     num_blocks: 64,
@@ -22,7 +22,7 @@ const OPTIONS: EngineOptions = EngineOptions {
 };
 
 /// A model that may be kept from running ahead, or whose host may be told that the device took another token than it did.
-struct Watched {
+struct ControlledModel {
     model: Box<dyn Model>,
     may_run_ahead: bool,
     /// One in so many.
@@ -30,7 +30,7 @@ struct Watched {
     num_judged: usize,
 }
 
-impl Model for Watched {
+impl Model for ControlledModel {
     fn config(&self) -> &DecoderConfig {
         self.model.config()
     }
@@ -93,15 +93,15 @@ fn requests(vocab_size: usize) -> Vec<Request> {
 type Reply = (Vec<Vec<u32>>, Vec<Vec<u32>>);
 
 /// Serves the requests, which come in twos and threes; one goes away in the middle.
-fn serve(model: Watched, backend: Arc<dyn Backend>) -> (Vec<Reply>, EngineStats) {
+fn serve(model: ControlledModel, backend: Arc<dyn Backend>) -> (Vec<Reply>, EngineStats) {
     let requests = requests(model.config().vocab_size);
     let mut engine = Engine::new(Box::new(model), backend, OPTIONS).expect("memory for a small model");
-    let mut all: Vec<Collected> = Vec::new();
-    let leaver = Collected::default();
+    let mut all: Vec<EventCollector> = Vec::new();
+    let leaver = EventCollector::default();
     let forever = Request { max_tokens: Some(100), ..requests[0].clone() };
     engine.submit(forever, Box::new(leaver.clone())).expect("a request that can be served");
     for (i, request) in requests.into_iter().enumerate() {
-        let collected = Collected::default();
+        let collected = EventCollector::default();
         engine.submit(request, Box::new(collected.clone())).expect("a request that can be served");
         all.push(collected);
         (0..6 * (i % 3)).for_each(|_| assert!(engine.step()));
@@ -112,7 +112,7 @@ fn serve(model: Watched, backend: Arc<dyn Backend>) -> (Vec<Reply>, EngineStats)
     while engine.step() {
         engine.audit().expect("the books are right");
     }
-    let reply = |collected: &Collected| {
+    let reply = |collected: &EventCollector| {
         let outcome = collected.outcome();
         assert_eq!(outcome.error, None);
         (outcome.tokens, outcome.logprob_bits)
@@ -121,9 +121,9 @@ fn serve(model: Watched, backend: Arc<dyn Backend>) -> (Vec<Reply>, EngineStats)
 }
 
 /// `model` loads a model whose device digests rows and computes by itself.
-pub fn running_ahead_changes_nothing(model: &dyn Fn() -> Box<dyn Model>, backend: &Arc<dyn Backend>) {
+pub fn look_ahead_keeps_replies(model: &dyn Fn() -> Box<dyn Model>, backend: &Arc<dyn Backend>) {
     let run = |may_run_ahead: bool, misjudges: Option<usize>| {
-        serve(Watched { model: model(), may_run_ahead, misjudges, num_judged: 0 }, backend.clone())
+        serve(ControlledModel { model: model(), may_run_ahead, misjudges, num_judged: 0 }, backend.clone())
     };
     let (expected, stats) = run(false, None);
     assert_eq!((stats.steps_ahead, stats.tokens_discarded), (0, 0), "it was not to run ahead");

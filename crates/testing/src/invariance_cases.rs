@@ -4,15 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use pellucid_model::KvMemory;
+use pellucid_selftest::goldens;
+use pellucid_selftest::suites::RandomData;
 use pellucid_tensor::DType;
 use serde_json::{Map, Value, json};
 
-use crate::backend_suite::Numbers;
-use crate::goldens;
-
 /// A model and a format of its keys and values.
 #[derive(Debug, Clone)]
-pub struct Subject {
+pub struct InvarianceCase {
     pub name: String,
     pub path: PathBuf,
     pub kv_dtype: DType,
@@ -24,26 +23,26 @@ pub struct Subject {
 const IN_SIXTEEN_BITS: [&str; 5] = ["gemma2", "gpt2", "mistral", "qwen3", "smollm2"];
 
 /// Every subject. The folder, which must outlive their use, takes the files of the model that is made here.
-pub fn subjects(folder: &Path) -> Vec<Subject> {
-    let mut subjects = Vec::new();
+pub fn invariance_cases(folder: &Path) -> Vec<InvarianceCase> {
+    let mut cases = Vec::new();
     for golden in goldens() {
         let longest = golden.prompts.iter().max_by_key(|prompt| prompt.len()).expect("a prompt");
         let prompt = longest.iter().chain(longest.iter().rev().take(24)).copied().take(60).collect();
-        let plain = Subject { name: golden.name, path: golden.folder, kv_dtype: DType::F32, prompt };
+        let plain = InvarianceCase { name: golden.name, path: golden.folder, kv_dtype: DType::F32, prompt };
         if IN_SIXTEEN_BITS.contains(&plain.name.as_str()) {
-            subjects.extend([DType::F16, DType::BF16].map(|kv_dtype| Subject { kv_dtype, ..plain.clone() }));
+            cases.extend([DType::F16, DType::BF16].map(|kv_dtype| InvarianceCase { kv_dtype, ..plain.clone() }));
         }
-        subjects.push(plain);
+        cases.push(plain);
     }
     write_wide_model(folder);
     let prompt: Vec<u32> = (0..60).map(|i| (i * i * 7 + i * 3) % 96).collect();
-    subjects.extend(KvMemory::FORMATS.map(|kv_dtype| Subject {
+    cases.extend(KvMemory::FORMATS.map(|kv_dtype| InvarianceCase {
         name: "wide heads".into(),
         path: folder.to_owned(),
         kv_dtype,
         prompt: prompt.clone(),
     }));
-    subjects
+    cases
 }
 
 /// A Llama of two layers and random weights: the goldens' heads are too narrow for blocks of 32.
@@ -74,7 +73,7 @@ fn write_wide_model(folder: &Path) {
             .map(|(name, shape)| (format!("model.layers.{layer}.{name}"), shape)),
         );
     }
-    let mut numbers = Numbers(4);
+    let mut random = RandomData(4);
     let (mut header, mut data) = (Map::new(), Vec::new());
     for (name, shape) in shapes {
         let len = shape.iter().product();
@@ -82,7 +81,7 @@ fn write_wide_model(folder: &Path) {
         let scale = if shape.len() == 1 { 0.1 } else { 1.0 / (shape[1] as f32).sqrt() };
         let offset = if shape.len() == 1 { 1.0 } else { 0.0 };
         let start = data.len();
-        data.extend(numbers.normals(len).iter().flat_map(|x| (x * scale + offset).to_le_bytes()));
+        data.extend(random.normals(len).iter().flat_map(|x| (x * scale + offset).to_le_bytes()));
         let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
         header.insert(format!("{name}.weight"), entry);
     }

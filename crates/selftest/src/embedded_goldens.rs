@@ -1,0 +1,67 @@
+//! The goldens' files inside the program, for machines that have no checkout of the repository.
+
+use std::path::Path;
+
+use crate::Golden;
+
+/// The name of a golden, and the name and content of each of its files.
+type Files = (&'static str, [(&'static str, &'static [u8]); 4]);
+
+macro_rules! golden {
+    ($name:literal) => {
+        (
+            $name,
+            [
+                golden!($name, "config.json"),
+                golden!($name, "golden.json"),
+                golden!($name, "logits.bin"),
+                golden!($name, "model.safetensors"),
+            ],
+        )
+    };
+    ($name:literal, $file:literal) => {
+        ($file, include_bytes!(concat!("../fixtures/goldens/", $name, "/", $file)))
+    };
+}
+
+static GOLDENS: [Files; 23] = [
+    golden!("gemma2"),
+    golden!("gemma3"),
+    golden!("gemma3-old"),
+    golden!("gpt2"),
+    golden!("llama-bias"),
+    golden!("llama-linear"),
+    golden!("llama2"),
+    golden!("llama3"),
+    golden!("llama3-old"),
+    golden!("mistral"),
+    golden!("mixtral"),
+    golden!("phi3"),
+    golden!("phi3-longrope"),
+    golden!("phi4-mini"),
+    golden!("qwen2"),
+    golden!("qwen2-window"),
+    golden!("qwen2-yarn"),
+    golden!("qwen3"),
+    golden!("qwen3-moe"),
+    golden!("qwen3-moe-mixed"),
+    golden!("qwen3-moe-step"),
+    golden!("smollm2"),
+    golden!("xglm"),
+];
+
+/// The names of all embedded goldens.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    GOLDENS.iter().map(|golden| golden.0)
+}
+
+/// Writes the files of the golden `name` into a folder below `parent`, from where a checkpoint can be opened.
+pub(crate) fn write(name: &str, parent: &Path) -> Golden {
+    let (_, files) = GOLDENS.iter().find(|golden| golden.0 == name).expect("the name of an embedded golden");
+    let folder = parent.join(name);
+    std::fs::create_dir_all(&folder).expect("a folder that can be written");
+    for (file, bytes) in files {
+        std::fs::write(folder.join(file), bytes).expect("a file that can be written");
+    }
+    Golden::read(&folder)
+}

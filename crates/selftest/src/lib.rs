@@ -1,0 +1,117 @@
+//! Checks of a device against formulas and against the reference implementation: `pellucid selftest` and the tests of every backend.
+//!
+//! The goldens are part of the program, so that it can check a machine that has neither a compiler nor this repository. A check fails by
+//! panicking, like a test, and its report is the message of the panic. This crate knows no device: callers hand it a `Backend`.
+
+#![forbid(unsafe_code)]
+
+mod embedded_goldens;
+mod event_collector;
+mod golden;
+mod runner;
+pub mod suites;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pellucid_model::Model;
+use pellucid_tensor::Backend;
+
+pub use event_collector::{EventCollector, Outcome};
+pub use golden::{Golden, goldens, goldens_folder};
+pub use runner::{Runner, TestSequence};
+
+use crate::suites::{batch_invariance, digests, fused_operations, look_ahead, models, operations};
+
+/// The result of one check.
+#[derive(Debug)]
+pub struct Report {
+    pub name: String,
+    pub took: Duration,
+    /// The message of the failed assertion; `None` for a check that passed.
+    pub failure: Option<String>,
+}
+
+/// Runs every check and passes each report to `tell` as soon as it is known. `folder` is an empty folder for the goldens' files.
+///
+/// Each golden runs twice. With its weights widened to f32, the device must agree with the reference as closely as any other. With its
+/// weights as stored, a device that rounds activations to the weights' 16 bits is allowed the effect of that rounding.
+///
+/// `keeps_bits` is false for a device in its fast mode, which does not guarantee batch invariance.
+pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &mut dyn FnMut(&Report)) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut check = |name: &str, body: &dyn Fn()| {
+        let start = Instant::now();
+        let failure = catch_unwind(AssertUnwindSafe(body)).err().map(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
+        });
+        reports.push(Report { name: name.to_owned(), took: start.elapsed(), failure });
+        tell(reports.last().expect("pushed above"));
+    };
+    for (name, body) in operations::checks() {
+        check(name, &|| body(&**backend));
+    }
+    check("weights uploaded in many pieces", &|| operations::large_weights(&**backend));
+    if keeps_bits {
+        check_bits(&**backend, &mut check);
+    }
+    let digests_rows = backend.digest_len(1).is_some();
+    if digests_rows {
+        check("digests equal the sampler's, to the bit", &|| digests::digests_equal_the_samplers(&**backend));
+        check("digests at the end of replayed steps", &|| {
+            models::digests_of_steps(backend, &embedded_goldens::write("llama3", folder));
+        });
+    }
+    if keeps_bits && digests_rows && backend.runs_ahead() {
+        for name in ["llama3", "qwen3-moe", "gpt2"] {
+            check(&format!("looking ahead gives the same replies, {name}"), &|| {
+                let golden = embedded_goldens::write(name, folder);
+                let load =
+                    || -> Box<dyn Model> { Box::new(Runner::load(&golden.folder, backend.clone(), None, 1).model) };
+                look_ahead::look_ahead_keeps_replies(&load, backend);
+            });
+        }
+    }
+    // A device that keeps rows of logits in its own memory also fuses operations on wide rows, which no golden has.
+    if keeps_bits && digests_rows {
+        for scheme in ["bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m"] {
+            let name = format!("wide layers have the same bits in any chunks, {scheme}");
+            check(&name, &|| models::wide_layers(backend, "llama-3.1-8b", scheme));
+        }
+        for scheme in ["bf16", "q8_0", "q4_k_m"] {
+            let name = format!("wide experts have the same bits in any chunks, {scheme}");
+            check(&name, &|| models::wide_layers(backend, "qwen3-30b-a3b", scheme));
+        }
+    }
+    for name in embedded_goldens::names() {
+        check(&format!("model {name}, in f32"), &|| {
+            let golden = embedded_goldens::write(name, &folder.join("widened"));
+            models::matches_golden_in_f32(backend, &golden, keeps_bits);
+        });
+        check(&format!("model {name}, as stored"), &|| {
+            models::matches_golden_as_stored(backend, &embedded_goldens::write(name, folder), keeps_bits);
+        });
+    }
+    reports
+}
+
+/// Checks that the bits of a row depend neither on the other rows of the batch nor on which operations were fused.
+fn check_bits(backend: &dyn Backend, check: &mut dyn FnMut(&str, &dyn Fn())) {
+    check("a row has the same bits alone and among few", &|| batch_invariance::few_linear_rows(backend));
+    check("a row has the same bits alone and among many", &|| batch_invariance::many_linear_rows(backend));
+    check("experts give the same bits to a row alone and among many", &|| batch_invariance::expert_rows(backend));
+    check("attention has the same bits alone and in a chunk", &|| {
+        batch_invariance::attention_rows(backend);
+        batch_invariance::attention_rows_of_many_heads(backend);
+    });
+    check("a gated product equals two products and a gate", &|| fused_operations::gated_equals_its_parts(backend));
+    check("a joined input equals an addition, a norm and products", &|| {
+        fused_operations::joined_input_equals_its_parts(backend);
+    });
+    check("fused attention equals rotating, storing and attending", &|| {
+        fused_operations::attend_equals_its_parts(backend);
+    });
+}

@@ -1,0 +1,88 @@
+//! The plainest way to run a model: explicit chunks and block tables, without an engine.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
+use pellucid_tensor::{Backend, DType, RowQuery};
+
+/// A loaded model with KV memory of its own, driven chunk by chunk.
+#[derive(Debug)]
+pub struct Runner {
+    pub model: Decoder,
+    pub kv: KvMemory,
+}
+
+/// One sequence: its blocks in any order, and how many positions are stored.
+#[derive(Debug, Clone)]
+pub struct TestSequence {
+    pub blocks: Vec<u32>,
+    pub len: usize,
+}
+
+impl Runner {
+    /// With keys and values in f32, as the reference has them.
+    pub fn load(path: &Path, backend: Arc<dyn Backend>, context_len: Option<usize>, num_blocks: usize) -> Runner {
+        Runner::load_with(path, backend, context_len, num_blocks, DType::F32)
+    }
+
+    pub fn load_with(
+        path: &Path,
+        backend: Arc<dyn Backend>,
+        context_len: Option<usize>,
+        num_blocks: usize,
+        kv_dtype: DType,
+    ) -> Runner {
+        let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Runner::of(&checkpoint, backend, context_len, num_blocks, kv_dtype)
+    }
+
+    /// A model that need not be in a file.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        context_len: Option<usize>,
+        num_blocks: usize,
+        kv_dtype: DType,
+    ) -> Runner {
+        let model = Decoder::load(checkpoint, backend.clone(), LoadOptions { context_len }, &mut |_, _| ())
+            .unwrap_or_else(|error| panic!("{error}"));
+        let kv = KvMemory::new(model.config(), &*backend, kv_dtype, num_blocks, BLOCK_LEN)
+            .expect("enough memory for a tiny model, in a format that fits its heads");
+        Runner { model, kv }
+    }
+
+    /// Runs one step of several chunks and gives all their logits, row after row.
+    pub fn step(&mut self, chunks: &mut [(&mut TestSequence, &[u32])]) -> Vec<Vec<f32>> {
+        let logits = self.step_asking(chunks, &vec![None; chunks.len()]);
+        (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
+    }
+
+    /// The same, with what will do in place of the row of each chunk.
+    pub fn step_asking(&mut self, chunks: &mut [(&mut TestSequence, &[u32])], queries: &[Option<RowQuery>]) -> Logits {
+        let mut batch = Batch::default();
+        for ((sequence, ids), &query) in chunks.iter_mut().zip(queries) {
+            let (first_position, blocks, wanted) = (sequence.len, &sequence.blocks, 0..ids.len());
+            batch.push(Chunk { ids, first_position, blocks, wanted, query }, BLOCK_LEN);
+            sequence.len += ids.len();
+        }
+        let mut logits = Logits::default();
+        self.model.forward(&batch, &mut self.kv, &mut logits).expect("the batch is valid");
+        logits
+    }
+
+    /// Logits at every position of a prompt, computed in chunks of the given sizes (the last one repeats).
+    pub fn prompt(&mut self, prompt: &[u32], chunk_sizes: &[usize], blocks: Vec<u32>) -> Vec<f32> {
+        let mut sequence = TestSequence { blocks, len: 0 };
+        let mut logits = Vec::new();
+        let mut sizes =
+            chunk_sizes.iter().copied().chain(std::iter::repeat(*chunk_sizes.last().expect("a chunk size")));
+        while sequence.len < prompt.len() {
+            let size = sizes.next().expect("endless").min(prompt.len() - sequence.len);
+            let ids = &prompt[sequence.len..sequence.len + size];
+            logits.extend(self.step(&mut [(&mut sequence, ids)]).concat());
+        }
+        logits
+    }
+}

@@ -1,0 +1,13 @@
+//! The suites. Each compares a backend, or a model on it, with a formula, with the reference implementation, or with itself to the bit.
+
+pub mod batch_invariance;
+pub mod digests;
+pub mod fused_operations;
+mod harness;
+pub mod look_ahead;
+pub(crate) mod models;
+pub mod operations;
+mod random_data;
+mod tolerance;
+
+pub use random_data::RandomData;

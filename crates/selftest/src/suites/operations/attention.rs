@@ -1,0 +1,165 @@
+//! Attention over paged keys and values: head sizes, formats of KV memory, windows and soft caps.
+
+use pellucid_model::KvMemory;
+use pellucid_tensor::{Attention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, quant};
+
+use crate::suites::harness::Harness;
+use crate::suites::tolerance::{ROUNDING, close, dot, size_of_dot};
+
+/// One way to attend.
+#[derive(Debug, Clone, Copy)]
+struct AttentionCase {
+    dtype: DType,
+    shape: HeadShape,
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+}
+
+pub(super) fn attention(harness: &mut Harness<'_>) {
+    let sizes = [(4, 2, 64), (3, 1, 80), (2, 2, 96), (8, 2, 128), (4, 4, 256), (3, 3, 5)];
+    for (num_heads, num_kv_heads, head_size) in sizes {
+        for dtype in KvMemory::FORMATS.into_iter().filter(|dtype| dtype.bytes_for(head_size).is_some()) {
+            if !harness.has_kv(dtype) {
+                continue;
+            }
+            let shape = HeadShape { num_heads, num_kv_heads, head_size, block_len: 8 };
+            let plain = AttentionCase { dtype, shape, window: None, soft_cap: None };
+            attend_case(harness, &plain);
+            attend_case(harness, &AttentionCase { window: Some(11), ..plain });
+            attend_case(harness, &AttentionCase { window: Some(1), soft_cap: Some(2.0), ..plain });
+            attend_case(harness, &AttentionCase { shape: HeadShape { block_len: 32, ..shape }, ..plain });
+            if matches!(dtype, DType::F16 | DType::Q8_0) {
+                overflow(harness, dtype, head_size);
+            }
+        }
+    }
+}
+
+/// A key beyond the range of its format has no finite place in anybody's attention: it must not get the weight zero and vanish.
+fn overflow(harness: &mut Harness<'_>, dtype: DType, head_size: usize) {
+    const LEN: usize = 40;
+    let shape = HeadShape { num_heads: 2, num_kv_heads: 1, head_size, block_len: 32 };
+    let blocks = || harness.backend.zeros(dtype, 2, head_size * shape.block_len).expect("memory");
+    let mut kv = KvLayer { keys: blocks(), values: blocks() };
+    let mut keys = vec![0.5; LEN * head_size];
+    keys[3 * head_size] = -3e38;
+    let (keys, values) =
+        (harness.activation(&keys, head_size), harness.activation(&[0.25; LEN * 256][..LEN * head_size], head_size));
+    let slots: Vec<u32> = (0..LEN as u32).collect();
+    harness.backend.store_kv(StoreKv { keys: &keys, values: &values, slots: &slots, shape }, &mut kv).expect("store");
+    // Alone, and as a chunk.
+    for positions in [vec![39], (30..40).collect()] {
+        let cols = shape.num_heads * head_size;
+        let mut out = harness.zeros(positions.len(), cols);
+        let attention = Attention {
+            queries: &harness.activation(&vec![1.0; positions.len() * cols], cols),
+            kv: &kv,
+            positions: &positions,
+            sequences: &[SequenceSpan { rows: 0..positions.len(), blocks: 0..2 }],
+            block_tables: &[0, 1],
+            shape,
+            scale: 1.0,
+            soft_cap: None,
+            window: None,
+        };
+        harness.backend.attention(attention, &mut out).expect("attention");
+        assert!(
+            harness.read(&out).iter().all(|x| x.is_nan()),
+            "{dtype}, heads of {head_size}: a key beyond its range is lost"
+        );
+    }
+}
+
+/// What these numbers are after they were stored.
+fn stored(dtype: DType, numbers: &[f32]) -> Vec<f32> {
+    let mut bytes = vec![0; dtype.bytes_for(numbers.len()).expect("heads are whole blocks")];
+    quant::encode(dtype, numbers, &mut bytes);
+    let mut decoded = vec![0.0; numbers.len()];
+    quant::decode(dtype, &bytes, &mut decoded);
+    decoded
+}
+
+/// Two sequences in scattered blocks: one computes its last 3 positions, the other all of its 37 in one chunk.
+fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
+    let AttentionCase { dtype, shape, window, soft_cap } = *case;
+    let HeadShape { num_heads, num_kv_heads, head_size, block_len } = shape;
+    let tables: [Vec<u32>; 2] = [vec![9, 2, 7, 4, 11, 0], vec![3, 10, 1, 8, 5]];
+    let lens = [43usize, 37];
+    let chunk_starts = [40usize, 0];
+    let (kv_cols, cols) = (num_kv_heads * head_size, num_heads * head_size);
+    let keys = lens.map(|len| harness.random.normals(len * kv_cols));
+    let values = lens.map(|len| harness.random.normals(len * kv_cols));
+
+    let blocks = || harness.backend.zeros(dtype, 12, kv_cols * block_len).expect("memory");
+    let mut kv = KvLayer { keys: blocks(), values: blocks() };
+    for sequence in 0..2 {
+        let slots: Vec<u32> = (0..lens[sequence])
+            .map(|position| tables[sequence][position / block_len] * block_len as u32 + (position % block_len) as u32)
+            .collect();
+        let (keys, values) =
+            (harness.activation(&keys[sequence], kv_cols), harness.activation(&values[sequence], kv_cols));
+        harness
+            .backend
+            .store_kv(StoreKv { keys: &keys, values: &values, slots: &slots, shape }, &mut kv)
+            .expect("store");
+    }
+
+    // Everything after this is exact about what is stored: the rounding of keys and values is the format's own affair.
+    let keys = keys.map(|keys| stored(dtype, &keys));
+    let values = values.map(|values| stored(dtype, &values));
+    let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (chunk_starts[s]..lens[s]).map(move |p| (s, p))).collect();
+    let queries = harness.random.normals(rows.len() * cols);
+    let scale = 1.0 / (head_size as f32).sqrt();
+    let first = lens[0] - chunk_starts[0];
+    let attention = Attention {
+        queries: &harness.activation(&queries, cols),
+        kv: &kv,
+        positions: &rows.iter().map(|row| row.1 as u32).collect::<Vec<_>>(),
+        sequences: &[
+            SequenceSpan { rows: 0..first, blocks: 0..tables[0].len() },
+            SequenceSpan { rows: first..rows.len(), blocks: tables[0].len()..tables[0].len() + tables[1].len() },
+        ],
+        block_tables: &tables.concat(),
+        shape,
+        scale,
+        soft_cap,
+        window,
+    };
+    let mut out = harness.zeros(rows.len(), cols);
+    harness.backend.attention(attention, &mut out).expect("attention");
+
+    let mut expected = Vec::new();
+    for (row, &(sequence, position)) in rows.iter().enumerate() {
+        for head in 0..num_heads {
+            let query = &queries[row * cols + head * head_size..][..head_size];
+            let kv_head = head / (num_heads / num_kv_heads);
+            let at = |p: usize| p * kv_cols + kv_head * head_size;
+            let visible = window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1;
+            let weights: Vec<f64> = (visible.clone())
+                .map(|p| {
+                    let score = dot(query, &keys[sequence][at(p)..][..head_size]).0 * f64::from(scale);
+                    soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
+                })
+                .collect();
+            let total: f64 = weights.iter().sum();
+            // With keys and values of 16 bits a backend may round queries and weights to the same format: a score moves by so much of the
+            // size of its terms, its weight by as much, and by one rounding more; so does the sum that weights are divided by. What is
+            // stored in 8 bits may be multiplied in f16.
+            let unit = match dtype {
+                DType::F16 | DType::Q8_0 => 2f64.powi(-11),
+                DType::BF16 => 2f64.powi(-8),
+                _ => 0.0,
+            };
+            let largest = visible.clone().map(|p| size_of_dot(query, &keys[sequence][at(p)..][..head_size]));
+            let kept_rounding = 2.0 * unit * (1.0 + f64::from(scale) * largest.fold(0.0, f64::max));
+            for d in 0..head_size {
+                let terms =
+                    visible.clone().zip(&weights).map(|(p, w)| w / total * f64::from(values[sequence][at(p) + d]));
+                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                // Scores of order one are off by some roundings; so are their exponentials.
+                expected.push((sum, (size + 0.01) * 64.0 * ROUNDING + size * kept_rounding));
+            }
+        }
+    }
+    close(&format!("attention {case:?}"), &harness.read(&out), &expected);
+}

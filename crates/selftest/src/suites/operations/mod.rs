@@ -1,0 +1,48 @@
+//! One suite for every backend: each operation against its formula, written here in f64 with no regard for speed.
+//!
+//! Each check states its tolerance, as a multiple of the rounding that the operation's sums allow.
+
+mod attention;
+mod elementwise;
+mod experts;
+mod linear;
+
+use pellucid_tensor::Backend;
+
+pub use linear::{large_weights, rounds_activations};
+
+use super::harness::Harness;
+use super::random_data::RandomData;
+
+type Check = fn(&mut Harness<'_>);
+
+const CHECKS: [(&str, Check); 9] = [
+    ("linear, every format", linear::linear),
+    ("embed and gather", linear::embed),
+    ("rms norm, rows and heads", elementwise::rms_norm),
+    ("layer norm", elementwise::layer_norm),
+    ("add and soft cap", elementwise::add_and_cap),
+    ("activations and gates", elementwise::activations),
+    ("rope, both styles", elementwise::rope),
+    ("paged attention", attention::attention),
+    ("experts", experts::experts),
+];
+
+/// Runs the suite and gives the names of its checks. Panics at the first that fails, with what differed.
+pub fn run(backend: &dyn Backend) -> Vec<&'static str> {
+    let mut harness = Harness { backend, random: RandomData(1) };
+    CHECKS
+        .into_iter()
+        .map(|(name, check)| {
+            check(&mut harness);
+            name
+        })
+        .collect()
+}
+
+/// The names of the suite's checks, and a way to run each by itself.
+pub fn checks() -> impl Iterator<Item = (&'static str, impl Fn(&dyn Backend))> {
+    CHECKS.into_iter().map(|(name, check)| {
+        (name, move |backend: &dyn Backend| check(&mut Harness { backend, random: RandomData(1) }))
+    })
+}

@@ -1,0 +1,96 @@
+//! Random activations and weights for the suites, equal on every machine.
+
+use pellucid_tensor::{DType, HostWeight, quant};
+
+/// A deterministic source of test numbers.
+#[derive(Debug)]
+pub struct RandomData(pub u64);
+
+impl RandomData {
+    fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Roughly normal: the sum of four uniform numbers, scaled to unit variance.
+    fn normal(&mut self) -> f32 {
+        let sum: f64 = (0..4).map(|_| self.next() as f64 / u64::MAX as f64 - 0.5).sum();
+        (sum * 3f64.sqrt()) as f32
+    }
+
+    pub fn normals(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.normal()).collect()
+    }
+
+    /// Bytes of any format whose decoded numbers are finite and not too unequal.
+    pub fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
+        self.weight_scaled(dtype, rows, cols, MODEST)
+    }
+
+    /// With scales of that size where the format has them.
+    pub(super) fn weight_scaled(
+        &mut self,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        scales: ScaleBits,
+    ) -> (HostWeight, Vec<f32>) {
+        let bytes: Vec<u8> = match dtype {
+            DType::F32 => self.normals(rows * cols).iter().flat_map(|value| value.to_le_bytes()).collect(),
+            DType::BF16 => {
+                (0..rows * cols).flat_map(|_| ((self.normal().to_bits() >> 16) as u16).to_le_bytes()).collect()
+            }
+            // Sign, an exponent of 2^-3 to 1, any mantissa.
+            DType::F16 => (0..rows * cols)
+                .flat_map(|_| {
+                    let bits = self.next() as u16;
+                    ((bits & 0x83FF) | (12 + (bits >> 13) % 4) << 10).to_le_bytes()
+                })
+                .collect(),
+            _ => {
+                let len = dtype.bytes_for(rows * cols).expect("whole blocks");
+                let mut bytes: Vec<u8> = (0..len).map(|_| self.next() as u8).collect();
+                tame_scales(dtype, &mut bytes, scales);
+                bytes
+            }
+        };
+        let mut decoded = vec![0.0; rows * cols];
+        quant::decode(dtype, &bytes, &mut decoded);
+        assert!(decoded.iter().all(|value| value.is_finite()), "{dtype}: test weights are finite");
+        (HostWeight { dtype, rows, cols, bytes: bytes.into() }, decoded)
+    }
+}
+
+/// The bits of an f16 scale that all have in common, in its upper byte.
+pub(super) type ScaleBits = u8;
+
+/// 2^-8 to 2^-7, as a quantizer would choose them.
+pub(super) const MODEST: ScaleBits = 0x1c;
+/// 4 to 8: more than any model has.
+pub(super) const LARGE: ScaleBits = 0x44;
+
+/// Gives the f16 scales of each block their size; the rest of the block may be any bytes.
+fn tame_scales(dtype: DType, bytes: &mut [u8], scales: ScaleBits) {
+    let places: &[usize] = match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
+        DType::Q6_K => &[208],
+        // One byte of exponent.
+        DType::MXFP4 => &[],
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("plain formats have no scales"),
+    };
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &place in places {
+            block[place + 1] = scales | (block[place + 1] & 0x83);
+        }
+        if dtype == DType::MXFP4 {
+            block[0] = 122 + block[0] % 4;
+        }
+    }
+}

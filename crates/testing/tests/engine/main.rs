@@ -1,0 +1,8 @@
+//! The engine on the CPU: batch invariance, failures that end only their own requests, limits, and fairness between tenants.
+
+mod batch_invariance;
+mod failures;
+mod look_ahead;
+mod memory_shares;
+mod requests;
+mod support;

@@ -1,0 +1,198 @@
+//! What a request may ask for: limits, several choices, best-of, beam search, scored prompts, control messages, streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pellucid_engine::{
+    BeamParams, Control, EarlyStopping, EngineHandle, EngineOptions, Error, Event, FinishReason, Request,
+};
+use pellucid_sampling::SamplingParams;
+use pellucid_selftest::EventCollector;
+use pellucid_testing::FakeModel;
+
+use crate::support::{OPTIONS, fake, finish, request, serve};
+
+#[test]
+fn every_wish_is_answered_once_and_the_end_of_a_choice_by_that() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let collected = EventCollector::default();
+    let three = Request { num_choices: 3, best_of: 3, ..request(vec![1, 2, 3], 1) };
+    engine.submit(three, Box::new(collected.clone())).expect("it is accepted");
+    (0..4).for_each(|_| assert!(engine.step()));
+    let wishes = [Control::End { choice: 1 }, Control::Pause, Control::End { choice: 2 }, Control::Resume];
+    wishes.into_iter().for_each(|wish| collected.send_control(wish));
+    finish(&mut engine);
+    let outcome = collected.outcome();
+    assert_eq!(outcome.controls_applied, [12, 12], "the pause and its end, with four tokens of each choice");
+    let stop = Some(FinishReason::Stop);
+    assert_eq!(outcome.finish, [Some(FinishReason::MaxTokens), stop, stop]);
+}
+
+#[test]
+fn limits_are_kept_and_named() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let plain = |max_tokens| Request { max_tokens, ..Request::new(vec![1, 2, 3], SamplingParams::default()) };
+    let outcomes = serve(&mut engine, &[plain(Some(4)), plain(None)]);
+    assert_eq!((outcomes[0].tokens[0].len(), outcomes[0].finish[0]), (4, Some(FinishReason::MaxTokens)));
+    assert_eq!((outcomes[1].tokens[0].len(), outcomes[1].finish[0]), (57, Some(FinishReason::Context)));
+    let late = Request { deadline: Some(Duration::ZERO), ..plain(None) };
+    assert_eq!(serve(&mut engine, std::slice::from_ref(&late))[0].finish, [Some(FinishReason::Deadline)]);
+    for best_of in [3, 5] {
+        let several = Request { num_choices: 3, best_of, ..late.clone() };
+        assert_eq!(serve(&mut engine, &[several])[0].finish, [Some(FinishReason::Deadline); 3], "best of {best_of}");
+    }
+
+    let refused = |request: Request| {
+        let mut engine = fake(EngineOptions { num_blocks: 4, max_waiting: 1, ..OPTIONS }, |_| ());
+        engine.submit(request, Box::new(EventCollector::default())).expect_err("it is refused")
+    };
+    assert_eq!(refused(Request::new(vec![], SamplingParams::default())), Error::EmptyPrompt);
+    let long = Request::new(vec![1; 60], SamplingParams::default());
+    assert_eq!(refused(long), Error::PromptTooLong { prompt: 60, context: 60 });
+    let outside = Request::new(vec![1, 24], SamplingParams::default());
+    assert_eq!(refused(outside), Error::IdOutsideVocabulary { id: 24, vocab_size: 24 });
+    assert_eq!(refused(plain(None)), Error::ExceedsKvMemory { needed: 15, have: 4 });
+    assert!(matches!(refused(Request { num_choices: 0, ..plain(Some(1)) }), Error::OutOfRange { name: "n", .. }));
+    let mut engine = fake(EngineOptions { max_waiting: 1, ..OPTIONS }, |_| ());
+    engine.submit(plain(Some(1)), Box::new(EventCollector::default())).expect("the first waits");
+    let second = engine.submit(plain(Some(1)), Box::new(EventCollector::default()));
+    assert_eq!(second, Err(Error::QueueFull { waiting: 1 }));
+}
+
+#[test]
+fn several_choices_are_the_replies_of_their_seeds_and_best_of_takes_the_most_probable() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let prompt = vec![4, 5, 6, 7, 8];
+    let alone: Vec<Vec<u32>> =
+        (0..4).map(|i| serve(&mut engine, &[request(prompt.clone(), 10 + i)])[0].tokens[0].clone()).collect();
+    let together = &serve(&mut engine, &[Request { num_choices: 4, best_of: 4, ..request(prompt.clone(), 10) }])[0];
+    assert_eq!(together.tokens, alone);
+    let best = &serve(&mut engine, &[Request { num_choices: 2, best_of: 4, ..request(prompt, 10) }])[0];
+    let mean = |bits: &Vec<u32>| bits.iter().map(|&b| f64::from(f32::from_bits(b))).sum::<f64>() / bits.len() as f64;
+    let mut ranked: Vec<usize> = (0..4).collect();
+    ranked.sort_by(|&a, &b| mean(&together.logprob_bits[b]).total_cmp(&mean(&together.logprob_bits[a])));
+    assert_eq!(best.tokens, [alone[ranked[0]].clone(), alone[ranked[1]].clone()]);
+    let mut unreported = Request { num_choices: 2, best_of: 4, ..request(vec![4, 5, 6, 7, 8], 10) };
+    unreported.sampling.logprobs = None;
+    let same = &serve(&mut engine, &[unreported])[0];
+    assert_eq!(same.tokens, best.tokens, "log probabilities decide whether they are reported or not");
+    assert!(same.logprob_bits.iter().all(Vec::is_empty));
+}
+
+/// The model's own ln p of a token.
+fn ln_p(tokens: &[u32], next: u32) -> f64 {
+    let logits = FakeModel::logits_after(tokens.iter().copied(), 24);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    f64::from(logits[next as usize]) - sum.ln()
+}
+
+#[test]
+fn best_of_counts_the_token_that_ended_a_reply() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let mut num_empty = 0;
+    for seed in 0..40 {
+        let mut several = Request { num_choices: 4, best_of: 4, ..request(vec![4, 5, 6], 4 * seed) };
+        several.sampling.end_ids = vec![23];
+        several.sampling.logit_bias = vec![(23, 3.0)];
+        let made = &serve(&mut engine, std::slice::from_ref(&several))[0];
+        let mean = |choice: usize| {
+            let mut tokens = several.prompt.clone();
+            let ends = (made.finish[choice] == Some(FinishReason::End)).then_some(23);
+            let drawn: Vec<u32> = made.tokens[choice].iter().copied().chain(ends).collect();
+            let mut total = 0.0;
+            for &next in &drawn {
+                total += ln_p(&tokens, next);
+                tokens.push(next);
+            }
+            total / drawn.len() as f64
+        };
+        let best = (0..4).max_by(|&a, &b| mean(a).total_cmp(&mean(b)).then(b.cmp(&a))).expect("four of them");
+        let found = &serve(&mut engine, &[Request { num_choices: 1, ..several.clone() }])[0];
+        assert_eq!(found.tokens[0], made.tokens[best], "seed {seed}");
+        num_empty += usize::from(made.tokens.iter().any(Vec::is_empty) && !made.tokens[best].is_empty());
+    }
+    assert!(num_empty > 5, "a reply that ended at once lost {num_empty} times");
+}
+
+#[test]
+fn a_search_to_the_end_of_the_context_is_one_of_as_many_tokens() {
+    let beams = BeamParams { width: 3, num_returned: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
+    for end_ids in [vec![], vec![5]] {
+        let sampling = SamplingParams { end_ids, ..SamplingParams::default() };
+        let search =
+            |max_tokens| Request { max_tokens, beams: Some(beams), ..Request::new(vec![1, 2, 3], sampling.clone()) };
+        let outcomes = serve(&mut fake(OPTIONS, |_| ()), &[search(None), search(Some(57)), search(Some(1000))]);
+        assert_eq!(outcomes[0].beams.len(), 2);
+        assert_eq!(outcomes[0].beams, outcomes[1].beams);
+        assert_eq!(outcomes[0].beams, outcomes[2].beams);
+        if sampling.end_ids.is_empty() {
+            assert_eq!(outcomes[0].beams[0].ids.len(), 57);
+            let reasons = [FinishReason::Context, FinishReason::MaxTokens, FinishReason::Context];
+            assert!(outcomes.iter().zip(reasons).all(|(outcome, reason)| outcome.finish == [Some(reason)]));
+        }
+    }
+}
+
+#[test]
+fn a_search_counts_the_tokens_of_all_its_beams() {
+    let beams = BeamParams { width: 3, num_returned: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
+    for max_tokens in [1, 8] {
+        let sampling = SamplingParams::default();
+        let search =
+            Request { max_tokens: Some(max_tokens), beams: Some(beams), ..Request::new(vec![1, 2, 3], sampling) };
+        let stats = serve(&mut fake(OPTIONS, |_| ()), &[search])[0].stats.expect("it ended well");
+        assert_eq!(stats.output_tokens, 3 * max_tokens);
+    }
+}
+
+#[test]
+fn prompts_can_be_scored() {
+    // Together they are more rows than one step scores.
+    let mut engine = fake(EngineOptions { step_tokens: 512, chunk_len: 64, ..OPTIONS }, |_| ());
+    let prompt: Vec<u32> = (0..37).map(|i| i * 5 % 24).collect();
+    let scored = Request { score_prompt: true, max_tokens: Some(1), ..request(prompt.clone(), 0) };
+    let outcomes = serve(&mut engine, &vec![scored; 7]);
+    assert_eq!(outcomes[0].prompt_logprobs.len(), 36);
+    for other in &outcomes[1..] {
+        assert_eq!(outcomes[0].prompt_logprobs, other.prompt_logprobs, "nothing was skipped for being cached");
+    }
+    for (i, found) in outcomes[0].prompt_logprobs.iter().enumerate() {
+        let logits = FakeModel::logits_after(prompt[..=i].iter().copied(), 24);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let expected = f64::from(logits[prompt[i + 1] as usize]) - sum.ln();
+        assert!((f64::from(*found) - expected).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn a_dropped_stream_frees_its_blocks_and_the_handle_serves_many() {
+    [false, true].into_iter().for_each(serve_streams);
+}
+
+fn serve_streams(is_asynchronous: bool) {
+    let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |model| model.is_asynchronous = is_asynchronous)));
+    let endless = Request { max_tokens: None, ..request(vec![1, 2, 3], 1) };
+    let stream = handle.submit(endless).expect("accepted");
+    let first = std::iter::from_fn(|| stream.next_event()).find(|event| matches!(event, Event::Token(_)));
+    assert!(first.is_some());
+    drop(stream);
+    let threads: Vec<_> = (0..8)
+        .map(|i| {
+            let handle = handle.clone();
+            std::thread::spawn(move || {
+                let stream = handle.submit(request(vec![i, 2, 3], 5)).expect("accepted");
+                std::iter::from_fn(|| stream.next_event()).filter(|event| matches!(event, Event::Token(_))).count()
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().expect("no panic"), 10);
+    }
+    let stats = handle.stats().expect("it runs");
+    assert_eq!((stats.blocks_in_use, stats.num_running), (0, 0));
+    assert_eq!(stats.finished_requests + stats.cancelled_requests, 9);
+    // A handle that goes away in the middle of a reply leaves nothing behind either: debug builds would panic on a lost block.
+    let unfinished = handle.submit(Request { max_tokens: None, ..request(vec![9], 1) }).expect("accepted");
+    drop(handle);
+    drop(unfinished);
+}
