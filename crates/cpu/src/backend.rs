@@ -13,9 +13,9 @@ use pellucid_tensor::{
 use crate::attention;
 use crate::bandwidth::read_bandwidth;
 use crate::free_memory::free_memory;
-use crate::matmul::{LinearWeight, MAX_PRODUCTS, Multiplier, Product, Source, decoded};
+use crate::matmul::{InputRows, LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
 use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
-use crate::ops::experts::{Choice, ExpertRoom};
+use crate::ops::experts::{Choice, ExpertBuffers};
 use crate::ops::{elementwise, norm, rope};
 use crate::pool::{Pool, ThreadRefused};
 use crate::simd::{Isa, Level, with_simd};
@@ -40,7 +40,7 @@ pub struct CpuBackend {
     level: Level,
     pool: Pool,
     multiplier: Multiplier,
-    experts: Mutex<ExpertRoom>,
+    experts: Mutex<ExpertBuffers>,
     /// Weights without kernels of their own, by the names of their formats.
     decoded: Mutex<BTreeMap<&'static str, usize>>,
 }
@@ -112,11 +112,11 @@ impl CpuBackend {
     }
 
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
-        let x = Source::rows(x, linear.weight.cols());
+        let x = InputRows::rows(x, linear.weight.cols());
         self.multiplier.run(&self.pool, x, &[product(linear, out)]);
     }
 
-    fn multiply_gated(&self, x: Source<'_>, [gate, up]: [(&Linear, &mut [f32]); 2], activation: Activation) {
+    fn multiply_gated(&self, x: InputRows<'_>, [gate, up]: [(&Linear, &mut [f32]); 2], activation: Activation) {
         let cols = gate.0.weight.rows();
         let products = [product(gate.0, gate.1), product(up.0, up.1)];
         if self.multiplier.run_gated(&self.pool, x, &products, activation) {
@@ -130,9 +130,9 @@ impl CpuBackend {
 }
 
 /// Calls `f` with the rows of an input. What is to be computed of them, `f` does where it reads them.
-fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(Source<'_>)) {
+fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(InputRows<'_>)) {
     match input {
-        Input::Rows(x) => f(Source::rows(floats(x), x.cols())),
+        Input::Rows(x) => f(InputRows::rows(floats(x), x.cols())),
         Input::Joined { update, hidden, weight, eps, normed } => {
             let cols = update.cols();
             assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), cols));
@@ -151,7 +151,7 @@ fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(Source<'_>)) {
                 }
             };
             // SAFETY: the tensor stays borrowed here, and nothing else uses it meanwhile.
-            f(unsafe { Source::computed(normed, cols, num_rows, &join) });
+            f(unsafe { InputRows::computed(normed, cols, num_rows, &join) });
         }
     }
 }
@@ -401,7 +401,7 @@ impl Backend for CpuBackend {
         assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
         let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
         let mut room = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let ExpertRoom { choices, rows, gate, up, down } = &mut *room;
+        let ExpertBuffers { choices, rows, gate, up, down } = &mut *room;
         choices.choose(logits, num_experts, mlp.routing);
         let out = floats_mut(out);
         out.fill(0.0);
@@ -414,7 +414,7 @@ impl Backend for CpuBackend {
             let (gate, up) = (&mut gate.grow(gated)[..gated], &mut up.grow(gated)[..gated]);
             self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
             let products = [(&expert.gate, &mut *gate), (&expert.up, up)];
-            self.multiply_gated(Source::rows(rows, hidden), products, mlp.activation);
+            self.multiply_gated(InputRows::rows(rows, hidden), products, mlp.activation);
             self.matmul(gate, &expert.down, down);
             self.for_each(num_rows, hidden, |i| {
                 let Choice { row, weight, .. } = chosen[i];

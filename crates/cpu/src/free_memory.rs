@@ -9,7 +9,7 @@ pub(crate) fn free_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let available = available_in(&read(Path::new("/proc/meminfo"))?)?;
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let left = places(&groups).iter().filter_map(|place| place.left(&read)).min();
+    let left = cgroups_of(&groups).iter().filter_map(|place| place.left(&read)).min();
     Some(left.map_or(available, |left| left.min(available)))
 }
 
@@ -28,7 +28,7 @@ fn available_in(meminfo: &str) -> Option<u64> {
 /// Where a group says what it may take and what it has taken. The two versions of these groups differ in names alone.
 #[cfg(target_os = "linux")]
 #[derive(Debug, PartialEq)]
-struct Place {
+struct Cgroup {
     folder: PathBuf,
     limit: &'static str,
     used: &'static str,
@@ -37,7 +37,7 @@ struct Place {
 }
 
 #[cfg(target_os = "linux")]
-impl Place {
+impl Cgroup {
     /// `None` where there is no such group, or no limit. Version 1 has a limit beyond all memory instead.
     fn left(&self, read: &impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let number = |name: &str| read(&self.folder.join(name))?.trim().parse::<u64>().ok();
@@ -59,7 +59,7 @@ impl Place {
 ///
 /// In a container the path may be that of the host, of which nothing is to be seen; its own group is then the root of what is.
 #[cfg(target_os = "linux")]
-fn places(groups: &str) -> Vec<Place> {
+fn cgroups_of(groups: &str) -> Vec<Cgroup> {
     let mut found = Vec::new();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -73,7 +73,7 @@ fn places(groups: &str) -> Vec<Place> {
             continue;
         };
         for above in Path::new(path.trim_start_matches('/')).ancestors() {
-            found.push(Place { folder: Path::new(root).join(above), limit, used, files });
+            found.push(Cgroup { folder: Path::new(root).join(above), limit, used, files });
         }
     }
     found
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn every_group_above_a_process_may_confine_it_and_files_do_not_count() {
         let groups = "5:cpu,cpuacct:/a\n4:memory:/box\n0::/user.slice/one.service\nnonsense\n";
-        let folders: Vec<PathBuf> = places(groups).into_iter().map(|place| place.folder).collect();
+        let folders: Vec<PathBuf> = cgroups_of(groups).into_iter().map(|place| place.folder).collect();
         let expected = [
             "/sys/fs/cgroup/memory/box",
             "/sys/fs/cgroup/memory/",
@@ -115,7 +115,7 @@ mod tests {
         let read = |path: &Path| {
             files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, content)| (*content).to_string())
         };
-        let left: Vec<Option<u64>> = places(groups).iter().map(|place| place.left(&read)).collect();
+        let left: Vec<Option<u64>> = cgroups_of(groups).iter().map(|place| place.left(&read)).collect();
         assert_eq!(left, [Some(9_223_372_036_854_767_616), None, None, Some(700), None]);
     }
 }

@@ -5,15 +5,15 @@
 mod attention;
 mod backend;
 mod bandwidth;
-mod cores;
+mod core_affinity;
 mod free_memory;
+mod idle_prefetch;
 mod math;
 mod matmul;
 mod memory;
 mod ops;
 mod pool;
 mod simd;
-mod soon;
 
 pub use backend::{CpuBackend, CpuOptions, Unusable};
 pub use simd::Isa;

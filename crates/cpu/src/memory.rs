@@ -225,18 +225,18 @@ pub(crate) struct Buffer<T> {
 ///
 /// # Safety
 /// Every pattern of bytes is a value, and the type is no stricter than a cache line in its alignment.
-pub(crate) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait AnyBits: Copy {}
 
 macro_rules! plain {
     ($($number:ty)*) => {
         // SAFETY: numbers have no invalid patterns.
-        $(unsafe impl Plain for $number {})*
+        $(unsafe impl AnyBits for $number {})*
     };
 }
 plain!(i8 i16 u16 i32 f32);
 
 // SAFETY: an array has no invalid patterns when its elements have none.
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: AnyBits, const N: usize> AnyBits for [T; N] {}
 
 impl<T> Default for Buffer<T> {
     fn default() -> Self {
@@ -244,7 +244,7 @@ impl<T> Default for Buffer<T> {
     }
 }
 
-impl<T: Plain> Buffer<T> {
+impl<T: AnyBits> Buffer<T> {
     /// Makes room for at least `len` numbers. What the buffer held is lost when it grows: the new room is all zeros.
     ///
     /// # Panics
@@ -257,13 +257,13 @@ impl<T: Plain> Buffer<T> {
             self.memory = Some(memory);
         }
         let bytes = self.memory.as_mut().map_or(&mut [][..], HostMemory::bytes_mut);
-        // SAFETY: any bytes are valid numbers by the promise of `Plain`; the memory begins on a cache line.
+        // SAFETY: any bytes are valid numbers by the promise of `AnyBits`; the memory begins on a cache line.
         let (_, numbers, _) = unsafe { bytes.align_to_mut() };
         numbers
     }
 }
 
-impl<T: Plain> std::ops::Deref for Buffer<T> {
+impl<T: AnyBits> std::ops::Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {

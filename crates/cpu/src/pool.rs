@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::cores;
-use crate::soon::{Soon, Way};
+use crate::core_affinity;
+use crate::idle_prefetch::{NextWeights, PrefetchPath};
 
 /// Polls before a thread goes to sleep: around 50 microseconds, longer than the gap between two operations of a step, and short
 /// enough that a program beside us hardly notices.
@@ -42,7 +42,7 @@ struct Job {
     /// Whether pairs of threads have stretches of the tasks; else all take the next one.
     both_ends: bool,
     /// What is read after this job, where that is known.
-    soon: Option<Soon>,
+    next_weights: Option<NextWeights>,
 }
 
 /// A value on a cache line of its own, so that threads that poll one do not slow down those that count in another.
@@ -101,7 +101,7 @@ impl Pool {
     /// Where there are as many threads as cores that the program may use, each worker stays on one core. With fewer threads the operating
     /// system chooses: another program may have made the same choice.
     pub(crate) fn new(num_threads: usize) -> Result<Self, ThreadRefused> {
-        let cores = cores::allowed_cores();
+        let cores = core_affinity::allowed_cores();
         let own_core = |worker: usize| (cores.len() == num_threads).then(|| cores[worker]);
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
@@ -118,7 +118,7 @@ impl Pool {
             let (shared, core) = (pool.shared.clone(), own_core(i));
             let worker = std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || {
                 if let Some(core) = core {
-                    cores::stay_on(core);
+                    core_affinity::stay_on(core);
                 }
                 work(&shared, i);
             });
@@ -136,18 +136,24 @@ impl Pool {
         self.run_job(num_tasks, false, None, &|i, _| task(i));
     }
 
-    /// The same, but threads take tasks from both ends of their stretches. Threads that have to wait fetch what is read `soon`, in the same
+    /// The same, but threads take tasks from both ends of their stretches. Threads that have to wait fetch what is read `next_weights`, in the same
     /// manner.
     pub(crate) fn run_from_both_ends(
         &self,
         num_tasks: usize,
-        soon: Option<Soon>,
+        next_weights: Option<NextWeights>,
         task: &(dyn Fn(usize, Direction) + Sync),
     ) {
-        self.run_job(num_tasks, true, soon, task);
+        self.run_job(num_tasks, true, next_weights, task);
     }
 
-    fn run_job(&self, num_tasks: usize, both_ends: bool, soon: Option<Soon>, task: &(dyn Fn(usize, Direction) + Sync)) {
+    fn run_job(
+        &self,
+        num_tasks: usize,
+        both_ends: bool,
+        next_weights: Option<NextWeights>,
+        task: &(dyn Fn(usize, Direction) + Sync),
+    ) {
         if self.workers.is_empty() || num_tasks <= 1 {
             (0..num_tasks).for_each(|i| task(i, Direction::Up));
             return;
@@ -157,7 +163,7 @@ impl Pool {
         // SAFETY: only the lifetime changes. The reference is used by workers between here and the wait below, which outlasts them.
         let task: *const (dyn Fn(usize, Direction) + Sync + 'static) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize, Direction) + Sync), _>(task) };
-        let job = Job { task, num_tasks, both_ends, soon };
+        let job = Job { task, num_tasks, both_ends, next_weights };
         // SAFETY: the previous job was closed and left by every worker before `run` returned.
         unsafe { *shared.job.get() = Some(job) };
         shared.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
@@ -165,13 +171,14 @@ impl Pool {
         take_tasks(shared, job, 0);
         // Whoever has not come by now need not come.
         shared.state.0.store(shared.state.0.load(Ordering::Relaxed) & !OPEN, Ordering::SeqCst);
-        let mut way = soon.map_or(Way::default(), |soon| soon.way(0, shared.num_threads));
+        let mut path =
+            next_weights.map_or(PrefetchPath::default(), |next_weights| next_weights.path(0, shared.num_threads));
         // These lines arrive while the caller prepares the next job.
-        (0..LINES_AT_ONCE).for_each(|_| _ = way.fetch());
+        (0..LINES_AT_ONCE).for_each(|_| _ = path.fetch());
         let mut spins = 0;
         for inside in &shared.inside {
             while inside.0.load(Ordering::SeqCst) {
-                if way.fetch() {
+                if path.fetch() {
                     continue;
                 }
                 spins += 1;
@@ -253,14 +260,14 @@ fn take_stretch(
 /// What a worker does; they are numbered from one.
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
-    let mut way = Way::default();
+    let mut path = PrefetchPath::default();
     let inside = &shared.inside[worker - 1].0;
-    while join_next(shared, inside, &mut seen, &mut way) {
+    while join_next(shared, inside, &mut seen, &mut path) {
         // SAFETY: the worker has joined, so the job is there and is not written again before it has left.
         if let Some(job) = unsafe { *shared.job.get() } {
             take_tasks(shared, job, worker);
-            if let Some(soon) = job.soon {
-                way = soon.way(worker, shared.num_threads);
+            if let Some(next_weights) = job.next_weights {
+                path = next_weights.path(worker, shared.num_threads);
             }
         }
         inside.store(false, Ordering::Release);
@@ -268,14 +275,14 @@ fn work(shared: &Shared, worker: usize) {
 }
 
 /// Waits for a job that this worker has not seen and joins it; false when the pool ends.
-fn join_next(shared: &Shared, inside: &AtomicBool, seen: &mut u64, way: &mut Way) -> bool {
+fn join_next(shared: &Shared, inside: &AtomicBool, seen: &mut u64, path: &mut PrefetchPath) -> bool {
     let stop = || shared.stop.load(Ordering::SeqCst);
     let mut spins = 0;
     while spins < SPINS_BEFORE_SLEEP {
         if try_join(shared, inside, seen) {
             return true;
         }
-        if !way.fetch() {
+        if !path.fetch() {
             spins += 1;
             std::hint::spin_loop();
         }

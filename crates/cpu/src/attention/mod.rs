@@ -3,7 +3,7 @@
 //! For a query q at position p and the visible positions j: `out = sum_j softmax_j(cap(scale * q·k_j)) v_j`.
 //!
 //! The law. Positions are cut into spans of [`SPAN`], whose edges are absolute. Within a span a row takes the largest of its scores,
-//! then exponentials, their sum and the weighted sum of values, each in one fixed order ([`kernel`]); spans are joined in ascending
+//! then exponentials, their sum and the weighted sum of values, each in one fixed order ([`softmax`]); spans are joined in ascending
 //! order ([`state`]). So the bits of a row depend on its query, its position and the stored keys and values: a row among 512 of a
 //! prompt, the same row alone, one thread or many, all do the same arithmetic. Where a block lies plays no part.
 //!
@@ -11,16 +11,16 @@
 //! One row is bound by memory; a chunk of rows is a matrix product and bound by arithmetic: of f32 by vectors, or, with AMX and keys and
 //! values of 16 bits, of bf16 in two parts (`tiles`).
 
-mod fresh;
-mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod decoded_tile;
+mod kv_layout;
 mod lanes;
-mod pages;
+mod new_rows;
 mod plan;
+mod softmax;
 mod span;
 mod state;
-mod tile;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,9 +30,9 @@ use pellucid_tensor::{Attend, Attention, DType, HeadShape, KvLayer, SequenceSpan
 use crate::memory::{SharedOutput, floats, floats_mut};
 use crate::pool::{Direction, Pool};
 use crate::simd::Level;
-use fresh::{Fresh, Kind, Turn};
-use lanes::{Kernel, Lanes};
-use pages::{Layout, Memory};
+use kv_layout::{KvBytes, KvLayout};
+use lanes::{LaneKernel, Lanes};
+use new_rows::{KeyOrValue, NewRows, Rotation};
 use plan::{Piece, Plan};
 use span::{Queries, Span, Workspace};
 use state::State;
@@ -42,11 +42,11 @@ const SPAN: usize = 512;
 
 /// Numbers that begin on a cache line, so that no vector of them crosses one: that would halve the speed of every load.
 #[derive(Debug, Default)]
-struct Room(Vec<f32>);
+struct AlignedFloats(Vec<f32>);
 
-impl Room {
+impl AlignedFloats {
     /// Room for `len` numbers; what they are is not promised.
-    fn room_for(&mut self, len: usize) -> &mut [f32] {
+    fn with_len(&mut self, len: usize) -> &mut [f32] {
         if self.0.len() < len + lanes::LANES {
             self.0.resize(len + lanes::LANES, 0.0);
         }
@@ -60,11 +60,11 @@ impl Room {
 struct Call<'a> {
     queries: &'a [f32],
     /// By how much they turn first.
-    turn: Option<Turn<'a>>,
+    turn: Option<Rotation<'a>>,
     /// What is stored first, where that is part of the call.
-    fresh: Option<Fresh<'a>>,
-    memory: Memory,
-    layout: Layout,
+    fresh: Option<NewRows<'a>>,
+    memory: KvBytes,
+    layout: KvLayout,
     positions: &'a [u32],
     sequences: &'a [SequenceSpan],
     block_tables: &'a [u32],
@@ -80,10 +80,10 @@ thread_local! {
 
 /// Writes every row's keys and values into their slots.
 pub(crate) fn store(level: Level, pool: &Pool, store: &StoreKv<'_>, kv: &mut KvLayer) {
-    let layout = Layout::new(level, kv_dtype(kv), store.shape);
-    let fresh = Fresh::new(&layout, None, store.keys, store.values, store.slots);
+    let layout = KvLayout::new(level, kv_dtype(kv), store.shape);
+    let fresh = NewRows::new(&layout, None, store.keys, store.values, store.slots);
     // SAFETY: the layer is borrowed here.
-    unsafe { fresh.store_rows(level, pool, &layout, &Memory::of(kv), 0..store.slots.len()) };
+    unsafe { fresh.store_rows(level, pool, &layout, &KvBytes::of(kv), 0..store.slots.len()) };
 }
 
 /// Computes every row of `attention` into `out`.
@@ -93,8 +93,8 @@ pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, ou
         queries: rows_of(queries, shape, positions, out),
         turn: None,
         fresh: None,
-        memory: Memory::read_only(kv),
-        layout: Layout::new(level, kv_dtype(kv), shape),
+        memory: KvBytes::read_only(kv),
+        layout: KvLayout::new(level, kv_dtype(kv), shape),
         positions,
         sequences,
         block_tables,
@@ -117,13 +117,13 @@ pub(crate) fn attend(
     out: &mut Tensor,
 ) {
     let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attend;
-    let layout = Layout::new(level, kv_dtype(kv), shape);
-    let turn = rope.map(|rope| Turn::new(rope, shape.head_size, positions.len()));
+    let layout = KvLayout::new(level, kv_dtype(kv), shape);
+    let turn = rope.map(|rope| Rotation::new(rope, shape.head_size, positions.len()));
     let call = Call {
         queries: rows_of(queries, shape, positions, out),
         turn,
-        fresh: Some(Fresh::new(&layout, turn, keys, values, slots)),
-        memory: Memory::of(kv),
+        fresh: Some(NewRows::new(&layout, turn, keys, values, slots)),
+        memory: KvBytes::of(kv),
         layout,
         positions,
         sequences,
@@ -156,7 +156,7 @@ impl<'a> Call<'a> {
         PLAN.with_borrow_mut(|plan| {
             plan.make(self, pool.num_threads());
             let mut partial = std::mem::take(&mut plan.partial);
-            let places = [SharedOutput::new(out), SharedOutput::new(partial.room_for(plan.partial_len))];
+            let places = [SharedOutput::new(out), SharedOutput::new(partial.with_len(plan.partial_len))];
             if let Some(fresh) = self.fresh {
                 let others = plan.pieces.iter().filter(|piece| !piece.stores).flat_map(|piece| piece.rows.clone());
                 // SAFETY: the memory stays borrowed by the caller, and no task runs yet.
@@ -189,7 +189,7 @@ impl<'a> Call<'a> {
         if let (Some(fresh), true) = (self.fresh, piece.stores) {
             let spans = span.map_or(piece.spans.clone(), |span| piece.spans.start + span..piece.spans.start + span + 1);
             for row in piece.rows.clone().filter(|&row| spans.contains(&(self.positions[row] as usize / SPAN))) {
-                for kind in [Kind::Key, Kind::Value] {
+                for kind in [KeyOrValue::Key, KeyOrValue::Value] {
                     // SAFETY: no other sequence has the row's block, and no other task this part of it; the memory stays borrowed.
                     unsafe { fresh.store_head(level, &self.layout, &self.memory, row, kv_head, kind) };
                 }
@@ -197,7 +197,7 @@ impl<'a> Call<'a> {
         }
         let next = next.map(|next| {
             let (_, piece, kv_head, span) = plan.task(next, num_kv_heads);
-            Next { blocks: self.blocks(piece.sequence), kv_head, span: piece.spans.start + span.unwrap_or(0) }
+            NextSpan { blocks: self.blocks(piece.sequence), kv_head, span: piece.spans.start + span.unwrap_or(0) }
         });
         let missing = &plan.missing[index * num_kv_heads + kv_head];
         WORKSPACE.with_borrow_mut(|workspace| {
@@ -221,7 +221,7 @@ impl<'a> Call<'a> {
 /// Where a thread is likely to go on reading: a span of a kv head of a sequence. Only tiles ask for it ahead.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-struct Next<'a> {
+struct NextSpan<'a> {
     blocks: &'a [u32],
     kv_head: usize,
     span: usize,
@@ -233,25 +233,25 @@ struct Task<'a> {
     piece: &'a Piece,
     /// Counted from the piece's first.
     span: Option<usize>,
-    next: Option<Next<'a>>,
+    next: Option<NextSpan<'a>>,
     output: SharedOutput,
     partial: SharedOutput,
     missing: &'a AtomicUsize,
     workspace: &'a mut Workspace,
 }
 
-impl Kernel for Task<'_> {
+impl LaneKernel for Task<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Task { queries, piece, span, next, output, partial, missing, workspace } = self;
         let (num_queries, head_size) = (queries.len(), queries.head_size());
         let len = State::len(num_queries, head_size);
         let mut joined = std::mem::take(&mut workspace.joined);
-        let mut joined_state = State::of(joined.room_for(len), num_queries, head_size);
+        let mut joined_state = State::of(joined.with_len(len), num_queries, head_size);
         joined_state.clear();
         let Some(span) = span else {
             let mut current = std::mem::take(&mut workspace.current);
-            let mut state = State::of(current.room_for(len), num_queries, head_size);
+            let mut state = State::of(current.with_len(len), num_queries, head_size);
             for span in piece.spans.clone() {
                 let next = if span + 1 < piece.spans.end { Some(queries.next(span + 1)) } else { next };
                 lanes.apart(Span { queries: &queries, span, next, workspace: &mut *workspace, state: &mut state });

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
 use super::state::State;
-use super::{Call, Room, SPAN};
+use super::{AlignedFloats, Call, SPAN};
 
 /// Numbers of states that wait for others, at most: 128 MB. Many rows deep in a long context, shared out to many threads, would have
 /// gigabytes of them; they are then tasks enough without.
@@ -35,7 +35,7 @@ pub(super) struct Plan {
     /// what they wait for.
     pub(super) reads_on: bool,
     /// States of spans that wait for the others of their row.
-    pub(super) partial: Room,
+    pub(super) partial: AlignedFloats,
     pub(super) partial_len: usize,
     /// For each piece and kv head, the spans that are not computed yet.
     pub(super) missing: Vec<AtomicUsize>,
@@ -109,7 +109,7 @@ impl Plan {
 mod tests {
     use pellucid_tensor::{Backend, DType, HeadShape, KvLayer, SequenceSpan};
 
-    use super::super::pages::{Layout, Memory};
+    use super::super::kv_layout::{KvBytes, KvLayout};
     use super::*;
     use crate::simd::{Isa, Level};
     use crate::{CpuBackend, CpuOptions};
@@ -124,8 +124,8 @@ mod tests {
             queries: &[],
             turn: None,
             fresh: None,
-            memory: Memory::read_only(&KvLayer { keys: memory(), values: memory() }),
-            layout: Layout::new(Level::of(Isa::Scalar).expect("no instructions"), DType::F16, shape),
+            memory: KvBytes::read_only(&KvLayer { keys: memory(), values: memory() }),
+            layout: KvLayout::new(Level::of(Isa::Scalar).expect("no instructions"), DType::F16, shape),
             positions: &positions,
             sequences: &[SequenceSpan { rows: 0..num_rows, blocks: 0..0 }],
             block_tables: &[],

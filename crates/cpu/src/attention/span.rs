@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::fresh::Kind;
-use super::kernel::{self, Softmax};
-use super::lanes::{Kernel, LANES, Lanes};
+use super::decoded_tile::{DecodeTile, HeadPages, TILE};
+use super::lanes::{LANES, LaneKernel, Lanes};
+use super::new_rows::KeyOrValue;
+use super::softmax::{self, Softmax};
 use super::state::State;
-use super::tile::{Decode, Pages, TILE};
-use super::{Call, Next, Room, SPAN};
+use super::{AlignedFloats, Call, NextSpan, SPAN};
 use crate::memory::SharedOutput;
 use crate::simd::Level;
 
@@ -18,16 +18,16 @@ pub(super) const SCORES_STRIDE: usize = SPAN + LANES;
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
     /// A tile of keys, `[head_size][TILE]`, or of values, `[TILE][stride]`.
-    tile: Room,
+    tile: AlignedFloats,
     /// `[queries][SCORES_STRIDE]`, of which SPAN are used: scores, then weights.
-    pub(super) scores: Room,
+    pub(super) scores: AlignedFloats,
     #[cfg(target_arch = "x86_64")]
-    pub(super) planes: super::tiles::Planes,
+    pub(super) planes: super::amx::SplitBuffers,
     /// `[queries][head_size]`, turned.
-    pub(super) queries: Room,
+    pub(super) queries: AlignedFloats,
     /// States of a task that goes through all of its spans.
-    pub(super) joined: Room,
-    pub(super) current: Room,
+    pub(super) joined: AlignedFloats,
+    pub(super) current: AlignedFloats,
 }
 
 /// Consecutive rows of one sequence, each with the query heads that share a kv head.
@@ -35,7 +35,7 @@ pub(super) struct Workspace {
 /// Query i is head `i % group` of row `i / group`. Later rows see later positions, and no earlier ones than the rows before them.
 pub(super) struct Queries<'a> {
     call: &'a Call<'a>,
-    pages: Pages<'a>,
+    pages: HeadPages<'a>,
     rows: Range<usize>,
     group: usize,
     /// `[queries][head_size]`
@@ -50,14 +50,14 @@ impl<'a> Queries<'a> {
         sequence: usize,
         rows: Range<usize>,
         kv_head: usize,
-        turned: &'a mut Room,
+        turned: &'a mut AlignedFloats,
     ) -> Self {
         let Call { memory, layout, .. } = *call;
-        let pages = Pages { layout, memory, blocks: call.blocks(sequence), kv_head };
+        let pages = HeadPages { layout, memory, blocks: call.blocks(sequence), kv_head };
         let group = layout.shape.num_heads / layout.shape.num_kv_heads;
         let mut queries = Queries { call, pages, rows, group, turned: &[] };
         let (len, head_size) = (queries.len(), layout.shape.head_size);
-        let turned = turned.room_for(len * head_size);
+        let turned = turned.with_len(len * head_size);
         for (i, query) in turned.chunks_exact_mut(head_size).enumerate() {
             query.copy_from_slice(&call.queries[queries.place(i)..][..head_size]);
             if let Some(turn) = call.turn {
@@ -78,8 +78,8 @@ impl<'a> Queries<'a> {
     }
 
     /// One of its spans, as what is read next.
-    pub(super) fn next(&self, span: usize) -> Next<'a> {
-        Next { blocks: self.pages.blocks, kv_head: self.pages.kv_head, span }
+    pub(super) fn next(&self, span: usize) -> NextSpan<'a> {
+        NextSpan { blocks: self.pages.blocks, kv_head: self.pages.kv_head, span }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -108,7 +108,7 @@ impl<'a> Queries<'a> {
     }
 
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn pages(&self) -> &Pages<'a> {
+    pub(super) fn pages(&self) -> &HeadPages<'a> {
         &self.pages
     }
 
@@ -140,13 +140,13 @@ impl<'a> Queries<'a> {
             let scores = |r: usize| scores.add((first + r) * SCORES_STRIDE);
             // Known to the compiler, which then leaves the rest out.
             if L::TILE_QUERIES == 1 {
-                return kernel::score(lanes, [query(0)], keys, head_size, [scores(0)]);
+                return softmax::score(lanes, [query(0)], keys, head_size, [scores(0)]);
             }
             match count {
-                1 => kernel::score(lanes, [query(0)], keys, head_size, [scores(0)]),
-                2 => kernel::score::<L, 2>(lanes, [0, 1].map(query), keys, head_size, [0, 1].map(scores)),
-                3 => kernel::score::<L, 3>(lanes, [0, 1, 2].map(query), keys, head_size, [0, 1, 2].map(scores)),
-                _ => kernel::score::<L, 4>(lanes, [0, 1, 2, 3].map(query), keys, head_size, [0, 1, 2, 3].map(scores)),
+                1 => softmax::score(lanes, [query(0)], keys, head_size, [scores(0)]),
+                2 => softmax::score::<L, 2>(lanes, [0, 1].map(query), keys, head_size, [0, 1].map(scores)),
+                3 => softmax::score::<L, 3>(lanes, [0, 1, 2].map(query), keys, head_size, [0, 1, 2].map(scores)),
+                _ => softmax::score::<L, 4>(lanes, [0, 1, 2, 3].map(query), keys, head_size, [0, 1, 2, 3].map(scores)),
             }
         }
     }
@@ -173,12 +173,12 @@ impl<'a> Queries<'a> {
 pub(super) struct Span<'a, 'state> {
     pub(super) queries: &'a Queries<'a>,
     pub(super) span: usize,
-    pub(super) next: Option<Next<'a>>,
+    pub(super) next: Option<NextSpan<'a>>,
     pub(super) workspace: &'a mut Workspace,
     pub(super) state: &'a mut State<'state>,
 }
 
-impl Kernel for Span<'_, '_> {
+impl LaneKernel for Span<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Span { queries, span, next, workspace, state } = self;
@@ -192,8 +192,8 @@ impl Kernel for Span<'_, '_> {
         let _ = next;
         let head_size = queries.head_size();
         let stride = head_size.next_multiple_of(LANES);
-        let tile = workspace.tile.room_for(TILE * stride);
-        let scores = workspace.scores.room_for(queries.len() * SCORES_STRIDE);
+        let tile = workspace.tile.with_len(TILE * stride);
+        let scores = workspace.scores.with_len(queries.len() * SCORES_STRIDE);
         state.clear();
 
         // Rows are in order, so the first sees the earliest position and the last the latest.
@@ -205,11 +205,11 @@ impl Kernel for Span<'_, '_> {
         let decode = |kind, start: usize, seen: Range<usize>, out: &mut [f32]| {
             let first = span * SPAN;
             let positions = first + seen.start..first + seen.end;
-            lanes.apart(Decode { pages: &queries.pages, kind, tile: first + start, positions, out });
+            lanes.apart(DecodeTile { pages: &queries.pages, kind, tile: first + start, positions, out });
         };
         for (start, seen) in tiles.clone() {
             let keys = &mut tile[..TILE * head_size];
-            decode(Kind::Key, start, seen, keys);
+            decode(KeyOrValue::Key, start, seen, keys);
             for (first, count) in queries.register_tiles::<L>(span, start) {
                 // SAFETY: `count` queries from `first` on, and a tile within each of their rows of scores.
                 unsafe { queries.score(lanes, first, count, keys, scores.as_mut_ptr().add(start)) };
@@ -226,7 +226,7 @@ impl Kernel for Span<'_, '_> {
 
         for (start, seen) in tiles {
             let values = &mut tile[..TILE * stride];
-            decode(Kind::Value, start, seen, values);
+            decode(KeyOrValue::Value, start, seen, values);
             for (first, count) in queries.register_tiles::<L>(span, start) {
                 let tile = RegisterTile { queries, span, start, first, count };
                 // SAFETY: as above; `state` has a row of values for every query.
@@ -266,7 +266,7 @@ impl RegisterTile<'_> {
         // Later queries see no earlier and no fewer positions.
         let common = self.visible(self.count - 1).start..self.visible(0).end;
         let stride = state.stride();
-        let rows = Rows {
+        let rows = TileSums {
             weights: scores[self.first * SCORES_STRIDE + self.start..].as_ptr(),
             sums: state.values[self.first * stride..].as_mut_ptr(),
             stride,
@@ -299,13 +299,13 @@ impl RegisterTile<'_> {
 }
 
 /// Weights and sums of a register tile's queries.
-struct Rows {
+struct TileSums {
     weights: *const f32,
     sums: *mut f32,
     stride: usize,
 }
 
-impl Rows {
+impl TileSums {
     /// Adds the positions of `range` for `R` queries from the given one on.
     ///
     /// # Safety
@@ -319,7 +319,7 @@ impl Rows {
         unsafe {
             let weights = std::array::from_fn::<_, R, _>(|r| self.weights.add((first + r) * SCORES_STRIDE));
             let sums = std::array::from_fn::<_, R, _>(|r| self.sums.add((first + r) * self.stride));
-            kernel::accumulate(lanes, weights, values, range, sums);
+            softmax::accumulate(lanes, weights, values, range, sums);
         }
     }
 }

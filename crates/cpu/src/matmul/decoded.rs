@@ -16,13 +16,13 @@ use crate::simd::{Simd, vectorized};
 
 /// A stored matrix, row by row.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct StoredRows<'a> {
     dtype: DType,
     cols: usize,
     bytes: &'a [u8],
 }
 
-impl<'a> Rows<'a> {
+impl<'a> StoredRows<'a> {
     fn row(&self, row: usize) -> &'a [u8] {
         let row_bytes = self.dtype.bytes_for(self.cols).expect("rows are whole blocks");
         &self.bytes[row * row_bytes..(row + 1) * row_bytes]
@@ -49,7 +49,7 @@ fn columns_per_task(num_cols: usize, num_threads: usize) -> usize {
 
 pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product<'_>, bytes: &HostMemory) {
     let LinearWeight { dtype, num_columns: num_cols, depth: k, .. } = *product.weight;
-    let w = Rows { dtype, cols: k, bytes: bytes.bytes() };
+    let w = StoredRows { dtype, cols: k, bytes: bytes.bytes() };
     let num_rows = x.len() / k;
     let (bias, output) = (product.bias, product.out);
     let per_task = columns_per_task(num_cols, pool.num_threads());
@@ -63,7 +63,7 @@ pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product
                 for (i, c) in group.clone().enumerate() {
                     decode_row(simd, w.dtype, w.row(c), &mut decoded[i * w.cols..(i + 1) * w.cols]);
                 }
-                let panel = Panel { x, decoded, k: w.cols, num_rows, num_cols, columns: group.clone(), bias };
+                let panel = DecodedColumns { x, decoded, k: w.cols, num_rows, num_cols, columns: group.clone(), bias };
                 // SAFETY: tasks own disjoint columns, and `out` stays borrowed until `run` returns.
                 unsafe { panel.multiply(simd, &output) };
                 column = group.end;
@@ -73,7 +73,7 @@ pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product
 }
 
 /// Up to `TILE_COLS` decoded rows of w, to be multiplied with every row of x.
-struct Panel<'a> {
+struct DecodedColumns<'a> {
     x: &'a [f32],
     decoded: &'a [f32],
     k: usize,
@@ -83,7 +83,7 @@ struct Panel<'a> {
     bias: Option<&'a [f32]>,
 }
 
-impl Panel<'_> {
+impl DecodedColumns<'_> {
     /// # Safety
     /// No other thread writes the panel's columns of `output`, and `output` is alive.
     unsafe fn multiply<S: Simd>(&self, simd: S, output: &SharedOutput) {

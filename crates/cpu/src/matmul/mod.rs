@@ -10,40 +10,35 @@
 //!
 //! Threads share out panels of sixteen columns and blocks of sixteen rows ([`grid`]), never parts of a sum.
 
-pub(crate) mod activations;
-#[cfg(target_arch = "x86_64")]
-mod ahead;
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod bf16;
 pub(crate) mod decoded;
-mod grid;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-mod packing;
-mod plain;
+mod input;
 #[cfg(target_arch = "x86_64")]
-mod results;
-mod scalar;
-mod source;
+mod prefetch;
+mod quantized;
+#[cfg(target_arch = "x86_64")]
+mod result_tiles;
+mod task_grid;
+mod unquantized;
 mod weight;
 
 use std::ops::Range;
 use std::sync::Mutex;
 
-use activations::{Order, Quantized};
+pub(crate) use input::InputRows;
 #[cfg(target_arch = "x86_64")]
-use ahead::Ahead;
-use grid::Grid;
-use packing::{COLUMNS, FORMS, Packing, with_packing};
+use prefetch::PacedPrefetch;
+use quantized::activations::{InputOrder, QuantizedRows};
+#[cfg(target_arch = "aarch64")]
+use quantized::neon;
+use quantized::panel_layout::{NUM_INPUT_FORMS, QuantizedFormat, with_quantized_format};
 #[cfg(target_arch = "x86_64")]
-use packing::{Layout, Scales};
-pub(crate) use source::Source;
+use quantized::panel_layout::{PanelLayout, Scales};
+use quantized::scalar;
+#[cfg(target_arch = "x86_64")]
+use quantized::{amx, avx2, avx512};
+use task_grid::TaskGrid;
+#[cfg(target_arch = "x86_64")]
+use unquantized::amx_bf16;
 pub(crate) use weight::LinearWeight;
 use weight::{PackedWeight, Stored};
 
@@ -51,22 +46,27 @@ use pellucid_tensor::Activation;
 #[cfg(target_arch = "x86_64")]
 use pellucid_tensor::DType;
 
+use crate::idle_prefetch::{self, MAX_WEIGHTS, NextWeights, WeightPanels};
 use crate::memory::SharedOutput;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::elementwise;
 use crate::pool::{Direction, Pool};
 use crate::simd::{Level, with_simd};
-use crate::soon::{self, MAX_WEIGHTS, Panels, Soon};
+
+/// Rows of a block: rows of x are multiplied in blocks of sixteen, the last one smaller.
+pub(crate) const BLOCK_ROWS: usize = 16;
+/// Columns of a panel: one for each 32-bit lane of a 512-bit register.
+pub(crate) const PANEL_COLUMNS: usize = 16;
 
 /// Products with one input that are computed together, at most.
 pub(crate) const MAX_PRODUCTS: usize = MAX_WEIGHTS;
 
 /// From this many rows on, tiles are faster than vectors, which take eight or up to four rows at a time: later where unpacking costs most.
 #[cfg(target_arch = "x86_64")]
-const fn amx_rows(layout: &Layout) -> usize {
+const fn amx_rows(layout: &PanelLayout) -> usize {
     match layout.scales {
-        Scales::Plain | Scales::Slices => 5,
-        Scales::Halves => 9,
+        Scales::Float | Scales::PerSlice => 5,
+        Scales::PerHalfSlice => 9,
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Product<'a> {
 }
 
 /// What a task computes.
-struct Part<'a> {
+struct ProductPart<'a> {
     product: &'a Product<'a>,
     panels: Range<usize>,
     /// Of rows.
@@ -149,20 +149,20 @@ impl IntegerKernel {
 pub(crate) struct Multiplier {
     level: Level,
     kernel: IntegerKernel,
-    inputs: Mutex<Inputs>,
+    inputs: Mutex<PreparedInputs>,
 }
 
 /// The rows of x in every form that a weight asked for.
 #[derive(Debug, Default)]
-struct Inputs {
+struct PreparedInputs {
     /// For the integer kernels, in each of their forms.
-    quantized: [Quantized; FORMS],
+    quantized: [QuantizedRows; NUM_INPUT_FORMS],
     #[cfg(target_arch = "x86_64")]
-    rounded: bf16::BfRows,
+    rounded: amx_bf16::Bf16Rows,
     #[cfg(target_arch = "x86_64")]
-    eights: plain::Eights,
+    eights: unquantized::InterleavedRows,
     /// Of products.
-    order: soon::Order,
+    order: idle_prefetch::ProductHistory,
 }
 
 impl Multiplier {
@@ -171,7 +171,7 @@ impl Multiplier {
     }
 
     /// Computes products, at most [`MAX_PRODUCTS`], of the same rows x, each `depth` long.
-    pub(crate) fn run<'a>(&self, pool: &Pool, x: Source<'_>, products: impl IntoIterator<Item = &'a Product<'a>>) {
+    pub(crate) fn run<'a>(&self, pool: &Pool, x: InputRows<'_>, products: impl IntoIterator<Item = &'a Product<'a>>) {
         if x.num_rows() == 0 {
             return;
         }
@@ -180,17 +180,17 @@ impl Multiplier {
         assert!(products.next().is_none(), "at most {MAX_PRODUCTS} products at once");
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let x = self.prepare(&mut inputs, pool, x, shared.iter().flatten().copied());
-        let (num_rows, x) = (x.num_rows(), plain::Rows { x: x.all(), depth: x.depth() });
+        let (num_rows, x) = (x.num_rows(), unquantized::FloatRows { x: x.all(), depth: x.depth() });
         for product in shared.iter().flatten() {
-            if let Stored::Rows(bytes) = &product.weight.stored {
+            if let Stored::FileRows(bytes) = &product.weight.stored {
                 with_simd!(self.level, simd => decoded::matmul(simd, pool, x.x, product, bytes));
             }
         }
         let total: usize = shared.iter().flatten().map(|product| product.weight.num_panels()).sum();
-        let grid = Grid::new(num_rows, total, pool.num_threads());
-        let soon = inputs.order.after(weights_of(&shared, grid));
+        let grid = TaskGrid::new(num_rows, total, pool.num_threads());
+        let next_weights = inputs.order.after(weights_of(&shared, grid));
         let inputs = &*inputs;
-        pool.run_from_both_ends(grid.num_tasks(), Some(soon), &|task, direction| {
+        pool.run_from_both_ends(grid.num_tasks(), Some(next_weights), &|task, direction| {
             let (panels, blocks) = grid.task(task);
             let mut start = 0;
             for product in shared.iter().flatten() {
@@ -198,7 +198,7 @@ impl Multiplier {
                 let here = panels.start.max(start)..panels.end.min(end);
                 if !here.is_empty() {
                     let panels = here.start - start..here.end - start;
-                    self.panels(Part { product, panels, blocks: blocks.clone(), direction }, x, inputs);
+                    self.panels(ProductPart { product, panels, blocks: blocks.clone(), direction }, x, inputs);
                 }
                 start = end;
             }
@@ -212,7 +212,7 @@ impl Multiplier {
     pub(crate) fn run_gated(
         &self,
         pool: &Pool,
-        x: Source<'_>,
+        x: InputRows<'_>,
         products: &[Product<'_>; 2],
         activation: Activation,
     ) -> bool {
@@ -222,12 +222,12 @@ impl Multiplier {
         let joins = match &gate.weight.stored {
             Stored::Packed(weight) => match self.kernel {
                 IntegerKernel::Amx => num_rows >= amx_rows(&weight.layout),
-                IntegerKernel::Vnni => num_rows > activations::BLOCK,
+                IntegerKernel::Vnni => num_rows > BLOCK_ROWS,
                 _ => false,
             },
-            Stored::Plain(_) if self.uses_bf16_tiles(gate.weight.dtype) => num_rows >= BF16_JOINED_ROWS,
-            Stored::Plain(_) => num_rows > activations::BLOCK && self.uses_eights(num_rows),
-            Stored::Rows(_) => false,
+            Stored::Unquantized(_) if self.uses_bf16_tiles(gate.weight.dtype) => num_rows >= BF16_JOINED_ROWS,
+            Stored::Unquantized(_) => num_rows > BLOCK_ROWS && self.uses_eights(num_rows),
+            Stored::FileRows(_) => false,
         };
         let no_bias = products.iter().all(|product| product.bias.is_none());
         if !joins || gate.weight.dtype != up.weight.dtype || !no_bias {
@@ -235,30 +235,32 @@ impl Multiplier {
         }
         let mut inputs = self.inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.prepare(&mut inputs, pool, x, products.iter());
-        let grid = Grid::of_two(num_rows, total, pool.num_threads());
-        let soon = inputs.order.after(weights_of(&[Some(gate)], grid));
+        let grid = TaskGrid::of_two(num_rows, total, pool.num_threads());
+        let next_weights = inputs.order.after(weights_of(&[Some(gate)], grid));
         let inputs = &*inputs;
         let join = |gate: &mut [f32], up: &[f32]| {
             with_simd!(self.level, simd => elementwise::gate(simd, activation, up, gate));
         };
-        pool.run_from_both_ends(grid.num_tasks(), Some(soon), &|task, direction| {
+        pool.run_from_both_ends(grid.num_tasks(), Some(next_weights), &|task, direction| {
             let (panels, blocks) = grid.task(task);
-            let part = Part { product: gate, panels, blocks, direction };
+            let part = ProductPart { product: gate, panels, blocks, direction };
             // SAFETY: the kernel was chosen for this machine; rows and weights have the same depth; tasks own disjoint panels, and the output
             // stays borrowed until the pool has run.
             unsafe {
                 match (&gate.weight.stored, &up.weight.stored) {
                     (Stored::Packed(first), Stored::Packed(second)) => {
                         let rows = &inputs.quantized[first.layout.form()];
-                        with_packing!(gate.weight.dtype, F => {
+                        with_quantized_format!(gate.weight.dtype, F => {
                             self.wide_panels::<F, 2>(part, [first, second], rows, join);
                         });
                     }
-                    (Stored::Plain(first), Stored::Plain(second)) if self.uses_bf16_tiles(gate.weight.dtype) => {
-                        bf16::rows_times_panels(part, [first, second], &inputs.rounded, join);
+                    (Stored::Unquantized(first), Stored::Unquantized(second))
+                        if self.uses_bf16_tiles(gate.weight.dtype) =>
+                    {
+                        amx_bf16::rows_times_panels(part, [first, second], &inputs.rounded, join);
                     }
-                    (Stored::Plain(first), Stored::Plain(second)) => {
-                        plain::rows_times_panels(part, [first, second], &inputs.eights, join);
+                    (Stored::Unquantized(first), Stored::Unquantized(second)) => {
+                        unquantized::rows_times_panels(part, [first, second], &inputs.eights, join);
                     }
                     _ => unreachable!("weights of one format are stored alike"),
                 }
@@ -268,19 +270,19 @@ impl Multiplier {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn run_gated(&self, _: &Pool, _: Source<'_>, _: &[Product<'_>; 2], _: Activation) -> bool {
+    pub(crate) fn run_gated(&self, _: &Pool, _: InputRows<'_>, _: &[Product<'_>; 2], _: Activation) -> bool {
         false
     }
 
     /// Brings x into every form that the products' weights ask for. It is ready then.
     fn prepare<'a, 'x>(
         &self,
-        inputs: &mut Inputs,
+        inputs: &mut PreparedInputs,
         pool: &Pool,
-        mut x: Source<'x>,
+        mut x: InputRows<'x>,
         products: impl Iterator<Item = &'a Product<'a>>,
-    ) -> Source<'x> {
-        let mut ready = [false; FORMS + 2];
+    ) -> InputRows<'x> {
+        let mut ready = [false; NUM_INPUT_FORMS + 2];
         for product in products {
             assert_eq!(product.weight.depth, x.depth(), "x is as wide as the weight");
             match &product.weight.stored {
@@ -294,33 +296,33 @@ impl Multiplier {
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
-                Stored::Plain(_) if self.uses_bf16_tiles(product.weight.dtype) => {
-                    if !std::mem::replace(&mut ready[FORMS], true) {
+                Stored::Unquantized(_) if self.uses_bf16_tiles(product.weight.dtype) => {
+                    if !std::mem::replace(&mut ready[NUM_INPUT_FORMS], true) {
                         with_simd!(self.level, simd => inputs.rounded.fill(simd, pool, x));
                         x = x.taken();
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
-                Stored::Plain(_) if self.uses_eights(x.num_rows()) => {
-                    if !std::mem::replace(&mut ready[FORMS + 1], true) {
+                Stored::Unquantized(_) if self.uses_eights(x.num_rows()) => {
+                    if !std::mem::replace(&mut ready[NUM_INPUT_FORMS + 1], true) {
                         with_simd!(self.level, simd => inputs.eights.fill(simd, pool, x));
                         x = x.taken();
                     }
                 }
-                Stored::Plain(_) | Stored::Rows(_) => {}
+                Stored::Unquantized(_) | Stored::FileRows(_) => {}
             }
         }
         x.ready(pool)
     }
 
     /// How so many rows of x are to lie for the integer kernel.
-    fn order(&self, num_rows: usize) -> Order {
+    fn order(&self, num_rows: usize) -> InputOrder {
         #[cfg(target_arch = "x86_64")]
         if self.kernel == IntegerKernel::Vnni && num_rows >= WORDS_ROWS {
-            return Order::Words;
+            return InputOrder::ByWord;
         }
         let _ = num_rows;
-        Order::Rows
+        InputOrder::ByRow
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -335,34 +337,34 @@ impl Multiplier {
     }
 
     /// Some panels of one product, for some rows, by the kernel of its format.
-    fn panels(&self, part: Part<'_>, x: plain::Rows<'_>, inputs: &Inputs) {
+    fn panels(&self, part: ProductPart<'_>, x: unquantized::FloatRows<'_>, inputs: &PreparedInputs) {
         let (product, dtype) = (part.product, part.product.weight.dtype);
         match &product.weight.stored {
             Stored::Packed(weight) => {
                 let rows = &inputs.quantized[weight.layout.form()];
-                with_packing!(dtype, F => self.packed_panels::<F>(weight, part, rows));
+                with_quantized_format!(dtype, F => self.packed_panels::<F>(weight, part, rows));
             }
             #[cfg(target_arch = "x86_64")]
-            Stored::Plain(weight) if self.uses_bf16_tiles(dtype) => {
+            Stored::Unquantized(weight) if self.uses_bf16_tiles(dtype) => {
                 // SAFETY: the kernel was chosen for this machine; rows and weight have the same depth; tasks own disjoint parts, and the
                 // output stays borrowed until the pool has run.
-                unsafe { bf16::rows_times_panels(part, [weight], &inputs.rounded, |_, _| {}) };
+                unsafe { amx_bf16::rows_times_panels(part, [weight], &inputs.rounded, |_, _| {}) };
             }
             #[cfg(target_arch = "x86_64")]
-            Stored::Plain(weight) if self.uses_eights(x.num_rows()) => {
+            Stored::Unquantized(weight) if self.uses_eights(x.num_rows()) => {
                 // SAFETY: as above.
-                unsafe { plain::rows_times_panels(part, [weight], &inputs.eights, |_, _| {}) };
+                unsafe { unquantized::rows_times_panels(part, [weight], &inputs.eights, |_, _| {}) };
             }
-            Stored::Plain(weight) => {
-                let first_row = part.blocks.start * activations::BLOCK;
-                let x = x.part(first_row..part.blocks.end * activations::BLOCK);
+            Stored::Unquantized(weight) => {
+                let first_row = part.blocks.start * BLOCK_ROWS;
+                let x = x.part(first_row..part.blocks.end * BLOCK_ROWS);
                 for panel in part.panels {
                     // SAFETY: tasks own disjoint parts, and the output stays borrowed until the pool has run.
                     let mut put = |row: usize, results: &_| unsafe { product.put(first_row + row, panel, results) };
-                    plain::rows_times_panel(self.level, dtype, weight.panel(panel), x, &mut put);
+                    unquantized::rows_times_panel(self.level, dtype, weight.panel(panel), x, &mut put);
                 }
             }
-            Stored::Rows(_) => unreachable!("it has no panels"),
+            Stored::FileRows(_) => unreachable!("it has no panels"),
         }
     }
 
@@ -372,11 +374,11 @@ impl Multiplier {
     /// The machine has what the kernel asks for; rows and weights have the same number of units of F. No other thread writes these panels, and the
     /// output is alive.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn wide_panels<F: Packing, const WEIGHTS: usize>(
+    unsafe fn wide_panels<F: QuantizedFormat, const WEIGHTS: usize>(
         &self,
-        part: Part<'_>,
+        part: ProductPart<'_>,
         weights: [&PackedWeight; WEIGHTS],
-        rows: &Quantized,
+        rows: &QuantizedRows,
         join: impl Fn(&mut [f32], &[f32]),
     ) {
         // SAFETY: passed on from the caller.
@@ -389,7 +391,7 @@ impl Multiplier {
         }
     }
 
-    fn packed_panels<F: Packing>(&self, weight: &PackedWeight, part: Part<'_>, rows: &Quantized) {
+    fn packed_panels<F: QuantizedFormat>(&self, weight: &PackedWeight, part: ProductPart<'_>, rows: &QuantizedRows) {
         let num_units = weight.num_units;
         assert_eq!(num_units * weight.layout.slices, rows.num_slices(), "x and the weight are cut alike");
         // SAFETY: the kernel was chosen for this machine; rows and weight have as many units; tasks own disjoint panels, and the output
@@ -400,14 +402,14 @@ impl Multiplier {
                 return self.wide_panels::<F, 1>(part, [weight], rows, |_, _| {});
             }
         }
-        let Part { product, panels, blocks, .. } = part;
+        let ProductPart { product, panels, blocks, .. } = part;
         for panel in panels {
             let bytes = weight.panel(panel);
             for block in blocks.clone() {
                 let x = rows.block(block);
-                let mut put = |row: usize, results: &[f32; COLUMNS]| {
+                let mut put = |row: usize, results: &[f32; PANEL_COLUMNS]| {
                     // SAFETY: tasks own disjoint panels, and the output stays borrowed until the pool has run.
-                    unsafe { product.put(block * activations::BLOCK + row, panel, results) };
+                    unsafe { product.put(block * BLOCK_ROWS + row, panel, results) };
                 };
                 // SAFETY: panel and block have `num_units` units of F; the kernel was chosen for this machine.
                 unsafe {
@@ -426,11 +428,11 @@ impl Multiplier {
                         }
                         #[cfg(target_arch = "x86_64")]
                         IntegerKernel::Avx2 | IntegerKernel::AvxVnni => {
-                            let work = avx2::Work { panel: bytes.as_ptr(), num_units, x };
+                            let work = avx2::PanelWork { panel: bytes.as_ptr(), num_units, x };
                             // The panel that is likely to be read after this one; the first block asks for it.
                             let next =
                                 if block == blocks.start { weight.num_panels().min(panel + 2) } else { panel + 1 };
-                            let mut ahead = Ahead::new(weight.panels(panel + 1..next), rows.num_slices());
+                            let mut ahead = PacedPrefetch::new(weight.panels(panel + 1..next), rows.num_slices());
                             if self.kernel == IntegerKernel::AvxVnni {
                                 avx2::block_times_panel_by_dots::<F>(work, &mut ahead, &mut put);
                             } else {
@@ -447,17 +449,17 @@ impl Multiplier {
 }
 
 /// What threads read of the weights of products.
-fn weights_of(products: &[Option<&Product<'_>>], grid: Grid) -> Soon {
-    let mut soon = Soon { per_task: grid.panels_per_task, ..Soon::default() };
+fn weights_of(products: &[Option<&Product<'_>>], grid: TaskGrid) -> NextWeights {
+    let mut next_weights = NextWeights { per_task: grid.panels_per_task, ..NextWeights::default() };
     if grid.splits_rows() {
         // Many rows have enough to do until more arrives.
-        return soon;
+        return next_weights;
     }
-    for (panels, product) in soon.weights.iter_mut().zip(products.iter().flatten()) {
+    for (panels, product) in next_weights.weights.iter_mut().zip(products.iter().flatten()) {
         let (bytes, panel_bytes) = product.weight.panels();
-        *panels = Panels { address: bytes.as_ptr().addr(), panel_bytes, num_panels: product.weight.num_panels() };
+        *panels = WeightPanels { address: bytes.as_ptr().addr(), panel_bytes, num_panels: product.weight.num_panels() };
     }
-    soon
+    next_weights
 }
 
 impl Product<'_> {
@@ -470,12 +472,12 @@ impl Product<'_> {
     /// # Safety
     /// No other thread writes this panel, and the output is alive.
     #[inline(always)]
-    unsafe fn put(&self, row: usize, panel: usize, results: &[f32; COLUMNS]) {
-        let (start, num_columns) = (panel * COLUMNS, self.num_columns());
-        let width = COLUMNS.min(num_columns - start);
+    unsafe fn put(&self, row: usize, panel: usize, results: &[f32; PANEL_COLUMNS]) {
+        let (start, num_columns) = (panel * PANEL_COLUMNS, self.num_columns());
+        let width = PANEL_COLUMNS.min(num_columns - start);
         // SAFETY: passed on from the caller.
         let out = unsafe { self.out.part(row * num_columns + start, width) };
-        match (<&mut [f32; COLUMNS]>::try_from(&mut *out), self.bias) {
+        match (<&mut [f32; PANEL_COLUMNS]>::try_from(&mut *out), self.bias) {
             // A copy of known length is one instruction; others are a call.
             (Ok(out), None) => *out = *results,
             (_, bias) => {

@@ -6,8 +6,11 @@ use std::ops::Range;
 
 use pellucid_tensor::{DType, Error, HostWeight, Memory};
 
-use super::packing::{COLUMNS, Layout, Packing, SLICE, pack_panel, with_packing};
-use super::plain::PlainWeight;
+use crate::matmul::PANEL_COLUMNS;
+use crate::matmul::quantized::panel_layout::{
+    PanelLayout, QuantizedFormat, SLICE_LEN, pack_panel, with_quantized_format,
+};
+use crate::matmul::unquantized::UnquantizedWeight;
 use crate::memory::{HostMemory, SharedSlice};
 use crate::pool::Pool;
 
@@ -25,9 +28,9 @@ pub(crate) enum Stored {
     /// Quantized, for the integer kernels.
     Packed(PackedWeight),
     /// F32, F16 or BF16.
-    Plain(PlainWeight),
+    Unquantized(UnquantizedWeight),
     /// Whole rows in the file's format.
-    Rows(HostMemory),
+    FileRows(HostMemory),
 }
 
 #[derive(Debug)]
@@ -35,7 +38,7 @@ pub(crate) struct PackedWeight {
     memory: HostMemory,
     panel_bytes: usize,
     pub(crate) num_units: usize,
-    pub(crate) layout: Layout,
+    pub(crate) layout: PanelLayout,
 }
 
 impl PackedWeight {
@@ -62,15 +65,15 @@ impl PackedWeight {
 impl LinearWeight {
     /// Whether its rows are decoded in every product.
     pub(crate) fn is_decoded(&self) -> bool {
-        matches!(self.stored, Stored::Rows(_))
+        matches!(self.stored, Stored::FileRows(_))
     }
 
     /// Panels of sixteen columns; none for a weight that is decoded row by row.
     pub(crate) fn num_panels(&self) -> usize {
         match &self.stored {
             Stored::Packed(weight) => weight.num_panels(),
-            Stored::Plain(weight) => weight.num_panels(),
-            Stored::Rows(_) => 0,
+            Stored::Unquantized(weight) => weight.num_panels(),
+            Stored::FileRows(_) => 0,
         }
     }
 
@@ -78,42 +81,42 @@ impl LinearWeight {
     pub(crate) fn panels(&self) -> (&[u8], usize) {
         match &self.stored {
             Stored::Packed(weight) => (weight.memory.bytes(), weight.panel_bytes),
-            Stored::Plain(weight) => weight.panels(),
-            Stored::Rows(_) => (&[], 0),
+            Stored::Unquantized(weight) => weight.panels(),
+            Stored::FileRows(_) => (&[], 0),
         }
     }
 
     /// Brings a weight into the layout of its kernel, on all threads.
     pub(crate) fn new(pool: &Pool, weight: HostWeight) -> Result<Self, Error> {
         let HostWeight { dtype, rows, cols, bytes } = weight;
-        let packed = with_packing!(dtype, F => pack::<F>(pool, rows, cols, &bytes));
+        let packed = with_quantized_format!(dtype, F => pack::<F>(pool, rows, cols, &bytes));
         let stored = if let Some(packed) = packed {
             Stored::Packed(packed?)
-        } else if let Some(plain) = PlainWeight::pack(pool, dtype, rows, cols, &bytes) {
-            Stored::Plain(plain?)
+        } else if let Some(plain) = UnquantizedWeight::pack(pool, dtype, rows, cols, &bytes) {
+            Stored::Unquantized(plain?)
         } else {
-            Stored::Rows(HostMemory::Mapped(bytes.clone()))
+            Stored::FileRows(HostMemory::Mapped(bytes.clone()))
         };
-        if !matches!(stored, Stored::Rows(_)) {
+        if !matches!(stored, Stored::FileRows(_)) {
             bytes.release();
         }
         Ok(LinearWeight { dtype, num_columns: rows, depth: cols, stored })
     }
 }
 
-fn pack<F: Packing>(pool: &Pool, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedWeight, Error> {
+fn pack<F: QuantizedFormat>(pool: &Pool, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedWeight, Error> {
     let layout = F::LAYOUT;
-    let num_units = cols.div_ceil(layout.slices * SLICE);
+    let num_units = cols.div_ceil(layout.slices * SLICE_LEN);
     let panel_bytes = num_units * layout.unit_bytes();
-    let num_panels = rows.div_ceil(COLUMNS);
+    let num_panels = rows.div_ceil(PANEL_COLUMNS);
     let row_bytes = F::DTYPE.bytes_for(cols).expect("rows are whole blocks");
     let mut memory = HostMemory::zeroed(num_panels * panel_bytes)?;
     memory.prefer_huge_pages();
     let panels = SharedSlice::new(memory.bytes_mut());
     pool.run(num_panels, &|panel| {
-        let first = panel * COLUMNS;
-        let mut columns: [&[u8]; COLUMNS] = [&[]; COLUMNS];
-        let columns = &mut columns[..COLUMNS.min(rows - first)];
+        let first = panel * PANEL_COLUMNS;
+        let mut columns: [&[u8]; PANEL_COLUMNS] = [&[]; PANEL_COLUMNS];
+        let columns = &mut columns[..PANEL_COLUMNS.min(rows - first)];
         for (c, column) in columns.iter_mut().enumerate() {
             *column = &bytes[(first + c) * row_bytes..(first + c + 1) * row_bytes];
         }

@@ -10,7 +10,7 @@ use crate::memory::Buffer;
 
 /// What a mixture of experts keeps from step to step.
 #[derive(Debug, Default)]
-pub(crate) struct ExpertRoom {
+pub(crate) struct ExpertBuffers {
     pub(crate) choices: Choices,
     /// The rows of one expert, and what becomes of them.
     pub(crate) rows: Buffer<f32>,

@@ -6,7 +6,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Kernel, Lanes};
+use super::{LaneKernel, Lanes};
 use crate::simd::Neon;
 
 type Vector = [float32x4_t; 4];
@@ -31,7 +31,7 @@ impl Lanes for Neon {
     const TILE_QUERIES: usize = 1;
 
     #[inline(never)]
-    fn apart(self, kernel: impl Kernel) {
+    fn apart(self, kernel: impl LaneKernel) {
         kernel.run(self);
     }
     #[inline(always)]

@@ -1,0 +1,397 @@
+//! Rows of x as 8-bit integers, for products with quantized weights.
+//!
+//! Each group of numbers of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where largest is the greatest
+//! magnitude, and `q = round(x * (127 / largest))` to nearest, ties to even. A row's integers depend on that row alone, and every
+//! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
+//! numbers have an offset or a minimum.
+//!
+//! Rows lie in blocks of sixteen, the last one smaller, in one of two orders. By rows: of a block of m rows, slices 2 p and 2 p + 1 of row i
+//! are the 64 bytes at (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. By words,
+//! for vectors that multiply four numbers of several rows after each other: word j of slice s of row i is the four bytes at
+//! ((8 s + j) 16 + i) 4, whatever the number of rows. Sums and scales lie slice by slice, each with its m rows.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use crate::math::ROUND;
+use crate::matmul::BLOCK_ROWS;
+use crate::matmul::input::InputRows;
+use crate::matmul::quantized::panel_layout::{PanelLayout, SLICE_LEN};
+use crate::memory::{Buffer, SharedSlice, block_stride};
+use crate::pool::Pool;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Isa;
+use crate::simd::{Simd, vectorized};
+
+/// Words of four numbers in a slice.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const SLICE_WORDS: usize = SLICE_LEN / 4;
+
+/// In which order the integers of a block lie.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum InputOrder {
+    #[default]
+    ByRow,
+    #[cfg(target_arch = "x86_64")]
+    ByWord,
+}
+
+/// Quantized rows. The buffers keep their memory from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct QuantizedRows {
+    num_rows: usize,
+    num_slices: usize,
+    order: InputOrder,
+    /// Slices that share a scale.
+    group: usize,
+    /// Bytes of `quants` from block to block.
+    stride: usize,
+    quants: Buffer<i8>,
+    /// What the numbers' offset adds to a product, the sum of x times the negated offset: of 16 numbers, for the K formats.
+    offsets16: Buffer<i32>,
+    /// The same of 32 numbers, for the others.
+    offsets32: Buffer<i32>,
+    /// Sums of 32 as they are, in f32.
+    sums: Buffer<f32>,
+    /// Those of two slices as i16; for the K formats.
+    pairs: Buffer<[i16; 2]>,
+    /// One for each group.
+    scales: Buffer<f32>,
+}
+
+/// One block of rows, as kernels read it: the start of each array, whose order the head of this file gives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowBlock {
+    pub(crate) num_rows: usize,
+    pub(crate) quants: *const i8,
+    pub(crate) offsets16: *const i32,
+    pub(crate) offsets32: *const i32,
+    pub(crate) sums: *const f32,
+    pub(crate) pairs: *const [i16; 2],
+    pub(crate) scales: *const f32,
+}
+
+// SAFETY: the pointers are read-only views into a `QuantizedRows` that outlives the operation.
+unsafe impl Send for RowBlock {}
+// SAFETY: as above.
+unsafe impl Sync for RowBlock {}
+
+impl RowBlock {
+    /// A slice of a row, where they lie by rows. The next row's lies two slices further on.
+    ///
+    /// # Safety
+    /// The block has that slice.
+    #[inline(always)]
+    pub(crate) unsafe fn slice(&self, slice: usize, row: usize) -> *const i8 {
+        // SAFETY: within the block's array by the caller's promise.
+        unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE_LEN + slice % 2 * SLICE_LEN) }
+    }
+
+    /// The first word of a slice of a row, where they lie by words. The next row's follows it, the row's next word lies [`BLOCK_ROWS`] further on.
+    ///
+    /// # Safety
+    /// The block has that slice.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) unsafe fn words(&self, slice: usize, row: usize) -> *const i32 {
+        // SAFETY: within the block's array by the caller's promise.
+        unsafe { self.quants.cast::<i32>().add(slice * SLICE_WORDS * BLOCK_ROWS + row) }
+    }
+
+    /// The same rows from a slice on, which begins a unit of a layout whose slices have scales of their own.
+    ///
+    /// # Safety
+    /// The block has more slices.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unsafe fn at_slice(self, slice: usize) -> Self {
+        let at = slice * self.num_rows;
+        // SAFETY: within the block's arrays by the caller's promise.
+        unsafe {
+            RowBlock {
+                quants: self.quants.add(at * SLICE_LEN),
+                sums: self.sums.add(at),
+                scales: self.scales.add(at),
+                ..self
+            }
+        }
+    }
+}
+
+/// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
+const SPARE: usize = BLOCK_ROWS;
+
+impl QuantizedRows {
+    /// Quantizes rows for weights of this layout. Afterwards they are taken.
+    pub(crate) fn fill<S: Simd>(
+        &mut self,
+        simd: S,
+        pool: &Pool,
+        x: InputRows<'_>,
+        layout: &PanelLayout,
+        order: InputOrder,
+    ) {
+        let (num_rows, depth) = (x.num_rows(), x.depth());
+        // A unit is never cut: the last one is filled up with zeros.
+        let num_slices = depth.div_ceil(SLICE_LEN).next_multiple_of(layout.slices);
+        let (group, offset) = (layout.group, layout.shared_offset());
+        (self.num_rows, self.num_slices, self.order, self.group) = (num_rows, num_slices, order, group);
+        let slices = num_rows * num_slices;
+        let stride = block_stride(BLOCK_ROWS * num_slices * SLICE_LEN);
+        self.stride = stride;
+        let num_blocks = self.num_blocks();
+        let parts = RowArrays {
+            quants: SharedSlice::new(self.quants.grow(num_blocks * stride)),
+            offsets16: SharedSlice::new(self.offsets16.grow(2 * slices + SPARE)),
+            offsets32: SharedSlice::new(self.offsets32.grow(slices + SPARE)),
+            sums: SharedSlice::new(self.sums.grow(slices + SPARE)),
+            pairs: SharedSlice::new(self.pairs.grow(slices / 2 + SPARE)),
+            scales: SharedSlice::new(self.scales.grow(slices / group + SPARE)),
+        };
+        // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
+        // block share cache lines, over which two threads would quarrel.
+        let per_task = if num_rows < 4 * BLOCK_ROWS { BLOCK_ROWS / 2 } else { BLOCK_ROWS };
+        pool.run(num_rows.div_ceil(per_task), &|task| {
+            let rows = task * per_task..num_rows.min((task + 1) * per_task);
+            let block = rows.start / BLOCK_ROWS;
+            let place = Destination {
+                quants: block * stride,
+                start: block * BLOCK_ROWS * num_slices,
+                row: rows.start % BLOCK_ROWS,
+                m: rows_of_block(num_rows, block),
+                order,
+                group,
+                offset,
+            };
+            // SAFETY: a task has rows of its own.
+            let x = unsafe { x.take(rows.clone()) };
+            // From a few rows on, the tree of sixteen is worth it; and for one, where it has slices enough. Units are whole there.
+            #[cfg(target_arch = "x86_64")]
+            if S::ISA == Isa::Avx512 && depth == num_slices * SLICE_LEN {
+                // SAFETY: the value `simd` proves the instructions; a task has rows of its own.
+                unsafe {
+                    match (num_rows, rows.len()) {
+                        (1, _) if group == 1 && order == InputOrder::ByRow => {
+                            return avx512::quantize_slices(x, place, parts);
+                        }
+                        (_, 4..) => return avx512::quantize_rows(x, depth, place, parts),
+                        _ => {}
+                    }
+                }
+            }
+            quantize_rows(simd, x, depth, num_slices, place, parts);
+        });
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn order(&self) -> InputOrder {
+        self.order
+    }
+
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.num_rows.div_ceil(BLOCK_ROWS)
+    }
+
+    /// Bytes from the integers of a block to those of the next.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.stride
+    }
+
+    pub(crate) fn num_slices(&self) -> usize {
+        self.num_slices
+    }
+
+    pub(crate) fn block(&self, block: usize) -> RowBlock {
+        let start = block * BLOCK_ROWS * self.num_slices;
+        RowBlock {
+            num_rows: rows_of_block(self.num_rows, block),
+            quants: self.quants[block * self.stride..].as_ptr(),
+            offsets16: self.offsets16[2 * start..].as_ptr(),
+            offsets32: self.offsets32[start..].as_ptr(),
+            sums: self.sums[start..].as_ptr(),
+            pairs: self.pairs[start / 2..].as_ptr(),
+            scales: self.scales[start / self.group..].as_ptr(),
+        }
+    }
+}
+
+fn rows_of_block(num_rows: usize, block: usize) -> usize {
+    BLOCK_ROWS.min(num_rows - block * BLOCK_ROWS)
+}
+
+/// The arrays of a [`QuantizedRows`] while several threads fill them, a row each.
+#[derive(Clone, Copy)]
+struct RowArrays {
+    quants: SharedSlice<i8>,
+    offsets16: SharedSlice<i32>,
+    offsets32: SharedSlice<i32>,
+    sums: SharedSlice<f32>,
+    pairs: SharedSlice<[i16; 2]>,
+    scales: SharedSlice<f32>,
+}
+
+/// Where rows of a block go.
+#[derive(Clone, Copy)]
+struct Destination {
+    /// Where the integers of the row's block begin.
+    quants: usize,
+    /// First slice of the row's block.
+    start: usize,
+    /// The first row within the block, and how many the block has.
+    row: usize,
+    m: usize,
+    order: InputOrder,
+    group: usize,
+    /// Of the numbers of W.
+    offset: i32,
+}
+
+vectorized! {
+    /// Group after group, each for all rows: what the rows of a block leave behind lies side by side.
+    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, place: Destination, parts: RowArrays) {
+        for first in (0..num_slices).step_by(place.group) {
+            for (i, x) in x.chunks_exact(depth).enumerate() {
+                // A row of x ends with a slice, but perhaps not with a group.
+                let (slices, _) = x.as_chunks::<SLICE_LEN>();
+                let numbers = slices.get(first..).unwrap_or(&[]);
+                let numbers = &numbers[..place.group.min(numbers.len())];
+                // SAFETY: passed on from `QuantizedRows::fill`, which gives each thread rows of its own.
+                unsafe { quantize_group(numbers, first, Destination { row: place.row + i, ..place }, parts) };
+            }
+        }
+    }
+}
+
+/// The slices of one group of one row, from slice `first` on; those that `numbers` lacks are zeros.
+///
+/// # Safety
+/// No other thread writes this row.
+#[inline(always)]
+unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, place: Destination, parts: RowArrays) {
+    let Destination { start, row, m, group, offset, .. } = place;
+    // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
+    let mut lanes = [0u32; 16];
+    for slice in numbers {
+        for i in 0..SLICE_LEN {
+            lanes[i % 16] = lanes[i % 16].max(slice[i].to_bits() & 0x7fff_ffff);
+        }
+    }
+    let largest = f32::from_bits(lanes.into_iter().fold(0, u32::max));
+    let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+    // SAFETY: this row's own places, by the layout at the head of the file.
+    unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
+    let mut previous = 0;
+    for s in first..first + group {
+        let slice = numbers.get(s - first).unwrap_or(&[0.0; SLICE_LEN]);
+        let mut integers = [0i32; SLICE_LEN];
+        for i in 0..SLICE_LEN {
+            // The sum's low byte is the integer.
+            integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
+        }
+        let low: i32 = integers[..16].iter().sum();
+        let high: i32 = integers[16..].iter().sum();
+        let (at, sum) = (start + s * m, low + high);
+        // SAFETY: as above.
+        unsafe {
+            put_integers(integers.map(|integer| integer as i8), s, place, parts);
+            parts.sums.write(at + row, sum as f32);
+            if group == 1 {
+                parts.offsets32.write(at + row, -sum * offset);
+                continue;
+            }
+            parts.offsets16.write(2 * at + row, -low * offset);
+            parts.offsets16.write(2 * at + m + row, -high * offset);
+            if s % 2 == 1 {
+                parts.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
+            }
+        }
+        previous = sum;
+    }
+}
+
+/// Writes a slice of a row.
+///
+/// # Safety
+/// No other thread writes this row.
+#[inline(always)]
+unsafe fn put_integers(integers: [i8; SLICE_LEN], slice: usize, place: Destination, parts: RowArrays) {
+    let Destination { quants, row, m, .. } = place;
+    // SAFETY: this row's own places, by the layout at the head of the file.
+    unsafe {
+        match place.order {
+            InputOrder::ByRow => {
+                let at = quants + (slice / 2 * m + row) * 2 * SLICE_LEN + slice % 2 * SLICE_LEN;
+                parts.quants.part(at, SLICE_LEN).copy_from_slice(&integers);
+            }
+            #[cfg(target_arch = "x86_64")]
+            InputOrder::ByWord => {
+                for (j, word) in integers.as_chunks::<4>().0.iter().enumerate() {
+                    let at = quants + ((slice * SLICE_WORDS + j) * BLOCK_ROWS + row) * 4;
+                    parts.quants.part(at, 4).copy_from_slice(word);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use pellucid_tensor::DType;
+
+    use super::*;
+    use crate::matmul::quantized::panel_layout::{QuantizedFormat, with_quantized_format};
+    use crate::simd::{Avx512, Scalar};
+
+    /// Rows together leave what rows alone leave, also where numbers are zero, huge or none.
+    #[test]
+    fn sixteen_rows_at_a_time_are_quantized_as_one_is_in_both_orders() {
+        const DEPTH: usize = 24 * SLICE_LEN;
+        let Some(simd) = Avx512::detect() else { return };
+        let pool = Pool::new(1).expect("no thread but this one");
+        for (dtype, num_rows) in [
+            (DType::Q4_0, 77),
+            (DType::Q4_1, 16),
+            (DType::Q8_0, 4),
+            (DType::Q4_K, 21),
+            (DType::Q6_K, 70),
+            (DType::Q5_0, 1),
+        ] {
+            let layout = with_quantized_format!(dtype, F => F::LAYOUT).expect("a packed format");
+            let mut x: Vec<f32> = (0..num_rows * DEPTH).map(|i| ((i * 7919 + 13) % 1009) as f32 / 97.0 - 5.0).collect();
+            x[..SLICE_LEN].fill(0.0);
+            for (i, special) in [f32::NAN, f32::INFINITY, -1e38, 1e-40].into_iter().enumerate() {
+                x[i % num_rows * DEPTH + (i + 1) * SLICE_LEN + 3 * i] = special;
+            }
+            let filled = |order: InputOrder| {
+                let (mut fast, mut plain) = (QuantizedRows::default(), QuantizedRows::default());
+                fast.fill(simd, &pool, InputRows::rows(&x, DEPTH), &layout, order);
+                plain.fill(Scalar, &pool, InputRows::rows(&x, DEPTH), &layout, order);
+                let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(fast.quants[..] == plain.quants[..] && fast.offsets32[..] == plain.offsets32[..], "{dtype}");
+                assert!(fast.pairs[..] == plain.pairs[..] && fast.offsets16[..] == plain.offsets16[..], "{dtype}");
+                assert!(bits(&fast.sums) == bits(&plain.sums) && bits(&fast.scales) == bits(&plain.scales), "{dtype}");
+                fast
+            };
+            let (by_rows, by_words) = (filled(InputOrder::ByRow), filled(InputOrder::ByWord));
+            for (row, slice) in (0..num_rows).flat_map(|row| (0..by_rows.num_slices()).map(move |slice| (row, slice))) {
+                let [rows, words] = [&by_rows, &by_words].map(|quantized| quantized.block(row / BLOCK_ROWS));
+                for j in 0..SLICE_WORDS {
+                    // SAFETY: the blocks have the row and the slice.
+                    let [one, other] = unsafe {
+                        [
+                            rows.slice(slice, row % BLOCK_ROWS).cast::<i32>().add(j).read_unaligned(),
+                            words.words(slice, row % BLOCK_ROWS).add(j * BLOCK_ROWS).read(),
+                        ]
+                    };
+                    assert_eq!(one, other, "{dtype}: row {row}, slice {slice}, word {j}");
+                }
+            }
+        }
+    }
+}

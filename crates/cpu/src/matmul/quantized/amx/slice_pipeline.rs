@@ -1,0 +1,523 @@
+//! Slices of 32 numbers that floats scale, as a stream through tiles: one is multiplied, the second before it stored, and the fourth before it
+//! scaled by vectors and added to the sums of its rows. The stream goes on from block to block ([`multiply_blocks`]), or from panel to panel
+//! ([`multiply_panels`]).
+//!
+//! **Order.** A slice of 16 x 16 x 32 is 16 cycles of multiplication, 16 of storing and 48 operations on vectors (64 with minimums), for two
+//! units of the core, of which one also multiplies tiles: 33 cycles. A core by itself comes to 36 in any order. While another program uses
+//! its second hardware thread it looks ahead half as far, and instructions that wait then hold up those behind them: tile instructions
+//! in one clump before the vectors took 74 to 91 cycles a slice, spread among them 50 to 57 (2026-11-16, Xeon with AMX). So each tile
+//! instruction stands apart from the one that needs its result, with a quarter or a half of the rows between them.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::float_scales::{CHUNK_UNITS, unpack_slice};
+use super::{BLOCK_ROWS, CHUNK_SLICES, SliceScales, Tile, UnpackRing};
+use crate::matmul::prefetch::PacedPrefetch;
+use crate::matmul::quantized::activations::RowBlock;
+use crate::matmul::quantized::avx512::halves;
+use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN};
+
+/// Units that a ring holds where they are unpacked on the way: the fewer, the surer they are still in the first-level cache when they are
+/// overwritten. With sixteen, products of 16 rows were a fifth slower.
+const RING_UNITS: usize = 4;
+
+/// Panels that one block of rows goes through side by side.
+const SIDE_BY_SIDE: usize = 4;
+
+/// So many units of a panel come before the next panel's.
+const VISIT: usize = 4;
+
+/// How far ahead of its use W is asked for, in each of these.
+const AHEAD_BYTES: usize = 3 * 1024;
+
+/// Units from being multiplied to being scaled.
+const LAG: usize = 2;
+
+/// An integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
+const MAGIC: f32 = crate::math::ROUND;
+
+/// What is multiplied in one go: blocks of rows with some units of a panel, no more than the ring holds.
+pub(super) struct PanelRun {
+    /// The first block, from the first unit on.
+    pub(super) x: RowBlock,
+    /// To the next block of as many rows: bytes of its integers, entries of its sums and scales.
+    pub(super) distance: (usize, usize),
+    /// Units of a block.
+    pub(super) num_units: usize,
+    /// Results begin with these units; they are added to what is there otherwise.
+    pub(super) fresh: bool,
+    /// As they lie in memory.
+    pub(super) units: *const u8,
+}
+
+/// Where the next unit to be multiplied lies.
+struct NextUnit {
+    x: *const i8,
+    /// Its number among the units.
+    at: usize,
+    /// Blocks that are left with it.
+    blocks: usize,
+}
+
+/// A slice that has been multiplied and stored, with what scales it: of W in registers, of x for each row.
+struct MultipliedSlice {
+    tile: *const Tile<i32>,
+    scale: __m512,
+    /// What the integers are too large by, times the scale.
+    excess: __m512,
+    mins: __m512,
+    x_scales: *const f32,
+    x_sums: *const f32,
+}
+
+/// The instructions for a row: `product * scale`, rounded once (that the product becomes a float costs no more than an addition of integers),
+/// times the scale of x, added to the row's sum.
+macro_rules! plain_row {
+    ($r:literal) => {
+        concat!(
+            "vpaddd zmm31, {magic}, zmmword ptr [{tile} + 64 * ",
+            $r,
+            "]\nvfmadd213ps zmm31, {scale}, {excess}\nvfmadd231ps {sum",
+            $r,
+            "}, zmm31, dword ptr [{x_scales} + 4 * ",
+            $r,
+            "]{{1to16}}"
+        )
+    };
+}
+
+/// The same with a minimum, times the sum of x.
+macro_rules! row_with_min {
+    ($r:literal) => {
+        concat!(
+            "vpaddd zmm31, {magic}, zmmword ptr [{tile} + 64 * ",
+            $r,
+            "]\nvfmadd213ps zmm31, {scale}, {excess}\nvfmadd231ps zmm31, {mins}, dword ptr [{x_sums} + 4 * ",
+            $r,
+            "]{{1to16}}\nvfmadd231ps {sum",
+            $r,
+            "}, zmm31, dword ptr [{x_scales} + 4 * ",
+            $r,
+            "]{{1to16}}"
+        )
+    };
+}
+
+/// Tile instructions before, between and after rows that are scaled, in this very order.
+macro_rules! interleaved {
+    ($slice:ident, $sums:ident, $row:ident, $before:literal, [$($first:ident $f:literal)*], $between:literal,
+        [$($second:ident $s:literal)*], $after:literal, $($operands:tt)*) => {
+        asm!(
+            $before,
+            $($row!($f),)*
+            $between,
+            $($row!($s),)*
+            $after,
+            stride = in(reg) 2 * SLICE_LEN,
+            tile = in(reg) $slice.tile,
+            magic = in(zmm_reg) _mm512_set1_ps(MAGIC),
+            scale = in(zmm_reg) $slice.scale,
+            excess = in(zmm_reg) $slice.excess,
+            x_scales = in(reg) $slice.x_scales,
+            out("zmm31") _,
+            $($first = inout(zmm_reg) $sums[$f],)*
+            $($second = inout(zmm_reg) $sums[$s],)*
+            $($operands)*
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
+impl MultipliedSlice {
+    /// # Safety
+    /// The machine has AVX-512 F.
+    #[inline(always)]
+    unsafe fn new(
+        tile: *const Tile<i32>,
+        [scale, mins]: [__m512; 2],
+        x_scales: *const f32,
+        x_sums: *const f32,
+    ) -> Self {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            // Exact: 2 bits times the 11 of a half.
+            let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
+            MultipliedSlice { tile, scale, excess, mins, x_scales, x_sums }
+        }
+    }
+}
+
+/// Adds the first half of a slice's rows to their sums. Meanwhile x is loaded for a multiplication into a tile of this number, and what is
+/// in that tile is stored and zeroed. (A macro, since functions that are always inlined may not hold such registers.)
+macro_rules! first_half {
+    ($slice:ident, $sums:ident, $mins:expr, $rows:expr, $number:literal, $x:expr, $to:expr) => {
+        match ($mins, $rows) {
+            (Mins::None, BLOCK_ROWS) => {
+                first_half!(@ $slice, $sums, plain_row, $number, $x, $to, [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],)
+            }
+            (Mins::None, _) => first_half!(@ $slice, $sums, plain_row, $number, $x, $to, [sum0 0 sum1 1], [sum2 2 sum3 3],),
+            (_, BLOCK_ROWS) => first_half!(
+                @ $slice, $sums, row_with_min, $number, $x, $to, [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],
+                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
+            ),
+            _ => first_half!(
+                @ $slice, $sums, row_with_min, $number, $x, $to, [sum0 0 sum1 1], [sum2 2 sum3 3],
+                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
+            ),
+        }
+    };
+    (@ $slice:ident, $sums:ident, $row:ident, $number:literal, $x:expr, $to:expr, $first:tt, $second:tt, $($operands:tt)*) => {
+        interleaved!(
+            $slice, $sums, $row,
+            "tileloadd tmm4, [{x} + {stride}]", $first,
+            "tilestored [{to} + {stride}], tmm{number}\ntilezero tmm{number}", $second,
+            "",
+            x = in(reg) $x,
+            to = in(reg) $to,
+            number = const $number,
+            $($operands)*
+        )
+    };
+}
+
+/// The second half of the rows. Meanwhile W is loaded, and when they are done multiplied with x.
+macro_rules! second_half {
+    ($slice:ident, $sums:ident, $mins:expr, $rows:expr, $number:literal, $w:expr) => {
+        match ($mins, $rows) {
+            (Mins::None, BLOCK_ROWS) => second_half!(
+                @ $slice, $sums, plain_row, $number, $w,
+                [sum8 8 sum9 9 sum10 10 sum11 11], [sum12 12 sum13 13 sum14 14 sum15 15],
+            ),
+            (Mins::None, _) => second_half!(@ $slice, $sums, plain_row, $number, $w, [sum4 4 sum5 5], [sum6 6 sum7 7],),
+            (_, BLOCK_ROWS) => second_half!(
+                @ $slice, $sums, row_with_min, $number, $w,
+                [sum8 8 sum9 9 sum10 10 sum11 11], [sum12 12 sum13 13 sum14 14 sum15 15],
+                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
+            ),
+            _ => second_half!(
+                @ $slice, $sums, row_with_min, $number, $w, [sum4 4 sum5 5], [sum6 6 sum7 7],
+                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
+            ),
+        }
+    };
+    (@ $slice:ident, $sums:ident, $row:ident, $number:literal, $w:expr, $first:tt, $second:tt, $($operands:tt)*) => {
+        interleaved!(
+            $slice, $sums, $row,
+            "tileloadd tmm5, [{w} + {stride}]", $first,
+            "", $second,
+            "tdpbssd tmm{number}, tmm4, tmm5\ntilezero tmm4\ntilezero tmm5",
+            w = in(reg) $w,
+            number = const $number,
+            $($operands)*
+        )
+    };
+}
+
+/// Whether tiles read the numbers as they lie in memory.
+pub(super) const fn is_direct<F: QuantizedFormat>() -> bool {
+    F::LAYOUT.bits == 8
+}
+
+/// What scales a slice of a unit.
+///
+/// # Safety
+/// The unit is whole; the machine has AVX-512 F.
+#[inline(always)]
+pub(super) unsafe fn scales<F: QuantizedFormat>(unit: *const u8, slice: usize) -> [__m512; 2] {
+    let layout = F::LAYOUT;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let min = match layout.mins {
+            Mins::Float => halves(unit.add(layout.min(slice))),
+            _ => _mm512_setzero_ps(),
+        };
+        [halves(unit.add(layout.scale(slice))), min]
+    }
+}
+
+/// The same, of a slice that was unpacked to the ring.
+///
+/// # Safety
+/// As for [`scales`]; the ring has the unit at place `at`, unless tiles read it as it is.
+#[inline(always)]
+unsafe fn unpacked_scales<F: QuantizedFormat>(
+    unit: *const u8,
+    at: usize,
+    slice: usize,
+    chunk: &UnpackRing,
+) -> [__m512; 2] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if is_direct::<F>() {
+            return scales::<F>(unit, slice);
+        }
+        let SliceScales { scale, min } = &chunk.scales[2 * at + slice];
+        [_mm512_load_ps(scale.as_ptr()), _mm512_load_ps(min.as_ptr())]
+    }
+}
+
+/// Multiplies blocks of rows with some units of one panel, one tile of results for each block. While one is scaled, `ahead` of its number says
+/// what to ask for.
+///
+/// # Safety
+/// Tiles are configured for the blocks and hold zeros; the ring holds the units, unless they are read as they are; rows have them all; the
+/// machine has AMX and AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
+    chunk: &mut UnpackRing,
+    run: &PanelRun,
+    results: &mut [Tile<f32>],
+    ahead: impl Fn(usize) -> PacedPrefetch,
+) {
+    let num_units = run.num_units;
+    // SAFETY: see the promises of the function; every index below is within the block's and the ring's arrays, of which those of sums
+    // and scales can be read for a whole block even where it has fewer rows.
+    unsafe {
+        let m = run.x.num_rows;
+        let unit_bytes = 2 * SLICE_LEN * m;
+        let mut factors = NextUnit { x: run.x.quants, at: 0, blocks: results.len() };
+        // After the last unit of all, some of the last block are multiplied again, and nobody reads the products.
+        let advance = |factors: &mut NextUnit| {
+            factors.x = factors.x.wrapping_add(unit_bytes);
+            factors.at += 1;
+            if factors.at == num_units {
+                let distance = if factors.blocks > 1 { run.distance.0 } else { 0 };
+                factors.x = factors.x.wrapping_add(distance).wrapping_sub(num_units * unit_bytes);
+                (factors.at, factors.blocks) = (0, factors.blocks.saturating_sub(1));
+            }
+        };
+        let ring = chunk.integers.as_ptr();
+        let unit = |at: usize| run.units.wrapping_add(at * F::LAYOUT.unit_bytes());
+        let w = |at: usize, slice: usize| match is_direct::<F>() {
+            true => unit(at).add(F::LAYOUT.low(slice)),
+            false => ring.add(2 * at + slice).cast(),
+        };
+        let tiles = chunk.tiles.as_mut_ptr();
+        for unit in 0..LAG {
+            multiply_tile::<0>(factors.x, w(factors.at, 0), (unit > 0).then_some(tiles));
+            multiply_tile::<1>(factors.x.add(SLICE_LEN), w(factors.at, 1), (unit > 0).then_some(tiles.add(1)));
+            advance(&mut factors);
+        }
+        // Of units that were scaled.
+        let mut n = 0;
+        let (mut block_scales, mut block_sums) = (run.x.scales, run.x.sums);
+        for (i, result) in results.iter_mut().enumerate() {
+            ahead(i).fetch();
+            let mut sums = [_mm512_setzero_ps(); BLOCK_ROWS];
+            if !run.fresh {
+                sums = std::array::from_fn(|r| _mm512_loadu_ps(result[r].as_ptr()));
+            }
+            let (mut x_scales, mut x_sums) = (block_scales, block_sums);
+            for at in 0..num_units {
+                let (scaled, stored) = (tiles.add(n % 2 * 2), tiles.add((n + 1) % 2 * 2));
+                macro_rules! slice {
+                    ($slice:literal) => {{
+                        let scales = unpacked_scales::<F>(unit(at), at, $slice, chunk);
+                        let slice = MultipliedSlice::new(scaled.add($slice), scales, x_scales, x_sums);
+                        let (x, to) = (factors.x.add($slice * SLICE_LEN), stored.add($slice));
+                        first_half!(slice, sums, F::LAYOUT.mins, BLOCK_ROWS, $slice, x, to);
+                        second_half!(slice, sums, F::LAYOUT.mins, BLOCK_ROWS, $slice, w(factors.at, $slice));
+                        (x_scales, x_sums) = (x_scales.add(m), x_sums.add(m));
+                    }};
+                }
+                slice!(0);
+                slice!(1);
+                advance(&mut factors);
+                n += 1;
+            }
+            for r in 0..BLOCK_ROWS {
+                _mm512_storeu_ps(result[r].as_mut_ptr(), sums[r]);
+            }
+            block_scales = block_scales.wrapping_add(run.distance.1);
+            block_sums = block_sums.wrapping_add(run.distance.1);
+        }
+        asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// Panels that lie one after the other. They are gone through in groups: some units of each panel of a group in turn.
+#[derive(Clone, Copy)]
+struct PanelWalk {
+    units: *const u8,
+    num_units: usize,
+    count: usize,
+    unit_bytes: usize,
+    /// So many units of a panel come before the next panel's.
+    visit: usize,
+}
+
+/// A unit of a panel.
+#[derive(Clone, Copy)]
+struct UnitCursor {
+    unit: *const u8,
+    /// Its number in the panel.
+    index: usize,
+    panel: usize,
+    /// The units of a panel that follow each other.
+    visit: (usize, usize),
+    /// The panels of the group.
+    group: (usize, usize),
+}
+
+impl PanelWalk {
+    fn group(&self, start: usize) -> UnitCursor {
+        let unit = self.units.wrapping_add(start * self.num_units * self.unit_bytes);
+        let group = (start, self.count.min(start + SIDE_BY_SIDE));
+        UnitCursor { unit, index: 0, panel: start, visit: (0, self.num_units.min(self.visit)), group }
+    }
+
+    /// The place after this one; after the last comes the first.
+    #[inline(always)]
+    fn next(&self, place: UnitCursor) -> UnitCursor {
+        if place.index + 1 < place.visit.1 {
+            return UnitCursor { unit: place.unit.wrapping_add(self.unit_bytes), index: place.index + 1, ..place };
+        }
+        self.next_visit(place)
+    }
+
+    /// The first place of the next panel.
+    #[inline(always)]
+    fn next_visit(&self, place: UnitCursor) -> UnitCursor {
+        let UnitCursor { unit, index, panel, visit, group } = place;
+        let panel_bytes = self.num_units * self.unit_bytes;
+        if panel + 1 < group.1 {
+            let unit = unit.wrapping_add(panel_bytes).wrapping_sub((index - visit.0) * self.unit_bytes);
+            return UnitCursor { unit, index: visit.0, panel: panel + 1, visit, group };
+        }
+        if visit.1 == self.num_units {
+            return self.group(if group.1 < self.count { group.1 } else { 0 });
+        }
+        let back = (panel - group.0) * panel_bytes;
+        let unit = unit.wrapping_add((visit.1 - index) * self.unit_bytes).wrapping_sub(back);
+        let visit = (visit.1, self.num_units.min(visit.1 + self.visit));
+        UnitCursor { unit, index: visit.0, panel: group.0, visit, group }
+    }
+}
+
+/// Multiplies one block of rows with neighbouring panels, a tile of results for each. Several are gone through side by side, since several
+/// streams of memory are faster than one; sums are in registers for a unit and go to memory between.
+///
+/// # Safety
+/// Tiles are configured for the block and hold zeros; at `units` lie as many panels as there are results, of `num_units` units each; x has as
+/// many, and ROWS or fewer rows; the machine has AMX and AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
+    chunk: &mut UnpackRing,
+    x: RowBlock,
+    units: *const u8,
+    num_units: usize,
+    results: &mut [Tile<f32>],
+) {
+    let panels = PanelWalk { units, num_units, count: results.len(), unit_bytes: F::LAYOUT.unit_bytes(), visit: VISIT };
+    let m = x.num_rows;
+    // SAFETY: see the promises of the function; places are within the panels, and arrays of sums and scales can be read for a whole
+    // block even where it has fewer rows; a prefetch may go anywhere.
+    unsafe {
+        let fetch = |at: *const u8, part: usize| {
+            let lines = panels.unit_bytes / 64;
+            for line in part * lines / 4..(part + 1) * lines / 4 {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
+            }
+        };
+        let unpack = |place: UnitCursor, n: usize, slice: usize, chunk: &mut UnpackRing| {
+            if !is_direct::<F>() {
+                unpack_slice::<F>(place.unit, n % RING_UNITS, slice, chunk);
+            }
+        };
+        // What is asked for has its own order, so that all panels of a group come in at the same pace, and goes on beyond the last one.
+        let streams = PanelWalk { count: usize::MAX, visit: 1, ..panels };
+        let mut asked = streams.group(0);
+        for _ in 0..SIDE_BY_SIDE * AHEAD_BYTES.div_ceil(panels.unit_bytes) {
+            asked = streams.next_visit(asked);
+        }
+        let ring = chunk.integers.as_ptr();
+        let w = |place: UnitCursor, n: usize, slice: usize| match is_direct::<F>() {
+            true => place.unit.add(F::LAYOUT.low(slice)),
+            false => ring.add(n % RING_UNITS * 2 + slice).cast(),
+        };
+        let x_slice = |place: UnitCursor, slice: usize| x.quants.add((place.index * 2 * m + slice) * SLICE_LEN);
+        let tiles = chunk.tiles.as_mut_ptr();
+        // The unit that is multiplied, and the next one, which is unpacked.
+        let mut factors = panels.group(0);
+        (0..2).for_each(|slice| unpack(factors, 0, slice, chunk));
+        let mut unpacked = panels.next(factors);
+        for n in 0..LAG {
+            (0..2).for_each(|slice| unpack(unpacked, n + 1, slice, chunk));
+            multiply_tile::<0>(x_slice(factors, 0), w(factors, n, 0), (n > 0).then_some(tiles));
+            multiply_tile::<1>(x_slice(factors, 1), w(factors, n, 1), (n > 0).then_some(tiles.add(1)));
+            (factors, unpacked) = (unpacked, panels.next(unpacked));
+        }
+        // After the last unit of all, the first ones are multiplied again, and nobody reads the products.
+        let (mut scaled, mut n) = (panels.group(0), 0);
+        while n < num_units * panels.count {
+            let result = &mut results[scaled.panel];
+            let mut sums = [_mm512_setzero_ps(); BLOCK_ROWS];
+            if scaled.index > 0 {
+                (0..ROWS).for_each(|r| sums[r] = _mm512_loadu_ps(result[r].as_ptr()));
+            }
+            for _ in scaled.visit.0..scaled.visit.1 {
+                macro_rules! slice {
+                    ($slice:literal) => {{
+                        let at = (2 * scaled.index + $slice) * m;
+                        let scales = scales::<F>(scaled.unit, $slice);
+                        let slice = MultipliedSlice::new(
+                            tiles.add(n % 2 * 2 + $slice),
+                            scales,
+                            x.scales.add(at),
+                            x.sums.add(at),
+                        );
+                        let to = tiles.add((n + 1) % 2 * 2 + $slice);
+                        first_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, x_slice(factors, $slice), to);
+                        unpack(unpacked, n + LAG + 1, $slice, chunk);
+                        fetch(asked.unit, 2 * $slice);
+                        second_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, w(factors, n + LAG, $slice));
+                        fetch(asked.unit, 2 * $slice + 1);
+                    }};
+                }
+                slice!(0);
+                slice!(1);
+                (factors, unpacked, asked) = (unpacked, panels.next(unpacked), streams.next_visit(asked));
+                (scaled.unit, scaled.index, n) = (scaled.unit.wrapping_add(panels.unit_bytes), scaled.index + 1, n + 1);
+            }
+            (0..ROWS).for_each(|r| _mm512_storeu_ps(result[r].as_mut_ptr(), sums[r]));
+            scaled = panels.next_visit(scaled);
+        }
+        asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// Multiplies a slice into a tile, which is stored and zeroed before where that is asked for.
+///
+/// # Safety
+/// Block and ring have these slices, tiles are configured for them and the tile holds zeros otherwise; the machine has AMX.
+#[inline(always)]
+unsafe fn multiply_tile<const TILE: usize>(x: *const i8, w: *const u8, stored: Option<*mut Tile<i32>>) {
+    // SAFETY: by the caller's promise; sixteen lines or fewer go to an array of as many.
+    unsafe {
+        if let Some(to) = stored {
+            asm!(
+                "tilestored [{to} + {stride}], tmm{tile}",
+                "tilezero tmm{tile}",
+                tile = const TILE,
+                to = in(reg) to,
+                stride = in(reg) 2 * SLICE_LEN,
+                options(nostack, preserves_flags),
+            );
+        }
+        asm!(
+            "tileloadd tmm4, [{x} + {stride}]",
+            "tileloadd tmm5, [{w} + {stride}]",
+            "tdpbssd tmm{tile}, tmm4, tmm5",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            tile = const TILE,
+            x = in(reg) x,
+            w = in(reg) w,
+            stride = in(reg) 2 * SLICE_LEN,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+}
+
+const _: () = assert!(CHUNK_SLICES == 2 * CHUNK_UNITS && LAG + 1 < RING_UNITS);

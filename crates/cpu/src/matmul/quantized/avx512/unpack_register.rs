@@ -1,0 +1,117 @@
+//! Numbers and scales of a unit in registers of sixteen columns.
+
+use std::arch::x86_64::*;
+
+use crate::matmul::quantized::panel_layout::{QuantizedFormat, Scales};
+
+/// The eight registers of a slice: register j holds, for each column, the numbers 4 j to 4 j + 3, offset not yet subtracted.
+///
+/// # Safety
+/// `unit` is a whole unit of F, and the machine has AVX-512 BW.
+#[inline(always)]
+pub(in crate::matmul) unsafe fn integers<F: QuantizedFormat>(unit: *const u8, slice: usize) -> [__m512i; 8] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let mut q = [_mm512_setzero_si512(); 8];
+        for j in 0..8 {
+            q[j] = integer::<F>(unit, slice, j);
+        }
+        q
+    }
+}
+
+/// Register j of a slice.
+///
+/// # Safety
+/// As for [`integers`].
+#[inline(always)]
+pub(in crate::matmul) unsafe fn integer<F: QuantizedFormat>(unit: *const u8, slice: usize, j: usize) -> __m512i {
+    let layout = F::LAYOUT;
+    // SAFETY: the layout's parts lie within the unit; features by the caller's promise.
+    unsafe {
+        let low = unit.add(layout.low(slice));
+        let load = |at: *const u8, j: usize| _mm512_loadu_si512(at.add(64 * j).cast());
+        if layout.bits == 8 {
+            // The other sign bit adds the offset.
+            return _mm512_xor_si512(load(low, j), _mm512_set1_epi8(i8::MIN));
+        }
+        let both = load(low, j % 4);
+        let q = if j < 4 { both } else { _mm512_srli_epi16::<4>(both) };
+        let q = _mm512_and_si512(q, _mm512_set1_epi8(0x0f));
+        let high = unit.add(layout.high(slice));
+        // a | (b & c)
+        const OR_AND: i32 = 0xf8;
+        match layout.bits {
+            5 => {
+                let bits = shifted(load(high, 0), 4 - j as i32);
+                _mm512_ternarylogic_epi32::<OR_AND>(q, bits, _mm512_set1_epi8(0x10))
+            }
+            6 => {
+                let bits = shifted(load(high, j / 4), 4 - 2 * (j % 4) as i32);
+                _mm512_ternarylogic_epi32::<OR_AND>(q, bits, _mm512_set1_epi8(0x30))
+            }
+            _ => q,
+        }
+    }
+}
+
+/// Bits moved up by `by` places, or down where it is negative. Constant after unrolling.
+///
+/// # Safety
+/// The machine has AVX-512 BW.
+#[inline(always)]
+unsafe fn shifted(bits: __m512i, by: i32) -> __m512i {
+    // SAFETY: features by the caller's promise.
+    unsafe {
+        match by {
+            4 => _mm512_slli_epi16::<4>(bits),
+            3 => _mm512_slli_epi16::<3>(bits),
+            2 => _mm512_slli_epi16::<2>(bits),
+            1 => _mm512_slli_epi16::<1>(bits),
+            0 => bits,
+            -1 => _mm512_srli_epi16::<1>(bits),
+            -2 => _mm512_srli_epi16::<2>(bits),
+            _ => _mm512_srli_epi16::<3>(bits),
+        }
+    }
+}
+
+/// Sixteen f16 as f32.
+///
+/// # Safety
+/// 32 bytes at `at`; the machine has AVX-512 F.
+#[inline(always)]
+pub(in crate::matmul) unsafe fn halves(at: *const u8) -> __m512 {
+    // SAFETY: by the caller's promise.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+/// The integers that scale a slice, or half of one, in 32 bits.
+///
+/// # Safety
+/// `unit` is a whole unit of F, whose scales are integers; the machine has AVX-512 F.
+#[inline(always)]
+pub(in crate::matmul) unsafe fn scale_integers<F: QuantizedFormat>(
+    unit: *const u8,
+    slice: usize,
+    half: usize,
+) -> __m512i {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let at = unit.add(F::LAYOUT.scale(slice));
+        match F::LAYOUT.scales {
+            Scales::PerHalfSlice => _mm512_cvtepi8_epi32(_mm_loadu_si128(at.add(16 * half).cast())),
+            _ => _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())),
+        }
+    }
+}
+
+/// The minimums of two slices, as pairs of i16.
+///
+/// # Safety
+/// `unit` is a whole unit of F, whose minimums are integers; the machine has AVX-512 BW.
+#[inline(always)]
+pub(in crate::matmul) unsafe fn min_pairs<F: QuantizedFormat>(unit: *const u8, pair: usize) -> __m512i {
+    // SAFETY: by the caller's promise.
+    unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(unit.add(F::LAYOUT.min(2 * pair)).cast())) }
+}

@@ -1,0 +1,267 @@
+//! Units of a panel, unpacked, and rows times several of them. Numbers and scales are unpacked once for all rows, so that multiplying is
+//! left with loads alone.
+//!
+//! Sums of eight rows and two panels grow side by side, since an instruction takes five cycles and two can begin in each: a register of W
+//! serves eight times and one of x twice. For each sum and each slice of 32 numbers there are eight multiplications, and three operations
+//! (six for Q6_K) that scale what they give: some seven tenths of what the machine can multiply is the most to be had.
+
+use std::arch::x86_64::*;
+
+use super::unpack_register::{halves, integer, min_pairs, scale_integers};
+use crate::matmul::quantized::activations::{RowBlock, SLICE_WORDS};
+use crate::matmul::quantized::panel_layout::{Mins, PanelLayout, QuantizedFormat, SLICE_LEN, Scales};
+use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
+
+/// Slices that are unpacked of a panel at a time: of two panels 16 KB.
+pub(super) const SLICES: usize = 16;
+
+/// Slices of a unit whose scales are integers, and how many such units there are.
+const UNIT_SLICES: usize = 8;
+const UNITS: usize = SLICES / UNIT_SLICES;
+
+/// A number of 32 bits, or a pair of i16, for each column.
+type ColumnRegister = [u32; PANEL_COLUMNS];
+
+/// Some units of a panel.
+#[repr(C, align(64))]
+pub(super) struct UnpackedPanel {
+    integers: [[u8; SLICE_LEN * PANEL_COLUMNS]; SLICES],
+    /// Of each slice, or of each half of one: f32, or i32 where units have a scale too.
+    scales: [ColumnRegister; 2 * SLICES],
+    /// Of each slice: f32; of two slices where units have a scale: pairs of i16.
+    mins: [ColumnRegister; SLICES],
+    heads: [ColumnRegister; UNITS],
+    min_heads: [ColumnRegister; UNITS],
+}
+
+impl UnpackedPanel {
+    pub(super) const ZEROS: Self = UnpackedPanel {
+        integers: [[0; SLICE_LEN * PANEL_COLUMNS]; SLICES],
+        scales: [[0; PANEL_COLUMNS]; 2 * SLICES],
+        mins: [[0; PANEL_COLUMNS]; SLICES],
+        heads: [[0; PANEL_COLUMNS]; UNITS],
+        min_heads: [[0; PANEL_COLUMNS]; UNITS],
+    };
+
+    /// # Safety
+    /// They are whole units of F, no more than [`SLICES`] slices; the machine has AVX-512 BW.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+    pub(super) unsafe fn fill<F: QuantizedFormat>(&mut self, units: &[u8]) {
+        let layout = F::LAYOUT;
+        let put = |to: &mut ColumnRegister, x: __m512i| {
+            // SAFETY: as long as a register and aligned like one; features by the caller's promise.
+            unsafe { _mm512_store_si512(to.as_mut_ptr().cast(), x) };
+        };
+        for (u, unit) in units.chunks_exact(layout.unit_bytes()).enumerate() {
+            let unit = unit.as_ptr();
+            // SAFETY: the unit is whole; features by the caller's promise.
+            unsafe {
+                for slice in 0..layout.slices {
+                    let at = u * layout.slices + slice;
+                    let integers = self.integers[at].as_mut_ptr();
+                    for j in 0..SLICE_WORDS {
+                        _mm512_store_si512(integers.add(64 * j).cast(), integer::<F>(unit, slice, j));
+                    }
+                    match layout.scales {
+                        Scales::Float => {
+                            put(&mut self.scales[at], _mm512_castps_si512(halves(unit.add(layout.scale(slice)))));
+                        }
+                        Scales::PerSlice => put(&mut self.scales[at], scale_integers::<F>(unit, slice, 0)),
+                        Scales::PerHalfSlice => {
+                            put(&mut self.scales[2 * at], scale_integers::<F>(unit, slice, 0));
+                            put(&mut self.scales[2 * at + 1], scale_integers::<F>(unit, slice, 1));
+                        }
+                    }
+                    match layout.mins {
+                        Mins::Float => {
+                            put(&mut self.mins[at], _mm512_castps_si512(halves(unit.add(layout.min(slice)))));
+                        }
+                        Mins::PerSlice if slice % 2 == 1 => {
+                            put(&mut self.mins[at / 2], min_pairs::<F>(unit, slice / 2))
+                        }
+                        _ => {}
+                    }
+                }
+                if !layout.scaled_by_floats() {
+                    put(&mut self.heads[u], _mm512_castps_si512(halves(unit.add(layout.head()))));
+                }
+                if layout.mins == Mins::PerSlice {
+                    put(&mut self.min_heads[u], _mm512_castps_si512(halves(unit.add(layout.min_head()))));
+                }
+            }
+        }
+    }
+}
+
+/// Rows times unpacked units.
+pub(super) struct UnpackedWork {
+    pub(super) panels: *const UnpackedPanel,
+    /// A block by words, the number of the first slice within it, and how many slices.
+    pub(super) x: RowBlock,
+    pub(super) slice: usize,
+    pub(super) num_slices: usize,
+    /// The first row.
+    pub(super) row: usize,
+    /// Its results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
+    pub(super) results: *mut f32,
+    pub(super) distance: usize,
+    /// Whether results begin here, or go on.
+    pub(super) fresh: bool,
+}
+
+/// R rows times P panels.
+///
+/// # Safety
+/// There are P panels, unpacked from units of that layout; the block has the slices, and room for R rows from the first on, as have the results.
+/// The machine has AVX-512 with VNNI.
+pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayout, work: &UnpackedWork) {
+    // SAFETY: passed on from the caller. Layouts with floats as scales have minimums, or else an offset; of those with integers only the ones that scale
+    // halves of slices have an offset.
+    unsafe {
+        match (layout.scales, layout.mins) {
+            (Scales::Float, Mins::Float) => by_floats::<true, R, P>(work),
+            (Scales::Float, _) => by_floats::<false, R, P>(work),
+            (Scales::PerSlice, _) => by_integers::<false, R, P>(work),
+            (Scales::PerHalfSlice, _) => by_integers::<true, R, P>(work),
+        }
+    }
+}
+
+/// Slices with a float as scale each: with minimums, or else with an offset of the numbers.
+///
+/// # Safety
+/// As for `multiply`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &UnpackedWork) {
+    let &UnpackedWork { panels, x, slice, num_slices, row, results, distance, fresh } = work;
+    let m = x.num_rows;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        for s in 0..num_slices {
+            let place = (slice + s) * m + row;
+            let mut dots = [[_mm512_setzero_si512(); R]; P];
+            if !MINS {
+                for r in 0..R {
+                    let start = _mm512_set1_epi32(*x.offsets32.add(place + r));
+                    for p in 0..P {
+                        dots[p][r] = start;
+                    }
+                }
+            }
+            let integers = (&raw const (*panels).integers).cast::<u8>().add(s * SLICE_LEN * PANEL_COLUMNS);
+            add_dots::<R, P, 0, SLICE_WORDS>(&mut dots, integers, x.words(slice + s, row));
+            for p in 0..P {
+                let panel = panels.add(p);
+                let scale = _mm512_load_ps((&raw const (*panel).scales).cast::<f32>().add(s * PANEL_COLUMNS));
+                let min = _mm512_load_ps((&raw const (*panel).mins).cast::<f32>().add(s * PANEL_COLUMNS));
+                for r in 0..R {
+                    let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[p][r]), scale);
+                    if MINS {
+                        part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), min, part);
+                    }
+                    // In memory: for sixteen sums beside sixteen products there are not enough registers.
+                    let result = results.add(p * distance + r * PANEL_COLUMNS);
+                    let sum = if fresh && s == 0 { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
+                    let scale = _mm512_set1_ps(*x.scales.add(place + r));
+                    _mm512_storeu_ps(result, _mm512_fmadd_ps(part, scale, sum));
+                }
+            }
+        }
+    }
+}
+
+/// Units of eight slices with integers as scales: of whole slices, which have minimums; or of halves of them, which have an offset.
+///
+/// # Safety
+/// As for `multiply`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+unsafe fn by_integers<const HALVES: bool, const R: usize, const P: usize>(work: &UnpackedWork) {
+    let &UnpackedWork { panels, x, slice, num_slices, row, results, distance, fresh } = work;
+    let m = x.num_rows;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        for u in 0..num_slices / UNIT_SLICES {
+            let mut scaled = [[_mm512_setzero_si512(); R]; P];
+            for s in u * UNIT_SLICES..(u + 1) * UNIT_SLICES {
+                let integers = (&raw const (*panels).integers).cast::<u8>().add(s * SLICE_LEN * PANEL_COLUMNS);
+                let words = x.words(slice + s, row);
+                macro_rules! part {
+                    ($from:expr, $to:expr, $half:expr, $scale:expr) => {
+                        let mut dots = [[_mm512_setzero_si512(); R]; P];
+                        if HALVES {
+                            for r in 0..R {
+                                let offset = x.offsets16.add((2 * (slice + s) + $half) * m + row + r);
+                                let start = _mm512_set1_epi32(*offset);
+                                for p in 0..P {
+                                    dots[p][r] = start;
+                                }
+                            }
+                        }
+                        add_dots::<R, P, { $from }, { $to }>(&mut dots, integers, words);
+                        for p in 0..P {
+                            let scale = _mm512_load_si512((&raw const (*panels.add(p)).scales[$scale]).cast());
+                            for r in 0..R {
+                                scaled[p][r] = _mm512_add_epi32(scaled[p][r], _mm512_mullo_epi32(dots[p][r], scale));
+                            }
+                        }
+                    };
+                }
+                if HALVES {
+                    part!(0, SLICE_WORDS / 2, 0, 2 * s);
+                    part!(SLICE_WORDS / 2, SLICE_WORDS, 1, 2 * s + 1);
+                } else {
+                    part!(0, SLICE_WORDS, 0, s);
+                }
+            }
+            for p in 0..P {
+                let panel = panels.add(p);
+                let head = _mm512_load_ps((&raw const (*panel).heads[u]).cast());
+                let min_head = _mm512_load_ps((&raw const (*panel).min_heads[u]).cast());
+                for r in 0..R {
+                    let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(scaled[p][r]), head);
+                    if !HALVES {
+                        let mut minimum = _mm512_setzero_si512();
+                        for i in u * UNIT_SLICES / 2..(u + 1) * UNIT_SLICES / 2 {
+                            let min = _mm512_load_si512((&raw const (*panel).mins[i]).cast());
+                            let pair = x.pairs.add((slice / 2 + i) * m + row + r).cast::<i32>();
+                            let pair = _mm512_set1_epi32(pair.read_unaligned());
+                            minimum = _mm512_dpwssd_epi32(minimum, min, pair);
+                        }
+                        part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimum), min_head, part);
+                    }
+                    let result = results.add(p * distance + r * PANEL_COLUMNS);
+                    let sum = if fresh && u == 0 { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
+                    let scale = _mm512_set1_ps(*x.scales.add((slice / UNIT_SLICES + u) * m + row + r));
+                    _mm512_storeu_ps(result, _mm512_fmadd_ps(part, scale, sum));
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of words FROM to TO of a slice, whose integers lie a panel's size apart.
+///
+/// # Safety
+/// As for `multiply`.
+#[inline(always)]
+unsafe fn add_dots<const R: usize, const P: usize, const FROM: usize, const TO: usize>(
+    dots: &mut [[__m512i; R]; P],
+    integers: *const u8,
+    words: *const i32,
+) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        for j in FROM..TO {
+            let mut w = [_mm512_setzero_si512(); P];
+            for p in 0..P {
+                w[p] = _mm512_load_si512(integers.add(p * size_of::<UnpackedPanel>() + 64 * j).cast());
+            }
+            for r in 0..R {
+                let x = _mm512_set1_epi32(*words.add(j * BLOCK_ROWS + r));
+                for p in 0..P {
+                    dots[p][r] = _mm512_dpbusd_epi32(dots[p][r], w[p], x);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! The layout of quantized weights in memory, and how rows of a file are brought into it. All instruction sets read this one layout.
+//!
+//! Sixteen columns of the result (rows of W) make a *panel*: a vector register then holds one number for each of sixteen columns,
+//! and no sum ever crosses lanes. A panel is a row of *units* of two slices of 32 numbers of K, or of eight for the K formats, which have
+//! scales of scales. Within a unit lie, one after the other:
+//!
+//! ```text
+//! low    for each slice: 4 bits a number, 256 bytes; or 8 bits, 512 bytes, signed, which tiles read as they are
+//! high   for each slice: the bits above the fourth; 1 bit 64 bytes, 2 bits 128 bytes
+//! scale  for each slice: 16 f16; or 16 u8; or, for scales of 16 numbers, 2 x 16 i8
+//! min    for each slice: 16 f16; or for each pair of slices 16 x (u8, u8)
+//! head   16 f16 scales of scales, then 16 f16 scales of mins
+//! ```
+//! Number k = 4 j + b of a slice (j < 8, b < 4) of column c is byte 64 j + 4 c + b of the eight registers that a slice unpacks to:
+//! four consecutive numbers of a column sit in one 32-bit lane, which is what VNNI and AMX multiply by. Of 4-bit numbers, byte
+//! 64 j + 4 c + b holds j in its lower and j + 4 in its upper half. High bits of the numbers j stand in byte 4 c + b, 1 bit each from
+//! the lowest up, or 2 bits each with j < 4 in the first 64 bytes and the others in the second.
+//!
+//! Bytes: the file's own, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose units fill lines, plus rows added to fill the last
+//! panel, plus a slice of zeros where K is an odd multiple of 32.
+
+use pellucid_tensor::DType;
+
+/// Numbers of K in a slice.
+pub(crate) const SLICE_LEN: usize = 32;
+
+/// Where the parts of a unit lie, and what its numbers mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PanelLayout {
+    /// Slices in a unit.
+    pub(crate) slices: usize,
+    /// Slices whose activations share a scale: one, or all of a unit.
+    pub(crate) group: usize,
+    pub(crate) bits: usize,
+    /// What is subtracted from the stored, unsigned number: `1 << offset_shift`. For 8 bits, what kernels that multiply unsigned numbers
+    /// add to the stored, signed one.
+    pub(crate) offset_shift: Option<u32>,
+    pub(crate) scales: Scales,
+    pub(crate) mins: Mins,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scales {
+    /// An f16 for each slice.
+    Float,
+    /// A u8 for each slice, times the unit's f16.
+    PerSlice,
+    /// An i8 for each half of a slice, times the unit's f16.
+    PerHalfSlice,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mins {
+    None,
+    /// An f16 for each slice, added to each number.
+    Float,
+    /// A u8 for each slice, times the unit's f16, subtracted from each number.
+    PerSlice,
+}
+
+/// Groups of layouts that read x in one form: [`PanelLayout::form`].
+pub(crate) const NUM_INPUT_FORMS: usize = 5;
+
+impl PanelLayout {
+    /// Whether a float scales every slice; else integers do, and a float all slices of a unit.
+    pub(crate) const fn scaled_by_floats(&self) -> bool {
+        matches!(self.scales, Scales::Float)
+    }
+
+    /// Layouts with the same number read the same integers, sums and offsets of x.
+    pub(crate) const fn form(&self) -> usize {
+        match (self.group, self.offset_shift) {
+            (1, None) => 0,
+            (1, Some(3)) => 1,
+            (1, Some(4)) => 2,
+            (1, _) => 3,
+            _ => 4,
+        }
+    }
+
+    /// What is subtracted from the stored numbers, in all layouts of this one's form that subtract anything.
+    pub(crate) const fn shared_offset(&self) -> i32 {
+        match (self.group, self.offset_shift) {
+            (1, None) => 0,
+            (1, Some(shift)) => 1 << shift,
+            _ => K_OFFSET,
+        }
+    }
+
+    pub(crate) const fn low_bytes(&self) -> usize {
+        if self.bits == 8 { 512 } else { 256 }
+    }
+
+    pub(crate) const fn high_bytes(&self) -> usize {
+        match self.bits {
+            5 => 64,
+            6 => 128,
+            _ => 0,
+        }
+    }
+
+    const fn scale_bytes(&self) -> usize {
+        match self.scales {
+            Scales::Float | Scales::PerHalfSlice => 32,
+            Scales::PerSlice => 16,
+        }
+    }
+
+    const fn min_bytes(&self) -> usize {
+        match self.mins {
+            Mins::None => 0,
+            Mins::Float => 32,
+            Mins::PerSlice => 16,
+        }
+    }
+
+    pub(crate) const fn low(&self, slice: usize) -> usize {
+        slice * self.low_bytes()
+    }
+
+    pub(crate) const fn high(&self, slice: usize) -> usize {
+        self.slices * self.low_bytes() + slice * self.high_bytes()
+    }
+
+    pub(crate) const fn scale(&self, slice: usize) -> usize {
+        self.high(self.slices) + slice * self.scale_bytes()
+    }
+
+    pub(crate) const fn min(&self, slice: usize) -> usize {
+        self.scale(self.slices) + slice * self.min_bytes()
+    }
+
+    /// The scales of scales.
+    pub(crate) const fn head(&self) -> usize {
+        self.min(self.slices)
+    }
+
+    /// The scales of mins.
+    pub(crate) const fn min_head(&self) -> usize {
+        self.head() + 32
+    }
+
+    pub(crate) const fn unit_bytes(&self) -> usize {
+        // A whole line, so that the next unit starts on one.
+        let head = if self.scaled_by_floats() { 0 } else { 64 };
+        self.head() + head
+    }
+}
+
+/// The offset of Q6_K, the only K format that has one.
+const K_OFFSET: i32 = 32;
+const _: () = assert!(1 << Q6_K::LAYOUT.offset_shift.expect("an offset") == K_OFFSET);
+
+/// A format with integer kernels.
+pub(crate) trait QuantizedFormat: Copy + Send + Sync + 'static {
+    const DTYPE: DType;
+    const LAYOUT: PanelLayout;
+
+    /// Reads one block of the file.
+    fn read(block: &[u8]) -> FileBlock;
+}
+
+/// A block of a file, its integers apart from its scales. Formats of 32 numbers use the first of each array.
+pub(crate) struct FileBlock {
+    /// Without the offset, never negative; of 8 bits, with their sign.
+    integers: [u8; 256],
+    /// f16 bits.
+    scale: u16,
+    min: u16,
+    /// For each slice one, or two for scales of 16 numbers.
+    scales: [u8; 16],
+    mins: [u8; 8],
+}
+
+impl FileBlock {
+    fn new(scale: u16, min: u16) -> Self {
+        FileBlock { integers: [0; 256], scale, min, scales: [0; 16], mins: [0; 8] }
+    }
+}
+
+/// Formats with one f16 scale for 32 numbers: activations have one for as many. Two slices make a unit so that units fill cache lines.
+const fn float_scaled(bits: usize, offset_shift: Option<u32>, mins: Mins) -> PanelLayout {
+    PanelLayout { slices: 2, group: 1, bits, offset_shift, scales: Scales::Float, mins }
+}
+
+const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> PanelLayout {
+    PanelLayout { slices: 8, group: 8, bits, offset_shift, scales, mins }
+}
+
+macro_rules! formats {
+    ($($name:ident: $layout:expr, $read:expr;)*) => {
+        $(
+            #[derive(Debug, Clone, Copy)]
+            #[allow(non_camel_case_types)]
+            pub(crate) struct $name;
+
+            impl QuantizedFormat for $name {
+                const DTYPE: DType = DType::$name;
+                const LAYOUT: PanelLayout = $layout;
+
+                #[inline(always)]
+                fn read(block: &[u8]) -> FileBlock {
+                    let read: fn(&[u8; Self::DTYPE.block_bytes()]) -> FileBlock = $read;
+                    read(block.try_into().expect("one block"))
+                }
+            }
+        )*
+
+        /// Evaluates an expression with a format's type, when the format has integer kernels.
+        macro_rules! with_quantized_format {
+            ($dtype:expr, $format:ident => $body:expr) => {
+                match $dtype {
+                    $(pellucid_tensor::DType::$name => {
+                        type $format = $crate::matmul::quantized::panel_layout::$name;
+                        Some($body)
+                    })*
+                    _ => None,
+                }
+            };
+        }
+        pub(crate) use with_quantized_format;
+    };
+}
+
+formats! {
+    Q4_0: float_scaled(4, Some(3), Mins::None), |b| legacy4(half(b, 0), 0, &b[2..]);
+    Q4_1: float_scaled(4, None, Mins::Float), |b| legacy4(half(b, 0), half(b, 2), &b[4..]);
+    Q5_0: float_scaled(5, Some(4), Mins::None), |b| legacy5(half(b, 0), 0, &b[2..6], &b[6..]);
+    Q5_1: float_scaled(5, None, Mins::Float), |b| legacy5(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
+    Q8_0: float_scaled(8, Some(7), Mins::None), |b| signed8(half(b, 0), &b[2..]);
+    Q4_K: super_block(4, None, Scales::PerSlice, Mins::PerSlice), |b| k45(half(b, 0), half(b, 2), &b[4..16], None, &b[16..]);
+    Q5_K: super_block(5, None, Scales::PerSlice, Mins::PerSlice), |b| k45(half(b, 0), half(b, 2), &b[4..16], Some(&b[16..48]), &b[48..]);
+    Q6_K: super_block(6, Some(5), Scales::PerHalfSlice, Mins::None), |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
+}
+
+#[inline(always)]
+fn half(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+#[inline(always)]
+fn legacy4(scale: u16, min: u16, qs: &[u8]) -> FileBlock {
+    let mut numbers = FileBlock::new(scale, min);
+    for j in 0..16 {
+        numbers.integers[j] = qs[j] & 0x0f;
+        numbers.integers[16 + j] = qs[j] >> 4;
+    }
+    numbers
+}
+
+#[inline(always)]
+fn legacy5(scale: u16, min: u16, qh: &[u8], qs: &[u8]) -> FileBlock {
+    let mut numbers = legacy4(scale, min, qs);
+    let high = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
+    for j in 0..32 {
+        numbers.integers[j] |= ((high >> j & 1) as u8) << 4;
+    }
+    numbers
+}
+
+#[inline(always)]
+fn signed8(scale: u16, qs: &[u8]) -> FileBlock {
+    let mut numbers = FileBlock::new(scale, 0);
+    numbers.integers[..32].copy_from_slice(qs);
+    numbers
+}
+
+#[inline(always)]
+fn k45(scale: u16, min: u16, packed: &[u8], qh: Option<&[u8]>, qs: &[u8]) -> FileBlock {
+    let mut numbers = FileBlock::new(scale, min);
+    for s in 0..4 {
+        numbers.scales[s] = packed[s] & 0x3f;
+        numbers.mins[s] = packed[s + 4] & 0x3f;
+        numbers.scales[s + 4] = packed[s + 8] & 0x0f | packed[s] >> 2 & 0x30;
+        numbers.mins[s + 4] = packed[s + 8] >> 4 | packed[s + 4] >> 2 & 0x30;
+    }
+    for s in 0..8 {
+        for j in 0..32 {
+            let low = qs[32 * (s / 2) + j] >> (4 * (s % 2)) & 0x0f;
+            numbers.integers[32 * s + j] = low | qh.map_or(0, |qh| (qh[j] >> s & 1) << 4);
+        }
+    }
+    numbers
+}
+
+#[inline(always)]
+fn k6(scale: u16, ql: &[u8], qh: &[u8], scales: &[u8]) -> FileBlock {
+    let mut numbers = FileBlock::new(scale, 0);
+    numbers.scales.copy_from_slice(scales);
+    for s in 0..8 {
+        let (half, run) = (s / 4, s % 4);
+        for j in 0..32 {
+            let low = ql[64 * half + 32 * (run % 2) + j] >> (4 * (run / 2)) & 0x0f;
+            let high = qh[32 * half + j] >> (2 * run) & 3;
+            numbers.integers[32 * s + j] = low | high << 4;
+        }
+    }
+    numbers
+}
+
+/// Packs up to sixteen rows of a file, all in one format, into a panel. Columns without a row stay zero.
+pub(crate) fn pack_panel<F: QuantizedFormat>(rows: &[&[u8]], panel: &mut [u8]) {
+    let layout = F::LAYOUT;
+    let block_slices = F::DTYPE.block_len() / SLICE_LEN;
+    for (column, row) in rows.iter().enumerate() {
+        for (i, block) in row.chunks_exact(F::DTYPE.block_bytes()).enumerate() {
+            let numbers = F::read(block);
+            let first = i * block_slices;
+            let unit = &mut panel[first / layout.slices * layout.unit_bytes()..][..layout.unit_bytes()];
+            for s in 0..block_slices {
+                let slice = first % layout.slices + s;
+                write_integers(&layout, &numbers.integers[SLICE_LEN * s..SLICE_LEN * (s + 1)], slice, column, unit);
+                write_scales(&layout, &numbers, slice, column, unit);
+            }
+            if !layout.scaled_by_floats() {
+                put_half(unit, layout.head(), column, numbers.scale);
+            }
+            if layout.mins == Mins::PerSlice {
+                put_half(unit, layout.min_head(), column, numbers.min);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn put_half(unit: &mut [u8], at: usize, column: usize, bits: u16) {
+    unit[at + 2 * column..at + 2 * column + 2].copy_from_slice(&bits.to_le_bytes());
+}
+
+#[inline(always)]
+fn write_integers(layout: &PanelLayout, integers: &[u8], slice: usize, column: usize, unit: &mut [u8]) {
+    let word = |j: usize| u32::from_le_bytes([0, 1, 2, 3].map(|b| integers[4 * j + b]));
+    let mut put =
+        |at: usize, word: u32| unit[at + 4 * column..at + 4 * column + 4].copy_from_slice(&word.to_le_bytes());
+    let low = layout.low(slice);
+    if layout.bits == 8 {
+        for j in 0..8 {
+            put(low + 64 * j, word(j));
+        }
+        return;
+    }
+    for j in 0..4 {
+        put(low + 64 * j, word(j) & 0x0f0f_0f0f | (word(j + 4) & 0x0f0f_0f0f) << 4);
+    }
+    let high = layout.high(slice);
+    match layout.bits {
+        5 => put(high, (0..8).fold(0, |bits, j| bits | (word(j) >> 4 & 0x0101_0101) << j)),
+        6 => {
+            for part in 0..2 {
+                let bits = (0..4).fold(0, |bits, j| bits | (word(4 * part + j) >> 4 & 0x0303_0303) << (2 * j));
+                put(high + 64 * part, bits);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn write_scales(layout: &PanelLayout, numbers: &FileBlock, slice: usize, column: usize, unit: &mut [u8]) {
+    match layout.scales {
+        Scales::Float => put_half(unit, layout.scale(slice), column, numbers.scale),
+        Scales::PerSlice => unit[layout.scale(slice) + column] = numbers.scales[slice],
+        Scales::PerHalfSlice => {
+            for h in 0..2 {
+                unit[layout.scale(slice) + 16 * h + column] = numbers.scales[2 * slice + h];
+            }
+        }
+    }
+    match layout.mins {
+        Mins::None => {}
+        Mins::Float => put_half(unit, layout.min(slice), column, numbers.min),
+        Mins::PerSlice => unit[layout.min(slice / 2 * 2) + 2 * column + slice % 2] = numbers.mins[slice],
+    }
+}

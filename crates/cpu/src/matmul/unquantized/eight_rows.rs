@@ -1,0 +1,265 @@
+//! Several rows by AVX-512, eight at a time: sums of eight rows and three panels grow side by side, so that a register of W serves eight times
+//! and a number of x three times.
+//!
+//! Up to sixteen rows, W is read once, from end to end, as it lies; bound: reading W, up to eight rows. More rows: for each unit of K three
+//! panels become f32 once for all; bound: two multiply-adds a cycle. Both go through a unit by halves, of which W stays in the first-level
+//! cache for a few groups of rows.
+
+use std::arch::x86_64::_mm512_storeu_ps;
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::interleaved_rows::{GROUP, InterleavedRows};
+use super::panel_format::{BF16, F16, F32, PanelFormat};
+use super::register_tile::{self, StretchWork};
+use super::{UNIT, UnquantizedWeight, units};
+use crate::matmul::ProductPart;
+use crate::matmul::prefetch::{NextPanelsPrefetch, take_panels};
+use crate::matmul::result_tiles::{ResultSink, Tile};
+use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
+use crate::pool::Direction;
+use pellucid_tensor::DType;
+
+/// Panels that are multiplied together, at most.
+const PANELS: usize = 3;
+
+/// Numbers of K that a group goes through at a time: of three panels in f32 24 KB, which a first-level cache holds.
+const STRETCH: usize = UNIT / 2;
+
+/// Groups that follow each other with one stretch.
+const GROUPS: usize = 8;
+
+#[repr(C, align(64))]
+struct WidenedPanels {
+    /// A unit of each panel.
+    numbers: [[[f32; PANEL_COLUMNS]; UNIT]; PANELS],
+    /// Sums of a unit that is not at its end, of each group.
+    parts: [[[[f32; PANEL_COLUMNS]; GROUP]; PANELS]; GROUPS],
+}
+
+thread_local! {
+    /// Kept by each thread so that a step allocates nothing after the first.
+    static SCRATCH: RefCell<Box<WidenedPanels>> = RefCell::new(Box::new(WidenedPanels {
+        numbers: [[[0.0; PANEL_COLUMNS]; UNIT]; PANELS],
+        parts: [[[[0.0; PANEL_COLUMNS]; GROUP]; PANELS]; GROUPS],
+    }));
+}
+
+/// Some panels of one weight, or of two that `join` makes one of, for all rows, written to the product's output; few rows go through
+/// them in the thread's direction.
+///
+/// # Safety
+/// The machine has AVX-512; rows and weights have the same depth and format. No other thread writes these panels, and the output is alive.
+pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
+    part: ProductPart<'_>,
+    weights: [&UnquantizedWeight; WEIGHTS],
+    x: &InterleavedRows,
+    join: impl Fn(&mut [f32], &[f32]),
+) {
+    let multiply = match part.product.weight.dtype {
+        DType::F32 => multiply::<F32>,
+        DType::F16 => multiply::<F16>,
+        DType::BF16 => multiply::<BF16>,
+        _ => unreachable!("quantized formats have other kernels"),
+    };
+    let direction = part.direction;
+    let sink = ResultSink { part, num_rows: x.num_rows() };
+    // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
+    unsafe {
+        sink.fill::<WEIGHTS>(
+            |i, panels, blocks, results| multiply(weights[i], panels, direction, x, blocks, results),
+            join,
+        );
+    }
+}
+
+/// Some panels times some blocks of rows; results are `[panel][block]`.
+///
+/// # Safety
+/// As for `rows_times_panels`, and results have a tile for every panel and block.
+unsafe fn multiply<N: PanelFormat>(
+    weight: &UnquantizedWeight,
+    panels: Range<usize>,
+    direction: Direction,
+    x: &InterleavedRows,
+    blocks: Range<usize>,
+    results: &mut [Tile<f32>],
+) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if x.num_rows() <= BLOCK_ROWS {
+                few_rows::<N>(weight, panels, direction, x, scratch, results);
+            } else {
+                many_rows::<N>(weight, panels, x, blocks, scratch, results);
+            }
+        }
+    });
+}
+
+/// How many of so many panels are multiplied at once: one alone has too few sums to fill the time that an instruction takes.
+fn panels_at_once(num_panels: usize) -> usize {
+    match num_panels {
+        4 => 2,
+        _ => num_panels.min(PANELS),
+    }
+}
+
+/// # Safety
+/// As for `multiply`; there is one block.
+unsafe fn few_rows<N: PanelFormat>(
+    weight: &UnquantizedWeight,
+    panels: Range<usize>,
+    direction: Direction,
+    x: &InterleavedRows,
+    scratch: &mut WidenedPanels,
+    results: &mut [Tile<f32>],
+) {
+    let mut left = panels.clone();
+    while !left.is_empty() {
+        let len = panels_at_once(left.len());
+        let (few, next) = take_panels(&mut left, len, direction, PANELS, weight.num_panels());
+        let start = weight.range(few.clone()).as_ptr();
+        let to_next = (next.start as isize - few.start as isize) * weight.panel_bytes() as isize;
+        let results = results[few.start - panels.start..][..len].as_mut_ptr();
+        for unit in units(x.depth()) {
+            let before = unit.start * PANEL_COLUMNS * N::SIZE;
+            let after = if unit.end < x.depth() {
+                Some((unit.len() * PANEL_COLUMNS * N::SIZE) as isize)
+            } else {
+                (!next.is_empty()).then_some(to_next - before as isize)
+            };
+            let distance = weight.panel_bytes();
+            let w = PanelUnit { start: start.wrapping_add(before), distance, len, numbers: unit, after };
+            let target = ResultPosition { results, distance: 1, block: 0 };
+            let parts = scratch.parts.as_mut_ptr();
+            // SAFETY: passed on from the caller.
+            unsafe { unit_times_groups::<N>(&w, x, 0..x.num_groups(), target, parts) };
+        }
+    }
+}
+
+/// # Safety
+/// As for `multiply`.
+unsafe fn many_rows<N: PanelFormat>(
+    weight: &UnquantizedWeight,
+    panels: Range<usize>,
+    x: &InterleavedRows,
+    blocks: Range<usize>,
+    scratch: &mut WidenedPanels,
+    results: &mut [Tile<f32>],
+) {
+    const PER_BLOCK: usize = BLOCK_ROWS / GROUP;
+    let groups = blocks.start * PER_BLOCK..x.num_groups().min(blocks.end * PER_BLOCK);
+    for unit in units(x.depth()) {
+        let bytes = unit.start * PANEL_COLUMNS * N::SIZE..unit.end * PANEL_COLUMNS * N::SIZE;
+        let mut start = panels.start;
+        while start < panels.end {
+            let few = start..start + panels_at_once(panels.end - start);
+            start = few.end;
+            for (panel, numbers) in few.clone().zip(&mut scratch.numbers) {
+                // SAFETY: the panel has these numbers; features by the caller's promise.
+                unsafe { widen::<N>(weight.panel(panel).as_ptr(), unit.clone(), numbers) };
+            }
+            // What becomes f32 next: the same unit of the next panels, or the next unit of the first ones.
+            let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
+            let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
+            let visits = groups.len().div_ceil(GROUPS);
+            let mut upcoming = NextPanelsPrefetch::new(next, weight.panel_bytes(), bytes.len(), visits);
+            let (start, distance) = (scratch.numbers.as_ptr().cast(), size_of_val(&scratch.numbers[0]));
+            let w = PanelUnit { start, distance, len: few.len(), numbers: unit.clone(), after: None };
+            let results = results[(few.start - panels.start) * blocks.len()..].as_mut_ptr();
+            for first in groups.clone().step_by(GROUPS) {
+                upcoming.next_block();
+                (0..few.len()).for_each(|panel| upcoming.fetch(panel));
+                let groups = first..groups.end.min(first + GROUPS);
+                let target = ResultPosition { results, distance: blocks.len(), block: blocks.start };
+                let parts = scratch.parts.as_mut_ptr();
+                // SAFETY: passed on from the caller.
+                unsafe { unit_times_groups::<F32>(&w, x, groups, target, parts) };
+            }
+        }
+    }
+}
+
+/// Numbers of a panel as f32.
+///
+/// # Safety
+/// The panel has them; the machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
+unsafe fn widen<N: PanelFormat>(panel: *const u8, unit: Range<usize>, numbers: &mut [[f32; PANEL_COLUMNS]; UNIT]) {
+    for (k, numbers) in unit.zip(numbers) {
+        // SAFETY: passed on from the caller.
+        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), N::sixteen(panel, k)) };
+    }
+}
+
+/// A unit of a few panels.
+struct PanelUnit {
+    /// Of the first panel, and the bytes from panel to panel.
+    start: *const u8,
+    distance: usize,
+    /// How many panels.
+    len: usize,
+    /// Which numbers of K.
+    numbers: Range<usize>,
+    /// Bytes from here to the unit that is read next, where it is to be asked for.
+    after: Option<isize>,
+}
+
+/// Where results go: the tile of the first panel and block, the number of that block, and the tiles from panel to panel.
+#[derive(Clone, Copy)]
+struct ResultPosition {
+    results: *mut Tile<f32>,
+    block: usize,
+    distance: usize,
+}
+
+/// # Safety
+/// The unit is in the form N; x has these groups, no more than [`GROUPS`], of which there are parts; there are results for all of them, which
+/// began unless the unit is the first. The machine has AVX-512.
+unsafe fn unit_times_groups<N: PanelFormat>(
+    w: &PanelUnit,
+    x: &InterleavedRows,
+    groups: Range<usize>,
+    target: ResultPosition,
+    parts: *mut [[[f32; PANEL_COLUMNS]; GROUP]; PANELS],
+) {
+    let unit = &w.numbers;
+    for start in (0..unit.len()).step_by(STRETCH) {
+        let len = STRETCH.min(unit.len() - start);
+        let ends = start + len == unit.len();
+        let stretch_bytes = (STRETCH * PANEL_COLUMNS * N::SIZE) as isize;
+        let next =
+            w.after.map(|after| if ends { after - (start * PANEL_COLUMNS * N::SIZE) as isize } else { stretch_bytes });
+        for group in groups.clone() {
+            let row = group * GROUP;
+            let tile = target.results.wrapping_add(row / BLOCK_ROWS - target.block);
+            let work = StretchWork {
+                x: x.unit(unit.start, group)[start * GROUP..].as_ptr(),
+                w: w.start.wrapping_add(start * PANEL_COLUMNS * N::SIZE),
+                w_distance: w.distance,
+                len,
+                parts: parts.wrapping_add(group - groups.start).cast(),
+                begins: start == 0,
+                ends,
+                // The first group asks for all.
+                next: next.filter(|_| group == groups.start),
+                results: tile.cast::<f32>().wrapping_add(row % BLOCK_ROWS * PANEL_COLUMNS),
+                distance: target.distance * BLOCK_ROWS * PANEL_COLUMNS,
+                fresh: unit.start == 0,
+            };
+            // SAFETY: passed on from the caller; rows of a group that are not there have zeros and, within the tile, results.
+            unsafe {
+                match (x.num_rows() - row, w.len) {
+                    (..=4, 1) => register_tile::multiply::<N, 4, 1>(&work),
+                    (..=4, 2) => register_tile::multiply::<N, 4, 2>(&work),
+                    (..=4, _) => register_tile::multiply::<N, 4, 3>(&work),
+                    (_, 1) => register_tile::multiply::<N, 8, 1>(&work),
+                    (_, 2) => register_tile::multiply::<N, 8, 2>(&work),
+                    (_, _) => register_tile::multiply::<N, 8, 3>(&work),
+                }
+            }
+        }
+    }
+}
