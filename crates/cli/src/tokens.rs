@@ -2,7 +2,7 @@
 
 use crate::format::plain;
 use anyhow::{Result, bail};
-use pellucid_tokenizer::{Kind, Tokenizer};
+use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -77,14 +77,14 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn kind_text(kind: Kind) -> &'static str {
+fn kind_text(kind: TokenKind) -> &'static str {
     match kind {
-        Kind::Normal => "normal",
-        Kind::Control => "control",
-        Kind::UserDefined => "user-defined",
-        Kind::Byte => "byte",
-        Kind::Unknown => "unknown",
-        Kind::Unused => "unused",
+        TokenKind::Normal => "normal",
+        TokenKind::Control => "control",
+        TokenKind::UserDefined => "user-defined",
+        TokenKind::Byte => "byte",
+        TokenKind::Unknown => "unknown",
+        TokenKind::Unused => "unused",
     }
 }
 

@@ -89,7 +89,7 @@ impl<'m> PromptEncoder<'m> {
     }
 
     fn check_length(&self, num_bytes: usize) -> Result<(), Error> {
-        let at_least = self.tokenizer.fewest_ids(num_bytes);
+        let at_least = self.tokenizer.min_ids(num_bytes);
         match self.max_tokens {
             Some(context_len) if at_least >= context_len => Err(Error::PromptTooLong { at_least, context_len }),
             _ => Ok(()),

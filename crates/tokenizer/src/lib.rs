@@ -6,32 +6,23 @@
 //! Begin with [`Tokenizer`]; a conversation goes through [`ChatTemplate`] to [`Segment`]s, and
 //! [`Tokenizer::encode_segments`] makes ids of them in which no message text can become a control token.
 
-mod added;
-mod adjacency;
-mod bpe;
+#![forbid(unsafe_code)]
+
+mod added_tokens;
+mod algorithms;
 mod chat;
 mod error;
-mod gguf;
-mod json;
-mod merge;
-mod normalize;
-mod pipeline;
-mod pretokenize;
-mod segment;
-mod spm;
-mod stop;
+mod formats;
+mod stop_filter;
 mod text_stream;
-mod to_gguf;
 mod tokenizer;
-mod unicode;
-mod unigram;
+mod unicode_categories;
 mod vocabulary;
 
-pub use chat::{ChatTemplate, Conversation, DateTime, ROLES, message};
+pub use chat::{ChatTemplate, Conversation, DateTime, ROLES, Segment, message};
 pub use error::Error;
-pub use segment::Segment;
-pub use stop::StopFilter;
+pub use formats::write_gguf;
+pub use stop_filter::StopFilter;
 pub use text_stream::TextStream;
-pub use to_gguf::write_gguf;
 pub use tokenizer::Tokenizer;
-pub use vocabulary::{Kind, TokenInfo};
+pub use vocabulary::{TokenInfo, TokenKind};

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source};
 
-use crate::added::{Accept, AddedTokens, Stretch};
+use crate::added_tokens::{Accept, AddedTokens, Fragment};
+use crate::algorithms::normalize::Normalizer;
+use crate::algorithms::pipeline::Pipeline;
+use crate::chat::Segment;
 use crate::error::Error;
-use crate::normalize::Normalizer;
-use crate::pipeline::Pipeline;
-use crate::segment::Segment;
 use crate::text_stream::TextStream;
-use crate::vocabulary::{Kind, TokenInfo, Vocabulary};
+use crate::vocabulary::{TokenInfo, TokenKind, Vocabulary};
 
 /// What happens to a space at the very beginning of decoded text, because encoding put one there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub struct Tokenizer {
     pub(crate) suffix: Vec<u32>,
     pub(crate) end_ids: Vec<u32>,
     /// Bytes of a text that one id can stand for at most; `None` where there is no bound.
-    pub(crate) most_bytes: Option<usize>,
+    pub(crate) max_token_bytes: Option<usize>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -93,7 +93,7 @@ enum Permission<'p> {
 impl Accept for Permission<'_> {
     fn accept(&self, id: u32, at: Range<usize>) -> bool {
         match self {
-            Permission::Plain(vocabulary) => !matches!(vocabulary.kind(id), Kind::Control | Kind::Unknown),
+            Permission::Plain(vocabulary) => !matches!(vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown),
             Permission::All => true,
             Permission::Trusted { ranges, guarded } => {
                 !guarded[id as usize] || {
@@ -140,8 +140,8 @@ impl Tokenizer {
 
     /// As [`Tokenizer::from_checkpoint`], from the metadata of a GGUF file.
     pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, Error> {
-        let mut tokenizer = crate::gguf::load(metadata)?;
-        if let Some(template) = metadata.opt_str(crate::gguf::CHAT_TEMPLATE)? {
+        let mut tokenizer = crate::formats::gguf::load(metadata)?;
+        if let Some(template) = metadata.opt_str(crate::formats::gguf::CHAT_TEMPLATE)? {
             tokenizer.guard(template);
         }
         Ok(tokenizer)
@@ -149,7 +149,7 @@ impl Tokenizer {
 
     /// As [`Tokenizer::from_checkpoint`], from the files of a Hugging Face folder.
     pub fn from_hugging_face(folder: &HuggingFace) -> Result<Tokenizer, Error> {
-        let mut tokenizer = crate::json::load(folder)?;
+        let mut tokenizer = crate::formats::tokenizer_json::load(folder)?;
         if let Some(template) = &folder.chat_template {
             tokenizer.guard(template);
         }
@@ -159,8 +159,9 @@ impl Tokenizer {
     /// Collects the ids that end a turn and guards the control tokens; the last step of every loader.
     pub(crate) fn finish(mut self, more_end_ids: &[u32]) -> Tokenizer {
         let count = self.vocabulary.len() as u32;
-        self.guarded = (0..count).map(|id| matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown)).collect();
-        let is_control = |id: &u32| self.vocabulary.kind(*id) == Kind::Control;
+        self.guarded =
+            (0..count).map(|id| matches!(self.vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown)).collect();
+        let is_control = |id: &u32| self.vocabulary.kind(*id) == TokenKind::Control;
         let named = [self.named.eos, self.named.eot, self.named.eom];
         let well_known = END_NAMES.iter().filter_map(|name| self.vocabulary.id_of(name)).filter(is_control);
         let all = named.into_iter().flatten().chain(more_end_ids.iter().copied()).chain(well_known);
@@ -176,26 +177,26 @@ impl Tokenizer {
             end_ids.retain(|&id| id != end);
         }
         self.end_ids = end_ids;
-        self.most_bytes = self.find_most_bytes();
+        self.max_token_bytes = self.find_max_token_bytes();
         self
     }
 
-    fn find_most_bytes(&self) -> Option<usize> {
+    fn find_max_token_bytes(&self) -> Option<usize> {
         let added = || self.added.tokens().iter().chain(self.added_normalized.tokens());
         // White space of any length goes with such a token.
-        if !self.pipeline.keeps_all() || added().any(|token| token.lstrip || token.rstrip) {
+        if !self.pipeline.covers_all_text() || added().any(|token| token.lstrip || token.rstrip) {
             return None;
         }
         let ids = 0..self.vocabulary.len() as u32;
         let spelled = ids.map(|id| self.vocabulary.piece(id).len().max(self.vocabulary.bytes(id).len()));
         // An unknown character has up to four bytes.
         let longest = spelled.chain(added().map(|token| token.content.len())).max()?.max(4);
-        longest.checked_mul(self.normalizer.most_shrinking()?)
+        longest.checked_mul(self.normalizer.max_shrink_factor()?)
     }
 
     /// The fewest ids that a text of so many bytes can have, as far as is known without encoding it.
-    pub fn fewest_ids(&self, num_bytes: usize) -> usize {
-        self.most_bytes.map_or(0, |most| num_bytes.div_ceil(most))
+    pub fn min_ids(&self, num_bytes: usize) -> usize {
+        self.max_token_bytes.map_or(0, |most| num_bytes.div_ceil(most))
     }
 
     /// Guards every user-defined token that occurs in a chat template's source, such as `<tool_call>` or `<think>`: in
@@ -276,8 +277,8 @@ impl Tokenizer {
     fn encode_with(&self, text: &str, permission: &Permission<'_>) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         self.added.split(text, permission, &mut |stretch| match stretch {
-            Stretch::Token(id) => ids.push(id),
-            Stretch::Text(range) => self.encode_stretch(text, range, permission, &mut ids),
+            Fragment::Token(id) => ids.push(id),
+            Fragment::Text(range) => self.encode_stretch(text, range, permission, &mut ids),
         });
         ids
     }
@@ -297,8 +298,8 @@ impl Tokenizer {
             guarded: &self.guarded,
         };
         self.added_normalized.split(&normalized, &accept, &mut |part| match part {
-            Stretch::Token(id) => ids.push(id),
-            Stretch::Text(part) => {
+            Fragment::Token(id) => ids.push(id),
+            Fragment::Text(part) => {
                 self.pipeline.encode(&self.vocabulary, &normalized[part.clone()], first && part.start == 0, ids)
             }
         });
@@ -346,7 +347,7 @@ impl Tokenizer {
     /// One token's part of the decoded bytes; `start` says whether the text begins here, and is cleared once it has.
     pub(crate) fn decode_token(&self, id: u32, skip_control: bool, start: &mut bool) -> Cow<'_, [u8]> {
         if id as usize >= self.vocabulary.len()
-            || (skip_control && matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown))
+            || (skip_control && matches!(self.vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown))
         {
             return Cow::Borrowed(&[]);
         }
@@ -357,7 +358,7 @@ impl Tokenizer {
         *start = false;
         match self.leading_space {
             LeadingSpace::StripOne if bytes.starts_with(b" ") => Cow::Owned(bytes[1..].to_vec()),
-            LeadingSpace::DropInFirst if self.vocabulary.kind(id) != Kind::Control => {
+            LeadingSpace::DropInFirst if self.vocabulary.kind(id) != TokenKind::Control => {
                 Cow::Owned(bytes.iter().copied().filter(|&byte| byte != b' ').collect())
             }
             _ => bytes,

@@ -11,7 +11,7 @@ use crate::error::Error;
 
 /// What a token is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum TokenKind {
     /// Ordinary text.
     Normal,
     /// Steers the model (turns, beginning and end); never made from untrusted text.
@@ -33,7 +33,7 @@ pub struct TokenInfo<'v> {
     pub piece: &'v str,
     /// The bytes that it stands for in text. Not always whole characters.
     pub bytes: Cow<'v, [u8]>,
-    pub kind: Kind,
+    pub kind: TokenKind,
 }
 
 /// How normal pieces spell bytes.
@@ -55,7 +55,7 @@ pub(crate) struct Vocabulary {
     /// All pieces, end to end; piece `id` ends at `ends[id]`.
     text: String,
     ends: Vec<u32>,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenKind>,
     /// Whether merging may produce this id; false for control tokens and for what a chat template uses as structure.
     mergeable: Vec<bool>,
     /// Open addressing by the piece's hash; the size is a power of two, at most half full.
@@ -68,7 +68,7 @@ pub(crate) struct Vocabulary {
 impl Vocabulary {
     /// Pieces in the order of their ids. Of equal pieces the first keeps the name.
     pub(crate) fn new<'p>(
-        pieces: impl ExactSizeIterator<Item = (&'p str, Kind)>,
+        pieces: impl ExactSizeIterator<Item = (&'p str, TokenKind)>,
         spelling: Spelling,
     ) -> Result<Vocabulary, Error> {
         let count = pieces.len();
@@ -90,14 +90,14 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    fn push(&mut self, piece: &str, kind: Kind) -> Result<(), Error> {
+    fn push(&mut self, piece: &str, kind: TokenKind) -> Result<(), Error> {
         let id = self.ends.len() as u32;
         self.text.push_str(piece);
         let end = u32::try_from(self.text.len())
             .map_err(|_| Error::invalid("tokens", "less than 4 GiB of token text", self.text.len()))?;
         self.ends.push(end);
         self.kinds.push(kind);
-        self.mergeable.push(matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Byte));
+        self.mergeable.push(matches!(kind, TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte));
         if !piece.is_empty() {
             let slot = self.slot(piece.as_bytes());
             if self.slots[slot] == EMPTY_SLOT {
@@ -136,7 +136,7 @@ impl Vocabulary {
         &self.text[self.range(id)]
     }
 
-    pub(crate) fn kind(&self, id: u32) -> Kind {
+    pub(crate) fn kind(&self, id: u32) -> TokenKind {
         self.kinds[id as usize]
     }
 
@@ -180,15 +180,17 @@ impl Vocabulary {
         }
         let piece = self.piece(id);
         match (self.kind(id), self.spelling) {
-            (Kind::Byte, _) => match parse_byte_piece(piece) {
+            (TokenKind::Byte, _) => match parse_byte_piece(piece) {
                 Some(byte) => Cow::Owned(vec![byte]),
                 None => Cow::Borrowed(piece.as_bytes()),
             },
-            (Kind::Normal | Kind::Unused, Spelling::ByteLevel) => {
+            (TokenKind::Normal | TokenKind::Unused, Spelling::ByteLevel) => {
                 // A piece with a character outside the alphabet is not byte-level: it stands for itself.
                 piece.chars().map(byte_of_char).collect::<Option<Vec<u8>>>().map_or(piece.as_bytes().into(), Cow::Owned)
             }
-            (Kind::Normal | Kind::UserDefined | Kind::Unused, Spelling::Metaspace) if piece.contains(METASPACE) => {
+            (TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused, Spelling::Metaspace)
+                if piece.contains(METASPACE) =>
+            {
                 Cow::Owned(piece.replace(METASPACE, " ").into_bytes())
             }
             _ => Cow::Borrowed(piece.as_bytes()),
@@ -271,7 +273,12 @@ mod tests {
 
     #[test]
     fn pieces_are_found_and_spelled() {
-        let pieces = [("Ġa", Kind::Normal), ("<0x0A>", Kind::Byte), ("<s>", Kind::Control), ("中", Kind::Normal)];
+        let pieces = [
+            ("Ġa", TokenKind::Normal),
+            ("<0x0A>", TokenKind::Byte),
+            ("<s>", TokenKind::Control),
+            ("中", TokenKind::Normal),
+        ];
         let vocabulary = Vocabulary::new(pieces.into_iter(), Spelling::ByteLevel).unwrap();
         assert_eq!(vocabulary.id_of("<s>"), Some(2));
         assert_eq!(vocabulary.mergeable("<s>"), None);

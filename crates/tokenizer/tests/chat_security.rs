@@ -3,7 +3,7 @@
 
 mod common;
 
-use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Error, Kind, ROLES, Tokenizer, message};
+use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Error, ROLES, TokenKind, Tokenizer, message};
 use serde_json::{Map, Value, json};
 
 const NOW: DateTime = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
@@ -116,7 +116,7 @@ const RICH: [Shape; 5] = [
 
 /// How often each guarded id occurs. The unknown token is what a model without bytes writes for a character it lacks.
 fn guarded_counts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<(u32, usize)> {
-    let counts = |id: &u32| tokenizer.is_guarded(*id) && tokenizer.token(*id).unwrap().kind != Kind::Unknown;
+    let counts = |id: &u32| tokenizer.is_guarded(*id) && tokenizer.token(*id).unwrap().kind != TokenKind::Unknown;
     let mut ids: Vec<u32> = ids.iter().copied().filter(counts).collect();
     ids.sort_unstable();
     ids.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect()
@@ -158,7 +158,7 @@ fn drive(family: &str, name: &str, shapes: &[&[Shape]]) {
     let tokenizer = tokenizer(family, &source);
     let template = ChatTemplate::compile(&source, &tokenizer).unwrap();
     let guarded: Vec<String> = (0..tokenizer.vocab_size() as u32)
-        .filter(|&id| tokenizer.is_guarded(id) && tokenizer.token(id).unwrap().kind != Kind::Unknown)
+        .filter(|&id| tokenizer.is_guarded(id) && tokenizer.token(id).unwrap().kind != TokenKind::Unknown)
         .map(|id| tokenizer.token(id).unwrap().piece.to_owned())
         .collect();
     assert!(guarded.len() >= CONTROL.len(), "{guarded:?}");
@@ -405,7 +405,7 @@ fn boundaries_cut_nothing() {
         assert!(ids.contains(&tokenizer.id_of("<|im_start|>").unwrap()), "{family}");
         assert!(!ids.contains(&tokenizer.id_of("<|im_end|>").unwrap()), "{family}");
         assert!(ids.contains(&tokenizer.id_of("<h1>").unwrap()), "{family}");
-        assert_eq!(tokenizer.token(tokenizer.id_of("<h1>").unwrap()).unwrap().kind, Kind::UserDefined);
+        assert_eq!(tokenizer.token(tokenizer.id_of("<h1>").unwrap()).unwrap().kind, TokenKind::UserDefined);
     }
 }
 

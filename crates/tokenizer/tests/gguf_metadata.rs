@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tokenizer::{Error, Kind, Tokenizer};
+use pellucid_tokenizer::{Error, TokenKind, Tokenizer};
 
 /// A value of a GGUF key, of the kinds that tokenizers use.
 #[derive(Clone)]
@@ -147,7 +147,7 @@ fn byte_level_merges_and_names() {
     let tokenizer = load(&byte_level()).unwrap();
     assert_eq!(tokenizer.encode("ab ab\n"), [3, 4, 8]);
     // The file calls it ordinary text, which would let any text end the turn.
-    assert_eq!(tokenizer.token(5).unwrap().kind, Kind::Control);
+    assert_eq!(tokenizer.token(5).unwrap().kind, TokenKind::Control);
     assert_eq!(tokenizer.end_ids(), [5]);
     assert_eq!(tokenizer.encode("<|im_end|>"), [7], "only the bytes that the vocabulary has");
     assert!(tokenizer.prefix().is_empty(), "GPT-2 prepends nothing");

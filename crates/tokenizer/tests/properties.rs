@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::OnceLock;
 
-use pellucid_tokenizer::{Kind, Segment, Tokenizer};
+use pellucid_tokenizer::{Segment, TokenKind, Tokenizer};
 use proptest::prelude::*;
 
 const FAMILIES: [&str; 6] = ["llama3", "qwen2", "llama2", "mistral", "gemma", "xglm"];
@@ -39,13 +39,13 @@ fn greedless() -> &'static [Tokenizer] {
 fn a_bound_is_known_where_there_is_one() {
     for (name, tokenizer) in FAMILIES.iter().zip(greedless()) {
         // XGLM squeezes spaces, and a run of unknown characters is one token.
-        assert_eq!(tokenizer.fewest_ids(1 << 20) > 1000, *name != "xglm", "{name}");
+        assert_eq!(tokenizer.min_ids(1 << 20) > 1000, *name != "xglm", "{name}");
     }
-    assert!(tokenizers().iter().all(|tokenizer| tokenizer.fewest_ids(1 << 20) == 0), "white space of any length");
+    assert!(tokenizers().iter().all(|tokenizer| tokenizer.min_ids(1 << 20) == 0), "white space of any length");
     // The worst that composition does.
     let composed = "\u{1fbe}\u{308}\u{301}".repeat(1000);
     let qwen2 = &greedless()[1];
-    assert!(qwen2.fewest_ids(composed.len()) <= qwen2.encode(&composed).len());
+    assert!(qwen2.min_ids(composed.len()) <= qwen2.encode(&composed).len());
 }
 
 /// Text with whole, broken and nested tokens in it.
@@ -62,14 +62,14 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn steers(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
-    ids.iter().any(|&id| tokenizer.token(id).unwrap().kind == Kind::Control)
+    ids.iter().any(|&id| tokenizer.token(id).unwrap().kind == TokenKind::Control)
 }
 
 proptest! {
     #[test]
     fn a_text_has_no_fewer_ids_than_its_length_tells(which in 0..FAMILIES.len(), text in text()) {
         let tokenizer = &greedless()[which];
-        prop_assert!(tokenizer.fewest_ids(text.len()) <= tokenizer.encode_special(&text).len());
+        prop_assert!(tokenizer.min_ids(text.len()) <= tokenizer.encode_special(&text).len());
     }
 
     #[test]
@@ -83,7 +83,7 @@ proptest! {
         let tokenizer = &tokenizers()[which];
         let segments: Vec<Segment> = parts.iter().map(|part| Segment::untrusted(part.as_str())).collect();
         let ids = tokenizer.encode_segments(&segments);
-        let guarded = |id: &u32| tokenizer.is_guarded(*id) && tokenizer.token(*id).unwrap().kind != Kind::Unknown;
+        let guarded = |id: &u32| tokenizer.is_guarded(*id) && tokenizer.token(*id).unwrap().kind != TokenKind::Unknown;
         prop_assert!(!ids.iter().any(guarded), "{:?}", ids);
     }
 
@@ -104,7 +104,7 @@ proptest! {
         let trusted: String = parts.iter().map(|(text, trusted)| if *trusted { text.as_str() } else { "\u{2028}" }).collect();
         for id in ids.iter().copied().filter(|&id| tokenizer.is_guarded(id)) {
             let token = tokenizer.token(id).unwrap();
-            if token.kind != Kind::Unknown {
+            if token.kind != TokenKind::Unknown {
                 let found = ids.iter().filter(|&&other| other == id).count();
                 prop_assert!(found <= trusted.matches(token.piece).count(), "{} in {:?}", token.piece, segments);
             }

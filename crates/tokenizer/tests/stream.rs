@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::OnceLock;
 
-use pellucid_tokenizer::{Kind, Tokenizer};
+use pellucid_tokenizer::{TokenKind, Tokenizer};
 use proptest::prelude::*;
 
 fn tokenizers() -> &'static [Tokenizer] {
@@ -57,7 +57,7 @@ fn a_character_in_byte_tokens_comes_out_whole() {
         let ids = tokenizer.encode("x🦀y");
         let mut stream = tokenizer.stream(false);
         let chunks: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
-        if ids.iter().any(|&id| tokenizer.token(id).unwrap().kind == Kind::Unknown) {
+        if ids.iter().any(|&id| tokenizer.token(id).unwrap().kind == TokenKind::Unknown) {
             continue;
         }
         assert!(chunks.iter().all(|chunk| !chunk.contains('\u{FFFD}')), "{chunks:?}");

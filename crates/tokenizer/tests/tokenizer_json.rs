@@ -3,7 +3,7 @@
 
 mod common;
 
-use pellucid_tokenizer::{Kind, Tokenizer};
+use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};
 
 const FAMILIES: [&str; 13] = [
@@ -88,7 +88,7 @@ fn plain_text_gives_no_control_token() {
     let mut same = 0;
     for family in FAMILIES {
         let tokenizer = Tokenizer::from_hugging_face(&common::fixture(family)).unwrap();
-        let steers = |id: &u32| matches!(tokenizer.token(*id).unwrap().kind, Kind::Control);
+        let steers = |id: &u32| matches!(tokenizer.token(*id).unwrap().kind, TokenKind::Control);
         for case in cases(family) {
             let plain = tokenizer.encode(&case.text);
             assert!(!plain.iter().any(steers), "{family}: {:?} gave {:?}", case.text, pieces(&tokenizer, &plain));

@@ -5,11 +5,11 @@
 use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
-use super::{charsmap, wrong};
+use super::{charsmap_check, wrong};
+use crate::algorithms::normalize::{MAX_GROWTH, Normalizer, Rewrite};
+use crate::algorithms::pipeline::{PreTokenizer, Prepend, SpaceRule};
+use crate::algorithms::pretokenize::Stage;
 use crate::error::Error;
-use crate::normalize::{MAX_GROWTH, Normalizer, Rewrite};
-use crate::pipeline::{PreTokenizer, Prepend, SpaceRule};
-use crate::pretokenize::Stage;
 use crate::tokenizer::{LeadingSpace, NamedIds};
 use crate::vocabulary::{METASPACE, Vocabulary};
 
@@ -39,7 +39,7 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
             return Err(wrong("normalizer", &expected, step));
         }
         if step["type"] == "Precompiled"
-            && let Err(reason) = charsmap::check(step["precompiled_charsmap"].as_str().unwrap_or_default())
+            && let Err(reason) = charsmap_check::check(step["precompiled_charsmap"].as_str().unwrap_or_default())
         {
             return Err(Error::invalid("tokenizer.json: normalizer.precompiled_charsmap", "a sound map", reason));
         }

@@ -42,7 +42,7 @@ impl Unigram {
     }
 
     /// Whether every character has ids of its own: a run of unknown ones shares one, unless there are bytes to spell them.
-    pub(crate) fn keeps_all(&self) -> bool {
+    pub(crate) fn covers_all_text(&self) -> bool {
         self.byte_tokens.is_some()
     }
 

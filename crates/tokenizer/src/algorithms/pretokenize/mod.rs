@@ -4,22 +4,24 @@
 //! `tokenizer.ggml.pre` of a GGUF file) or [`Stage::from_pattern`] (the patterns in a tokenizer.json). The patterns are
 //! facts about the models; nothing here knows about ids or vocabularies.
 
-mod scan;
+mod gguf_names;
+mod pattern_scanners;
 
 use fancy_regex::{Regex, RegexBuilder};
 
 use crate::error::Error;
+pub(crate) use gguf_names::{Named, name_of, named};
 
 /// One cut of the text. Every stage covers its whole input: concatenating the pieces gives the text back.
 #[derive(Debug, Clone)]
 pub(crate) enum Stage {
     Gpt2,
-    /// Llama 3, Qwen 2 and their kin; see [`scan::words`].
+    /// Llama 3, Qwen 2 and their kin; see [`pattern_scanners::words`].
     Words {
         digits: usize,
         marks: bool,
     },
-    /// GPT-4o, Tekken; see [`scan::cased`].
+    /// GPT-4o, Tekken; see [`pattern_scanners::cased`].
     Cased {
         digits: usize,
         contractions: bool,
@@ -110,12 +112,12 @@ impl Stage {
 
     pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
         match self {
-            Stage::Gpt2 => scan::gpt2(text, emit),
-            Stage::Words { digits, marks } => scan::words(text, *digits, *marks, emit),
-            Stage::Cased { digits, contractions } => scan::cased(text, *digits, *contractions, emit),
-            Stage::DeepSeek3 => scan::deepseek3(text, emit),
-            Stage::Numbers(most) => scan::numbers(text, *most, emit),
-            Stage::Punctuation => scan::punctuation(text, emit),
+            Stage::Gpt2 => pattern_scanners::gpt2(text, emit),
+            Stage::Words { digits, marks } => pattern_scanners::words(text, *digits, *marks, emit),
+            Stage::Cased { digits, contractions } => pattern_scanners::cased(text, *digits, *contractions, emit),
+            Stage::DeepSeek3 => pattern_scanners::deepseek3(text, emit),
+            Stage::Numbers(most) => pattern_scanners::numbers(text, *most, emit),
+            Stage::Punctuation => pattern_scanners::punctuation(text, emit),
             Stage::Pattern(regex) => split_by_pattern(regex, text, emit),
         }
     }
@@ -156,153 +158,11 @@ pub(crate) fn split_all<'t>(stages: &[Stage], text: &'t str, emit: &mut dyn FnMu
     }
 }
 
-/// What a `tokenizer.ggml.pre` name stands for, beyond the cuts.
-#[derive(Debug)]
-pub(crate) struct Named {
-    pub(crate) stages: Vec<Stage>,
-    /// A piece that is itself a token is taken whole, without merging.
-    pub(crate) ignore_merges: bool,
-    /// The model prepends its beginning-of-sequence token unless the file says otherwise.
-    pub(crate) add_bos: bool,
-    /// The reference normalizes text to NFC first.
-    pub(crate) nfc: bool,
-}
-
-/// The recipe behind each supported name.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Recipe {
-    Default,
-    Llama3,
-    Gpt2,
-    DigitsGpt2,
-    Qwen2,
-    Qwen35,
-    Cl100k,
-    Tekken,
-    Gpt4o,
-    DeepSeekLlm,
-    DeepSeekCoder,
-    DeepSeek3,
-    Falcon,
-}
-
-const NAMES: &[(&str, Recipe)] = &[
-    ("default", Recipe::Default),
-    ("llama3", Recipe::Llama3),
-    ("llama-v3", Recipe::Llama3),
-    ("llama-bpe", Recipe::Llama3),
-    ("falcon3", Recipe::Llama3),
-    ("falcon-h1", Recipe::Llama3),
-    ("pixtral", Recipe::Llama3),
-    ("lfm2", Recipe::Llama3),
-    ("gpt-2", Recipe::Gpt2),
-    ("phi-2", Recipe::Gpt2),
-    ("mpt", Recipe::Gpt2),
-    ("olmo", Recipe::Gpt2),
-    ("jais", Recipe::Gpt2),
-    ("trillion", Recipe::Gpt2),
-    ("exaone4", Recipe::Gpt2),
-    ("smollm", Recipe::DigitsGpt2),
-    ("starcoder", Recipe::DigitsGpt2),
-    ("refact", Recipe::DigitsGpt2),
-    ("command-r", Recipe::DigitsGpt2),
-    ("codeshell", Recipe::DigitsGpt2),
-    ("exaone", Recipe::DigitsGpt2),
-    ("minerva-7b", Recipe::DigitsGpt2),
-    ("qwen2", Recipe::Qwen2),
-    ("deepseek-r1-qwen", Recipe::Qwen2),
-    ("stablelm2", Recipe::Qwen2),
-    ("megrez", Recipe::Qwen2),
-    ("hunyuan", Recipe::Qwen2),
-    ("solar-open", Recipe::Qwen2),
-    ("grok-2", Recipe::Qwen2),
-    ("qwen35", Recipe::Qwen35),
-    ("dbrx", Recipe::Cl100k),
-    ("smaug-bpe", Recipe::Cl100k),
-    ("chatglm-bpe", Recipe::Cl100k),
-    ("glm4", Recipe::Cl100k),
-    ("tekken", Recipe::Tekken),
-    ("gpt-4o", Recipe::Gpt4o),
-    ("llama4", Recipe::Gpt4o),
-    ("minimax-m2", Recipe::Gpt4o),
-    ("deepseek-llm", Recipe::DeepSeekLlm),
-    ("deepseek-coder", Recipe::DeepSeekCoder),
-    ("deepseek-v3", Recipe::DeepSeek3),
-    ("hunyuan-dense", Recipe::DeepSeek3),
-    ("falcon", Recipe::Falcon),
-];
-
-/// The names whose reference tokenizer normalizes to NFC; GGUF has no key for it.
-const NFC_NAMES: &[&str] = &["qwen2", "command-r", "mpt", "olmo"];
-
-/// The pre-tokenizer of a `tokenizer.ggml.pre` name; an unknown name is an error that lists the known ones, because a
-/// wrong cut gives plausible ids and silently worse answers.
-pub(crate) fn named(name: &str) -> Result<Named, Error> {
-    let Some(&(_, recipe)) = NAMES.iter().find(|(known, _)| *known == name) else {
-        return Err(Error::UnsupportedPreTokenizer {
-            found: name.to_owned(),
-            supported: NAMES.iter().map(|(known, _)| *known).collect(),
-        });
-    };
-    let patterns = |list: &[&str]| list.iter().map(|p| Stage::from_pattern(p)).collect::<Result<Vec<_>, _>>();
-    let stages = match recipe {
-        Recipe::Default => patterns(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS])?,
-        Recipe::Llama3 | Recipe::Cl100k => patterns(&[LLAMA3])?,
-        Recipe::Gpt2 => patterns(&[GPT2])?,
-        Recipe::DigitsGpt2 => patterns(&[r"\p{N}", GPT2])?,
-        Recipe::Qwen2 => patterns(&[QWEN2])?,
-        Recipe::Qwen35 => patterns(&[QWEN35])?,
-        Recipe::Tekken => patterns(&[TEKKEN])?,
-        Recipe::Gpt4o => patterns(&[GPT4O])?,
-        Recipe::DeepSeekLlm => {
-            patterns(&[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, r"\p{N}+"])?
-        }
-        Recipe::DeepSeekCoder => patterns(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"])?,
-        Recipe::DeepSeek3 => patterns(&[r"\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3])?,
-        Recipe::Falcon => {
-            let mut stages = vec![Stage::Punctuation, Stage::Gpt2];
-            stages.extend(patterns(&[THREE_DIGITS])?);
-            stages
-        }
-    };
-    Ok(Named {
-        stages,
-        ignore_merges: matches!(recipe, Recipe::Llama3 | Recipe::Tekken) || name == "glm4",
-        add_bos: matches!(recipe, Recipe::Llama3 | Recipe::Tekken),
-        nfc: NFC_NAMES.contains(&name),
-    })
-}
-
-/// Of the names that cut alike, the one that most files have comes first; some also say how text is normalized.
-const WRITTEN_NAMES: [&str; 15] = [
-    "gpt-2",
-    "mpt",
-    "smollm",
-    "command-r",
-    "llama-bpe",
-    "dbrx",
-    "qwen2",
-    "stablelm2",
-    "qwen35",
-    "tekken",
-    "gpt-4o",
-    "deepseek-llm",
-    "deepseek-coder",
-    "deepseek-v3",
-    "default",
-];
-
-/// The name for these cuts, and what else it stands for: the one that fits best where several names cut alike.
-pub(crate) fn name_of(stages: &[Stage], ignore_merges: bool, nfc: bool) -> Option<(&'static str, Named)> {
-    let known = WRITTEN_NAMES.into_iter().filter_map(|name| Some((name, named(name).ok()?)));
-    let alike = known.filter(|(_, named)| named.stages == stages);
-    alike.min_by_key(|(_, named)| (named.ignore_merges != ignore_merges, named.nfc != nfc))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::OnceLock;
 
+    use super::gguf_names::known_names;
     use super::*;
     use proptest::prelude::*;
 
@@ -345,7 +205,7 @@ mod tests {
 
     fn all_named() -> &'static [(&'static str, Named)] {
         static ALL: OnceLock<Vec<(&str, Named)>> = OnceLock::new();
-        ALL.get_or_init(|| NAMES.iter().map(|(name, _)| (*name, named(name).unwrap())).collect())
+        ALL.get_or_init(|| known_names().map(|name| (name, named(name).unwrap())).collect())
     }
 
     proptest! {

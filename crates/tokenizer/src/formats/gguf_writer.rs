@@ -7,26 +7,26 @@ use std::collections::{HashMap, HashSet};
 
 use pellucid_checkpoint::{Array, HuggingFace, Metadata, StringArray, Value};
 
-use crate::added::AddedToken;
-use crate::bpe::Bpe;
+use crate::added_tokens::AddedToken;
+use crate::algorithms::bpe::Bpe;
+use crate::algorithms::normalize::Rewrite;
+use crate::algorithms::pipeline::{Model, PreTokenizer, Prepend, SpaceRule};
+use crate::algorithms::pretokenize::{self, Stage};
 use crate::error::Error;
-use crate::gguf::{ADD_BOS, ADD_EOS, CHAT_TEMPLATE, MERGES, MODEL, PRE, SCORES, SPACE_PREFIX, TOKENS, TYPES};
-use crate::json::{self, Merge};
-use crate::normalize::Rewrite;
-use crate::pipeline::{Model, PreTokenizer, Prepend, SpaceRule};
-use crate::pretokenize::{self, Stage};
+use crate::formats::gguf::{ADD_BOS, ADD_EOS, CHAT_TEMPLATE, MERGES, MODEL, PRE, SCORES, SPACE_PREFIX, TOKENS, TYPES};
+use crate::formats::tokenizer_json::{self, Merge};
 use crate::tokenizer::{END_NAMES, Tokenizer};
-use crate::vocabulary::{Kind, METASPACE, Vocabulary};
+use crate::vocabulary::{METASPACE, TokenKind, Vocabulary};
 
 /// Adds the tokenizer's keys to those of a model with `vocab_size` embeddings, and its chat template. Returns notes for the user: what the
 /// folder's tokenizer does and a reader of the file will not.
 pub fn write_gguf(folder: &HuggingFace, vocab_size: usize, metadata: &mut Metadata) -> Result<Vec<String>, Error> {
-    let (tokenizer, merges) = json::read(folder)?;
+    let (tokenizer, merges) = tokenizer_json::read(folder)?;
     let mut writer = Writer { tokenizer: &tokenizer, vocab_size, metadata, notes: Vec::new() };
     match &tokenizer.pipeline.model {
         Model::Bpe(bpe) if bpe.is_byte_level() => writer.byte_level(bpe, &merges)?,
         Model::Bpe(bpe) => writer.sentencepiece(bpe, &merges)?,
-        Model::Spm(_) | Model::Unigram(_) => return Err(Error::NoGgufForm("it is a Unigram model")),
+        Model::SentencePieceBpe(_) | Model::Unigram(_) => return Err(Error::NoGgufForm("it is a Unigram model")),
     }
     writer.tokens();
     writer.named_ids();
@@ -160,7 +160,7 @@ impl Writer<'_> {
         let (vocabulary, vocab_size) = (&self.tokenizer.vocabulary, self.vocab_size);
         let named = |id: usize| id < vocabulary.len() && !vocabulary.piece(id as u32).is_empty();
         let piece = |id| if named(id) { vocabulary.piece(id as u32).to_owned() } else { format!("[PAD{id}]") };
-        let kind = |id| if named(id) { number(vocabulary.kind(id as u32)) } else { number(Kind::Unused) };
+        let kind = |id| if named(id) { number(vocabulary.kind(id as u32)) } else { number(TokenKind::Unused) };
         self.put_strings(TOKENS, (0..vocab_size).map(piece));
         self.put(TYPES, Value::Array(Array::I32((0..vocab_size).map(kind).collect())));
         if vocabulary.len() > vocab_size {
@@ -176,7 +176,8 @@ impl Writer<'_> {
         let bos = named.bos.or(prefix.first().copied()).filter(within);
         let eos = named.eos.or(suffix.first().copied()).or(end_ids.first().copied()).filter(within);
         // Readers know some ids that end a turn by their pieces; the others need a key.
-        let by_name = |id: &u32| vocabulary.kind(*id) == Kind::Control && END_NAMES.contains(&vocabulary.piece(*id));
+        let by_name =
+            |id: &u32| vocabulary.kind(*id) == TokenKind::Control && END_NAMES.contains(&vocabulary.piece(*id));
         let mut others = end_ids.iter().copied().filter(|id| within(id) && Some(*id) != eos && !by_name(id));
         let ids = [
             ("bos", bos),
@@ -253,25 +254,25 @@ impl Writer<'_> {
 }
 
 /// The number by which GGUF files know a kind of token.
-fn number(kind: Kind) -> i32 {
+fn number(kind: TokenKind) -> i32 {
     match kind {
-        Kind::Normal => 1,
-        Kind::Unknown => 2,
-        Kind::Control => 3,
-        Kind::UserDefined => 4,
-        Kind::Unused => 5,
-        Kind::Byte => 6,
+        TokenKind::Normal => 1,
+        TokenKind::Unknown => 2,
+        TokenKind::Control => 3,
+        TokenKind::UserDefined => 4,
+        TokenKind::Unused => 5,
+        TokenKind::Byte => 6,
     }
 }
 
 /// Whether two pieces whose joined text is a token may not join. Tokenizers that were made from SentencePiece's have none.
 fn has_joins_without_merges(vocabulary: &Vocabulary, merges: &[Merge]) -> bool {
     let known: HashSet<(&str, &str)> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
-    let is_piece = |text: &str| vocabulary.mergeable(text).is_some_and(|id| vocabulary.kind(id) == Kind::Normal);
+    let is_piece = |text: &str| vocabulary.mergeable(text).is_some_and(|id| vocabulary.kind(id) == TokenKind::Normal);
     let joins_without = |piece: &str| {
         let cuts = piece.char_indices().skip(1).map(|(at, _)| piece.split_at(at));
         cuts.filter(|(left, right)| is_piece(left) && is_piece(right)).any(|pair| !known.contains(&pair))
     };
-    let normal = (0..vocabulary.len() as u32).filter(|&id| vocabulary.kind(id) == Kind::Normal);
+    let normal = (0..vocabulary.len() as u32).filter(|&id| vocabulary.kind(id) == TokenKind::Normal);
     normal.map(|id| vocabulary.piece(id)).any(joins_without)
 }

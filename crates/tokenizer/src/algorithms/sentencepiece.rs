@@ -1,14 +1,14 @@
 //! SentencePiece's byte-pair encoding: adjacent symbols are joined where the joined text is a token, best score first.
 //! The GGUF tokenizer model "llama" (Llama 2, Mistral, Gemma, Phi-3). Called by the tokenizer for each piece.
 
-use crate::bpe::Scratch;
-use crate::merge::{Join, Pairs, Symbol, merge};
+use crate::algorithms::bpe::Scratch;
+use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
 use crate::vocabulary::Vocabulary;
 
 /// Marks a character that has no token of its own.
 const NO_TOKEN: u32 = u32::MAX;
 
-pub(crate) struct Spm {
+pub(crate) struct SentencePieceBpe {
     /// The rank of each id: the order of the scores, best first.
     ranks: Vec<u32>,
     byte_tokens: Option<Box<[u32; 256]>>,
@@ -16,14 +16,18 @@ pub(crate) struct Spm {
     unknown: Option<u32>,
 }
 
-impl Spm {
+impl SentencePieceBpe {
     /// `scores[id]` for every id of the vocabulary.
-    pub(crate) fn new(vocabulary: &Vocabulary, scores: impl Iterator<Item = f32>, unknown: Option<u32>) -> Spm {
-        Spm { ranks: scores.map(rank_of_score).collect(), byte_tokens: vocabulary.byte_tokens(), unknown }
+    pub(crate) fn new(
+        vocabulary: &Vocabulary,
+        scores: impl Iterator<Item = f32>,
+        unknown: Option<u32>,
+    ) -> SentencePieceBpe {
+        SentencePieceBpe { ranks: scores.map(rank_of_score).collect(), byte_tokens: vocabulary.byte_tokens(), unknown }
     }
 
     /// Whether every character has ids of its own, be they the unknown one.
-    pub(crate) fn keeps_all(&self) -> bool {
+    pub(crate) fn covers_all_text(&self) -> bool {
         self.byte_tokens.is_some() || self.unknown.is_some()
     }
 
@@ -50,7 +54,7 @@ impl Spm {
 }
 
 struct ByScore<'s> {
-    spm: &'s Spm,
+    spm: &'s SentencePieceBpe,
     vocabulary: &'s Vocabulary,
     piece: &'s str,
 }

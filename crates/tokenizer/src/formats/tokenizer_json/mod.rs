@@ -1,23 +1,23 @@
 //! The tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json for the names of special tokens.
 //!
 //! Vocabulary, merges and scores go into our own models, which can be told that no text may become a control token.
-//! Normalizers and pre-tokenizers that we have no fast version of are left to the `tokenizers` crate ([`parts`]).
+//! Normalizers and pre-tokenizers that we have no fast version of are left to the `tokenizers` crate ([`stages`]).
 
-mod charsmap;
-mod parts;
+mod charsmap_check;
+mod stages;
 
 use pellucid_checkpoint::HuggingFace;
 use serde_json::Value;
 
-use crate::added::{AddedToken, AddedTokens};
-use crate::adjacency::Adjacency;
-use crate::bpe::{Bpe, BpeOptions};
+use crate::added_tokens::{AddedToken, AddedTokens};
+use crate::algorithms::bpe::{Bpe, BpeOptions};
+use crate::algorithms::joinable_pairs::JoinablePairs;
+use crate::algorithms::normalize::Normalizer;
+use crate::algorithms::pipeline::{Model, Pipeline};
+use crate::algorithms::unigram::Unigram;
 use crate::error::Error;
-use crate::normalize::Normalizer;
-use crate::pipeline::{Model, Pipeline};
 use crate::tokenizer::{NamedIds, Tokenizer};
-use crate::unigram::Unigram;
-use crate::vocabulary::{Kind, MAX_TOKENS, Spelling, Vocabulary, parse_byte_piece};
+use crate::vocabulary::{MAX_TOKENS, Spelling, TokenKind, Vocabulary, parse_byte_piece};
 
 const MODELS: &[&str] = &["BPE", "Unigram"];
 
@@ -55,7 +55,7 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         None if model["vocab"].is_array() => "Unigram",
         None => "",
     };
-    let pre_tokenizer = parts::pre_tokenizer(&root["pre_tokenizer"], &root["normalizer"])?;
+    let pre_tokenizer = stages::pre_tokenizer(&root["pre_tokenizer"], &root["normalizer"])?;
     let spelling = if pre_tokenizer.byte_level { Spelling::ByteLevel } else { Spelling::Metaspace };
     let (pieces, scores) = match model_type {
         "BPE" => (bpe_pieces(model)?, Vec::new()),
@@ -71,7 +71,7 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
     };
     let byte_fallback = model["byte_fallback"].as_bool().unwrap_or(false);
     let merges = if model_type == "BPE" { merges(model)? } else { Vec::new() };
-    let (model, adjacency) = if model_type == "BPE" {
+    let (model, joinable_pairs) = if model_type == "BPE" {
         let options = BpeOptions {
             byte_level: pre_tokenizer.byte_level,
             byte_fallback,
@@ -82,8 +82,8 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         let pairs = merges.iter().map(|(left, right)| (left.as_str(), right.as_str()));
         let bpe = Bpe::new(&vocabulary, pairs, options)?;
         let cut = !options.byte_level && !options.ignore_merges && !bpe.fuses_unknown();
-        let adjacency = cut.then(|| Adjacency::new(bpe.products().map(|id| vocabulary.piece(id))));
-        (Model::Bpe(bpe), adjacency)
+        let joinable_pairs = cut.then(|| JoinablePairs::new(bpe.products().map(|id| vocabulary.piece(id))));
+        (Model::Bpe(bpe), joinable_pairs)
     } else {
         (Model::Unigram(Unigram::new(&vocabulary, scores, unknown, byte_fallback)), None)
     };
@@ -95,10 +95,10 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         unknown,
         ..NamedIds::default()
     };
-    let normalizer = parts::normalizer(&root["normalizer"])?;
-    let (prefix, suffix) = match parts::configured_ends(config, &named) {
+    let normalizer = stages::normalizer(&root["normalizer"])?;
+    let (prefix, suffix) = match stages::configured_ends(config, &named) {
         Some(ends) => ends,
-        None => parts::post_processor(&root["post_processor"], &vocabulary)?,
+        None => stages::post_processor(&root["post_processor"], &vocabulary)?,
     };
     let (added, added_normalized) = table.added(&normalizer);
     for token in added_normalized.tokens() {
@@ -111,14 +111,14 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         added_normalized,
         guarded: Vec::new(),
         normalizer,
-        pipeline: Pipeline { pre_tokenizer: pre_tokenizer.cuts, model, adjacency },
-        leading_space: parts::leading_space(&root["decoder"]),
+        pipeline: Pipeline { pre_tokenizer: pre_tokenizer.cuts, model, joinable_pairs },
+        leading_space: stages::leading_space(&root["decoder"]),
         vocabulary,
         named,
         prefix,
         suffix,
         end_ids: Vec::new(),
-        most_bytes: None,
+        max_token_bytes: None,
     };
     Ok((tokenizer, merges))
 }
@@ -213,7 +213,7 @@ impl SpecialNames {
 
 /// All tokens of the file by id, and the added ones with their habits.
 struct TokenTable {
-    pieces: Vec<(String, Kind)>,
+    pieces: Vec<(String, TokenKind)>,
     /// With each, whether it matches normalized text.
     added: Vec<(AddedToken, bool)>,
     /// Ids may leave gaps, but not so many that a small file makes a large table.
@@ -227,7 +227,8 @@ impl TokenTable {
         let num_added = root["added_tokens"].as_array().map_or(0, Vec::len);
         table.bound = (model_pieces.len() + num_added) * 4 + 65_536;
         for (piece, id) in model_pieces {
-            let kind = if byte_fallback && parse_byte_piece(&piece).is_some() { Kind::Byte } else { Kind::Normal };
+            let kind =
+                if byte_fallback && parse_byte_piece(&piece).is_some() { TokenKind::Byte } else { TokenKind::Normal };
             table.place(id, piece, kind)?;
         }
         let no_tokens = Vec::new();
@@ -245,9 +246,9 @@ impl TokenTable {
                 return Err(wrong(&key, "an id below 2^24", &token["id"]));
             }
             let kind = match flag("special") || names.contains(content) {
-                true if unknown.as_deref() == Some(content) => Kind::Unknown,
-                true => Kind::Control,
-                false => Kind::UserDefined,
+                true if unknown.as_deref() == Some(content) => TokenKind::Unknown,
+                true => TokenKind::Control,
+                false => TokenKind::UserDefined,
             };
             table.place(id as usize, content.to_owned(), kind)?;
             let token = AddedToken {
@@ -266,16 +267,20 @@ impl TokenTable {
     /// Tokens that only tokenizer_config.json calls special are special too.
     fn name_special_pieces(&mut self, names: &SpecialNames, unknown: Option<&str>) {
         for (id, (piece, kind)) in self.pieces.iter_mut().enumerate() {
-            if *kind == Kind::Normal && !piece.is_empty() && names.contains(piece) && unknown != Some(piece.as_str()) {
-                *kind = Kind::Control;
+            if *kind == TokenKind::Normal
+                && !piece.is_empty()
+                && names.contains(piece)
+                && unknown != Some(piece.as_str())
+            {
+                *kind = TokenKind::Control;
                 self.added.push((AddedToken::plain(id as u32, piece), false));
-            } else if *kind == Kind::Normal && unknown == Some(piece.as_str()) {
-                *kind = Kind::Unknown;
+            } else if *kind == TokenKind::Normal && unknown == Some(piece.as_str()) {
+                *kind = TokenKind::Unknown;
             }
         }
     }
 
-    fn place(&mut self, id: usize, piece: String, kind: Kind) -> Result<(), Error> {
+    fn place(&mut self, id: usize, piece: String, kind: TokenKind) -> Result<(), Error> {
         if id >= self.bound {
             return Err(Error::invalid(
                 format!("tokenizer.json: id of {piece:?}"),
@@ -284,7 +289,7 @@ impl TokenTable {
             ));
         }
         if id >= self.pieces.len() {
-            self.pieces.resize(id + 1, (String::new(), Kind::Unused));
+            self.pieces.resize(id + 1, (String::new(), TokenKind::Unused));
         }
         self.pieces[id] = (piece, kind);
         Ok(())

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper};
 
-use crate::adjacency::Adjacency;
-use crate::bpe::{Bpe, Scratch};
-use crate::pretokenize::{Stage, split_all};
-use crate::spm::Spm;
-use crate::unigram::Unigram;
+use crate::algorithms::bpe::{Bpe, Scratch};
+use crate::algorithms::joinable_pairs::JoinablePairs;
+use crate::algorithms::pretokenize::{Stage, split_all};
+use crate::algorithms::sentencepiece::SentencePieceBpe;
+use crate::algorithms::unigram::Unigram;
 use crate::vocabulary::{METASPACE, Vocabulary, byte_of_char, char_of_byte};
 
 /// When a mark or a space is put before a stretch that does not begin with one.
@@ -52,7 +52,7 @@ pub(crate) enum PreTokenizer {
 
 pub(crate) enum Model {
     Bpe(Bpe),
-    Spm(Spm),
+    SentencePieceBpe(SentencePieceBpe),
     Unigram(Unigram),
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Pipeline {
     pub(crate) pre_tokenizer: PreTokenizer,
     pub(crate) model: Model,
     /// Extra cuts that change no id; `None` where the model's own cuts suffice or cutting could change ids.
-    pub(crate) adjacency: Option<Adjacency>,
+    pub(crate) joinable_pairs: Option<JoinablePairs>,
 }
 
 /// Stretches shorter than this many bytes repeat too few words for remembering them to pay.
@@ -81,7 +81,7 @@ impl<'t> PieceEncoder<'_, 't> {
     fn piece(&mut self, piece: &'t str) {
         self.remembered(piece.as_bytes(), |this| match this.model {
             Model::Bpe(bpe) => bpe.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
-            Model::Spm(spm) => spm.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
+            Model::SentencePieceBpe(spm) => spm.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
             Model::Unigram(unigram) => unigram.encode(this.vocabulary, piece, this.ids),
         });
     }
@@ -124,8 +124,8 @@ impl Pipeline {
         let mut encoder = PieceEncoder { model: &self.model, vocabulary, seen, scratch: Scratch::default(), ids };
         match &self.pre_tokenizer {
             PreTokenizer::Ours { space, stages, spelled_stages } => {
-                let mut cut = |piece| match &self.adjacency {
-                    Some(adjacency) => adjacency.split(piece, &mut |part| encoder.piece(part)),
+                let mut cut = |piece| match &self.joinable_pairs {
+                    Some(joinable_pairs) => joinable_pairs.split(piece, &mut |part| encoder.piece(part)),
                     None if spelled_stages.is_empty() => encoder.piece(piece),
                     None => {
                         let spelled: String = piece.bytes().map(char_of_byte).collect();
@@ -166,13 +166,13 @@ impl Pipeline {
     }
 
     /// Whether every character has ids of its own: none is dropped, and no run of them shares an unknown token.
-    pub(crate) fn keeps_all(&self) -> bool {
-        let keeps_all = match &self.model {
-            Model::Bpe(bpe) => bpe.keeps_all(),
-            Model::Spm(spm) => spm.keeps_all(),
-            Model::Unigram(unigram) => unigram.keeps_all(),
+    pub(crate) fn covers_all_text(&self) -> bool {
+        let covers_all_text = match &self.model {
+            Model::Bpe(bpe) => bpe.covers_all_text(),
+            Model::SentencePieceBpe(spm) => spm.covers_all_text(),
+            Model::Unigram(unigram) => unigram.covers_all_text(),
         };
-        keeps_all && matches!(self.pre_tokenizer, PreTokenizer::Ours { .. })
+        covers_all_text && matches!(self.pre_tokenizer, PreTokenizer::Ours { .. })
     }
 
     pub(crate) fn forbid_merging(&mut self, id: u32) {

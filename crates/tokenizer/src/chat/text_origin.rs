@@ -19,8 +19,8 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::Conversation;
-use crate::added::{AddedToken, AddedTokens};
-use crate::segment::Segment;
+use crate::added_tokens::{AddedToken, AddedTokens};
+use crate::chat::Segment;
 use crate::tokenizer::Tokenizer;
 
 /// Planes 15 and 16 are private use. Plane 15 holds the marks of plane 0, plane 16 those of plane 1.

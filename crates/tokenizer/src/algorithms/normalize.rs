@@ -46,7 +46,7 @@ impl Normalizer {
     }
 
     /// How many times shorter a text can become at most; `None` where there is no bound.
-    pub(crate) fn most_shrinking(&self) -> Option<usize> {
+    pub(crate) fn max_shrink_factor(&self) -> Option<usize> {
         let each = |rewrite: &Rewrite| match rewrite {
             // Jamo compose to a third of their length; the worst is iota's other form with two accents, 7 bytes to 2.
             Rewrite::Nfc => Some(4),

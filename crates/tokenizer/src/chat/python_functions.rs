@@ -6,7 +6,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
-use super::origin::{marked_like, unmarked};
+use super::text_origin::{marked_like, unmarked};
 
 /// A moment for `strftime_now`, in whatever time zone the caller means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

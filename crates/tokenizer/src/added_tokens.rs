@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::unicode::{Categories, LETTER, MARK, NUMBER};
+use crate::unicode_categories::{Categories, LETTER, MARK, NUMBER};
 
 /// A token with the habits that tokenizer.json can give it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) trait Accept {
 
 /// A stretch of text: a token that was cut out, or what lies between.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stretch {
+pub(crate) enum Fragment {
     Token(u32),
     Text(Range<usize>),
 }
@@ -138,7 +138,7 @@ impl AddedTokens {
     }
 
     /// Cuts the text; stretches of text are never empty.
-    pub(crate) fn split(&self, text: &str, accept: &dyn Accept, emit: &mut dyn FnMut(Stretch)) {
+    pub(crate) fn split(&self, text: &str, accept: &dyn Accept, emit: &mut dyn FnMut(Fragment)) {
         let mut gap = 0;
         let mut at = 0;
         while !self.is_empty() && at < text.len() {
@@ -158,14 +158,14 @@ impl AddedTokens {
             let start = if token.lstrip { gap + text[gap..at].trim_end().len() } else { at };
             let stop = if token.rstrip { text.len() - text[end..].trim_start().len() } else { end };
             if gap < start {
-                emit(Stretch::Text(gap..start));
+                emit(Fragment::Text(gap..start));
             }
-            emit(Stretch::Token(token.id));
+            emit(Fragment::Token(token.id));
             at = stop;
             gap = stop;
         }
         if gap < text.len() {
-            emit(Stretch::Text(gap..text.len()));
+            emit(Fragment::Text(gap..text.len()));
         }
     }
 }
@@ -199,8 +199,8 @@ mod tests {
         let mut out = Vec::new();
         tokens.split(text, accept, &mut |stretch| {
             out.push(match stretch {
-                Stretch::Token(id) => Err(id),
-                Stretch::Text(range) => Ok(text[range].to_owned()),
+                Fragment::Token(id) => Err(id),
+                Fragment::Text(range) => Ok(text[range].to_owned()),
             })
         });
         out

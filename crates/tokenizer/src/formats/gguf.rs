@@ -5,16 +5,16 @@
 
 use pellucid_checkpoint::Metadata;
 
-use crate::added::{AddedToken, AddedTokens};
-use crate::adjacency::Adjacency;
-use crate::bpe::{Bpe, BpeOptions};
+use crate::added_tokens::{AddedToken, AddedTokens};
+use crate::algorithms::bpe::{Bpe, BpeOptions};
+use crate::algorithms::joinable_pairs::JoinablePairs;
+use crate::algorithms::normalize::{Normalizer, Rewrite};
+use crate::algorithms::pipeline::{Model, Pipeline, PreTokenizer, SpaceRule};
+use crate::algorithms::pretokenize::{self, Named};
+use crate::algorithms::sentencepiece::SentencePieceBpe;
 use crate::error::Error;
-use crate::normalize::{Normalizer, Rewrite};
-use crate::pipeline::{Model, Pipeline, PreTokenizer, SpaceRule};
-use crate::pretokenize::{self, Named};
-use crate::spm::Spm;
 use crate::tokenizer::{END_NAMES, LeadingSpace, NamedIds, Tokenizer};
-use crate::vocabulary::{Kind, Spelling, Vocabulary};
+use crate::vocabulary::{Spelling, TokenKind, Vocabulary};
 
 const MODELS: &[&str] = &["gpt2", "llama", "gemma4"];
 
@@ -51,7 +51,7 @@ fn load_byte_level(metadata: &Metadata) -> Result<Tokenizer, Error> {
     let pipeline = Pipeline {
         pre_tokenizer: PreTokenizer::Ours { space: SpaceRule::Keep, stages, spelled_stages: Vec::new() },
         model,
-        adjacency: None,
+        joinable_pairs: None,
     };
     let rewrites = if nfc { vec![Rewrite::Nfc] } else { Vec::new() };
     assemble(metadata, vocabulary, pipeline, rewrites, named, add_bos, LeadingSpace::Keep)
@@ -74,13 +74,13 @@ fn load_sentencepiece(metadata: &Metadata) -> Result<Tokenizer, Error> {
         rewrites.push(Rewrite::Prepend("▁".into()));
     }
     rewrites.push(Rewrite::Replace { from: " ".into(), to: "▁".into() });
-    let spm = Spm::new(&vocabulary, scores.into_iter(), named.unknown);
+    let spm = SentencePieceBpe::new(&vocabulary, scores.into_iter(), named.unknown);
     let tokens = (0..vocabulary.len() as u32).filter(|&id| vocabulary.is_mergeable(id));
-    let adjacency = Adjacency::new(tokens.map(|id| vocabulary.piece(id)));
+    let joinable_pairs = JoinablePairs::new(tokens.map(|id| vocabulary.piece(id)));
     let pipeline = Pipeline {
         pre_tokenizer: PreTokenizer::Ours { space: SpaceRule::Keep, stages: Vec::new(), spelled_stages: Vec::new() },
-        model: Model::Spm(spm),
-        adjacency: Some(adjacency),
+        model: Model::SentencePieceBpe(spm),
+        joinable_pairs: Some(joinable_pairs),
     };
     let leading = if space_prefix { LeadingSpace::StripOne } else { LeadingSpace::Keep };
     assemble(metadata, vocabulary, pipeline, rewrites, named, true, leading)
@@ -93,11 +93,12 @@ fn load_gemma4(metadata: &Metadata) -> Result<Tokenizer, Error> {
     let options =
         BpeOptions { byte_fallback: true, unknown: named.unknown, fuse_unknown: true, ..BpeOptions::default() };
     let bpe = load_bpe(metadata, &vocabulary, options)?;
-    let adjacency = (!bpe.fuses_unknown()).then(|| Adjacency::new(bpe.products().map(|id| vocabulary.piece(id))));
+    let joinable_pairs =
+        (!bpe.fuses_unknown()).then(|| JoinablePairs::new(bpe.products().map(|id| vocabulary.piece(id))));
     let pipeline = Pipeline {
         pre_tokenizer: PreTokenizer::Ours { space: SpaceRule::Keep, stages: Vec::new(), spelled_stages: Vec::new() },
         model: Model::Bpe(bpe),
-        adjacency,
+        joinable_pairs,
     };
     let rewrites = vec![Rewrite::Replace { from: " ".into(), to: "▁".into() }];
     assemble(metadata, vocabulary, pipeline, rewrites, named, true, LeadingSpace::Keep)
@@ -113,16 +114,16 @@ fn load_vocabulary(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary
     }
     let kind = |id: usize, piece: &str| {
         let kind = match types.as_ref().map_or(1, |types| types[id]) {
-            1 => Kind::Normal,
-            2 => Kind::Unknown,
-            3 => Kind::Control,
-            4 => Kind::UserDefined,
-            6 => Kind::Byte,
-            _ => Kind::Unused,
+            1 => TokenKind::Normal,
+            2 => TokenKind::Unknown,
+            3 => TokenKind::Control,
+            4 => TokenKind::UserDefined,
+            6 => TokenKind::Byte,
+            _ => TokenKind::Unused,
         };
         // Some converted files have these as ordinary text, which would let any text end a turn.
-        let ends_turn = matches!(kind, Kind::Normal | Kind::UserDefined) && END_NAMES.contains(&piece);
-        if ends_turn { Kind::Control } else { kind }
+        let ends_turn = matches!(kind, TokenKind::Normal | TokenKind::UserDefined) && END_NAMES.contains(&piece);
+        if ends_turn { TokenKind::Control } else { kind }
     };
     Vocabulary::new(tokens.iter().enumerate().map(|(id, piece)| (piece, kind(id, piece))), spelling)
 }
@@ -176,10 +177,11 @@ fn assemble(
     let add_bos = flag(ADD_BOS, add_bos)?;
     let add_eos = flag(ADD_EOS, false)?;
     // Phi-3's SentencePiece tokenizers swallow the white space after their markers; the file has no key for it.
-    let swallow = metadata.opt_str("general.architecture")? == Some("phi3") && matches!(pipeline.model, Model::Spm(_));
+    let swallow = metadata.opt_str("general.architecture")? == Some("phi3")
+        && matches!(pipeline.model, Model::SentencePieceBpe(_));
     let mut added = Vec::new();
     for id in 0..vocabulary.len() as u32 {
-        if matches!(vocabulary.kind(id), Kind::Control | Kind::UserDefined | Kind::Unknown) {
+        if matches!(vocabulary.kind(id), TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown) {
             let mut token = AddedToken::plain(id, vocabulary.piece(id));
             token.rstrip = swallow && !matches!(token.content.as_str(), "<unk>" | "<s>" | "<|endoftext|>");
             added.push(token);
@@ -197,7 +199,7 @@ fn assemble(
         leading_space,
         named,
         end_ids: Vec::new(),
-        most_bytes: None,
+        max_token_bytes: None,
     };
     Ok(tokenizer.finish(&[]))
 }

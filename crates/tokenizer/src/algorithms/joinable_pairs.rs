@@ -5,7 +5,7 @@
 //! repeated words be remembered. Called by the tokenizer; exact by construction, whatever the vocabulary.
 
 /// A set of character pairs as a hashed bit set: a false "yes" only loses a cut, and there is no false "no".
-pub(crate) struct Adjacency {
+pub(crate) struct JoinablePairs {
     bits: Box<[u64]>,
 }
 
@@ -17,8 +17,8 @@ fn bit(left: char, right: char) -> usize {
     (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - LOG_BITS)) as usize
 }
 
-impl Adjacency {
-    pub(crate) fn new<'p>(pieces: impl Iterator<Item = &'p str>) -> Adjacency {
+impl JoinablePairs {
+    pub(crate) fn new<'p>(pieces: impl Iterator<Item = &'p str>) -> JoinablePairs {
         let mut bits = vec![0u64; 1 << (LOG_BITS - 6)].into_boxed_slice();
         for piece in pieces {
             for (left, right) in piece.chars().zip(piece.chars().skip(1)) {
@@ -26,7 +26,7 @@ impl Adjacency {
                 bits[at / 64] |= 1 << (at % 64);
             }
         }
-        Adjacency { bits }
+        JoinablePairs { bits }
     }
 
     fn may_join(&self, left: char, right: char) -> bool {
@@ -57,9 +57,9 @@ mod tests {
 
     #[test]
     fn cuts_where_no_token_reaches() {
-        let adjacency = Adjacency::new(["ab", "▁c", "cd"].into_iter());
+        let joinable_pairs = JoinablePairs::new(["ab", "▁c", "cd"].into_iter());
         let mut pieces = Vec::new();
-        adjacency.split("ab▁cdba", &mut |piece| pieces.push(piece));
+        joinable_pairs.split("ab▁cdba", &mut |piece| pieces.push(piece));
         assert_eq!(pieces, ["ab", "▁cd", "b", "a"]);
     }
 }

@@ -4,7 +4,7 @@
 //! the same cuts in one pass. Each function is one alternation, written in the order of its alternatives; the tests in
 //! the parent module compare every scanner with its pattern on random text.
 
-use crate::unicode::{Categories, LETTER, LOWER_PART, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, UPPER_PART};
+use crate::unicode_categories::{Categories, LETTER, LOWER_PART, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, UPPER_PART};
 
 /// A character at a byte position, with its categories.
 #[derive(Clone, Copy)]

@@ -2,10 +2,11 @@
 //!
 //! The template is the model's own Jinja source, run by minijinja with the settings and functions that the reference
 //! implementation gives it. It has no loader, no files, no environment and no clock; its steps and its output are
-//! bounded. The server and the CLI call this; what is trusted is decided in [`origin`].
+//! bounded. The server and the CLI call this; what is trusted is decided in [`text_origin`].
 
-mod functions;
-mod origin;
+mod python_functions;
+mod segment;
+mod text_origin;
 
 use std::fmt;
 use std::io;
@@ -15,11 +16,11 @@ use minijinja::{AutoEscape, Environment, ErrorKind, Value as JinjaValue};
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::segment::Segment;
 use crate::tokenizer::Tokenizer;
-use origin::Origins;
+use text_origin::Origins;
 
-pub use functions::DateTime;
+pub use python_functions::DateTime;
+pub use segment::Segment;
 
 /// Who may speak. Roles are written into the prompt as they are, so they come from this list and nowhere else.
 pub const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
@@ -93,18 +94,18 @@ impl ChatTemplate {
         environment.set_syntax(syntax);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(MAX_STEPS));
-        environment.set_unknown_method_callback(functions::call_method);
-        environment.set_formatter(functions::format_like_python);
-        functions::add_filters(&mut environment);
+        environment.set_unknown_method_callback(python_functions::call_method);
+        environment.set_formatter(python_functions::format_like_python);
+        python_functions::add_filters(&mut environment);
         // It prints all variables with an indent for each level, which the bound on steps does not bound.
         environment.remove_global("debug");
-        environment.add_test("iterable", functions::is_iterable);
+        environment.add_test("iterable", python_functions::is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<JinjaValue, minijinja::Error> {
             let error = minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception");
             Err(error.with_source(Refused(message)))
         });
         environment
-            .add_template_owned(NAME, functions::without_generation_tags(source))
+            .add_template_owned(NAME, python_functions::without_generation_tags(source))
             .map_err(|error| Error::TemplateSyntax(describe(&error)))?;
         let piece = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).map(|token| token.piece.to_owned());
         let tokens = [
@@ -175,7 +176,7 @@ impl ChatTemplate {
         context.push(("tools".into(), tools));
         context.push(("documents".into(), JinjaValue::from(())));
         context.push(("add_generation_prompt".into(), JinjaValue::from(conversation.add_generation_prompt)));
-        context.push(("strftime_now".into(), functions::strftime_now(conversation.now)));
+        context.push(("strftime_now".into(), python_functions::strftime_now(conversation.now)));
         let context = JinjaValue::from_pairs(context);
 
         let template = self.environment.get_template(NAME).map_err(|error| Error::TemplateSyntax(describe(&error)))?;

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
 use crate::error::Error;
-use crate::merge::{Join, Pairs, Symbol, merge};
 use crate::vocabulary::{Vocabulary, char_of_byte};
 
 /// Pairs of ids, below 2^24 each, are spread by one keyed multiplication: the pairs of a file are not to collide by design either.
@@ -132,7 +132,7 @@ impl Bpe {
     }
 
     /// Whether every symbol has an id of its own, be it the unknown one.
-    pub(crate) fn keeps_all(&self) -> bool {
+    pub(crate) fn covers_all_text(&self) -> bool {
         let is_covered = match &self.alphabet {
             Alphabet::Bytes(ids) => ids.iter().all(Option::is_some),
             Alphabet::Characters { byte_tokens } => byte_tokens.is_some(),
