@@ -9,7 +9,7 @@ use crate::error::{Error, quote};
 use crate::gguf::metadata::Metadata;
 use crate::gguf::writer::NewTensor;
 use crate::hugging_face::HuggingFace;
-use crate::{gguf, hugging_face, map, pickle};
+use crate::{gguf, hugging_face, mmap, pickle};
 
 const GGUF_CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const GGUF_ARCHITECTURE: &str = "general.architecture";
@@ -180,7 +180,7 @@ fn read(path: &Path) -> Result<Contents, Error> {
         "json" | "jinja" => return hugging_face::read_folder(hugging_face::folder_of(path)),
         _ => {}
     }
-    let bytes = map::map(path)?;
+    let bytes = mmap::map(path)?;
     if let Some(reason) = pickle::by_magic(&bytes) {
         return Err(pickle::refuse(path, reason));
     }

@@ -58,7 +58,7 @@ pub enum Error {
 
     /// The place of the data is not acceptable.
     #[error("{}: tensor {tensor} lies at bytes {start} to {end} of the data: expected {expected}", path.display())]
-    TensorPlace { path: PathBuf, tensor: String, start: u64, end: u64, expected: String },
+    TensorOffsets { path: PathBuf, tensor: String, start: u64, end: u64, expected: String },
 
     /// A part of a split GGUF, a shard of a safetensors model, or a file that a Hugging Face folder must have.
     #[error("{}: missing; {needed_by}", path.display())]

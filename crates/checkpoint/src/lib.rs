@@ -7,17 +7,17 @@
 //! computed with checked arithmetic, and what does not hold is an [`Error`] that names the file and the tensor or key.
 
 mod checkpoint;
+mod convert;
 mod error;
 mod gguf;
 mod hugging_face;
-mod map;
+mod mmap;
 mod pickle;
-mod recode;
 
 pub use checkpoint::{Checkpoint, Source, TensorInfo, TensorView};
+pub use convert::{ConvertedTensor, TensorSource, write_converted};
 pub use error::Error;
 pub use gguf::metadata::Metadata;
 pub use gguf::value::{Array, StringArray, Value};
 pub use gguf::writer::{GgufWriter, NewTensor};
 pub use hugging_face::HuggingFace;
-pub use recode::{Recoded, TensorSource, recode};

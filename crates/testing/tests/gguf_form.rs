@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, TensorView, recode};
+use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, TensorView, write_converted};
 use pellucid_model::{GgufModel, Model};
 use pellucid_selftest::{Golden, Runner, goldens, goldens_folder};
 use pellucid_tensor::{RopeStyle, quant};
@@ -39,7 +39,7 @@ fn convert(folder: &Path, scratch: &Path) -> PathBuf {
         .collect();
     let target = scratch.join("model.gguf");
     let file = std::fs::File::create(&target).expect("a file");
-    recode(&model, model.metadata(), &tensors, 2, (&target, file), &mut |_| ()).expect("a written file");
+    write_converted(&model, model.metadata(), &tensors, 2, (&target, file), &mut |_| ()).expect("a written file");
     target
 }
 

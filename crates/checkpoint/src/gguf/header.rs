@@ -156,7 +156,7 @@ fn read_description(reader: &mut Reader<'_>, index: usize, alignment: u64) -> Re
     };
     let (shape, num_bytes) = checked_shape(dtype, dims).map_err(wrong_shape)?;
     let wrong_place =
-        |end, expected| Error::TensorPlace { path: path.to_path_buf(), tensor: tensor.clone(), start, end, expected };
+        |end, expected| Error::TensorOffsets { path: path.to_path_buf(), tensor: tensor.clone(), start, end, expected };
     let end = start.checked_add(num_bytes).ok_or_else(|| wrong_place(u64::MAX, "an end within 64 bits".into()))?;
     if !start.is_multiple_of(alignment) {
         return Err(wrong_place(end, format!("a start at a multiple of the alignment of {alignment} bytes")));
@@ -197,7 +197,7 @@ fn place(
     for Description { name, dtype, shape, start, end } in descriptions {
         let wrong_place = |expected| {
             let (path, tensor) = (path.to_path_buf(), quote(&name));
-            Error::TensorPlace { path, tensor, start, end, expected }
+            Error::TensorOffsets { path, tensor, start, end, expected }
         };
         if start < previous_end {
             return Err(wrong_place(format!("a start at {previous_end} or later, where the tensor before it ends")));

@@ -15,7 +15,7 @@ use pellucid_tensor::SharedBytes;
 
 use crate::checkpoint::{Contents, Source};
 use crate::error::Error;
-use crate::map;
+use crate::mmap;
 
 pub(crate) use header::{MAGIC, checked_shape};
 
@@ -80,7 +80,7 @@ fn read_part(path: &Path, given: &Path, expected: Part) -> Result<(header::File,
         let needed_by = format!("{} is one of {} parts and needs this one as well", given.display(), expected.count);
         return Err(Error::MissingFile { path: path.to_path_buf(), needed_by });
     }
-    let bytes = map::map(path)?;
+    let bytes = mmap::map(path)?;
     let file = header::read(path, &bytes)?;
     let found = part_of(&file.metadata)?;
     if found != Some(expected) {

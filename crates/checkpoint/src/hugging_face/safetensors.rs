@@ -15,7 +15,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::checkpoint::TensorInfo;
 use crate::error::{Error, quote};
-use crate::{gguf, map, pickle};
+use crate::{gguf, mmap, pickle};
 
 /// The format allows 100 MB; a header of 10^5 tensors takes 15.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
@@ -28,7 +28,7 @@ pub(crate) struct Shard {
 }
 
 pub(crate) fn read(path: &Path) -> Result<Shard, Error> {
-    let bytes = map::map(path)?;
+    let bytes = mmap::map(path)?;
     let header_bytes = header_bytes(path, &bytes)?;
     let header: Header =
         serde_json::from_slice(&header_bytes).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })?;
@@ -118,7 +118,7 @@ fn place(path: &Path, data: &SharedBytes, mut tensors: Vec<(String, Description)
         let (dtype, num_bytes) = checked_size(path, &name, &description)?;
         let wrong_place = |expected| {
             let (path, tensor) = (path.to_path_buf(), quote(&name));
-            Error::TensorPlace { path, tensor, start: start as u64, end: end as u64, expected }
+            Error::TensorOffsets { path, tensor, start: start as u64, end: end as u64, expected }
         };
         if start != previous_end {
             return Err(wrong_place(format!("a start at {previous_end}, where the tensor before it ends")));

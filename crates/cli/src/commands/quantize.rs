@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, Value, recode};
+use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, Value, write_converted};
 use pellucid_model::{GgufModel, GgufTensor, QuantScheme, TensorRole};
 use pellucid_tensor::{DType, quant};
 use pellucid_tokenizer::write_gguf;
@@ -173,16 +173,17 @@ fn write(
     let (new, file) = NewFile::create(target, interrupt)?;
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
     let mut lines = Vec::new();
-    let written = recode(model, metadata, tensors, num_threads, (new.part(), BufWriter::new(file)), &mut |recoded| {
-        bar.inc(recoded.tensor.num_bytes() as u64);
-        lines.push(Line {
-            name: recoded.tensor.name.clone(),
-            from: model.tensors()[lines.len()].dtype,
-            to: recoded.tensor.dtype,
-            bytes: recoded.tensor.num_bytes(),
-            relative_error: recoded.relative_error,
+    let written =
+        write_converted(model, metadata, tensors, num_threads, (new.part(), BufWriter::new(file)), &mut |converted| {
+            bar.inc(converted.tensor.num_bytes() as u64);
+            lines.push(Line {
+                name: converted.tensor.name.clone(),
+                from: model.tensors()[lines.len()].dtype,
+                to: converted.tensor.dtype,
+                bytes: converted.tensor.num_bytes(),
+                relative_error: converted.relative_error,
+            });
         });
-    });
     bar.finish_and_clear();
     let file = written?.into_inner().map_err(|error| error.into_error());
     let file = file.with_context(|| format!("could not write {}", target.display()))?;

@@ -13,7 +13,7 @@ use crate::{GgufWriter, Metadata, NewTensor};
 
 /// One tensor that was written.
 #[derive(Debug, Clone)]
-pub struct Recoded<'a> {
+pub struct ConvertedTensor<'a> {
     pub tensor: &'a NewTensor,
     /// Root of the mean squared error over the root of the mean square; 0 for a tensor of zeros.
     pub relative_error: f64,
@@ -38,13 +38,13 @@ struct Errors {
 }
 
 /// Writes `tensors`, each with as many numbers as the source gives for it, as one GGUF file. `path` is for messages.
-pub fn recode<W: Write>(
+pub fn write_converted<W: Write>(
     source: &dyn TensorSource,
     metadata: &Metadata,
     tensors: &[NewTensor],
     num_threads: usize,
     (path, out): (&Path, W),
-    progress: &mut dyn FnMut(Recoded<'_>),
+    progress: &mut dyn FnMut(ConvertedTensor<'_>),
 ) -> Result<W, Error> {
     let failed = |source| Error::io(path, "write", source);
     let mut writer = GgufWriter::new(out, metadata, tensors).map_err(failed)?;
@@ -67,7 +67,7 @@ pub fn recode<W: Write>(
             }
             writer.write_tensor(&encoded).map_err(failed)?;
         }
-        progress(Recoded { tensor, relative_error });
+        progress(ConvertedTensor { tensor, relative_error });
     }
     writer.finish().map_err(failed)
 }
