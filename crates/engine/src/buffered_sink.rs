@@ -1,7 +1,7 @@
-//! A request's sink, and the events that are held back for a moment.
+//! A request's event sink with a buffer for the events of a step.
 //!
-//! What a step gave is told while the device is already at work on the next one, where it works by itself: a token is held back for as
-//! long as it takes to launch that step, and no longer. Whatever else is said goes out at once, after what is held.
+//! With an asynchronous device, the events of a step are sent while the device computes the next one. A token therefore waits in the
+//! buffer for as long as it takes to launch that step. All other events are sent at once, after those in the buffer.
 
 use crate::event::{Control, Event, EventSink};
 
@@ -15,16 +15,18 @@ impl BufferedSink {
         BufferedSink { sink, held: Vec::new() }
     }
 
-    /// For events of a step: they go out with [`BufferedSink::deliver`].
+    /// Buffers an event of a step until [`BufferedSink::deliver`].
     pub(crate) fn hold(&mut self, event: Event) {
         self.held.push(event);
     }
 
+    /// Sends the buffered events, then `event`.
     pub(crate) fn send(&mut self, event: Event) {
         self.deliver();
         self.sink.send(event);
     }
 
+    /// Sends the buffered events.
     pub(crate) fn deliver(&mut self) {
         self.held.drain(..).for_each(|event| self.sink.send(event));
     }

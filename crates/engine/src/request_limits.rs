@@ -1,5 +1,5 @@
-//! What can be served at all. Known before the loop starts and the same until it ends, so that whoever submits can ask on its own thread:
-//! a bad request is refused, and its sampler built, without taking time from the loop.
+//! The checks that a request must pass before it is queued. They depend only on settings that never change while the engine runs, so
+//! the submitting thread makes them: a bad request is refused, and its sampler is built, without taking time from the loop.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use pellucid_sampling::{Sampler, SamplingParams};
 
 use crate::{EngineOptions, Error, Request, TenantId};
 
-/// The model's shape, the engine's limits, the tenants' quotas.
+/// The model's configuration, the engine's options and the tenants' quotas.
 #[derive(Debug, Clone)]
 pub struct RequestLimits {
     pub(crate) config: DecoderConfig,
@@ -17,12 +17,12 @@ pub struct RequestLimits {
     pub(crate) quotas: HashMap<TenantId, usize>,
 }
 
-/// A request that keeps to the limits, with the sampler of its first choice.
+/// A request that passed the checks, with the sampler of its first choice.
 #[derive(Debug)]
 pub(crate) struct CheckedRequest {
     pub(crate) request: Request,
     pub(crate) sampler: Sampler,
-    /// When it was submitted: time on the way to the loop is time in the queue.
+    /// When it was submitted. The time until the loop takes it counts as time in the queue.
     pub(crate) arrived: Instant,
 }
 
@@ -38,7 +38,8 @@ impl RequestLimits {
     }
 }
 
-/// Refuses what could never run, with the numbers.
+/// Refuses a request that is invalid or could never run, and returns the sampler of its first choice. `quota` is the tenant's maximum
+/// number of blocks.
 pub(crate) fn check(
     request: &Request,
     config: &DecoderConfig,

@@ -76,7 +76,7 @@ pub fn next_tenant(contenders: &[Contender], served: &Served) -> Option<TenantId
 
 /// The tenant that must give something up so that `needy` can have so much more of the total: the one with the most, if it has more than
 /// its share and `needy` would have no more than its own.
-pub fn must_yield(running: &[Contender], needy: Contender, needed: usize, total: usize) -> Option<TenantId> {
+pub fn tenant_to_preempt(running: &[Contender], needy: Contender, needed: usize, total: usize) -> Option<TenantId> {
     let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.held > 0).count() + 1;
     let share = (total / num_tenants).max(1);
     // Without this, two tenants whose requests are wider than a share would take each other's place for ever.
@@ -130,11 +130,19 @@ mod tests {
     #[test]
     fn only_who_has_more_than_its_share_yields() {
         let c = |tenant, held| Contender { tenant: TenantId(tenant), held };
-        assert_eq!(must_yield(&[c(1, 8)], c(2, 0), 1, 8), Some(TenantId(1)));
-        assert_eq!(must_yield(&[c(1, 8)], c(2, 0), 5, 8), None, "five are more than the needy tenant's own share");
-        assert_eq!(must_yield(&[c(1, 4), c(2, 4)], c(2, 4), 1, 8), None);
-        assert_eq!(must_yield(&[c(1, 4), c(2, 3)], c(2, 3), 1, 8), None, "four of eight is no more than its share");
-        assert_eq!(must_yield(&[], c(2, 0), 1, 8), None);
+        assert_eq!(tenant_to_preempt(&[c(1, 8)], c(2, 0), 1, 8), Some(TenantId(1)));
+        assert_eq!(
+            tenant_to_preempt(&[c(1, 8)], c(2, 0), 5, 8),
+            None,
+            "five are more than the needy tenant's own share"
+        );
+        assert_eq!(tenant_to_preempt(&[c(1, 4), c(2, 4)], c(2, 4), 1, 8), None);
+        assert_eq!(
+            tenant_to_preempt(&[c(1, 4), c(2, 3)], c(2, 3), 1, 8),
+            None,
+            "four of eight is no more than its share"
+        );
+        assert_eq!(tenant_to_preempt(&[], c(2, 0), 1, 8), None);
     }
 
     proptest! {

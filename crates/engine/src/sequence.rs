@@ -2,7 +2,8 @@
 
 use pellucid_sampling::{History, Sampler, State};
 
-use crate::kv_cache::BlockTable;
+use crate::engine::look_ahead::SequenceLookAhead;
+use crate::kv_cache::{BlockTable, KvCache};
 use crate::{FinishReason, TokenEvent};
 
 /// A list of tokens, prompt and output, that grows by one token at a time. Owned by the engine's loop.
@@ -18,16 +19,12 @@ pub(crate) struct Sequence {
     pub(crate) history: History,
     pub(crate) state: State,
     pub(crate) finish: Option<FinishReason>,
-    /// The device takes its tokens for those that are chosen: the last one was.
-    pub(crate) is_foreseen: bool,
-    /// The step that was launched ahead computes its next position, and from the right token as far as is known.
-    pub(crate) is_ahead: bool,
-    /// A digest did not do and its row was gone: the position is computed again, and the row looked at.
-    pub(crate) needs_row: bool,
-    /// For `best_of`: the tokens held back.
+    pub(crate) look_ahead: SequenceLookAhead,
+    /// Tokens held back for `best_of`.
     pub(crate) held: Vec<TokenEvent>,
-    /// Tokens drawn, the one that ended it included, and the sum of their log probabilities.
-    pub(crate) num_drawn: usize,
+    /// Number of sampled tokens, including the one that ended the sequence.
+    pub(crate) num_sampled: usize,
+    /// Sum of the log probabilities of the sampled tokens.
     pub(crate) total_logprob: f64,
 }
 
@@ -42,15 +39,14 @@ impl Sequence {
             state: sampler.state(),
             sampler,
             finish: None,
-            is_foreseen: false,
-            is_ahead: false,
-            needs_row: false,
+            look_ahead: SequenceLookAhead::default(),
             held: Vec::new(),
-            num_drawn: 0,
+            num_sampled: 0,
             total_logprob: 0.0,
         }
     }
 
+    /// Returns the number of tokens that are still to be computed.
     pub(crate) fn num_left(&self) -> usize {
         self.tokens.len() - self.num_computed
     }
@@ -59,9 +55,17 @@ impl Sequence {
         self.finish.is_none() && self.table.is_some()
     }
 
-    /// Mean log probability of what was drawn, by which `best_of` chooses. To end is a choice like any other: without it a reply that ends at
-    /// once would cost nothing.
+    /// Ends the sequence and gives its blocks back.
+    pub(crate) fn end(&mut self, reason: FinishReason, cache: &mut KvCache) {
+        self.finish = Some(reason);
+        if let Some(table) = self.table.take() {
+            cache.release(table);
+        }
+    }
+
+    /// Returns the mean log probability of the sampled tokens, by which `best_of` ranks. The end token counts: without it, a reply that
+    /// ends at once would cost nothing.
     pub(crate) fn mean_logprob(&self) -> f64 {
-        self.total_logprob / self.num_drawn.max(1) as f64
+        self.total_logprob / self.num_sampled.max(1) as f64
     }
 }

@@ -1,4 +1,4 @@
-//! A request while it is served: its sequences, its blocks, its numbers. Owned by the loop.
+//! A request while it is served: its sequences, its reserved blocks, its statistics.
 
 use std::time::Instant;
 
@@ -11,19 +11,21 @@ use crate::kv_cache::{KvCache, Reservation, TenantId};
 use crate::sequence::Sequence;
 use crate::{Event, EventSink, FinishReason, Request, RequestStats, TokenEvent};
 
-/// Requests are numbered in the order of their arrival.
+/// Number of a request, in the order of arrival.
 pub(crate) type GroupId = u64;
 
+/// The sequences that are generated for one request: one for each choice or beam. Owned by the engine's loop.
 pub(crate) struct SequenceGroup {
     pub(crate) request: Request,
     pub(crate) sink: BufferedSink,
+    /// One sequence until the prompt is computed; then one for each choice or beam.
     pub(crate) sequences: Vec<Sequence>,
-    /// What its sequences may still take; present while it runs.
+    /// Blocks that its sequences may still take; present while it runs.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) search: Option<BeamSearch>,
-    /// Choices that were ended before the prompt was computed.
+    /// Choices that a control message ended before the prompt was computed.
     pub(crate) unwanted: Vec<usize>,
-    /// Of the prompt's tokens, as they become known.
+    /// Log probabilities of the prompt's tokens, as far as they are computed; only if the prompt is scored.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
     pub(crate) is_paused: bool,
     pub(crate) arrived: Instant,
@@ -66,10 +68,10 @@ impl SequenceGroup {
         self.request.scope.tenant
     }
 
-    /// Sequences that it runs now, or will run once its prompt is computed.
+    /// Returns the number of sequences that it runs now, or will run once its prompt is computed.
     pub(crate) fn num_slots(&self) -> usize {
-        let has_begun = self.sequences.iter().any(|sequence| sequence.tokens.len() > self.request.prompt.len());
-        if has_begun {
+        let has_output = self.sequences.iter().any(|sequence| sequence.tokens.len() > self.request.prompt.len());
+        if has_output {
             self.sequences.iter().filter(|sequence| sequence.finish.is_none()).count()
         } else {
             self.request.width()
@@ -80,26 +82,26 @@ impl SequenceGroup {
         self.sequences.iter().all(|sequence| sequence.finish.is_some())
     }
 
-    /// Whether the next rows of a sequence are of a prompt that is to be scored.
+    /// Whether the next rows of a sequence belong to a prompt that is scored.
     pub(crate) fn scores_next(&self, sequence: &Sequence) -> bool {
         self.request.score_prompt && sequence.num_computed < self.request.prompt.len()
     }
 
-    /// Whether it is to be computed in the next step.
+    /// Whether the next step may compute for it.
     pub(crate) fn takes_steps(&self) -> bool {
         !self.is_paused && self.sink.is_ready()
     }
 
-    /// Tokens are held back while it is not known which choices will be returned.
+    /// Whether tokens are held back until the end, because `best_of` has not decided yet which choices to return.
     pub(crate) fn holds_back(&self) -> bool {
         self.request.best_of > self.request.num_choices
     }
 
-    /// Gives every block back and forgets what was computed; the tokens stay, so that it can be computed again to the same bits.
+    /// Gives all blocks back. The tokens stay, so that they can be computed again, to the same bits.
     pub(crate) fn release(&mut self, cache: &mut KvCache) {
         for sequence in &mut self.sequences {
             sequence.num_computed = 0;
-            sequence.is_ahead = false;
+            sequence.look_ahead.discard();
             if let Some(table) = sequence.table.take() {
                 cache.release(table);
             }
@@ -109,7 +111,7 @@ impl SequenceGroup {
         }
     }
 
-    /// Holds what is still to be said and the numbers, to be delivered last.
+    /// Queues the last events: the results of `best_of` or beam search, and the statistics.
     pub(crate) fn complete(&mut self, now: Instant) {
         if let Some(search) = self.search.take() {
             let reason = self.sequences[0].finish.unwrap_or(FinishReason::End);
@@ -122,6 +124,7 @@ impl SequenceGroup {
         self.sink.hold(Event::Done(self.stats));
     }
 
+    /// Queues the tokens of the `num_choices` best choices.
     fn hold_best(&mut self) {
         self.sequences.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()).then(a.choice.cmp(&b.choice)));
         for (choice, sequence) in self.sequences.iter_mut().take(self.request.num_choices).enumerate() {

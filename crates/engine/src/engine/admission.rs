@@ -1,52 +1,59 @@
-//! Who comes in: cancelled and late requests leave, then waiting ones begin, in fair turns, while there is room.
+//! Starts waiting requests, in fair turns between tenants, while there are sequences and blocks of KV memory for them.
+//!
+//! A request that could never fit, into the memory or into its tenant's quota, was refused at submission (`request_limits`). What a
+//! quota counts is described in `kv_cache::quota`.
 
+use std::cmp::Reverse;
 use std::time::Instant;
 
 use super::{Engine, Overcommit};
+use crate::Event;
 use crate::kv_cache::{OutOfBlocks, TenantId};
-use crate::scheduler::{Contender, must_yield, next_tenant};
+use crate::scheduler::{Contender, next_tenant, tenant_to_preempt};
 use crate::sequence_group::{GroupId, SequenceGroup};
-use crate::{Event, FinishReason};
 
-/// What became of a request whose turn it was.
+/// The result of an attempt to start a request.
 #[derive(Clone, Copy)]
-enum Begin {
-    Begun,
-    /// Its tenant holds all that it may.
+enum Admission {
+    Started,
+    /// Its tenant already holds as many blocks as its quota allows.
     AtQuota,
-    /// Others hold what it needs.
-    OutOfBlocks(Lack),
+    /// Other requests hold what it needs.
+    Short(Shortage),
 }
 
-/// What a request needs and cannot have.
+/// What a request needs and cannot have now.
 #[derive(Clone, Copy)]
-enum Lack {
-    /// Places among the sequences that run.
-    Slots(usize),
-    /// Blocks of KV memory, those that were found included: once it runs they count towards its tenant's share.
+enum Shortage {
+    /// Running sequences, of `max_sequences`.
+    Sequences(usize),
+    /// Blocks of KV memory. Blocks found in the prefix cache are included: once the request runs, they count towards its tenant's share.
     Blocks(usize),
 }
 
 impl Engine {
+    /// Handles everything that happens between two steps, then starts waiting requests.
     pub(crate) fn admit(&mut self) {
         let now = Instant::now();
         self.drop_cancelled();
-        self.heed_controls(now);
-        self.end_late(now);
-        self.attach_others();
-        // Who has no turn in this round. A tenant at its own quota waits for itself, and so does one that has something running. Whoever
-        // has nothing and waits for room that others hold keeps the turn: were smaller requests let past, a large one might never begin.
-        let mut passed: Vec<TenantId> = Vec::new();
-        while let Some(tenant) = self.next_in_turn(&passed) {
-            match self.begin_next(tenant, now, &mut passed) {
-                Begin::Begun => {}
-                Begin::AtQuota => passed.push(tenant),
-                Begin::OutOfBlocks(_) if self.running_of(tenant) > 0 => passed.push(tenant),
-                Begin::OutOfBlocks(_) => break,
+        self.apply_controls(now);
+        self.end_expired(now);
+        self.reattach_sequences();
+        // Tenants that get no further turn now. A tenant at its quota waits for its own requests, and so does one that has something
+        // running. A tenant that has nothing running and waits for what others hold keeps its turn: if smaller requests were let past, a
+        // large one might never start.
+        let mut skipped: Vec<TenantId> = Vec::new();
+        while let Some(tenant) = self.next_in_turn(&skipped) {
+            match self.start_next(tenant, now, &mut skipped) {
+                Admission::Started => {}
+                Admission::AtQuota => skipped.push(tenant),
+                Admission::Short(_) if self.num_sequences_of(tenant) > 0 => skipped.push(tenant),
+                Admission::Short(_) => break,
             }
         }
     }
 
+    /// Puts a request into its tenant's queue: the higher priority first, then the earlier id. A preempted request keeps its id.
     pub(super) fn enqueue(&mut self, id: GroupId, group: SequenceGroup) {
         let tenant = group.tenant();
         let running = self.running.values().map(SequenceGroup::tenant);
@@ -55,70 +62,23 @@ impl Engine {
             self.served.arrive(tenant, present.into_iter());
         }
         let queue = self.waiting.entry(tenant).or_default();
-        // The higher priority first, then who came first; someone who was preempted kept its number.
-        let place = queue.partition_point(|(other, waiting)| {
-            (std::cmp::Reverse(waiting.request.priority), *other) < (std::cmp::Reverse(group.request.priority), id)
+        let index = queue.partition_point(|(other, waiting)| {
+            (Reverse(waiting.request.priority), *other) < (Reverse(group.request.priority), id)
         });
-        queue.insert(place, (id, group));
+        queue.insert(index, (id, group));
     }
 
-    fn drop_cancelled(&mut self) {
-        let gone: Vec<GroupId> =
-            self.running.iter().filter(|(_, group)| !group.sink.is_open()).map(|(&id, _)| id).collect();
-        for id in gone {
-            let mut group = self.running.remove(&id).expect("it was just there");
-            group.release(&mut self.cache);
-            self.stats.cancelled_requests += 1;
-        }
-        for queue in self.waiting.values_mut() {
-            let before = queue.len();
-            queue.retain(|(_, group)| group.sink.is_open());
-            self.stats.cancelled_requests += (before - queue.len()) as u64;
-        }
-        self.waiting.retain(|_, queue| !queue.is_empty());
-    }
-
-    /// Replies whose time is over end where they are.
-    fn end_late(&mut self, now: Instant) {
-        let late =
-            |group: &SequenceGroup| group.request.deadline.is_some_and(|deadline| now - group.arrived >= deadline);
-        let running: Vec<GroupId> = self.running.iter().filter(|(_, group)| late(group)).map(|(&id, _)| id).collect();
-        let waiting = self.waiting.values_mut().flat_map(|queue| queue.extract_if(.., |(_, group)| late(group)));
-        let mut ended: Vec<SequenceGroup> = waiting.map(|(_, group)| group).collect();
-        ended.extend(running.into_iter().filter_map(|id| self.running.remove(&id)));
-        self.waiting.retain(|_, queue| !queue.is_empty());
-        for mut group in ended {
-            group.release(&mut self.cache);
-            let holds_back = group.holds_back() || group.search.is_some();
-            for sequence in group.sequences.iter_mut().filter(|sequence| sequence.finish.is_none()) {
-                sequence.finish = Some(FinishReason::Deadline);
-                if !holds_back && !group.unwanted.contains(&sequence.choice) {
-                    let (choice, reason) = (sequence.choice, FinishReason::Deadline);
-                    group.sink.send(Event::ChoiceEnd { choice, reason, token: None });
-                }
-            }
-            // Before the prompt is computed there is one sequence, whatever was asked for.
-            let unborn = if group.search.is_some() { 0..0 } else { group.sequences.len()..group.request.num_choices };
-            for choice in unborn.filter(|choice| !group.unwanted.contains(choice)) {
-                group.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Deadline, token: None });
-            }
-            group.complete(now);
-            group.sink.deliver();
-            self.stats.finished_requests += 1;
-        }
-    }
-
-    fn running_of(&self, tenant: TenantId) -> usize {
+    fn num_sequences_of(&self, tenant: TenantId) -> usize {
         self.running.values().filter(|group| group.tenant() == tenant).map(SequenceGroup::num_slots).sum()
     }
 
-    /// Blocks that a tenant has in use or was promised.
-    fn blocks_of(&self, tenant: TenantId) -> usize {
+    /// Returns the number of blocks that a tenant uses or has reserved.
+    fn num_blocks_of(&self, tenant: TenantId) -> usize {
         let usage = self.cache.usage(tenant);
         usage.in_use + usage.reserved
     }
 
-    /// Those who have something running, each with what it has of something.
+    /// Returns the tenants that have a running request, each with what `held` says it holds.
     fn running_tenants(&self, held: impl Fn(TenantId) -> usize) -> Vec<Contender> {
         let mut tenants: Vec<TenantId> = self.running.values().map(SequenceGroup::tenant).collect();
         tenants.sort_unstable();
@@ -126,31 +86,31 @@ impl Engine {
         tenants.into_iter().map(|tenant| Contender { tenant, held: held(tenant) }).collect()
     }
 
-    /// The tenant that has most blocks of those who have something running.
+    /// Returns the tenant with a running request that holds most blocks.
     pub(super) fn largest_tenant(&self) -> Option<TenantId> {
-        let tenants = self.running_tenants(|tenant| self.blocks_of(tenant));
+        let tenants = self.running_tenants(|tenant| self.num_blocks_of(tenant));
         tenants.into_iter().max_by_key(|c| (c.held, c.tenant)).map(|c| c.tenant)
     }
 
-    fn next_in_turn(&self, passed: &[TenantId]) -> Option<TenantId> {
+    fn next_in_turn(&self, skipped: &[TenantId]) -> Option<TenantId> {
         let contenders: Vec<Contender> = (self.waiting.iter())
-            .filter(|(tenant, queue)| !passed.contains(tenant) && queue.iter().any(|(_, group)| !group.is_paused))
-            .map(|(&tenant, _)| Contender { tenant, held: self.running_of(tenant) })
+            .filter(|(tenant, queue)| !skipped.contains(tenant) && queue.iter().any(|(_, group)| !group.is_paused))
+            .map(|(&tenant, _)| Contender { tenant, held: self.num_sequences_of(tenant) })
             .collect();
         next_tenant(&contenders, &self.served)
     }
 
-    /// Begins the tenant's next request that is not paused, if there is room for it now. Tenants that make way for it are passed over for
-    /// the rest of the round.
-    fn begin_next(&mut self, tenant: TenantId, now: Instant, passed: &mut Vec<TenantId>) -> Begin {
+    /// Starts the tenant's next request that is not paused, if it can start now. Other requests may be preempted for it; their tenants
+    /// are added to `skipped`.
+    fn start_next(&mut self, tenant: TenantId, now: Instant, skipped: &mut Vec<TenantId>) -> Admission {
         let queue = self.waiting.get_mut(&tenant).expect("its turn comes while it waits");
-        let next = queue.iter().position(|(_, group)| !group.is_paused).expect("something that is not paused");
+        let next = queue.iter().position(|(_, group)| !group.is_paused).expect("a request that is not paused");
         let (id, mut group) = queue.remove(next);
         self.waiting.retain(|_, queue| !queue.is_empty());
         loop {
-            let outcome = self.begin(&mut group);
-            let yielding = match outcome {
-                Begin::Begun => {
+            let outcome = self.try_start(&mut group);
+            let victim = match outcome {
+                Admission::Started => {
                     if group.started.is_none() {
                         group.started = Some(now);
                         group.sink.send(Event::Started { cached_tokens: group.stats.cached_tokens });
@@ -158,42 +118,42 @@ impl Engine {
                     self.running.insert(id, group);
                     return outcome;
                 }
-                Begin::AtQuota => None,
-                Begin::OutOfBlocks(lack) => self.yielding_to(tenant, lack),
+                Admission::AtQuota => None,
+                Admission::Short(shortage) => self.victim_for(tenant, shortage),
             };
-            let Some(yielding) = yielding else {
+            let Some(victim) = victim else {
                 self.enqueue(id, group);
                 return outcome;
             };
-            // One that is paused does not come back by itself.
-            let other = &self.running[&yielding];
-            passed.extend((!other.is_paused).then_some(other.tenant()));
-            self.preempt(yielding);
+            // A paused request does not start again until it is resumed, so its tenant keeps its turn.
+            let other = &self.running[&victim];
+            skipped.extend((!other.is_paused).then_some(other.tenant()));
+            self.preempt(victim);
         }
     }
 
-    /// Finds what is cached of the group's sequences and reserves the rest.
-    fn begin(&mut self, group: &mut SequenceGroup) -> Begin {
-        let slots: usize = self.running.values().map(SequenceGroup::num_slots).sum();
-        if slots + group.num_slots() > self.options.max_sequences {
-            return Begin::OutOfBlocks(Lack::Slots(group.num_slots()));
+    /// Finds the cached prefix of a request and reserves blocks for the rest.
+    fn try_start(&mut self, group: &mut SequenceGroup) -> Admission {
+        let num_running: usize = self.running.values().map(SequenceGroup::num_slots).sum();
+        if num_running + group.num_slots() > self.options.max_sequences {
+            return Admission::Short(Shortage::Sequences(group.num_slots()));
         }
-        let needed = self.blocks_to_begin(group);
-        match self.try_begin(group, needed) {
-            Ok(()) => Begin::Begun,
-            Err(out_of_blocks) => {
+        let needed = self.num_blocks_to_start(group);
+        match self.reserve(group, needed) {
+            Ok(()) => Admission::Started,
+            Err(why) => {
                 group.release(&mut self.cache);
-                match out_of_blocks {
-                    OutOfBlocks::Quota { .. } => Begin::AtQuota,
-                    OutOfBlocks::Memory { .. } => Begin::OutOfBlocks(Lack::Blocks(needed)),
+                match why {
+                    OutOfBlocks::Quota { .. } => Admission::AtQuota,
+                    OutOfBlocks::Memory { .. } => Admission::Short(Shortage::Blocks(needed)),
                 }
             }
         }
     }
 
-    /// Blocks that a group reserves as it begins. Always enough for the tokens that its sequences have: nobody gives way for what is
-    /// computed again after a preemption, only for what is new, and so everything ends.
-    fn blocks_to_begin(&self, group: &SequenceGroup) -> usize {
+    /// Returns the number of blocks that a request reserves when it starts. It is always enough for the tokens that its sequences have:
+    /// what is computed again after a preemption never causes another preemption, only new tokens do, so every request ends.
+    fn num_blocks_to_start(&self, group: &SequenceGroup) -> usize {
         let Engine { options, model, .. } = self;
         let request = &group.request;
         let growth = match options.overcommit {
@@ -202,21 +162,20 @@ impl Engine {
             Overcommit::Always => Some(0),
         };
         let Some(growth) = growth else { return request.blocks_needed(model.config(), options.block_len) };
-        let longest = group.sequences.iter().filter(|sequence| sequence.finish.is_none()).map(|s| s.tokens.len()).max();
+        let unfinished = group.sequences.iter().filter(|sequence| sequence.finish.is_none());
+        let longest = unfinished.map(|sequence| sequence.tokens.len()).max();
         let num_positions = longest.unwrap_or(request.prompt.len()).saturating_add(growth);
-        request.blocks_for(
-            group.num_slots(),
-            num_positions.min(request.max_positions(model.config())),
-            options.block_len,
-        )
+        let max_positions = request.max_positions(model.config());
+        request.blocks_for(group.num_slots(), num_positions.min(max_positions), options.block_len)
     }
 
-    /// Room for the group's first sequence, and the promise for all. The others follow when its prompt is computed: they share those blocks.
-    fn try_begin(&mut self, group: &mut SequenceGroup, needed: usize) -> Result<(), OutOfBlocks> {
+    /// Reserves `needed` blocks for a request and gives its first sequence a block table. The other sequences get theirs when the prompt
+    /// is computed, because they share its blocks.
+    fn reserve(&mut self, group: &mut SequenceGroup, needed: usize) -> Result<(), OutOfBlocks> {
         let scope = group.request.scope;
         let first = group.sequences.iter_mut().find(|sequence| sequence.finish.is_none());
-        let sequence = first.expect("a group that waits has something to compute");
-        // A prompt that is scored needs the logits of all its rows; so nothing of it is looked up.
+        let sequence = first.expect("a waiting request has something to compute");
+        // A prompt that is scored needs the logits of all its rows, so its cached blocks are of no use.
         if group.request.score_prompt && group.prompt_logprobs.len() + 1 < group.request.prompt.len() {
             let blocks = needed.max(self.cache.blocks_for(sequence.tokens.len()));
             group.reservation = Some(self.cache.reserve(scope.tenant, blocks)?);
@@ -224,28 +183,27 @@ impl Engine {
             return Ok(());
         }
         let (table, reservation, num_cached) = self.cache.admit(scope, &sequence.tokens, needed)?;
-        sequence.num_computed = num_cached;
-        sequence.table = Some(table);
-        group.reservation = Some(reservation);
         if group.stats.preemptions == 0 {
             group.stats.cached_tokens = num_cached;
-            let table = sequence.table.as_ref().expect("it was just made");
-            let num_shared = self.cache.num_shared(table) * self.options.block_len;
+            let num_shared = self.cache.num_shared(&table) * self.options.block_len;
             self.stats.cached_tokens += num_cached as u64;
             self.stats.shared_cached_tokens += num_shared as u64;
         }
+        sequence.num_computed = num_cached;
+        sequence.table = Some(table);
+        group.reservation = Some(reservation);
         Ok(())
     }
 
-    /// Brings back the other sequences of requests that were preempted, once the prompt that they share is computed again.
-    fn attach_others(&mut self) {
+    /// Gives the other sequences of a preempted request their block tables, once the prompt that they share is computed again.
+    fn reattach_sequences(&mut self) {
         let Engine { running, cache, .. } = self;
         for group in running.values_mut() {
             let running = || group.sequences.iter().filter(|sequence| sequence.is_running());
             let has_prompt = running().any(|sequence| sequence.num_computed >= group.request.prompt.len());
-            // When the one that went ahead has ended already, the next goes ahead.
+            // If the sequence that computed the prompt has ended already, the next one computes it.
             let num_attached = if has_prompt { usize::MAX } else { usize::from(running().next().is_none()) };
-            let reservation = group.reservation.as_mut().expect("a running group has a reservation");
+            let reservation = group.reservation.as_mut().expect("a running request has a reservation");
             let missing = group.sequences.iter_mut().filter(|s| s.finish.is_none() && s.table.is_none());
             for sequence in missing.take(num_attached) {
                 let (table, num_cached) = cache.attach(group.request.scope, &sequence.tokens, reservation);
@@ -255,20 +213,24 @@ impl Engine {
         }
     }
 
-    /// Who makes way for a tenant: whoever is paused, because it computes nothing with what it holds; else the latest of a tenant that has
-    /// more than its share, for one that would have no more than its own.
-    fn yielding_to(&self, needy: TenantId, lack: Lack) -> Option<GroupId> {
+    /// Returns the request to preempt so that `needy` can start one: a paused request, which computes nothing with what it holds; else
+    /// the latest of a tenant that holds more than its share, if `needy` would then hold no more than its own.
+    fn victim_for(&self, needy: TenantId, shortage: Shortage) -> Option<GroupId> {
         if let Some(paused) = self.latest(|group| group.is_paused) {
             return Some(paused);
         }
-        let yielding = match lack {
-            Lack::Slots(needed) => self.must_yield(needy, |t| self.running_of(t), needed, self.options.max_sequences),
-            Lack::Blocks(needed) => self.must_yield(needy, |t| self.blocks_of(t), needed, self.cache.num_blocks()),
-        };
-        yielding.and_then(|tenant| self.latest(|group| group.tenant() == tenant))
+        let tenant = match shortage {
+            Shortage::Sequences(needed) => {
+                self.tenant_over_share(needy, |t| self.num_sequences_of(t), needed, self.options.max_sequences)
+            }
+            Shortage::Blocks(needed) => {
+                self.tenant_over_share(needy, |t| self.num_blocks_of(t), needed, self.cache.num_blocks())
+            }
+        }?;
+        self.latest(|group| group.tenant() == tenant)
     }
 
-    fn must_yield(
+    fn tenant_over_share(
         &self,
         needy: TenantId,
         held: impl Fn(TenantId) -> usize,
@@ -276,10 +238,11 @@ impl Engine {
         total: usize,
     ) -> Option<TenantId> {
         let needy = Contender { tenant: needy, held: held(needy) };
-        must_yield(&self.running_tenants(held), needy, needed, total)
+        tenant_to_preempt(&self.running_tenants(held), needy, needed, total)
     }
 
-    fn latest(&self, is_meant: impl Fn(&SequenceGroup) -> bool) -> Option<GroupId> {
-        self.running.iter().rev().find(|(_, group)| is_meant(group)).map(|(&id, _)| id)
+    /// Returns the running request that arrived last among those for which `matches` holds.
+    fn latest(&self, matches: impl Fn(&SequenceGroup) -> bool) -> Option<GroupId> {
+        self.running.iter().rev().find(|(_, group)| matches(group)).map(|(&id, _)| id)
     }
 }

@@ -1,4 +1,4 @@
-//! What a step gave: keys and values are accounted for, tokens are drawn, replies end.
+//! Commits a step: records what was computed, samples tokens, sends events, and ends replies.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -6,104 +6,85 @@ use std::time::Instant;
 use pellucid_sampling::{Choice, Digest, End, Input, Logprobs, TokenTrace, Workspace};
 use pellucid_tensor::RowDigest;
 
-use super::{Engine, Planned, Step, panic_message};
+use super::run::internal_error;
+use super::{Engine, PlannedChunk, Step};
+use crate::kv_cache::KvCache;
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, FinishReason, TokenEvent};
 
-/// The logits of the rows that a planned chunk wanted.
-struct Rows<'a> {
-    planned: &'a Planned,
+/// A chunk of a step that has ended, with the logits of its wanted rows.
+pub(super) struct ChunkRows<'a> {
+    pub(super) chunk: &'a PlannedChunk,
     step: &'a Step,
-    /// By the digest of the one row that was wanted, where that does.
-    chosen: Option<Choice>,
+    /// The token that was sampled from the digest of the chunk's one wanted row, if the digest was enough.
+    sampled: Option<Choice>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> ChunkRows<'a> {
     fn row(&self, row: usize) -> &'a [f32] {
-        self.step.logits.row(self.planned.row + row)
+        self.step.logits.row(self.chunk.first_wanted_row + row)
     }
 
-    /// Where the row at the end of a chunk that reached its sequence's end is among the step's.
-    fn last_row(&self) -> usize {
-        self.planned.row + self.planned.wanted.len() - 1
+    /// Index of the chunk's last wanted row among the wanted rows of the step.
+    fn last_index(&self) -> usize {
+        self.chunk.first_wanted_row + self.chunk.wanted.len() - 1
     }
 
-    fn last(&self) -> &'a [f32] {
-        self.step.logits.row(self.last_row())
+    pub(super) fn last(&self) -> &'a [f32] {
+        self.step.logits.row(self.last_index())
     }
 
-    /// What does in the place of that row.
+    /// The digest of the last wanted row; `None` if the whole row was fetched.
     fn digest(&self) -> Option<&'a RowDigest> {
-        (!self.planned.wanted.is_empty()).then(|| self.step.logits.digest(self.last_row())).flatten()
+        (!self.chunk.wanted.is_empty()).then(|| self.step.logits.digest(self.last_index())).flatten()
     }
 }
 
 impl Engine {
-    pub(super) fn commit(&mut self, step: &Step) {
+    /// Commits the chunks of a step; ends their requests if it failed.
+    pub(super) fn commit(&mut self, step: &Step, outcome: Result<(), Error>) {
+        match outcome {
+            Ok(()) => self.commit_groups(step),
+            Err(error) => self.fail_step(&step.chunks, error),
+        }
+        // With an asynchronous device, `run` sends these events when the next step is on its way.
+        if !self.model.is_asynchronous(1) || self.running.is_empty() {
+            self.deliver();
+        }
+    }
+
+    fn commit_groups(&mut self, step: &Step) {
         let now = Instant::now();
-        let mut by_group: Vec<(GroupId, Vec<Rows<'_>>)> = Vec::new();
-        for planned in &step.plan {
-            let rows = Rows { planned, step, chosen: None };
-            match by_group.last_mut().filter(|(id, _)| *id == planned.group) {
+        let mut by_group: Vec<(GroupId, Vec<ChunkRows<'_>>)> = Vec::new();
+        for chunk in &step.chunks {
+            let rows = ChunkRows { chunk, step, sampled: None };
+            match by_group.last_mut().filter(|(id, _)| *id == chunk.group) {
                 Some((_, parts)) => parts.push(rows),
-                None => by_group.push((planned.group, vec![rows])),
+                None => by_group.push((chunk.group, vec![rows])),
             }
         }
         for (id, parts) in by_group {
-            // A fault while one request is served must not reach the others.
+            // A panic while one request is committed must not end the others.
             let outcome = catch_unwind(AssertUnwindSafe(|| self.commit_group(id, parts, now)));
             match outcome {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => self.end_with(id, error),
-                Err(panic) => self.end_with(id, Error::Internal(panic_message(&panic))),
+                Ok(Err(error)) => self.fail_request(id, error),
+                Err(panic) => self.fail_request(id, internal_error(&panic)),
             }
         }
     }
 
-    /// Chooses tokens by digests. Where one does not do the row is looked at; with the next step on the device already that row is
-    /// gone, and the part is left out: its position is computed again.
-    fn choose_in_brief(&mut self, id: GroupId, parts: &mut Vec<Rows<'_>>) -> Result<(), Error> {
+    fn commit_group(&mut self, id: GroupId, mut parts: Vec<ChunkRows<'_>>, now: Instant) -> Result<(), Error> {
+        self.sample_digests(id, &mut parts)?;
+        self.record_computed(id, &parts);
         let Engine { running, workspace, .. } = self;
-        let group = running.get_mut(&id).expect("a planned group runs");
-        for rows in parts.iter_mut() {
-            let sequence = &mut group.sequences[rows.planned.sequence];
-            if let Some(digest) = rows.digest() {
-                rows.chosen = choose_in_brief(sequence, digest, workspace)?;
-                sequence.needs_row = rows.chosen.is_none() && rows.step.rows_are_gone;
-                sequence.is_ahead &= !sequence.needs_row;
-            }
-        }
-        parts.retain(|rows| rows.digest().is_none() || !group.sequences[rows.planned.sequence].needs_row);
-        Ok(())
-    }
-
-    /// Notes what is stored now, and enters full blocks into the tenant's index.
-    fn account(&mut self, id: GroupId, parts: &[Rows<'_>]) {
-        let Engine { running, cache, served, stats, .. } = self;
-        let group = running.get_mut(&id).expect("a planned group runs");
-        for Rows { planned, .. } in parts {
-            let sequence = &mut group.sequences[planned.sequence];
-            debug_assert_eq!(sequence.num_computed, planned.positions.start);
-            sequence.num_computed = planned.positions.end;
-            let table = sequence.table.as_mut().expect("a running sequence has blocks");
-            cache.remember(table, &sequence.tokens[..sequence.num_computed]);
-            served.charge(group.request.scope.tenant, planned.num_tokens());
-            let counter = if planned.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
-            *counter += planned.num_tokens() as u64;
-        }
-    }
-
-    fn commit_group(&mut self, id: GroupId, mut parts: Vec<Rows<'_>>, now: Instant) -> Result<(), Error> {
-        self.choose_in_brief(id, &mut parts)?;
-        self.account(id, &parts);
-        let Engine { running, workspace, .. } = self;
-        let group = running.get_mut(&id).expect("a planned group runs");
+        let group = running.get_mut(&id).expect("a planned request runs");
         if let Some(started) = group.started.filter(|_| group.stats.queue_time.is_zero()) {
             group.stats.queue_time = started - group.arrived;
         }
         for rows in &parts {
-            let sequence = &group.sequences[rows.planned.sequence];
+            let sequence = &group.sequences[rows.chunk.sequence];
             if sequence.num_computed < group.request.prompt.len() {
                 let (computed, total) = (sequence.num_computed, group.request.prompt.len());
                 group.sink.hold(Event::PromptProgress { computed, total });
@@ -112,8 +93,8 @@ impl Engine {
                 score_prompt(group, rows, workspace)?;
             }
         }
-        let complete: Vec<Rows<'_>> =
-            parts.into_iter().filter(|part| group.sequences[part.planned.sequence].num_left() == 0).collect();
+        let complete: Vec<ChunkRows<'_>> =
+            parts.into_iter().filter(|part| group.sequences[part.chunk.sequence].num_left() == 0).collect();
         if complete.is_empty() {
             return Ok(());
         }
@@ -126,51 +107,81 @@ impl Engine {
         if group.search.is_some() {
             self.advance_beams(id, &complete)?;
         } else {
-            self.draw(id, complete)?;
+            self.sample_tokens(id, complete)?;
         }
         self.finish_if_done(id, now);
         Ok(())
     }
 
-    /// Draws the next token of every sequence that has logits; after the prompt, the other choices begin from the same ones.
-    fn draw(&mut self, id: GroupId, complete: Vec<Rows<'_>>) -> Result<(), Error> {
+    /// Samples from digests. If a digest does not determine the token, the row is read later. If the row is gone, because the next step
+    /// is on the device already, the chunk is left out and its position is computed again.
+    fn sample_digests(&mut self, id: GroupId, parts: &mut Vec<ChunkRows<'_>>) -> Result<(), Error> {
+        let Engine { running, workspace, .. } = self;
+        let group = running.get_mut(&id).expect("a planned request runs");
+        for rows in parts.iter_mut() {
+            let sequence = &mut group.sequences[rows.chunk.sequence];
+            if let Some(digest) = rows.digest() {
+                rows.sampled = sample_digest(sequence, digest, workspace)?;
+                sequence.look_ahead.set_needs_row(rows.sampled.is_none() && rows.step.rows_are_gone);
+            }
+        }
+        parts.retain(|rows| rows.digest().is_none() || !group.sequences[rows.chunk.sequence].look_ahead.needs_row());
+        Ok(())
+    }
+
+    /// Records the positions whose keys and values are stored now, and enters full blocks into the tenant's prefix index.
+    fn record_computed(&mut self, id: GroupId, parts: &[ChunkRows<'_>]) {
+        let Engine { running, cache, served, stats, .. } = self;
+        let group = running.get_mut(&id).expect("a planned request runs");
+        for ChunkRows { chunk, .. } in parts {
+            let sequence = &mut group.sequences[chunk.sequence];
+            debug_assert_eq!(sequence.num_computed, chunk.positions.start);
+            sequence.num_computed = chunk.positions.end;
+            let table = sequence.table.as_mut().expect("a running sequence has blocks");
+            cache.index_full_blocks(table, &sequence.tokens[..sequence.num_computed]);
+            served.charge(group.request.scope.tenant, chunk.num_tokens());
+            let counter = if chunk.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
+            *counter += chunk.num_tokens() as u64;
+        }
+    }
+
+    /// Samples the next token of every sequence that is complete. After the prompt, all choices sample from the prompt's last row.
+    fn sample_tokens(&mut self, id: GroupId, complete: Vec<ChunkRows<'_>>) -> Result<(), Error> {
         let Engine { running, cache, workspace, model, spare_row, .. } = self;
-        let group = running.get_mut(&id).expect("a planned group runs");
+        let group = running.get_mut(&id).expect("a planned request runs");
         let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
         if group.sequences.len() < group.request.width() {
             fork_choices(group, cache, vocab_size)?;
         }
         let shares_prompt =
             complete.len() == 1 && group.sequences.iter().all(|s| s.tokens.len() == group.request.prompt.len());
-        // A row that several draw from is never told in brief, and so has not been chosen from.
-        let targets: Vec<(usize, &Rows<'_>)> = if shares_prompt {
+        // A row that several sequences sample from is always fetched whole, so `sampled` is empty for it.
+        let targets: Vec<(usize, &ChunkRows<'_>)> = if shares_prompt {
             let wanted = (0..group.sequences.len()).filter(|&i| group.sequences[i].finish.is_none());
             wanted.map(|i| (i, &complete[0])).collect()
         } else {
-            complete.iter().map(|part| (part.planned.sequence, part)).collect()
+            complete.iter().map(|part| (part.chunk.sequence, part)).collect()
         };
         let (holds_back, trace) = (group.holds_back(), group.request.trace);
         let reports_logprobs = group.request.sampling.logprobs.is_some();
         for (i, rows) in targets {
             let sequence = &mut group.sequences[i];
-            let (choice, trace) = match (&rows.chosen, rows.digest()) {
+            let (choice, trace) = match (&rows.sampled, rows.digest()) {
                 (Some(choice), _) => (choice.clone(), None),
                 (None, Some(_)) => {
                     spare_row.resize(vocab_size, 0.0);
-                    model.read_row(rows.last_row(), spare_row)?;
-                    choose(sequence, spare_row, trace, workspace)?
+                    model.read_row(rows.last_index(), spare_row)?;
+                    sample_row(sequence, spare_row, trace, workspace)?
                 }
-                (None, None) => choose(sequence, rows.last(), trace, workspace)?,
+                (None, None) => sample_row(sequence, rows.last(), trace, workspace)?,
             };
-            sequence.is_foreseen = rows.digest().is_some_and(|digest| digest.assumed == Some(choice.token));
-            sequence.is_ahead &= sequence.is_foreseen;
-            sequence.needs_row = false;
+            sequence.look_ahead.sampled(choice.token, rows.digest().and_then(|digest| digest.assumed));
             let mut finish = match choice.end {
                 Some(End::EndOfSequence) => Some(FinishReason::End),
                 Some(End::Stop) => Some(FinishReason::Stop),
                 None => None,
             };
-            sequence.num_drawn += 1;
+            sequence.num_sampled += 1;
             sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
             let logprobs = choice.logprobs.filter(|_| reports_logprobs);
             let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace };
@@ -189,60 +200,11 @@ impl Engine {
                 finish = group.request.limit(sequence.tokens.len(), context_len);
             }
             if let Some(reason) = finish {
-                sequence.finish = Some(reason);
-                if let Some(table) = sequence.table.take() {
-                    cache.release(table);
-                }
+                sequence.end(reason, cache);
                 if !holds_back {
                     group.sink.hold(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Hands the logits of all beams to the search, and turns the sequences into those that it wants next.
-    fn advance_beams(&mut self, id: GroupId, complete: &[Rows<'_>]) -> Result<(), Error> {
-        let Engine { running, cache, model, .. } = self;
-        let group = running.get_mut(&id).expect("a planned group runs");
-        let num_running = group.sequences.len();
-        assert_eq!(complete.len(), num_running, "beams advance together");
-        let mut rows: Vec<&[f32]> = vec![&[]; num_running];
-        for part in complete {
-            rows[part.planned.sequence] = part.last();
-        }
-        if let Some(token) = rows.iter().flat_map(|row| row.iter()).position(|logit| logit.is_nan()) {
-            let token = (token % model.config().vocab_size) as u32;
-            return Err(pellucid_sampling::Error::NotANumber { token }.into());
-        }
-        let search = group.search.as_mut().expect("a beam search");
-        let next = search.advance(&rows);
-        let reservation = group.reservation.as_mut().expect("a running group has a reservation");
-        // Each beam is a token longer, also with the last step.
-        group.stats.output_tokens += next.as_ref().map_or(group.request.width(), Vec::len);
-        let Some(next) = next else {
-            // All are of one length, and would be one token longer.
-            let limit = group.request.limit(group.sequences[0].tokens.len() + 1, model.config().context_len);
-            for sequence in &mut group.sequences {
-                sequence.finish = Some(limit.unwrap_or(FinishReason::End));
-                if let Some(table) = sequence.table.take() {
-                    cache.release(table);
-                }
-            }
-            return Ok(());
-        };
-        let mut sequences = Vec::with_capacity(next.len());
-        for (choice, continuation) in next.iter().enumerate() {
-            let parent = &group.sequences[continuation.parent];
-            let mut sequence = Sequence::new(choice, &parent.tokens, parent.sampler.clone());
-            sequence.tokens.push(continuation.token);
-            sequence.num_computed = parent.num_computed;
-            sequence.table = parent.table.as_ref().map(|table| cache.fork(table));
-            sequences.push(sequence);
-        }
-        let old = std::mem::replace(&mut group.sequences, sequences);
-        for table in old.into_iter().filter_map(|sequence| sequence.table) {
-            cache.release_into(table, reservation);
         }
         Ok(())
     }
@@ -254,17 +216,13 @@ impl Engine {
         let mut group = self.running.remove(&id).expect("it was just there");
         group.release(&mut self.cache);
         group.complete(now);
-        self.leaving.push(group.sink);
+        self.ended.push(group.sink);
         self.stats.finished_requests += 1;
     }
 }
 
-/// The other choices of a request, over the prompt's blocks.
-fn fork_choices(
-    group: &mut SequenceGroup,
-    cache: &mut crate::kv_cache::KvCache,
-    vocab_size: usize,
-) -> Result<(), Error> {
+/// Creates the other choices of a request, which share the blocks of its prompt.
+fn fork_choices(group: &mut SequenceGroup, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
     for choice in group.sequences.len()..group.request.width() {
         let first = &group.sequences[0];
         let mut sequence = Sequence::new(choice, &group.request.prompt, group.request.sampler(choice, vocab_size)?);
@@ -272,22 +230,15 @@ fn fork_choices(
         sequence.table = first.table.as_ref().map(|table| cache.fork(table));
         group.sequences.push(sequence);
     }
-    // Some were ended before they began.
+    // Some may have been ended by a control message during prefill.
     for &choice in &group.unwanted {
-        group.sequences[choice].finish = Some(FinishReason::Stop);
-        if let Some(table) = group.sequences[choice].table.take() {
-            cache.release(table);
-        }
+        group.sequences[choice].end(FinishReason::Stop, cache);
     }
     Ok(())
 }
 
-/// By the digest of the logits; `None` where that does not reach.
-fn choose_in_brief(
-    sequence: &Sequence,
-    digest: &RowDigest,
-    workspace: &mut Workspace,
-) -> Result<Option<Choice>, Error> {
+/// Samples from the digest of a row of logits; `None` if the digest does not determine the token.
+fn sample_digest(sequence: &Sequence, digest: &RowDigest, workspace: &mut Workspace) -> Result<Option<Choice>, Error> {
     let position = sequence.tokens.len() as u32;
     let Some(query) = sequence.sampler.query(position).filter(|_| digest.is_plain) else { return Ok(None) };
     let RowDigest { ref top, has_all, totals, ref finalists, .. } = *digest;
@@ -295,7 +246,8 @@ fn choose_in_brief(
     Ok(sequence.sampler.sample_digest(&digest, position, workspace)?)
 }
 
-fn choose(
+/// Samples from a row of logits.
+fn sample_row(
     sequence: &mut Sequence,
     logits: &[f32],
     trace: bool,
@@ -310,16 +262,16 @@ fn choose(
     Ok((sampler.sample(&input, state, workspace)?, None))
 }
 
-/// ln p of the prompt's tokens that this chunk's rows predict; sent once all are known.
-fn score_prompt(group: &mut SequenceGroup, rows: &Rows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
-    let (prompt, planned) = (&group.request.prompt, rows.planned);
-    let start = planned.positions.start;
+/// Computes the log probabilities of the prompt tokens that this chunk's rows predict, and sends them when all are known.
+fn score_prompt(group: &mut SequenceGroup, rows: &ChunkRows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
+    let (prompt, chunk) = (&group.request.prompt, rows.chunk);
+    let start = chunk.positions.start;
     if start >= prompt.len() || group.prompt_logprobs.len() + 1 >= prompt.len() {
         return Ok(());
     }
     let num_top = group.request.sampling.logprobs.unwrap_or(0);
-    for (row, position) in planned.wanted.clone().map(|row| start + row).enumerate() {
-        // After a preemption the rows come again; what is known stays.
+    for (row, position) in chunk.wanted.clone().map(|row| start + row).enumerate() {
+        // After a preemption the rows are computed again; log probabilities that are known are kept.
         if position == group.prompt_logprobs.len() && position + 1 < prompt.len() {
             group.prompt_logprobs.push(Logprobs::of(rows.row(row), prompt[position + 1], num_top, workspace)?);
         }

@@ -1,4 +1,4 @@
-//! Wishes from outside about requests that are being served: pause, resume, other parameters, enough.
+//! Applies control messages to running and waiting requests: pause, resume, new sampling parameters, the end of a choice.
 
 use std::time::Instant;
 
@@ -9,28 +9,28 @@ use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, FinishReason};
 
 impl Engine {
-    /// Takes every wish that has come since the last step, of those who run and of those who wait.
-    pub(super) fn heed_controls(&mut self, now: Instant) {
+    /// Applies every message that has arrived since the last step.
+    pub(super) fn apply_controls(&mut self, now: Instant) {
         let Engine { running, waiting, cache, model, .. } = self;
         let vocab_size = model.config().vocab_size;
         let waiting = waiting.values_mut().flatten().map(|(id, group)| (*id, group));
-        let mut over: Vec<(GroupId, Result<(), Error>)> = Vec::new();
+        let mut ended: Vec<(GroupId, Result<(), Error>)> = Vec::new();
         for (id, group) in running.iter_mut().map(|(id, group)| (*id, group)).chain(waiting) {
             while let Some(control) = group.sink.control() {
-                // The end of a choice is told as such.
-                let is_answered = !matches!(control, Control::End { .. });
-                let outcome = group.heed(control, cache, vocab_size);
+                // The end of a choice is acknowledged by `ChoiceEnd`.
+                let is_acknowledged = !matches!(control, Control::End { .. });
+                let outcome = group.apply(control, cache, vocab_size);
                 if outcome.is_err() || group.is_finished() {
-                    over.push((id, outcome));
+                    ended.push((id, outcome));
                     break;
                 }
-                if is_answered {
+                if is_acknowledged {
                     group.sink.send(Event::ControlApplied { output_tokens: group.stats.output_tokens });
                 }
             }
         }
-        for (id, outcome) in over {
-            let Some(mut group) = self.take(id) else { continue };
+        for (id, outcome) in ended {
+            let Some(mut group) = self.remove(id) else { continue };
             group.release(&mut self.cache);
             match outcome {
                 Ok(()) => {
@@ -46,8 +46,8 @@ impl Engine {
         }
     }
 
-    /// A request, wherever it is.
-    fn take(&mut self, id: GroupId) -> Option<SequenceGroup> {
+    /// Removes a request from the running ones or from the queue.
+    fn remove(&mut self, id: GroupId) -> Option<SequenceGroup> {
         let running = self.running.remove(&id);
         running.or_else(|| {
             let queues = self.waiting.values_mut();
@@ -59,7 +59,7 @@ impl Engine {
 }
 
 impl SequenceGroup {
-    fn heed(&mut self, control: Control, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
+    fn apply(&mut self, control: Control, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
         match control {
             Control::Pause => self.is_paused = true,
             Control::Resume => self.is_paused = false,
@@ -67,7 +67,7 @@ impl SequenceGroup {
                 self.request.sampling = *params;
                 for sequence in &mut self.sequences {
                     let sampler = self.request.sampler(sequence.choice, vocab_size)?;
-                    // The penalties may look at another window now; mirostat begins anew where it was not at work.
+                    // The window of the penalties may have changed. Mirostat starts anew unless it was already on.
                     let (prompt, output) = sequence.tokens.split_at(self.request.prompt.len());
                     sequence.history = sampler.history(prompt);
                     output.iter().for_each(|&token| sequence.history.push(token));
@@ -75,18 +75,19 @@ impl SequenceGroup {
                         sequence.state = sampler.state();
                     }
                     sequence.sampler = sampler;
-                    // The step ahead was asked by the old parameters.
-                    sequence.is_ahead = false;
+                    // The step launched ahead has digests for the old parameters.
+                    sequence.look_ahead.discard();
                 }
             }
-            Control::End { choice } if self.search.is_none() && !self.holds_back() => self.end(choice, cache),
+            Control::End { choice } if self.search.is_none() && !self.holds_back() => self.end_choice(choice, cache),
             Control::End { .. } => {}
         }
         Ok(())
     }
 
-    /// Ends a choice where it is. Before the prompt is computed the first sequence stands for all: it goes on while any of them is wanted.
-    fn end(&mut self, choice: usize, cache: &mut KvCache) {
+    /// Ends a choice with the tokens that it has. During prefill the first sequence stands for all choices: it goes on while any of them
+    /// is wanted.
+    fn end_choice(&mut self, choice: usize, cache: &mut KvCache) {
         let width = self.request.width();
         if self.sequences.len() < width {
             if choice < width && !self.unwanted.contains(&choice) {
@@ -100,10 +101,7 @@ impl SequenceGroup {
         }
         let ended = self.sequences.iter_mut().find(|s| s.choice == choice && s.finish.is_none());
         if let Some(sequence) = ended {
-            sequence.finish = Some(FinishReason::Stop);
-            if let Some(table) = sequence.table.take() {
-                cache.release(table);
-            }
+            sequence.end(FinishReason::Stop, cache);
             self.sink.send(Event::ChoiceEnd { choice, reason: FinishReason::Stop, token: None });
         }
     }

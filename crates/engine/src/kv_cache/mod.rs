@@ -296,7 +296,7 @@ impl KvCache {
     }
 
     /// Enters every block that `tokens` fill into the index; their keys and values are stored.
-    pub fn remember(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+    pub fn index_full_blocks(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         while (table.num_known() + 1) * self.block_len <= tokens.len() {
             let i = table.num_known();
             let range = i * self.block_len..(i + 1) * self.block_len;

@@ -17,7 +17,7 @@ fn serve(cache: &mut KvCache, scope: Scope, prompt: &[u32]) -> usize {
     let (mut table, mut reservation, cached) = cache.admit(scope, prompt, 0).expect("room");
     cache.grow(&mut table, &mut reservation, prompt.len()).expect("reserved");
     assert_eq!(reservation.num_blocks(), 0, "what was promised is what was needed");
-    cache.remember(&mut table, prompt);
+    cache.index_full_blocks(&mut table, prompt);
     cache.release(table);
     cache.cancel(reservation);
     cached
@@ -165,7 +165,7 @@ fn forks_share_until_one_writes() {
     // One full block for both, and two more for each.
     let (mut first, mut promise, _) = cache.admit(tenant(1), &tokens, 5).expect("room");
     cache.grow(&mut first, &mut promise, 6).expect("reserved");
-    cache.remember(&mut first, &tokens);
+    cache.index_full_blocks(&mut first, &tokens);
     let mut second = cache.fork(&first);
     assert_eq!(first.blocks(), second.blocks());
     assert_eq!(cache.num_in_use(), 2);
@@ -218,7 +218,7 @@ fn no_block_is_lost_or_owned_twice() {
                 let Live { table, reservation, tokens } = &mut live[i];
                 if cache.grow(table, reservation, tokens.len()).is_ok() {
                     let _ = cache.make_writable(table, reservation, tokens.len() - 1);
-                    cache.remember(table, tokens);
+                    cache.index_full_blocks(table, tokens);
                     tokens.push(random(3) as u32);
                 }
             }

@@ -1,0 +1,99 @@
+//! Runs a step: builds the batch, launches it on the device, and waits for the logits.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use pellucid_model::Chunk;
+use pellucid_sampling::DigestQuery;
+use pellucid_tensor::{CHOSEN, RowQuery, Shortlist};
+
+use super::{Engine, PlannedChunk, Step};
+use crate::Error;
+
+impl Engine {
+    /// Runs a step, unless it was launched ahead, and waits for its logits. While an asynchronous device computes, launches the step
+    /// after it and sends the events of the step before it.
+    pub(super) fn run(&mut self, step: &mut Step) -> Result<(), Error> {
+        let launched = if step.launched.is_none() { self.launch_now(step) } else { Ok(()) };
+        if launched.is_ok() {
+            self.launch_ahead(step);
+        }
+        self.deliver();
+        launched?;
+        let outcome = contain_panics(|| self.model.finish(&mut step.logits));
+        step.finished = Some(Instant::now());
+        outcome
+    }
+
+    fn launch_now(&mut self, step: &mut Step) -> Result<(), Error> {
+        let num_rows = step.chunks.iter().map(PlannedChunk::num_tokens).sum();
+        // A synchronous launch returns when the step is over. Events must not wait that long.
+        if !self.model.is_asynchronous(num_rows) {
+            self.deliver();
+        }
+        self.launch(step)
+    }
+
+    /// Builds the batch of a step and launches its forward pass.
+    pub(super) fn launch(&mut self, step: &mut Step) -> Result<(), Error> {
+        let now = Instant::now();
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.clear();
+        for planned in &step.chunks {
+            let sequence = &self.running[&planned.group].sequences[planned.sequence];
+            let table = sequence.table.as_ref().expect("a planned sequence has blocks");
+            let chosen = planned.token_from_row.map(|row| CHOSEN + row as u32);
+            let ids = match &chosen {
+                Some(id) => std::slice::from_ref(id),
+                None => &sequence.tokens[planned.positions.clone()],
+            };
+            let chunk = Chunk {
+                ids,
+                first_position: planned.positions.start,
+                blocks: table.blocks(),
+                wanted: planned.wanted.clone(),
+                query: self.digest_query(planned),
+            };
+            batch.push(chunk, self.options.block_len);
+        }
+        let Engine { model, kv, .. } = self;
+        let outcome = contain_panics(|| model.launch(&batch, kv, &mut step.logits));
+        self.batch = batch;
+        outcome?;
+        step.launched = Some(now);
+        Ok(())
+    }
+
+    /// Returns what a digest must contain to sample a chunk's token without its row of logits; `None` if the whole row is needed.
+    pub(super) fn digest_query(&self, chunk: &PlannedChunk) -> Option<RowQuery> {
+        let group = &self.running[&chunk.group];
+        let sequence = &group.sequences[chunk.sequence];
+        let next = chunk.positions.end;
+        let samples_one =
+            chunk.wanted.len() == 1 && next >= sequence.tokens.len() && group.sequences.len() == group.request.width();
+        let request = &group.request;
+        let needs_row =
+            request.trace || group.search.is_some() || request.score_prompt || sequence.look_ahead.needs_row();
+        if !self.model.digests() || !samples_one || needs_row {
+            return None;
+        }
+        let DigestQuery { temperature, race, shortlist } = sequence.sampler.query(next as u32)?;
+        let shortlist = shortlist.map(|list| Shortlist { draw: list.draw, k: list.k, p: list.p, min_p: list.min_p });
+        Some(RowQuery { temperature, race, shortlist })
+    }
+}
+
+/// Calls into the model; a panic there becomes an error of this step.
+fn contain_panics(work: impl FnOnce() -> Result<(), pellucid_model::Error>) -> Result<(), Error> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => Ok(outcome?),
+        Err(panic) => Err(internal_error(&panic)),
+    }
+}
+
+/// Turns the payload of a panic into an error.
+pub(super) fn internal_error(panic: &Box<dyn Any + Send>) -> Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    Error::Internal(text.unwrap_or("no message").to_owned())
+}
