@@ -1,16 +1,28 @@
 //! From text to text over one engine: the crate between the programs (command line, server, library) and the engine.
 //!
-//! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, and [`PromptEncoder`] makes
-//! token ids of messages or text. This crate opens no file, chooses no device, and knows neither HTTP nor terminals.
+//! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, [`PromptEncoder`] makes token ids
+//! of messages or text, [`Generation`] submits them and returns pieces of text, each made by [`ChoiceText`], which holds
+//! back half characters and stop strings. This crate opens no file, chooses no device, and knows neither HTTP nor
+//! terminals.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod choice_text;
 mod clock;
 mod error;
+mod event_channel;
+mod finish;
+mod generation;
 mod model;
 mod prompt;
+mod prompt_replies;
+mod summary;
 
+pub use choice_text::{ChoiceText, Delta, ReplyToken, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use error::Error;
+pub use finish::Finish;
+pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use model::LoadedModel;
 pub use prompt::{ChatPrompt, PromptEncoder};
+pub use summary::Summary;

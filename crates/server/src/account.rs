@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use pellucid_generate::Summary;
+
 use crate::drain::Flight;
 use crate::error::ApiError;
 use crate::metrics::Outcome;
-use crate::reply::{Reply, Spec, Summary};
+use crate::reply::Spec;
 use crate::state::App;
 use crate::tenants::Permit;
 
@@ -17,7 +19,7 @@ pub(crate) struct Account {
     _flight: Flight,
     request_id: String,
     /// Log probabilities that each token of the output reports.
-    logprobs_a_token: usize,
+    logprobs_per_token: usize,
     /// What it was charged for when it was let in.
     prompt_logprobs: usize,
     num_charged: usize,
@@ -30,16 +32,16 @@ impl Account {
     pub(crate) fn open(app: &Arc<App>, permit: Permit, request_id: &str, spec: &Spec) -> Account {
         let num_prompt = spec.num_prompt_tokens();
         let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
-        let logprobs_a_token = spec.logprobs_a_token();
+        let logprobs_per_token = spec.logprobs_per_token();
         // A scored prompt reports as much for each of its tokens as the output does.
-        let prompt_logprobs = if is_scored { num_prompt * logprobs_a_token } else { 0 };
+        let prompt_logprobs = if is_scored { num_prompt * logprobs_per_token } else { 0 };
         permit.tenant.charge_output(0, prompt_logprobs);
         Account {
             app: app.clone(),
             permit,
             _flight: app.drain.take_off(),
             request_id: request_id.to_owned(),
-            logprobs_a_token,
+            logprobs_per_token,
             prompt_logprobs,
             num_charged: 0,
             latest: Summary { prompt_tokens: num_prompt, ..Summary::default() },
@@ -47,12 +49,11 @@ impl Account {
         }
     }
 
-    /// Charges the output so far.
-    pub(crate) fn charge(&mut self, reply: &Reply) {
-        let num_output = reply.num_output_tokens();
+    /// Charges for `num_output` tokens in all, those that were charged before included.
+    pub(crate) fn charge(&mut self, num_output: usize) {
         let new = num_output.saturating_sub(self.num_charged);
         if new > 0 {
-            self.permit.tenant.charge_output(new, new * self.logprobs_a_token);
+            self.permit.tenant.charge_output(new, new * self.logprobs_per_token);
             self.num_charged += new;
             self.latest.completion_tokens = num_output;
         }

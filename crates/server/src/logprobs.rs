@@ -1,12 +1,11 @@
 //! Log probabilities and traces in the shapes of the two dialects.
 
+use pellucid_generate::ReplyToken;
 use pellucid_sampling::{RunnerTrace, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
-
-use crate::choice::ShownToken;
 
 /// JSON has no minus infinity; OpenAI writes this for what is as good as impossible.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -75,7 +74,7 @@ fn text_of(bytes: &[u8]) -> String {
 }
 
 impl ChatLogprobs {
-    pub(crate) fn extend(&mut self, tokens: &[ShownToken], tokenizer: &Tokenizer) {
+    pub(crate) fn extend(&mut self, tokens: &[ReplyToken], tokenizer: &Tokenizer) {
         for token in tokens {
             let Some(logprobs) = &token.logprobs else { continue };
             let bytes = bytes_of(tokenizer, token.id);
@@ -94,7 +93,7 @@ impl ChatLogprobs {
 }
 
 impl CompletionLogprobs {
-    pub(crate) fn extend(&mut self, tokens: &[ShownToken], num_top: u32, tokenizer: &Tokenizer) {
+    pub(crate) fn extend(&mut self, tokens: &[ReplyToken], num_top: u32, tokenizer: &Tokenizer) {
         for token in tokens {
             let bytes = bytes_of(tokenizer, token.id);
             self.tokens.push(text_of(&bytes));

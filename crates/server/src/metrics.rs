@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use pellucid_engine::EngineStats;
+use pellucid_generate::Summary;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -10,8 +11,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-
-use crate::reply::Summary;
 
 /// Seconds: from a token of a small model to a long reply.
 const TIMES: [f64; 16] =

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use http_body::{Body, Frame};
+use pellucid_generate::{Delta, GenerationEvent};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::choice::Delta;
 use crate::drain::Phase;
 use crate::error::ApiError;
 use crate::openai::usage::{Extension, Usage};
-use crate::respond::{Underway, cut_short};
+use crate::reply::Reply;
+use crate::respond::cut_short;
 use crate::state::App;
 use crate::wire::ChunkWriter;
 
@@ -26,9 +27,8 @@ const QUIET: Duration = Duration::from_secs(15);
 const FRAME_BYTES: usize = 16 << 10;
 
 pub(crate) struct SseBody {
-    underway: Underway,
+    reply: Reply,
     writer: ChunkWriter,
-    app: Arc<App>,
     /// Complete when the server ends at once.
     ending: Pin<Box<dyn Future<Output = ()> + Send>>,
     quiet: Pin<Box<Sleep>>,
@@ -39,12 +39,11 @@ pub(crate) struct SseBody {
 }
 
 impl SseBody {
-    pub(crate) fn new(underway: Underway, writer: ChunkWriter, app: &Arc<App>) -> SseBody {
+    pub(crate) fn new(reply: Reply, writer: ChunkWriter, app: &Arc<App>) -> SseBody {
         SseBody {
-            underway,
+            reply,
             writer,
             ending: Box::pin(app.drain.reached(Phase::Ending)),
-            app: app.clone(),
             quiet: Box::pin(sleep(QUIET)),
             last: None,
             has_opened: false,
@@ -53,20 +52,17 @@ impl SseBody {
     }
 
     fn open(&mut self, frame: &mut String) {
-        for index in 0..self.underway.reply.num_choices() {
+        for index in 0..self.reply.generation.num_choices() {
             let mut chunk = String::new();
             if self.writer.opening(index, &mut chunk) {
                 event(&chunk, frame);
             }
         }
-        for delta in self.underway.reply.opening(&self.app.model.tokenizer) {
-            self.show(delta, frame);
-        }
     }
 
     /// Writes a piece, and keeps the latest ending back for the numbers to go with it.
     fn show(&mut self, delta: Delta, frame: &mut String) {
-        if delta.ending.is_some() {
+        if delta.finish.is_some() {
             if let Some(before) = self.last.replace(delta) {
                 self.write(&before, None, frame);
             }
@@ -82,8 +78,8 @@ impl SseBody {
     }
 
     fn finish(&mut self, frame: &mut String) {
-        let summary = self.underway.close();
-        let extension = Extension::new(&self.underway.reply, &summary);
+        let summary = self.reply.close();
+        let extension = Extension::new(&self.reply.sampling, &summary);
         if let Some(last) = self.last.take() {
             let own_chunk = self.writer.includes_usage();
             self.write(&last, (!own_chunk).then_some(&extension), frame);
@@ -126,21 +122,19 @@ impl Body for SseBody {
         }
         // Take whatever has come: one write for all of it.
         while !this.is_over && frame.len() < FRAME_BYTES {
-            let tokenizer = &this.app.model.tokenizer;
-            let taken = match this.underway.generation.poll_next(context) {
-                Poll::Ready(event) => this.underway.take(event, tokenizer),
+            let event = match this.reply.poll_event(context) {
+                Poll::Ready(event) => event,
                 Poll::Pending if this.ending.as_mut().poll(context).is_ready() => {
-                    this.underway.fail();
-                    Err(cut_short())
+                    this.reply.fail();
+                    Some(Err(cut_short()))
                 }
                 Poll::Pending => break,
             };
-            match taken {
-                Ok(deltas) => deltas.into_iter().for_each(|delta| this.show(delta, &mut frame)),
-                Err(error) => this.fail(&error, &mut frame),
-            }
-            if !this.is_over && this.underway.reply.is_over() {
-                this.finish(&mut frame);
+            match event {
+                Some(Ok(GenerationEvent::Delta(delta))) => this.show(delta, &mut frame),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => this.fail(&error, &mut frame),
+                None => this.finish(&mut frame),
             }
         }
         if frame.is_empty() && !this.is_over {

@@ -9,14 +9,14 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
-use pellucid_engine::{Control, Event};
+use pellucid_engine::Control;
+use pellucid_generate::GenerationEvent;
 use pellucid_sampling::SamplingParams;
 use serde_json::json;
 use tokio::time::timeout;
 
 use crate::body::ReadBody;
 use crate::caller::{self, Caller};
-use crate::choice::Delta;
 use crate::drain::Phase;
 use crate::error::{ApiError, ErrorBody};
 use crate::fields::{self, Fields, shown};
@@ -27,8 +27,8 @@ use crate::openai::chat::ChatRequest;
 use crate::openai::common::Streaming;
 use crate::openai::sampling::SamplingFields;
 use crate::openai::usage::{Extension as Numbers, Usage};
-use crate::reply::Spec;
-use crate::respond::{Underway, begin, cut_short};
+use crate::reply::{Reply, Sampling, Spec};
+use crate::respond::{begin, cut_short};
 use crate::routes::Refusals;
 use crate::state::SharedApp;
 use crate::tenants::Permit;
@@ -79,9 +79,9 @@ async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
             Err(error)
         }
         Ok(Some(((spec, streaming), permit))) => match begin(&app, &caller, permit, spec) {
-            Ok((underway, envelope)) => {
+            Ok((reply, envelope)) => {
                 let writer = ChunkWriter::new(envelope, streaming);
-                Exchange { underway, writer, wishes: VecDeque::new() }.run(&mut socket, &app).await
+                Exchange { reply, writer, wishes: VecDeque::new() }.run(&mut socket, &app).await
             }
             Err(error) => Err(error),
         },
@@ -143,7 +143,7 @@ async fn text_message(socket: &mut WebSocket) -> Result<Option<String>, ApiError
 
 /// A reply under way over a socket.
 struct Exchange {
-    underway: Underway,
+    reply: Reply,
     writer: ChunkWriter,
     /// Names of the wishes that the engine has not heeded yet, oldest first.
     wishes: VecDeque<&'static str>,
@@ -158,14 +158,14 @@ enum Wish {
 impl Exchange {
     async fn run(mut self, socket: &mut WebSocket, app: &SharedApp) -> Result<(), ApiError> {
         let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
-        for index in 0..self.underway.reply.num_choices() {
+        for index in 0..self.reply.generation.num_choices() {
             let mut chunk = String::new();
             self.writer.opening(index, &mut chunk);
             if send(socket, chunk, app).await.is_err() {
                 return Ok(());
             }
         }
-        while !self.underway.reply.is_over() {
+        while !self.reply.generation.is_over() {
             let outgoing = tokio::select! {
                 biased;
                 message = text_message(socket) => match message {
@@ -173,58 +173,60 @@ impl Exchange {
                     Ok(None) => return Ok(()),
                     Ok(Some(text)) => match self.wish(&text, app) {
                         Ok(Wish::Cancel) => {
-                            let summary = self.underway.reply.summary();
-                            self.underway.account.close(Outcome::Cancelled, &summary);
+                            let summary = self.reply.generation.summary();
+                            self.reply.account.close(Outcome::Cancelled, &summary);
                             let _ = send(socket, json!({ "type": "cancelled" }).to_string(), app).await;
                             return Ok(());
                         }
                         Ok(Wish::Control(name, control)) => {
                             self.wishes.push_back(name);
-                            self.underway.generation.control(0, control);
-                            Vec::new()
+                            self.reply.generation.control(0, control);
+                            None
                         }
                         // A message that cannot be heeded changes nothing.
-                        Err(error) => vec![error.to_json()],
+                        Err(error) => Some(error.to_json()),
                     },
-                    Err(error) => vec![error.to_json()],
+                    Err(error) => Some(error.to_json()),
                 },
-                event = self.underway.generation.next() => self.take(event, app)?,
+                event = self.reply.next_event() => match event.transpose()? {
+                    Some(event) => self.text_of(event),
+                    None => None,
+                },
                 () = &mut ending => {
-                    self.underway.fail();
+                    self.reply.fail();
                     return Err(cut_short());
                 }
             };
-            for text in outgoing {
-                if send(socket, text, app).await.is_err() {
-                    return Ok(());
-                }
+            if let Some(text) = outgoing
+                && send(socket, text, app).await.is_err()
+            {
+                return Ok(());
             }
         }
         self.finish(socket, app).await;
         Ok(())
     }
 
-    /// The messages that an event gives.
-    fn take(&mut self, event: Option<(usize, Event)>, app: &SharedApp) -> Result<Vec<String>, ApiError> {
-        let mut texts = Vec::new();
-        if let Some((_, Event::ControlApplied { output_tokens })) = event
-            && let Some(name) = self.wishes.pop_front()
-        {
-            texts.push(json!({ "type": name, "output_tokens": output_tokens }).to_string());
+    /// Returns the message that reports an event.
+    fn text_of(&mut self, event: GenerationEvent) -> Option<String> {
+        match event {
+            GenerationEvent::Delta(delta) => {
+                let mut chunk = String::new();
+                self.writer.delta(&delta, None, &mut chunk);
+                Some(chunk)
+            }
+            GenerationEvent::ControlApplied { output_tokens, .. } => {
+                let name = self.wishes.pop_front()?;
+                Some(json!({ "type": name, "output_tokens": output_tokens }).to_string())
+            }
+            GenerationEvent::PromptProgress { .. } => None,
         }
-        let deltas: Vec<Delta> = self.underway.take(event, &app.model.tokenizer)?;
-        for delta in deltas {
-            let mut chunk = String::new();
-            self.writer.delta(&delta, None, &mut chunk);
-            texts.push(chunk);
-        }
-        Ok(texts)
     }
 
     async fn finish(mut self, socket: &mut WebSocket, app: &SharedApp) {
-        let summary = self.underway.close();
+        let summary = self.reply.close();
         let mut chunk = String::new();
-        self.writer.usage(&Usage::new(&summary), &Numbers::new(&self.underway.reply, &summary), &mut chunk);
+        self.writer.usage(&Usage::new(&summary), &Numbers::new(&self.reply.sampling, &summary), &mut chunk);
         let _ = send(socket, chunk, app).await;
         let _ = send(socket, "[DONE]".to_owned(), app).await;
     }
@@ -258,7 +260,7 @@ impl Exchange {
 
     /// Other parameters from the next token on: what the message gives, over what was given before.
     fn update(&mut self, changes: SamplingFields, app: &SharedApp) -> Result<Control, ApiError> {
-        if self.underway.reply.is_search {
+        if self.reply.sampling.is_beam_search {
             return Err(ApiError::invalid(
                 "update: a beam search draws nothing, so no parameter of the draw can change it",
             ));
@@ -275,13 +277,12 @@ impl Exchange {
                 return Err(fixed(name));
             }
         }
-        let reply = &mut self.underway.reply;
-        let sampling = reply.sampling.clone().changed(changes);
+        let fields = self.reply.sampling.fields.clone().changed(changes);
         // As if the request had said so from the beginning: what is set by default follows what is given.
-        let SamplingParams { seed, logprobs, .. } = reply.params;
-        let params = SamplingParams { seed, logprobs, ..sampling.params(&app.model)? };
+        let SamplingParams { seed, logprobs, .. } = self.reply.sampling.params;
+        let params = SamplingParams { seed, logprobs, ..fields.params(&app.model)? };
         app.model.engine.check_sampling(&params)?;
-        reply.update(sampling, params.clone());
+        self.reply.sampling = Sampling { fields, params: params.clone(), is_beam_search: false };
         Ok(Control::Update(Box::new(params)))
     }
 }

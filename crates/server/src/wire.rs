@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use pellucid_generate::{Delta, Finish, LoadedModel, Summary};
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::choice::{Delta, Ending};
 use crate::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use crate::openai::common::Streaming;
 use crate::openai::usage::{Extension, Usage};
 use crate::random::{self, Padding};
-use crate::reply::{Dialect, Reply, Summary};
+use crate::reply::{Dialect, Sampling};
 
 /// A whole chat reply.
 #[derive(Debug, Serialize, ToSchema)]
@@ -115,6 +115,14 @@ struct CompletionPiece<'a> {
     trace: Vec<Value>,
 }
 
+/// OpenAI's name for why a choice ended.
+fn finish_reason(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::EndToken(_) | Finish::StopToken(_) | Finish::StopString(_) => "stop",
+        Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
+    }
+}
+
 /// What all pieces of one reply have in common.
 #[derive(Debug)]
 pub(crate) struct Envelope {
@@ -135,7 +143,7 @@ impl Envelope {
         }
     }
 
-    pub(crate) fn new(dialect: Dialect, logprobs: Option<u32>, model: &pellucid_generate::LoadedModel) -> Envelope {
+    pub(crate) fn new(dialect: Dialect, logprobs: Option<u32>, model: &LoadedModel) -> Envelope {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Envelope {
             dialect,
@@ -165,30 +173,21 @@ impl Envelope {
         Some(shown)
     }
 
-    /// The whole reply: the pieces of each choice, put together.
-    pub(crate) fn whole(self, deltas: Vec<Delta>, reply: &Reply, summary: &Summary) -> String {
-        let mut joined: Vec<Delta> =
-            (0..reply.num_choices()).map(|index| Delta { index, ..Delta::default() }).collect();
-        for delta in deltas {
-            let whole = &mut joined[delta.index];
-            whole.text.push_str(&delta.text);
-            whole.tokens.extend(delta.tokens);
-            whole.traces.extend(delta.traces);
-            whole.ending = delta.ending.or(whole.ending.take());
-        }
-        let (usage, pellucid) = (Usage::new(summary), Extension::new(reply, summary));
-        let finish_reason = |delta: &Delta| delta.ending.as_ref().map(Ending::finish_reason);
+    /// The whole reply; `choices` are the joined pieces of each.
+    pub(crate) fn whole(self, choices: Vec<Delta>, sampling: &Sampling, summary: &Summary) -> String {
+        let (usage, pellucid) = (Usage::new(summary), Extension::new(sampling, summary));
+        let reason = |delta: &Delta| delta.finish.as_ref().map(finish_reason);
         let json = match self.dialect {
             Dialect::Chat => {
                 let choice = |delta: Delta| ChatChoice {
-                    index: delta.index,
+                    index: delta.choice,
                     logprobs: self.chat_logprobs(&delta),
-                    finish_reason: finish_reason(&delta),
+                    finish_reason: reason(&delta),
                     trace: self.traces(&delta),
                     message: AssistantMessage { role: "assistant", content: delta.text, refusal: None },
                 };
                 serde_json::to_string(&ChatCompletion {
-                    choices: joined.into_iter().map(choice).collect(),
+                    choices: choices.into_iter().map(choice).collect(),
                     object: "chat.completion",
                     id: self.id,
                     created: self.created,
@@ -200,14 +199,14 @@ impl Envelope {
             }
             Dialect::Completions => {
                 let choice = |delta: Delta| CompletionChoice {
-                    index: delta.index,
+                    index: delta.choice,
                     logprobs: self.completion_logprobs(&delta),
-                    finish_reason: finish_reason(&delta),
+                    finish_reason: reason(&delta),
                     trace: self.traces(&delta),
                     text: delta.text,
                 };
                 serde_json::to_string(&Completion {
-                    choices: joined.into_iter().map(choice).collect(),
+                    choices: choices.into_iter().map(choice).collect(),
                     object: "text_completion",
                     id: self.id,
                     created: self.created,
@@ -267,14 +266,14 @@ impl ChunkWriter {
 
     /// A piece of a choice; the last one of a reply brings the numbers, unless they have a chunk of their own.
     pub(crate) fn delta(&mut self, delta: &Delta, last: Option<&Extension>, chunk: &mut String) {
-        let finish_reason = delta.ending.as_ref().map(Ending::finish_reason);
+        let finish_reason = delta.finish.as_ref().map(finish_reason);
         let trace = self.envelope.traces(delta);
         let envelope = &self.envelope;
         let piece = match envelope.dialect {
             Dialect::Chat => {
                 let has_content = !delta.text.is_empty() || finish_reason.is_none();
                 serde_json::to_string(&ChatPiece {
-                    index: delta.index,
+                    index: delta.choice,
                     delta: ChatDelta { role: None, content: has_content.then_some(&*delta.text) },
                     logprobs: envelope.chat_logprobs(delta).filter(|shown| !shown.content.is_empty()),
                     finish_reason,
@@ -282,7 +281,7 @@ impl ChunkWriter {
                 })
             }
             Dialect::Completions => serde_json::to_string(&CompletionPiece {
-                index: delta.index,
+                index: delta.choice,
                 text: &delta.text,
                 logprobs: envelope.completion_logprobs(delta).filter(|_| !delta.tokens.is_empty()),
                 finish_reason,

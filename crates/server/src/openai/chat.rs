@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: what a chat request may say, and what it becomes.
 
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -11,7 +11,7 @@ use super::sampling::SamplingFields;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::json::Json;
-use crate::reply::{Dialect, PromptSpec, Spec};
+use crate::reply::{Dialect, Spec};
 use crate::schemas;
 use crate::state::Limits;
 use crate::tenants::Tenant;
@@ -86,12 +86,11 @@ impl ChatRequest {
         let request = common.request(ids, params, max_tokens, limits, tenant)?;
         Ok(Spec {
             dialect: Dialect::Chat,
-            num_choices: common.num_choices(),
             streaming: common.streaming(),
-            prompts: vec![PromptSpec { request, echo: None, drops_output: false, continues_text: false }],
+            prompts: vec![PromptRequest::chat(request)],
             sampling,
             logprobs,
-            stops: common.stop,
+            stop: common.stop,
             user: common.user,
         })
     }

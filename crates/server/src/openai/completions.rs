@@ -1,6 +1,6 @@
 //! `/v1/completions`: what a request to continue a text may say, and what it becomes.
 
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
@@ -10,7 +10,7 @@ use super::sampling::SamplingFields;
 use crate::error::ApiError;
 use crate::fields::{self, Fields};
 use crate::json::Json;
-use crate::reply::{Dialect, PromptSpec, Spec};
+use crate::reply::{Dialect, Spec};
 use crate::schemas;
 use crate::state::Limits;
 use crate::tenants::Tenant;
@@ -132,7 +132,7 @@ impl CompletionRequest {
             let mut request = common.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
             request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);
             request.score_prompt = echoes && completion.logprobs.is_some();
-            prompts.push(PromptSpec {
+            prompts.push(PromptRequest {
                 request,
                 echo: echoes.then_some(text),
                 drops_output: max_tokens == 0,
@@ -141,12 +141,11 @@ impl CompletionRequest {
         }
         Ok(Spec {
             dialect: Dialect::Completions,
-            num_choices: common.num_choices(),
             streaming: common.streaming(),
             prompts,
             sampling,
             logprobs: completion.logprobs,
-            stops: common.stop,
+            stop: common.stop,
             user: common.user,
         })
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use pellucid_generate::{Finish, Summary};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::sampling;
-use crate::choice::Ending;
-use crate::reply::{Reply, Summary};
+use super::sampling::effective;
+use crate::reply::Sampling;
 
 /// Tokens in and out.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
@@ -103,13 +103,13 @@ impl Usage {
 }
 
 impl Extension {
-    pub(crate) fn new(reply: &Reply, summary: &Summary) -> Extension {
+    pub(crate) fn new(sampling: &Sampling, summary: &Summary) -> Extension {
         // Microseconds are as fine as these are true.
         let milliseconds = |time: Duration| time.as_micros() as f64 / 1e3;
         Extension {
-            seed: reply.params.seed,
-            parameters: sampling::effective(&reply.sampling, &reply.params),
-            end_token_ids: reply.params.end_ids.clone(),
+            seed: sampling.params.seed,
+            parameters: effective(&sampling.fields, &sampling.params),
+            end_token_ids: sampling.params.end_ids.clone(),
             cached_tokens: summary.cached_tokens,
             preemptions: summary.preemptions,
             timings: Timings {
@@ -119,16 +119,21 @@ impl Extension {
                 decode_ms: milliseconds(summary.decode_time),
                 total_ms: milliseconds(summary.total_time),
             },
-            endings: summary.endings.iter().enumerate().filter_map(|(i, ending)| detail(i, ending.as_ref()?)).collect(),
+            endings: summary
+                .finishes
+                .iter()
+                .enumerate()
+                .filter_map(|(i, finish)| Some(detail(i, finish.as_ref()?)))
+                .collect(),
         }
     }
 }
 
-fn detail(index: usize, ending: &Ending) -> Option<EndingDetail> {
-    let (token_id, stop) = match ending {
-        Ending::End(id) | Ending::StopToken(id) => (*id, None),
-        Ending::StopText(text) => (None, Some(text.clone())),
-        Ending::MaxTokens | Ending::Context | Ending::Deadline => (None, None),
+fn detail(index: usize, finish: &Finish) -> EndingDetail {
+    let (token_id, stop) = match finish {
+        Finish::EndToken(id) | Finish::StopToken(id) => (*id, None),
+        Finish::StopString(text) => (None, Some(text.clone())),
+        Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => (None, None),
     };
-    Some(EndingDetail { index, reason: ending.name(), token_id, stop })
+    EndingDetail { index, reason: finish.name(), token_id, stop }
 }

@@ -10,7 +10,8 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use pellucid_engine::{Event, FinishReason, Request, TokenEvent, TokenStream};
+use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
+use pellucid_generate::Finish;
 use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
@@ -143,18 +144,6 @@ struct Explainer<'a> {
     interrupt: &'a Interrupt,
 }
 
-/// Why there is no further token.
-#[derive(Debug, Clone, Copy)]
-enum Ending {
-    /// The model chose one of its ends.
-    End,
-    /// A token given with `--stop-token`.
-    Stop,
-    MaxTokens,
-    Context,
-    Interrupted,
-}
-
 impl Explainer<'_> {
     /// Explains tokens as they come.
     fn follow(
@@ -168,22 +157,22 @@ impl Explainer<'_> {
         let start = before.len();
         let mut written = Written { before, fresh: String::new() };
         let mut num_tokens = 0;
-        let ending = loop {
+        let finish = loop {
             if stop.asked() {
-                break Ending::Interrupted;
+                break None;
             }
             let Ok(event) = stream.next_within(GLANCE) else { continue };
             match event {
                 None => return Err(anyhow!("the engine stopped in the middle of a reply")),
                 Some(Event::Failed(error)) => return Err(error.into()),
                 Some(Event::ChoiceEnd { reason, token, .. }) => {
-                    let ending = Ending::of(reason);
+                    let finish = Finish::new(reason, token.as_ref());
                     if let Some(token) = token {
                         num_tokens += 1;
                         written.fresh = text.push(token.id);
-                        self.explain(&token, num_tokens, Some(ending), &written, output)?;
+                        self.explain(&token, num_tokens, Some(&finish), &written, output)?;
                     }
-                    break ending;
+                    break Some(finish);
                 }
                 Some(Event::Token(token)) => {
                     num_tokens += 1;
@@ -197,13 +186,13 @@ impl Explainer<'_> {
         // The token that ends a reply is no part of it.
         let reply = written.before[start..].to_owned() + &text.finish();
         if self.is_json {
-            write_line(output, &json::end(ending.name(), &reply, num_tokens))?;
+            write_line(output, &json::end(finish_name(finish.as_ref()), &reply, num_tokens))?;
         } else {
             let again = match self.page.params.temperature {
                 0.0 => String::new(),
                 _ => format!(" With --seed {} the same tokens come again.", self.page.params.seed),
             };
-            write!(output, "{}", self.page.foot(&format!("{}{again}", ending.sentence()), &reply))?;
+            write!(output, "{}", self.page.foot(&format!("{}{again}", finish_sentence(finish.as_ref())), &reply))?;
         }
         output.flush()?;
         if stop.asked() { Err(Interrupted.into()) } else { Ok(()) }
@@ -214,7 +203,7 @@ impl Explainer<'_> {
         &self,
         token: &TokenEvent,
         number: usize,
-        ending: Option<Ending>,
+        finish: Option<&Finish>,
         written: &Written,
         output: &mut Output,
     ) -> Result<()> {
@@ -222,7 +211,7 @@ impl Explainer<'_> {
             return Err(anyhow!("the engine gave a token without the record that was asked for"));
         };
         if self.is_json {
-            let end = ending.map(Ending::name);
+            let end = finish.map(|finish| finish_name(Some(finish)));
             write_line(output, &json::token(self.page.tokenizer, number - 1, trace, logprobs, end))?;
         } else {
             write!(output, "{}", self.page.token(number, trace, logprobs, written))?;
@@ -231,36 +220,24 @@ impl Explainer<'_> {
     }
 }
 
-impl Ending {
-    fn of(reason: FinishReason) -> Ending {
-        match reason {
-            FinishReason::End => Ending::End,
-            FinishReason::Stop => Ending::Stop,
-            FinishReason::MaxTokens => Ending::MaxTokens,
-            FinishReason::Context => Ending::Context,
-            FinishReason::Deadline => Ending::Interrupted,
-        }
+/// The finish reason as the JSON has it; a reply without one was interrupted.
+fn finish_name(finish: Option<&Finish>) -> &'static str {
+    match finish {
+        Some(Finish::EndToken(_)) => "end",
+        Some(Finish::StopToken(_) | Finish::StopString(_)) => "stop",
+        Some(Finish::MaxTokens) => "max_tokens",
+        Some(Finish::ContextFull) => "context",
+        Some(Finish::Deadline) | None => "interrupted",
     }
+}
 
-    /// As the JSON has it.
-    fn name(self) -> &'static str {
-        match self {
-            Ending::End => "end",
-            Ending::Stop => "stop",
-            Ending::MaxTokens => "max_tokens",
-            Ending::Context => "context",
-            Ending::Interrupted => "interrupted",
-        }
-    }
-
-    fn sentence(self) -> &'static str {
-        match self {
-            Ending::End => "The model chose a token that means: I am done.",
-            Ending::Stop => "The reply met a token given with --stop-token.",
-            Ending::MaxTokens => "As many tokens as --max-tokens allows; the model would go on.",
-            Ending::Context => "The context is full.",
-            Ending::Interrupted => "Stopped.",
-        }
+fn finish_sentence(finish: Option<&Finish>) -> &'static str {
+    match finish {
+        Some(Finish::EndToken(_)) => "The model chose a token that means: I am done.",
+        Some(Finish::StopToken(_) | Finish::StopString(_)) => "The reply met a token given with --stop-token.",
+        Some(Finish::MaxTokens) => "As many tokens as --max-tokens allows; the model would go on.",
+        Some(Finish::ContextFull) => "The context is full.",
+        Some(Finish::Deadline) | None => "Stopped.",
     }
 }
 

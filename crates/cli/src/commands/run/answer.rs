@@ -1,14 +1,14 @@
-//! One request: messages to ids, ids to text as they come, and the line of numbers at the end.
+//! One request of `pellucid run`: shows its replies as they arrive, and a line with counts and times at the end.
 
 use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_engine::{Beam, BeamParams, Event, FinishReason, Request, RequestStats, TokenStream};
-use pellucid_generate::LoadedModel;
+use pellucid_engine::{BeamParams, Error, Request};
+use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest};
 use pellucid_sampling::SamplingParams;
-use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
 
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -36,15 +36,8 @@ pub(super) struct Answer {
     pub(super) interrupted: bool,
 }
 
-/// How a reply ended, as the user sees it.
-enum Ending {
-    Finished(FinishReason),
-    StopText,
-    Cancelled,
-}
-
 impl Answerer<'_> {
-    /// Answers a prompt. A single continuation follows its prompt, so that the whole reads as one.
+    /// Answers a prompt. A single continuation follows its prompt, so that the whole reads as one text.
     pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<Answer> {
         let ids = prompt.ids(&self.model)?;
         let request = Request {
@@ -52,139 +45,104 @@ impl Answerer<'_> {
             num_choices: self.num_choices,
             best_of: self.best_of,
             beams: self.beams,
-            ..Request::new(ids.clone(), self.sampling.clone())
+            ..Request::new(ids, self.sampling.clone())
         };
-        let mut measured = Measured { start: Instant::now(), first: None, last: None };
-        let stream = self.model.engine.submit(request)?;
-        // A reply begins a text of its own; a continuation goes on in the prompt's, whose last space may be its first.
-        let tokenizer = &*self.model.tokenizer;
-        let text = || match prompt {
-            Prompt::Chat(_) => tokenizer.stream(true),
-            Prompt::Text(_) => TextStream::after(tokenizer, true, &ids),
+        let request = match prompt {
+            Prompt::Chat(_) => PromptRequest::chat(request),
+            Prompt::Text(_) => PromptRequest::text(request),
         };
-        let num_shown = self.beams.map_or(self.num_choices, |beams| beams.num_returned);
-        let mut replies: Vec<Reply<'_>> =
-            (0..num_shown).map(|_| Reply::new(text(), &self.stops, self.sampling.min_tokens as usize)).collect();
-        if let (Prompt::Text(text), 1) = (prompt, num_shown) {
+        let request = GenerationRequest { prompts: vec![request], stop: self.stops.clone(), reports_progress: true };
+        let mut generation = Generation::submit(&self.model, request)?;
+        let mut replies: Vec<Delta> = (0..generation.num_choices()).map(Delta::new).collect();
+        if let (Prompt::Text(text), [_]) = (prompt, &replies[..]) {
             output.write_all(text.as_bytes())?;
         }
-        let stats = self.follow(&stream, &mut replies, &mut measured, output)?;
-        // Dropping the stream tells the engine that nobody listens any more.
-        drop(stream);
-        let text = show_the_rest(&mut replies, output)?;
-        let interrupted = stats.is_none() && !all_stopped(&replies);
-        let ending = replies.iter().find_map(|reply| reply.ending.as_ref()).unwrap_or(&Ending::Cancelled);
-        let num_output = replies.iter().map(|reply| reply.num_tokens).sum();
-        let stats = stats.unwrap_or_else(|| measured.stats(num_output));
-        let _ = writeln!(std::io::stderr(), "{}", self.summary(stats, ids.len(), num_output, ending));
+        let interrupted = self.follow(&mut generation, &mut replies, output)?;
+        if interrupted {
+            for delta in generation.flush() {
+                take(delta, &mut replies, output)?;
+            }
+        }
+        let text = end_output(&replies, output)?;
+        let _ = writeln!(std::io::stderr(), "{}", self.summary(&generation));
         Ok(Answer { text, interrupted })
     }
 
-    /// Shows a reply as it comes. Gives the engine's numbers, or nothing when the reply was cut short from here.
-    fn follow(
-        &self,
-        stream: &TokenStream,
-        replies: &mut [Reply<'_>],
-        measured: &mut Measured,
-        output: &mut Output,
-    ) -> Result<Option<RequestStats>> {
+    /// Collects the replies, and shows a single one as it arrives. Returns whether Ctrl-C ended it.
+    fn follow(&self, generation: &mut Generation, replies: &mut [Delta], output: &mut Output) -> Result<bool> {
         let stop = self.interrupt.stopping();
-        let mut reading = ReadingBar::new();
-        let only = replies.len() == 1;
+        let mut prefill = PrefillBar::new();
         loop {
             if stop.asked() {
-                return Ok(None);
+                return Ok(true);
             }
-            let Ok(event) = stream.next_within(GLANCE) else { continue };
-            match event {
-                None => return Err(anyhow!("the engine stopped in the middle of a reply")),
-                Some(Event::PromptProgress { computed, total }) => reading.at(computed, total),
-                Some(Event::Token(token)) => {
-                    reading.clear();
-                    measured.token();
-                    let reply = &mut replies[token.choice];
-                    let text = reply.push(token.id);
-                    if only {
-                        output.write_all(text.as_bytes())?;
-                        output.flush()?;
-                    }
-                    if all_stopped(replies) {
-                        return Ok(None);
-                    }
+            let Poll::Ready(event) = generation.next_within(GLANCE) else { continue };
+            match event.transpose() {
+                Ok(None) => return Ok(false),
+                Ok(Some(GenerationEvent::PromptProgress { computed, total, .. })) => prefill.at(computed, total),
+                Ok(Some(GenerationEvent::Delta(delta))) => {
+                    prefill.clear();
+                    take(delta, replies, output)?;
                 }
-                Some(Event::ChoiceEnd { choice, reason, .. }) => {
-                    replies[choice].ending.get_or_insert(Ending::Finished(reason));
-                }
-                Some(Event::Beams { beams, reason }) => {
-                    for (reply, beam) in replies.iter_mut().zip(&beams) {
-                        self.take_beam(reply, beam, reason);
-                    }
-                    if only {
-                        output.write_all(replies[0].text.as_bytes())?;
-                    }
-                }
-                Some(Event::Started { .. } | Event::PromptLogprobs(_) | Event::ControlApplied { .. }) => {}
-                Some(Event::Done(stats)) => return Ok(Some(stats)),
-                Some(Event::Failed(error)) => return Err(error.into()),
+                Ok(Some(GenerationEvent::ControlApplied { .. })) => {}
+                Err(Error::Stopped) => return Err(anyhow!("the engine stopped in the middle of a reply")),
+                Err(error) => return Err(error.into()),
             }
         }
-    }
-
-    fn take_beam(&self, reply: &mut Reply<'_>, beam: &Beam, reason: FinishReason) {
-        for &id in &beam.ids {
-            reply.push(id);
-        }
-        reply.score = Some(beam.score);
-        let has_ended = beam.ids.last().is_some_and(|last| self.sampling.end_ids.contains(last));
-        let reason = if has_ended { FinishReason::End } else { reason };
-        reply.ending.get_or_insert(Ending::Finished(reason));
     }
 
     /// The last line: tokens in and out, the two times that people compare, and what is needed to repeat the reply.
-    fn summary(&self, stats: RequestStats, prompt_tokens: usize, num_output: usize, ending: &Ending) -> String {
+    fn summary(&self, generation: &Generation) -> String {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let cached = match stats.cached_tokens {
+        let summary = generation.summary();
+        let stats = generation.stats(0);
+        let cached = match summary.cached_tokens {
             0 => String::new(),
             cached => format!(" ({cached} cached)"),
         };
-        let num_output = stats.output_tokens.max(num_output);
-        let mut parts = vec![format!("{prompt_tokens} prompt{cached} + {num_output} output tokens")];
-        if !stats.time_to_first_token.is_zero() {
-            parts.push(format!("first {:.0} ms", milliseconds(stats.time_to_first_token)));
+        let num_output = stats.map_or(0, |stats| stats.output_tokens).max(summary.completion_tokens);
+        let mut parts = vec![format!("{} prompt{cached} + {num_output} output tokens", summary.prompt_tokens)];
+        // A beam search sends no tokens, but the engine measures its first step.
+        let first = stats.map(|stats| stats.time_to_first_token).or(summary.time_to_first_token);
+        if let Some(first) = first.filter(|first| !first.is_zero()) {
+            parts.push(format!("first {:.0} ms", milliseconds(first)));
         }
-        if let Some(each) = stats.time_per_output_token() {
+        if let Some(each) = summary.time_per_output_token {
             parts.push(format!("next {:.1} ms each", milliseconds(each)));
         }
         if self.sampling.temperature > 0.0 && self.beams.is_none() {
             parts.push(format!("seed {}", self.sampling.seed));
         }
-        match ending {
-            Ending::Finished(FinishReason::End | FinishReason::Stop) => {}
-            Ending::Finished(FinishReason::MaxTokens) => parts.push("ended at --max-tokens".into()),
-            Ending::Finished(FinishReason::Context) => parts.push("ended because the context is full".into()),
-            Ending::Finished(FinishReason::Deadline) => parts.push("ended because its time was over".into()),
-            Ending::StopText => parts.push("ended at --stop".into()),
-            Ending::Cancelled => parts.push("stopped".into()),
+        match summary.finishes.iter().flatten().next() {
+            Some(Finish::EndToken(_) | Finish::StopToken(_)) => {}
+            Some(Finish::MaxTokens) => parts.push("ended at --max-tokens".into()),
+            Some(Finish::ContextFull) => parts.push("ended because the context is full".into()),
+            Some(Finish::Deadline) => parts.push("ended because its time was over".into()),
+            Some(Finish::StopString(_)) => parts.push("ended at --stop".into()),
+            None => parts.push("stopped".into()),
         }
         format!("[{}]", parts.join(", "))
     }
 }
 
-/// Whether every reply has met a text of `--stop`.
-fn all_stopped(replies: &[Reply<'_>]) -> bool {
-    replies.iter().all(|reply| matches!(reply.ending, Some(Ending::StopText)))
+/// Adds a piece to its reply, and shows it where there is only one.
+fn take(delta: Delta, replies: &mut [Delta], output: &mut Output) -> Result<()> {
+    if replies.len() == 1 {
+        output.write_all(delta.text.as_bytes())?;
+        output.flush()?;
+    }
+    replies[delta.choice].append(delta);
+    Ok(())
 }
 
-/// What is left of a single reply, or several replies whole. Gives the text of a single one.
-fn show_the_rest(replies: &mut [Reply<'_>], output: &mut Output) -> Result<String> {
+/// Ends the line of a single reply, or shows several replies. Returns the text of a single one.
+fn end_output(replies: &[Delta], output: &mut Output) -> Result<String> {
     let mut text = String::new();
     if let [only] = replies {
-        let rest = only.finish();
-        writeln!(output, "{rest}")?;
+        writeln!(output)?;
         text.clone_from(&only.text);
     } else {
-        for (i, reply) in replies.iter_mut().enumerate() {
-            reply.finish();
+        for (i, reply) in replies.iter().enumerate() {
             let score = reply.score.map_or_else(String::new, |score| format!(" (score {score:.4})"));
             writeln!(output, "--- {}{score}\n{}", i + 1, reply.text)?;
         }
@@ -193,91 +151,14 @@ fn show_the_rest(replies: &mut [Reply<'_>], output: &mut Output) -> Result<Strin
     Ok(text)
 }
 
-/// Times as they are seen from here, for replies that are cut short from here: the engine does not report those.
-struct Measured {
-    start: Instant,
-    first: Option<Instant>,
-    last: Option<Instant>,
-}
-
-impl Measured {
-    fn token(&mut self) {
-        let now = Instant::now();
-        self.first.get_or_insert(now);
-        self.last = Some(now);
-    }
-
-    fn stats(&self, num_tokens: usize) -> RequestStats {
-        let between =
-            |from: Option<Instant>, to: Option<Instant>| from.zip(to).map_or(Duration::ZERO, |(from, to)| to - from);
-        RequestStats {
-            output_tokens: num_tokens,
-            time_to_first_token: between(Some(self.start), self.first),
-            decode_time: between(self.first, self.last),
-            decode_steps: num_tokens.saturating_sub(1),
-            ..RequestStats::default()
-        }
-    }
-}
-
-/// One reply's text as it grows.
-struct Reply<'t> {
-    stream: Option<TextStream<&'t Tokenizer>>,
-    stops: StopFilter,
-    /// Stop strings count from this token on.
-    min_tokens: usize,
-    text: String,
-    num_tokens: usize,
-    ending: Option<Ending>,
-    /// Of a beam.
-    score: Option<f64>,
-}
-
-impl<'t> Reply<'t> {
-    fn new(stream: TextStream<&'t Tokenizer>, stops: &[String], min_tokens: usize) -> Reply<'t> {
-        Reply {
-            stream: Some(stream),
-            stops: StopFilter::new(stops),
-            min_tokens,
-            text: String::new(),
-            num_tokens: 0,
-            ending: None,
-            score: None,
-        }
-    }
-
-    /// The text that this token makes safe to show.
-    fn push(&mut self, id: u32) -> String {
-        self.num_tokens += 1;
-        let piece = self.stream.as_mut().map_or_else(String::new, |stream| stream.push(id));
-        let shown = if self.num_tokens < self.min_tokens { piece } else { self.stops.push(&piece) };
-        self.text.push_str(&shown);
-        if self.stops.is_stopped() {
-            self.ending.get_or_insert(Ending::StopText);
-        }
-        shown
-    }
-
-    /// What was held back and is text after all.
-    fn finish(&mut self) -> String {
-        let rest = self.stream.take().map_or_else(String::new, TextStream::finish);
-        let mut shown = self.stops.push(&rest);
-        if !self.stops.is_stopped() {
-            shown.push_str(&std::mem::replace(&mut self.stops, StopFilter::new(&[])).finish());
-        }
-        self.text.push_str(&shown);
-        shown
-    }
-}
-
-/// Shown while a long prompt is read, on a terminal only.
-struct ReadingBar {
+/// Progress of a long prompt, on a terminal only.
+struct PrefillBar {
     bar: Option<ProgressBar>,
 }
 
-impl ReadingBar {
+impl PrefillBar {
     fn new() -> Self {
-        ReadingBar { bar: None }
+        PrefillBar { bar: None }
     }
 
     fn at(&mut self, done: usize, total: usize) {
@@ -300,7 +181,7 @@ impl ReadingBar {
     }
 }
 
-impl Drop for ReadingBar {
+impl Drop for PrefillBar {
     fn drop(&mut self) {
         self.clear();
     }

@@ -1,0 +1,232 @@
+//! The text of one choice as it grows: token ids become characters, stop strings are held back and removed, log
+//! probabilities are released together with their text.
+//!
+//! Every reply goes through here, whole or streamed, over HTTP or in a terminal, so that these cannot differ.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use pellucid_engine::TokenEvent;
+use pellucid_sampling::{Logprobs, TokenTrace};
+use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
+
+use crate::Finish;
+
+/// A piece of one choice that can be shown; [`Delta::append`] joins pieces to whole replies.
+#[derive(Debug, Clone, Default)]
+pub struct Delta {
+    /// Number of the choice, counted over all prompts of a generation.
+    pub choice: usize,
+    /// Text that follows the text of earlier pieces. Never half a character, never a part of a stop string.
+    pub text: String,
+    /// Tokens whose text ends in this piece, where the request reports log probabilities.
+    pub tokens: Vec<ReplyToken>,
+    /// How each token was chosen, where the request asks for traces.
+    pub traces: Vec<TokenTrace>,
+    /// Why the choice ended; set in its last piece.
+    pub finish: Option<Finish>,
+    /// Score of a beam; set in its last piece.
+    pub score: Option<f64>,
+}
+
+impl Delta {
+    /// Returns a piece of `choice` that holds nothing yet.
+    pub fn new(choice: usize) -> Delta {
+        Delta { choice, ..Delta::default() }
+    }
+
+    /// Whether there is nothing to show.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.tokens.is_empty() && self.traces.is_empty() && self.finish.is_none()
+    }
+
+    /// Adds the next piece of the same choice.
+    pub fn append(&mut self, next: Delta) {
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.traces.extend(next.traces);
+        self.finish = next.finish.or(self.finish.take());
+        self.score = next.score.or(self.score);
+    }
+}
+
+/// A token with its log probabilities.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReplyToken {
+    /// Id in the vocabulary.
+    pub id: u32,
+    /// `None` for the first token of an echoed prompt, which has no token before it to be predicted from.
+    pub logprobs: Option<Logprobs>,
+    /// Characters of the choice's text before the token.
+    pub offset: usize,
+}
+
+/// How a reply's tokens become text.
+#[derive(Debug, Clone, Copy)]
+pub struct TextRules<'r> {
+    /// The text ends before the first of these that is complete.
+    pub stop: &'r [String],
+    /// Stop strings take effect from this token on.
+    pub min_tokens: usize,
+    /// Whether to report tokens with their log probabilities.
+    pub reports_logprobs: bool,
+}
+
+/// The text of one choice; see the head of the file.
+#[derive(Debug)]
+pub struct ChoiceText {
+    choice: usize,
+    /// `None` after the end.
+    stream: Option<TextStream<Arc<Tokenizer>>>,
+    stops: StopFilter,
+    min_tokens: usize,
+    /// Bytes that were decoded, and bytes that were released; the difference is held back.
+    num_decoded: usize,
+    num_released: usize,
+    /// Characters that were decoded.
+    num_characters: usize,
+    reports_logprobs: bool,
+    held: VecDeque<HeldToken>,
+    num_tokens: usize,
+    finish: Option<Finish>,
+}
+
+/// A token whose text is not released yet.
+#[derive(Debug)]
+struct HeldToken {
+    /// The token is released when this number of bytes is.
+    end: usize,
+    token: ReplyToken,
+    trace: Option<Box<TokenTrace>>,
+}
+
+impl ChoiceText {
+    /// Returns a choice without text; `stream` decodes its ids.
+    pub fn new(choice: usize, stream: TextStream<Arc<Tokenizer>>, rules: TextRules<'_>) -> ChoiceText {
+        ChoiceText {
+            choice,
+            stream: Some(stream),
+            stops: StopFilter::new(rules.stop),
+            min_tokens: rules.min_tokens,
+            num_decoded: 0,
+            num_released: 0,
+            num_characters: 0,
+            reports_logprobs: rules.reports_logprobs,
+            held: VecDeque::new(),
+            num_tokens: 0,
+            finish: None,
+        }
+    }
+
+    /// Number of the choice, counted over all prompts of a generation.
+    pub fn choice(&self) -> usize {
+        self.choice
+    }
+
+    /// Tokens that were pushed before the end.
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    /// Why the choice ended; `None` while it goes on.
+    pub fn finish(&self) -> Option<&Finish> {
+        self.finish.as_ref()
+    }
+
+    /// Changes the token from which stop strings take effect.
+    pub fn set_min_tokens(&mut self, min_tokens: usize) {
+        self.min_tokens = min_tokens;
+    }
+
+    /// Returns a piece with text that precedes the reply. Offsets of later tokens include it.
+    pub fn echo(&mut self, text: &str, tokens: Vec<ReplyToken>) -> Delta {
+        self.num_characters += text.chars().count();
+        Delta { text: text.to_owned(), tokens, ..Delta::new(self.choice) }
+    }
+
+    /// Adds a token and returns what can be shown now. Tokens after the end are ignored.
+    pub fn push(&mut self, token: TokenEvent) -> Delta {
+        let Some(stream) = self.stream.as_mut().filter(|_| self.finish.is_none()) else {
+            return Delta::new(self.choice);
+        };
+        self.num_tokens += 1;
+        let piece = stream.push(token.id);
+        let offset = self.num_characters;
+        self.num_decoded += piece.len();
+        self.num_characters += piece.chars().count();
+        if self.reports_logprobs || token.trace.is_some() {
+            // A token that completes no character is released with the one that does.
+            let end = self.num_decoded + usize::from(piece.is_empty());
+            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs, offset };
+            self.held.push_back(HeldToken { end, token: reply_token, trace: token.trace });
+        }
+        let text = if self.num_tokens < self.min_tokens {
+            // Text is held back here only if `min_tokens` was raised in flight.
+            self.stops.release() + &piece
+        } else {
+            self.stops.push(&piece)
+        };
+        let mut delta = self.release(text);
+        if let Some(found) = self.stops.found() {
+            let finish = Finish::StopString(found.to_owned());
+            self.finish = Some(finish.clone());
+            // Traces include tokens whose text is not shown.
+            delta.traces.extend(self.remaining_traces());
+            delta.finish = Some(finish);
+        }
+        delta
+    }
+
+    /// Ends the choice. Text that was held back is released, unless it completes a stop string.
+    pub fn end(&mut self, finish: Finish) -> Delta {
+        let Some(stream) = self.stream.take().filter(|_| self.finish.is_none()) else {
+            return Delta::new(self.choice);
+        };
+        let rest = stream.finish();
+        self.num_decoded += rest.len();
+        let mut text = self.stops.push(&rest);
+        let finish = match self.stops.found() {
+            Some(found) => Finish::StopString(found.to_owned()),
+            None => {
+                text.push_str(&self.stops.release());
+                // All text is released, so every token is, those without text included.
+                self.num_decoded = usize::MAX;
+                self.num_released = usize::MAX - text.len();
+                finish
+            }
+        };
+        let mut delta = self.release(text);
+        delta.traces.extend(self.remaining_traces());
+        self.finish = Some(finish.clone());
+        Delta { finish: Some(finish), ..delta }
+    }
+
+    /// Returns the text that is held back, for a reply that its reader cancels. The choice stays without a finish.
+    pub fn flush(&mut self) -> Delta {
+        let mut delta = self.end(Finish::Deadline);
+        match delta.finish.take() {
+            // The rest of a character completed a stop string after all.
+            Some(Finish::StopString(found)) => delta.finish = Some(Finish::StopString(found)),
+            Some(_) => self.finish = None,
+            None => {}
+        }
+        delta
+    }
+
+    fn remaining_traces(&mut self) -> impl Iterator<Item = TokenTrace> {
+        self.held.drain(..).filter_map(|held| held.trace).map(|trace| *trace)
+    }
+
+    /// Returns a piece with `text` and the tokens that it completes.
+    fn release(&mut self, text: String) -> Delta {
+        self.num_released += text.len();
+        let mut delta = Delta { text, ..Delta::new(self.choice) };
+        while let Some(held) = self.held.pop_front_if(|held| held.end <= self.num_released) {
+            if self.reports_logprobs {
+                delta.tokens.push(held.token);
+            }
+            delta.traces.extend(held.trace.map(|trace| *trace));
+        }
+        delta
+    }
+}

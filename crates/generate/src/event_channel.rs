@@ -1,0 +1,183 @@
+//! The channel between the engine's thread and the reader of a generation, who may block or be an async task.
+//!
+//! The engine must never wait, so its end does not block when the channel is full. Instead it reports that it is not
+//! ready while the reader is [`MAX_BACKLOG`] events behind, and the engine leaves the request out of its steps. A slow
+//! reader therefore costs at most these events and its KV blocks. Control messages travel the other way.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use pellucid_engine::{Control, Event, EventSink};
+
+/// Events that a reader may be behind before its requests are held up. A step adds at most two for each sequence of a
+/// request. (The replies of `best_of` arrive all at once; the request's own limits bound them.)
+pub(crate) const MAX_BACKLOG: usize = 64;
+
+/// An event with the number of its prompt.
+pub(crate) type PromptEvent = (usize, Event);
+
+#[derive(Debug)]
+struct Shared {
+    /// Whether the reader is still there.
+    is_open: AtomicBool,
+    backlog: AtomicUsize,
+    /// Control messages that the engine has not taken. It reads this before each step, which must not lock.
+    num_controls: AtomicUsize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    events: VecDeque<PromptEvent>,
+    /// Sinks that the engine still holds.
+    num_sinks: usize,
+    /// The async task that waits for an event.
+    waker: Option<Waker>,
+    /// Control messages, by prompt.
+    controls: Vec<VecDeque<Control>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state and wakes the reader.
+    fn notify(&self, change: impl FnOnce(&mut State)) {
+        let waker = {
+            let mut state = self.lock();
+            change(&mut state);
+            state.waker.take()
+        };
+        self.changed.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Creates a channel with one sink for each prompt. `reports_progress` keeps the events of prompts being prefilled.
+pub(crate) fn channel(num_prompts: usize, reports_progress: bool) -> (Vec<Sink>, EventReceiver) {
+    let state = State {
+        events: VecDeque::new(),
+        num_sinks: num_prompts,
+        waker: None,
+        controls: vec![VecDeque::new(); num_prompts],
+    };
+    let shared = Arc::new(Shared {
+        is_open: AtomicBool::new(true),
+        backlog: AtomicUsize::new(0),
+        num_controls: AtomicUsize::new(0),
+        state: Mutex::new(state),
+        changed: Condvar::new(),
+    });
+    let sink = |prompt| Sink { prompt, reports_progress, shared: shared.clone() };
+    ((0..num_prompts).map(sink).collect(), EventReceiver { shared })
+}
+
+/// The engine's end, for one prompt.
+pub(crate) struct Sink {
+    prompt: usize,
+    reports_progress: bool,
+    shared: Arc<Shared>,
+}
+
+impl EventSink for Sink {
+    fn send(&mut self, event: Event) {
+        if !self.reports_progress && matches!(event, Event::PromptProgress { .. }) {
+            return;
+        }
+        self.shared.backlog.fetch_add(1, Ordering::Relaxed);
+        self.shared.notify(|state| state.events.push_back((self.prompt, event)));
+    }
+
+    fn is_open(&self) -> bool {
+        self.shared.is_open.load(Ordering::Relaxed)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.shared.backlog.load(Ordering::Relaxed) < MAX_BACKLOG
+    }
+
+    fn control(&mut self) -> Option<Control> {
+        if self.shared.num_controls.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let control = self.shared.lock().controls[self.prompt].pop_front()?;
+        self.shared.num_controls.fetch_sub(1, Ordering::Release);
+        Some(control)
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.shared.notify(|state| state.num_sinks -= 1);
+    }
+}
+
+/// The reader's end. Dropping it cancels all requests of the channel.
+#[derive(Debug)]
+pub(crate) struct EventReceiver {
+    shared: Arc<Shared>,
+}
+
+impl EventReceiver {
+    /// Returns the next event; `Ready(None)` when the engine holds no sink any more.
+    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<Option<PromptEvent>> {
+        let mut state = self.shared.lock();
+        let taken = self.take(&mut state);
+        if taken.is_pending() {
+            state.waker = Some(context.waker().clone());
+        }
+        taken
+    }
+
+    /// Blocks until there is an event or `timeout` has passed: `Pending` means that it has.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Poll<Option<PromptEvent>> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut state = self.shared.lock();
+        loop {
+            let taken = self.take(&mut state);
+            if taken.is_ready() {
+                return taken;
+            }
+            state = match deadline {
+                None => self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Poll::Pending;
+                    }
+                    self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Sends a control message to the request of a prompt.
+    pub(crate) fn control(&self, prompt: usize, control: Control) {
+        self.shared.lock().controls[prompt].push_back(control);
+        self.shared.num_controls.fetch_add(1, Ordering::Release);
+    }
+
+    fn take(&self, state: &mut State) -> Poll<Option<PromptEvent>> {
+        match state.events.pop_front() {
+            Some(event) => {
+                self.shared.backlog.fetch_sub(1, Ordering::Relaxed);
+                Poll::Ready(Some(event))
+            }
+            None if state.num_sinks == 0 => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for EventReceiver {
+    fn drop(&mut self) {
+        self.shared.is_open.store(false, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,46 @@
+//! Finish reasons: why a reply ended.
+
+use pellucid_engine::{FinishReason, TokenEvent};
+
+/// Why a choice ended. A reply that its reader cancelled has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// The model chose one of its end tokens; the id, where the engine reports it.
+    EndToken(Option<u32>),
+    /// The model chose one of the request's stop tokens; the id, where the engine reports it.
+    StopToken(Option<u32>),
+    /// The text reached this stop string.
+    StopString(String),
+    /// The reply has `max_tokens` tokens.
+    MaxTokens,
+    /// Prompt and reply fill the context.
+    ContextFull,
+    /// The request's time limit was reached.
+    Deadline,
+}
+
+impl Finish {
+    /// Returns the reason that the engine gave, with the token that ended the choice.
+    pub fn new(reason: FinishReason, token: Option<&TokenEvent>) -> Finish {
+        let id = token.map(|token| token.id);
+        match reason {
+            FinishReason::End => Finish::EndToken(id),
+            FinishReason::Stop => Finish::StopToken(id),
+            FinishReason::MaxTokens => Finish::MaxTokens,
+            FinishReason::Context => Finish::ContextFull,
+            FinishReason::Deadline => Finish::Deadline,
+        }
+    }
+
+    /// Returns the reason's name in reports, such as `stop_string`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Finish::EndToken(_) => "end_of_sequence",
+            Finish::StopToken(_) => "stop_token",
+            Finish::StopString(_) => "stop_string",
+            Finish::MaxTokens => "max_tokens",
+            Finish::ContextFull => "context_full",
+            Finish::Deadline => "timeout",
+        }
+    }
+}

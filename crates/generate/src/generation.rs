@@ -1,0 +1,262 @@
+//! A generation: prompts go to the engine, pieces of text come back, for readers that block and for async tasks.
+//!
+//! Dropping a [`Generation`] cancels its requests: the engine frees their KV blocks before its next step.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use pellucid_engine::{Control, Error, Event, Request, RequestStats};
+
+use crate::event_channel::{EventReceiver, PromptEvent, channel};
+use crate::prompt_replies::PromptReplies;
+use crate::{Delta, Finish, LoadedModel, Summary};
+
+/// What to generate: one or more prompts that are submitted together.
+#[derive(Debug, Clone, Default)]
+pub struct GenerationRequest {
+    /// The prompts, all or none of which the engine accepts.
+    pub prompts: Vec<PromptRequest>,
+    /// Each reply ends before the first of these texts that it completes.
+    pub stop: Vec<String>,
+    /// Whether to report how far the prompts are prefilled.
+    pub reports_progress: bool,
+}
+
+/// One prompt of a generation.
+#[derive(Debug, Clone)]
+pub struct PromptRequest {
+    /// What the engine computes.
+    pub request: Request,
+    /// Text to return before each reply.
+    pub echo: Option<String>,
+    /// Whether only the echo is wanted; the engine generates at least one token, which is then not shown.
+    pub drops_output: bool,
+    /// Whether the reply continues the prompt's text, so that a space at its beginning is text.
+    pub continues_text: bool,
+}
+
+impl PromptRequest {
+    /// Returns a prompt whose reply is a text of its own, as in a chat.
+    pub fn chat(request: Request) -> PromptRequest {
+        PromptRequest { request, echo: None, drops_output: false, continues_text: false }
+    }
+
+    /// Returns a prompt whose reply continues its text.
+    pub fn text(request: Request) -> PromptRequest {
+        PromptRequest { continues_text: true, ..PromptRequest::chat(request) }
+    }
+}
+
+impl GenerationRequest {
+    /// Returns a generation of one prompt without stop strings.
+    pub fn new(prompt: PromptRequest) -> GenerationRequest {
+        GenerationRequest { prompts: vec![prompt], ..GenerationRequest::default() }
+    }
+}
+
+/// One thing that a generation reports.
+#[derive(Debug, Clone)]
+pub enum GenerationEvent {
+    /// The next piece of a choice.
+    Delta(Delta),
+    /// `computed` of the `total` tokens of a prompt are prefilled.
+    PromptProgress {
+        /// Number of the prompt.
+        prompt: usize,
+        /// Tokens prefilled or found in the prefix cache.
+        computed: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// The oldest control message that was not acknowledged yet has taken effect.
+    ControlApplied {
+        /// Number of the prompt.
+        prompt: usize,
+        /// Tokens that all choices of the prompt had by then.
+        output_tokens: usize,
+    },
+}
+
+/// Replies under way. Iterating over it blocks; [`Generation::next_event`] is for async tasks. Both end after the last
+/// piece, or after the error that ended the generation.
+#[derive(Debug)]
+pub struct Generation {
+    receiver: EventReceiver,
+    prompts: Vec<PromptReplies>,
+    /// Events to return before the engine's next one is read.
+    ready: VecDeque<GenerationEvent>,
+    submitted: Instant,
+    has_failed: bool,
+}
+
+impl Generation {
+    /// Submits all prompts, or none. Never waits for the engine: a full queue is an error.
+    pub fn submit(model: &LoadedModel, request: GenerationRequest) -> Result<Generation, Error> {
+        let submitted = Instant::now();
+        let mut prompts: Vec<PromptReplies> = Vec::with_capacity(request.prompts.len());
+        let mut num_choices = 0;
+        for prompt in &request.prompts {
+            let replies = PromptReplies::new(prompt, num_choices, &request.stop, &model.tokenizer, submitted);
+            num_choices += replies.choices.len();
+            prompts.push(replies);
+        }
+        let (sinks, receiver) = channel(prompts.len(), request.reports_progress);
+        let requests = request.prompts.into_iter().zip(sinks);
+        model.engine.submit_all(requests.map(|(prompt, sink)| (prompt.request, Box::new(sink) as _)).collect())?;
+        let ready = prompts.iter_mut().flat_map(PromptReplies::opening).map(GenerationEvent::Delta).collect();
+        Ok(Generation { receiver, prompts, ready, submitted, has_failed: false })
+    }
+
+    /// Number of choices over all prompts.
+    pub fn num_choices(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.choices.len()).sum()
+    }
+
+    /// Waits for the next event in an async task; `None` after the last.
+    pub async fn next_event(&mut self) -> Option<Result<GenerationEvent, Error>> {
+        std::future::poll_fn(|context| self.poll_event(context)).await
+    }
+
+    /// Returns the next event if there is one; otherwise the task is woken when there is.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<GenerationEvent, Error>>> {
+        self.advance(|receiver| receiver.poll(context))
+    }
+
+    /// Blocks until there is an event, but no longer than `timeout`: `Pending` means that the time has passed.
+    pub fn next_within(&mut self, timeout: Duration) -> Poll<Option<Result<GenerationEvent, Error>>> {
+        let deadline = Instant::now() + timeout;
+        self.advance(|receiver| receiver.wait(Some(deadline.saturating_duration_since(Instant::now()))))
+    }
+
+    /// Blocks until all replies are complete and returns them, one [`Delta`] for each choice.
+    pub fn into_replies(mut self) -> Result<(Vec<Delta>, Summary), Error> {
+        let mut replies: Vec<Delta> = (0..self.num_choices()).map(Delta::new).collect();
+        for event in &mut self {
+            if let GenerationEvent::Delta(delta) = event? {
+                replies[delta.choice].append(delta);
+            }
+        }
+        Ok((replies, self.summary()))
+    }
+
+    /// Sends a control message to the request of a prompt. New sampling parameters also change from which token on stop
+    /// strings take effect; they must have passed [`pellucid_engine::EngineHandle::check_sampling`].
+    pub fn control(&mut self, prompt: usize, control: Control) {
+        if let Control::Update(params) = &control {
+            for choice in &mut self.prompts[prompt].choices {
+                choice.set_min_tokens(params.min_tokens as usize);
+            }
+        }
+        self.receiver.control(prompt, control);
+    }
+
+    /// Returns the text that is held back, for a reader that shows what there is and then drops the generation.
+    pub fn flush(&mut self) -> Vec<Delta> {
+        let choices = self.prompts.iter_mut().flat_map(|prompt| &mut prompt.choices);
+        choices.map(|choice| choice.flush()).filter(|delta| !delta.is_empty()).collect()
+    }
+
+    /// Whether all replies are complete and every event was read.
+    pub fn is_over(&self) -> bool {
+        self.ready.is_empty() && (self.has_failed || self.is_complete())
+    }
+
+    /// Tokens generated so far, those that are held back included.
+    pub fn num_output_tokens(&self) -> usize {
+        self.prompts.iter().map(PromptReplies::num_output).sum()
+    }
+
+    /// Returns the engine's own numbers for a prompt; `None` until its request is done.
+    pub fn stats(&self, prompt: usize) -> Option<RequestStats> {
+        self.prompts[prompt].stats
+    }
+
+    /// Returns counts and times so far.
+    pub fn summary(&self) -> Summary {
+        let total_time = self.submitted.elapsed();
+        let longest = |time: &dyn Fn(&PromptReplies) -> Option<Duration>| self.prompts.iter().filter_map(time).max();
+        let finishes = self.prompts.iter().flat_map(|prompt| &prompt.choices).map(|choice| choice.finish().cloned());
+        Summary {
+            prompt_tokens: self.prompts.iter().map(|prompt| prompt.prompt.len()).sum(),
+            completion_tokens: self.num_output_tokens(),
+            cached_tokens: self.prompts.iter().map(|prompt| prompt.cached_tokens).sum(),
+            preemptions: self.prompts.iter().filter_map(|prompt| Some(prompt.stats?.preemptions)).sum(),
+            queue_time: longest(&|prompt| prompt.timing.queue_time(prompt.stats.as_ref())).unwrap_or(total_time),
+            time_to_first_token: longest(&|prompt| prompt.timing.time_to_first_token(prompt.stats.as_ref())),
+            decode_time: longest(&|prompt| prompt.timing.decode_time(prompt.stats.as_ref())).unwrap_or_default(),
+            time_per_output_token: longest(&|prompt| {
+                prompt.timing.time_per_output_token(prompt.stats.as_ref(), prompt.longest_choice())
+            }),
+            total_time,
+            finishes: finishes.collect(),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.prompts.iter().all(PromptReplies::is_over)
+    }
+
+    /// Reads events with `read` until one produces something to return.
+    fn advance(
+        &mut self,
+        mut read: impl FnMut(&EventReceiver) -> Poll<Option<PromptEvent>>,
+    ) -> Poll<Option<Result<GenerationEvent, Error>>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            if self.is_over() {
+                return Poll::Ready(None);
+            }
+            let error = match read(&self.receiver) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some((_, Event::Failed(error)))) => error,
+                Poll::Ready(None) => Error::Stopped,
+                Poll::Ready(Some((prompt, event))) => {
+                    self.take(prompt, event);
+                    continue;
+                }
+            };
+            self.has_failed = true;
+            return Poll::Ready(Some(Err(error)));
+        }
+    }
+
+    fn take(&mut self, prompt: usize, event: Event) {
+        match event {
+            Event::PromptProgress { computed, total } => {
+                self.ready.push_back(GenerationEvent::PromptProgress { prompt, computed, total });
+            }
+            Event::ControlApplied { output_tokens } => {
+                self.ready.push_back(GenerationEvent::ControlApplied { prompt, output_tokens });
+            }
+            event => {
+                let choice = if let Event::Token(token) = &event { Some(token.choice) } else { None };
+                for delta in self.prompts[prompt].take(event) {
+                    let is_stopped = matches!(delta.finish, Some(Finish::StopString(_)));
+                    // A generation that is complete is dropped, which ends the rest of its requests.
+                    if let Some(choice) = choice.filter(|_| is_stopped && !self.is_complete()) {
+                        self.receiver.control(prompt, Control::End { choice });
+                    }
+                    if !delta.is_empty() {
+                        self.ready.push_back(GenerationEvent::Delta(delta));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for Generation {
+    type Item = Result<GenerationEvent, Error>;
+
+    /// Blocks until there is an event.
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.advance(|receiver| receiver.wait(None)) {
+            Poll::Ready(event) => event,
+            // Without a timeout the receiver never gives up.
+            Poll::Pending => None,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The replies to one prompt: takes the engine's events and returns the pieces of text that they release.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pellucid_engine::{Beam, Event, FinishReason, RequestStats, TokenEvent};
+use pellucid_sampling::Logprobs;
+use pellucid_tokenizer::{TextStream, Tokenizer};
+
+use crate::choice_text::TextRules;
+use crate::generation::PromptRequest;
+use crate::summary::Timing;
+use crate::{ChoiceText, Delta, Finish, ReplyToken};
+
+#[derive(Debug)]
+pub(crate) struct PromptReplies {
+    pub(crate) choices: Vec<ChoiceText>,
+    pub(crate) prompt: Vec<u32>,
+    tokenizer: Arc<Tokenizer>,
+    /// Text of the prompt that is still to be returned.
+    echo: Option<String>,
+    /// The prompt's log probabilities are returned with the echo.
+    is_scored: bool,
+    drops_output: bool,
+    /// `best_of` or beam search generates more than it returns.
+    ranks_replies: bool,
+    end_ids: Vec<u32>,
+    pub(crate) cached_tokens: usize,
+    pub(crate) timing: Timing,
+    /// The engine's own numbers, when the request is done.
+    pub(crate) stats: Option<RequestStats>,
+}
+
+impl PromptReplies {
+    pub(crate) fn new(
+        prompt: &PromptRequest,
+        first_choice: usize,
+        stop: &[String],
+        tokenizer: &Arc<Tokenizer>,
+        submitted: Instant,
+    ) -> PromptReplies {
+        let request = &prompt.request;
+        let stream = if prompt.continues_text {
+            TextStream::after(tokenizer.clone(), true, &request.prompt)
+        } else {
+            TextStream::new(tokenizer.clone(), true)
+        };
+        let rules = TextRules {
+            stop,
+            min_tokens: request.sampling.min_tokens as usize,
+            reports_logprobs: request.sampling.logprobs.is_some(),
+        };
+        let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
+        let choices = first_choice..first_choice + num_choices;
+        PromptReplies {
+            choices: choices.map(|choice| ChoiceText::new(choice, stream.clone(), rules)).collect(),
+            prompt: request.prompt.clone(),
+            tokenizer: tokenizer.clone(),
+            echo: prompt.echo.clone(),
+            is_scored: request.score_prompt,
+            drops_output: prompt.drops_output,
+            ranks_replies: request.beams.is_some() || request.best_of > request.num_choices,
+            end_ids: request.sampling.end_ids.clone(),
+            cached_tokens: 0,
+            timing: Timing::new(submitted),
+            stats: None,
+        }
+    }
+
+    /// Returns the echo that needs no log probabilities, before the first event.
+    pub(crate) fn opening(&mut self) -> Vec<Delta> {
+        // A prompt of one token has no token with a prediction.
+        if self.is_scored && self.prompt.len() > 1 { Vec::new() } else { self.echo(&[]) }
+    }
+
+    /// Takes an event that produces text or counts; others produce nothing.
+    pub(crate) fn take(&mut self, event: Event) -> Vec<Delta> {
+        match event {
+            Event::Started { cached_tokens } => {
+                self.cached_tokens = cached_tokens;
+                self.timing.start();
+                Vec::new()
+            }
+            Event::PromptLogprobs(scores) => self.echo(&scores),
+            Event::Token(token) => {
+                self.timing.token();
+                if self.drops_output {
+                    return Vec::new();
+                }
+                vec![self.choices[token.choice].push(token)]
+            }
+            Event::ChoiceEnd { choice, reason, token } => {
+                let mut delta = self.choices[choice].end(Finish::new(reason, token.as_ref()));
+                // The token that ended the choice is not part of the reply; its trace is reported.
+                if delta.finish.is_some() {
+                    delta.traces.extend(token.and_then(|token| token.trace).map(|trace| *trace));
+                }
+                vec![delta]
+            }
+            Event::Beams { beams, reason } => self.take_beams(&beams, reason),
+            Event::Done(stats) => {
+                self.stats = Some(stats);
+                Vec::new()
+            }
+            Event::PromptProgress { .. } | Event::ControlApplied { .. } | Event::Failed(_) => Vec::new(),
+        }
+    }
+
+    /// Whether nothing more will be shown. A choice that ended at a stop string does not wait for the engine.
+    pub(crate) fn is_over(&self) -> bool {
+        let has_stopped = |choice: &ChoiceText| matches!(choice.finish(), Some(Finish::StopString(_)));
+        // Ranked replies wait for the engine's numbers, which count more tokens than are shown.
+        self.stats.is_some() || !self.ranks_replies && self.choices.iter().all(has_stopped)
+    }
+
+    /// Generated tokens so far.
+    pub(crate) fn num_output(&self) -> usize {
+        if self.drops_output {
+            return 0;
+        }
+        let shown = self.choices.iter().map(ChoiceText::num_tokens).sum();
+        // Ranked replies that were not returned count. Tokens that the engine computed behind a stop string, before it
+        // was told of it, do not.
+        self.stats.filter(|_| self.ranks_replies).map_or(shown, |stats| stats.output_tokens.max(shown))
+    }
+
+    pub(crate) fn longest_choice(&self) -> usize {
+        self.choices.iter().map(ChoiceText::num_tokens).max().unwrap_or(0)
+    }
+
+    /// Returns the prompt's text and tokens, once for each choice.
+    fn echo(&mut self, scores: &[Logprobs]) -> Vec<Delta> {
+        let Some(text) = self.echo.take() else { return Vec::new() };
+        let mut tokens = Vec::new();
+        if self.is_scored {
+            let mut stream = self.tokenizer.stream(true);
+            let mut offset = 0;
+            for (i, &id) in self.prompt.iter().enumerate() {
+                let logprobs = i.checked_sub(1).and_then(|before| scores.get(before)).cloned();
+                tokens.push(ReplyToken { id, logprobs, offset });
+                offset += stream.push(id).chars().count();
+            }
+        }
+        self.choices.iter_mut().map(|choice| choice.echo(&text, tokens.clone())).collect()
+    }
+
+    /// `reason` applies to beams that do not end in an end token, and to choices that a search cut short has no beam for.
+    fn take_beams(&mut self, beams: &[Beam], reason: FinishReason) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        let mut beams = beams.iter();
+        for choice in &mut self.choices {
+            let beam = beams.next();
+            let ids = beam.map_or(&[][..], |beam| &beam.ids);
+            // The search counts the end token among a beam's ids.
+            let end = ids.last().copied().filter(|last| self.end_ids.contains(last));
+            for &id in &ids[..ids.len() - usize::from(end.is_some())] {
+                deltas.push(choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None }));
+            }
+            let finish = if end.is_some() { Finish::EndToken(end) } else { Finish::new(reason, None) };
+            deltas.push(Delta { score: beam.map(|beam| beam.score), ..choice.end(finish) });
+        }
+        deltas
+    }
+}

@@ -1,0 +1,118 @@
+//! The text of a choice: half characters and stop strings are held back, tokens are released with their text.
+
+mod support;
+
+use std::sync::Arc;
+
+use pellucid_engine::TokenEvent;
+use pellucid_generate::{ChoiceText, Delta, Finish, TextRules};
+use pellucid_sampling::Logprobs;
+use pellucid_tokenizer::{TextStream, Tokenizer};
+
+fn choice(tokenizer: &Arc<Tokenizer>, stop: &[&str], min_tokens: usize, reports_logprobs: bool) -> ChoiceText {
+    let stop: Vec<String> = stop.iter().map(|stop| stop.to_string()).collect();
+    let rules = TextRules { stop: &stop, min_tokens, reports_logprobs };
+    ChoiceText::new(0, TextStream::new(tokenizer.clone(), true), rules)
+}
+
+fn event(id: u32) -> TokenEvent {
+    TokenEvent { choice: 0, id, logprobs: Some(Logprobs { chosen: -1.0, top: Vec::new() }), trace: None }
+}
+
+/// The ids of a text, one for each byte.
+fn bytes(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let is_byte = |id: &u32, byte: u8| tokenizer.token(*id).is_some_and(|token| *token.bytes == [byte]);
+    let id = |byte| (0..tokenizer.vocab_size() as u32).find(|id| is_byte(id, byte)).unwrap();
+    text.bytes().map(id).collect()
+}
+
+/// Pushes a text byte by byte; returns what each byte released.
+fn push(choice: &mut ChoiceText, tokenizer: &Tokenizer, text: &str) -> Vec<Delta> {
+    bytes(tokenizer, text).into_iter().map(|id| choice.push(event(id))).collect()
+}
+
+fn texts(deltas: &[Delta]) -> Vec<&str> {
+    deltas.iter().map(|delta| delta.text.as_str()).collect()
+}
+
+#[test]
+fn half_a_character_is_held_back() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &[], 0, false);
+    assert_eq!(texts(&push(&mut choice, &tokenizer, "né😀")), ["n", "", "é", "", "", "", "😀"]);
+    // A character that is never completed is replaced at the end.
+    choice.push(event(bytes(&tokenizer, "é")[0]));
+    let delta = choice.end(Finish::MaxTokens);
+    assert_eq!((delta.text.as_str(), delta.finish), ("\u{fffd}", Some(Finish::MaxTokens)));
+}
+
+#[test]
+fn a_stop_string_is_held_back_and_ends_the_text() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &["END"], 0, false);
+    let deltas = push(&mut choice, &tokenizer, "aENxENDb");
+    assert_eq!(texts(&deltas), ["a", "", "", "ENx", "", "", "", ""]);
+    assert_eq!(deltas[6].finish, Some(Finish::StopString("END".into())));
+    assert!(deltas[7].is_empty(), "tokens after the end are ignored");
+    assert_eq!(choice.num_tokens(), 7);
+    assert!(choice.end(Finish::MaxTokens).is_empty(), "a choice ends once");
+    assert_eq!(choice.finish(), Some(&Finish::StopString("END".into())));
+}
+
+#[test]
+fn the_beginning_of_a_stop_string_is_text_at_the_end() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &["END"], 0, false);
+    assert_eq!(texts(&push(&mut choice, &tokenizer, "aEN")), ["a", "", ""]);
+    assert_eq!(choice.end(Finish::EndToken(None)).text, "EN");
+}
+
+#[test]
+fn a_cancelled_choice_shows_what_was_held_back() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &["END"], 0, false);
+    push(&mut choice, &tokenizer, "aEN");
+    assert_eq!(choice.flush().text, "EN");
+    assert_eq!(choice.finish(), None);
+}
+
+#[test]
+fn stop_strings_take_effect_from_min_tokens_on() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &["b"], 3, false);
+    let deltas = push(&mut choice, &tokenizer, "abbb");
+    assert_eq!(texts(&deltas), ["a", "b", "", ""]);
+    assert_eq!(deltas[2].finish, Some(Finish::StopString("b".into())), "the third token is the first that may end it");
+}
+
+#[test]
+fn raising_min_tokens_in_flight_releases_what_was_held_back() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &["END"], 0, false);
+    assert_eq!(texts(&push(&mut choice, &tokenizer, "EN")), ["", ""]);
+    choice.set_min_tokens(10);
+    assert_eq!(texts(&push(&mut choice, &tokenizer, "D!")), ["END", "!"]);
+}
+
+#[test]
+fn log_probabilities_are_released_with_their_text() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &["END"], 0, true);
+    let offsets = |delta: &Delta| delta.tokens.iter().map(|token| token.offset).collect::<Vec<_>>();
+    let deltas = push(&mut choice, &tokenizer, "aéENx");
+    let released: Vec<Vec<usize>> = deltas.iter().map(offsets).collect();
+    // The first byte of é has no text of its own: it is released with the second, at the same offset.
+    assert_eq!(released, [vec![0], vec![], vec![1, 1], vec![], vec![], vec![2, 3, 4]]);
+    // Tokens of a stop string have no text in the reply, so they are not reported.
+    let deltas = push(&mut choice, &tokenizer, "END");
+    assert!(deltas.iter().all(|delta| delta.tokens.is_empty()));
+    assert!(deltas[2].finish.is_some());
+}
+
+#[test]
+fn an_echo_moves_the_offsets() {
+    let tokenizer = support::tokenizer();
+    let mut choice = choice(&tokenizer, &[], 0, true);
+    assert_eq!(choice.echo("né", Vec::new()).text, "né");
+    assert_eq!(push(&mut choice, &tokenizer, "x")[0].tokens[0].offset, 2);
+}
