@@ -1,4 +1,4 @@
-//! [`CpuBackend`]: finds the slices behind tensors, shares the rows out to threads, and calls the operations.
+//! [`CpuBackend`]: checks shapes, finds the slices behind tensors, distributes rows over threads and calls the operations.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,13 +14,14 @@ use crate::attention;
 use crate::bandwidth::read_bandwidth;
 use crate::free_memory::free_memory;
 use crate::matmul::{InputRows, LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
-use crate::memory::{self, HostMemory, SharedOutput, bytes, bytes_mut, floats, floats_mut};
+use crate::memory::{self, HostMemory, bytes, bytes_mut, floats, floats_mut};
 use crate::ops::experts::{Choice, ExpertBuffers};
 use crate::ops::{elementwise, norm, rope};
 use crate::pool::{Pool, ThreadRefused};
+use crate::shared_slice::SharedSlice;
 use crate::simd::{Isa, Level, with_simd};
 
-/// How a [`CpuBackend`] is to run.
+/// Options of a [`CpuBackend`].
 #[derive(Debug, Clone, Copy)]
 pub struct CpuOptions {
     pub num_threads: usize,
@@ -28,38 +29,38 @@ pub struct CpuOptions {
 }
 
 impl Default for CpuOptions {
-    /// Every core, and the best instruction set there is.
+    /// All cores that this program may use, and the fastest instruction set of this machine.
     fn default() -> Self {
         let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
         CpuOptions { num_threads, isa: Isa::best() }
     }
 }
 
-/// The CPU as a device.
+/// The [`Backend`] for CPUs.
 pub struct CpuBackend {
     level: Level,
     pool: Pool,
     multiplier: Multiplier,
     experts: Mutex<ExpertBuffers>,
-    /// Weights without kernels of their own, by the names of their formats.
+    /// Number of weights without a kernel for their format, by format name: their rows are decoded in every product.
     decoded: Mutex<BTreeMap<&'static str, usize>>,
 }
 
-/// Why there is no backend.
+/// Reason why a [`CpuBackend`] cannot be created.
 #[derive(Debug)]
 pub enum Unusable {
-    /// The machine lacks the instruction set.
+    /// This machine does not have the instruction set.
     Isa(Isa),
-    /// The operating system gives no more threads.
+    /// The operating system refused to start a thread.
     Threads { wanted: usize, obtained: usize, cause: std::io::Error },
 }
 
 impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::Isa(isa) => write!(f, "this machine has no {isa}"),
+            Unusable::Isa(isa) => write!(f, "this machine does not have the instruction set {isa}"),
             Unusable::Threads { wanted, obtained, cause } => {
-                write!(f, "the system gives {obtained} of {wanted} threads ({cause})")
+                write!(f, "the operating system started only {obtained} of {wanted} threads: {cause}")
             }
         }
     }
@@ -80,31 +81,31 @@ impl CpuBackend {
         Ok(CpuBackend { level, pool, multiplier: Multiplier::new(level), experts, decoded })
     }
 
-    /// Calls `f(row, out_row)` for every row of `out`, on all threads when there is enough to do.
+    /// Calls `f(row, out_row)` for every row of `out`, on all threads if the tensor is large enough.
     fn for_rows(&self, out: &mut Tensor, f: impl Fn(usize, &mut [f32]) + Sync) {
         let cols = out.cols();
         self.for_each_row(floats_mut(out), cols, f);
     }
 
-    /// The same for rows of so many numbers.
+    /// Calls `f(row, out_row)` for every row of `cols` values in `out`, like [`CpuBackend::for_rows`].
     fn for_each_row(&self, out: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
-        let (num_rows, output) = (out.len() / cols, SharedOutput::new(out));
+        let (num_rows, output) = (out.len() / cols, SharedSlice::new(out));
         self.for_each(num_rows, cols, |row| {
-            // SAFETY: each row is taken once, and `out` stays borrowed until all are.
+            // SAFETY: `for_each` calls this once for each row, so no two parts overlap.
             f(row, unsafe { output.part(row * cols, cols) });
         });
     }
 
-    /// Calls `f` for every number below `num_rows`, where a row is the work of `cols` numbers.
+    /// Calls `f` for every row number below `num_rows`; a row costs as much as `cols` values.
     fn for_each(&self, num_rows: usize, cols: usize, f: impl Fn(usize) + Sync) {
-        // Below this many numbers, waking threads costs more than the work.
+        // With fewer values, waking threads costs more than the work itself.
         const ENOUGH_FOR_THREADS: usize = 16 * 1024;
         const ROW_TASK: usize = 4 * 1024;
         if num_rows * cols < ENOUGH_FOR_THREADS {
             (0..num_rows).for_each(f);
             return;
         }
-        // Short rows several to a task: taking one costs as much as a hundred numbers do.
+        // A task holds several short rows: taking a task costs as much as computing a hundred values.
         let per_task = (ROW_TASK / cols).clamp(1, num_rows.div_ceil(4 * self.pool.num_threads()));
         self.pool.run(num_rows.div_ceil(per_task), &|task| {
             (task * per_task..num_rows.min((task + 1) * per_task)).for_each(&f);
@@ -129,7 +130,7 @@ impl CpuBackend {
     }
 }
 
-/// Calls `f` with the rows of an input. What is to be computed of them, `f` does where it reads them.
+/// Calls `f` with the rows of an input. Rows of [`Input::Joined`] are computed by the thread that reads them first.
 fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(InputRows<'_>)) {
     match input {
         Input::Rows(x) => f(InputRows::rows(floats(x), x.cols())),
@@ -139,10 +140,10 @@ fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(InputRows<'_>)) {
             assert_eq!((normed.rows(), normed.cols(), weight.len()), (update.rows(), cols, cols));
             let (update, weight) = (floats(update), floats(weight));
             let num_rows = hidden.rows();
-            let [hidden, normed] = [hidden, normed].map(|tensor| SharedOutput::new(floats_mut(tensor)));
+            let [hidden, normed] = [hidden, normed].map(|tensor| SharedSlice::new(floats_mut(tensor)));
             let join = |rows: Range<usize>| {
                 for start in rows.map(|row| row * cols) {
-                    // SAFETY: each row is computed once, and both stay borrowed until all are.
+                    // SAFETY: `InputRows` computes each row once, so no two parts overlap.
                     let (hidden, normed) = unsafe { (hidden.part(start, cols), normed.part(start, cols)) };
                     with_simd!(level, simd => {
                         elementwise::add(simd, &update[start..start + cols], hidden);
@@ -150,19 +151,19 @@ fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(InputRows<'_>)) {
                     });
                 }
             };
-            // SAFETY: the tensor stays borrowed here, and nothing else uses it meanwhile.
+            // SAFETY: `join` writes exactly the rows that it is called for, and nothing else uses `normed` meanwhile.
             f(unsafe { InputRows::computed(normed, cols, num_rows, &join) });
         }
     }
 }
 
-fn product<'a>(linear: &'a Linear, out: &mut [f32]) -> Product<'a> {
+fn product<'a>(linear: &'a Linear, out: &'a mut [f32]) -> Product<'a> {
     let bias = linear.bias.as_ref().map(floats);
-    Product { weight: linear_weight(linear), bias, out: SharedOutput::new(out) }
+    Product { weight: linear_weight(linear), bias, out: SharedSlice::new(out) }
 }
 
 fn linear_weight(linear: &Linear) -> &LinearWeight {
-    linear.weight.memory().as_any().downcast_ref().expect("a weight from `linear_weight` of the CPU backend")
+    linear.weight.memory().as_any().downcast_ref().expect("a weight made by `linear_weight` of the CPU backend")
 }
 
 impl fmt::Debug for CpuBackend {
@@ -176,7 +177,7 @@ impl Backend for CpuBackend {
         let decoded = self.decoded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let remark = |(dtype, count): (&&str, &usize)| {
             format!(
-                "{count} weights of {dtype} are decoded in every product: there are no kernels for them on a CPU, and they are slow"
+                "{count} weights in {dtype} have no CPU kernel: their rows are decoded to f32 in every product, which is slow"
             )
         };
         decoded.iter().map(remark).collect()
@@ -203,7 +204,7 @@ impl Backend for CpuBackend {
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
         let too_large = || Error::OutOfMemory { device: "the CPU".into(), bytes: usize::MAX };
         let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len)).ok_or_else(too_large)?;
-        // Keys and values are read from end to end as weights are. A page is still taken only when it is touched.
+        // Huge pages, because keys and values are read from end to end. The system still provides a page only when it is touched.
         let memory = HostMemory::zeroed(len)?;
         memory.prefer_huge_pages();
         Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
@@ -215,16 +216,16 @@ impl Backend for CpuBackend {
 
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         let HostWeight { dtype, rows, cols, bytes } = weight;
-        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
-        // f32 weights (norms and biases) are read in place as f32, which needs their alignment.
-        let misplaced = dtype == DType::F32 && bytes.as_ptr().align_offset(align_of::<f32>()) != 0;
-        let memory = if misplaced { HostMemory::copied(&bytes)? } else { HostMemory::Mapped(bytes) };
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight has as many bytes as its shape requires");
+        // f32 weights (norms and biases) are read in place, which requires the alignment of f32.
+        let is_misaligned = dtype == DType::F32 && bytes.as_ptr().align_offset(align_of::<f32>()) != 0;
+        let memory = if is_misaligned { HostMemory::copied(&bytes)? } else { HostMemory::Mapped(bytes) };
         Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
     }
 
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         let HostWeight { dtype, rows, cols, ref bytes } = weight;
-        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight has as many bytes as its shape requires");
         let memory = LinearWeight::new(&self.pool, weight)?;
         if memory.is_decoded() {
             let mut decoded = self.decoded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -400,12 +401,12 @@ impl Backend for CpuBackend {
         assert_eq!(mlp.router_logits.cols(), num_experts);
         assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
         let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
-        let mut room = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let ExpertBuffers { choices, rows, gate, up, down } = &mut *room;
+        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertBuffers { choices, rows, gate, up, down } = &mut *buffers;
         choices.choose(logits, num_experts, mlp.routing);
         let out = floats_mut(out);
         out.fill(0.0);
-        let out = SharedOutput::new(out);
+        let out = SharedSlice::new(out);
         for chosen in choices.by_expert() {
             let (expert, num_rows) = (&mlp.experts[chosen[0].expert], chosen.len());
             let gated = num_rows * expert.gate.weight.rows();
@@ -418,7 +419,7 @@ impl Backend for CpuBackend {
             self.matmul(gate, &expert.down, down);
             self.for_each(num_rows, hidden, |i| {
                 let Choice { row, weight, .. } = chosen[i];
-                // SAFETY: an expert has a row once, and `out` stays borrowed here.
+                // SAFETY: an expert has a row at most once, so no two parts overlap.
                 let out = unsafe { out.part(row * hidden, hidden) };
                 for (out, down) in out.iter_mut().zip(&down[i * hidden..]) {
                     *out += weight * down;

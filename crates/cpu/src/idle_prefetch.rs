@@ -131,7 +131,7 @@ impl ProductHistory {
     const PLACES: usize = 1024;
 
     /// Notes what is read now; gives what was read after it the last time, or nothing.
-    pub(crate) fn after(&mut self, now: NextWeights) -> NextWeights {
+    pub(crate) fn record(&mut self, now: NextWeights) -> NextWeights {
         let address = now.weights[0].address;
         self.places[Self::place(self.last)] = (self.last, now);
         self.last = address;
@@ -160,11 +160,11 @@ mod tests {
         let next_weights = |i: usize| next_weights(4096 * (i + 1), 8, 1);
         let mut order = ProductHistory::default();
         for i in [0, 1, 2, 3] {
-            order.after(next_weights(i));
+            order.record(next_weights(i));
         }
-        assert_eq!([0, 1, 2, 3, 0].map(|i| order.after(next_weights(i))), [1, 2, 3, 0, 1].map(next_weights));
+        assert_eq!([0, 1, 2, 3, 0].map(|i| order.record(next_weights(i))), [1, 2, 3, 0, 1].map(next_weights));
         assert_eq!(
-            [2, 3, 2].map(|i| order.after(next_weights(i))),
+            [2, 3, 2].map(|i| order.record(next_weights(i))),
             [3, 0, 3].map(next_weights),
             "whatever came before"
         );

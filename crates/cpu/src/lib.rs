@@ -13,6 +13,7 @@ mod matmul;
 mod memory;
 mod ops;
 mod pool;
+mod shared_slice;
 mod simd;
 
 pub use backend::{CpuBackend, CpuOptions, Unusable};

@@ -8,7 +8,7 @@ use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 use super::kv_layout::{GROUP, KvBytes, KvLayout};
 use super::lanes::{LANES, LaneKernel, Lanes};
 use super::new_rows::KeyOrValue;
-use crate::memory::SharedSlice;
+use crate::shared_slice::SharedSlice;
 
 /// Positions in a tile. Its edges are multiples of it, whatever the length of a block is.
 pub(super) const TILE: usize = 64;
@@ -18,7 +18,7 @@ const CACHE_LINE: usize = 64;
 #[derive(Clone, Copy)]
 pub(super) struct HeadPages<'a> {
     pub(super) layout: KvLayout,
-    pub(super) memory: KvBytes,
+    pub(super) memory: KvBytes<'a>,
     pub(super) blocks: &'a [u32],
     pub(super) kv_head: usize,
 }
@@ -40,7 +40,7 @@ impl<'a> HeadPages<'a> {
     #[inline(always)]
     fn runs<'b>(
         &'b self,
-        bytes: &'b SharedSlice<u8>,
+        bytes: &'b SharedSlice<'_, u8>,
         tile: usize,
         positions: Range<usize>,
     ) -> impl Iterator<Item = BlockRun<'b>> {
@@ -64,7 +64,7 @@ impl<'a> HeadPages<'a> {
 
     /// The region that holds a position.
     #[inline(always)]
-    pub(super) fn region<'b>(&self, bytes: &'b SharedSlice<u8>, position: usize) -> &'b [u8] {
+    pub(super) fn region<'b>(&self, bytes: &'b SharedSlice<'_, u8>, position: usize) -> &'b [u8] {
         let block = self.blocks[position / self.layout.shape.block_len] as usize;
         // SAFETY: the memory stays borrowed while tasks run; what is written of it is written by the task that reads it, before.
         unsafe { bytes.read(self.layout.region(block, self.kv_head), self.layout.region_bytes()) }

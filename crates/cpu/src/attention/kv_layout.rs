@@ -21,7 +21,8 @@
 use pellucid_tensor::{DType, HeadShape, KvLayer, quant};
 
 use super::new_rows::KeyOrValue;
-use crate::memory::{SharedSlice, bytes, bytes_mut};
+use crate::memory::{bytes, bytes_mut};
+use crate::shared_slice::SharedSlice;
 use crate::simd::{Isa, Level, vectorized};
 
 /// Numbers that share a scale in Q8_0.
@@ -174,17 +175,17 @@ fn halves(head: &[f32], out: &mut [u8]) {
 
 /// The bytes of a layer's blocks: any number of tasks read them, and some write where no other reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KvBytes {
-    pub(super) keys: SharedSlice<u8>,
-    pub(super) values: SharedSlice<u8>,
+pub(super) struct KvBytes<'a> {
+    pub(super) keys: SharedSlice<'a, u8>,
+    pub(super) values: SharedSlice<'a, u8>,
 }
 
-impl KvBytes {
-    pub(super) fn of(kv: &mut KvLayer) -> Self {
+impl<'a> KvBytes<'a> {
+    pub(super) fn of(kv: &'a mut KvLayer) -> Self {
         KvBytes { keys: SharedSlice::new(bytes_mut(&mut kv.keys)), values: SharedSlice::new(bytes_mut(&mut kv.values)) }
     }
 
-    pub(super) fn read_only(kv: &KvLayer) -> Self {
+    pub(super) fn read_only(kv: &'a KvLayer) -> Self {
         KvBytes { keys: SharedSlice::read_only(bytes(&kv.keys)), values: SharedSlice::read_only(bytes(&kv.values)) }
     }
 }

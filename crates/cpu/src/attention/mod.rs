@@ -27,8 +27,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_tensor::{Attend, Attention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor};
 
-use crate::memory::{SharedOutput, floats, floats_mut};
+use crate::memory::{floats, floats_mut};
 use crate::pool::{Direction, Pool};
+use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 use kv_layout::{KvBytes, KvLayout};
 use lanes::{LaneKernel, Lanes};
@@ -63,7 +64,7 @@ struct Call<'a> {
     turn: Option<Rotation<'a>>,
     /// What is stored first, where that is part of the call.
     fresh: Option<NewRows<'a>>,
-    memory: KvBytes,
+    memory: KvBytes<'a>,
     layout: KvLayout,
     positions: &'a [u32],
     sequences: &'a [SequenceSpan],
@@ -156,7 +157,7 @@ impl<'a> Call<'a> {
         PLAN.with_borrow_mut(|plan| {
             plan.make(self, pool.num_threads());
             let mut partial = std::mem::take(&mut plan.partial);
-            let places = [SharedOutput::new(out), SharedOutput::new(partial.with_len(plan.partial_len))];
+            let places = [SharedSlice::new(out), SharedSlice::new(partial.with_len(plan.partial_len))];
             if let Some(fresh) = self.fresh {
                 let others = plan.pieces.iter().filter(|piece| !piece.stores).flat_map(|piece| piece.rows.clone());
                 // SAFETY: the memory stays borrowed by the caller, and no task runs yet.
@@ -182,7 +183,7 @@ impl<'a> Call<'a> {
         plan: &Plan,
         task: usize,
         next: Option<usize>,
-        [output, partial]: [SharedOutput; 2],
+        [output, partial]: [SharedSlice<'_, f32>; 2],
     ) {
         let num_kv_heads = self.layout.shape.num_kv_heads;
         let (index, piece, kv_head, span) = plan.task(task, num_kv_heads);
@@ -234,8 +235,8 @@ struct Task<'a> {
     /// Counted from the piece's first.
     span: Option<usize>,
     next: Option<NextSpan<'a>>,
-    output: SharedOutput,
-    partial: SharedOutput,
+    output: SharedSlice<'a, f32>,
+    partial: SharedSlice<'a, f32>,
     missing: &'a AtomicUsize,
     workspace: &'a mut Workspace,
 }

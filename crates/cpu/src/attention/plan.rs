@@ -120,11 +120,12 @@ mod tests {
         let backend = CpuBackend::new(CpuOptions { num_threads: 1, isa: Isa::Scalar }).expect("no instructions");
         let memory = || backend.zeros(DType::F16, 1, 1).expect("one number");
         let positions: Vec<u32> = (depth - num_rows..depth).map(|position| position as u32).collect();
+        let kv = KvLayer { keys: memory(), values: memory() };
         let call = Call {
             queries: &[],
             turn: None,
             fresh: None,
-            memory: KvBytes::read_only(&KvLayer { keys: memory(), values: memory() }),
+            memory: KvBytes::read_only(&kv),
             layout: KvLayout::new(Level::of(Isa::Scalar).expect("no instructions"), DType::F16, shape),
             positions: &positions,
             sequences: &[SequenceSpan { rows: 0..num_rows, blocks: 0..0 }],

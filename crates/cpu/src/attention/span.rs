@@ -8,7 +8,7 @@ use super::new_rows::KeyOrValue;
 use super::softmax::{self, Softmax};
 use super::state::State;
 use super::{AlignedFloats, Call, NextSpan, SPAN};
-use crate::memory::SharedOutput;
+use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 
 /// Distance of two queries' scores. A power of two would put all of them into the same few sets of the cache.
@@ -155,7 +155,7 @@ impl<'a> Queries<'a> {
     ///
     /// # Safety
     /// No other thread writes these rows' results of this kv head, and `output` is alive.
-    pub(super) unsafe fn write(&self, state: &State<'_>, output: &SharedOutput) {
+    pub(super) unsafe fn write(&self, state: &State<'_>, output: &SharedSlice<'_, f32>) {
         let head_size = self.head_size();
         let stride = state.stride();
         for i in 0..self.len() {

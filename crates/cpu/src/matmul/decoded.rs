@@ -10,8 +10,9 @@ use std::ops::Range;
 use pellucid_tensor::{DType, quant};
 
 use super::{LinearWeight, Product};
-use crate::memory::{HostMemory, SharedOutput};
+use crate::memory::HostMemory;
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 use crate::simd::{Simd, vectorized};
 
 /// A stored matrix, row by row.
@@ -86,7 +87,7 @@ struct DecodedColumns<'a> {
 impl DecodedColumns<'_> {
     /// # Safety
     /// No other thread writes the panel's columns of `output`, and `output` is alive.
-    unsafe fn multiply<S: Simd>(&self, simd: S, output: &SharedOutput) {
+    unsafe fn multiply<S: Simd>(&self, simd: S, output: &SharedSlice<'_, f32>) {
         // SAFETY: passed on from the caller.
         unsafe {
             match self.columns.len() {
@@ -100,7 +101,7 @@ impl DecodedColumns<'_> {
 
     /// # Safety
     /// As for `multiply`.
-    unsafe fn all_rows<S: Simd, const C: usize>(&self, simd: S, output: &SharedOutput) {
+    unsafe fn all_rows<S: Simd, const C: usize>(&self, simd: S, output: &SharedSlice<'_, f32>) {
         let mut row = 0;
         while row < self.num_rows {
             let rows = (self.num_rows - row).min(S::TILE_ROWS);
@@ -121,7 +122,7 @@ impl DecodedColumns<'_> {
 
     /// # Safety
     /// As for `multiply`.
-    unsafe fn tile<S: Simd, const R: usize, const C: usize>(&self, simd: S, row: usize, output: &SharedOutput) {
+    unsafe fn tile<S: Simd, const R: usize, const C: usize>(&self, simd: S, row: usize, output: &SharedSlice<'_, f32>) {
         let x: [&[f32]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.k..(row + r + 1) * self.k]);
         let w: [&[f32]; C] = std::array::from_fn(|c| &self.decoded[c * self.k..(c + 1) * self.k]);
         let products = simd.dot_tile(x, w);

@@ -1,36 +1,37 @@
-//! The rows of x, which may still have to be computed: whoever reads them first does it, while they are in its cache.
+//! [`InputRows`]: the rows of x. They may still have to be computed; the thread that reads a row first does it, while the row is in
+//! its cache.
 
 use std::ops::Range;
 
-use crate::memory::SharedSlice;
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 
-/// Rows of `depth` numbers.
+/// Rows of x, `depth` values each.
 #[derive(Clone, Copy)]
 pub(crate) struct InputRows<'a> {
-    numbers: SharedSlice<f32>,
+    values: SharedSlice<'a, f32>,
     depth: usize,
     num_rows: usize,
-    /// Computes some rows, in their place.
+    /// Writes some rows of `values`; `None` when all of them are written.
     compute: Option<&'a (dyn Fn(Range<usize>) + Sync)>,
 }
 
 impl<'a> InputRows<'a> {
     pub(crate) fn rows(x: &'a [f32], depth: usize) -> Self {
-        InputRows { numbers: SharedSlice::read_only(x), depth, num_rows: x.len() / depth, compute: None }
+        InputRows { values: SharedSlice::read_only(x), depth, num_rows: x.len() / depth, compute: None }
     }
 
     /// Rows of `x` that `compute` writes, each once.
     ///
     /// # Safety
-    /// What `x` was made of stays borrowed for as long as `compute`, and is used in no other way.
+    /// `compute` writes the rows that it is called for and no others, and nothing else uses `x` before every row is written.
     pub(crate) unsafe fn computed(
-        x: SharedSlice<f32>,
+        x: SharedSlice<'a, f32>,
         depth: usize,
         num_rows: usize,
         compute: &'a (dyn Fn(Range<usize>) + Sync),
     ) -> Self {
-        InputRows { numbers: x, depth, num_rows, compute: Some(compute) }
+        InputRows { values: x, depth, num_rows, compute: Some(compute) }
     }
 
     pub(super) fn depth(&self) -> usize {
@@ -41,38 +42,45 @@ impl<'a> InputRows<'a> {
         self.num_rows
     }
 
-    /// Some rows, computed now where they are not there yet.
+    /// Returns some rows, computing them first if they are not computed yet.
     ///
     /// # Safety
-    /// Rows that are not there yet are asked for once.
+    /// No row that is not computed yet is taken twice.
     #[inline(always)]
     pub(super) unsafe fn take(&self, rows: Range<usize>) -> &[f32] {
         if let Some(compute) = self.compute {
             compute(rows.clone());
         }
-        // SAFETY: they are alive, and nobody writes them any more.
-        unsafe { self.numbers.read(rows.start * self.depth, rows.len() * self.depth) }
+        // SAFETY: `compute` has written these rows, and is not called for them again.
+        unsafe { self.values.read(rows.start * self.depth, rows.len() * self.depth) }
     }
 
-    /// The same rows after all of them were taken.
-    pub(super) fn taken(self) -> Self {
+    /// The same rows, marked as computed.
+    ///
+    /// # Safety
+    /// Every row was taken, and no thread computes one any more.
+    pub(super) unsafe fn taken(self) -> Self {
         InputRows { compute: None, ..self }
     }
 
-    /// The same rows after all of them were computed, whoever does it.
+    /// Computes all rows on all threads, unless they are computed already.
     pub(crate) fn ready(self, pool: &Pool) -> Self {
         const ROWS: usize = 8;
         if let Some(compute) = self.compute {
             let rows = |task: usize| task * ROWS..self.num_rows.min((task + 1) * ROWS);
             pool.run(self.num_rows.div_ceil(ROWS), &|task| compute(rows(task)));
         }
-        self.taken()
+        // SAFETY: `run` has returned, so all rows are written.
+        unsafe { self.taken() }
     }
 
-    /// All rows, which are ready.
+    /// All rows.
+    ///
+    /// # Panics
+    /// When they are not computed yet.
     pub(super) fn all(&self) -> &'a [f32] {
-        assert!(self.compute.is_none(), "rows that are ready");
-        // SAFETY: alive for as long, and nobody writes them any more.
-        unsafe { std::slice::from_raw_parts(self.numbers.address(0), self.num_rows * self.depth) }
+        assert!(self.compute.is_none(), "the rows of x are computed before they are read as a whole");
+        // SAFETY: all rows are written, and nothing writes them again while they are borrowed.
+        unsafe { self.values.read(0, self.num_rows * self.depth) }
     }
 }

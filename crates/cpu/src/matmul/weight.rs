@@ -11,8 +11,9 @@ use crate::matmul::quantized::panel_layout::{
     PanelLayout, QuantizedFormat, SLICE_LEN, pack_panel, with_quantized_format,
 };
 use crate::matmul::unquantized::UnquantizedWeight;
-use crate::memory::{HostMemory, SharedSlice};
+use crate::memory::HostMemory;
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 
 /// `num_columns` rows of `depth` numbers: each row makes one column of the result.
 #[derive(Debug)]

@@ -27,7 +27,8 @@ use super::softmax::Softmax;
 use super::span::{Queries, SCORES_STRIDE, Workspace};
 use super::state::State;
 use super::{NextSpan, SPAN};
-use crate::memory::{Buffer, SharedSlice};
+use crate::memory::Buffer;
+use crate::shared_slice::SharedSlice;
 use crate::simd::amx::release_tiles;
 use prefetch::{KvPrefetch, STREAMS};
 use split::{KvLines, split};
@@ -183,7 +184,7 @@ impl QueryTiles<'_> {
     /// Lines of the block that holds a position, `first` bytes from its region's start.
     fn lines(
         &self,
-        bytes: &SharedSlice<u8>,
+        bytes: &SharedSlice<'_, u8>,
         position: usize,
         first: usize,
         stride: usize,

@@ -8,7 +8,7 @@ use super::super::decoded_tile::HeadPages;
 use super::super::kv_layout::STEP;
 use super::super::{NextSpan, SPAN};
 use super::LINE;
-use crate::memory::SharedSlice;
+use crate::shared_slice::SharedSlice;
 
 /// Regions that are asked for at a time.
 pub(super) const STREAMS: usize = 4;
@@ -40,9 +40,9 @@ impl KvPrefetch<'_> {
     #[inline]
     fn part(
         &self,
-        bytes: &SharedSlice<u8>,
+        bytes: &SharedSlice<'_, u8>,
         position: usize,
-        then: Option<(&SharedSlice<u8>, NextSpan<'_>)>,
+        then: Option<(&SharedSlice<'_, u8>, NextSpan<'_>)>,
     ) -> ([*const u8; STREAMS], usize) {
         let HeadPages { layout, blocks, kv_head, .. } = *self.pages;
         let block_len = layout.shape.block_len;

@@ -224,7 +224,7 @@ unsafe fn offset<F: QuantizedFormat, I: Instruction>(offset: *const i32) -> __m2
 /// instruction.
 #[inline(always)]
 unsafe fn rows_times_panel<F: QuantizedFormat, I: Instruction, const R: usize>(
-    work: PanelWork,
+    work: PanelWork<'_>,
     first: usize,
     ahead: &mut PacedPrefetch,
 ) -> [[f32; PANEL_COLUMNS]; R] {
@@ -333,10 +333,10 @@ unsafe fn add_scaled<F: QuantizedFormat, const R: usize>(
 
 /// A block of rows and a panel of `num_units` units.
 #[derive(Clone, Copy)]
-pub(in crate::matmul) struct PanelWork {
+pub(in crate::matmul) struct PanelWork<'a> {
     pub(in crate::matmul) panel: *const u8,
     pub(in crate::matmul) num_units: usize,
-    pub(in crate::matmul) x: RowBlock,
+    pub(in crate::matmul) x: RowBlock<'a>,
 }
 
 /// All rows of a block times one panel, by an instruction; `put` gets each row's sixteen results.
@@ -345,7 +345,7 @@ pub(in crate::matmul) struct PanelWork {
 /// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA, F16C and the instruction.
 #[inline(always)]
 unsafe fn multiply<F: QuantizedFormat, I: Instruction>(
-    work: PanelWork,
+    work: PanelWork<'_>,
     ahead: &mut PacedPrefetch,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
@@ -370,7 +370,7 @@ unsafe fn multiply<F: QuantizedFormat, I: Instruction>(
 /// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 pub(in crate::matmul) unsafe fn block_times_panel<F: QuantizedFormat>(
-    work: PanelWork,
+    work: PanelWork<'_>,
     ahead: &mut PacedPrefetch,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
@@ -383,8 +383,8 @@ pub(in crate::matmul) unsafe fn block_times_panel<F: QuantizedFormat>(
 /// # Safety
 /// As for [`block_times_panel`], and the machine has AVX-VNNI.
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
-pub(in crate::matmul) unsafe fn block_times_panel_by_dots<F: QuantizedFormat>(
-    work: PanelWork,
+pub(in crate::matmul) unsafe fn block_times_panel_by_vnni<F: QuantizedFormat>(
+    work: PanelWork<'_>,
     ahead: &mut PacedPrefetch,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {

@@ -172,7 +172,7 @@ unsafe fn times_minimums(mins: *const u8, pair: *const [i16; 2]) -> int32x4_t {
 unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
     panel: *const u8,
     num_units: usize,
-    x: RowBlock,
+    x: RowBlock<'_>,
     first: usize,
 ) -> [[f32; PANEL_COLUMNS]; R] {
     let layout = F::LAYOUT;
@@ -259,7 +259,7 @@ unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
 unsafe fn all_rows<D: DotProduct, F: QuantizedFormat>(
     panel: *const u8,
     num_units: usize,
-    x: RowBlock,
+    x: RowBlock<'_>,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
     let mut first = 0;
@@ -284,7 +284,7 @@ unsafe fn all_rows<D: DotProduct, F: QuantizedFormat>(
 pub(crate) unsafe fn block_times_panel_by_dot_products<F: QuantizedFormat>(
     panel: *const u8,
     num_units: usize,
-    x: RowBlock,
+    x: RowBlock<'_>,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
     // SAFETY: passed on from the caller.
@@ -298,7 +298,7 @@ pub(crate) unsafe fn block_times_panel_by_dot_products<F: QuantizedFormat>(
 pub(crate) unsafe fn block_times_panel<F: QuantizedFormat>(
     panel: *const u8,
     num_units: usize,
-    x: RowBlock,
+    x: RowBlock<'_>,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
     // SAFETY: passed on from the caller; every machine of this platform has the instructions.

@@ -58,7 +58,7 @@ pub(crate) enum Mins {
     PerSlice,
 }
 
-/// Groups of layouts that read x in one form: [`PanelLayout::form`].
+/// Groups of layouts that read x in one form: [`PanelLayout::input_form`].
 pub(crate) const NUM_INPUT_FORMS: usize = 5;
 
 impl PanelLayout {
@@ -68,7 +68,7 @@ impl PanelLayout {
     }
 
     /// Layouts with the same number read the same integers, sums and offsets of x.
-    pub(crate) const fn form(&self) -> usize {
+    pub(crate) const fn input_form(&self) -> usize {
         match (self.group, self.offset_shift) {
             (1, None) => 0,
             (1, Some(3)) => 1,

@@ -28,7 +28,7 @@ use crate::matmul::quantized::panel_layout::{Mins, PanelLayout, QuantizedFormat,
 pub(crate) unsafe fn row_times_panel<F: QuantizedFormat>(
     panel: &[u8],
     num_units: usize,
-    x: RowBlock,
+    x: RowBlock<'_>,
     row: usize,
 ) -> [f32; PANEL_COLUMNS] {
     let layout = F::LAYOUT;

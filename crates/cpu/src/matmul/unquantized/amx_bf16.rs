@@ -19,8 +19,9 @@ use crate::matmul::input::InputRows;
 use crate::matmul::result_tiles::{ResultSink, Tile};
 use crate::matmul::unquantized::UnquantizedWeight;
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
-use crate::memory::{Buffer, SharedSlice, block_stride};
+use crate::memory::{Buffer, block_stride};
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 use crate::simd::amx::{TileConfig, release_tiles};
 use crate::simd::{Simd, vectorized};
 
@@ -44,8 +45,8 @@ pub(in crate::matmul) struct Bf16Rows {
 }
 
 impl Bf16Rows {
-    /// Afterwards the rows are taken.
-    pub(in crate::matmul) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: InputRows<'_>) {
+    /// Rounds rows to bf16; returns the rows, computed.
+    pub(in crate::matmul) fn fill<'x, S: Simd>(&mut self, simd: S, pool: &Pool, x: InputRows<'x>) -> InputRows<'x> {
         self.num_rows = x.num_rows();
         self.num_steps = x.depth().div_ceil(STEP);
         self.stride = block_stride(BLOCK_ROWS * self.num_steps * STEP * size_of::<u16>()) / size_of::<u16>();
@@ -59,7 +60,13 @@ impl Bf16Rows {
             round_row(simd, unsafe { x.take(row..row + 1) }, m * STEP, start, numbers);
         };
         // Threads are worth waking for several rows only.
-        if num_rows < 8 { (0..num_rows).for_each(round) } else { pool.run(num_rows, &round) }
+        if num_rows < 8 {
+            (0..num_rows).for_each(round)
+        } else {
+            pool.run(num_rows, &round)
+        }
+        // SAFETY: every row was taken once, and all tasks are done.
+        unsafe { x.taken() }
     }
 
     fn num_blocks(&self) -> usize {
@@ -75,7 +82,7 @@ impl Bf16Rows {
 
 vectorized! {
     /// Step s of the row goes to `start + s * stride`; numbers past the end are zero.
-    fn round_row<S: Simd>(x: &[f32], stride: usize, start: usize, numbers: SharedSlice<u16>) {
+    fn round_row<S: Simd>(x: &[f32], stride: usize, start: usize, numbers: SharedSlice<'_, u16>) {
         for (s, x) in x.chunks(STEP).enumerate() {
             // SAFETY: this row's own places, by the layout of `Bf16Rows`; each thread has rows of its own.
             let numbers = unsafe { numbers.part(start + s * stride, STEP) };
@@ -87,12 +94,31 @@ vectorized! {
     }
 }
 
-/// Some panels of one weight, or of two that `join` makes one of, for all rows; written to the product's output.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
 ///
 /// # Safety
-/// The machine has AMX, the program may use it, and rows and weights have the same depth. No other thread writes these panels, and the
-/// output is alive.
-pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
+/// The machine has AMX, and the program may use it. There is one block of rows, and rows and weights have the same depth. No other thread
+/// writes these panels of the output.
+pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
+    part: ProductPart<'_>,
+    weights: [&UnquantizedWeight; WEIGHTS],
+    rows: &Bf16Rows,
+    join: impl Fn(&mut [f32], &[f32]),
+) {
+    assert_eq!(rows.num_blocks(), 1, "rows of one block");
+    let sink = ResultSink { part, num_rows: rows.num_rows };
+    // SAFETY: passed on from the caller; there is a tile of results for every panel.
+    unsafe {
+        sink.fill::<WEIGHTS>(|i, panels, _, results| one_block(weights[i], panels, rows, results), join);
+        release_tiles();
+    }
+}
+
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+///
+/// # Safety
+/// As for [`one_block_times_panels`], for any number of blocks.
+pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&UnquantizedWeight; WEIGHTS],
     rows: &Bf16Rows,
@@ -101,13 +127,7 @@ pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
     let sink = ResultSink { part, num_rows: rows.num_rows };
     // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
     unsafe {
-        sink.fill::<WEIGHTS>(
-            |i, panels, blocks, results| match rows.num_blocks() {
-                1 => few_rows(weights[i], panels, rows, results),
-                _ => many_rows(weights[i], panels, rows, blocks, results),
-            },
-            join,
-        );
+        sink.fill::<WEIGHTS>(|i, panels, blocks, results| many_blocks(weights[i], panels, rows, blocks, results), join);
         release_tiles();
     }
 }
@@ -115,8 +135,8 @@ pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
 /// Four panels side by side where there are as many: four streams of memory and four chains of sums.
 ///
 /// # Safety
-/// As for `rows_times_panels`; there is one block.
-unsafe fn few_rows(weight: &UnquantizedWeight, panels: Range<usize>, rows: &Bf16Rows, results: &mut [Tile<f32>]) {
+/// As for [`one_block_times_panels`].
+unsafe fn one_block(weight: &UnquantizedWeight, panels: Range<usize>, rows: &Bf16Rows, results: &mut [Tile<f32>]) {
     let (m, x) = rows.block(0, 0);
     // SAFETY: the machine has AMX and the program may use it.
     unsafe { tile_shapes(m).load() };
@@ -140,8 +160,8 @@ unsafe fn few_rows(weight: &UnquantizedWeight, panels: Range<usize>, rows: &Bf16
 }
 
 /// # Safety
-/// As for `rows_times_panels`.
-unsafe fn many_rows(
+/// As for [`many_blocks_times_panels`].
+unsafe fn many_blocks(
     weight: &UnquantizedWeight,
     panels: Range<usize>,
     rows: &Bf16Rows,

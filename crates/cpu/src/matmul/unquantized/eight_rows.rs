@@ -45,54 +45,62 @@ thread_local! {
     }));
 }
 
-/// Some panels of one weight, or of two that `join` makes one of, for all rows, written to the product's output; few rows go through
-/// them in the thread's direction.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results. Panels are
+/// taken in the thread's direction.
 ///
 /// # Safety
-/// The machine has AVX-512; rows and weights have the same depth and format. No other thread writes these panels, and the output is alive.
-pub(in crate::matmul) unsafe fn rows_times_panels<const WEIGHTS: usize>(
+/// The machine has AVX-512. There is one block of rows; rows and weights have the same depth, and weights the format of the product. No
+/// other thread writes these panels of the output.
+pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&UnquantizedWeight; WEIGHTS],
     x: &InterleavedRows,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
     let multiply = match part.product.weight.dtype {
-        DType::F32 => multiply::<F32>,
-        DType::F16 => multiply::<F16>,
-        DType::BF16 => multiply::<BF16>,
+        DType::F32 => one_block::<F32>,
+        DType::F16 => one_block::<F16>,
+        DType::BF16 => one_block::<BF16>,
         _ => unreachable!("quantized formats have other kernels"),
     };
+    assert!(x.num_rows() <= BLOCK_ROWS, "rows of one block");
     let direction = part.direction;
     let sink = ResultSink { part, num_rows: x.num_rows() };
-    // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
-    unsafe {
-        sink.fill::<WEIGHTS>(
-            |i, panels, blocks, results| multiply(weights[i], panels, direction, x, blocks, results),
-            join,
-        );
-    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        // SAFETY: passed on from the caller; there is a tile of results for every panel.
+        unsafe {
+            sink.fill::<WEIGHTS>(
+                |i, panels, _, results| multiply(weights[i], panels, direction, x, scratch, results),
+                join,
+            );
+        }
+    });
 }
 
-/// Some panels times some blocks of rows; results are `[panel][block]`.
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
 ///
 /// # Safety
-/// As for `rows_times_panels`, and results have a tile for every panel and block.
-unsafe fn multiply<N: PanelFormat>(
-    weight: &UnquantizedWeight,
-    panels: Range<usize>,
-    direction: Direction,
+/// As for [`one_block_times_panels`], for any number of blocks.
+pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
+    part: ProductPart<'_>,
+    weights: [&UnquantizedWeight; WEIGHTS],
     x: &InterleavedRows,
-    blocks: Range<usize>,
-    results: &mut [Tile<f32>],
+    join: impl Fn(&mut [f32], &[f32]),
 ) {
+    let multiply = match part.product.weight.dtype {
+        DType::F32 => many_blocks::<F32>,
+        DType::F16 => many_blocks::<F16>,
+        DType::BF16 => many_blocks::<BF16>,
+        _ => unreachable!("quantized formats have other kernels"),
+    };
+    let sink = ResultSink { part, num_rows: x.num_rows() };
     SCRATCH.with_borrow_mut(|scratch| {
-        // SAFETY: passed on from the caller.
+        // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
-            if x.num_rows() <= BLOCK_ROWS {
-                few_rows::<N>(weight, panels, direction, x, scratch, results);
-            } else {
-                many_rows::<N>(weight, panels, x, blocks, scratch, results);
-            }
+            sink.fill::<WEIGHTS>(
+                |i, panels, blocks, results| multiply(weights[i], panels, x, blocks, scratch, results),
+                join,
+            );
         }
     });
 }
@@ -105,9 +113,11 @@ fn panels_at_once(num_panels: usize) -> usize {
     }
 }
 
+/// Some panels times one block of rows; there is a tile of results for every panel.
+///
 /// # Safety
-/// As for `multiply`; there is one block.
-unsafe fn few_rows<N: PanelFormat>(
+/// As for [`one_block_times_panels`].
+unsafe fn one_block<N: PanelFormat>(
     weight: &UnquantizedWeight,
     panels: Range<usize>,
     direction: Direction,
@@ -139,9 +149,11 @@ unsafe fn few_rows<N: PanelFormat>(
     }
 }
 
+/// Some panels times some blocks of rows; results are `[panel][block]`.
+///
 /// # Safety
-/// As for `multiply`.
-unsafe fn many_rows<N: PanelFormat>(
+/// As for [`many_blocks_times_panels`].
+unsafe fn many_blocks<N: PanelFormat>(
     weight: &UnquantizedWeight,
     panels: Range<usize>,
     x: &InterleavedRows,

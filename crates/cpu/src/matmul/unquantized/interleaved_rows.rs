@@ -2,8 +2,9 @@
 
 use super::{UNIT, units};
 use crate::matmul::input::InputRows;
-use crate::memory::{Buffer, SharedSlice};
+use crate::memory::Buffer;
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 use crate::simd::{Simd, vectorized};
 
 /// Rows that lie side by side.
@@ -21,8 +22,8 @@ pub(in crate::matmul) struct InterleavedRows {
 }
 
 impl InterleavedRows {
-    /// Afterwards the rows are taken.
-    pub(in crate::matmul) fn fill<S: Simd>(&mut self, simd: S, pool: &Pool, x: InputRows<'_>) {
+    /// Interleaves rows; returns the rows, computed.
+    pub(in crate::matmul) fn fill<'x, S: Simd>(&mut self, simd: S, pool: &Pool, x: InputRows<'x>) -> InputRows<'x> {
         (self.num_rows, self.depth) = (x.num_rows(), x.depth());
         let (num_rows, depth, num_groups) = (self.num_rows, self.depth, self.num_groups());
         let numbers = SharedSlice::new(self.numbers.grow(depth * num_groups * GROUP));
@@ -36,6 +37,8 @@ impl InterleavedRows {
                 lay_side_by_side(simd, rows, depth, unit.start, to);
             }
         });
+        // SAFETY: each task took its own rows, and all tasks are done.
+        unsafe { x.taken() }
     }
 
     pub(super) fn num_rows(&self) -> usize {

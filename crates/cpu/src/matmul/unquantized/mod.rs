@@ -11,7 +11,7 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx_bf16;
 #[cfg(target_arch = "x86_64")]
-mod eight_rows;
+pub(super) mod eight_rows;
 #[cfg(target_arch = "x86_64")]
 mod interleaved_rows;
 mod panel_format;
@@ -27,13 +27,12 @@ use std::ops::Range;
 use pellucid_tensor::{DType, Error};
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use eight_rows::rows_times_panels;
-#[cfg(target_arch = "x86_64")]
 pub(super) use interleaved_rows::InterleavedRows;
 
 use crate::matmul::PANEL_COLUMNS;
-use crate::memory::{HostMemory, SharedSlice};
+use crate::memory::HostMemory;
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 use panel_format::{BF16, F16, F32, PanelFormat};
 

@@ -11,7 +11,7 @@ use crate::matmul::quantized::panel_layout::SLICE_LEN;
 /// # Safety
 /// The machine has AVX-512 (F, BW and VL), `x` is whole rows of `depth` numbers in whole groups, and no other thread writes these rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Destination, parts: RowArrays) {
+pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Destination, parts: RowArrays<'_>) {
     let Destination { start, row, m, group, .. } = place;
     let num_rows = x.len() / depth;
     assert!(num_rows <= BLOCK_ROWS && depth.is_multiple_of(group * SLICE_LEN) && x.len() == num_rows * depth);
@@ -39,7 +39,7 @@ pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Destination, 
 /// # Safety
 /// As for `quantize_rows`; the row is whole slices, and the only one of its block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-pub(super) unsafe fn quantize_slices(x: &[f32], place: Destination, parts: RowArrays) {
+pub(super) unsafe fn quantize_slices(x: &[f32], place: Destination, parts: RowArrays<'_>) {
     let Destination { quants, start, offset, .. } = place;
     let (slices, rest) = x.as_chunks::<SLICE_LEN>();
     assert!(rest.is_empty() && (place.m, place.group) == (1, 1));
@@ -125,7 +125,7 @@ unsafe fn quantize_slice(
     factors: &[f32],
     previous: __m512i,
     place: Destination,
-    parts: RowArrays,
+    parts: RowArrays<'_>,
 ) -> __m512i {
     let Destination { quants: block, start, row, m, order, group, offset } = place;
     let (num_rows, at) = (factors.len(), start + s * m);

@@ -13,18 +13,20 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+use std::marker::PhantomData;
+
 use crate::math::ROUND;
 use crate::matmul::BLOCK_ROWS;
 use crate::matmul::input::InputRows;
 use crate::matmul::quantized::panel_layout::{PanelLayout, SLICE_LEN};
-use crate::memory::{Buffer, SharedSlice, block_stride};
+use crate::memory::{Buffer, block_stride};
 use crate::pool::Pool;
+use crate::shared_slice::SharedSlice;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Isa;
 use crate::simd::{Simd, vectorized};
 
 /// Words of four numbers in a slice.
-#[cfg(target_arch = "x86_64")]
 pub(crate) const SLICE_WORDS: usize = SLICE_LEN / 4;
 
 /// In which order the integers of a block lie.
@@ -32,7 +34,6 @@ pub(crate) const SLICE_WORDS: usize = SLICE_LEN / 4;
 pub(crate) enum InputOrder {
     #[default]
     ByRow,
-    #[cfg(target_arch = "x86_64")]
     ByWord,
 }
 
@@ -61,7 +62,7 @@ pub(crate) struct QuantizedRows {
 
 /// One block of rows, as kernels read it: the start of each array, whose order the head of this file gives.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RowBlock {
+pub(crate) struct RowBlock<'a> {
     pub(crate) num_rows: usize,
     pub(crate) quants: *const i8,
     pub(crate) offsets16: *const i32,
@@ -69,14 +70,15 @@ pub(crate) struct RowBlock {
     pub(crate) sums: *const f32,
     pub(crate) pairs: *const [i16; 2],
     pub(crate) scales: *const f32,
+    rows: PhantomData<&'a QuantizedRows>,
 }
 
-// SAFETY: the pointers are read-only views into a `QuantizedRows` that outlives the operation.
-unsafe impl Send for RowBlock {}
-// SAFETY: as above.
-unsafe impl Sync for RowBlock {}
+// SAFETY: the pointers are read-only views into a `QuantizedRows` that is borrowed for 'a.
+unsafe impl Send for RowBlock<'_> {}
+// SAFETY: see `Send`.
+unsafe impl Sync for RowBlock<'_> {}
 
-impl RowBlock {
+impl RowBlock<'_> {
     /// A slice of a row, where they lie by rows. The next row's lies two slices further on.
     ///
     /// # Safety
@@ -121,15 +123,15 @@ impl RowBlock {
 const SPARE: usize = BLOCK_ROWS;
 
 impl QuantizedRows {
-    /// Quantizes rows for weights of this layout. Afterwards they are taken.
-    pub(crate) fn fill<S: Simd>(
+    /// Quantizes rows for weights of this layout; returns the rows, computed.
+    pub(crate) fn fill<'x, S: Simd>(
         &mut self,
         simd: S,
         pool: &Pool,
-        x: InputRows<'_>,
+        x: InputRows<'x>,
         layout: &PanelLayout,
         order: InputOrder,
-    ) {
+    ) -> InputRows<'x> {
         let (num_rows, depth) = (x.num_rows(), x.depth());
         // A unit is never cut: the last one is filled up with zeros.
         let num_slices = depth.div_ceil(SLICE_LEN).next_multiple_of(layout.slices);
@@ -180,6 +182,8 @@ impl QuantizedRows {
             }
             quantize_rows(simd, x, depth, num_slices, place, parts);
         });
+        // SAFETY: each task took its own rows, and all tasks are done.
+        unsafe { x.taken() }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -206,7 +210,7 @@ impl QuantizedRows {
         self.num_slices
     }
 
-    pub(crate) fn block(&self, block: usize) -> RowBlock {
+    pub(crate) fn block(&self, block: usize) -> RowBlock<'_> {
         let start = block * BLOCK_ROWS * self.num_slices;
         RowBlock {
             num_rows: rows_of_block(self.num_rows, block),
@@ -216,6 +220,7 @@ impl QuantizedRows {
             sums: self.sums[start..].as_ptr(),
             pairs: self.pairs[start / 2..].as_ptr(),
             scales: self.scales[start / self.group..].as_ptr(),
+            rows: PhantomData,
         }
     }
 }
@@ -226,13 +231,13 @@ fn rows_of_block(num_rows: usize, block: usize) -> usize {
 
 /// The arrays of a [`QuantizedRows`] while several threads fill them, a row each.
 #[derive(Clone, Copy)]
-struct RowArrays {
-    quants: SharedSlice<i8>,
-    offsets16: SharedSlice<i32>,
-    offsets32: SharedSlice<i32>,
-    sums: SharedSlice<f32>,
-    pairs: SharedSlice<[i16; 2]>,
-    scales: SharedSlice<f32>,
+struct RowArrays<'a> {
+    quants: SharedSlice<'a, i8>,
+    offsets16: SharedSlice<'a, i32>,
+    offsets32: SharedSlice<'a, i32>,
+    sums: SharedSlice<'a, f32>,
+    pairs: SharedSlice<'a, [i16; 2]>,
+    scales: SharedSlice<'a, f32>,
 }
 
 /// Where rows of a block go.
@@ -253,7 +258,7 @@ struct Destination {
 
 vectorized! {
     /// Group after group, each for all rows: what the rows of a block leave behind lies side by side.
-    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, place: Destination, parts: RowArrays) {
+    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, place: Destination, parts: RowArrays<'_>) {
         for first in (0..num_slices).step_by(place.group) {
             for (i, x) in x.chunks_exact(depth).enumerate() {
                 // A row of x ends with a slice, but perhaps not with a group.
@@ -272,7 +277,7 @@ vectorized! {
 /// # Safety
 /// No other thread writes this row.
 #[inline(always)]
-unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, place: Destination, parts: RowArrays) {
+unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, place: Destination, parts: RowArrays<'_>) {
     let Destination { start, row, m, group, offset, .. } = place;
     // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
     let mut lanes = [0u32; 16];
@@ -319,7 +324,7 @@ unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, place: Dest
 /// # Safety
 /// No other thread writes this row.
 #[inline(always)]
-unsafe fn put_integers(integers: [i8; SLICE_LEN], slice: usize, place: Destination, parts: RowArrays) {
+unsafe fn put_integers(integers: [i8; SLICE_LEN], slice: usize, place: Destination, parts: RowArrays<'_>) {
     let Destination { quants, row, m, .. } = place;
     // SAFETY: this row's own places, by the layout at the head of the file.
     unsafe {
@@ -328,7 +333,6 @@ unsafe fn put_integers(integers: [i8; SLICE_LEN], slice: usize, place: Destinati
                 let at = quants + (slice / 2 * m + row) * 2 * SLICE_LEN + slice % 2 * SLICE_LEN;
                 parts.quants.part(at, SLICE_LEN).copy_from_slice(&integers);
             }
-            #[cfg(target_arch = "x86_64")]
             InputOrder::ByWord => {
                 for (j, word) in integers.as_chunks::<4>().0.iter().enumerate() {
                     let at = quants + ((slice * SLICE_WORDS + j) * BLOCK_ROWS + row) * 4;

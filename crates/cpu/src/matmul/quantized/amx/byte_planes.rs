@@ -185,7 +185,7 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
     end: usize,
-    x: RowBlock,
+    x: RowBlock<'_>,
     scratch: &mut AmxScratch,
     results: &mut [Tile<f32>],
 ) {

@@ -1,11 +1,10 @@
-//! Many blocks of rows with the K formats: a tile of x is multiplied with two panels of W, whose unpacked numbers stay in the first-level
-//! cache.
+//! K formats, several blocks of rows: a tile of x is multiplied with two panels of W, whose unpacked values stay in the first-level cache.
 //!
-//! For each unit of 256 numbers, two panels are unpacked; then block after block is multiplied with both. While one block is multiplied,
-//! what the one before it left in tiles is scaled.
+//! For each unit of 256 values, two panels are unpacked to [`byte_planes`]; then block after block is multiplied with both. While one block
+//! is multiplied, the tiles of the block before it are scaled.
 //!
-//! For 16 x 16 x 32: 16 cycles of multiplication and 12 of vectors. In this order 27 cycles alone on the core, 38 to 50 while another program
-//! uses its second hardware thread (2026-11-16, Xeon with AMX).
+//! A product of 16 x 16 x 32 takes 16 cycles of tile multiplication and 12 of vectors. In this order it takes 27 cycles when the program has
+//! the core for itself, and 38 to 50 while another program uses the second hardware thread (2026-11-16, Xeon with AMX).
 
 use std::arch::asm;
 use std::ops::Range;
@@ -18,36 +17,41 @@ use crate::matmul::quantized::panel_layout::{QuantizedFormat, Scales};
 use crate::matmul::weight::PackedWeight;
 use crate::simd::amx::TileConfig;
 
-/// Tiles of x in a unit.
+/// Tiles of x in a unit: 64 values each.
 const QUAD: usize = 4;
-/// Panels that are unpacked together: as many as 16 KB hold, and tiles for their results.
+/// Panels that are unpacked together: they take 16 KB, and their results four tiles.
 const PANELS: usize = 2;
 
-/// A unit of a few panels, unpacked; and where tiles go between multiplying and scaling.
+/// One unit of up to [`PANELS`] panels, unpacked, and the memory that holds tiles between multiplying and scaling.
 #[repr(C, align(64))]
 pub(super) struct UnpackedUnits {
     /// `[panel][pair of slices][high, low][slice]`
-    numbers: [[u8; 512]; PANELS * QUAD * 4],
+    bytes: [[u8; 512]; PANELS * QUAD * 4],
     scales: [UnitScales; PANELS],
     /// `[panel][high, low]`
     tiles: [[Tile<i32>; 2]; PANELS],
 }
 
-/// A unit of some blocks of as many rows each, and where their results lie.
+/// One unit of some blocks with the same number of rows, and where their results go.
 struct BlockRange<'a> {
     rows: &'a QuantizedRows,
     blocks: Range<usize>,
     unit: usize,
-    /// The first block's tile of the first panel; those of the next panel lie `distance` tiles further on.
+    /// The tile of the first block and the first panel, followed by those of the other blocks; the next panel's are `distance` tiles on.
     results: *mut Tile<f32>,
     distance: usize,
+    /// Tiles from `results` to the end of the memory that holds them.
+    num_results: usize,
     num_panels: usize,
 }
 
-/// Some panels times some blocks; results are `[panel][block]`.
+/// Multiplies some panels with some blocks; results are `[panel][block]`.
 ///
 /// # Safety
-/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of units of F.
+/// The machine has AMX and AVX-512 with VNNI, and the program may use AMX.
+///
+/// # Panics
+/// When rows and weight have not the same number of units of F, when a block or a panel does not exist, or when `results` is too short.
 pub(super) unsafe fn multiply<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
@@ -57,9 +61,13 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
     results: &mut [Tile<f32>],
 ) {
     let layout = F::LAYOUT;
+    assert_eq!(rows.num_slices(), weight.num_units * layout.slices, "rows and weight have the same number of units");
+    assert!(!blocks.is_empty() && blocks.end <= rows.num_blocks() && panels.end <= weight.num_panels());
+    assert!(panels.len() * blocks.len() <= results.len(), "a tile of results for every panel and block");
+    let num_results = results.len();
     let group = &mut scratch.group;
     let results = results.as_mut_ptr();
-    // The last block may have fewer rows, and so tiles of another shape.
+    // The last block may have fewer rows, and then needs tiles of another shape.
     let whole = if rows.block(blocks.end - 1).num_rows < BLOCK_ROWS { blocks.end - 1 } else { blocks.end };
     let mut configured = 0;
     for unit in 0..weight.num_units {
@@ -67,10 +75,10 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
         for start in panels.clone().step_by(PANELS) {
             let few = start..panels.end.min(start + PANELS);
             for (i, panel) in few.clone().enumerate() {
-                // SAFETY: it is a whole unit of F; features by the caller's promise.
+                // SAFETY: it is a whole unit of F; the caller guarantees the features.
                 unsafe { unpack::<F>(&weight.panel(panel)[bytes.clone()], i, group) };
             }
-            // What is unpacked next: the same stretch of the next panels, or the next stretch of the first ones.
+            // Unpacked next: the same unit of the next panels, or the next unit of the first ones.
             let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
             let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
             for part in [blocks.start..whole, whole..blocks.end] {
@@ -83,28 +91,33 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
                     unsafe { tile_shapes(num_rows).load() };
                 }
                 let mut ahead = NextPanelsPrefetch::new(next, weight.panel_bytes(), bytes.len(), part.len());
+                let first_result = (few.start - panels.start) * blocks.len() + part.start - blocks.start;
                 let work = BlockRange {
                     rows,
                     unit,
-                    results: results
-                        .wrapping_add((few.start - panels.start) * blocks.len() + part.start - blocks.start),
+                    results: results.wrapping_add(first_result),
+                    num_results: num_results - first_result,
                     distance: blocks.len(),
                     num_panels: few.len(),
                     blocks: part,
                 };
-                // SAFETY: the group holds these panels; tiles are configured for the blocks, which have results for each panel.
+                // SAFETY: the group holds these panels; tiles are configured for the blocks; by the assertions above, blocks and unit exist,
+                // and there is a tile of results for every panel and block.
                 unsafe { multiply_units::<F>(group, &work, &mut ahead) };
             }
         }
     }
 }
 
+/// Unpacks a unit of a panel into `group`.
+///
 /// # Safety
-/// It is a whole unit of F; the machine has AVX-512 BW.
+/// `unit` is a whole unit of F; the machine has AVX-512 BW.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn unpack<F: QuantizedFormat>(unit: &[u8], panel: usize, group: &mut UnpackedUnits) {
+    debug_assert!(panel < PANELS && unit.len() == F::LAYOUT.unit_bytes());
     for pair in 0..QUAD {
-        let to = group.numbers[(panel * QUAD + pair) * 4..].as_mut_ptr();
+        let to = group.bytes[(panel * QUAD + pair) * 4..].as_mut_ptr();
         for second in 0..2 {
             // SAFETY: passed on from the caller.
             unsafe { byte_planes::unpack_slice::<F>(unit.as_ptr(), pair, second, to, &mut group.scales[panel]) };
@@ -112,7 +125,7 @@ unsafe fn unpack<F: QuantizedFormat>(unit: &[u8], panel: usize, group: &mut Unpa
     }
 }
 
-/// Tiles 0 to 3 are results of two panels, 4 is x, 5 W: no more than that, see [`crate::simd::amx`].
+/// Tiles 0 to 3 are results of two panels, tile 4 is x, tile 5 is W. [`crate::simd::amx`] says why there are no more.
 fn tile_shapes(num_rows: usize) -> TileConfig {
     let mut config = TileConfig::default();
     (0..5).for_each(|tile| config.set(tile, num_rows, 64));
@@ -120,7 +133,7 @@ fn tile_shapes(num_rows: usize) -> TileConfig {
     config
 }
 
-/// Multiplies the tile of x with two slices of a panel in both planes.
+/// Multiplies the tile of x with two slices of a panel, in the high and in the low plane.
 macro_rules! multiply_pair {
     ([$dot_high:literal, $dot_low:literal], $w:expr, $high:literal, $low:literal) => {
         asm!(
@@ -135,7 +148,7 @@ macro_rules! multiply_pair {
     };
 }
 
-/// The same, with a few rows of the block before scaled in between.
+/// Like `multiply_pair`, and scales four rows of the previous block between the tile instructions.
 macro_rules! multiply_and_scale {
     ([$dot_high:literal, $dot_low:literal], $w:expr, $high:literal, $low:literal, $scales:expr, $registers:expr, $rows:expr) => {
         scale_four!(
@@ -152,7 +165,7 @@ macro_rules! multiply_and_scale {
     };
 }
 
-/// Stores the two tiles of a panel, and leaves zeros in them, as configuring does.
+/// Stores the two tiles of a panel and zeroes them.
 macro_rules! store_pair {
     ($tiles:expr, $high:literal, $low:literal) => {
         asm!(
@@ -168,29 +181,34 @@ macro_rules! store_pair {
     };
 }
 
-/// Blocks times the panels of a group, one unit of each.
+/// Multiplies blocks with the panels of a group, one unit of each.
 ///
 /// # Safety
-/// The group holds so many panels; tiles are configured for the blocks, which have results for each panel; the machine has AMX and AVX-512
-/// with VNNI.
+/// The group holds `work.num_panels` panels; tiles are configured for the blocks; blocks and unit exist, and there is a tile of results for
+/// every panel and block. The machine has AMX and AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn multiply_units<F: QuantizedFormat>(
     group: &mut UnpackedUnits,
     work: &BlockRange<'_>,
     ahead: &mut NextPanelsPrefetch,
 ) {
-    let UnpackedUnits { numbers, scales, tiles } = group;
+    let UnpackedUnits { bytes, scales, tiles } = group;
     let first_slice = 2 * QUAD * work.unit;
     let both = work.num_panels == PANELS;
     let fresh = work.unit == 0;
-    // SAFETY: see the promises of the function.
+    debug_assert!((1..=PANELS).contains(&work.num_panels) && work.blocks.end <= work.rows.num_blocks());
+    debug_assert!(first_slice + 2 * QUAD <= work.rows.num_slices());
+    debug_assert!((work.num_panels - 1) * work.distance + work.blocks.len() <= work.num_results);
+    // SAFETY: the caller guarantees that blocks, unit, panels and results exist. Every offset below is within them: slices `first_slice` to
+    // `first_slice + 2 * QUAD` of a block, rows below `num_rows` of a tile, and tiles `panel * distance + step` of the results. Sums and
+    // scales of x can be read for sixteen rows even where a block has fewer.
     unsafe {
         let registers = [UnitScaleRegisters::load(&scales[0]), UnitScaleRegisters::load(&scales[1])];
         let load_x = |x: *const i8| {
             asm!("tileloadd tmm4, [{} + {}]", in(reg) x, in(reg) 64usize, options(nostack, preserves_flags, readonly));
         };
-        // While one block is multiplied, what the one before it left in tiles is scaled.
-        let mut scaled: Option<(RowBlock, *mut Tile<f32>)> = None;
+        // While one block is multiplied, the tiles of the previous block are scaled.
+        let mut scaled: Option<(RowBlock<'_>, *mut Tile<f32>)> = None;
         for step in 0..=work.blocks.len() {
             let multiplied = (step < work.blocks.len()).then(|| work.rows.block(work.blocks.start + step));
             ahead.next_block();
@@ -203,7 +221,7 @@ unsafe fn multiply_units<F: QuantizedFormat>(
                 }
                 macro_rules! panel {
                     ($panel:literal, $high:literal, $low:literal) => {
-                        let w = numbers[4 * (QUAD * $panel + pair)..].as_ptr();
+                        let w = bytes[4 * (QUAD * $panel + pair)..].as_ptr();
                         let rows = scaled.as_ref().filter(|(x, _)| FEW * pair < x.num_rows).map(|(x, results)| {
                             let results = results.wrapping_add($panel * work.distance);
                             ScaledRows::new(&tiles[$panel], x, work.unit, FEW * pair, fresh, results)

@@ -75,12 +75,44 @@ impl AmxScratch {
     }
 }
 
-/// Some panels of one weight, or of two that `join` makes one of, for all rows; written to the product's output.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
 ///
 /// # Safety
-/// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weights have the same number of units of F. No other
-/// thread writes these panels, and the output is alive.
-pub(in crate::matmul) unsafe fn rows_times_panels<F: QuantizedFormat, const WEIGHTS: usize>(
+/// The machine has AMX and AVX-512 with VNNI, and the program may use AMX. There is one block of rows, and rows and weights have the same
+/// number of units of F. No other thread writes these panels of the output.
+pub(in crate::matmul) unsafe fn one_block_times_panels<F: QuantizedFormat, const WEIGHTS: usize>(
+    part: ProductPart<'_>,
+    weights: [&PackedWeight; WEIGHTS],
+    rows: &QuantizedRows,
+    join: impl Fn(&mut [f32], &[f32]),
+) {
+    assert_eq!(rows.num_blocks(), 1, "rows of one block");
+    SCRATCH.with_borrow_mut(|scratch| {
+        let scratch = scratch.get_or_insert_with(AmxScratch::new);
+        let Range { start, end } = part.panels.clone();
+        let sink = ResultSink { part, num_rows: rows.num_rows() };
+        // SAFETY: passed on from the caller; there is a tile of results for every panel.
+        unsafe {
+            sink.fill::<WEIGHTS>(
+                |i, panels, _, results| {
+                    if !F::LAYOUT.scaled_by_floats() && panels.start == start {
+                        // Each panel prefetches the next one; nothing has prefetched the first.
+                        PacedPrefetch::new(weights[i].panels(start..end.min(start + 1)), 1).fetch();
+                    }
+                    one_block::<F>(weights[i], panels, end, rows, scratch, results);
+                },
+                join,
+            );
+            release_tiles();
+        }
+    });
+}
+
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+///
+/// # Safety
+/// As for [`one_block_times_panels`], for any number of blocks.
+pub(in crate::matmul) unsafe fn many_blocks_times_panels<F: QuantizedFormat, const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&PackedWeight; WEIGHTS],
     rows: &QuantizedRows,
@@ -88,19 +120,12 @@ pub(in crate::matmul) unsafe fn rows_times_panels<F: QuantizedFormat, const WEIG
 ) {
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = scratch.get_or_insert_with(AmxScratch::new);
-        let Range { start, end } = part.panels.clone();
         let sink = ResultSink { part, num_rows: rows.num_rows() };
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
         unsafe {
             sink.fill::<WEIGHTS>(
                 |i, panels, blocks, results| {
-                    if rows.num_blocks() == 1 {
-                        if !F::LAYOUT.scaled_by_floats() && panels.start == start {
-                            // Nobody has asked for the first panel; each of them asks for the next.
-                            PacedPrefetch::new(weights[i].panels(start..end.min(start + 1)), 1).fetch();
-                        }
-                        one_block::<F>(weights[i], panels, end, rows, scratch, results);
-                    } else if const { F::LAYOUT.scaled_by_floats() } {
+                    if const { F::LAYOUT.scaled_by_floats() } {
                         float_scales::multiply_blocks::<F>(weights[i], panels, rows, blocks, scratch, results);
                     } else {
                         byte_planes_many_blocks::multiply::<F>(weights[i], panels, rows, blocks, scratch, results);

@@ -58,7 +58,7 @@ impl ScaledRows {
     #[inline(always)]
     pub(super) unsafe fn new(
         tiles: &[Tile<i32>],
-        x: &RowBlock,
+        x: &RowBlock<'_>,
         unit: usize,
         first: usize,
         fresh: bool,

@@ -38,9 +38,9 @@ const LAG: usize = 2;
 const MAGIC: f32 = crate::math::ROUND;
 
 /// What is multiplied in one go: blocks of rows with some units of a panel, no more than the ring holds.
-pub(super) struct PanelRun {
+pub(super) struct PanelRun<'a> {
     /// The first block, from the first unit on.
-    pub(super) x: RowBlock,
+    pub(super) x: RowBlock<'a>,
     /// To the next block of as many rows: bytes of its integers, entries of its sums and scales.
     pub(super) distance: (usize, usize),
     /// Units of a block.
@@ -266,7 +266,7 @@ unsafe fn unpacked_scales<F: QuantizedFormat>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
     chunk: &mut UnpackRing,
-    run: &PanelRun,
+    run: &PanelRun<'_>,
     results: &mut [Tile<f32>],
     ahead: impl Fn(usize) -> PacedPrefetch,
 ) {
@@ -404,7 +404,7 @@ impl PanelWalk {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
     chunk: &mut UnpackRing,
-    x: RowBlock,
+    x: RowBlock<'_>,
     units: *const u8,
     num_units: usize,
     results: &mut [Tile<f32>],

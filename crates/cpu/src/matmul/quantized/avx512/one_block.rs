@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::packed_panels::{self, AdjacentPanels, BlockRows, ByRows, ByWords, MANY_PANELS};
-use crate::matmul::amx_rows;
+use crate::matmul::kernel::min_rows_amx;
 use crate::matmul::prefetch::{PacedPrefetch, take_panels};
 use crate::matmul::quantized::activations::{InputOrder, QuantizedRows};
 use crate::matmul::quantized::panel_layout::QuantizedFormat;
@@ -86,7 +86,7 @@ unsafe fn multiply_group<F: QuantizedFormat>(
             (InputOrder::ByRow, 3, 2) => rows!(ByRows, 3, 2),
             (InputOrder::ByRow, 3, _) => rows!(ByRows, 3, 1),
             // More rows than four lie by rows for the sake of tiles, and come here where tiles would be slower: a matter of the format.
-            (InputOrder::ByRow, 8.., num_panels) if const { amx_rows(&F::LAYOUT) > 8 } => match num_panels {
+            (InputOrder::ByRow, 8.., num_panels) if const { min_rows_amx(&F::LAYOUT) > 8 } => match num_panels {
                 2 => rows!(ByRows, 8, 2),
                 _ => rows!(ByRows, 8, 1),
             },

@@ -24,7 +24,7 @@ pub(super) trait WordStrides {
 
     /// # Safety
     /// The block has that slice, and lies in this order.
-    unsafe fn slice(x: &RowBlock, slice: usize, row: usize) -> *const i32;
+    unsafe fn slice(x: &RowBlock<'_>, slice: usize, row: usize) -> *const i32;
 }
 
 pub(super) struct ByRows;
@@ -34,7 +34,7 @@ impl WordStrides for ByRows {
     const WORD: usize = 1;
 
     #[inline(always)]
-    unsafe fn slice(x: &RowBlock, slice: usize, row: usize) -> *const i32 {
+    unsafe fn slice(x: &RowBlock<'_>, slice: usize, row: usize) -> *const i32 {
         // SAFETY: passed on from the caller.
         unsafe { x.slice(slice, row).cast() }
     }
@@ -47,7 +47,7 @@ impl WordStrides for ByWords {
     const WORD: usize = BLOCK_ROWS;
 
     #[inline(always)]
-    unsafe fn slice(x: &RowBlock, slice: usize, row: usize) -> *const i32 {
+    unsafe fn slice(x: &RowBlock<'_>, slice: usize, row: usize) -> *const i32 {
         // SAFETY: passed on from the caller.
         unsafe { x.words(slice, row) }
     }
@@ -64,8 +64,8 @@ pub(super) struct AdjacentPanels {
 
 /// Some rows of a block, and where their results go.
 #[derive(Clone, Copy)]
-pub(super) struct BlockRows {
-    pub(super) x: RowBlock,
+pub(super) struct BlockRows<'a> {
+    pub(super) x: RowBlock<'a>,
     pub(super) first: usize,
     /// The first row's results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
     pub(super) results: *mut f32,
@@ -81,7 +81,7 @@ pub(super) struct BlockRows {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize, const P: usize>(
     w: &AdjacentPanels,
-    rows: &BlockRows,
+    rows: &BlockRows<'_>,
     ahead: &mut PacedPrefetch,
     following: Option<isize>,
 ) {

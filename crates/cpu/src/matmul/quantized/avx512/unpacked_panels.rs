@@ -94,10 +94,10 @@ impl UnpackedPanel {
 }
 
 /// Rows times unpacked units.
-pub(super) struct UnpackedWork {
+pub(super) struct UnpackedWork<'a> {
     pub(super) panels: *const UnpackedPanel,
     /// A block by words, the number of the first slice within it, and how many slices.
-    pub(super) x: RowBlock,
+    pub(super) x: RowBlock<'a>,
     pub(super) slice: usize,
     pub(super) num_slices: usize,
     /// The first row.
@@ -114,7 +114,7 @@ pub(super) struct UnpackedWork {
 /// # Safety
 /// There are P panels, unpacked from units of that layout; the block has the slices, and room for R rows from the first on, as have the results.
 /// The machine has AVX-512 with VNNI.
-pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayout, work: &UnpackedWork) {
+pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayout, work: &UnpackedWork<'_>) {
     // SAFETY: passed on from the caller. Layouts with floats as scales have minimums, or else an offset; of those with integers only the ones that scale
     // halves of slices have an offset.
     unsafe {
@@ -132,7 +132,7 @@ pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayo
 /// # Safety
 /// As for `multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &UnpackedWork) {
+unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &UnpackedWork<'_>) {
     let &UnpackedWork { panels, x, slice, num_slices, row, results, distance, fresh } = work;
     let m = x.num_rows;
     // SAFETY: by the caller's promise.
@@ -175,7 +175,7 @@ unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &Unp
 /// # Safety
 /// As for `multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
-unsafe fn by_integers<const HALVES: bool, const R: usize, const P: usize>(work: &UnpackedWork) {
+unsafe fn by_integers<const HALVES: bool, const R: usize, const P: usize>(work: &UnpackedWork<'_>) {
     let &UnpackedWork { panels, x, slice, num_slices, row, results, distance, fresh } = work;
     let m = x.num_rows;
     // SAFETY: by the caller's promise.
