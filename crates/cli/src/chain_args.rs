@@ -12,7 +12,7 @@ use crate::sampling_args::SamplingArgs;
 /// What a chat is drawn with when nothing is asked for, and what `explain` explains.
 pub(crate) const CHAT_DEFAULT: Preset = Preset::Chat;
 /// Flags that do not say how to choose.
-const NEUTRAL_FLAGS: [&str; 2] = ["seed", "stop_token"];
+const NEUTRAL_FLAGS: [&str; 2] = ["seed", "stop_ids"];
 
 #[derive(Debug)]
 pub(crate) struct ChainArgs {

@@ -1,142 +1,140 @@
-//! The flags that say how tokens are chosen; the same for `run` and `explain`.
+//! The sampling flags, made from the table of options in the crate `sampling`; `run` and `explain` share them.
 //!
-//! Each flag is optional: what is not given comes from the preset, and without one from the neutral value. The result is shown.
+//! Each flag is optional. An option without its flag has the value of the preset, and without a preset the neutral value.
 
 use anyhow::{Context, Result, anyhow, bail};
+use clap::builder::{ArgAction, ValueParser};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use pellucid_engine::{self as engine, BeamParams, EarlyStopping, MAX_WIDTH, Request};
-use pellucid_sampling::{self as sampling, DRY_BREAKERS, Dry, Mirostat, Preset, SamplingParams, StepKind};
+use pellucid_sampling::{
+    self as sampling, GivenOptions, OPTIONS, OptionKind, Preset, SamplingOption, SamplingParams, StepKind, Value,
+    random_seed,
+};
 use pellucid_tokenizer::Tokenizer;
 
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Choosing tokens")]
+const HEADING: &str = "Sampling";
+/// Columns of a help text: clap indents it by 10 and lines end at 80.
+const HELP_WIDTH: usize = 70;
+
+/// Values of the sampling flags.
+#[derive(Debug, Default)]
 pub(crate) struct SamplingArgs {
-    /// Parameters by use: code, factual, chat, creative or brainstorm;
-    /// flags given beside it win
-    #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     preset: Option<Preset>,
+    given: GivenOptions,
+    /// Options whose values are tokens, as the user wrote them: only the model's tokenizer knows their ids.
+    tokens: Vec<(&'static SamplingOption, Vec<String>)>,
+}
 
-    /// Seed of the draw: the same seed gives the same reply
-    /// [default: a random one, shown with the reply]
-    #[arg(long, verbatim_doc_comment, value_name = "N", allow_negative_numbers = true)]
-    seed: Option<u64>,
+impl Args for SamplingArgs {
+    fn augment_args(command: Command) -> Command {
+        let preset = Arg::new("preset").long("preset").value_name("NAME").help_heading(HEADING);
+        let preset = preset.value_parser(str::parse::<Preset>).help(wrapped(&format!(
+            "Options for a purpose: {}; flags given beside it win",
+            listed(&Preset::ALL.map(Preset::name), "or")
+        )));
+        OPTIONS.iter().fold(command.arg(preset), |command, option| command.arg(argument(option)))
+    }
 
-    /// Divide the logits by T: 0 takes the highest, 1 is the model's
-    /// own distribution (neutral), more is freer
-    /// [default: the preset's; else 1 where something is drawn, else 0;
-    /// a chat without flags has the preset chat]
-    #[arg(long, verbatim_doc_comment, value_name = "T", allow_negative_numbers = true)]
-    temperature: Option<f32>,
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
 
-    /// Let the temperature move by R with the model's uncertainty; neutral 0
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
-    dynamic_temperature: Option<f32>,
+impl FromArgMatches for SamplingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut args = SamplingArgs { preset: matches.get_one("preset").copied(), ..SamplingArgs::default() };
+        for option in OPTIONS {
+            let id = option.param();
+            let texts = || matches.get_many::<String>(id).map(|texts| texts.cloned().collect::<Vec<_>>());
+            let value = match option.kind() {
+                OptionKind::Number { .. } => matches.get_one(id).copied().map(Value::Number),
+                OptionKind::Count { .. } => matches.get_one(id).copied().map(Value::Count),
+                OptionKind::Seed => matches.get_one(id).copied().map(Value::Seed),
+                OptionKind::Texts { .. } => texts().map(Value::Texts),
+                OptionKind::Steps => matches.get_many(id).map(|kinds| Value::Steps(kinds.copied().collect())),
+                OptionKind::TokenBias { .. } | OptionKind::Tokens { .. } => {
+                    args.tokens.extend(texts().map(|texts| (option, texts)));
+                    None
+                }
+            };
+            if let Some(value) = value {
+                args.given.insert(option, value);
+            }
+        }
+        Ok(args)
+    }
 
-    /// How that movement bends; neutral 1, a straight line
-    #[arg(long, value_name = "E", allow_negative_numbers = true)]
-    dynamic_temperature_exponent: Option<f32>,
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = SamplingArgs::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
 
-    /// Keep the K highest; neutral 0
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
-    top_k: Option<u32>,
+/// Returns the flag of an option.
+fn argument(option: &'static SamplingOption) -> Arg {
+    let (parser, action): (ValueParser, ArgAction) = match option.kind() {
+        OptionKind::Number { .. } => (value_parser!(f32).into(), ArgAction::Set),
+        OptionKind::Count { .. } => (value_parser!(u32).into(), ArgAction::Set),
+        OptionKind::Seed => (value_parser!(u64).into(), ArgAction::Set),
+        OptionKind::TokenBias { .. } | OptionKind::Tokens { .. } | OptionKind::Texts { .. } => {
+            (value_parser!(String), ArgAction::Append)
+        }
+        OptionKind::Steps => (ValueParser::new(str::parse::<StepKind>), ArgAction::Append),
+    };
+    let arg = Arg::new(option.param()).long(option.flag()).value_name(option.value_name()).help_heading(HEADING);
+    let arg = arg.value_parser(parser).action(action).allow_negative_numbers(true).help(help(option));
+    if option.kind() == OptionKind::Steps { arg.value_delimiter(',') } else { arg }
+}
 
-    /// Keep the most probable tokens that together reach P; neutral 1
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f32>,
+/// Returns the help text: what the option does, how to write its value, and what applies without the flag.
+fn help(option: &SamplingOption) -> String {
+    let mut text = option.doc().replace('`', "").trim_end_matches('.').to_owned();
+    text += match option.kind() {
+        OptionKind::TokenBias { .. } => "; TOKEN is an id, or a text that is one token; may be given again",
+        OptionKind::Tokens { .. } => " (an id, or a text that is one token); may be given again",
+        OptionKind::Texts { .. } => "; may be given again",
+        OptionKind::Steps => "; names are separated by commas",
+        OptionKind::Number { .. } | OptionKind::Count { .. } | OptionKind::Seed => "",
+    };
+    let default = match (option.kind(), option.neutral()) {
+        (OptionKind::Seed, _) => " [default: a random one, shown with the reply]".to_owned(),
+        (OptionKind::Steps, _) => {
+            let names: Vec<&str> = StepKind::movable().map(StepKind::name).collect();
+            format!(" [default: {}]", names.join(", "))
+        }
+        _ if option.param() == "temperature" => {
+            " [default: the preset's; else 1 if a flag asks for sampling, else 0; a chat without sampling flags uses the \
+             preset chat]"
+                .to_owned()
+        }
+        (OptionKind::Tokens { .. } | OptionKind::TokenBias { .. }, _) | (_, None) => String::new(),
+        (_, Some(value)) if option.needed_option().is_some() => format!(" [default: {value}]"),
+        (_, Some(value)) => format!(" [neutral: {value}]"),
+    };
+    wrapped(&(text + &default))
+}
 
-    /// Keep tokens at least P times as probable as the best; neutral 0
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    min_p: Option<f32>,
+/// Breaks a text into lines that fit the help.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is a first line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > HELP_WIDTH {
+            lines.push(word.to_owned());
+        } else {
+            *line += if line.is_empty() { "" } else { " " };
+            *line += word;
+        }
+    }
+    lines.join("\n")
+}
 
-    /// Keep the tokens closest to the expected surprise that together
-    /// reach P; neutral 1
-    #[arg(long, verbatim_doc_comment, value_name = "P", allow_negative_numbers = true)]
-    typical_p: Option<f32>,
-
-    /// Keep logits within N standard deviations of the highest; neutral 0
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    top_n_sigma: Option<f32>,
-
-    /// How often to leave out the top choices (XTC); neutral 0
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    xtc_probability: Option<f32>,
-
-    /// How probable a top choice is, for XTC [default: 0.1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    xtc_threshold: Option<f32>,
-
-    /// Divide the logits of tokens in prompt and reply by R; neutral 1
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
-    repetition_penalty: Option<f32>,
-
-    /// Subtract F for each time a token is in the reply; neutral 0
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
-    frequency_penalty: Option<f32>,
-
-    /// Subtract F when a token is in the reply at all; neutral 0
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
-    presence_penalty: Option<f32>,
-
-    /// Let the penalties look at the last N tokens [default: all]
-    #[arg(long, value_name = "N")]
-    penalty_window: Option<u32>,
-
-    /// Penalise continued repeats of phrases (DRY) by M logits; neutral 0
-    #[arg(long, value_name = "M", allow_negative_numbers = true)]
-    dry_multiplier: Option<f32>,
-
-    /// Growth of DRY's penalty with each repeated token [default: 1.75]
-    #[arg(long, value_name = "B", allow_negative_numbers = true, requires = "dry_multiplier")]
-    dry_base: Option<f32>,
-
-    /// Repeats up to so many tokens are free of DRY [default: 2]
-    #[arg(long, value_name = "N", requires = "dry_multiplier")]
-    dry_allowed_length: Option<u32>,
-
-    /// Tokens that DRY looks back over [default: all]
-    #[arg(long, value_name = "N", requires = "dry_multiplier")]
-    dry_range: Option<u32>,
-
-    /// Text that a repeat does not reach across, for DRY; may be given
-    /// again [default: line end, colon, double quote, asterisk]
-    #[arg(long, verbatim_doc_comment, value_name = "TEXT", requires = "dry_multiplier")]
-    dry_breaker: Vec<String>,
-
-    /// Hold the surprise at TAU bits a token (Mirostat 2), usually 5;
-    /// in place of the steps that keep some tokens
-    #[arg(long, verbatim_doc_comment, value_name = "TAU", allow_negative_numbers = true)]
-    mirostat: Option<f32>,
-
-    /// How fast Mirostat corrects itself [default: 0.1]
-    #[arg(long, value_name = "ETA", allow_negative_numbers = true, requires = "mirostat")]
-    mirostat_eta: Option<f32>,
-
-    /// Add BIAS to a token's logit; TOKEN is an id, or a text that is
-    /// one token; may be given again
-    #[arg(long, verbatim_doc_comment, value_name = "TOKEN=BIAS")]
-    logit_bias: Vec<String>,
-
-    /// Never choose this token (an id, or a text that is one token);
-    /// may be given again
-    #[arg(long, verbatim_doc_comment, value_name = "TOKEN")]
-    ban: Vec<String>,
-
-    /// Choose only tokens given with this flag; may be given again
-    #[arg(long, value_name = "TOKEN")]
-    allow: Vec<String>,
-
-    /// Do not end before so many tokens; neutral 0
-    #[arg(long, value_name = "N")]
-    min_tokens: Option<u32>,
-
-    /// End at this token (an id, or a text that is one token); may be given again
-    #[arg(long, value_name = "TOKEN")]
-    stop_token: Vec<String>,
-
-    /// Order of the steps, comma-separated; a step that is set must be
-    /// listed [default: repetition_penalty, frequency_presence_penalty,
-    /// dry, temperature, top_n_sigma, top_k, typical_p, top_p, min_p, xtc]
-    #[arg(long, verbatim_doc_comment, value_name = "LIST", value_delimiter = ',')]
-    samplers: Option<Vec<StepKind>>,
+/// Joins names with commas and a last word.
+fn listed(names: &[&str], last: &str) -> String {
+    match names {
+        [others @ .., name] if !others.is_empty() => format!("{} {last} {name}", others.join(", ")),
+        names => names.concat(),
+    }
 }
 
 /// The flags of beam search.
@@ -193,80 +191,53 @@ impl BeamArgs {
 }
 
 impl SamplingArgs {
-    /// The parameters that the flags describe. `default_temperature` stands when neither flag nor preset gives one.
+    /// Returns the parameters that the flags describe. `default_temperature` applies when neither a flag nor a preset gives one.
     pub(crate) fn params(&self, tokenizer: &Tokenizer, default_temperature: f32) -> Result<SamplingParams> {
-        let mut params = SamplingParams {
-            seed: self.seed.unwrap_or_else(random_seed),
+        let mut given = self.given.clone();
+        for (option, words) in &self.tokens {
+            let flag = format!("--{}", option.flag());
+            let value = match option.kind() {
+                OptionKind::TokenBias { .. } => Value::TokenBias(
+                    words.iter().map(|word| token_bias(tokenizer, word, &flag)).collect::<Result<_>>()?,
+                ),
+                _ => Value::Tokens(token_ids(tokenizer, words).context(flag)?),
+            };
+            given.insert(option, value);
+        }
+        let start = SamplingParams {
+            seed: random_seed(),
             end_ids: tokenizer.end_ids().to_vec(),
-            ..self.numbers(default_temperature)
+            ..self.start(default_temperature)
         };
-        if params.dry.multiplier > 0.0 {
-            let usual = DRY_BREAKERS.map(String::from);
-            let breakers = if self.dry_breaker.is_empty() { &usual[..] } else { &self.dry_breaker };
-            params.dry.breakers.extend(breakers.iter().map(|text| tokenizer.encode_within(text)));
-        }
-        for bias in &self.logit_bias {
-            let parts = bias.rsplit_once('=').and_then(|(token, bias)| Some((token, bias.trim().parse::<f32>().ok()?)));
-            let Some((token, bias)) = parts else { bail!("--logit-bias: expected TOKEN=BIAS, found {bias:?}") };
-            params.logit_bias.push((token_id(tokenizer, token).context("--logit-bias")?, bias));
-        }
-        params.banned_tokens.extend(token_ids(tokenizer, &self.ban).context("--ban")?);
-        params.stop_ids.extend(token_ids(tokenizer, &self.stop_token).context("--stop-token")?);
-        if !self.allow.is_empty() {
-            params.allowed_tokens = Some(token_ids(tokenizer, &self.allow).context("--allow")?);
-        }
+        let params = given.apply(start, |text| tokenizer.encode_within(text));
         checked(&params)?;
         Ok(params)
     }
 
-    /// Refuses what is wrong whatever the model: that is said before one is loaded.
+    /// Refuses flags that are wrong with any model, so that the user learns of it before one is loaded.
     pub(crate) fn check(&self, default_temperature: f32) -> Result<()> {
-        checked(&self.numbers(default_temperature))
+        checked(&self.without_tokenizer(default_temperature))
     }
 
-    /// What needs no tokenizer.
-    fn numbers(&self, default_temperature: f32) -> SamplingParams {
-        let start = match self.preset {
+    /// Returns the parameters as far as they do not depend on the tokenizer: texts become arbitrary tokens.
+    fn without_tokenizer(&self, default_temperature: f32) -> SamplingParams {
+        self.given.apply(self.start(default_temperature), |_| vec![0])
+    }
+
+    fn start(&self, default_temperature: f32) -> SamplingParams {
+        match self.preset {
             Some(preset) => preset.params(),
             None => SamplingParams { temperature: default_temperature, ..SamplingParams::default() },
-        };
-        let eta = self.mirostat_eta.unwrap_or(Mirostat::default().eta);
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(start.temperature),
-            dynamic_temperature_range: self.dynamic_temperature.unwrap_or(start.dynamic_temperature_range),
-            dynamic_temperature_exponent: self
-                .dynamic_temperature_exponent
-                .unwrap_or(start.dynamic_temperature_exponent),
-            top_n_sigma: self.top_n_sigma.unwrap_or(start.top_n_sigma),
-            top_k: self.top_k.unwrap_or(start.top_k),
-            typical_p: self.typical_p.unwrap_or(start.typical_p),
-            top_p: self.top_p.unwrap_or(start.top_p),
-            min_p: self.min_p.unwrap_or(start.min_p),
-            xtc_probability: self.xtc_probability.unwrap_or(start.xtc_probability),
-            xtc_threshold: self.xtc_threshold.unwrap_or(start.xtc_threshold),
-            repetition_penalty: self.repetition_penalty.unwrap_or(start.repetition_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(start.frequency_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(start.presence_penalty),
-            penalty_window: self.penalty_window.or(start.penalty_window),
-            dry: Dry {
-                multiplier: self.dry_multiplier.unwrap_or(start.dry.multiplier),
-                base: self.dry_base.unwrap_or(start.dry.base),
-                allowed_length: self.dry_allowed_length.unwrap_or(start.dry.allowed_length),
-                range: self.dry_range.or(start.dry.range),
-                breakers: start.dry.breakers,
-            },
-            mirostat: self.mirostat.map(|tau| Mirostat { tau, eta }).or(start.mirostat),
-            min_tokens: self.min_tokens.unwrap_or(start.min_tokens),
-            samplers: self.samplers.clone().or(start.samplers),
-            ..start
         }
     }
 
-    /// Refuses flags that a search does not heed.
+    /// Refuses flags that have no effect on beam search.
     pub(crate) fn check_beside(&self, beams: BeamParams, num_choices: usize, best_of: usize) -> Result<()> {
-        let mut sampling = self.numbers(1.0);
-        // What the flag says does not matter here.
-        sampling.stop_ids = self.stop_token.iter().map(|_| 0).collect();
+        let mut sampling = self.without_tokenizer(1.0);
+        // Only the number of stop tokens matters here, not their ids.
+        let is_stop = |option: &SamplingOption| option.param() == "stop_ids";
+        let num_stops = self.tokens.iter().find(|(option, _)| is_stop(option)).map_or(0, |(_, words)| words.len());
+        sampling.stop_ids = vec![0; num_stops];
         let request = Request { num_choices, best_of, beams: Some(beams), ..Request::new(vec![0], sampling) };
         beams.check(&request).map_err(|error| match error {
             engine::Error::NotWithBeams { name } => anyhow!("--beams does not go together with {}", flag(name)),
@@ -277,22 +248,13 @@ impl SamplingArgs {
         })
     }
 
-    /// Whether something was given that matters only where a token is drawn: then the temperature is 1 unless said otherwise.
-    pub(crate) fn draws(&self) -> bool {
-        let numbers = [
-            self.dynamic_temperature,
-            self.top_p,
-            self.min_p,
-            self.typical_p,
-            self.top_n_sigma,
-            self.xtc_probability,
-            self.mirostat,
-        ];
-        numbers.iter().any(Option::is_some) || self.top_k.is_some() || self.seed.is_some()
+    /// Whether a flag was given that has an effect only on sampling: then the temperature is 1 unless a flag says otherwise.
+    pub(crate) fn imply_sampling(&self) -> bool {
+        self.given.imply_sampling()
     }
 
     pub(crate) fn min_tokens(&self) -> Option<u32> {
-        self.min_tokens
+        self.given.min_tokens()
     }
 
     pub(crate) fn preset(&self) -> Option<Preset> {
@@ -304,22 +266,18 @@ fn checked(params: &SamplingParams) -> Result<()> {
     params.check().and_then(|()| params.check_effect()).map_err(in_flags)
 }
 
-/// What a parameter is called here.
+/// Returns the flag of a parameter that an error names.
 fn flag(name: &str) -> String {
-    match name {
-        "a penalty" => name.to_owned(),
-        "n" => "--choices".to_owned(),
-        "dynamic_temperature_range" => "--dynamic-temperature".to_owned(),
-        "mirostat_tau" => "--mirostat".to_owned(),
-        "banned_tokens" => "--ban".to_owned(),
-        "allowed_tokens" => "--allow".to_owned(),
-        "stop_ids" => "--stop-token".to_owned(),
-        "dry_sequence_breakers" => "--dry-breaker".to_owned(),
-        name => format!("--{}", name.replace('_', "-")),
+    let param = name.split_once(',').map_or(name, |(param, _)| param);
+    match (name, SamplingOption::by_param(param)) {
+        ("a penalty", _) => name.to_owned(),
+        ("n", _) => "--choices".to_owned(),
+        (_, Some(option)) => format!("--{}", option.flag()),
+        (_, None) => format!("--{}", name.replace('_', "-")),
     }
 }
 
-/// An error of parameters, by the names that they have here.
+/// Words an error with the names of flags in place of those of parameters.
 fn in_flags(error: sampling::Error) -> anyhow::Error {
     use sampling::Error;
     let text = error.to_string();
@@ -337,6 +295,13 @@ fn in_flags(error: sampling::Error) -> anyhow::Error {
         }
         _ => anyhow!("{text}"),
     }
+}
+
+/// Reads TOKEN=BIAS. The bias comes after the last equals sign, since a token may contain one.
+fn token_bias(tokenizer: &Tokenizer, word: &str, flag: &str) -> Result<(u32, f32)> {
+    let parts = word.rsplit_once('=').and_then(|(token, bias)| Some((token, bias.trim().parse::<f32>().ok()?)));
+    let Some((token, bias)) = parts else { bail!("{flag}: expected TOKEN=BIAS, found {word:?}") };
+    Ok((token_id(tokenizer, token).context(flag.to_owned())?, bias))
 }
 
 fn token_ids(tokenizer: &Tokenizer, tokens: &[String]) -> Result<Vec<u32>> {
@@ -358,13 +323,6 @@ fn token_id(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
         [id] => Ok(id),
         ref ids => bail!("{token:?} is {} tokens ({ids:?}), expected one", ids.len()),
     }
-}
-
-/// A seed for requests that bring none, from the operating system's randomness, which keys the standard library's hash maps.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // Few enough digits to type again.
-    RandomState::new().hash_one(0) % 1_000_000_000
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use pellucid_sampling::{Dry, Input, Mirostat, Sampler, SamplingParams, Workspace, uniform};
+use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace, uniform};
 
 const VOCABULARIES: [usize; 2] = [128_256, 262_144];
 const RUNS: u32 = 300;
@@ -75,8 +75,8 @@ fn cases() -> Vec<(&'static str, SamplingParams)> {
         ("top-n-sigma 1 alone", SamplingParams { top_n_sigma: 1.0, ..neutral.clone() }),
         ("xtc 1, 0.1 alone", SamplingParams { xtc_probability: 1.0, ..neutral.clone() }),
         ("dynamic temperature 1 +- 0.5", SamplingParams { dynamic_temperature_range: 0.5, ..neutral.clone() }),
-        ("mirostat 5, 0.1", SamplingParams { mirostat: Some(Mirostat::default()), ..neutral.clone() }),
-        ("dry 0.8 alone", SamplingParams { dry: Dry { multiplier: 0.8, ..Dry::default() }, ..neutral }),
+        ("mirostat 5, 0.1", SamplingParams { mirostat_tau: Some(5.0), ..neutral.clone() }),
+        ("dry 0.8 alone", SamplingParams { dry_multiplier: 0.8, ..neutral }),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! The set of tokens that are still in play, in one of two forms.
 //!
-//! At first it is the whole row of logits with the largest of each block (`blocks.rs`). The first step that drops most of it turns it
+//! At first it is the whole row of logits with the largest of each block (`row_blocks.rs`). The first step that drops most of it turns it
 //! into a list. Logits are copied only when a step changes one. Temperature is a number beside the logits, not a pass over them: it
 //! changes no order, and the steps that need probabilities divide as they go.
 //!
@@ -9,10 +9,10 @@
 use std::cmp::Ordering;
 
 use crate::Error;
-use crate::blocks::{self, BLOCK, Mass, UNITS, units};
 use crate::digest::Digest;
 use crate::exponential::{LEAST_EXPONENT, exp_of_nonpositive};
 use crate::probabilities::Probabilities;
+use crate::row_blocks::{self, BLOCK, Mass, UNITS, units};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Candidate {
@@ -67,7 +67,7 @@ pub(crate) struct Candidates<'a> {
 impl<'a> Candidates<'a> {
     /// Every token of the row. NaN is an error.
     pub(crate) fn new(raw: &'a [f32], space: &'a mut Workspace) -> Result<Self, Error> {
-        blocks::scan(raw, &mut space.maxima)?;
+        row_blocks::scan(raw, &mut space.maxima)?;
         space.list.clear();
         Ok(Candidates { raw, space, is_edited: false, is_list: false, temperature: 1.0, brief: None, is_short: false })
     }
@@ -133,7 +133,7 @@ impl<'a> Candidates<'a> {
         if self.is_list {
             self.space.list.iter().fold(f32::NEG_INFINITY, |best, candidate| best.max(candidate.logit))
         } else {
-            blocks::largest(&self.space.maxima)
+            row_blocks::largest(&self.space.maxima)
         }
     }
 
@@ -157,7 +157,7 @@ impl<'a> Candidates<'a> {
     }
 
     pub(crate) fn count(&self) -> usize {
-        if self.is_list { self.space.list.len() } else { blocks::moments(self.logits(), 0.0).0 }
+        if self.is_list { self.space.list.len() } else { row_blocks::moments(self.logits(), 0.0).0 }
     }
 
     /// Probabilities over the set as it is now.
@@ -175,7 +175,7 @@ impl<'a> Candidates<'a> {
     pub(crate) fn mass(&self) -> Mass {
         let (largest, inverse) = (self.largest(), self.inverse_temperature());
         match (self.row(), self.brief) {
-            (Some((logits, maxima)), _) => blocks::mass(logits, maxima, largest, inverse),
+            (Some((logits, maxima)), _) => row_blocks::mass(logits, maxima, largest, inverse),
             (None, Some(digest)) => Mass { total: digest.total(self.temperature), handicap: f64::NAN },
             (None, None) => list_mass(&self.space.list, largest, inverse),
         }
@@ -221,7 +221,7 @@ impl<'a> Candidates<'a> {
     }
 
     /// Divides by a temperature above 0.
-    pub(crate) fn cool(&mut self, temperature: f64) {
+    pub(crate) fn divide(&mut self, temperature: f64) {
         self.temperature *= temperature;
     }
 
@@ -261,7 +261,7 @@ impl<'a> Candidates<'a> {
         }
         for block in stale.drain(..) {
             let end = edited.len().min((block + 1) * BLOCK);
-            maxima[block] = blocks::largest(&edited[block * BLOCK..end]);
+            maxima[block] = row_blocks::largest(&edited[block * BLOCK..end]);
         }
     }
 
@@ -278,7 +278,7 @@ impl<'a> Candidates<'a> {
                     *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
                 }
             }
-            *highest = blocks::largest(block);
+            *highest = row_blocks::largest(block);
         }
     }
 

@@ -4,13 +4,14 @@
 //! weights, and at who can win the race. A [`Digest`] holds just that, and the chain runs over it with the code that it always runs
 //! with, to the same choice; where the brief does not reach, [`Sampler::sample_digest`] says so and the caller looks at the row.
 
-use crate::blocks;
 use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
 use crate::draw::{approximate_time, race};
 use crate::exponential::exp_of_nonpositive;
 use crate::logprobs::ModelView;
 use crate::philox::token_word;
-use crate::steps::Step;
+use crate::row_blocks;
+use crate::sampler::ChainStep;
+use crate::steps::Context;
 use crate::{Choice, Error, History, Input, Sampler, StepKind};
 
 /// Runners whose times are this close to the fastest, as a device computes times in f32, are all brought to the finish: its errors are
@@ -77,8 +78,8 @@ impl OwnedDigest {
     /// The digest of a row with `num_top` tokens; `None` for a row that has none, being not plain.
     pub fn of(logits: &[f32], query: &DigestQuery, num_top: usize) -> Option<OwnedDigest> {
         let mut maxima = Vec::new();
-        blocks::scan(logits, &mut maxima).ok()?;
-        let largest = blocks::largest(&maxima);
+        row_blocks::scan(logits, &mut maxima).ok()?;
+        let largest = row_blocks::largest(&maxima);
         if !largest.is_finite() {
             return None;
         }
@@ -89,7 +90,7 @@ impl OwnedDigest {
         });
         let has_all = top.len() <= num_top;
         top.truncate(num_top);
-        let total = |inverse: f32| blocks::mass(logits, &maxima, largest, inverse).total;
+        let total = |inverse: f32| row_blocks::mass(logits, &maxima, largest, inverse).total;
         let time = |seed: u64, position: u32, (id, logit): (u32, f32)| {
             approximate_time(token_word(seed, position, id), (largest - logit) * inverse(query.temperature))
         };
@@ -135,39 +136,54 @@ impl Shortlist {
     }
 }
 
-/// By which logits are multiplied; rounded as the chain rounds it.
+/// Returns 1 / T, by which logits are multiplied, rounded as the chain rounds it.
 fn inverse(temperature: f64) -> f32 {
     (1.0 / temperature) as f32
 }
 
+/// A query while the steps of a chain add to it.
+#[derive(Debug)]
+pub(crate) struct DigestPlan {
+    temperature: f64,
+    pub(crate) shortlist: Shortlist,
+}
+
+impl DigestPlan {
+    pub(crate) fn divide(&mut self, temperature: f64) {
+        if inverse(temperature).is_finite() {
+            self.temperature = temperature;
+        } else {
+            // Only the highest logit stays, whatever comes before or after.
+            self.shortlist.k = 1;
+        }
+    }
+}
+
 impl Sampler {
-    /// What to ask of a row for the token at `position`; `None` where the chain has to see all of it.
+    /// Returns the query of a row for the token at `position`; `None` where a step of the chain needs the whole row.
     pub fn query(&self, position: u32) -> Option<DigestQuery> {
         let draw = (self.seed, position);
-        let mut query = DigestQuery { temperature: 1.0, race: Some(draw), shortlist: None };
-        let mut shortlist = Shortlist { draw, k: u32::MAX, p: 1.0, min_p: 0.0 };
-        let (mut last, mut is_usual) = (StepKind::Mask, true);
-        for step in &self.steps {
-            match *step {
-                Step::Mask | Step::Draw => continue,
-                Step::Temperature { temperature } if inverse(f64::from(temperature)).is_finite() => {
-                    query.temperature = f64::from(temperature);
-                }
-                // The highest alone, whatever comes before or after.
-                Step::Temperature { .. } => shortlist.k = 1,
-                Step::TopK { k } => shortlist.k = shortlist.k.min(k),
-                Step::TopP { p } => shortlist.p = p,
-                Step::MinP { p } => shortlist.min_p = p,
-                _ => return None,
+        let shortlist = Shortlist { draw, k: u32::MAX, p: 1.0, min_p: 0.0 };
+        let mut plan = DigestPlan { temperature: 1.0, shortlist };
+        let (mut last, mut is_usual, mut is_truncated) = (StepKind::Mask, true, false);
+        for ChainStep { kind, step } in &self.steps {
+            if matches!(kind, StepKind::Mask | StepKind::Draw) {
+                continue;
             }
-            if !matches!(step, Step::Temperature { .. }) || shortlist.k == 1 {
-                query.race = None;
+            if !step.plan_digest(&mut plan) {
+                return None;
             }
-            is_usual &= last.usual_place() < step.kind().usual_place();
-            last = step.kind();
+            is_truncated |= *kind != StepKind::Temperature || plan.shortlist.k == 1;
+            is_usual &= last.index() < kind.index();
+            last = *kind;
         }
-        query.shortlist = Some(shortlist).filter(|list| query.race.is_none() && (is_usual || list.k == 1));
-        Some(query)
+        let DigestPlan { temperature, shortlist } = plan;
+        let has_shortlist = is_truncated && (is_usual || shortlist.k == 1);
+        Some(DigestQuery {
+            temperature,
+            race: (!is_truncated).then_some(draw),
+            shortlist: has_shortlist.then_some(shortlist),
+        })
     }
 
     /// Chooses the token at `position` by the digest that [`Sampler::query`] asked for: the token that the row would have led to.
@@ -183,8 +199,9 @@ impl Sampler {
         let input = Input { logits: &[], history: &history, position, mask: None };
         let mut set = Candidates::in_brief(digest, space);
         let view = self.logprobs.map(|num_top| ModelView::new(&mut set, num_top));
-        for step in &self.steps {
-            step.apply(&mut set, &input, self.seed, 0.0)?;
+        let context = Context { input: &input, seed: self.seed, mu: 0.0 };
+        for ChainStep { step, .. } in &self.steps {
+            step.apply(&mut set, &context)?;
         }
         if set.is_short() || set.finalists().is_some_and(<[_]>::is_empty) {
             return Ok(None);

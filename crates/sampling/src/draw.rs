@@ -12,10 +12,10 @@
 //! The dear part is the random numbers, about 4 to 5 ns each with 128-bit vectors. Of the benchmark's realistic row about 36 % of the
 //! vocabulary draws one at temperature 1 and 5 % at 0.8; of a flat row everyone does, and only wider vectors would help there.
 
-use crate::blocks::{BLOCK, largest, num_between};
 use crate::candidates::{Candidate, Candidates};
 use crate::exponential::exp_of_nonpositive;
 use crate::philox::{LANES, TokenWords, token_word, unit};
+use crate::row_blocks::{BLOCK, largest, num_between};
 
 /// Below every value of ln(-ln u): the largest u is 1 - 2^-25, whose value is -17.32868.
 const FASTEST_START: f64 = -17.3287;

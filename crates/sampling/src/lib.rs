@@ -4,7 +4,6 @@
 //! CLI and the server build [`SamplingParams`] and show the [`TokenTrace`].
 #![forbid(unsafe_code)]
 
-mod blocks;
 mod candidates;
 mod check;
 mod digest;
@@ -13,12 +12,13 @@ mod error;
 mod exponential;
 mod history;
 mod logprobs;
-mod params;
+mod options;
 mod philox;
 mod preset;
 mod probabilities;
+mod random_seed;
+mod row_blocks;
 mod sampler;
-mod step_kind;
 mod steps;
 mod trace;
 
@@ -26,16 +26,18 @@ mod trace;
 mod tests;
 
 pub use candidates::Workspace;
-pub use check::{
-    MAX_DRY_BREAKER_LEN, MAX_DRY_BREAKERS, MAX_LISTED_TOKENS, MAX_LOGPROBS, MAX_TEMPERATURE, MAX_VOCAB_SIZE,
-};
 pub use digest::{Digest, DigestQuery, OwnedDigest, RACE_MARGIN, Shortlist};
 pub use error::Error;
 pub use history::{Count, History};
 pub use logprobs::Logprobs;
-pub use params::{DRY_BREAKERS, Dry, Mirostat, SamplingParams};
+pub use options::{
+    DRY_BREAKERS, GivenOptions, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKER_LEN, MAX_DRY_BREAKERS, MAX_LISTED_TOKENS,
+    MAX_LOGPROBS, MAX_TEMPERATURE, MAX_VOCAB_SIZE, OPTIONS, OptionKind, SamplingOption, SamplingParams, Value,
+    ValueRef,
+};
 pub use philox::{philox, uniform};
 pub use preset::Preset;
+pub use random_seed::random_seed;
 pub use sampler::{Choice, End, Input, Sampler, State};
-pub use step_kind::StepKind;
+pub use steps::{Effect, StepKind};
 pub use trace::{CandidateTrace, DrawTrace, RunnerTrace, StepTrace, TokenTrace};

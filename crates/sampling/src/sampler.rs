@@ -2,19 +2,20 @@
 //!
 //! `engine` makes a [`Sampler`] a request and calls it once a token. It knows logits and ids: no text, no device, no clock.
 
+use std::sync::Arc;
+
 use crate::candidates::{Candidates, Workspace};
 use crate::draw::race;
 use crate::logprobs::{Logprobs, ModelView};
-use crate::params::{Mirostat, SamplingParams};
-use crate::steps::token_rules::TokenRules;
-use crate::steps::{Step, mirostat};
+use crate::steps::mirostat::Mirostat;
+use crate::steps::{Context, Step};
 use crate::trace::{Recorder, TokenTrace};
-use crate::{Error, History, StepKind};
+use crate::{Effect, Error, History, SamplingParams, StepKind};
 
 /// Chooses tokens by one request's parameters. Immutable: what moves is in [`History`] and [`State`].
 #[derive(Debug, Clone)]
 pub struct Sampler {
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ChainStep>,
     pub(crate) seed: u64,
     vocab_size: usize,
     pub(crate) logprobs: Option<u32>,
@@ -63,10 +64,18 @@ pub enum End {
     Stop,
 }
 
-/// The chain for some parameters. What is at its neutral value is left out; the mask and the draw are always there.
-fn chain(params: &SamplingParams, vocab_size: usize) -> Vec<Step> {
-    let order = params.samplers.as_deref().unwrap_or(&StepKind::MOVABLE);
-    let num_edits = order.iter().take_while(|kind| kind.edits()).count();
+/// A step of one sampler's chain.
+#[derive(Debug, Clone)]
+pub(crate) struct ChainStep {
+    pub(crate) kind: StepKind,
+    /// Shared by the clones of a sampler.
+    pub(crate) step: Arc<dyn Step>,
+}
+
+/// Builds the chain. Steps at their neutral value are left out; the mask and the draw are always in it.
+fn chain(params: &SamplingParams, vocab_size: usize) -> Vec<ChainStep> {
+    let order = params.samplers.clone().unwrap_or_else(|| StepKind::movable().collect());
+    let num_edits = order.iter().take_while(|kind| kind.effect() == Effect::EditsLogits).count();
     let (edits, rest) = order.split_at(num_edits);
     let kinds = [
         &[StepKind::LogitBias, StepKind::TokenRules],
@@ -75,35 +84,8 @@ fn chain(params: &SamplingParams, vocab_size: usize) -> Vec<Step> {
         rest,
         &[StepKind::Mirostat, StepKind::Draw],
     ];
-    kinds.concat().into_iter().filter(|&kind| params.uses(kind)).map(|kind| step(kind, params, vocab_size)).collect()
-}
-
-fn step(kind: StepKind, params: &SamplingParams, vocab_size: usize) -> Step {
-    let p = params;
-    match kind {
-        StepKind::LogitBias => Step::LogitBias(p.logit_bias.clone()),
-        StepKind::TokenRules => Step::TokenRules(TokenRules::new(p, vocab_size)),
-        StepKind::Repetition => Step::Repetition { penalty: p.repetition_penalty },
-        StepKind::FrequencyPresence => {
-            Step::FrequencyPresence { frequency: p.frequency_penalty, presence: p.presence_penalty }
-        }
-        StepKind::Dry => Step::Dry(p.dry.clone()),
-        StepKind::Mask => Step::Mask,
-        StepKind::Temperature if p.dynamic_temperature_range == 0.0 => Step::Temperature { temperature: p.temperature },
-        StepKind::Temperature => Step::DynamicTemperature {
-            temperature: p.temperature,
-            range: p.dynamic_temperature_range,
-            exponent: p.dynamic_temperature_exponent,
-        },
-        StepKind::TopNSigma => Step::TopNSigma { n: p.top_n_sigma },
-        StepKind::TopK => Step::TopK { k: p.top_k },
-        StepKind::Typical => Step::Typical { p: p.typical_p },
-        StepKind::TopP => Step::TopP { p: p.top_p },
-        StepKind::MinP => Step::MinP { p: p.min_p },
-        StepKind::Xtc => Step::Xtc { probability: p.xtc_probability, threshold: p.xtc_threshold },
-        StepKind::Mirostat => Step::Mirostat(p.mirostat.unwrap_or_default()),
-        StepKind::Draw => Step::Draw,
-    }
+    let build = |kind: StepKind| ChainStep { kind, step: (kind.description().build)(params, vocab_size).into() };
+    kinds.concat().into_iter().filter(|&kind| params.uses(kind)).map(build).collect()
 }
 
 impl Sampler {
@@ -117,7 +99,7 @@ impl Sampler {
             vocab_size,
             logprobs: params.logprobs,
             penalty_window: params.penalty_window,
-            mirostat: params.mirostat,
+            mirostat: Mirostat::of(params),
             end_ids: params.end_ids.clone(),
             stop_ids: params.stop_ids.clone(),
         })
@@ -125,7 +107,7 @@ impl Sampler {
 
     /// The steps by name and setting, in order: the very list that runs.
     pub fn steps(&self) -> impl Iterator<Item = (StepKind, String)> + '_ {
-        self.steps.iter().map(|step| (step.kind(), step.setting()))
+        self.steps.iter().map(|ChainStep { kind, step }| (*kind, step.setting()))
     }
 
     /// A history that counts what this sampler's penalties look at.
@@ -135,7 +117,7 @@ impl Sampler {
 
     /// The state of a sequence that has no output.
     pub fn state(&self) -> State {
-        State { mu: self.mirostat.as_ref().map_or(0.0, mirostat::first_mu) }
+        State { mu: self.mirostat.as_ref().map_or(0.0, Mirostat::first_mu) }
     }
 
     /// Chooses a token. On an error the state is as it was.
@@ -179,10 +161,13 @@ impl Sampler {
             None => traced.then(|| ModelView::new(&mut set, 0)),
         };
         let mut recorder = traced.then(|| Recorder::new(&mut set));
-        for step in self.steps.iter().filter(|step| !matches!(step, Step::Draw)) {
-            step.apply(&mut set, input, self.seed, state.mu)?;
-            if let Some(recorder) = recorder.as_mut().filter(|_| step.applies(input)) {
-                recorder.step(step, &mut set);
+        let context = Context { input, seed: self.seed, mu: state.mu };
+        for ChainStep { kind, step } in self.steps.iter().filter(|step| step.kind != StepKind::Draw) {
+            step.apply(&mut set, &context)?;
+            // A mask that no caller gave is no step to show.
+            let is_shown = *kind != StepKind::Mask || input.mask.is_some();
+            if let Some(recorder) = recorder.as_mut().filter(|_| is_shown) {
+                recorder.step(*kind, step.setting(), &mut set);
             }
         }
         Ok((set, recorder, view))
@@ -202,7 +187,7 @@ impl Sampler {
     /// Mirostat learns from the token that was chosen.
     fn advance(&self, set: &Candidates<'_>, logit: f32, state: &mut State) {
         if let Some(mirostat) = &self.mirostat {
-            state.mu = mirostat::next_mu(mirostat, state.mu, set.probabilities().of(logit));
+            state.mu = mirostat.next_mu(state.mu, set.probabilities().of(logit));
         }
     }
 

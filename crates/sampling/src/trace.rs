@@ -3,13 +3,11 @@
 //! Plain data for `pellucid explain`, the web page and the API, which show the same record. Made only on request: without a recorder
 //! the chain does none of this work.
 
-use crate::StepKind;
 use crate::candidates::{Candidate, Candidates};
-use crate::check::MAX_LOGPROBS;
 use crate::draw::{Outcome, Runner};
 use crate::philox::unit;
 use crate::probabilities::Probabilities;
-use crate::steps::Step;
+use crate::{MAX_LOGPROBS, StepKind};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenTrace {
@@ -102,7 +100,7 @@ impl Recorder {
     }
 
     /// Called after each step with the set that it left.
-    pub(crate) fn step(&mut self, step: &Step, set: &mut Candidates<'_>) {
+    pub(crate) fn step(&mut self, kind: StepKind, setting: String, set: &mut Candidates<'_>) {
         let now = Snapshot::new(set);
         // Both views, because a step that changes logits can lift a token into the second that was not in the first.
         let mut ids: Vec<u32> = self.last.highest.iter().chain(&now.highest).map(|candidate| candidate.id).collect();
@@ -112,8 +110,8 @@ impl Recorder {
         let prominence = |candidate: &CandidateTrace| candidate.before.max(candidate.after);
         candidates.sort_by(|a, b| prominence(b).total_cmp(&prominence(a)).then(a.id.cmp(&b.id)));
         candidates.truncate(MAX_LOGPROBS as usize);
-        let (kind, entered, left) = (step.kind(), self.last.members.len(), now.members.len());
-        self.steps.push(StepTrace { kind, name: kind.name(), setting: step.setting(), entered, left, candidates });
+        let (entered, left) = (self.last.members.len(), now.members.len());
+        self.steps.push(StepTrace { kind, name: kind.name(), setting, entered, left, candidates });
         self.last = now;
     }
 

@@ -6,7 +6,7 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use pellucid_engine::Error as EngineError;
-use pellucid_sampling::Error as SamplingError;
+use pellucid_sampling::{Error as SamplingError, SamplingOption};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -134,17 +134,14 @@ impl axum::response::IntoResponse for ApiError {
     }
 }
 
-/// The name that a parameter of the draw has in requests.
+/// Returns the name that a parameter has in JSON requests.
 fn api_name(name: &'static str) -> &'static str {
     match name {
-        "banned_tokens" => "banned_token_ids",
-        "allowed_tokens" => "allowed_token_ids",
-        "stop_ids" => "stop_token_ids",
         "beam width" => "beam_width",
         "beams returned" => "n",
         "prompts" => "prompt",
         "dry_sequence_breakers, tokens of one" => "dry_sequence_breakers",
-        name => name,
+        name => SamplingOption::by_param(name).map_or(name, SamplingOption::json_name),
     }
 }
 

@@ -12,8 +12,7 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::openai::chat::{ChatFields, ChatRequest};
 use crate::openai::common::CommonFields;
 use crate::openai::completions::{CompletionFields, CompletionRequest};
-use crate::openai::sampling::SamplingFields;
-use crate::schemas::TOKEN_ID;
+use crate::schemas::{self, TOKEN_ID};
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
 
@@ -32,7 +31,7 @@ fn merged(parts: [RefOr<Schema>; 3]) -> RefOr<Schema> {
 
 impl PartialSchema for ChatRequest {
     fn schema() -> RefOr<Schema> {
-        merged([ChatFields::schema(), CommonFields::schema(), SamplingFields::schema()])
+        merged([ChatFields::schema(), CommonFields::schema(), schemas::sampling()])
     }
 }
 
@@ -49,7 +48,7 @@ impl ToSchema for ChatRequest {
 
 impl PartialSchema for CompletionRequest {
     fn schema() -> RefOr<Schema> {
-        merged([CompletionFields::schema(), CommonFields::schema(), SamplingFields::schema()])
+        merged([CompletionFields::schema(), CommonFields::schema(), schemas::sampling()])
     }
 }
 

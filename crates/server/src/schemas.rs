@@ -2,11 +2,14 @@
 //!
 //! A test holds the document against the parser, so that neither promises what the other does not keep.
 
-use pellucid_sampling::{MAX_DRY_BREAKERS, MAX_LISTED_TOKENS, Preset, StepKind};
-use serde_json::{Value, json};
+use pellucid_sampling::{
+    MAX_VOCAB_SIZE, OPTIONS, OptionKind, Preset, SamplingOption, SamplingParams, StepKind, ValueRef,
+};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
 
 use crate::openai::common::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
+use crate::openai::sampling::number;
 
 fn schema(value: Value) -> RefOr<Schema> {
     serde_json::from_value(value).expect("these are schemas")
@@ -49,43 +52,69 @@ pub(crate) fn content() -> RefOr<Schema> {
         { "type": "string" }, { "type": "array", "minItems": 1, "maxItems": 1024, "items": part }] }))
 }
 
-pub(crate) fn logit_bias() -> RefOr<Schema> {
-    schema(
-        json!({ "description": "Token ids, as strings, to what is added to their logits", "type": ["object", "null"],
-        "maxProperties": MAX_LISTED_TOKENS, "propertyNames": { "type": "string", "pattern": "^(0|[1-9][0-9]{0,8})$" },
-        "additionalProperties": { "type": "number", "minimum": -100, "maximum": 100 } }),
-    )
-}
-
-pub(crate) fn breakers() -> RefOr<Schema> {
-    schema(json!({ "description": "Texts that a repeat does not reach across", "type": ["array", "null"],
-        "maxItems": MAX_DRY_BREAKERS, "items": { "type": "string", "minLength": 1, "maxLength": 16 } }))
-}
-
 pub(crate) fn all_ids() -> RefOr<Schema> {
     schema(json!({ "description": "Token ids", "type": "array", "maxItems": 1 << 20, "items": id() }))
 }
 
-pub(crate) fn ids() -> RefOr<Schema> {
-    schema(json!({ "description": "Never chosen", "type": ["array", "null"], "items": id() }))
+/// Returns the schema of the sampling fields, made from the table of options.
+pub(crate) fn sampling() -> RefOr<Schema> {
+    let mut properties = Map::new();
+    for option in OPTIONS {
+        properties.insert(option.json_name().to_owned(), sampling_option(option));
+    }
+    let ignore_eos = "Continues the reply after the tokens with which the model ends it.";
+    properties.insert("ignore_eos".to_owned(), json!({ "type": ["boolean", "null"], "description": ignore_eos }));
+    properties.insert("preset".to_owned(), json!(preset()));
+    schema(json!({ "type": "object", "properties": properties }))
 }
 
-pub(crate) fn some_ids() -> RefOr<Schema> {
-    schema(json!({ "description": "Only these are chosen", "type": ["array", "null"], "minItems": 1, "items": id() }))
+fn sampling_option(option: &SamplingOption) -> Value {
+    let mut shape = match option.kind() {
+        OptionKind::Number { low, json_high, .. } => {
+            json!({ "type": ["number", "null"], "format": "float", "minimum": bound(low), "maximum": bound(json_high) })
+        }
+        OptionKind::Count { low } => {
+            json!({ "type": ["integer", "null"], "format": "int32", "minimum": low, "maximum": u32::MAX })
+        }
+        OptionKind::Seed => {
+            json!({ "type": ["integer", "null"], "format": "int64", "minimum": 0, "maximum": i64::MAX })
+        }
+        OptionKind::TokenBias { low, high, max_len } => json!({
+            "type": ["object", "null"], "maxProperties": max_len,
+            "propertyNames": { "type": "string", "pattern": "^(0|[1-9][0-9]{0,8})$" },
+            "additionalProperties": { "type": "number", "minimum": bound(low), "maximum": bound(high) } }),
+        OptionKind::Tokens { min_len, max_len } => {
+            let mut shape = json!({ "type": ["array", "null"], "items": id() });
+            if min_len > 0 {
+                shape["minItems"] = json!(min_len);
+            }
+            // A list that may hold the whole vocabulary has no limit that a client could exceed by accident.
+            if max_len < MAX_VOCAB_SIZE {
+                shape["maxItems"] = json!(max_len);
+            }
+            shape
+        }
+        // A character has at most four bytes.
+        OptionKind::Texts { max_len, max_bytes, .. } => json!({ "type": ["array", "null"], "maxItems": max_len,
+            "items": { "type": "string", "minLength": 1, "maxLength": max_bytes / 4 } }),
+        OptionKind::Steps => {
+            let names: Vec<&str> = StepKind::movable().map(StepKind::name).collect();
+            json!({ "type": ["array", "null"], "uniqueItems": true, "maxItems": names.len(),
+                "items": { "type": "string", "enum": names } })
+        }
+    };
+    shape["description"] = json!(option.doc());
+    match option.effective(&SamplingParams::default()) {
+        Some(ValueRef::Number(value)) => shape["default"] = number(value),
+        Some(ValueRef::Count(value)) => shape["default"] = json!(value),
+        _ => {}
+    }
+    shape
 }
 
-pub(crate) fn few_ids() -> RefOr<Schema> {
-    schema(
-        json!({ "description": "The reply ends at these", "type": ["array", "null"], "maxItems": MAX_LISTED_TOKENS, "items": id() }),
-    )
-}
-
-pub(crate) fn samplers() -> RefOr<Schema> {
-    let names = StepKind::MOVABLE.map(StepKind::name);
-    schema(
-        json!({ "description": "The order of the steps; a step that is set must be listed", "type": ["array", "null"],
-        "uniqueItems": true, "maxItems": names.len(), "items": { "type": "string", "enum": names } }),
-    )
+/// Returns a bound of a range, without a fraction where it is whole.
+fn bound(value: f32) -> Value {
+    if value.fract() == 0.0 { json!(value as i64) } else { number(value) }
 }
 
 pub(crate) fn preset() -> RefOr<Schema> {
@@ -107,21 +136,8 @@ mod tests {
 
     #[test]
     fn every_shape_is_a_schema() {
-        let shapes: [fn() -> RefOr<Schema>; 13] = [
-            stop,
-            early_stopping,
-            prompt,
-            content,
-            logit_bias,
-            breakers,
-            all_ids,
-            ids,
-            some_ids,
-            few_ids,
-            samplers,
-            preset,
-            variables,
-        ];
+        let shapes: [fn() -> RefOr<Schema>; 8] =
+            [stop, early_stopping, prompt, content, all_ids, sampling, preset, variables];
         for shape in shapes {
             shape();
         }

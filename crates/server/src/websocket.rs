@@ -271,7 +271,7 @@ impl Exchange {
         for (name, given) in [
             ("preset", changes.preset.is_some()),
             ("ignore_eos", changes.ignore_eos.is_some()),
-            ("seed", changes.seed.is_some()),
+            ("seed", changes.seed().is_some()),
         ] {
             if given {
                 return Err(fixed(name));

@@ -2,43 +2,81 @@
 //!
 //! Let n be the length of the longest suffix of the text that also stands before an earlier occurrence of a token. Choosing that
 //! token would make the repeat n + 1 long. When n reaches the allowed length, `multiplier * base^(n - allowed_length)` is subtracted
-//! from the token's logit. The suffix does not reach back over a sequence breaker, and a token that is a breaker by itself is free.
+//! from the token's logit. The suffix does not reach back over a sequence breaker, and a token that is a breaker on its own is not penalised.
 
 use std::collections::BTreeMap;
 
+use super::step::Effect;
+use super::{Context, Description, Step, bounded};
+use crate::Error;
 use crate::candidates::Candidates;
-use crate::history::History;
-use crate::params::Dry;
-use crate::steps::penalties::bounded;
 
-pub(crate) fn dry(set: &mut Candidates<'_>, history: &History, dry: &Dry) {
-    let range = dry.range.map_or(usize::MAX, |range| range as usize);
-    let ids = &history.ids()[history.ids().len().saturating_sub(range)..];
-    let longest = len_after_last_breaker(ids, &dry.breakers);
-    if longest < dry.allowed_length as usize {
-        return;
-    }
-    suffix_repeats(ids, set.repeats());
-    // The longest repeat that each token would continue.
-    let mut penalised: BTreeMap<u32, u32> = BTreeMap::new();
-    for (index, &repeat) in set.repeats().iter().enumerate().skip(1) {
-        let repeat = repeat.min(longest as u32);
-        if repeat >= dry.allowed_length {
-            // In reversed order, what stands after a stretch in the text is at the index before it.
-            let longest = penalised.entry(ids[ids.len() - index]).or_default();
-            *longest = repeat.max(*longest);
-        }
-    }
-    penalised.retain(|token, _| !dry.breakers.iter().any(|breaker| breaker == &[*token]));
-    set.edit(penalised.into_iter(), |logit, repeat| {
-        let length = f64::from(repeat - dry.allowed_length);
-        bounded(logit, f64::from(logit) - f64::from(dry.multiplier) * libm::pow(f64::from(dry.base), length))
-    });
+pub(super) const DESCRIPTION: Description = Description {
+    name: "dry",
+    label: |_| "dry",
+    effect: Effect::EditsLogits,
+    is_movable: true,
+    summary: "subtracts multiplier x base^(n - allowed length) from a token that would continue a repeat of n tokens",
+    is_used: |p| p.dry_multiplier != 0.0,
+    option: |_| "dry_multiplier",
+    short_setting: |p| p.dry_multiplier.to_string(),
+    meaning: |_| "lowers the logit of a token that would continue the repeat of a phrase".into(),
+    build: |p, _| {
+        Box::new(Dry {
+            multiplier: p.dry_multiplier,
+            base: p.dry_base,
+            allowed_length: p.dry_allowed_length,
+            range: p.dry_range,
+            breakers: p.dry_sequence_breakers.clone(),
+        })
+    },
+};
+
+#[derive(Debug)]
+struct Dry {
+    multiplier: f32,
+    base: f32,
+    allowed_length: u32,
+    range: Option<u32>,
+    breakers: Vec<Vec<u32>>,
 }
 
-/// How many tokens stand after the end of the last breaker; all when there is none.
+impl Step for Dry {
+    fn setting(&self) -> String {
+        format!("multiplier {}, base {}, allowed length {}", self.multiplier, self.base, self.allowed_length)
+    }
+
+    fn apply(&self, set: &mut Candidates<'_>, context: &Context<'_>) -> Result<(), Error> {
+        let range = self.range.map_or(usize::MAX, |range| range as usize);
+        let ids = context.input.history.ids();
+        let ids = &ids[ids.len().saturating_sub(range)..];
+        let longest = len_after_last_breaker(ids, &self.breakers);
+        if longest < self.allowed_length as usize {
+            return Ok(());
+        }
+        suffix_repeats(ids, set.repeats());
+        // The longest repeat that each token would continue.
+        let mut penalised: BTreeMap<u32, u32> = BTreeMap::new();
+        for (index, &repeat) in set.repeats().iter().enumerate().skip(1) {
+            let repeat = repeat.min(longest as u32);
+            if repeat >= self.allowed_length {
+                // The order is reversed, so the token after a stretch of the text is at the index before it.
+                let longest = penalised.entry(ids[ids.len() - index]).or_default();
+                *longest = repeat.max(*longest);
+            }
+        }
+        penalised.retain(|token, _| !self.breakers.iter().any(|breaker| breaker == &[*token]));
+        set.edit(penalised.into_iter(), |logit, repeat| {
+            let length = f64::from(repeat - self.allowed_length);
+            bounded(logit, f64::from(logit) - f64::from(self.multiplier) * libm::pow(f64::from(self.base), length))
+        });
+        Ok(())
+    }
+}
+
+/// Returns the number of tokens after the end of the last breaker; all tokens when there is none.
 fn len_after_last_breaker(ids: &[u32], breakers: &[Vec<u32>]) -> usize {
-    // Few tokens end a breaker, so few places need a closer look.
+    // Few tokens end a breaker, so few positions need the full comparison.
     let mut lasts: Vec<u32> = breakers.iter().filter_map(|breaker| breaker.last().copied()).collect();
     lasts.sort_unstable();
     let ends_here = |end: usize| {

@@ -1,22 +1,43 @@
-//! Tokens that may not be chosen: banned ones, all but the allowed ones, and ends that would come too early.
+//! Token rules: excludes banned tokens, all but the allowed ones, and the end of the reply before `min_tokens`.
 
+use super::step::Effect;
+use super::{Context, Description, Step};
 use crate::candidates::Candidates;
-use crate::history::History;
-use crate::params::SamplingParams;
+use crate::{Error, SamplingParams};
 
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TokenRules {
+pub(super) const DESCRIPTION: Description = Description {
+    name: "token_rules",
+    label: |_| "rules",
+    effect: Effect::ExcludesTokens,
+    is_movable: false,
+    summary: "excludes banned tokens, all but the allowed ones, and the end of the reply before `min_tokens`",
+    is_used: |p| {
+        let can_end = !(p.end_ids.is_empty() && p.stop_ids.is_empty());
+        !p.banned_tokens.is_empty() || p.allowed_tokens.is_some() || (p.min_tokens > 0 && can_end)
+    },
+    option: |p| match &p.allowed_tokens {
+        _ if !p.banned_tokens.is_empty() => "banned_tokens",
+        Some(_) => "allowed_tokens",
+        None => "min_tokens",
+    },
+    short_setting: |_| String::new(),
+    meaning: |_| "takes out what may not be chosen".into(),
+    build: |p, vocab_size| Box::new(TokenRules::new(p, vocab_size)),
+};
+
+#[derive(Debug)]
+struct TokenRules {
     banned: Vec<u32>,
-    /// A bit a token, as [`Candidates::mask`] takes it.
+    /// One bit per token, as [`Candidates::mask`] takes it.
     allowed: Option<Vec<u32>>,
     num_allowed: usize,
-    /// Ends and stops, ruled out while the output is shorter than `min_tokens`.
+    /// End and stop tokens, excluded while the output is shorter than `min_tokens`.
     ends: Vec<u32>,
     min_tokens: u32,
 }
 
 impl TokenRules {
-    pub(crate) fn new(params: &SamplingParams, vocab_size: usize) -> Self {
+    fn new(params: &SamplingParams, vocab_size: usize) -> Self {
         let allowed = params.allowed_tokens.as_ref().map(|ids| {
             let mut words = vec![0u32; vocab_size.div_ceil(32)];
             for &id in ids {
@@ -38,20 +59,10 @@ impl TokenRules {
             min_tokens: params.min_tokens,
         }
     }
+}
 
-    pub(crate) fn apply(&self, set: &mut Candidates<'_>, history: &History) {
-        if let Some(words) = &self.allowed {
-            set.mask(words);
-        }
-        if !self.banned.is_empty() {
-            set.edit(self.banned.iter().map(|&token| (token, ())), |_, ()| f32::NEG_INFINITY);
-        }
-        if history.output().len() < self.min_tokens as usize {
-            set.edit(self.ends.iter().map(|&token| (token, ())), |_, ()| f32::NEG_INFINITY);
-        }
-    }
-
-    pub(crate) fn setting(&self) -> String {
+impl Step for TokenRules {
+    fn setting(&self) -> String {
         let mut parts = Vec::new();
         if !self.banned.is_empty() {
             parts.push(format!("{} banned", self.banned.len()));
@@ -63,5 +74,18 @@ impl TokenRules {
             parts.push(format!("at least {} tokens", self.min_tokens));
         }
         parts.join(", ")
+    }
+
+    fn apply(&self, set: &mut Candidates<'_>, context: &Context<'_>) -> Result<(), Error> {
+        if let Some(words) = &self.allowed {
+            set.mask(words);
+        }
+        if !self.banned.is_empty() {
+            set.edit(self.banned.iter().map(|&token| (token, ())), |_, ()| f32::NEG_INFINITY);
+        }
+        if context.input.history.output().len() < self.min_tokens as usize {
+            set.edit(self.ends.iter().map(|&token| (token, ())), |_, ()| f32::NEG_INFINITY);
+        }
+        Ok(())
     }
 }

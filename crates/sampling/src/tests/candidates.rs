@@ -1,7 +1,7 @@
 //! The set of candidates keeps its books right whatever is done to it.
 
-use crate::blocks::BLOCK;
 use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
+use crate::row_blocks::BLOCK;
 
 fn ranked(set: &Candidates<'_>) -> Vec<u32> {
     let mut list = set.list().to_vec();

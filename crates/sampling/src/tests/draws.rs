@@ -73,7 +73,7 @@ fn the_order_of_candidates_does_not_matter() {
     for seed in 0..40u64 {
         let logits = row(1000, seed, [0.0, 0.5, 3.0, 12.0][seed as usize % 4]);
         let mut set = Candidates::new(&logits, &mut space).unwrap();
-        set.cool(if seed % 3 == 0 { 0.7 } else { 1.0 });
+        set.divide(if seed % 3 == 0 { 0.7 } else { 1.0 });
         let as_row = race(&set, seed, 5, true).unwrap();
         assert_eq!(race(&set, seed, 5, false).unwrap().winner, as_row.winner);
         set.keep_from(f32::MIN);

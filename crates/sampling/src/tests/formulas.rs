@@ -1,7 +1,6 @@
 //! Known answers, and each step alone at both ends of its range and at both ends of the vocabulary's.
 
 use super::{choose, oracle, row, survivor_ids, survivors};
-use crate::params::{Dry, Mirostat};
 use crate::{Error, History, Input, Sampler, SamplingParams, Workspace};
 
 fn neutral() -> SamplingParams {
@@ -78,17 +77,25 @@ fn dynamic_temperature_is_hot_where_the_model_is_unsure() {
 fn a_repeat_is_penalised_by_its_length() {
     // "1 2 3 4 ... 1 2 3": a 4 would make it four long, and three is one more than is free.
     let history = History::new(&[1, 2, 3, 4, 9, 1, 2, 3], None);
-    let dry = Dry { multiplier: 0.8, ..Dry::default() };
-    let penalty_of_4 = |dry: Dry| {
-        let left = survivors(&SamplingParams { dry, ..neutral() }, &[0.0; 12], &history, 0);
+    let dry = SamplingParams { dry_multiplier: 0.8, ..neutral() };
+    let penalty_of_4 = |params: SamplingParams| {
+        let left = survivors(&params, &[0.0; 12], &history, 0);
         (left[0].1 / left[4].1).ln()
     };
     assert!((penalty_of_4(dry.clone()) - 0.8 * 1.75).abs() < 1e-5);
-    assert!((penalty_of_4(Dry { allowed_length: 3, ..dry.clone() }) - 0.8).abs() < 1e-5);
-    assert_eq!(penalty_of_4(Dry { allowed_length: 4, ..dry.clone() }), 0.0);
-    assert_eq!(penalty_of_4(Dry { breakers: vec![vec![2]], ..dry.clone() }), 0.0, "one token since the breaker");
-    assert_eq!(penalty_of_4(Dry { breakers: vec![vec![4]], ..dry.clone() }), 0.0, "a breaker is free");
-    assert_eq!(penalty_of_4(Dry { range: Some(5), ..dry }), 0.0, "out of range");
+    assert!((penalty_of_4(SamplingParams { dry_allowed_length: 3, ..dry.clone() }) - 0.8).abs() < 1e-5);
+    assert_eq!(penalty_of_4(SamplingParams { dry_allowed_length: 4, ..dry.clone() }), 0.0);
+    assert_eq!(
+        penalty_of_4(SamplingParams { dry_sequence_breakers: vec![vec![2]], ..dry.clone() }),
+        0.0,
+        "one token since the breaker"
+    );
+    assert_eq!(
+        penalty_of_4(SamplingParams { dry_sequence_breakers: vec![vec![4]], ..dry.clone() }),
+        0.0,
+        "a breaker is free"
+    );
+    assert_eq!(penalty_of_4(SamplingParams { dry_range: Some(5), ..dry }), 0.0, "out of range");
 }
 
 #[test]
@@ -176,7 +183,7 @@ fn vocabularies_of_one_and_of_a_quarter_million() {
         xtc_probability: 0.5,
         repetition_penalty: 1.2,
         frequency_penalty: 0.3,
-        dry: Dry { multiplier: 0.8, ..Dry::default() },
+        dry_multiplier: 0.8,
         logprobs: Some(20),
         ..neutral()
     };
@@ -224,7 +231,7 @@ fn mirostat_cuts_surprise_above_mu() {
     let probabilities = [0.5f32, 0.25, 0.125, 0.0625, 0.0625];
     let logits = probabilities.map(f32::ln);
     // mu begins at 2 tau: 2.5 bits let 1/2 and 1/4 through, and 3.5 bits 1/8 too.
-    let at = |tau| survivor_ids(&SamplingParams { mirostat: Some(Mirostat { tau, eta: 0.1 }), ..neutral() }, &logits);
+    let at = |tau| survivor_ids(&SamplingParams { mirostat_tau: Some(tau), ..neutral() }, &logits);
     assert_eq!(at(1.25), [0, 1]);
     assert_eq!(at(1.75), [0, 1, 2]);
     assert_eq!(at(0.1), [0], "the most probable always stays");

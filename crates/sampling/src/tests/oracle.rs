@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 
-use crate::params::Dry;
 use crate::{SamplingParams, StepKind, uniform};
 
 /// Candidates with their logits.
@@ -32,7 +31,7 @@ pub(super) fn chain(params: &SamplingParams, logits: &[f32], prompt: &[u32], out
     let mut set: Set = (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect();
     set.retain(|entry| entry.1 > f64::NEG_INFINITY);
     let mut verdict = Verdict { set, margin: f64::INFINITY };
-    let order = params.samplers.clone().unwrap_or(StepKind::MOVABLE.to_vec());
+    let order = params.samplers.clone().unwrap_or_else(|| StepKind::movable().collect());
     for kind in order.into_iter().filter(|&kind| params.uses(kind)) {
         let Verdict { set, margin } = verdict;
         let (set, near) = step(kind, params, set, prompt, output, position);
@@ -57,7 +56,7 @@ fn step(
             frequency_presence(set, output, value(params.frequency_penalty), value(params.presence_penalty)),
             f64::INFINITY,
         ),
-        StepKind::Dry => (dry(set, &[prompt, output].concat(), &params.dry), f64::INFINITY),
+        StepKind::Dry => (dry(set, &[prompt, output].concat(), params), f64::INFINITY),
         StepKind::Temperature if params.dynamic_temperature_range > 0.0 => dynamic_temperature(set, params),
         StepKind::Temperature => temperature(set, value(params.temperature)),
         StepKind::TopNSigma => top_n_sigma(set, value(params.top_n_sigma)),
@@ -98,10 +97,10 @@ pub(super) fn frequency_presence(mut set: Set, output: &[u32], frequency: f64, p
 }
 
 /// For each earlier place, the tokens before it are compared with the end of the text, one by one.
-pub(super) fn dry(mut set: Set, text: &[u32], dry: &Dry) -> Set {
-    let text = &text[text.len().saturating_sub(dry.range.map_or(usize::MAX, |range| range as usize))..];
+pub(super) fn dry(mut set: Set, text: &[u32], params: &SamplingParams) -> Set {
+    let text = &text[text.len().saturating_sub(params.dry_range.map_or(usize::MAX, |range| range as usize))..];
     let mut limit = text.len();
-    for breaker in &dry.breakers {
+    for breaker in &params.dry_sequence_breakers {
         for end in breaker.len()..=text.len() {
             if &text[end - breaker.len()..end] == breaker.as_slice() {
                 limit = limit.min(text.len() - end);
@@ -119,9 +118,9 @@ pub(super) fn dry(mut set: Set, text: &[u32], dry: &Dry) -> Set {
     }
     for (id, logit) in &mut set {
         let repeat = longest.get(id).copied().unwrap_or(0);
-        if repeat >= dry.allowed_length as usize && !dry.breakers.contains(&vec![*id]) {
-            let over = (repeat - dry.allowed_length as usize) as i32;
-            *logit -= f64::from(dry.multiplier) * f64::from(dry.base).powi(over);
+        if repeat >= params.dry_allowed_length as usize && !params.dry_sequence_breakers.contains(&vec![*id]) {
+            let over = (repeat - params.dry_allowed_length as usize) as i32;
+            *logit -= f64::from(params.dry_multiplier) * f64::from(params.dry_base).powi(over);
         }
     }
     set

@@ -1,6 +1,5 @@
 //! Out of range is refused by name, with the range; so is whatever would have no effect.
 
-use crate::params::{Dry, Mirostat};
 use crate::{Error, Input, Sampler, SamplingParams, StepKind, Workspace};
 
 type Set = fn(&mut SamplingParams, f32);
@@ -19,10 +18,10 @@ const NUMBERS: [(&str, Set, [f32; 2], [f32; 2]); 16] = [
     ("repetition_penalty", |p, v| p.repetition_penalty = v, [0.01, 100.0], [0.0, 101.0]),
     ("frequency_penalty", |p, v| p.frequency_penalty = v, [-2.0, 2.0], [-2.1, 2.1]),
     ("presence_penalty", |p, v| p.presence_penalty = v, [-2.0, 2.0], [-2.1, 2.1]),
-    ("dry_multiplier", |p, v| p.dry.multiplier = v, [0.0, 100.0], [-0.1, 101.0]),
-    ("dry_base", |p, v| p.dry.base = v, [1.0, 100.0], [0.9, 101.0]),
-    ("mirostat_tau", |p, v| p.mirostat = Some(Mirostat { tau: v, eta: 0.1 }), [0.0, 100.0], [-0.1, 101.0]),
-    ("mirostat_eta", |p, v| p.mirostat = Some(Mirostat { tau: 5.0, eta: v }), [0.0, 1.0], [-0.1, 1.1]),
+    ("dry_multiplier", |p, v| p.dry_multiplier = v, [0.0, 100.0], [-0.1, 101.0]),
+    ("dry_base", |p, v| p.dry_base = v, [1.0, 100.0], [0.9, 101.0]),
+    ("mirostat_tau", |p, v| p.mirostat_tau = Some(v), [0.0, 100.0], [-0.1, 101.0]),
+    ("mirostat_eta", |p, v| p.mirostat_eta = Some(v), [0.0, 1.0], [-0.1, 1.1]),
 ];
 
 #[test]
@@ -82,13 +81,12 @@ fn lists_and_counts_have_limits() {
         refused(SamplingParams { allowed_tokens: Some(vec![]), ..neutral() }),
         "allowed_tokens: expected at least one entry, found none"
     );
-    let dry = Dry { breakers: vec![vec![]], ..Dry::default() };
     assert_eq!(
-        refused(SamplingParams { dry, ..neutral() }),
+        refused(SamplingParams { dry_sequence_breakers: vec![vec![]], ..neutral() }),
         "dry_sequence_breakers, tokens of one: expected at least one entry, found none"
     );
-    let dry = Dry { allowed_length: 0, ..Dry::default() };
-    assert!(refused(SamplingParams { dry, ..neutral() }).starts_with("dry_allowed_length: expected 1 to"));
+    let free = SamplingParams { dry_allowed_length: 0, ..neutral() };
+    assert!(refused(free).starts_with("dry_allowed_length: expected 1 to"));
 }
 
 #[test]
@@ -100,7 +98,7 @@ fn ids_must_be_of_the_vocabulary() {
         SamplingParams { allowed_tokens: Some(vec![u32::MAX]), ..neutral() },
         SamplingParams { end_ids: vec![10], ..neutral() },
         SamplingParams { stop_ids: vec![10], ..neutral() },
-        SamplingParams { dry: Dry { breakers: vec![vec![1, 10]], ..Dry::default() }, ..neutral() },
+        SamplingParams { dry_sequence_breakers: vec![vec![1, 10]], ..neutral() },
     ];
     for params in all {
         assert!(matches!(Sampler::new(&params, 10), Err(Error::OutsideVocabulary { .. })), "{params:?}");
@@ -128,10 +126,10 @@ fn orders_are_checked() {
         unknown.starts_with("samplers: no step is called \"tail_free\"; expected repetition_penalty, "),
         "{unknown}"
     );
-    for kind in StepKind::MOVABLE {
+    for kind in StepKind::movable() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
-    let both = SamplingParams { mirostat: Some(Mirostat::default()), top_k: 5, ..SamplingParams::default() };
+    let both = SamplingParams { mirostat_tau: Some(5.0), top_k: 5, ..SamplingParams::default() };
     assert_eq!(
         both.check().unwrap_err().to_string(),
         "top_k: mirostat does its own truncation; leave top_k neutral or mirostat off"
@@ -173,19 +171,15 @@ fn inputs_of_the_wrong_size_are_refused() {
 fn settings_of_steps_that_are_off_are_refused_by_name() {
     let usual = SamplingParams::default();
     assert_eq!(usual.check_effect(), Ok(()));
-    let dry = |change: &dyn Fn(&mut Dry)| {
-        let mut params = usual.clone();
-        change(&mut params.dry);
-        params
-    };
     let idle = [
         ("dynamic_temperature_exponent", SamplingParams { dynamic_temperature_exponent: 2.0, ..usual.clone() }),
         ("xtc_threshold", SamplingParams { xtc_threshold: 0.2, ..usual.clone() }),
         ("penalty_window", SamplingParams { penalty_window: Some(8), ..usual.clone() }),
-        ("dry_base", dry(&|dry| dry.base = 2.0)),
-        ("dry_allowed_length", dry(&|dry| dry.allowed_length = 3)),
-        ("dry_range", dry(&|dry| dry.range = Some(64))),
-        ("dry_sequence_breakers", dry(&|dry| dry.breakers = vec![vec![1]])),
+        ("dry_base", SamplingParams { dry_base: 2.0, ..usual.clone() }),
+        ("dry_allowed_length", SamplingParams { dry_allowed_length: 3, ..usual.clone() }),
+        ("dry_range", SamplingParams { dry_range: Some(64), ..usual.clone() }),
+        ("mirostat_eta", SamplingParams { mirostat_eta: Some(0.1), ..usual.clone() }),
+        ("dry_sequence_breakers", SamplingParams { dry_sequence_breakers: vec![vec![1]], ..usual.clone() }),
     ];
     for (expected, params) in idle {
         assert!(
@@ -195,7 +189,8 @@ fn settings_of_steps_that_are_off_are_refused_by_name() {
         );
         let mut used =
             SamplingParams { dynamic_temperature_range: 0.5, xtc_probability: 0.5, presence_penalty: 0.5, ..params };
-        used.dry.multiplier = 0.5;
+        used.dry_multiplier = 0.5;
+        used.mirostat_tau = Some(5.0);
         assert_eq!(used.check_effect(), Ok(()), "{expected}");
     }
     let greedy = SamplingParams { temperature: 0.0, dynamic_temperature_range: 1.0, ..usual };

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::{oracle, survivors};
-use crate::params::Dry;
 use crate::{Error, History, Input, Sampler, SamplingParams, StepKind, Workspace};
 
 /// How near a decision may be before the two arithmetics may differ on it.
@@ -48,7 +47,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
     );
     let order = prop_oneof![
         2 => Just(None),
-        1 => Just(StepKind::MOVABLE.to_vec()).prop_shuffle().prop_map(Some),
+        1 => Just(StepKind::movable().collect::<Vec<_>>()).prop_shuffle().prop_map(Some),
     ];
     (any::<u64>(), truncation, heat, xtc, penalties, order).prop_map(
         |(seed, truncation, heat, xtc, penalties, samplers)| SamplingParams {
@@ -66,12 +65,9 @@ fn params() -> impl Strategy<Value = SamplingParams> {
             repetition_penalty: penalties.0,
             frequency_penalty: penalties.1,
             presence_penalty: penalties.2,
-            dry: Dry {
-                multiplier: penalties.3,
-                allowed_length: penalties.4,
-                breakers: vec![vec![3], vec![1, 2]],
-                ..Dry::default()
-            },
+            dry_multiplier: penalties.3,
+            dry_allowed_length: penalties.4,
+            dry_sequence_breakers: vec![vec![3], vec![1, 2]],
             samplers,
             ..SamplingParams::default()
         },
@@ -91,7 +87,7 @@ proptest! {
     ) {
         let mut params = params;
         // Breakers must be tokens of the vocabulary.
-        params.dry.breakers.retain(|breaker| breaker.iter().all(|&id| (id as usize) < logits.len()));
+        params.dry_sequence_breakers.retain(|breaker| breaker.iter().all(|&id| (id as usize) < logits.len()));
         let in_vocabulary = |ids: &[u32]| -> Vec<u32> { ids.iter().map(|&id| id % logits.len() as u32).collect() };
         let (prompt, output) = (in_vocabulary(&prompt), in_vocabulary(&output));
         let mut history = History::new(&prompt, None);
@@ -127,7 +123,7 @@ proptest! {
     fn a_mask_is_obeyed(logits in logits(), params in params(), bits in prop::collection::vec(any::<u32>(), 7)) {
         let mask = &bits[..logits.len().div_ceil(32)];
         let mut params = params;
-        params.dry.breakers.clear();
+        params.dry_sequence_breakers.clear();
         let sampler = Sampler::new(&params, logits.len()).unwrap();
         let history = sampler.history(&[]);
         let input = Input { logits: &logits, history: &history, position: 3, mask: Some(mask) };

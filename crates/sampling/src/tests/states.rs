@@ -1,14 +1,13 @@
 //! What moves from token to token: mirostat's state.
 
 use super::{choose, row};
-use crate::params::Mirostat;
 use crate::{Input, Sampler, SamplingParams, Workspace};
 
 #[test]
 fn mirostat_holds_the_surprise() {
     let rows: Vec<Vec<f32>> = (0..50).map(|seed| row(500, seed, 5.0)).collect();
     for tau in [2.0f32, 4.0] {
-        let params = SamplingParams { mirostat: Some(Mirostat { tau, eta: 0.1 }), ..SamplingParams::default() };
+        let params = SamplingParams { mirostat_tau: Some(tau), ..SamplingParams::default() };
         let sampler = Sampler::new(&params, 500).unwrap();
         let (history, mut state, mut space) = (sampler.history(&[]), sampler.state(), Workspace::new());
         assert_eq!(state.mu, 2.0 * f64::from(tau));

@@ -80,7 +80,7 @@ impl ChatRequest {
         let encoder = model.prompts().within(model.context_len);
         let ids = messages::encode(&chat.messages, true, chat.chat_template_kwargs.as_ref(), encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
-        common::check_context(&ids, max_tokens, sampling.min_tokens, model, "messages")?;
+        common::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));
         let params = common::sampling_params(&sampling, logprobs, model)?;
         let request = common.request(ids, params, max_tokens, limits, tenant)?;

@@ -110,7 +110,7 @@ impl CommonFields {
 
     /// Refuses a seed beside a search, which draws nothing. (The engine knows of the other fields, but gets a seed with every request.)
     pub(crate) fn check_seed(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
-        match (self.beam_width, sampling.seed) {
+        match (self.beam_width, sampling.seed()) {
             (Some(_), Some(_)) => Err(ApiError::field("seed", "beam search does not go together with seed")),
             _ => Ok(()),
         }

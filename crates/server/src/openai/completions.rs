@@ -127,7 +127,7 @@ impl CompletionRequest {
                     (ids, text)
                 }
             };
-            common::check_context(&ids, Some(max_tokens), sampling.min_tokens, model, "prompt")?;
+            common::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;
             // The engine makes at least one token; where none is wanted it is not shown.
             let mut request = common.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
             request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);

@@ -1,8 +1,8 @@
 //! The record for machines: a header, an object for each token, an object for the end; one a line.
 
-use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
+use pellucid_sampling::{Logprobs, OPTIONS, OptionKind, RunnerTrace, SamplingParams, StepKind, TokenTrace, ValueRef};
 use pellucid_tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// What all the tokens have in common.
 pub(super) fn header(
@@ -25,39 +25,26 @@ pub(super) fn header(
     })
 }
 
-/// Every parameter by the name under which it is refused when it is out of range.
-fn parameters(p: &SamplingParams) -> Value {
-    let bias: Vec<Value> = p.logit_bias.iter().map(|&(id, bias)| json!({ "id": id, "bias": number(bias) })).collect();
-    json!({
-        "temperature": number(p.temperature),
-        "dynamic_temperature_range": number(p.dynamic_temperature_range),
-        "dynamic_temperature_exponent": number(p.dynamic_temperature_exponent),
-        "top_n_sigma": number(p.top_n_sigma),
-        "top_k": p.top_k,
-        "typical_p": number(p.typical_p),
-        "top_p": number(p.top_p),
-        "min_p": number(p.min_p),
-        "xtc_probability": number(p.xtc_probability),
-        "xtc_threshold": number(p.xtc_threshold),
-        "repetition_penalty": number(p.repetition_penalty),
-        "frequency_penalty": number(p.frequency_penalty),
-        "presence_penalty": number(p.presence_penalty),
-        "penalty_window": p.penalty_window,
-        "dry_multiplier": number(p.dry.multiplier),
-        "dry_base": number(p.dry.base),
-        "dry_allowed_length": p.dry.allowed_length,
-        "dry_range": p.dry.range,
-        "dry_sequence_breakers": p.dry.breakers,
-        "mirostat_tau": p.mirostat.map(|mirostat| number(mirostat.tau)),
-        "mirostat_eta": p.mirostat.map(|mirostat| number(mirostat.eta)),
-        "logit_bias": bias,
-        "banned_tokens": p.banned_tokens,
-        "allowed_tokens": p.allowed_tokens,
-        "end_ids": p.end_ids,
-        "stop_ids": p.stop_ids,
-        "min_tokens": p.min_tokens,
-        "samplers": p.samplers.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
-    })
+/// Returns every parameter in effect but the seed, by the name that it has in errors.
+fn parameters(params: &SamplingParams) -> Value {
+    let mut all = Map::new();
+    for option in OPTIONS.iter().filter(|option| option.kind() != OptionKind::Seed) {
+        all.insert(option.param().to_owned(), option.effective(params).map_or(Value::Null, parameter));
+    }
+    all.insert("end_ids".to_owned(), json!(params.end_ids));
+    Value::Object(all)
+}
+
+fn parameter(value: ValueRef<'_>) -> Value {
+    match value {
+        ValueRef::Number(value) => number(value),
+        ValueRef::Count(value) => json!(value),
+        ValueRef::Seed(value) => json!(value),
+        ValueRef::TokenBias(list) => list.iter().map(|&(id, bias)| json!({ "id": id, "bias": number(bias) })).collect(),
+        ValueRef::Tokens(ids) => json!(ids),
+        ValueRef::Sequences(sequences) => json!(sequences),
+        ValueRef::Steps(kinds) => json!(kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+    }
 }
 
 /// An f32 as it was typed: 0.7, not 0.699999988079071.

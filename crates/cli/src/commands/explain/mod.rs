@@ -4,7 +4,6 @@ mod cells;
 mod json;
 mod page;
 mod table;
-mod words;
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;

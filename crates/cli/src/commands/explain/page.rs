@@ -7,7 +7,7 @@ use super::cells::{
     Ink, Paint, bar, beginning, ending, left_aligned, one_line, right_aligned, share, visible, width, wrapped,
 };
 use super::table::{Cell, Row, Table};
-use super::words;
+
 use crate::format::grouped;
 
 const WIDTH: usize = 80;
@@ -50,7 +50,7 @@ impl Page<'_> {
         lines.push("what happens to the model's probabilities, in this order".into());
         for (number, (kind, setting)) in (1..).zip(chain) {
             let label = format!("{number:>4}  {} {setting}", kind.name());
-            let meaning = words::meaning(*kind, self.params);
+            let meaning = kind.meaning(self.params);
             let indent = 24;
             let mut meaning = wrapped(&meaning, WIDTH - indent).into_iter();
             let label = label.trim_end();
@@ -113,13 +113,9 @@ impl Page<'_> {
         let shape = Shape::new(table.columns.len());
         let faint = |text: String| self.paint.ink(Ink::Faint, &text);
         let mut lines = Vec::new();
-        let labels: Vec<String> =
-            table.columns.iter().map(|step| words::label(step.kind, self.params).to_owned()).collect();
-        let settings: Vec<String> = table
-            .columns
-            .iter()
-            .map(|step| beginning(&words::setting(step.kind, self.params), shape.step - 1))
-            .collect();
+        let labels: Vec<String> = table.columns.iter().map(|step| step.kind.label(self.params).to_owned()).collect();
+        let settings: Vec<String> =
+            table.columns.iter().map(|step| beginning(&step.kind.short_setting(self.params), shape.step - 1)).collect();
         let (chance, draw) = if shape.bar >= 9 { ("chance in", "the draw") } else { ("", "draw") };
         let heads = |first: &str, model: &str, cells: &[String], last: &str| {
             let cells: String = cells.iter().map(|cell| right_aligned(cell, shape.step)).collect();

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use pellucid_sampling::{Logprobs, StepKind, StepTrace, TokenTrace};
+use pellucid_sampling::{Logprobs, StepTrace, TokenTrace};
 
 /// Steps that have room in 80 columns.
 const MAX_COLUMNS: usize = 6;
@@ -159,8 +159,7 @@ fn fill_gaps(steps: &[StepTrace], model: Cell, after: &mut [Cell]) {
 
 /// By how much the survivors of a step gained; `None` for steps that change logits.
 fn scale(step: &StepTrace) -> Option<f64> {
-    use StepKind::{Mask, MinP, Mirostat, TokenRules, TopK, TopNSigma, TopP, Typical, Xtc};
-    if !matches!(step.kind, TokenRules | Mask | TopNSigma | TopK | Typical | TopP | MinP | Xtc | Mirostat) {
+    if !step.kind.only_removes() {
         return None;
     }
     let survivor = step.candidates.iter().find(|candidate| candidate.before > 0.0 && candidate.after > 0.0)?;
@@ -192,7 +191,7 @@ fn chosen_ids(trace: &TokenTrace, logprobs: &Logprobs, num_rows: usize) -> BTree
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
+    use pellucid_sampling::{Input, Sampler, SamplingParams, StepKind, Workspace};
 
     fn traced(params: &SamplingParams, logits: &[f32]) -> (TokenTrace, Logprobs) {
         let params = SamplingParams { logprobs: Some(20), ..params.clone() };

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     // whenever it is asked for; a chat is not, since small models then tend to say one thing for ever.
     let otherwise = Otherwise {
         preset: (prompt.is_none() && width == 1).then_some(CHAT_DEFAULT),
-        temperature: if width > 1 || args.sampling.flags().draws() { 1.0 } else { 0.0 },
+        temperature: if width > 1 || args.sampling.flags().imply_sampling() { 1.0 } else { 0.0 },
     };
     args.sampling.check(otherwise)?;
     if let Some(beams) = beams {
