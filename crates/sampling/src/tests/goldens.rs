@@ -1,4 +1,4 @@
-//! The steps against what a widely used library leaves of random rows (made and described in the `testing` room's fixtures).
+//! The steps against what a widely used library leaves of random rows (the fixtures of the crate `selftest` describe how they were made).
 
 use serde_json::Value;
 
@@ -65,29 +65,44 @@ fn survivors_are_the_library_s() {
 
 #[test]
 fn ties_go_to_lower_ids_where_the_library_keeps_them_all() {
-    for record in goldens()["differs"].as_array().unwrap() {
+    let goldens = goldens();
+    let records = goldens["differs"].as_array().unwrap();
+    assert_eq!(records.len(), 3);
+    for record in records {
+        assert_ne!(record["survivors"], record["survivors_with_ties_to_lower_ids"], "{record}");
         let expected = ids(&record["survivors_with_ties_to_lower_ids"]);
         assert_eq!(survivor_ids(&params(&record["steps"]), &numbers(&record["logits"])), expected, "{record}");
     }
 }
 
-/// Changed logits show as ratios of probabilities: ln(p_i / p_j) is the difference of logits.
+/// A difference of logits shows in the probabilities: ln(p_i / p_j) = logit_i - logit_j.
 #[test]
 fn changed_logits_are_the_library_s() {
     let goldens = goldens();
-    for record in goldens["logits"].as_array().unwrap() {
+    let records = goldens["logits"].as_array().unwrap();
+    for step in ["temperature", "repetition_penalty"] {
+        assert_eq!(records.iter().filter(|record| record["step"][0] == step).count(), 12, "{step}");
+    }
+    for record in records {
         let logits = numbers(&goldens["rows"][record["row"].as_u64().unwrap() as usize]);
         let setting = record["step"][1].as_f64().unwrap() as f32;
         let mut params = SamplingParams::default();
         let mut prompt = Vec::new();
-        if record["step"][0] == "repetition_penalty" {
-            params.repetition_penalty = setting;
-            prompt = ids(&record["context"]);
-        } else {
-            params.temperature = setting;
+        match record["step"][0].as_str().unwrap() {
+            "repetition_penalty" => {
+                params.repetition_penalty = setting;
+                prompt = ids(&record["context"]);
+            }
+            "temperature" => params.temperature = setting,
+            other => panic!("the goldens have a step {other}"),
         }
-        let left = survivors(&params, &logits, &History::new(&prompt, None), 0);
         let expected = numbers(&record["logits"]);
+        // Neither step drops a token, and each changes some logit.
+        assert_eq!(expected.len(), logits.len(), "{}", record["step"]);
+        assert_ne!(expected, logits, "{}", record["step"]);
+        let left = survivors(&params, &logits, &History::new(&prompt, None), 0);
+        let left_ids: Vec<u32> = left.iter().map(|entry| entry.0).collect();
+        assert_eq!(left_ids, (0..logits.len() as u32).collect::<Vec<_>>(), "{}", record["step"]);
         for (entry, logit) in left.iter().zip(&expected) {
             let difference = (entry.1 / left[0].1).ln();
             assert!((difference - f64::from(logit - expected[0])).abs() < 2e-5, "{} token {}", record["step"], entry.0);
