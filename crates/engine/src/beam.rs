@@ -1,25 +1,25 @@
-//! Beam search: keep the `width` most probable continuations at every step, and return the best that were completed.
+//! Beam search: keeps the `width` most probable continuations at every step, and returns the best that were completed.
 //!
-//! The definitions are those of the `transformers` library (5.22), whose results the goldens hold. With B beams, end tokens E and at most M
-//! generated tokens, step t does this:
+//! The definitions are those of the `transformers` library (5.22), which made the goldens. With B beams, end tokens E
+//! and at most M generated tokens, step t does this:
 //!
-//! 1. Every running beam is continued by every token; a candidate's total is the sum of its log probabilities. The best
-//!    `max(2, 1 + |E|) * B` are kept: enough that B of them do not end.
-//! 2. Candidates that end (in E, or t = M) and are among the first B join the finished pool with the score `total / t^length_penalty`, where t
-//!    counts generated tokens, the end token included; the pool keeps its best B.
-//! 3. The first B candidates that do not end run on.
-//! 4. The search stops when t = M, or when the pool is full and, by `early_stopping`, nothing better is to be hoped for.
+//! 1. It continues every running beam by every token. A candidate's total is the sum of its log probabilities. The best
+//!    `max(2, 1 + |E|) * B` candidates are kept, so that at least B of them do not end.
+//! 2. Candidates that end (in E, or t = M) and are among the first B join the finished pool with the score `total /
+//!    t^length_penalty`, where t counts generated tokens including the end token. The pool keeps its best B.
+//! 3. The first B candidates that do not end become the running beams.
+//! 4. The search stops when t = M, or when the pool is full and `early_stopping` expects nothing better.
 
 use pellucid_sampling::StepKind;
 
 use crate::{Error, Request};
 
-/// How to search.
+/// Parameters of a beam search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BeamParams {
     pub width: usize,
     pub num_returned: usize,
-    /// Above 0 favours longer replies, below 0 shorter ones.
+    /// A value above 0 favours longer replies, below 0 shorter ones.
     pub length_penalty: f32,
     pub early_stopping: EarlyStopping,
 }
@@ -31,7 +31,8 @@ pub enum EarlyStopping {
     Always,
     /// When the best running beam, scored as if it ended now, is no better than the worst finished one.
     Heuristic,
-    /// When the best running beam cannot become better, scored at the greatest length if that favours it.
+    /// When no running beam can become better than the worst finished one. The best running beam is scored at the
+    /// maximum length if `length_penalty` favours long replies.
     Never,
 }
 
@@ -40,12 +41,12 @@ pub enum EarlyStopping {
 pub struct Beam {
     /// Generated tokens, the end token included.
     pub ids: Vec<u32>,
-    /// The sum of log probabilities over the length to the power of the length penalty.
+    /// Sum of the log probabilities, divided by `length^length_penalty`.
     pub score: f64,
 }
 
 impl BeamParams {
-    /// Refuses parameters of the draw: the search does not draw, and ignoring them would be silent.
+    /// Refuses sampling parameters: a search does not sample, and must not silently ignore them.
     pub fn check(&self, request: &Request) -> Result<(), Error> {
         if !(self.length_penalty.is_finite() && self.length_penalty.abs() <= 100.0) {
             return Err(Error::OutOfRange {
@@ -80,16 +81,18 @@ pub(crate) struct BeamSearch {
     params: BeamParams,
     end_ids: Vec<u32>,
     max_tokens: usize,
-    /// Generated tokens of every running beam, and the sum of their log probabilities.
     running: Vec<RunningBeam>,
     /// Best first, at most `width`.
     finished: Vec<Beam>,
     num_steps: usize,
 }
 
+/// A beam that may still be continued.
 #[derive(Debug, Clone)]
 struct RunningBeam {
+    /// Generated tokens.
     ids: Vec<u32>,
+    /// Sum of their log probabilities.
     total: f64,
 }
 
@@ -101,7 +104,7 @@ struct BeamCandidate {
     total: f64,
 }
 
-/// What the next step computes: for each running beam, which of the last ones it continues, and by which token.
+/// A running beam of the next step: the index of the current beam that it continues, and the token that it adds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Continuation {
     pub(crate) parent: usize,
@@ -117,7 +120,7 @@ impl BeamSearch {
         BeamSearch { params, end_ids, max_tokens, running: vec![start], finished: Vec::new(), num_steps: 0 }
     }
 
-    /// Takes the logits of every running beam and gives the beams of the next step; `None` when the search is over.
+    /// Takes the logits of every running beam and returns the beams of the next step; `None` when the search is over.
     pub(crate) fn advance(&mut self, logits: &[&[f32]]) -> Option<Vec<Continuation>> {
         assert_eq!(logits.len(), self.running.len(), "one row of logits for each beam");
         self.num_steps += 1;
@@ -126,19 +129,19 @@ impl BeamSearch {
         let kept = self.best_candidates(logits, width * (1 + self.end_ids.len()).max(2));
         let ends = |candidate: &BeamCandidate| is_last || self.end_ids.binary_search(&candidate.token).is_ok();
 
-        let (ended, going_on): (Vec<(usize, BeamCandidate)>, Vec<_>) =
+        let (ended, continuing): (Vec<(usize, BeamCandidate)>, Vec<_>) =
             kept.iter().copied().enumerate().partition(|(_, candidate)| ends(candidate));
         for (_, candidate) in ended.iter().filter(|(rank, _)| *rank < width) {
             let mut ids = self.running[candidate.beam].ids.clone();
             ids.push(candidate.token);
             self.finished.push(Beam { ids, score: self.score(candidate.total, self.num_steps) });
         }
-        // Stable, so that of equals the one that finished first stays ahead.
+        // A stable sort: of equal scores, the one that finished first stays ahead.
         self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
         self.finished.truncate(width);
 
-        let next: Vec<BeamCandidate> = going_on.into_iter().map(|(_, candidate)| candidate).take(width).collect();
-        if is_last || next.is_empty() || !self.is_worth_going_on(next[0].total) {
+        let next: Vec<BeamCandidate> = continuing.into_iter().map(|(_, candidate)| candidate).take(width).collect();
+        if is_last || next.is_empty() || !self.can_improve(next[0].total) {
             return None;
         }
         self.running = (next.iter())
@@ -151,7 +154,7 @@ impl BeamSearch {
         Some(next.iter().map(|c| Continuation { parent: c.beam, token: c.token }).collect())
     }
 
-    /// The best of what was finished. When the search was ended from outside, running beams stand in for what is missing.
+    /// Returns the best finished beams. If the search was ended early, running beams fill up to `num_returned`.
     pub(crate) fn results(mut self) -> Vec<Beam> {
         if self.finished.len() < self.params.num_returned {
             let running = std::mem::take(&mut self.running);
@@ -169,7 +172,7 @@ impl BeamSearch {
         total / (len as f64).powf(f64::from(self.params.length_penalty))
     }
 
-    fn is_worth_going_on(&self, best_total: f64) -> bool {
+    fn can_improve(&self, best_total: f64) -> bool {
         let Some(worst) = self.finished.last().filter(|_| self.finished.len() == self.params.width) else {
             return true;
         };
@@ -181,12 +184,12 @@ impl BeamSearch {
         self.score(best_total, len) > worst.score
     }
 
-    /// The `count` best continuations, best first; ties to the older beam, then to the lower token.
+    /// Returns the `count` best candidates, best first. Ties go to the earlier beam, then to the lower token.
     fn best_candidates(&self, logits: &[&[f32]], count: usize) -> Vec<BeamCandidate> {
         let mut best: Vec<BeamCandidate> = Vec::new();
         for (beam, logits) in logits.iter().enumerate() {
             let log_sum = log_sum_exp(logits);
-            // Of one beam, no more than `count` can be among the best.
+            // At most `count` candidates of one beam can be among the best.
             let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
             let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
             if count < tokens.len() {
@@ -205,7 +208,7 @@ impl BeamSearch {
     }
 }
 
-/// ln of the sum of exp, in f64.
+/// Returns `ln(sum(exp(logits)))`, computed in f64.
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&logit| libm::exp(f64::from(logit) - largest)).sum();

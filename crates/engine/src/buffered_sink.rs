@@ -1,7 +1,8 @@
 //! A request's event sink with a buffer for the events of a step.
 //!
-//! With an asynchronous device, the events of a step are sent while the device computes the next one. A token therefore waits in the
-//! buffer for as long as it takes to launch that step. All other events are sent at once, after those in the buffer.
+//! With an asynchronous device, the events of a step are sent while the device computes the next one. A token therefore
+//! waits in the buffer for as long as it takes to launch that step. All other events are sent at once, after those in
+//! the buffer.
 
 use crate::event::{Control, Event, EventSink};
 

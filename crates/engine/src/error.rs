@@ -1,32 +1,33 @@
-//! Why a request was refused, or ended without a reply.
+//! Why a request was refused, or ended without a complete reply.
 
+/// An error of one request, or of the whole engine ([`Error::Stopped`], [`Error::DeviceLost`]).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    #[error("the prompt is empty: a model needs at least one token to continue from")]
+    #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,
     #[error("the prompt has {prompt} tokens, but the context holds {context}, of which one is needed for the reply")]
     PromptTooLong { prompt: usize, context: usize },
-    #[error("token id {id} of the prompt is outside the vocabulary of {vocab_size}")]
+    #[error("token id {id} of the prompt is outside the vocabulary: expected an id below {vocab_size}")]
     IdOutsideVocabulary { id: u32, vocab_size: usize },
     #[error("{name}: expected {expected}, found {found}")]
     OutOfRange { name: &'static str, expected: String, found: String },
-    #[error("beam search does not go together with {name}")]
+    #[error("{name} cannot be used with beam search")]
     NotWithBeams { name: &'static str },
-    #[error("the request needs {needed} blocks of KV memory, but there are {have} in all")]
+    #[error("the request needs {needed} blocks of KV memory, but there are only {have}; lower max_tokens")]
     ExceedsKvMemory { needed: usize, have: usize },
-    #[error("the request needs {needed} blocks of KV memory, but its tenant's quota is {quota}")]
+    #[error("the request needs {needed} blocks of KV memory, but its tenant's quota is {quota}; lower max_tokens")]
     ExceedsQuota { needed: usize, quota: usize },
-    #[error("{waiting} requests wait already; try again later")]
+    #[error("the queue is full: {waiting} requests are waiting; try again later")]
     QueueFull { waiting: usize },
     #[error("the engine has stopped")]
     Stopped,
-    /// The model or its device failed; the requests of that step end, the engine goes on.
+    /// The model or its device failed. The requests of that step end; the engine goes on.
     #[error("the model failed: {0}")]
     Model(String),
-    /// The device had no memory for a step; the requests of that step end, the engine goes on.
+    /// The device had no memory for a step. The requests of that step end; the engine goes on.
     #[error("{0}")]
     OutOfMemory(String),
-    /// The device is gone, and with it the model: every request ends, and the engine stops.
+    /// The device is lost, and the model with it. Every request ends, and the engine stops.
     #[error("{0}; the engine has stopped")]
     DeviceLost(String),
     #[error(transparent)]

@@ -1,10 +1,10 @@
-//! What a request hears of its reply.
+//! The events that a request receives, and the control messages that it can send back.
 
 use pellucid_sampling::{Logprobs, SamplingParams, TokenTrace};
 
 use crate::{Beam, Error, RequestStats};
 
-/// One thing that happened to a request. Events come in order; the last is `Done` or `Failed`.
+/// Something that happened to a request. Events arrive in order; the last one is `Done` or `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The request was admitted; the first `cached_tokens` prompt tokens were found in the prefix cache. Sent once.
@@ -16,14 +16,18 @@ pub enum Event {
         computed: usize,
         total: usize,
     },
-    /// Log probabilities of each prompt token after the first, given those before it; once, when the request asked for it.
+    /// Log probabilities of each prompt token after the first, given those before it. Sent once, if
+    /// [`Request::score_prompt`] is set.
+    ///
+    /// [`Request::score_prompt`]: crate::Request::score_prompt
     PromptLogprobs(Vec<Logprobs>),
     Token(TokenEvent),
     /// A choice is complete.
     ChoiceEnd {
         choice: usize,
         reason: FinishReason,
-        /// The token that ended it, where one did: no part of the reply, but its choice can be explained.
+        /// The end token or stop token, if one ended the choice. It is no part of the reply, but its trace and log
+        /// probabilities may be of interest.
         token: Option<TokenEvent>,
     },
     /// A [`Control`] message has taken effect; all choices together had `output_tokens` tokens by then.
@@ -31,7 +35,7 @@ pub enum Event {
     ControlApplied {
         output_tokens: usize,
     },
-    /// The result of a beam search, best first, and why those that do not end in an end token go no further.
+    /// Result of a beam search, best beam first. `reason` says why beams without an end token were not continued.
     Beams {
         beams: Vec<Beam>,
         reason: FinishReason,
@@ -52,43 +56,44 @@ pub struct TokenEvent {
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model said that it is done.
+    /// The model produced an end token.
     End,
-    /// A token at which the caller wanted to stop.
+    /// The model produced one of the caller's stop tokens, or the caller ended the choice.
     Stop,
-    /// As many tokens as were asked for.
+    /// `max_tokens` was reached.
     MaxTokens,
     /// The context is full.
     Context,
-    /// The request's time ran out.
+    /// The request's deadline passed.
     Deadline,
 }
 
-/// A wish about a request that is being served; takes effect before the next step.
+/// A message to a request that is being served. It is applied before the next step.
 #[derive(Debug, Clone)]
 pub enum Control {
-    /// Keep everything and compute nothing. The deadline goes on.
+    /// Compute nothing until `Resume`, and keep everything. The deadline does not stop.
     Pause,
     Resume,
-    /// Choose by these parameters from the next token on. They were checked by [`EngineHandle::check_sampling`](crate::EngineHandle::check_sampling).
+    /// Sample with these parameters from the next token on. The sender must have checked them with
+    /// [`EngineHandle::check_sampling`](crate::EngineHandle::check_sampling).
     Update(Box<SamplingParams>),
-    /// This choice is long enough. For replies that are told as they grow: a search, and `best_of`, which compares whole replies, go on.
+    /// End this choice. Ignored by beam search and `best_of`, which compare whole replies.
     End {
         choice: usize,
     },
 }
 
-/// Where events go. Called on the engine's thread: it must not block.
+/// Receives a request's events. Called on the engine's thread, so no method may block.
 pub trait EventSink: Send {
     fn send(&mut self, event: Event);
-    /// Whether anybody still listens. When nobody does, the request is cancelled before the next step.
+    /// Whether anyone still reads the events. Once this is false, the request is cancelled before the next step.
     fn is_open(&self) -> bool;
-    /// Whether more can be taken. Until then the request is left out of the steps, like one that is paused: a reader that is slow holds
-    /// up itself and its own memory, nothing else.
+    /// Whether more events can be taken. While this is false, the request is left out of the steps as if it were
+    /// paused: a slow reader delays itself and keeps its own memory, and no other request.
     fn is_ready(&self) -> bool {
         true
     }
-    /// The next wish, where there is one.
+    /// Returns the next control message, if there is one.
     fn control(&mut self) -> Option<Control> {
         None
     }

@@ -1,7 +1,7 @@
-//! The loop on a thread of its own, and the two ends that others hold: a handle to submit with, a stream to read from.
+//! Runs the loop on its own thread: [`EngineHandle`] submits requests, [`TokenStream`] receives their events.
 //!
-//! Nobody waits for the loop to be told no: requests are checked on the thread that submits them, and the length of the queue is known
-//! here. So a full queue is refused at once, even while a long step runs.
+//! A refusal never waits for the loop. The submitting thread checks the request and knows the length of the queue, so a
+//! full queue is refused at once, even while a long step runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
@@ -14,10 +14,10 @@ use pellucid_sampling::SamplingParams;
 use crate::request_limits::{CheckedRequest, RequestLimits};
 use crate::{Engine, EngineStats, Error, Event, EventSink, Request};
 
-/// Questions that may be on their way to the loop, beside submissions.
-const QUESTIONS: usize = 64;
-/// How long the loop sleeps when everyone it serves is paused or reads slowly.
-const STALL: Duration = Duration::from_millis(2);
+/// Maximum messages to the loop that are not submissions.
+const MAX_QUERIES: usize = 64;
+/// How long the loop sleeps when every running request is paused or has a slow reader.
+const STALL_SLEEP: Duration = Duration::from_millis(2);
 
 enum Message {
     Submit(Box<CheckedRequest>, Box<dyn EventSink>),
@@ -33,14 +33,15 @@ pub struct EngineHandle {
     shared: Arc<Shared>,
 }
 
-/// What the loop lets others see of itself.
+/// State of the loop that other threads read.
 #[derive(Debug)]
 struct Shared {
-    /// Submissions that the loop has not taken yet, and requests that wait in its queue.
+    /// Submissions that the loop has not received yet.
     num_posted: AtomicUsize,
+    /// Requests in the loop's queue.
     num_waiting: AtomicUsize,
     started: Instant,
-    /// When the loop last took up work, in milliseconds after `started`, plus 1; 0 while it sleeps.
+    /// When the loop last began to work, in milliseconds after `started`, plus 1; 0 while it is idle.
     busy_since_ms: AtomicU64,
     is_alive: AtomicBool,
     stats: Mutex<EngineStats>,
@@ -57,7 +58,7 @@ pub enum Liveness {
     Stopped,
 }
 
-/// The events of one request. Dropping it cancels the request; its blocks are free by the end of the next step.
+/// The events of one request. Dropping it cancels the request; its blocks are released before the next step.
 #[derive(Debug)]
 pub struct TokenStream {
     events: Receiver<Event>,
@@ -71,7 +72,7 @@ struct StreamSink {
 
 impl EventSink for StreamSink {
     fn send(&mut self, event: Event) {
-        // A reader that has gone is noticed by `is_open`.
+        // An error means that the reader is gone, which the loop notices by `is_open`.
         let _ = self.events.send(event);
     }
 
@@ -81,10 +82,10 @@ impl EventSink for StreamSink {
 }
 
 impl EngineHandle {
-    /// Starts the loop.
+    /// Starts the loop on a new thread.
     pub fn start(engine: Engine) -> EngineHandle {
         let limits = engine.limits();
-        let (mailbox, messages) = sync_channel(limits.options.max_waiting.saturating_add(QUESTIONS));
+        let (mailbox, messages) = sync_channel(limits.options.max_waiting.saturating_add(MAX_QUERIES));
         let shared = Arc::new(Shared {
             num_posted: AtomicUsize::new(0),
             num_waiting: AtomicUsize::new(0),
@@ -96,41 +97,41 @@ impl EngineHandle {
         let seen = shared.clone();
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || serve(engine, &messages, &Life(seen)))
+            .spawn(move || serve(engine, &messages, &Reporter(seen)))
             .expect("the operating system gives a thread");
         EngineHandle { mailbox: Some(mailbox), thread: Some(thread), limits, shared }
     }
 
-    /// Checks and queues a request. What cannot be served is refused here.
+    /// Checks and queues a request. Returns an error if it can never be served or the queue is full.
     pub fn submit(&self, request: Request) -> Result<TokenStream, Error> {
-        // The number of events is bounded by the request's own limits, so the channel needs no bound of its own.
+        // The request's limits bound the number of events, so the channel needs no bound.
         let (sender, events) = channel();
         let is_open = Arc::new(AtomicBool::new(true));
         self.submit_to(request, Box::new(StreamSink { events: sender, is_open: is_open.clone() }))?;
         Ok(TokenStream { events, is_open })
     }
 
-    /// As `submit`, with a sink of the caller's. Never waits for the loop.
+    /// Checks and queues a request whose events go to `sink`. Never waits for the loop.
     pub fn submit_to(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), Error> {
         self.submit_all(vec![(request, sink)])
     }
 
-    /// Checks and queues requests that belong together: all of them, or none.
+    /// Checks and queues several requests: all of them, or none.
     pub fn submit_all(&self, requests: Vec<(Request, Box<dyn EventSink>)>) -> Result<(), Error> {
-        let (num_requests, most) = (requests.len(), self.limits.options.max_waiting);
+        let (num_requests, max_waiting) = (requests.len(), self.limits.options.max_waiting);
         let mut checked = Vec::with_capacity(num_requests);
         for (request, sink) in requests {
             checked.push((self.limits.check(request)?, sink));
         }
-        // Nobody else can make room for so many.
-        if num_requests > most {
-            let expected = format!("at most {most}, which is how many may wait");
+        // These could never be queued together, so it is not a full queue that a client could wait for.
+        if num_requests > max_waiting {
+            let expected = format!("at most {max_waiting}, the length of the queue");
             return Err(Error::OutOfRange { name: "prompts", expected, found: num_requests.to_string() });
         }
         let posted = self.shared.num_posted.fetch_add(num_requests, Ordering::SeqCst);
         let waiting = posted + self.shared.num_waiting.load(Ordering::SeqCst);
         let mut num_left = num_requests;
-        let outcome = if waiting + num_requests > most {
+        let outcome = if waiting + num_requests > max_waiting {
             Err(Error::QueueFull { waiting })
         } else {
             checked.into_iter().try_for_each(|(checked, sink)| {
@@ -145,19 +146,19 @@ impl EngineHandle {
         outcome
     }
 
-    /// Whether these parameters could be those of a request; for [`Control::Update`](crate::Control::Update).
+    /// Checks sampling parameters for [`Control::Update`](crate::Control::Update).
     pub fn check_sampling(&self, params: &SamplingParams) -> Result<(), Error> {
         self.limits.check_sampling(params).map(drop)
     }
 
-    /// The numbers as they are now; waits for the step that is under way.
+    /// Returns the current statistics. Waits for the step that is running.
     pub fn stats(&self) -> Result<EngineStats, Error> {
         let (answer, stats) = sync_channel(1);
         self.post(Message::Stats(answer))?;
         stats.recv().map_err(|_| Error::Stopped)
     }
 
-    /// The numbers as they were after the last step; never waits.
+    /// Returns the statistics after the last step. Never waits.
     pub fn last_stats(&self) -> EngineStats {
         let waiting = self.shared.num_posted.load(Ordering::SeqCst) + self.shared.num_waiting.load(Ordering::SeqCst);
         let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,70 +188,70 @@ impl Drop for EngineHandle {
     fn drop(&mut self) {
         drop(self.mailbox.take());
         if let Some(thread) = self.thread.take() {
-            // A panic of the loop has been printed; there is nobody left to tell.
+            // A panic of the loop has been printed already.
             let _ = thread.join();
         }
     }
 }
 
-/// The loop's side of what is shared; when it goes, however it goes, that shows.
-struct Life(Arc<Shared>);
+/// The loop's access to the shared state. Dropping it, also by a panic, marks the loop as stopped.
+struct Reporter(Arc<Shared>);
 
-impl Drop for Life {
+impl Drop for Reporter {
     fn drop(&mut self) {
         self.0.is_alive.store(false, Ordering::SeqCst);
     }
 }
 
-impl Life {
-    fn works(&self) {
+impl Reporter {
+    fn set_busy(&self) {
         let now = self.0.started.elapsed().as_millis() as u64;
         self.0.busy_since_ms.store(now + 1, Ordering::SeqCst);
     }
 
-    fn sleeps(&self) {
+    fn set_idle(&self) {
         self.0.busy_since_ms.store(0, Ordering::SeqCst);
     }
 
-    fn show(&self, engine: &Engine) {
+    fn publish(&self, engine: &Engine) {
         self.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
         *self.0.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
     }
 }
 
-/// The thread: takes messages between steps, and sleeps when there is nothing to do.
-fn serve(mut engine: Engine, messages: &Receiver<Message>, life: &Life) {
+/// The engine's thread: receives messages between steps, and sleeps when there is nothing to do.
+fn serve(mut engine: Engine, messages: &Receiver<Message>, reporter: &Reporter) {
     let mut has_work = false;
     loop {
         let first = match (has_work, engine.is_stalled()) {
             (true, false) => messages.recv_timeout(Duration::ZERO),
-            (true, true) => messages.recv_timeout(STALL),
+            (true, true) => messages.recv_timeout(STALL_SLEEP),
             (false, _) => {
-                life.sleeps();
+                reporter.set_idle();
                 messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
             }
         };
-        life.works();
+        reporter.set_busy();
         match first {
             Ok(message) => {
-                handle(&mut engine, message, life);
-                messages.try_iter().for_each(|message| handle(&mut engine, message, life));
-                // Whoever comes in now no longer waits, and others may know before the step is over.
+                handle(&mut engine, message, reporter);
+                messages.try_iter().for_each(|message| handle(&mut engine, message, reporter));
+                // Requests that start now no longer wait. Publish that before the step, which may be long.
                 engine.admit();
-                life.show(&engine);
+                reporter.publish(&engine);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         has_work = engine.step();
-        life.show(&engine);
+        reporter.publish(&engine);
         if engine.is_lost() {
             return refuse(messages);
         }
     }
 }
 
-/// The loop ends, and whoever has just come in hears of it.
+/// Fails the requests that arrived while the loop was ending.
 fn refuse(messages: &Receiver<Message>) {
     for message in messages.try_iter() {
         if let Message::Submit(_, mut sink) = message {
@@ -259,15 +260,15 @@ fn refuse(messages: &Receiver<Message>) {
     }
 }
 
-fn handle(engine: &mut Engine, message: Message, life: &Life) {
+fn handle(engine: &mut Engine, message: Message, reporter: &Reporter) {
     match message {
         Message::Submit(checked, sink) => {
             engine.accept(*checked, sink);
-            // In this order a request may be counted twice for a moment, but never not at all.
-            life.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
-            life.0.num_posted.fetch_sub(1, Ordering::SeqCst);
+            // In this order a request may be counted twice for a moment, but is never missed.
+            reporter.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
+            reporter.0.num_posted.fetch_sub(1, Ordering::SeqCst);
         }
-        // Whoever asked may have gone; the answer is then nobody's.
+        // The caller may be gone; then the answer is dropped.
         Message::Stats(answer) => {
             let _ = answer.send(engine.stats());
         }
@@ -275,12 +276,12 @@ fn handle(engine: &mut Engine, message: Message, life: &Life) {
 }
 
 impl TokenStream {
-    /// The next event; `None` after the last.
+    /// Waits for the next event; `None` after the last.
     pub fn next_event(&self) -> Option<Event> {
         self.events.recv().ok()
     }
 
-    /// As `next_event`, waiting no longer than `timeout`: `Err` when nothing came.
+    /// Waits for the next event for at most `timeout`; `Ok(None)` after the last, `Err` if none arrived in time.
     pub fn next_within(&self, timeout: Duration) -> Result<Option<Event>, RecvTimeoutError> {
         match self.events.recv_timeout(timeout) {
             Ok(event) => Ok(Some(event)),

@@ -1,7 +1,9 @@
-//! Many requests, one loop: ids in, ids out. Text lives in `tokenizer` and in the program; devices are chosen by the program.
+//! Serves many requests in one loop: token ids in, token ids out. It knows no text and no device.
 //!
-//! Read [`engine`](Engine) first: admit, schedule, run, commit. Around it stand the scheduler (pure), the KV cache (bookkeeping of blocks),
-//! beam search, and the handle that puts the loop on a thread of its own.
+//! Read [`Engine::step`] first: admit, schedule, run, commit. It uses the [`scheduler`] (pure functions), the
+//! [`kv_cache`] (which sequence holds which block) and beam search. [`EngineHandle`] runs the loop on its own thread.
+
+#![forbid(unsafe_code)]
 
 mod beam;
 mod buffered_sink;

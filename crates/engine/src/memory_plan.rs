@@ -1,32 +1,33 @@
-//! How much KV memory there will be, decided once at start. Pure: what is free and what is asked for come from the program.
+//! Computes the size of the KV memory, once at start. Pure: the program passes in the budget and the free memory.
 
-/// Of the memory that is free, what may become KV memory when nobody said how much: the rest is for activations, for what the
-/// system caches, and for being wrong.
+/// Maximum part of the free memory that becomes KV memory if the operator gave no size. The rest is for activations,
+/// for the system's caches, and for errors of this estimate.
 const SHARE_OF_FREE: f64 = 0.8;
 
 /// Where the size of the KV memory comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBudget {
-    /// As many bytes as the operator said, whether they are needed at once or not: what no sequence needs keeps prefixes.
+    /// The operator's number of bytes, all of which is used: memory beyond the need of `num_contexts` keeps prefixes
+    /// cached.
     Bytes(u64),
-    /// What is wanted, out of this many free bytes.
+    /// The need, but at most a part of this number of free bytes.
     OutOf(u64),
-    /// What is wanted: nobody tells what is free.
+    /// The need; the amount of free memory is unknown.
     Unknown,
 }
 
-/// What the memory must serve.
+/// What the KV memory must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvNeed {
     pub bytes_per_block: u64,
     /// Positions in a block.
     pub block_len: usize,
     pub context_len: usize,
-    /// Whole contexts that should fit at once.
+    /// Number of whole contexts that should fit at once.
     pub num_contexts: usize,
 }
 
-/// The memory that will be there.
+/// The size of the KV memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
     pub need: KvNeed,
@@ -34,18 +35,19 @@ pub struct MemoryPlan {
     pub num_blocks: usize,
 }
 
-/// The budget does not hold one whole context.
+/// The budget is too small for one whole context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "keys and values: a context of {context_len} tokens takes {needed} bytes, {available} are to be had, which hold {fits} tokens"
+    "KV memory: a context of {context_len} tokens takes {needed} bytes, but only {available} are available, which \
+     hold {fits} tokens"
 )]
 pub struct ContextDoesNotFit {
     pub context_len: usize,
     /// Bytes of one context.
     pub needed: u64,
-    /// Bytes that the budget comes to.
+    /// Bytes of the budget.
     pub available: u64,
-    /// Tokens that they hold.
+    /// Tokens that the budget holds.
     pub fits: usize,
 }
 
@@ -84,7 +86,7 @@ impl MemoryPlan {
         self.need.bytes_per_block * self.num_blocks as u64
     }
 
-    /// Positions of all sequences together.
+    /// Returns the number of positions of all blocks together.
     pub fn num_tokens(&self) -> usize {
         self.num_blocks * self.need.block_len
     }
@@ -97,16 +99,16 @@ mod tests {
     const NEED: KvNeed = KvNeed { bytes_per_block: 1000, block_len: 32, context_len: 100, num_contexts: 3 };
 
     #[test]
-    fn a_given_budget_is_taken_whole() {
+    fn a_budget_in_bytes_is_used_whole() {
         let plan = MemoryPlan::new(NEED, KvBudget::Bytes(50_999)).expect("it holds a context");
         assert_eq!((plan.num_blocks, plan.bytes(), plan.num_tokens()), (50, 50_000, 1600));
     }
 
     #[test]
-    fn without_one_what_is_wanted_is_taken_as_far_as_memory_is_free() {
+    fn without_a_budget_the_need_is_limited_by_free_memory() {
         let blocks = |budget| MemoryPlan::new(NEED, budget).map(|plan| plan.num_blocks);
         assert_eq!(blocks(KvBudget::OutOf(1_000_000)), Ok(12), "three contexts of four blocks");
-        assert_eq!(blocks(KvBudget::OutOf(10_000)), Ok(8), "four fifths of what is free");
+        assert_eq!(blocks(KvBudget::OutOf(10_000)), Ok(8), "four fifths of the free memory");
         assert_eq!(blocks(KvBudget::Unknown), Ok(12));
     }
 

@@ -1,4 +1,4 @@
-//! What is asked of the engine. A request is checked once, at submission, and trusted after that.
+//! A request to the engine. It is checked once, at submission, and trusted after that.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use pellucid_sampling::{Sampler, SamplingParams};
 
 use crate::{BeamParams, Error, FinishReason, Scope, TenantId};
 
-/// Replies that a request may ask for at most, and beams that a search may keep.
+/// Maximum replies of one request, and maximum beams of a beam search.
 pub const MAX_WIDTH: usize = 128;
 
-/// A prompt to be continued.
+/// A prompt to be continued, and how.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Whose blocks it may find. From the authenticated key, narrowed by a salt.
+    /// Tenant, and the part of its prefix cache that the request uses. It comes from the authenticated key and a salt.
     pub scope: Scope,
     pub prompt: Vec<u32>,
-    /// How to choose, with the tokens that end a reply.
+    /// How to sample, and which tokens end a reply.
     pub sampling: SamplingParams,
-    /// Tokens to generate at most; `None` goes on to the end of the context.
+    /// Maximum tokens to generate; `None` allows the rest of the context.
     pub max_tokens: Option<usize>,
-    /// Replies to return.
+    /// Number of replies to return.
     pub num_choices: usize,
-    /// Replies to generate, of which the most probable are returned; at least `num_choices`.
+    /// Number of replies to generate, of which the `num_choices` most probable are returned; at least `num_choices`.
     pub best_of: usize,
-    /// Search instead of draw.
+    /// Use beam search instead of sampling.
     pub beams: Option<BeamParams>,
-    /// Report how probable the prompt is. Everything is computed then, nothing found.
+    /// Report the log probabilities of the prompt's tokens. The prefix cache is not used then.
     pub score_prompt: bool,
-    /// Explain every token.
+    /// Send a trace of the sampler's steps with every token.
     pub trace: bool,
-    /// Among the requests of one tenant, the higher comes first.
+    /// Requests of the same tenant with a higher priority start first.
     pub priority: i32,
-    /// From submission; a reply that is not complete by then ends where it is.
+    /// Time from submission after which the reply ends with the tokens that it has.
     pub deadline: Option<Duration>,
 }
 
 impl Request {
-    /// One reply to a prompt, for the only tenant there is.
+    /// A request for one reply, of tenant 0.
     pub fn new(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
         Request {
             scope: Scope::of(TenantId(0)),
@@ -54,18 +54,18 @@ impl Request {
         }
     }
 
-    /// Sequences that it runs at once.
+    /// Returns the number of sequences that it runs at once.
     pub(crate) fn width(&self) -> usize {
         self.beams.map_or(self.best_of.max(self.num_choices), |beams| beams.width)
     }
 
-    /// Positions that each of its sequences may come to hold.
+    /// Returns the maximum length of each of its sequences, prompt included.
     pub(crate) fn max_positions(&self, config: &DecoderConfig) -> usize {
         let wanted = self.max_tokens.map_or(config.context_len, |tokens| self.prompt.len().saturating_add(tokens));
         wanted.min(config.context_len)
     }
 
-    /// Why a sequence that has come to so many tokens, prompt and output, goes no further.
+    /// Returns why a sequence of `num_tokens` tokens, prompt included, must end; `None` if it may go on.
     pub(crate) fn limit(&self, num_tokens: usize, context_len: usize) -> Option<FinishReason> {
         if self.max_tokens == Some(num_tokens - self.prompt.len()) {
             return Some(FinishReason::MaxTokens);
@@ -73,7 +73,8 @@ impl Request {
         (num_tokens >= context_len).then_some(FinishReason::Context)
     }
 
-    /// The sampler of one choice: choice i draws with the seed plus i. `best_of` ranks by log probabilities, whether they are reported or not.
+    /// Returns the sampler of one choice. Choice i samples with seed + i. `best_of` needs log probabilities even if
+    /// they are not reported.
     pub(crate) fn sampler(&self, choice: usize, vocab_size: usize) -> Result<Sampler, Error> {
         let mut params = self.sampling.clone();
         params.seed = params.seed.wrapping_add(choice as u64);
@@ -83,18 +84,19 @@ impl Request {
         Ok(Sampler::new(&params, vocab_size)?)
     }
 
-    /// Blocks for everything that it may come to hold.
+    /// Returns the number of blocks that the request needs if every sequence reaches its maximum length.
     pub(crate) fn blocks_needed(&self, config: &DecoderConfig, block_len: usize) -> usize {
         self.blocks_for(self.width(), self.max_positions(config), block_len)
     }
 
-    /// Blocks for sequences of so many positions each: its prompt's full blocks once, the rest for each of them.
+    /// Returns the number of blocks of `num_sequences` sequences of `num_positions` positions each. They share the full
+    /// blocks of the prompt.
     pub(crate) fn blocks_for(&self, num_sequences: usize, num_positions: usize, block_len: usize) -> usize {
         let full = self.prompt.len() / block_len;
         full + (num_positions.div_ceil(block_len) - full) * num_sequences
     }
 
-    /// Refuses what cannot be served, and gives the sampler of the first choice.
+    /// Refuses a request with invalid values, and returns the sampler of the first choice.
     pub(crate) fn check(&self, config: &DecoderConfig, max_sequences: usize) -> Result<Sampler, Error> {
         let (prompt, context) = (self.prompt.len(), config.context_len);
         if prompt == 0 {
@@ -108,10 +110,9 @@ impl Request {
             return Err(Error::IdOutsideVocabulary { id, vocab_size });
         }
         let widest = MAX_WIDTH.min(max_sequences);
-        let range = |name, value: usize, least: usize, most: usize| {
-            let refused =
-                || Error::OutOfRange { name, expected: format!("{least} to {most}"), found: value.to_string() };
-            if (least..=most).contains(&value) { Ok(()) } else { Err(refused()) }
+        let range = |name, value: usize, min: usize, max: usize| {
+            let refused = || Error::OutOfRange { name, expected: format!("{min} to {max}"), found: value.to_string() };
+            if (min..=max).contains(&value) { Ok(()) } else { Err(refused()) }
         };
         range("n", self.num_choices, 1, widest)?;
         range("best_of", self.best_of, self.num_choices, widest)?;

@@ -1,5 +1,6 @@
-//! The checks that a request must pass before it is queued. They depend only on settings that never change while the engine runs, so
-//! the submitting thread makes them: a bad request is refused, and its sampler is built, without taking time from the loop.
+//! The checks that a request must pass before it is queued. They depend only on settings that never change while the
+//! engine runs, so the submitting thread makes them: a bad request is refused, and its sampler is built, without taking
+//! time from the loop.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -38,8 +39,8 @@ impl RequestLimits {
     }
 }
 
-/// Refuses a request that is invalid or could never run, and returns the sampler of its first choice. `quota` is the tenant's maximum
-/// number of blocks.
+/// Refuses a request that is invalid or could never run, and returns the sampler of its first choice. `quota` is the
+/// tenant's maximum number of blocks.
 pub(crate) fn check(
     request: &Request,
     config: &DecoderConfig,

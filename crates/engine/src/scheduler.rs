@@ -1,24 +1,26 @@
-//! Who computes how much in the next step, and who comes in next. Pure: no clock, no device, no channel.
+//! The scheduling policy: how many tokens each sequence computes in the next step, and which tenant's request starts
+//! next. Pure functions: no clock, no device, no channel.
 //!
-//! Prefill, chunked prefill and decode are one thing here: a sequence has tokens left to compute and is given some of them.
+//! Prefill, chunked prefill and decode are the same here: a sequence has tokens left to compute and is given some of
+//! them.
 
 use std::collections::HashMap;
 
 use crate::kv_cache::TenantId;
 
-/// What a running sequence has left to compute.
+/// The tokens that a running sequence has left to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
     pub tenant: TenantId,
     pub num_left: usize,
-    /// A chunk may not be cut: the rows belong together (one token of a reply).
+    /// The one token left is the next of a reply. It is scheduled before all prompts.
     pub is_decode: bool,
 }
 
-/// Tokens for each sequence in the next step, in the order given.
+/// Returns the number of tokens that each sequence computes in the next step, in the order of `pending`.
 ///
-/// Decode rows come first, so that a long prompt delays the others' next token by one chunk at most. What is left of the budget goes to
-/// prompts, the tenant that was served least first, in chunks of at most `chunk_len`.
+/// Decode rows come first, so that a long prompt delays the next token of other requests by one chunk at most. The rest
+/// of the budget goes to prompts, in chunks of at most `chunk_len`, beginning with the tenant that was served least.
 pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &Served) -> Vec<usize> {
     let mut given = vec![0; pending.len()];
     let mut left = budget;
@@ -27,7 +29,7 @@ pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &
         left -= *given;
     }
     let mut prompts: Vec<usize> = (0..pending.len()).filter(|&i| !pending[i].is_decode).collect();
-    // A stable sort: within a tenant the order given stays.
+    // A stable sort: requests of the same tenant keep their order.
     prompts.sort_by_key(|&i| served.tokens(pending[i].tenant));
     for i in prompts {
         given[i] = pending[i].num_left.min(chunk_len).min(left);
@@ -36,9 +38,10 @@ pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &
     given
 }
 
-/// Tokens computed for each tenant: the measure of fair shares.
+/// Number of tokens computed for each tenant, by which turns are shared fairly.
 ///
-/// A tenant that was away does not come back with a claim to everything it missed: it starts level with the least served of those present.
+/// A tenant that had no requests for a while does not catch up on what it missed: it starts level with the least served
+/// tenant present.
 #[derive(Debug, Default, Clone)]
 pub struct Served {
     tokens: HashMap<TenantId, u64>,
@@ -53,7 +56,7 @@ impl Served {
         *self.tokens.entry(tenant).or_default() += num_tokens as u64;
     }
 
-    /// A tenant that has no work comes with some; `present` are those who have.
+    /// Records that a tenant without requests submits one. `present` are the tenants that have requests.
     pub fn arrive(&mut self, tenant: TenantId, present: impl Iterator<Item = TenantId>) {
         if let Some(least) = present.filter(|other| *other != tenant).map(|other| self.tokens(other)).min() {
             let tokens = self.tokens.entry(tenant).or_default();
@@ -62,24 +65,25 @@ impl Served {
     }
 }
 
-/// A tenant, and what it has of something that is shared out: places for running sequences, or blocks of KV memory.
+/// A tenant, and how much it holds of a shared resource: running sequences, or blocks of KV memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contender {
     pub tenant: TenantId,
     pub held: usize,
 }
 
-/// The tenant whose request comes in next: the one with the fewest running sequences, then the least served, then the lower number.
+/// Returns the tenant whose request starts next: the one with the fewest running sequences, then the least served, then
+/// the lower id.
 pub fn next_tenant(contenders: &[Contender], served: &Served) -> Option<TenantId> {
     contenders.iter().min_by_key(|c| (c.held, served.tokens(c.tenant), c.tenant)).map(|c| c.tenant)
 }
 
-/// The tenant that must give something up so that `needy` can have so much more of the total: the one with the most, if it has more than
-/// its share and `needy` would have no more than its own.
+/// Returns the tenant whose request is preempted so that `needy` can hold `needed` more of `total`: the one that holds
+/// most, if that is more than its share and `needy` would hold no more than its own.
 pub fn tenant_to_preempt(running: &[Contender], needy: Contender, needed: usize, total: usize) -> Option<TenantId> {
     let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.held > 0).count() + 1;
     let share = (total / num_tenants).max(1);
-    // Without this, two tenants whose requests are wider than a share would take each other's place for ever.
+    // Otherwise two tenants whose requests are larger than a share would preempt each other for ever.
     if needy.held + needed > share {
         return None;
     }
@@ -117,18 +121,18 @@ mod tests {
     }
 
     #[test]
-    fn who_was_away_starts_level() {
+    fn a_returning_tenant_starts_level() {
         let mut served = Served::default();
         served.charge(TenantId(1), 500);
         served.charge(TenantId(2), 700);
         served.arrive(TenantId(3), [TenantId(1), TenantId(2)].into_iter());
         assert_eq!(served.tokens(TenantId(3)), 500);
         served.arrive(TenantId(2), [TenantId(1)].into_iter());
-        assert_eq!(served.tokens(TenantId(2)), 700, "nobody's account is lowered");
+        assert_eq!(served.tokens(TenantId(2)), 700, "a count is never lowered");
     }
 
     #[test]
-    fn only_who_has_more_than_its_share_yields() {
+    fn only_a_tenant_above_its_share_is_preempted() {
         let c = |tenant, held| Contender { tenant: TenantId(tenant), held };
         assert_eq!(tenant_to_preempt(&[c(1, 8)], c(2, 0), 1, 8), Some(TenantId(1)));
         assert_eq!(
@@ -137,11 +141,7 @@ mod tests {
             "five are more than the needy tenant's own share"
         );
         assert_eq!(tenant_to_preempt(&[c(1, 4), c(2, 4)], c(2, 4), 1, 8), None);
-        assert_eq!(
-            tenant_to_preempt(&[c(1, 4), c(2, 3)], c(2, 3), 1, 8),
-            None,
-            "four of eight is no more than its share"
-        );
+        assert_eq!(tenant_to_preempt(&[c(1, 4), c(2, 3)], c(2, 3), 1, 8), None, "four of eight is not above its share");
         assert_eq!(tenant_to_preempt(&[], c(2, 0), 1, 8), None);
     }
 
@@ -154,7 +154,7 @@ mod tests {
         ) {
             let pending: Vec<Pending> = rows
                 .iter()
-                .map(|&(tenant, left, is_decode)| Pending { tenant: TenantId(tenant), num_left: if is_decode { 1 } else { left }, is_decode })
+                .map(|&(tenant, left, is_decode)| if is_decode { decode(tenant) } else { prompt(tenant, left) })
                 .collect();
             let given = share_out(&pending, budget, chunk_len, &Served::default());
             let total: usize = given.iter().sum();
@@ -164,7 +164,7 @@ mod tests {
                 prop_assert!(pending.is_decode || *given <= chunk_len);
             }
             let wanted: usize = pending.iter().map(|p| if p.is_decode { 1 } else { p.num_left.min(chunk_len) }).sum();
-            prop_assert_eq!(total, wanted.min(budget), "nothing is left lying while somebody waits");
+            prop_assert_eq!(total, wanted.min(budget), "no budget is left unused while tokens are pending");
         }
     }
 }

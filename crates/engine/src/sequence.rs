@@ -63,8 +63,8 @@ impl Sequence {
         }
     }
 
-    /// Returns the mean log probability of the sampled tokens, by which `best_of` ranks. The end token counts: without it, a reply that
-    /// ends at once would cost nothing.
+    /// Returns the mean log probability of the sampled tokens, by which `best_of` ranks. The end token counts: without
+    /// it, a reply that ends at once would cost nothing.
     pub(crate) fn mean_logprob(&self) -> f64 {
         self.total_logprob / self.num_sampled.max(1) as f64
     }

@@ -1,4 +1,4 @@
-//! The numbers that people ask for, of a request and of the engine.
+//! Statistics of a request and of the engine.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RequestStats {
     pub prompt_tokens: usize,
-    /// Prompt tokens whose keys and values were found instead of computed.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Over all choices or beams, those that were not returned included.
+    /// Generated tokens of all choices or beams, including those that were not returned.
     pub output_tokens: usize,
     pub preemptions: usize,
-    /// From submission to the first step that computed for it.
+    /// From submission to the start of the request.
     pub queue_time: Duration,
     /// From submission to the first token.
     pub time_to_first_token: Duration,
@@ -19,36 +19,37 @@ pub struct RequestStats {
     pub decode_time: Duration,
     /// From submission to the end.
     pub total_time: Duration,
-    /// Steps that computed a token after the first.
+    /// Steps that generated a token after the first.
     pub decode_steps: usize,
 }
 
 impl RequestStats {
-    /// Mean time of a step after the first token; `None` when there was none.
+    /// Returns the mean time of a step after the first token; `None` if there was no such step.
     pub fn time_per_output_token(&self) -> Option<Duration> {
         self.decode_time.checked_div(u32::try_from(self.decode_steps).ok()?)
     }
 }
 
-/// Counts of the engine since it started, and what it holds now.
+/// Counters of the engine since it started, and what it holds now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
     pub steps: u64,
-    /// Those of them that were on the device before the step that they follow had ended.
+    /// Steps that were launched before the step that they follow had ended.
     pub steps_ahead: u64,
-    /// Tokens computed in such steps and not used: they had followed from a token that was not chosen, or for somebody who had gone.
+    /// Tokens of such steps that were discarded: another token was sampled before them, or their request ended or was
+    /// paused.
     pub tokens_discarded: u64,
-    /// Time of all steps, from admission to the last event sent.
+    /// Total time of all steps, from admission to the last event sent.
     pub step_time: Duration,
-    /// The part of it in which the model was at work, with what was done while the device computed; the rest is the engine's own.
+    /// Part of `step_time` in which the model was computing. The rest is the overhead of the engine.
     pub forward_time: Duration,
-    /// Tokens computed that a sequence already had: prompts, and what was computed again after a preemption.
+    /// Computed tokens of prompts, and tokens that were computed again after a preemption.
     pub prefill_tokens: u64,
-    /// Tokens computed one at a time behind the sequence's end.
+    /// Computed tokens of replies, one for each sequence and step.
     pub decode_tokens: u64,
-    /// Prompt tokens found instead of computed.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Those of them that were found in prefixes that the operator declared shared.
+    /// The part of `cached_tokens` that was found in prefixes that the operator declared shared.
     pub shared_cached_tokens: u64,
     pub finished_requests: u64,
     pub cancelled_requests: u64,
@@ -58,7 +59,7 @@ pub struct EngineStats {
     /// Sequences in the batch.
     pub num_running: usize,
     pub blocks_in_use: usize,
-    /// Promised to requests that run, and not in use yet.
+    /// Blocks reserved for running requests and not in use yet.
     pub blocks_reserved: usize,
     pub blocks_idle: usize,
     pub num_blocks: usize,

@@ -1,7 +1,7 @@
 //! Starts waiting requests, in fair turns between tenants, while there are sequences and blocks of KV memory for them.
 //!
-//! A request that could never fit, into the memory or into its tenant's quota, was refused at submission (`request_limits`). What a
-//! quota counts is described in `kv_cache::quota`.
+//! A request that could never fit, into the memory or into its tenant's quota, was refused at submission
+//! (`request_limits`). What a quota counts is described in `kv_cache::quota`.
 
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -27,7 +27,8 @@ enum Admission {
 enum Shortage {
     /// Running sequences, of `max_sequences`.
     Sequences(usize),
-    /// Blocks of KV memory. Blocks found in the prefix cache are included: once the request runs, they count towards its tenant's share.
+    /// Blocks of KV memory. Blocks found in the prefix cache are included: once the request runs, they count towards
+    /// its tenant's share.
     Blocks(usize),
 }
 
@@ -39,9 +40,9 @@ impl Engine {
         self.apply_controls(now);
         self.end_expired(now);
         self.reattach_sequences();
-        // Tenants that get no further turn now. A tenant at its quota waits for its own requests, and so does one that has something
-        // running. A tenant that has nothing running and waits for what others hold keeps its turn: if smaller requests were let past, a
-        // large one might never start.
+        // Tenants that get no further turn now. A tenant at its quota waits for its own requests, and so does one that
+        // has something running. A tenant that has nothing running and waits for what others hold keeps its turn: if
+        // smaller requests were let past, a large one might never start.
         let mut skipped: Vec<TenantId> = Vec::new();
         while let Some(tenant) = self.next_in_turn(&skipped) {
             match self.start_next(tenant, now, &mut skipped) {
@@ -53,7 +54,8 @@ impl Engine {
         }
     }
 
-    /// Puts a request into its tenant's queue: the higher priority first, then the earlier id. A preempted request keeps its id.
+    /// Puts a request into its tenant's queue: the higher priority first, then the earlier id. A preempted request
+    /// keeps its id.
     pub(super) fn enqueue(&mut self, id: GroupId, group: SequenceGroup) {
         let tenant = group.tenant();
         let running = self.running.values().map(SequenceGroup::tenant);
@@ -100,8 +102,8 @@ impl Engine {
         next_tenant(&contenders, &self.served)
     }
 
-    /// Starts the tenant's next request that is not paused, if it can start now. Other requests may be preempted for it; their tenants
-    /// are added to `skipped`.
+    /// Starts the tenant's next request that is not paused, if it can start now. Other requests may be preempted for
+    /// it; their tenants are added to `skipped`.
     fn start_next(&mut self, tenant: TenantId, now: Instant, skipped: &mut Vec<TenantId>) -> Admission {
         let queue = self.waiting.get_mut(&tenant).expect("its turn comes while it waits");
         let next = queue.iter().position(|(_, group)| !group.is_paused).expect("a request that is not paused");
@@ -151,8 +153,9 @@ impl Engine {
         }
     }
 
-    /// Returns the number of blocks that a request reserves when it starts. It is always enough for the tokens that its sequences have:
-    /// what is computed again after a preemption never causes another preemption, only new tokens do, so every request ends.
+    /// Returns the number of blocks that a request reserves when it starts. It is always enough for the tokens that its
+    /// sequences have: what is computed again after a preemption never causes another preemption, only new tokens do,
+    /// so every request ends.
     fn num_blocks_to_start(&self, group: &SequenceGroup) -> usize {
         let Engine { options, model, .. } = self;
         let request = &group.request;
@@ -169,8 +172,8 @@ impl Engine {
         request.blocks_for(group.num_slots(), num_positions.min(max_positions), options.block_len)
     }
 
-    /// Reserves `needed` blocks for a request and gives its first sequence a block table. The other sequences get theirs when the prompt
-    /// is computed, because they share its blocks.
+    /// Reserves `needed` blocks for a request and gives its first sequence a block table. The other sequences get
+    /// theirs when the prompt is computed, because they share its blocks.
     fn reserve(&mut self, group: &mut SequenceGroup, needed: usize) -> Result<(), OutOfBlocks> {
         let scope = group.request.scope;
         let first = group.sequences.iter_mut().find(|sequence| sequence.finish.is_none());
@@ -195,7 +198,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives the other sequences of a preempted request their block tables, once the prompt that they share is computed again.
+    /// Gives the other sequences of a preempted request their block tables, once the prompt that they share is computed
+    /// again.
     fn reattach_sequences(&mut self) {
         let Engine { running, cache, .. } = self;
         for group in running.values_mut() {
@@ -213,8 +217,9 @@ impl Engine {
         }
     }
 
-    /// Returns the request to preempt so that `needy` can start one: a paused request, which computes nothing with what it holds; else
-    /// the latest of a tenant that holds more than its share, if `needy` would then hold no more than its own.
+    /// Returns the request to preempt so that `needy` can start one: a paused request, which computes nothing with what
+    /// it holds; else the latest of a tenant that holds more than its share, if `needy` would then hold no more than
+    /// its own.
     fn victim_for(&self, needy: TenantId, shortage: Shortage) -> Option<GroupId> {
         if let Some(paused) = self.latest(|group| group.is_paused) {
             return Some(paused);

@@ -1,4 +1,5 @@
-//! Commits a step of a beam search: hands the logits of all beams to the search, and forks the sequences that it continues.
+//! Commits a step of a beam search: hands the logits of all beams to the search, and forks the sequences that it
+//! continues.
 
 use super::Engine;
 use super::commit::ChunkRows;

@@ -1,11 +1,13 @@
 //! What happens when a client disconnects.
 //!
-//! 1. The reader of a request's events is dropped: a [`TokenStream`](crate::TokenStream), or the server's reply whose connection has
-//!    closed. From then on the request's [`EventSink::is_open`](crate::EventSink::is_open) returns false.
+//! 1. The reader of a request's events is dropped: a [`TokenStream`](crate::TokenStream), or the server's reply whose
+//!    connection has closed. From then on the request's [`EventSink::is_open`](crate::EventSink::is_open) returns
+//!    false.
 //! 2. The step that is running ends as planned; tokens of this request in it are sampled and sent to nobody.
-//! 3. At the next admission, before the next step, [`Engine::drop_cancelled`] removes the request from the running ones or from the
-//!    queue. No event is sent.
-//! 4. Its blocks of KV memory go back at once. Full ones stay in the tenant's prefix cache until their memory is needed.
+//! 3. At the next admission, before the next step, [`Engine::drop_cancelled`] removes the request from the running ones
+//!    or from the queue. No event is sent.
+//! 4. Its blocks of KV memory go back at once. Full ones stay in the tenant's prefix cache until their memory is
+//!    needed.
 //! 5. Its chunk of a step that was launched ahead is discarded when that step is committed (see `look_ahead`).
 
 use super::Engine;

@@ -113,8 +113,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Samples from digests. If a digest does not determine the token, the row is read later. If the row is gone, because the next step
-    /// is on the device already, the chunk is left out and its position is computed again.
+    /// Samples from digests. If a digest does not determine the token, the row is read later. If the row is gone,
+    /// because the next step is on the device already, the chunk is left out and its position is computed again.
     fn sample_digests(&mut self, id: GroupId, parts: &mut Vec<ChunkRows<'_>>) -> Result<(), Error> {
         let Engine { running, workspace, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
@@ -129,7 +129,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Records the positions whose keys and values are stored now, and enters full blocks into the tenant's prefix index.
+    /// Records the positions whose keys and values are stored now, and enters full blocks into the tenant's prefix
+    /// index.
     fn record_computed(&mut self, id: GroupId, parts: &[ChunkRows<'_>]) {
         let Engine { running, cache, served, stats, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
@@ -145,7 +146,8 @@ impl Engine {
         }
     }
 
-    /// Samples the next token of every sequence that is complete. After the prompt, all choices sample from the prompt's last row.
+    /// Samples the next token of every sequence that is complete. After the prompt, all choices sample from the
+    /// prompt's last row.
     fn sample_tokens(&mut self, id: GroupId, complete: Vec<ChunkRows<'_>>) -> Result<(), Error> {
         let Engine { running, cache, workspace, model, spare_row, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
@@ -262,7 +264,8 @@ fn sample_row(
     Ok((sampler.sample(&input, state, workspace)?, None))
 }
 
-/// Computes the log probabilities of the prompt tokens that this chunk's rows predict, and sends them when all are known.
+/// Computes the log probabilities of the prompt tokens that this chunk's rows predict, and sends them when all are
+/// known.
 fn score_prompt(group: &mut SequenceGroup, rows: &ChunkRows<'_>, workspace: &mut Workspace) -> Result<(), Error> {
     let (prompt, chunk) = (&group.request.prompt, rows.chunk);
     let start = chunk.positions.start;

@@ -1,4 +1,5 @@
-//! Applies control messages to running and waiting requests: pause, resume, new sampling parameters, the end of a choice.
+//! Applies control messages to running and waiting requests: pause, resume, new sampling parameters, the end of a
+//! choice.
 
 use std::time::Instant;
 
@@ -85,8 +86,8 @@ impl SequenceGroup {
         Ok(())
     }
 
-    /// Ends a choice with the tokens that it has. During prefill the first sequence stands for all choices: it goes on while any of them
-    /// is wanted.
+    /// Ends a choice with the tokens that it has. During prefill the first sequence stands for all choices: it goes on
+    /// while any of them is wanted.
     fn end_choice(&mut self, choice: usize, cache: &mut KvCache) {
         let width = self.request.width();
         if self.sequences.len() < width {

@@ -1,17 +1,20 @@
-//! Look-ahead: the next step is on the device before the current one has ended, so that the device never waits for the sampler.
+//! Look-ahead: the next step is on the device before the current one has ended, so that the device never waits for the
+//! sampler.
 //!
-//! While a step runs in which every request decodes, [`Engine::launch_ahead`] plans and launches the next one. Its input tokens are not
-//! known yet; the device takes the tokens that its digests assume (`RowDigest::assumed`). Sampling stays with the sampler. When it
-//! samples another token, or when a sequence ends, is paused, preempted or cancelled meanwhile, that sequence's chunk of the launched
-//! step is discarded and the position is computed again in a later step. The other chunks hold, because no row depends on other rows.
+//! While a step runs in which every request decodes, [`Engine::launch_ahead`] plans and launches the next one. Its
+//! input tokens are not known yet; the device takes the tokens that its digests assume (`RowDigest::assumed`). Sampling
+//! stays with the sampler. When it samples another token, or when a sequence ends, is paused, preempted or cancelled
+//! meanwhile, that sequence's chunk of the launched step is discarded and the position is computed again in a later
+//! step. The other chunks hold, because no row depends on other rows.
 //!
-//! A block of KV memory may therefore change its owner while a launched step still writes into it. That is sound, because devices run
-//! steps in the order in which they are launched:
+//! A block of KV memory may therefore change its owner while a launched step still writes into it. That is sound,
+//! because devices run steps in the order in which they are launched:
 //!
-//! - Such a step writes one position past what is committed of its sequence. No block that other sequences can find holds that position:
-//!   a block enters the prefix index when all its positions are committed.
-//! - The next owner of the block writes each position in a step that is launched later, and reads no position that it has not written.
-//!   The same holds for the sequence itself when it computes the position again, and for copies of blocks.
+//! - Such a step writes one position past what is committed of its sequence. No block that other sequences can find
+//!   holds that position: a block enters the prefix index when all its positions are committed.
+//! - The next owner of the block writes each position in a step that is launched later, and reads no position that it
+//!   has not written. The same holds for the sequence itself when it computes the position again, and for copies of
+//!   blocks.
 
 use super::{Engine, PlannedChunk, Step};
 use crate::sequence::Sequence;
@@ -40,8 +43,8 @@ pub(crate) struct SequenceLookAhead {
     is_predictable: bool,
     /// The launched step computes the sequence's next position, from the right token as far as is known.
     is_launched: bool,
-    /// A digest did not determine the token, and the row of logits was overwritten. The position is computed again and the whole row
-    /// is fetched.
+    /// A digest did not determine the token, and the row of logits was overwritten. The position is computed again and
+    /// the whole row is fetched.
     needs_row: bool,
 }
 
@@ -85,8 +88,8 @@ impl Engine {
         Some(step)
     }
 
-    /// Launches the step that follows `step`, if the device can tell everyone's next token. A failure is ignored here: the step is
-    /// scheduled again in its turn, and if it fails then, its requests are told.
+    /// Launches the step that follows `step`, if the device can tell everyone's next token. A failure is ignored here:
+    /// the step is scheduled again in its turn, and if it fails then, its requests are told.
     pub(super) fn launch_ahead(&mut self, step: &mut Step) {
         let Some(chunks) = self.chunks_after(&step.chunks) else { return };
         // Also when launching fails: a part of the new step may be on the device.
@@ -102,8 +105,8 @@ impl Engine {
         self.look_ahead.step = Some(next);
     }
 
-    /// Plans the step after one in which every request samples its token from a digest, and takes the blocks for it. Returns `None` if a
-    /// prompt, or a request that could start instead, would have to wait for that step.
+    /// Plans the step after one in which every request samples its token from a digest, and takes the blocks for it.
+    /// Returns `None` if a prompt, or a request that could start instead, would have to wait for that step.
     fn chunks_after(&mut self, chunks: &[PlannedChunk]) -> Option<Vec<PlannedChunk>> {
         let served = self.running.values().filter(|group| group.takes_steps()).flat_map(|group| &group.sequences);
         let is_everyone = served.filter(|sequence| sequence.finish.is_none()).count() == chunks.len();

@@ -2,8 +2,9 @@
 //!
 //! One thread owns the engine; nothing in it is shared, locked or asynchronous. Each part of the loop has a file:
 //!
-//! - `admission`: starts waiting requests, in fair turns. Before that, at the same moment between two steps, `cancellation` removes
-//!   requests that nobody reads any more, `control` applies messages such as pause, and `deadline` ends requests that took too long.
+//! - `admission`: starts waiting requests, in fair turns. Before that, at the same moment between two steps,
+//!   `cancellation` removes requests that nobody reads any more, `control` applies messages such as pause, and
+//!   `deadline` ends requests that took too long.
 //! - `schedule`: a chunk for each running sequence; `preemption` when there is no memory for it.
 //! - `run`: the forward pass; `look_ahead` launches the next one before this one has ended; `failure` if it fails.
 //! - `commit`: samples, sends events, ends replies; `beams` for beam search.
@@ -206,7 +207,8 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Sends the events of the last step. Then releases all blocks, so that the debug assertions against leaked blocks hold here too.
+    /// Sends the events of the last step. Then releases all blocks, so that the debug assertions against leaked blocks
+    /// hold here too.
     fn drop(&mut self) {
         self.deliver();
         let Engine { running, waiting, cache, .. } = self;

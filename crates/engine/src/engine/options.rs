@@ -1,4 +1,5 @@
-//! How an engine runs: the size of its KV memory, the limits of a step and of the queue, and when requests may overcommit memory.
+//! How an engine runs: the size of its KV memory, the limits of a step and of the queue, and when requests may
+//! overcommit memory.
 
 use pellucid_tensor::DType;
 
@@ -24,14 +25,14 @@ pub struct EngineOptions {
     pub secret: [u8; 32],
 }
 
-/// Which requests may start with less KV memory reserved than they could need in the end. When memory runs out, one of them is
-/// preempted and computed again later.
+/// Which requests may start with less KV memory reserved than they could need in the end. When memory runs out, one of
+/// them is preempted and computed again later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overcommit {
     /// No request: each reserves its maximum length.
     Never,
-    /// Requests without `max_tokens`, whose maximum is a whole context for each reply. They reserve the tokens that they have and `growth`
-    /// more each time that they start.
+    /// Requests without `max_tokens`, whose maximum is a whole context for each reply. They reserve the tokens that
+    /// they have and `growth` more each time that they start.
     Unbounded { growth: usize },
     /// Every request reserves only the tokens that it has.
     Always,

@@ -1,7 +1,7 @@
 //! Takes the blocks of KV memory that a step writes to, and preempts a request when memory has run out.
 //!
-//! A preempted request gives all its blocks back and returns to the queue with its tokens. When it starts again, they are computed
-//! again, to the same bits.
+//! A preempted request gives all its blocks back and returns to the queue with its tokens. When it starts again, they
+//! are computed again, to the same bits.
 
 use std::cmp::Reverse;
 
@@ -10,8 +10,8 @@ use crate::kv_cache::{BlockCopy, OutOfBlocks, TenantId};
 use crate::sequence_group::{GroupId, SequenceGroup};
 
 impl Engine {
-    /// Takes the blocks for a sequence's next `num_tokens` positions. Returns false if the request was preempted or ended instead, or
-    /// has to wait.
+    /// Takes the blocks for a sequence's next `num_tokens` positions. Returns false if the request was preempted or
+    /// ended instead, or has to wait.
     pub(super) fn take_blocks(&mut self, id: GroupId, sequence: usize, num_tokens: usize) -> bool {
         loop {
             if !self.running.contains_key(&id) {
@@ -66,8 +66,9 @@ impl Engine {
             && self.cache.is_writable(table, chunk.positions.start)
     }
 
-    /// Returns the request to preempt when memory has run out: of `tenant`, or of the tenant that holds most blocks, a paused request
-    /// first, then the lowest priority, then the latest to arrive. Priorities of different tenants are not compared.
+    /// Returns the request to preempt when memory has run out: of `tenant`, or of the tenant that holds most blocks, a
+    /// paused request first, then the lowest priority, then the latest to arrive. Priorities of different tenants are
+    /// not compared.
     fn victim(&self, tenant: Option<TenantId>) -> Option<GroupId> {
         let tenant = tenant.or_else(|| self.largest_tenant())?;
         let groups = self.running.iter().filter(|(_, group)| group.tenant() == tenant);

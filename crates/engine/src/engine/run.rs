@@ -12,8 +12,8 @@ use super::{Engine, PlannedChunk, Step};
 use crate::Error;
 
 impl Engine {
-    /// Runs a step, unless it was launched ahead, and waits for its logits. While an asynchronous device computes, launches the step
-    /// after it and sends the events of the step before it.
+    /// Runs a step, unless it was launched ahead, and waits for its logits. While an asynchronous device computes,
+    /// launches the step after it and sends the events of the step before it.
     pub(super) fn run(&mut self, step: &mut Step) -> Result<(), Error> {
         let launched = if step.launched.is_none() { self.launch_now(step) } else { Ok(()) };
         if launched.is_ok() {
@@ -65,7 +65,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns what a digest must contain to sample a chunk's token without its row of logits; `None` if the whole row is needed.
+    /// Returns what a digest must contain to sample a chunk's token without its row of logits; `None` if the whole row
+    /// is needed.
     pub(super) fn digest_query(&self, chunk: &PlannedChunk) -> Option<RowQuery> {
         let group = &self.running[&chunk.group];
         let sequence = &group.sequences[chunk.sequence];

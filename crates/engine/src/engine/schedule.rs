@@ -1,4 +1,5 @@
-//! Decides what the next step computes: a chunk for each running sequence, and the blocks of KV memory that it writes to.
+//! Decides what the next step computes: a chunk for each running sequence, and the blocks of KV memory that it writes
+//! to.
 
 use std::ops::Range;
 
@@ -6,7 +7,8 @@ use super::{Engine, PlannedChunk, Step};
 use crate::scheduler::{Pending, share_out};
 use crate::sequence_group::GroupId;
 
-/// Maximum rows of prompts that are scored in one step. Each needs its whole row of logits, which no other row of a prompt does.
+/// Maximum rows of prompts that are scored in one step. Each needs its whole row of logits, which no other row of a
+/// prompt does.
 const MAX_SCORED_ROWS: usize = 128;
 
 impl Engine {
@@ -72,8 +74,8 @@ impl Engine {
         chunks
     }
 
-    /// Returns the rows of a chunk whose logits are needed: the last one if the chunk reaches the sequence's end, and every row of a
-    /// prompt that is scored.
+    /// Returns the rows of a chunk whose logits are needed: the last one if the chunk reaches the sequence's end, and
+    /// every row of a prompt that is scored.
     fn wanted_rows(&self, id: GroupId, sequence: usize, num_tokens: usize) -> Range<usize> {
         let group = &self.running[&id];
         let sequence = &group.sequences[sequence];

@@ -31,7 +31,8 @@ pub(super) struct PlannedChunk {
     pub(super) wanted: Range<usize>,
     /// Index of the first wanted row among the wanted rows of the step.
     pub(super) first_wanted_row: usize,
-    /// For a chunk launched ahead, whose token is not sampled yet: the wanted row of the step before that gives the token.
+    /// For a chunk launched ahead, whose token is not sampled yet: the wanted row of the step before that gives the
+    /// token.
     pub(super) token_from_row: Option<usize>,
 }
 

@@ -1,19 +1,20 @@
-//! The blocks of one sequence.
+//! The blocks of one sequence, and the blocks reserved for one request.
 
-use super::BlockId;
-use super::prefix_index::{BlockHash, Scope, TenantId};
+use super::prefix_index::BlockHash;
+use super::{BlockId, Scope, TenantId};
 
-/// Which block holds which positions of a sequence. Made and given back by [`KvCache`](super::KvCache) alone, and never cloned.
+/// Maps the positions of a sequence to blocks. Only [`KvCache`](super::KvCache) creates tables and takes them back; a
+/// table cannot be cloned.
 #[derive(Debug)]
 #[must_use = "a table must be given back with KvCache::release"]
 pub struct BlockTable {
     scope: Scope,
     blocks: Vec<BlockId>,
-    /// The keys of the full blocks, in order.
-    keys: Vec<BlockHash>,
+    /// Hashes of the full blocks whose content is known, in order.
+    hashes: Vec<BlockHash>,
 }
 
-/// Blocks promised to a request and not taken yet. Given back with [`KvCache::cancel`](super::KvCache::cancel).
+/// Blocks that a request may still take. Given back with [`KvCache::cancel`](super::KvCache::cancel).
 #[derive(Debug)]
 #[must_use = "a reservation must be given back with KvCache::cancel"]
 pub struct Reservation {
@@ -36,7 +37,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Copy one block's keys and values to another, in every layer, before the next step.
+/// A copy of one block's keys and values to another, in every layer, that the caller must make before the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
     pub from: BlockId,
@@ -45,7 +46,7 @@ pub struct BlockCopy {
 
 impl BlockTable {
     pub(super) fn new(scope: Scope) -> Self {
-        BlockTable { scope, blocks: Vec::new(), keys: Vec::new() }
+        BlockTable { scope, blocks: Vec::new(), hashes: Vec::new() }
     }
 
     pub fn blocks(&self) -> &[BlockId] {
@@ -56,37 +57,39 @@ impl BlockTable {
         self.scope
     }
 
-    /// Full blocks whose content is known.
-    pub(super) fn num_known(&self) -> usize {
-        self.keys.len()
+    /// Returns the number of full blocks whose content is known.
+    pub(super) fn num_hashed(&self) -> usize {
+        self.hashes.len()
     }
 
-    pub(super) fn last_key(&self) -> Option<BlockHash> {
-        self.keys.last().copied()
+    pub(super) fn last_hash(&self) -> Option<BlockHash> {
+        self.hashes.last().copied()
     }
 
-    pub(super) fn set_known(&mut self, key: BlockHash) {
-        self.keys.push(key);
+    /// Sets the hash of the first block that has none.
+    pub(super) fn push_hash(&mut self, hash: BlockHash) {
+        self.hashes.push(hash);
     }
 
     pub(super) fn push(&mut self, block: BlockId) {
         self.blocks.push(block);
     }
 
-    pub(super) fn push_found(&mut self, block: BlockId, key: BlockHash) {
+    /// Adds a block that was found in the prefix cache.
+    pub(super) fn push_found(&mut self, block: BlockId, hash: BlockHash) {
         self.blocks.push(block);
-        self.keys.push(key);
+        self.hashes.push(hash);
     }
 
-    /// Puts another block at `i`; what is known of the content from there on no longer holds.
+    /// Replaces block `i`. The hashes from there on no longer hold.
     pub(super) fn replace(&mut self, i: usize, block: BlockId) {
         self.blocks[i] = block;
-        self.keys.truncate(i);
+        self.hashes.truncate(i);
     }
 
-    /// The same blocks; the caller counts the references.
+    /// Returns a second table over the same blocks. The caller counts the references.
     pub(super) fn fork(&self) -> BlockTable {
-        BlockTable { scope: self.scope, blocks: self.blocks.clone(), keys: self.keys.clone() }
+        BlockTable { scope: self.scope, blocks: self.blocks.clone(), hashes: self.hashes.clone() }
     }
 
     pub(super) fn take_blocks(&mut self) -> Vec<BlockId> {
@@ -96,7 +99,7 @@ impl BlockTable {
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        // A leak would only show much later, as memory that never comes back.
+        // Without this, a leak would show much later, as memory that is never free again.
         debug_assert!(
             self.blocks.is_empty() || std::thread::panicking(),
             "a block table was dropped instead of released"

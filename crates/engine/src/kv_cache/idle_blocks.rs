@@ -1,15 +1,16 @@
-//! Blocks that nobody uses and that can be found again: one queue for each tenant, in the order in which they make way.
+//! Blocks that no sequence uses and that the prefix cache can still find: one queue for each tenant, in the order of
+//! eviction.
 //!
-//! A tenant may have any number of scopes (a salt makes one), so the queues are the tenants': what an eviction costs does not grow with
-//! the salts that somebody thinks of.
+//! The queues belong to tenants, not to scopes: a client may use any number of salts, and the cost of an eviction must
+//! not grow with them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
 use super::{BlockId, TenantId};
 
-/// When and where a block was last used. The oldest goes first, and of those the deepest in its chain: a block without its predecessors
-/// can never be found.
+/// Position in a tenant's eviction queue: the least recently used first, and of those the deepest in its chain, because
+/// a block whose predecessors are gone can never be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EvictionOrder {
     last_used: u64,
@@ -34,26 +35,27 @@ impl IdleBlocks {
         self.num_blocks
     }
 
-    pub(super) fn add(&mut self, tenant: TenantId, place: EvictionOrder) {
-        let is_new = self.queues.entry(tenant).or_default().insert(place);
+    pub(super) fn add(&mut self, tenant: TenantId, order: EvictionOrder) {
+        let is_new = self.queues.entry(tenant).or_default().insert(order);
         self.num_blocks += usize::from(is_new);
     }
 
-    pub(super) fn remove(&mut self, tenant: TenantId, place: EvictionOrder) {
-        let was_there = self.queues.get_mut(&tenant).is_some_and(|queue| queue.remove(&place));
+    pub(super) fn remove(&mut self, tenant: TenantId, order: EvictionOrder) {
+        let was_there = self.queues.get_mut(&tenant).is_some_and(|queue| queue.remove(&order));
         self.num_blocks -= usize::from(was_there);
     }
 
-    /// Takes the oldest of a tenant's.
+    /// Removes and returns the tenant's first block to evict.
     pub(super) fn pop(&mut self, tenant: TenantId) -> Option<BlockId> {
-        let place = self.queues.get_mut(&tenant)?.pop_first()?;
+        let order = self.queues.get_mut(&tenant)?.pop_first()?;
         self.num_blocks -= 1;
-        Some(place.block)
+        Some(order.block)
     }
 
-    /// The tenant that has most of them, and of several the one with the oldest: a flood pushes out its own blocks first.
-    pub(super) fn first_to_give(&self) -> Option<TenantId> {
-        let oldest = |queue: &BTreeSet<EvictionOrder>| Reverse(queue.first().map(|place| place.last_used));
+    /// Returns the tenant whose block is evicted next: the one with most idle blocks, so that a flood of requests
+    /// evicts its own blocks first. Of several, the one with the least recently used block.
+    pub(super) fn next_tenant(&self) -> Option<TenantId> {
+        let oldest = |queue: &BTreeSet<EvictionOrder>| Reverse(queue.first().map(|order| order.last_used));
         let tenants = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
         tenants.max_by_key(|(tenant, queue)| (queue.len(), oldest(queue), **tenant)).map(|(tenant, _)| *tenant)
     }

@@ -1,39 +1,41 @@
-//! Who owns which block of KV memory: reserve, grow, fork, release, and find again what a tenant has computed before.
+//! Which sequence holds which block of KV memory: reserve, grow, fork, release.
 //!
-//! Blocks are counted references. A sequence holds a [`BlockTable`], which cannot be cloned: it is made by [`KvCache::admit`] or
-//! [`KvCache::fork`] and given back with [`KvCache::release`]. A request holds a [`Reservation`], from which all its tables grow, so that
-//! what was admitted cannot fail for memory later. A full block whose content is known is entered into its tenant's index and stays
-//! findable after its last user has gone, until the memory is needed.
+//! Blocks are reference-counted. A sequence holds a [`BlockTable`], which cannot be cloned: [`KvCache::admit`] or
+//! [`KvCache::fork`] create it and [`KvCache::release`] takes it back. A request holds a [`Reservation`], from which
+//! all its tables grow, so that a request that reserved its maximum length cannot run out of memory later.
 //!
-//! Isolation is by structure: there is one index for each tenant (and salt), and no lookup without one. Blocks of prefixes that the
-//! operator declared shared live in an index of their own.
-//!
-//! Nothing here touches memory or a device: copies that copy-on-write asks for are returned to the caller.
+//! `prefix_cache` finds blocks that were computed before, `quota` bounds what a tenant holds. Nothing here touches
+//! memory or a device: the copies that copy-on-write needs are returned to the caller.
 
 mod audit;
 mod block_table;
 mod idle_blocks;
+mod prefix_cache;
 mod prefix_index;
+mod quota;
+mod scope;
 
 use std::collections::HashMap;
 
 pub use block_table::{BlockCopy, BlockTable, Reservation};
-pub use prefix_index::{Scope, TenantId};
+pub use quota::TenantUsage;
+pub use scope::{Scope, TenantId};
 
-use idle_blocks::{EvictionOrder, IdleBlocks};
-use prefix_index::{BlockHash, BlockHasher, PrefixIndex};
+use idle_blocks::IdleBlocks;
+use prefix_cache::Content;
+use prefix_index::{BlockHasher, PrefixIndex};
 
 /// A block's number, an index into `KvMemory`.
 pub type BlockId = u32;
 
-/// Why blocks could not be had.
+/// Why blocks could not be reserved or taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfBlocks {
-    /// Others hold the memory; some of it comes back when they finish.
-    #[error("{needed} blocks are needed and {available} can be had")]
+    /// Other requests hold the memory; some of it becomes free when they end.
+    #[error("{needed} blocks of KV memory are needed, but only {available} are available")]
     Memory { needed: usize, available: usize },
-    /// The tenant's own quota is used up.
-    #[error("{needed} blocks are needed and the tenant's quota of {quota} leaves {available}")]
+    /// The tenant's quota is used up.
+    #[error("{needed} blocks of KV memory are needed, but the tenant's quota of {quota} leaves {available}")]
     Quota { needed: usize, quota: usize, available: usize },
 }
 
@@ -41,32 +43,10 @@ pub enum OutOfBlocks {
 struct Block {
     /// Tables that hold it.
     num_users: u32,
-    /// Who is charged for it while it is used or idle.
+    /// The tenant whose usage it counts for, in use or idle.
     owner: TenantId,
-    /// What it holds, once it is full and entered into an index.
+    /// What it holds, once it is full and in an index.
     content: Option<Content>,
-}
-
-/// The identity of a full block.
-#[derive(Debug)]
-struct Content {
-    scope: Scope,
-    key: BlockHash,
-    /// Blocks before it in its sequence; a chain is evicted from its end.
-    depth: u32,
-    tokens: Box<[u32]>,
-    last_used: u64,
-}
-
-/// What a tenant holds.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
-    /// Blocks in tables; one that several tables share counts once.
-    pub in_use: usize,
-    /// Blocks that nobody uses and that can be found again.
-    pub idle: usize,
-    /// Blocks promised to admitted sequences and not taken yet.
-    pub reserved: usize,
 }
 
 /// The blocks of one KV memory.
@@ -74,23 +54,24 @@ pub struct Usage {
 pub struct KvCache {
     block_len: usize,
     blocks: Vec<Block>,
-    /// Blocks that hold nothing.
+    /// Blocks without content.
     free: Vec<BlockId>,
     indexes: HashMap<Scope, PrefixIndex>,
     idle: IdleBlocks,
-    usage: HashMap<TenantId, Usage>,
+    usage: HashMap<TenantId, TenantUsage>,
     quotas: HashMap<TenantId, usize>,
-    /// Prefixes that the operator declared shared, and who owns their blocks.
+    /// Prefixes that the operator declared shared.
     shared_prefixes: Vec<Vec<u32>>,
     hasher: BlockHasher,
-    /// Blocks promised to admitted sequences and not taken yet.
-    reserved: usize,
+    /// Blocks that are reserved and not taken yet, of all requests.
+    num_reserved: usize,
     /// Advances with every admission; orders blocks by their last use.
     clock: u64,
 }
 
 impl KvCache {
-    /// `secret` keys the hashes of contents, so that nobody can guess which tokens collide.
+    /// Creates a cache of free blocks. `secret` is the key of the content hashes, so that no client can predict which
+    /// tokens collide.
     pub fn new(num_blocks: usize, block_len: usize, secret: [u8; 32]) -> Self {
         assert!(block_len > 0, "a block holds at least one position");
         KvCache {
@@ -98,7 +79,7 @@ impl KvCache {
             blocks: (0..num_blocks)
                 .map(|_| Block { num_users: 0, owner: Scope::SHARED.tenant, content: None })
                 .collect(),
-            // Taken from the end, so that the lowest numbers go first.
+            // Blocks are taken from the end, so the lowest numbers go first.
             free: (0..num_blocks as BlockId).rev().collect(),
             indexes: HashMap::new(),
             idle: IdleBlocks::default(),
@@ -106,74 +87,45 @@ impl KvCache {
             quotas: HashMap::new(),
             shared_prefixes: Vec::new(),
             hasher: BlockHasher::new(secret),
-            reserved: 0,
+            num_reserved: 0,
             clock: 0,
         }
-    }
-
-    /// Lets all tenants find the whole blocks of this prefix, whoever computes them.
-    pub fn share_prefix(&mut self, tokens: Vec<u32>) {
-        self.shared_prefixes.push(tokens);
-    }
-
-    /// Bounds the blocks that a tenant may hold: in use, promised and idle together.
-    pub fn set_quota(&mut self, tenant: TenantId, num_blocks: usize) {
-        self.quotas.insert(tenant, num_blocks);
-    }
-
-    pub fn quota(&self, tenant: TenantId) -> Option<usize> {
-        self.quotas.get(&tenant).copied()
-    }
-
-    pub fn quotas(&self) -> &HashMap<TenantId, usize> {
-        &self.quotas
-    }
-
-    /// Blocks of a table that lie in prefixes which the operator declared shared.
-    pub fn num_shared(&self, table: &BlockTable) -> usize {
-        let is_shared = |block: &&BlockId| {
-            let content = self.blocks[**block as usize].content.as_ref();
-            content.is_some_and(|content| content.scope == Scope::SHARED)
-        };
-        table.blocks().iter().filter(is_shared).count()
     }
 
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Blocks for `num_positions` positions.
+    /// Returns the number of blocks that hold `num_positions` positions.
     pub fn blocks_for(&self, num_positions: usize) -> usize {
         num_positions.div_ceil(self.block_len)
     }
 
-    /// Blocks that could be had now: free ones and idle ones, less those promised.
+    /// Returns the number of blocks that could be reserved now: free and idle ones, less those that are reserved.
     pub fn num_available(&self) -> usize {
-        self.free.len() + self.num_idle() - self.reserved
+        self.free.len() + self.num_idle() - self.num_reserved
     }
 
+    /// Returns the number of blocks that no table holds and that the prefix cache can find.
     pub fn num_idle(&self) -> usize {
         self.idle.len()
     }
 
-    /// Blocks promised and not taken yet.
+    /// Returns the number of blocks that are reserved and not taken yet.
     pub fn num_reserved(&self) -> usize {
-        self.reserved
+        self.num_reserved
     }
 
-    /// Blocks that some table holds.
+    /// Returns the number of blocks that some table holds.
     pub fn num_in_use(&self) -> usize {
         self.blocks.len() - self.free.len() - self.num_idle()
     }
 
-    pub fn usage(&self, tenant: TenantId) -> Usage {
-        self.usage.get(&tenant).copied().unwrap_or_default()
-    }
-
-    /// Begins a request: finds the longest prefix of `prompt` that the tenant may see, and promises `num_blocks` in all, found ones included.
+    /// Starts a request: finds the longest cached prefix of `prompt` that its scope may see, and reserves `num_blocks`
+    /// in all, the blocks that were found included.
     ///
-    /// Gives the table, the promise for the rest, and how many of the prompt's tokens were found. At least the prompt's last token is
-    /// left to compute, because its logits are wanted.
+    /// Returns the table, the reservation for the rest, and the number of prompt tokens that were found. The prompt's
+    /// last token is never among them, because its logits are needed.
     pub fn admit(
         &mut self,
         scope: Scope,
@@ -184,47 +136,49 @@ impl KvCache {
         self.clock += 1;
         let found = self.find_prefix(scope, &prompt[..prompt.len() - 1]);
         let needed = num_blocks.max(self.blocks_for(prompt.len())) - found.len();
-        // Found blocks that are idle now will be in use: they cannot also be evicted for the rest.
+        // Found blocks that are idle now will be in use, so they cannot be evicted for the rest.
         let idle_found = found.iter().filter(|found| self.blocks[found.block as usize].num_users == 0).count();
         let reservation = self.reserve_beside(scope.tenant, needed, idle_found)?;
         let mut table = BlockTable::new(scope);
         for found in &found {
-            self.take_found(found.block);
-            table.push_found(found.block, found.key);
+            self.use_found(found.block);
+            table.push_found(found.block, found.hash);
         }
-        // Not before: what was found is not to be evicted for the rest.
-        self.keep_within_quota(scope.tenant, 0);
+        // After the found blocks are in use, so that they are not evicted here.
+        self.evict_over_quota(scope.tenant, 0);
         Ok((table, reservation, found.len() * self.block_len))
     }
 
-    /// A table for another sequence of a request that runs already: what can be found of `tokens`, on the request's reservation.
+    /// Returns a table for another sequence of a running request, with the blocks of `tokens` that the prefix cache
+    /// finds, and the number of tokens in them.
     pub fn attach(&mut self, scope: Scope, tokens: &[u32], reservation: &mut Reservation) -> (BlockTable, usize) {
         let mut table = BlockTable::new(scope);
         for found in self.find_prefix(scope, &tokens[..tokens.len() - 1]) {
-            // An idle block that is used now covers a part of what was promised.
-            if self.blocks[found.block as usize].num_users == 0 && !self.draw_on(reservation) {
+            // An idle block that is used now takes the place of a reserved one.
+            if self.blocks[found.block as usize].num_users == 0 && !self.use_reserved(reservation) {
                 break;
             }
-            self.take_found(found.block);
-            table.push_found(found.block, found.key);
+            self.use_found(found.block);
+            table.push_found(found.block, found.hash);
         }
         let num_cached = table.blocks().len() * self.block_len;
         (table, num_cached)
     }
 
-    /// A table for a sequence that begins anew, without looking for a prefix.
+    /// Returns a table without blocks, for a sequence that must not use the prefix cache.
     pub fn empty_table(&self, scope: Scope) -> BlockTable {
         BlockTable::new(scope)
     }
 
-    /// Promises blocks.
+    /// Reserves blocks.
     pub fn reserve(&mut self, tenant: TenantId, num_blocks: usize) -> Result<Reservation, OutOfBlocks> {
         let reservation = self.reserve_beside(tenant, num_blocks, 0)?;
-        self.keep_within_quota(tenant, 0);
+        self.evict_over_quota(tenant, 0);
         Ok(reservation)
     }
 
-    /// Promises blocks, while `idle_found` idle ones are about to be used. The tenant's other idle ones have to make way after that.
+    /// Reserves blocks for a request that will also use `idle_found` blocks which are idle now. The caller then evicts
+    /// idle blocks beyond the tenant's quota.
     fn reserve_beside(
         &mut self,
         tenant: TenantId,
@@ -236,19 +190,19 @@ impl KvCache {
             return Err(OutOfBlocks::Memory { needed, available });
         }
         self.check_quota(tenant, needed + idle_found)?;
-        self.usage.entry(tenant).or_default().reserved += needed;
-        self.reserved += needed;
+        self.usage_mut(tenant).reserved += needed;
+        self.num_reserved += needed;
         Ok(Reservation { tenant, num_blocks: needed })
     }
 
-    /// Takes a promise back.
+    /// Gives a reservation back.
     pub fn cancel(&mut self, mut reservation: Reservation) {
-        self.usage.entry(reservation.tenant).or_default().reserved -= reservation.num_blocks;
-        self.reserved -= reservation.num_blocks;
+        self.usage_mut(reservation.tenant).reserved -= reservation.num_blocks;
+        self.num_reserved -= reservation.num_blocks;
         reservation.num_blocks = 0;
     }
 
-    /// Makes sure that the table covers `num_positions`, from the promise first and from what is available after that.
+    /// Extends the table to `num_positions` positions, with reserved blocks first and available ones after that.
     pub fn grow(
         &mut self,
         table: &mut BlockTable,
@@ -262,13 +216,13 @@ impl KvCache {
         Ok(())
     }
 
-    /// Whether the block of `position` is the table's alone and nobody can find it.
+    /// Whether only this table holds the block of `position`, and the prefix cache cannot find it.
     pub fn is_writable(&self, table: &BlockTable, position: usize) -> bool {
         let block = &self.blocks[table.blocks()[position / self.block_len] as usize];
         block.num_users == 1 && block.content.is_none()
     }
 
-    /// Makes the block of `position` the table's alone before it is written; the copy that this takes is the caller's to do.
+    /// Makes the block of `position` writable. Returns the copy that the caller must make, if the block was shared.
     pub fn make_writable(
         &mut self,
         table: &mut BlockTable,
@@ -282,11 +236,11 @@ impl KvCache {
         let from = table.blocks()[i];
         let to = self.take_block(reservation)?;
         table.replace(i, to);
-        self.leave_block(from);
+        self.drop_user(from);
         Ok(Some(BlockCopy { from, to }))
     }
 
-    /// A second table over the same blocks.
+    /// Returns a second table over the same blocks.
     pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
         let fork = table.fork();
         for &block in fork.blocks() {
@@ -295,189 +249,55 @@ impl KvCache {
         fork
     }
 
-    /// Enters every block that `tokens` fill into the index; their keys and values are stored.
-    pub fn index_full_blocks(&mut self, table: &mut BlockTable, tokens: &[u32]) {
-        while (table.num_known() + 1) * self.block_len <= tokens.len() {
-            let i = table.num_known();
-            let range = i * self.block_len..(i + 1) * self.block_len;
-            let scope = self.scope_of_block(table.scope(), tokens, range.end);
-            let key = self.hasher.key(scope, table.last_key(), &tokens[range.clone()]);
-            let block = table.blocks()[i];
-            let index = self.indexes.entry(scope).or_default();
-            // Another sequence of the scope may have computed the same block at the same time: the first stays the findable one.
-            if self.blocks[block as usize].content.is_none() && index.insert(key, block) {
-                let tokens = tokens[range].into();
-                let entry = &mut self.blocks[block as usize];
-                entry.content = Some(Content { scope, key, depth: i as u32, tokens, last_used: self.clock });
-                let owner = std::mem::replace(&mut entry.owner, scope.tenant);
-                self.usage.entry(owner).or_default().in_use -= 1;
-                self.usage.entry(scope.tenant).or_default().in_use += 1;
-            }
-            table.set_known(key);
-        }
-    }
-
-    /// Gives a sequence's blocks back; those that can be found again stay until their memory is needed. Gives the number of blocks that
-    /// nobody uses any more.
+    /// Takes a sequence's blocks back. Those in an index stay findable until their memory is needed. Returns the number
+    /// of blocks that no sequence uses any more.
     pub fn release(&mut self, mut table: BlockTable) -> usize {
-        table.take_blocks().into_iter().filter(|&block| self.leave_block(block)).count()
+        table.take_blocks().into_iter().filter(|&block| self.drop_user(block)).count()
     }
 
-    /// Gives a sequence's blocks back to the request that it belongs to: what nobody uses any more is promised to it again.
+    /// Takes a sequence's blocks back and reserves those that no sequence uses any more for the same request.
     pub fn release_into(&mut self, table: BlockTable, reservation: &mut Reservation) {
         let num_blocks = self.release(table);
-        self.usage.entry(reservation.tenant).or_default().reserved += num_blocks;
-        self.reserved += num_blocks;
+        self.usage_mut(reservation.tenant).reserved += num_blocks;
+        self.num_reserved += num_blocks;
         reservation.num_blocks += num_blocks;
-        self.keep_within_quota(reservation.tenant, 0);
+        self.evict_over_quota(reservation.tenant, 0);
     }
 
-    /// The longest chain of findable blocks that `tokens` begins with.
-    fn find_prefix(&mut self, scope: Scope, tokens: &[u32]) -> Vec<Found> {
-        let mut found = Vec::new();
-        let mut parent = None;
-        for (i, content) in tokens.chunks_exact(self.block_len).enumerate() {
-            let scope = self.scope_of_block(scope, tokens, (i + 1) * self.block_len);
-            let key = self.hasher.key(scope, parent, content);
-            let Some(block) = self.indexes.get(&scope).and_then(|index| index.get(key)) else { break };
-            // The hash finds a candidate, the tokens decide: a collision must not give anyone wrong text.
-            let holds = |stored: &Content| *stored.tokens == *content && stored.depth == i as u32;
-            #[cfg(test)]
-            let holds = |stored: &Content| self.hasher.is_trusted || holds(stored);
-            if !self.blocks[block as usize].content.as_ref().is_some_and(holds) {
-                break;
-            }
-            found.push(Found { block, key });
-            parent = Some(key);
-        }
-        found
-    }
-
-    /// Blocks that lie wholly within a declared prefix belong to everybody, all others to the tenant.
-    fn scope_of_block(&self, scope: Scope, tokens: &[u32], end: usize) -> Scope {
-        let declared = |prefix: &Vec<u32>| prefix.len() >= end && tokens.len() >= end && prefix[..end] == tokens[..end];
-        if self.shared_prefixes.iter().any(declared) { Scope::SHARED } else { scope }
-    }
-
-    /// A block that holds nothing, charged to the reservation while it lasts.
+    /// Takes a block without content: a reserved one while there are any, then an available one within the tenant's
+    /// quota.
     fn take_block(&mut self, reservation: &mut Reservation) -> Result<BlockId, OutOfBlocks> {
-        let is_promised = reservation.num_blocks > 0;
-        if !is_promised {
+        let is_reserved = reservation.num_blocks > 0;
+        if !is_reserved {
             self.check_quota(reservation.tenant, 1)?;
         }
-        if !self.draw_on(reservation) {
+        if !self.use_reserved(reservation) {
             return Err(OutOfBlocks::Memory { needed: 1, available: 0 });
         }
-        if !is_promised {
-            self.keep_within_quota(reservation.tenant, 1);
+        if !is_reserved {
+            self.evict_over_quota(reservation.tenant, 1);
         }
         let block = match self.free.pop() {
             Some(block) => block,
-            None => self.evict_one().expect("what is reserved or available can be had"),
+            None => self.evict_one().expect("a block that is reserved or available is free or idle"),
         };
-        self.usage.entry(reservation.tenant).or_default().in_use += 1;
+        self.usage_mut(reservation.tenant).in_use += 1;
         let entry = &mut self.blocks[block as usize];
         entry.owner = reservation.tenant;
         entry.num_users = 1;
         Ok(block)
     }
 
-    /// Uses up one promised block; without a promise, one that is available. False when there is none.
-    fn draw_on(&mut self, reservation: &mut Reservation) -> bool {
+    /// Uses up one reserved block. Without a reservation, returns whether a block is available.
+    fn use_reserved(&mut self, reservation: &mut Reservation) -> bool {
         if reservation.num_blocks == 0 {
             return self.num_available() > 0;
         }
         reservation.num_blocks -= 1;
-        self.usage.entry(reservation.tenant).or_default().reserved -= 1;
-        self.reserved -= 1;
+        self.usage_mut(reservation.tenant).reserved -= 1;
+        self.num_reserved -= 1;
         true
     }
-
-    /// Whether the tenant's quota has room for `needed` more blocks; its idle ones can make way.
-    fn check_quota(&self, tenant: TenantId, needed: usize) -> Result<(), OutOfBlocks> {
-        let Some(&quota) = self.quotas.get(&tenant) else { return Ok(()) };
-        let usage = self.usage(tenant);
-        let held = usage.in_use + usage.reserved;
-        if held + needed > quota {
-            return Err(OutOfBlocks::Quota { needed, quota, available: quota.saturating_sub(held) });
-        }
-        Ok(())
-    }
-
-    /// One more user of a block that was found.
-    fn take_found(&mut self, block: BlockId) {
-        let clock = self.clock;
-        let entry = &mut self.blocks[block as usize];
-        entry.num_users += 1;
-        let content = entry.content.as_mut().expect("a found block has content");
-        if entry.num_users == 1 {
-            self.idle.remove(content.scope.tenant, EvictionOrder::new(content.last_used, content.depth, block));
-            let usage = self.usage.entry(entry.owner).or_default();
-            usage.idle -= 1;
-            usage.in_use += 1;
-        }
-        content.last_used = clock;
-    }
-
-    /// Whether nobody uses the block any more.
-    fn leave_block(&mut self, block: BlockId) -> bool {
-        let clock = self.clock;
-        let entry = &mut self.blocks[block as usize];
-        entry.num_users -= 1;
-        if entry.num_users > 0 {
-            return false;
-        }
-        let owner = entry.owner;
-        self.usage.entry(owner).or_default().in_use -= 1;
-        match &mut entry.content {
-            None => self.free.push(block),
-            Some(content) => {
-                content.last_used = clock;
-                let tenant = content.scope.tenant;
-                self.idle.add(tenant, EvictionOrder::new(clock, content.depth, block));
-                self.usage.entry(tenant).or_default().idle += 1;
-                self.keep_within_quota(tenant, 0);
-            }
-        }
-        true
-    }
-
-    /// Evicts a tenant's own idle blocks until what it holds fits its quota, with so many more.
-    fn keep_within_quota(&mut self, tenant: TenantId, num_more: usize) {
-        let Some(&quota) = self.quotas.get(&tenant) else { return };
-        loop {
-            let usage = self.usage(tenant);
-            if usage.idle == 0 || usage.in_use + usage.reserved + usage.idle + num_more <= quota {
-                return;
-            }
-            let block = self.evict_from(tenant).expect("an idle block was counted");
-            self.free.push(block);
-        }
-    }
-
-    /// Empties an idle block, of the tenant that has most of them.
-    fn evict_one(&mut self) -> Option<BlockId> {
-        self.evict_from(self.idle.first_to_give()?)
-    }
-
-    /// Empties a tenant's least recently used idle block.
-    fn evict_from(&mut self, tenant: TenantId) -> Option<BlockId> {
-        let block = self.idle.pop(tenant)?;
-        let content = self.blocks[block as usize].content.take().expect("an idle block has content");
-        let index = self.indexes.get_mut(&content.scope).expect("the index it was entered into");
-        index.remove(content.key);
-        if index.is_empty() {
-            self.indexes.remove(&content.scope);
-        }
-        self.usage.entry(tenant).or_default().idle -= 1;
-        Some(block)
-    }
-}
-
-/// A block that holds the next tokens of a prompt.
-struct Found {
-    block: BlockId,
-    key: BlockHash,
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The blocks' bookkeeping: reservations, sharing, isolation, eviction, and a random walk with every invariant checked.
+//! Reservations, sharing, isolation, quotas and eviction, and random operations with every invariant checked.
 
 use super::*;
 
@@ -12,11 +12,11 @@ fn tenant(id: u32) -> Scope {
     Scope::of(TenantId(id))
 }
 
-/// Computes a whole prompt and gives it back, as a request that ends at once.
+/// Runs a request that ends after its prompt. Returns the number of prompt tokens that were cached.
 fn serve(cache: &mut KvCache, scope: Scope, prompt: &[u32]) -> usize {
-    let (mut table, mut reservation, cached) = cache.admit(scope, prompt, 0).expect("room");
+    let (mut table, mut reservation, cached) = cache.admit(scope, prompt, 0).expect("enough blocks");
     cache.grow(&mut table, &mut reservation, prompt.len()).expect("reserved");
-    assert_eq!(reservation.num_blocks(), 0, "what was promised is what was needed");
+    assert_eq!(reservation.num_blocks(), 0, "exactly the needed blocks were reserved");
     cache.index_full_blocks(&mut table, prompt);
     cache.release(table);
     cache.cancel(reservation);
@@ -50,62 +50,58 @@ fn nobody_finds_another_tenants_blocks_and_a_salt_narrows() {
 }
 
 #[test]
-fn a_declared_prefix_is_found_by_all_and_nothing_beyond_it() {
+fn a_shared_prefix_is_found_by_all_tenants_and_nothing_beyond_it() {
     let mut cache = cache(32);
     cache.share_prefix(prompt(9, 0));
     assert_eq!(serve(&mut cache, tenant(1), &prompt(16, 0)), 0);
-    assert_eq!(serve(&mut cache, tenant(2), &prompt(16, 0)), 8, "two whole blocks lie within the declared nine tokens");
+    assert_eq!(serve(&mut cache, tenant(2), &prompt(16, 0)), 8, "two whole blocks lie within the nine shared tokens");
     assert_eq!(serve(&mut cache, tenant(2), &prompt(16, 0)), 12);
 }
 
 #[test]
-fn a_collision_of_keys_gives_no_wrong_block() {
+fn a_hash_collision_finds_no_wrong_block() {
     let mut cache = cache(16);
     cache.hasher.mask = 0;
     serve(&mut cache, tenant(1), &prompt(5, 0));
-    assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 100)), 0, "every key is equal, the tokens are not");
+    assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 100)), 0, "every hash is equal, the tokens are not");
     assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 0)), 4);
     cache.hasher.is_trusted = true;
-    assert_eq!(
-        serve(&mut cache, tenant(1), &prompt(5, 100)),
-        4,
-        "the control: by its key alone the wrong block is found"
-    );
+    assert_eq!(serve(&mut cache, tenant(1), &prompt(5, 100)), 4, "control: by its hash alone the wrong block is found");
 }
 
 #[test]
 fn reservations_are_kept_and_what_does_not_fit_is_refused() {
     let mut cache = cache(4);
-    let (mut first, mut first_promise, _) = cache.admit(tenant(1), &prompt(2, 0), 3).expect("three of four");
+    let (mut first, mut first_reservation, _) = cache.admit(tenant(1), &prompt(2, 0), 3).expect("three of four");
     assert_eq!(cache.num_available(), 1);
     let refused = cache.admit(tenant(2), &prompt(2, 50), 2).expect_err("two are not left");
     assert_eq!(refused, OutOfBlocks::Memory { needed: 2, available: 1 });
-    let (mut second, mut second_promise, _) = cache.admit(tenant(2), &prompt(2, 50), 1).expect("the last one");
-    cache.grow(&mut second, &mut second_promise, 4).expect("reserved");
-    assert!(cache.grow(&mut second, &mut second_promise, 5).is_err(), "beyond its reservation there is nothing");
-    cache.grow(&mut first, &mut first_promise, 12).expect("what was promised is there");
-    for (table, promise) in [(first, first_promise), (second, second_promise)] {
+    let (mut second, mut second_reservation, _) = cache.admit(tenant(2), &prompt(2, 50), 1).expect("the last one");
+    cache.grow(&mut second, &mut second_reservation, 4).expect("reserved");
+    assert!(cache.grow(&mut second, &mut second_reservation, 5).is_err(), "beyond its reservation there is nothing");
+    cache.grow(&mut first, &mut first_reservation, 12).expect("reserved");
+    for (table, reservation) in [(first, first_reservation), (second, second_reservation)] {
         cache.release(table);
-        cache.cancel(promise);
+        cache.cancel(reservation);
     }
     assert_eq!((cache.num_available(), cache.num_in_use()), (4, 0));
 }
 
 #[test]
-fn idle_blocks_make_room_least_recently_used_first() {
+fn idle_blocks_are_evicted_least_recently_used_first() {
     let mut cache = cache(4);
     serve(&mut cache, tenant(1), &prompt(8, 0));
     serve(&mut cache, tenant(1), &prompt(8, 100));
     serve(&mut cache, tenant(1), &prompt(8, 0));
     assert_eq!(cache.num_idle(), 4);
     serve(&mut cache, tenant(1), &prompt(4, 200));
-    // One block of the older prompt went, the end of its chain.
+    // One block of the older prompt was evicted, the end of its chain.
     assert_eq!(serve(&mut cache, tenant(1), &prompt(8, 0)), 4);
     assert_eq!(serve(&mut cache, tenant(1), &[&prompt(8, 0)[..], &[9]].concat()), 8);
 }
 
 #[test]
-fn a_flood_pushes_out_its_own_blocks() {
+fn a_flood_evicts_its_own_blocks() {
     let mut cache = cache(20);
     serve(&mut cache, tenant(1), &prompt(9, 0));
     for i in 1..100 {
@@ -126,33 +122,33 @@ fn a_quota_bounds_what_a_tenant_holds() {
     assert_eq!(refused, OutOfBlocks::Quota { needed: 5, quota: 4, available: 4 });
 }
 
-/// While requests run, too: what is remembered makes way for what is in use, and nobody else's does.
+/// While requests run, a tenant at its quota evicts its own idle blocks and no other tenant's.
 #[test]
-fn a_quota_bounds_what_is_in_use_and_remembered_together() {
+fn a_quota_bounds_blocks_in_use_reserved_and_idle_together() {
     let mut cache = cache(8);
     cache.set_quota(TenantId(1), 4);
     serve(&mut cache, tenant(2), &prompt(16, 5000));
     serve(&mut cache, tenant(1), &prompt(16, 0));
-    assert_eq!((cache.num_idle(), cache.usage(TenantId(1)).idle), (8, 4), "all is remembered");
+    assert_eq!((cache.num_idle(), cache.usage(TenantId(1)).idle), (8, 4), "all blocks are idle");
     let held = |cache: &KvCache| {
-        let Usage { in_use, idle, reserved } = cache.usage(TenantId(1));
+        let TenantUsage { in_use, idle, reserved } = cache.usage(TenantId(1));
         (in_use, idle, reserved)
     };
-    // Two blocks of the prompt are found; the two others that are remembered make way for the two that are promised.
-    let (mut table, mut reservation, cached) = cache.admit(tenant(1), &prompt(9, 0), 4).expect("room");
+    // Two blocks of the prompt are found. The two other idle ones are evicted for the two that are reserved.
+    let (mut table, mut reservation, cached) = cache.admit(tenant(1), &prompt(9, 0), 4).expect("enough blocks");
     assert_eq!((cached, held(&cache)), (8, (2, 0, 2)));
     cache.grow(&mut table, &mut reservation, 16).expect("reserved");
     assert_eq!(held(&cache), (4, 0, 0));
     cache.release(table);
     cache.cancel(reservation);
-    // Beyond a promise, too.
-    let (mut table, mut reservation, _) = cache.admit(tenant(1), &prompt(4, 700), 0).expect("room");
+    // The same without a reservation.
+    let (mut table, mut reservation, _) = cache.admit(tenant(1), &prompt(4, 700), 0).expect("enough blocks");
     cache.grow(&mut table, &mut reservation, 16).expect("available");
     let (in_use, idle, _) = held(&cache);
     assert!(in_use == 4 && idle == 0, "{in_use} in use and {idle} idle");
     cache.release(table);
     cache.cancel(reservation);
-    let reservation = cache.reserve(TenantId(1), 4).expect("room");
+    let reservation = cache.reserve(TenantId(1), 4).expect("enough blocks");
     assert_eq!(held(&cache), (0, 0, 4));
     cache.cancel(reservation);
     assert_eq!(serve(&mut cache, tenant(2), &prompt(17, 5000)), 16, "the other tenant's blocks are still there");
@@ -163,26 +159,26 @@ fn forks_share_until_one_writes() {
     let mut cache = cache(16);
     let tokens = prompt(6, 0);
     // One full block for both, and two more for each.
-    let (mut first, mut promise, _) = cache.admit(tenant(1), &tokens, 5).expect("room");
-    cache.grow(&mut first, &mut promise, 6).expect("reserved");
+    let (mut first, mut reservation, _) = cache.admit(tenant(1), &tokens, 5).expect("enough blocks");
+    cache.grow(&mut first, &mut reservation, 6).expect("reserved");
     cache.index_full_blocks(&mut first, &tokens);
     let mut second = cache.fork(&first);
     assert_eq!(first.blocks(), second.blocks());
     assert_eq!(cache.num_in_use(), 2);
 
-    let copy = cache.make_writable(&mut second, &mut promise, 6).expect("reserved").expect("the block is shared");
+    let copy = cache.make_writable(&mut second, &mut reservation, 6).expect("reserved").expect("the block is shared");
     assert_eq!(copy.from, first.blocks()[1]);
     assert_ne!(first.blocks()[1], second.blocks()[1]);
     assert_eq!(first.blocks()[0], second.blocks()[0], "the full block stays shared");
-    assert_eq!(cache.make_writable(&mut first, &mut promise, 6).expect("reserved"), None, "alone again");
+    assert_eq!(cache.make_writable(&mut first, &mut reservation, 6).expect("reserved"), None, "no longer shared");
 
-    cache.grow(&mut first, &mut promise, 12).expect("reserved");
-    cache.grow(&mut second, &mut promise, 12).expect("reserved");
-    assert_eq!(promise.num_blocks(), 0);
-    cache.release_into(second, &mut promise);
-    assert_eq!(promise.num_blocks(), 2, "the second's own blocks are promised again");
+    cache.grow(&mut first, &mut reservation, 12).expect("reserved");
+    cache.grow(&mut second, &mut reservation, 12).expect("reserved");
+    assert_eq!(reservation.num_blocks(), 0);
+    cache.release_into(second, &mut reservation);
+    assert_eq!(reservation.num_blocks(), 2, "the blocks that only the second held are reserved again");
     cache.release(first);
-    cache.cancel(promise);
+    cache.cancel(reservation);
     assert_eq!((cache.num_in_use(), cache.num_available()), (0, 16));
 }
 
@@ -192,7 +188,7 @@ struct Live {
     tokens: Vec<u32>,
 }
 
-/// Random admissions, growth, forks, writes and releases, with everything counted again after each.
+/// Random admissions, growth, forks, writes and releases, with an audit after each.
 #[test]
 fn no_block_is_lost_or_owned_twice() {
     let mut state = 12345u64;
@@ -253,6 +249,6 @@ fn no_block_is_lost_or_owned_twice() {
 fn check(cache: &KvCache, live: &[Live]) {
     cache
         .audit(live.iter().map(|live| &live.table), live.iter().map(|live| &live.reservation))
-        .expect("the books are right");
+        .expect("consistent counters");
     assert_eq!(cache.free.len() + cache.num_idle() + cache.num_in_use(), cache.num_blocks());
 }
