@@ -1,6 +1,8 @@
-//! One step's work: which tokens to compute, where their keys and values go, and whose logits are wanted.
+//! The input of one step: which tokens to compute, where their keys and values are stored, and which rows' logits are
+//! wanted.
 //!
-//! There is no prefill flag. A whole prompt, a piece of one and the next token of a reply are chunks of different lengths.
+//! There is no prefill flag. A whole prompt, a part of one and the next token of a reply are chunks of different
+//! lengths.
 
 use std::ops::Range;
 
@@ -19,7 +21,7 @@ pub struct Chunk<'a> {
     pub blocks: &'a [u32],
     /// The rows of this chunk whose logits are wanted, counted from its start.
     pub wanted: Range<usize>,
-    /// What will do in place of the one row that is wanted.
+    /// A digest to compute in place of the one wanted row of logits.
     pub query: Option<RowQuery>,
 }
 
@@ -32,7 +34,7 @@ pub struct Batch {
     pub(crate) block_tables: Vec<u32>,
     pub(crate) slots: Vec<u32>,
     pub(crate) wanted: Vec<u32>,
-    /// For each wanted row, what will do in its place.
+    /// For each wanted row, the digest to compute in its place.
     pub(crate) queries: Vec<Option<RowQuery>>,
 }
 
@@ -68,22 +70,22 @@ impl Batch {
             .push(SequenceSpan { rows: first_row..self.ids.len(), blocks: first_block..self.block_tables.len() });
     }
 
-    /// The token of each row, or where it comes from.
+    /// Returns the token of each row, or its source.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// The position of each row in its sequence.
+    /// Returns the position of each row in its sequence.
     pub fn positions(&self) -> &[u32] {
         &self.positions
     }
 
-    /// Where each row's keys and values go: block * block_len + offset.
+    /// Returns the slot of each row's keys and values: `block * block_len + offset`.
     pub fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// The rows and blocks of each sequence; the blocks are a range of [`Batch::block_tables`].
+    /// Returns the rows and blocks of each sequence. The blocks are a range of [`Batch::block_tables`].
     pub fn sequences(&self) -> &[SequenceSpan] {
         &self.sequences
     }
@@ -92,37 +94,37 @@ impl Batch {
         &self.block_tables
     }
 
-    /// The rows whose logits are wanted.
+    /// Returns the rows whose logits are wanted.
     pub fn wanted(&self) -> &[u32] {
         &self.wanted
     }
 
-    /// What will do in place of each wanted row.
+    /// Returns, for each wanted row, the digest to compute in its place.
     pub fn queries(&self) -> &[Option<RowQuery>] {
         &self.queries
     }
 
-    /// Rows to compute.
+    /// Returns the number of rows to compute.
     pub fn num_rows(&self) -> usize {
         self.ids.len()
     }
 
-    /// Rows of logits that the step gives, in the order of the chunks.
+    /// Returns the number of wanted rows.
     pub fn num_wanted(&self) -> usize {
         self.wanted.len()
     }
 
-    /// What is asked of the wanted rows of a step, where a digest will do for one of them at least. A row that is wanted whole is digested
-    /// along with the others: what that tells is not looked at.
+    /// Writes the digest query of each wanted row; none if no row has one. If some rows have none, a digest is computed
+    /// for them as well, and ignored.
     pub(crate) fn write_queries(&self, queries: &mut Vec<RowQuery>) {
         queries.clear();
         if self.queries.iter().any(Option::is_some) {
-            let nothing = RowQuery { temperature: 1.0, race: None, shortlist: None };
-            queries.extend(self.queries.iter().map(|query| query.unwrap_or(nothing)));
+            let ignored = RowQuery { temperature: 1.0, race: None, shortlist: None };
+            queries.extend(self.queries.iter().map(|query| query.unwrap_or(ignored)));
         }
     }
 
-    /// What a backend is told of the step before its operations.
+    /// Returns the description of the step that a backend gets before its operations.
     pub(crate) fn index<'a>(&'a self, kv: &KvMemory, queries: &'a [RowQuery]) -> StepIndex<'a> {
         StepIndex {
             ids: &self.ids,
@@ -136,7 +138,8 @@ impl Batch {
         }
     }
 
-    /// Refuses what would read or write outside the model's tables, or outside the `num_digests` that the device made last.
+    /// Refuses ids and positions outside the model's tables, and tokens from rows beyond the `num_digests` of the step
+    /// before.
     pub(crate) fn check(&self, config: &DecoderConfig, num_digests: usize) -> Result<(), Error> {
         let is_outside = |id: u32| match id.checked_sub(CHOSEN) {
             Some(row) => row as usize >= num_digests,

@@ -1,13 +1,13 @@
-//! The memory that keys and values are written to and read from, in blocks of positions.
+//! The memory of keys and values, in blocks of positions.
 //!
-//! Which block belongs to which sequence is not known here: block tables come with each [`crate::Batch`].
+//! Which sequence owns a block is not known here: each [`crate::Batch`] contains the block tables of its sequences.
 
 use pellucid_tensor::{Backend, DType, HeadShape, KvLayer, Tensor};
 
 use crate::{DecoderConfig, Error};
 
-/// Positions in a block, unless a test wants smaller ones: long enough to be read in one sweep, short enough that the unused half of a
-/// sequence's last block is little.
+/// Positions in a block, except in tests that use smaller ones. Long enough for efficient reads, and short enough that
+/// a half-empty last block wastes little memory.
 pub const BLOCK_LEN: usize = 32;
 
 /// Keys and values of every layer, `num_blocks` blocks of `block_len` positions.
@@ -19,7 +19,7 @@ pub struct KvMemory {
 }
 
 impl KvMemory {
-    /// The formats that keys and values can be stored in. `docs/accuracy.md` has the error of each.
+    /// The formats in which keys and values can be stored. `docs/accuracy.md` states the error of each.
     pub const FORMATS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
 
     pub fn new(
@@ -42,7 +42,8 @@ impl KvMemory {
         Ok(KvMemory { layers, num_blocks, block_len })
     }
 
-    /// Bytes of one block in all layers, keys and values together. Past the largest number it stays there, which no budget holds.
+    /// Returns the bytes of one block in all layers, keys and values together. Saturates at `usize::MAX`, which fits no
+    /// budget.
     pub fn bytes_per_block(config: &DecoderConfig, dtype: DType, block_len: usize) -> Result<usize, Error> {
         check_format(config, dtype)?;
         let head = dtype.bytes_for(config.head_size).unwrap_or(usize::MAX);
@@ -58,13 +59,13 @@ impl KvMemory {
         self.block_len
     }
 
-    /// Bytes that the keys and values of one position take, over all layers.
+    /// Returns the bytes of one position's keys and values in all layers.
     pub fn bytes_per_position(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole blocks");
         self.layers.iter().map(|layer| bytes(&layer.keys) + bytes(&layer.values)).sum::<usize>() / self.block_len
     }
 
-    /// Copies a block's keys and values in every layer: what copy on write asks for before the next step.
+    /// Copies a block's keys and values in every layer, for copy-on-write.
     pub fn copy_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
         for layer in &mut self.layers {
             backend.copy_row(from as usize, to as usize, &mut layer.keys)?;
@@ -83,7 +84,8 @@ impl KvMemory {
     }
 }
 
-/// A head is stored by itself, so it must be whole blocks of the format.
+/// Checks that the format is supported and that a head, which is stored separately, is a whole number of the format's
+/// blocks.
 fn check_format(config: &DecoderConfig, dtype: DType) -> Result<(), Error> {
     if !KvMemory::FORMATS.contains(&dtype) {
         return Err(Error::NoKvFormat { dtype });

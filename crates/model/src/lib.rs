@@ -1,7 +1,9 @@
-//! Ids to logits: one config-driven decoder for every supported family.
+//! From token ids to logits: one decoder for every supported family, driven by a configuration.
 //!
-//! `engine` builds a [`Batch`] a step and calls [`Model::forward`]; the arithmetic is done by a `Backend` that only the program
-//! chooses. Text, requests and sampling live elsewhere.
+//! `engine` builds a [`Batch`] for each step and calls [`Model::forward`]. A `Backend`, which the program chooses, does
+//! the arithmetic. This crate knows no text, no request and no sampling.
+
+#![forbid(unsafe_code)]
 
 mod architectures;
 mod attention;

@@ -1,4 +1,5 @@
-//! From a checkpoint to weights on a device: finds each tensor by its name, checks its shape, cuts fused ones apart.
+//! Loads the weights of a checkpoint onto a device: finds each tensor by its name, checks its shape, splits fused
+//! tensors.
 
 use std::ops::Range;
 
@@ -48,7 +49,7 @@ impl Loader<'_> {
             }
             Positions::Sinusoidal => Some(sinusoidal::table(config.context_len, hidden)?),
         };
-        // The layers, and the embedding with the output as one more.
+        // Every layer is one part, and the embedding and output together are one more.
         let num_parts = config.num_layers() + 1;
         let layers = (0..config.num_layers())
             .map(|layer| {
@@ -144,7 +145,7 @@ impl Loader<'_> {
         Ok(MlpWeights::Experts { router, experts })
     }
 
-    /// One expert's matrix: a tensor of its own, or a slice of one that stacks all experts.
+    /// Loads one expert's matrix: its own tensor, or a slice of a tensor that stacks all experts.
     fn expert(
         &mut self,
         template: &'static str,
@@ -164,13 +165,13 @@ impl Loader<'_> {
         Ok(Linear { weight: self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
     }
 
-    /// A matrix with its bias, when the file has one.
+    /// Loads a matrix, and its bias if the file has one.
     fn linear(&mut self, path: ModulePath, rows: usize, cols: usize) -> Result<Linear, Error> {
         let [linear] = self.fused(path, [rows], cols)?;
         Ok(linear)
     }
 
-    /// A matrix that stacks several, cut apart by rows, and its bias likewise.
+    /// Loads a matrix that stacks several along the rows, and splits it and its bias.
     fn fused<const N: usize>(&mut self, path: ModulePath, rows: [usize; N], cols: usize) -> Result<[Linear; N], Error> {
         let total = rows.iter().sum();
         let name = self.finder.name(path, "weight");
@@ -210,7 +211,7 @@ impl Loader<'_> {
 
     fn norm(&mut self, path: ModulePath, len: usize) -> Result<Norm, Error> {
         let mut weight = self.floats(&self.finder.name(path, "weight"), len)?;
-        if self.blueprint.norms_from_one {
+        if self.blueprint.norms_minus_one {
             weight.iter_mut().for_each(|weight| *weight += 1.0);
         }
         let bias = match self.blueprint.config.norm {
@@ -223,22 +224,20 @@ impl Loader<'_> {
         Ok(Norm { weight: self.vector(&weight)?, bias })
     }
 
-    // Bytes.
-
-    /// A matrix as it lies in the file.
+    /// Returns a matrix as it is stored in the file.
     fn host(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
         let tensor = self.finder.shaped(name, &[rows, cols])?;
         Ok(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes })
     }
 
-    /// A matrix that the file stores as `[in][out]`, turned round.
+    /// Returns a matrix that the file stores as `[in][out]` as `[out][in]`.
     fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
         let tensor = self.finder.transposed(name, rows, cols)?;
         let dtype = tensor.info.dtype;
         Ok(HostWeight { dtype, rows, cols, bytes: transpose(&tensor.bytes, dtype, rows, cols) })
     }
 
-    /// A vector as f32.
+    /// Returns a vector as f32.
     fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let tensor = self.finder.shaped(name, &[len])?;
         let mut values = vec![0.0; len];

@@ -1,25 +1,26 @@
-//! Which format each tensor of a quantized model gets: the mixes that GGUF files are known by.
+//! The quantization schemes that GGUF files are named after, such as `q4_k_m`: which format each tensor gets.
 //!
-//! The choices are those of llama.cpp's quantizer, so that a file made here has the size and the speed that its name promises: the
-//! output projection gets six bits or more, and in the `_m` mixes so do the value and down projections of the layers that matter most.
-//! It makes two exceptions that are not made here: attention gets more bits in models of eight experts, and values in those of 70B.
+//! The choices are those of llama.cpp's quantizer, so that a file has the size and the speed that its name suggests.
+//! The output projection gets six bits or more, and in the `_m` schemes so do the value and down projections of the
+//! most sensitive layers. Two exceptions of llama.cpp are not implemented: more bits for attention in models with eight
+//! experts, and for values in 70B models.
 
 use pellucid_tensor::DType;
 
-/// A named scheme of formats.
+/// A named assignment of formats to tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantScheme {
     name: &'static str,
-    /// What most matrices get.
+    /// Format of most matrices.
     base: DType,
-    /// Whether sensitive matrices get six bits.
+    /// Whether sensitive matrices get more bits.
     is_medium: bool,
 }
 
-/// What a tensor is, as far as the choice of its format goes.
+/// What the choice of a tensor's format depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorRole<'a> {
-    /// As GGUF files call it.
+    /// Name in GGUF files.
     pub name: &'a str,
     pub shape: &'a [usize],
     pub num_layers: usize,
@@ -48,7 +49,7 @@ impl QuantScheme {
         QuantScheme { name, base, is_medium: false }
     }
 
-    /// By name, in any case.
+    /// Finds a scheme by its name, ignoring case.
     pub fn named(name: &str) -> Option<QuantScheme> {
         QuantScheme::ALL.into_iter().find(|scheme| scheme.name.eq_ignore_ascii_case(name))
     }
@@ -57,13 +58,13 @@ impl QuantScheme {
         self.name
     }
 
-    /// What most matrices get.
+    /// Returns the format of most matrices.
     pub fn base(self) -> DType {
         self.base
     }
 
-    /// The format of a tensor. Vectors (norms, biases), routers and learned positions stay as they are: small, and all the others hang on
-    /// them.
+    /// Returns the format of a tensor. Vectors (norms, biases), routers and learned positions are F32: they are small,
+    /// and errors in them affect everything else.
     pub fn dtype(self, role: TensorRole<'_>) -> DType {
         if role.shape.len() < 2 || role.name.contains("ffn_gate_inp") || role.name == "position_embd.weight" {
             return DType::F32;
@@ -79,8 +80,8 @@ impl QuantScheme {
     }
 }
 
-/// Value and down projections of the first and the last eighth of the layers, and of every third between them; and query, key and value
-/// where they are one matrix.
+/// Whether an `_m` scheme gives a tensor more bits: the value and down projections of the first and the last eighth of
+/// the layers and of every third layer in between, and a fused query, key and value matrix.
 fn is_sensitive(role: TensorRole<'_>) -> bool {
     if role.name.contains("attn_qkv") {
         return true;
@@ -97,7 +98,8 @@ fn more_bits(base: DType, role: TensorRole<'_>) -> DType {
     if role.name.contains("attn_qkv") && base == DType::Q4_K { DType::Q5_K } else { DType::Q6_K }
 }
 
-/// The format itself, or the nearest one with small blocks when rows are no whole blocks of 256.
+/// Returns the format itself, or the nearest one with smaller blocks if the row length is not a multiple of its block
+/// length.
 fn fitting(dtype: DType, row: usize) -> DType {
     if row.is_multiple_of(dtype.block_len()) {
         return dtype;
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_medium_mix_spends_more_on_half_of_the_down_projections() {
+    fn a_medium_scheme_gives_half_of_the_down_projections_more_bits() {
         let layers = |name: &str| -> Vec<usize> {
             let role = |layer: usize| format!("blk.{layer}.{name}.weight");
             (0..16).filter(|&layer| dtype("q4_k_m", &role(layer), &[256, 256], true) == DType::Q6_K).collect()
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_whole_blocks_get_smaller_ones() {
+    fn rows_that_are_not_whole_blocks_get_formats_with_smaller_blocks() {
         assert_eq!(dtype("q4_k", "blk.0.ffn_up.weight", &[64, 576], true), DType::Q5_0);
         assert_eq!(dtype("q4_0", "token_embd.weight", &[64, 576], true), DType::Q8_0);
         assert_eq!(dtype("q4_0", "blk.0.ffn_up.weight", &[64, 33], true), DType::F16);

@@ -1,18 +1,18 @@
-//! The frequencies of rotary positions, and the ways in which a model's context was stretched after training.
+//! The frequencies of rotary positions (RoPE), and the scalings that extend a model's context after training.
 //!
-//! Pair i of `rotary_size / 2` turns by `position * base^(-2i / rotary_size)`; a scaling changes these frequencies, and some
-//! scalings also multiply cosine and sine by an attention factor.
+//! Pair i of `rotary_size / 2` is rotated by `position * base^(-2i / rotary_size)`. A scaling changes these
+//! frequencies, and some scalings also multiply cosine and sine by an attention factor.
 
 /// Rotary positions as a model defines them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub base: f32,
-    /// Numbers of a head that turn; even, at most the head's size.
+    /// Number of values of a head that are rotated; even, at most the head's size.
     pub rotary_size: usize,
     pub scaling: RopeScaling,
 }
 
-/// How the trained positions were stretched.
+/// How the trained context was extended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     None,
@@ -20,14 +20,15 @@ pub enum RopeScaling {
     Linear {
         factor: f32,
     },
-    /// Llama 3: slow frequencies divided by the factor, fast ones kept, a smooth passage between.
+    /// Llama 3: low frequencies divided by the factor, high ones kept, a smooth transition in between.
     Llama3 {
         factor: f32,
         low_freq_factor: f32,
         high_freq_factor: f32,
         original_context_len: f32,
     },
-    /// YaRN: the same idea, with the passage between two numbers of turns over the original context.
+    /// YaRN: like Llama 3, with a transition between the pairs that make `beta_slow` and `beta_fast` rotations over the
+    /// original context.
     Yarn {
         factor: f32,
         beta_fast: f32,
@@ -41,8 +42,8 @@ pub enum RopeScaling {
     },
     /// LongRoPE: a divisor for each frequency, one set for short contexts and one for long ones.
     ///
-    /// The set is chosen once, by the context that the model is loaded for: choosing by the length so far, as the reference does
-    /// within one forward pass, would change the positions that a cache already holds.
+    /// The set is chosen once, by the context that the model is loaded for. The reference implementation chooses by the
+    /// current length, which would not match the keys that are already cached.
     LongRope {
         short: Vec<f32>,
         long: Vec<f32>,
@@ -51,7 +52,7 @@ pub enum RopeScaling {
     },
 }
 
-/// What the device needs: the frequencies, and the factor on cosine and sine.
+/// The frequencies of the pairs, and the factor of cosine and sine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frequencies {
     pub frequencies: Vec<f32>,
@@ -59,7 +60,7 @@ pub struct Frequencies {
 }
 
 impl Rope {
-    /// The frequencies for a model that is loaded for `context_len` tokens.
+    /// Returns the frequencies for a model that is loaded for `context_len` tokens.
     pub fn frequencies(&self, context_len: usize) -> Frequencies {
         let base: Vec<f32> = (0..self.rotary_size / 2)
             .map(|i| (1.0 / f64::from(self.base).powf(2.0 * i as f64 / self.rotary_size as f64)) as f32)
@@ -78,18 +79,18 @@ impl Rope {
             }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context_len } => {
                 let stretch = |frequency: f32| {
-                    let turns = original_context_len * frequency / std::f32::consts::TAU;
-                    let keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let rotations = original_context_len * frequency / std::f32::consts::TAU;
+                    let keep = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     let keep = keep.clamp(0.0, 1.0);
                     (1.0 - keep) * frequency / factor + keep * frequency
                 };
                 Frequencies { frequencies: base.iter().map(|&frequency| stretch(frequency)).collect(), factor: 1.0 }
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor } => {
-                // The index of the pair that turns `beta` times over the original context.
+                // The index of the pair that makes `beta` rotations over the original context.
                 let pair = |beta: f32| {
-                    let turns = f64::from(*original_context_len) / (f64::from(beta) * std::f64::consts::TAU);
-                    self.rotary_size as f64 * turns.ln() / (2.0 * f64::from(self.base).ln())
+                    let wavelength = f64::from(*original_context_len) / (f64::from(beta) * std::f64::consts::TAU);
+                    self.rotary_size as f64 * wavelength.ln() / (2.0 * f64::from(self.base).ln())
                 };
                 let low = pair(*beta_fast).floor().max(0.0);
                 let high = pair(*beta_slow).ceil().min(self.rotary_size as f64 - 1.0);
@@ -104,14 +105,14 @@ impl Rope {
     }
 }
 
-/// YaRN's default factor on cosine and sine.
+/// Returns YaRN's default factor of cosine and sine.
 pub(crate) fn yarn_attention_factor(factor: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
 }
 
-/// LongRoPE's default factor on cosine and sine, for a context stretched from `original` to `stretched` tokens.
-pub(crate) fn long_rope_attention_factor(stretched: f32, original: f32) -> f32 {
-    let factor = stretched / original;
+/// Returns LongRoPE's default factor of cosine and sine, for a context extended from `original` to `extended` tokens.
+pub(crate) fn long_rope_attention_factor(extended: f32, original: f32) -> f32 {
+    let factor = extended / original;
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
 }
 
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_frequencies_fall_from_one_to_almost_one_over_base() {
+    fn unscaled_frequencies_fall_from_one_towards_one_over_base() {
         let rope = Rope { base: 10_000.0, rotary_size: 8, scaling: RopeScaling::None };
         let found = rope.frequencies(2048);
         assert_eq!(found.frequencies.len(), 4);

@@ -1,13 +1,14 @@
-//! The position table of the original transformer, as XGLM uses it.
+//! The sinusoidal position table of the original transformer, as XGLM uses it.
 
 use pellucid_tensor::{DType, Error, HostWeight};
 
-/// XGLM counts positions from 2: the first two rows belonged to padding in the library that it was trained with.
+/// XGLM counts positions from 2: fairseq, which it was trained with, reserves the first two rows for padding.
 const FIRST_POSITION: usize = 2;
 
-/// `[context][hidden]`: the sines of all frequencies, then the cosines; the frequencies fall from 1 to 1 / 10,000.
+/// Returns the table `[context][hidden]`. Each row has the sines of all frequencies, then the cosines; the frequencies
+/// fall from 1 to 1 / 10,000.
 ///
-/// The context is a number in a file, so there may be no memory for the table.
+/// `context_len` comes from a file, so the table may not fit into memory; that is an error.
 pub(crate) fn table(context_len: usize, hidden_size: usize) -> Result<HostWeight, Error> {
     let half = hidden_size / 2;
     let step = 10_000f64.ln() / (half as f64 - 1.0).max(1.0);
@@ -19,7 +20,7 @@ pub(crate) fn table(context_len: usize, hidden_size: usize) -> Result<HostWeight
     for position in FIRST_POSITION..FIRST_POSITION + context_len {
         let angle = |i: usize| position as f64 * (-(i as f64) * step).exp();
         let row = (0..half).map(|i| angle(i).sin()).chain((0..half).map(|i| angle(i).cos()));
-        // An odd size is filled up with a zero.
+        // A row of odd length ends in a zero.
         let padding = std::iter::repeat_n(0.0, hidden_size % 2);
         bytes.extend(row.chain(padding).flat_map(|value| (value as f32).to_le_bytes()));
     }

@@ -1,7 +1,7 @@
-//! Models in the shape of known families with random weights: what a benchmark needs, without a file.
+//! Models with the sizes of published ones and random weights, for benchmarks and tests without a file.
 //!
-//! A shape becomes a checkpoint in memory with the keys and names of a GGUF file, so it is loaded, and can be written out, like any
-//! other. It has no vocabulary: ids go in and ids come out.
+//! A synthetic model becomes a checkpoint in memory with the keys and names of a GGUF file, so it is loaded, and can be
+//! written, like any other. It has no vocabulary: only token ids can be used with it.
 
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Value};
 use pellucid_tensor::{SharedBytes, quant};
@@ -9,7 +9,7 @@ use pellucid_tensor::{SharedBytes, quant};
 use crate::quant_scheme::{QuantScheme, TensorRole};
 use crate::tensor_names;
 
-/// The numbers of a decoder, as its published configuration has them.
+/// The sizes of a decoder, from its published configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct SyntheticModel {
     pub name: &'static str,
@@ -27,7 +27,7 @@ pub struct SyntheticModel {
     experts: Option<SyntheticExperts>,
 }
 
-/// Experts in every layer in place of its MLP.
+/// Experts in every layer, in place of the MLP.
 #[derive(Debug, Clone, Copy)]
 struct SyntheticExperts {
     num_experts: usize,
@@ -35,8 +35,9 @@ struct SyntheticExperts {
     mlp_size: usize,
 }
 
-/// A line of the table: (vocabulary, hidden, layers), (heads, KV heads, head size), MLP, context, rotary base.
-const fn shape(
+/// A row of the table [`SyntheticModel::ALL`]: (vocabulary, hidden, layers), (heads, KV heads, head size), (MLP,
+/// context, RoPE base).
+const fn model(
     name: &'static str,
     architecture: &'static str,
     (vocab_size, hidden_size, num_layers): (usize, usize, usize),
@@ -68,29 +69,29 @@ impl SyntheticModel {
 
     #[rustfmt::skip]
     pub const ALL: [SyntheticModel; 15] = [
-        shape("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),
-        shape("smollm2-1.7b", "llama", (49_152, 2_048, 24), (32, 32, 64), (8_192, 8_192, 1.3e5), true),
-        shape("tinyllama-1.1b", "llama", (32_000, 2_048, 22), (32, 4, 64), (5_632, 2_048, 1e4), false),
-        shape("llama-3.2-1b", "llama", (128_256, 2_048, 16), (32, 8, 64), (8_192, 131_072, 5e5), true),
-        shape("llama-3.2-3b", "llama", (128_256, 3_072, 28), (24, 8, 128), (8_192, 131_072, 5e5), true),
-        shape("llama-3.1-8b", "llama", (128_256, 4_096, 32), (32, 8, 128), (14_336, 131_072, 5e5), false),
-        shape("llama-3.1-70b", "llama", (128_256, 8_192, 80), (64, 8, 128), (28_672, 131_072, 5e5), false),
-        shape("mistral-7b", "llama", (32_768, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false),
-        shape("qwen2.5-0.5b", "qwen2", (151_936, 896, 24), (14, 2, 64), (4_864, 32_768, 1e6), true),
-        shape("qwen2.5-1.5b", "qwen2", (151_936, 1_536, 28), (12, 2, 128), (8_960, 32_768, 1e6), true),
-        shape("qwen2.5-7b", "qwen2", (152_064, 3_584, 28), (28, 4, 128), (18_944, 32_768, 1e6), false),
-        shape("qwen3-0.6b", "qwen3", (151_936, 1_024, 28), (16, 8, 128), (3_072, 40_960, 1e6), true),
-        shape("qwen3-8b", "qwen3", (151_936, 4_096, 36), (32, 8, 128), (12_288, 40_960, 1e6), false),
-        shape("mixtral-8x7b", "llama", (32_000, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false).with_experts((8, 2, 14_336)),
-        shape("qwen3-30b-a3b", "qwen3moe", (151_936, 2_048, 48), (32, 4, 128), (6_144, 40_960, 1e6), false).with_experts((128, 8, 768)),
+        model("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),
+        model("smollm2-1.7b", "llama", (49_152, 2_048, 24), (32, 32, 64), (8_192, 8_192, 1.3e5), true),
+        model("tinyllama-1.1b", "llama", (32_000, 2_048, 22), (32, 4, 64), (5_632, 2_048, 1e4), false),
+        model("llama-3.2-1b", "llama", (128_256, 2_048, 16), (32, 8, 64), (8_192, 131_072, 5e5), true),
+        model("llama-3.2-3b", "llama", (128_256, 3_072, 28), (24, 8, 128), (8_192, 131_072, 5e5), true),
+        model("llama-3.1-8b", "llama", (128_256, 4_096, 32), (32, 8, 128), (14_336, 131_072, 5e5), false),
+        model("llama-3.1-70b", "llama", (128_256, 8_192, 80), (64, 8, 128), (28_672, 131_072, 5e5), false),
+        model("mistral-7b", "llama", (32_768, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false),
+        model("qwen2.5-0.5b", "qwen2", (151_936, 896, 24), (14, 2, 64), (4_864, 32_768, 1e6), true),
+        model("qwen2.5-1.5b", "qwen2", (151_936, 1_536, 28), (12, 2, 128), (8_960, 32_768, 1e6), true),
+        model("qwen2.5-7b", "qwen2", (152_064, 3_584, 28), (28, 4, 128), (18_944, 32_768, 1e6), false),
+        model("qwen3-0.6b", "qwen3", (151_936, 1_024, 28), (16, 8, 128), (3_072, 40_960, 1e6), true),
+        model("qwen3-8b", "qwen3", (151_936, 4_096, 36), (32, 8, 128), (12_288, 40_960, 1e6), false),
+        model("mixtral-8x7b", "llama", (32_000, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false).with_experts((8, 2, 14_336)),
+        model("qwen3-30b-a3b", "qwen3moe", (151_936, 2_048, 48), (32, 4, 128), (6_144, 40_960, 1e6), false).with_experts((128, 8, 768)),
     ];
 
-    /// By name, in any case.
+    /// Finds a model by its name, ignoring case.
     pub fn named(name: &str) -> Option<SyntheticModel> {
-        SyntheticModel::ALL.into_iter().find(|shape| shape.name.eq_ignore_ascii_case(name))
+        SyntheticModel::ALL.into_iter().find(|model| model.name.eq_ignore_ascii_case(name))
     }
 
-    /// The same family in miniature, for tests: every width is whole blocks in all formats.
+    /// Returns a tiny model of the same family, for tests. Every width is a whole number of blocks in all formats.
     pub fn miniature(self) -> SyntheticModel {
         SyntheticModel {
             vocab_size: 512,
@@ -106,7 +107,7 @@ impl SyntheticModel {
         }
     }
 
-    /// A few layers of full width, for tests of kernels that only wide models reach.
+    /// Returns a model of two layers of full width, for tests of kernels that only wide models reach.
     pub fn shallow(self) -> SyntheticModel {
         let fewer =
             |experts: SyntheticExperts| SyntheticExperts { num_experts: experts.num_experts.min(16), ..experts };
@@ -120,7 +121,8 @@ impl SyntheticModel {
         }
     }
 
-    /// A model of this shape. The same scheme and seed give the same weights. `progress` is told (tensors done, tensors in all).
+    /// Creates the model. The same scheme and seed give the same weights. Calls `progress` with the number of finished
+    /// tensors and the number of all tensors.
     pub fn checkpoint(
         &self,
         scheme: QuantScheme,
@@ -147,8 +149,8 @@ impl SyntheticModel {
         let mut metadata = Metadata::default();
         let mut put = |key: &str, value: Value| assert!(metadata.insert(key.into(), value), "{key} is given once");
         put("general.architecture", Value::String(self.architecture.into()));
-        put("general.name", Value::String(format!("{} shape with random weights", self.name)));
-        // Readers that want a vocabulary are told that there is none.
+        put("general.name", Value::String(format!("{} with random weights", self.name)));
+        // llama.cpp needs this key to load a file without a vocabulary.
         put("tokenizer.ggml.model", Value::String("no_vocab".into()));
         let mut number = |key: &str, value: usize| {
             put(&format!("{}.{key}", self.architecture), Value::U32(value as u32));
@@ -221,12 +223,12 @@ impl SyntheticModel {
     }
 }
 
-/// Fills a tensor on every core: the largest shapes have a hundred gigabytes of noise.
+/// Fills a tensor with random values, on all cores: the largest models have a hundred gigabytes.
 fn fill(tensor: &NewTensor, seed: u64, bytes: &mut [u8]) {
     let fan_in = tensor.shape[tensor.shape.len() - 1];
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let block_bytes = tensor.dtype.block_bytes();
-    // The cut does not depend on the machine, so that the weights do not either.
+    // The size of a piece does not depend on the machine, so that the weights do not either.
     let piece = (1usize << 20).next_multiple_of(block_bytes * 32);
     let pieces: Vec<(usize, &mut [u8])> = bytes.chunks_mut(piece).enumerate().collect();
     let queue = std::sync::Mutex::new(pieces.into_iter());
@@ -247,13 +249,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_have_the_parameters_that_their_names_promise() {
+    fn models_have_the_published_number_of_parameters() {
         let parameters = |name: &str| -> usize {
-            let shape = SyntheticModel::named(name).expect("a known shape");
-            let tensors = shape.tensors(QuantScheme::named("bf16").expect("a known scheme"));
+            let model = SyntheticModel::named(name).expect("a known model");
+            let tensors = model.tensors(QuantScheme::named("bf16").expect("a known scheme"));
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         };
-        // Counted by the publishers.
+        // As stated by the publishers.
         assert_eq!(parameters("SmolLM2-135M"), 134_515_008);
         assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
@@ -264,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_opens_like_a_file() {
-        let shapes = ["smollm2-135m", "mixtral-8x7b", "qwen3-30b-a3b"];
-        let shapes = shapes.map(|name| SyntheticModel::named(name).expect("a known shape").miniature());
-        for (shape, scheme) in shapes.iter().flat_map(|shape| QuantScheme::ALL.map(|scheme| (shape, scheme))) {
-            let checkpoint = shape.checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");
+    fn a_synthetic_model_opens_like_a_file() {
+        let names = ["smollm2-135m", "mixtral-8x7b", "qwen3-30b-a3b"];
+        let models = names.map(|name| SyntheticModel::named(name).expect("a known model").miniature());
+        for (model, scheme) in models.iter().flat_map(|model| QuantScheme::ALL.map(|scheme| (model, scheme))) {
+            let checkpoint = model.checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");
             let config = crate::read_config(&checkpoint).expect("a known family");
             assert_eq!((config.vocab_size, config.num_layers()), (512, 2));
-            assert_eq!(config.experts.is_some(), shape.experts.is_some());
+            assert_eq!(config.experts.is_some(), model.experts.is_some());
             let norm = checkpoint.tensor("output_norm.weight").expect("a norm");
             assert_eq!(norm.info.dtype, DType::F32);
         }

@@ -1,7 +1,7 @@
-//! Finds the parts of a decoder in a checkpoint by the names that its kind of file gives them.
+//! Finds the tensors of a decoder in a checkpoint, by the names that this kind of file uses.
 //!
-//! It remembers what was asked for: a tensor that no part of the decoder uses is an error, because a file that holds more than is
-//! computed would be silently wrong. The loader asks for weights here, and whoever writes the model in another form.
+//! It records which tensors were used. A tensor that the decoder does not use is an error: the model probably computes
+//! something that is not implemented, and would silently give wrong logits. The loader and the GGUF export use this.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,8 @@ pub(crate) struct TensorFinder<'a> {
     used: HashSet<String>,
 }
 
-/// Where in a file a part is: its name's template, the layer, and for experts the expert.
+/// The path of a module in a file, such as `layers.3.mlp.up_proj`: the template of its name, the layer and, for
+/// experts, the expert.
 #[derive(Clone, Copy)]
 pub(crate) struct ModulePath {
     pub(crate) template: &'static str,
@@ -31,7 +32,7 @@ impl ModulePath {
         ModulePath { template, layer, expert: None }
     }
 
-    /// The name of one of its tensors, without a prefix; the ending is `weight` or `bias`.
+    /// Returns the name of one of its tensors, without the file's prefix. `ending` is `weight` or `bias`.
     pub(crate) fn name(self, ending: &str) -> String {
         let name = self.template.replace("{}", &self.layer.to_string());
         let name = match self.expert {
@@ -55,8 +56,8 @@ impl<'a> TensorFinder<'a> {
         format!("{}{}", self.prefix, path.name(ending))
     }
 
-    /// The name of the output projection, which has no prefix; `None` where the embedding table takes its place. A model that is not tied
-    /// must have it: the table in its stead would give other logits without a word.
+    /// Returns the name of the output projection, which has no prefix; `None` if the embedding table takes its place. A
+    /// model that is not tied must have it: with the table in its place, the logits would be silently wrong.
     pub(crate) fn output(&mut self) -> Option<String> {
         let name = ModulePath::new(self.blueprint.names.output, 0).name("weight");
         self.used.insert(name.clone());
@@ -77,7 +78,7 @@ impl<'a> TensorFinder<'a> {
         Ok(tensor)
     }
 
-    /// As [`TensorFinder::find`], with this shape.
+    /// Finds a tensor and checks its shape.
     pub(crate) fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<TensorView<'a>, Error> {
         let tensor = self.find(name)?;
         if tensor.info.shape == shape {
@@ -86,20 +87,20 @@ impl<'a> TensorFinder<'a> {
         Err(Error::BadShape { name: name.to_owned(), expected: shape.to_vec(), found: tensor.info.shape.clone() })
     }
 
-    /// A matrix that the file stores as `[in][out]`, to be turned round with [`transpose`]; its format is a plain one.
+    /// Finds a matrix that the file stores as `[in][out]`, for [`transpose`]. It must be unquantized.
     pub(crate) fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<TensorView<'a>, Error> {
         let tensor = self.shaped(name, &[cols, rows])?;
         if tensor.info.dtype.is_quantized() {
             return Err(Error::BadSetting {
                 key: format!("tensor \"{name}\""),
-                expected: "a plain format for a transposed matrix".into(),
+                expected: "an unquantized format, because the matrix is transposed".into(),
                 found: tensor.info.dtype.to_string(),
             });
         }
         Ok(tensor)
     }
 
-    /// The rows of a table of learned positions, of which there must be one for each token of a context.
+    /// Returns the number of rows of a table of learned positions. It must have one for each position of the context.
     pub(crate) fn num_positions(&mut self, name: &str) -> Result<usize, Error> {
         let (rows, hidden) =
             (self.find(name)?.info.shape.first().copied().unwrap_or(0), self.blueprint.config.hidden_size);
@@ -111,7 +112,7 @@ impl<'a> TensorFinder<'a> {
         Ok(rows)
     }
 
-    /// Refuses tensors that nobody asked for; gives those that files of the family are known to carry beside the decoder.
+    /// Refuses unused tensors. Returns the names of those that are known to be no part of the decoder.
     pub(crate) fn finish(self) -> Result<Vec<String>, Error> {
         let Blueprint { names, config, .. } = self.blueprint;
         let ignored = |name: &&str| names.ignored.iter().any(|part| name.contains(part));
@@ -129,14 +130,14 @@ impl<'a> TensorFinder<'a> {
     }
 }
 
-/// A matrix of `[cols][rows]` numbers in a plain format, as `[rows][cols]`.
+/// Transposes an unquantized matrix of `[cols][rows]` to `[rows][cols]`.
 pub(crate) fn transpose(bytes: &[u8], dtype: DType, rows: usize, cols: usize) -> SharedBytes {
     let size = dtype.block_bytes();
-    let mut turned = vec![0; bytes.len()];
-    for (i, number) in bytes.chunks_exact(size).enumerate() {
+    let mut transposed = vec![0; bytes.len()];
+    for (i, value) in bytes.chunks_exact(size).enumerate() {
         let (col, row) = (i / rows, i % rows);
         let target = (row * cols + col) * size;
-        turned[target..target + size].copy_from_slice(number);
+        transposed[target..target + size].copy_from_slice(value);
     }
-    turned.into()
+    transposed.into()
 }

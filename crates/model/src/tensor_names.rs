@@ -1,14 +1,15 @@
-//! What a file calls the parts of a decoder. `{}` stands for the layer's number, `{expert}` for the expert's.
+//! The names of a decoder's tensors in files. `{}` stands for the layer's number, `{expert}` for the expert's.
 
-/// The names of a source's tensors, without the ending `.weight` or `.bias`. An empty name: this source has no such part.
+/// The names of the tensors in one kind of file, without the ending `.weight` or `.bias`. An empty name: these files
+/// have no such tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorNames {
-    /// Prefixes that files of this kind come with; the first under which the token embedding is found holds for all.
+    /// Prefixes of all names. The first one under which the token embedding is found is used for all tensors.
     pub(crate) prefixes: &'static [&'static str],
     pub(crate) token_embedding: &'static str,
     pub(crate) position_embedding: &'static str,
     pub(crate) final_norm: &'static str,
-    /// Without a prefix.
+    /// Output projection; it has no prefix.
     pub(crate) output: &'static str,
     pub(crate) attention_norm: &'static str,
     pub(crate) query: &'static str,
@@ -31,7 +32,8 @@ pub(crate) struct TensorNames {
     pub(crate) expert_gate: &'static str,
     pub(crate) expert_up: &'static str,
     pub(crate) expert_down: &'static str,
-    /// TensorFinder of names of tensors that files carry and the arithmetic does not need: cached masks and frequencies.
+    /// Substrings of the names of tensors that files contain and the arithmetic does not need: cached masks and
+    /// frequencies.
     pub(crate) ignored: &'static [&'static str],
 }
 

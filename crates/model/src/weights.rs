@@ -1,19 +1,20 @@
-//! The weights of a decoder, named as the arithmetic names them.
+//! The weights of a decoder, under the names that the arithmetic uses.
 
 use pellucid_tensor::{GatedMlp, Linear, Tensor};
 
 use crate::DecoderConfig;
 
-/// What one token costs at least: the bounds that a benchmark holds a step against.
+/// Minimum cost of one token, which a benchmark compares a step with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenCost {
-    /// Bytes of weights, as stored, that a step for a single token reads.
+    /// Bytes of weights that a step of one token reads, in the format in which they are stored.
     pub weight_bytes: u64,
-    /// Products of a weight and an activation; twice as many floating-point operations. Attention comes on top.
+    /// Number of products of a weight and an activation, which is half the number of floating-point operations.
+    /// Attention is not included.
     pub products: u64,
 }
 
-/// Immutable once loaded.
+/// All weights of a decoder. They never change after loading.
 #[derive(Debug)]
 pub(crate) struct Weights {
     /// `[vocabulary][hidden]`
@@ -22,7 +23,7 @@ pub(crate) struct Weights {
     pub(crate) positions: Option<Tensor>,
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: Norm,
-    /// `[vocabulary][hidden]`; absent when it is the embedding table.
+    /// `[vocabulary][hidden]`; packed from the embedding table if the model has no output projection.
     pub(crate) output: Linear,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct AttentionWeights {
     pub(crate) key: Linear,
     pub(crate) value: Linear,
     pub(crate) output: Linear,
-    /// One weight for each number of a head, the same for all heads.
+    /// One weight for each value of a head, the same for all heads.
     pub(crate) query_norm: Option<Norm>,
     pub(crate) key_norm: Option<Norm>,
 }
@@ -62,7 +63,8 @@ pub(crate) struct Norm {
 }
 
 impl Weights {
-    /// Of the embedding table only one row is read; of the experts only those that a router selects.
+    /// Returns the minimum cost of one token. It reads only one row of the embedding table, and only the experts that
+    /// the router selects.
     pub(crate) fn token_cost(&self, config: &DecoderConfig) -> TokenCost {
         let selected = config.experts.map_or(0, |experts| experts.routing.num_selected);
         let mut cost = TokenCost::default();

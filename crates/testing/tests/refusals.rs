@@ -158,17 +158,17 @@ fn scalings_that_a_gguf_file_says_by_half_or_twice_are_refused() {
         (
             "phi3-longrope",
             |_, tensors| tensors.retain(|(tensor, _)| tensor.name != "rope_factors_short.weight"),
-            &["rope_factors_long.weight", "\"rope_factors_short.weight\" beside it"],
+            &["rope_factors_long.weight", "\"rope_factors_short.weight\" as well"],
         ),
         (
             "phi3-longrope",
             |_, tensors| tensors.retain(|(tensor, _)| tensor.name != "rope_factors_long.weight"),
-            &["rope_factors_short.weight", "\"rope_factors_long.weight\" beside it"],
+            &["rope_factors_short.weight", "\"rope_factors_long.weight\" as well"],
         ),
         (
             "llama2",
             |keys, _| keys.push(("llama.rope.scaling.type".into(), text("longrope"))),
-            &["llama.rope.scaling.type", "rope_factors_long.weight", "without them"],
+            &["llama.rope.scaling.type", "rope_factors_long.weight", "neither of them"],
         ),
         (
             "llama2",

@@ -1,5 +1,5 @@
-//! GPT-2: learned positions, LayerNorm, biases everywhere, a plain MLP with the tanh form of GELU, one matrix for query, key and value.
-//! Hugging Face files store its matrices as `[in][out]`.
+//! GPT-2: learned positions, LayerNorm, biases everywhere, an ungated MLP with the tanh form of GELU, one matrix for
+//! query, key and value. Hugging Face files store its matrices as `[in][out]`.
 
 use pellucid_tensor::Activation;
 
@@ -41,7 +41,7 @@ const NAMES: TensorNames = TensorNames {
     gate: "",
     up: "h.{}.mlp.c_fc",
     down: "h.{}.mlp.c_proj",
-    // Causal masks that early files carry.
+    // Causal masks, which early files contain.
     ignored: &[".attn.bias", ".attn.masked_bias"],
     ..crate::tensor_names::HUGGING_FACE
 };

@@ -1,7 +1,8 @@
-//! Llama 2 and 3, SmolLM2 and their kin; Mistral.
+//! Llama 2 and 3, SmolLM2 and other models of this family; Mistral.
 //!
-//! The plain case that the others are told against: RMSNorm before attention and MLP, rotary positions, grouped queries, SiLU gates.
-//! Mistral adds a sliding window over all layers; in GGUF it is filed under Llama.
+//! This is the base case: RMSNorm before attention and MLP, rotary positions, grouped queries, SiLU gates. The other
+//! families are described by their differences from it. Mistral adds a sliding window over all layers; its GGUF files
+//! have the architecture `llama`.
 
 use pellucid_tensor::RopeStyle;
 
@@ -11,7 +12,7 @@ use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{LayerConfig, Positions};
 
-/// Shared with Mistral and Mixtral.
+/// Also used by Mistral and Mixtral.
 pub(super) const GGUF: GgufForm = GgufForm { name: "llama", read: read_gguf };
 
 pub(super) const LLAMA: Family = Family {
@@ -29,7 +30,7 @@ pub(super) const MISTRAL: Family =
 
 fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     let config = &mut blueprint.config;
-    // The converter reorders the rows of Wq and Wk so that neighbours turn together.
+    // The converter reorders the rows of Wq and Wk so that adjacent values are rotated together.
     if let Positions::Rope { style, .. } = &mut config.positions {
         *style = RopeStyle::Interleaved;
     }

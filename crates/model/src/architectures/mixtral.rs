@@ -1,4 +1,4 @@
-//! Mixtral: Mistral with a mixture of experts for the MLP; the weights of the chosen ones add up to one.
+//! Mixtral: Mistral with a mixture of experts in place of the MLP. The weights of the selected experts add up to one.
 
 use pellucid_tensor::Routing;
 
@@ -27,7 +27,8 @@ fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<()
     Ok(())
 }
 
-/// GGUF files say by their expert count whether they are a mixture; all layers are.
+/// Reads the mixture of experts of a GGUF file. Files without `expert_count` have none; in files with it, every layer
+/// has one.
 pub(super) fn read_gguf_experts(keys: Keys<'_>, config: &mut DecoderConfig) -> Result<(), Error> {
     let Some(num_experts) = keys.opt_usize("expert_count")?.filter(|&count| count > 0) else { return Ok(()) };
     config.experts = Some(Experts {

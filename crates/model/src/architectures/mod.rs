@@ -1,4 +1,5 @@
-//! The families: each file reads a configuration, names the tensors, and says in a few lines how the family differs from Llama.
+//! The supported model families. Each file reads a configuration, names the tensors, and describes how the family
+//! differs from Llama. `docs/guides/add-a-model-family.md` explains how to add one.
 
 mod gemma;
 mod gpt2;
@@ -17,20 +18,20 @@ use crate::config::hugging_face::Fields;
 use crate::tensor_names::{self, TensorNames};
 use crate::{Error, config};
 
-/// A family: what files call it, and how its configuration is read.
+/// A model family: its names in files, and how its configuration is read.
 struct Family {
-    /// The name in messages.
+    /// Name of the family in messages.
     name: &'static str,
-    /// Its kind of GGUF file, where there is one. Families may share a kind: a file is read as the first of them.
+    /// Its form as a GGUF file, if there is one. Families may share a form; a file is then read as the first of them.
     gguf: Option<&'static GgufForm>,
-    /// `model_type` of Hugging Face configurations.
+    /// The values of `model_type` in a Hugging Face `config.json`.
     hugging_face: &'static [&'static str],
     read_hugging_face: fn(Fields<'_>, &mut Blueprint) -> Result<(), Error>,
 }
 
-/// How GGUF files of a family are known and read.
+/// How GGUF files of a family are recognised and read.
 struct GgufForm {
-    /// `general.architecture`.
+    /// The value of `general.architecture`.
     name: &'static str,
     read: fn(Keys<'_>, &mut Blueprint) -> Result<(), Error>,
 }
@@ -49,25 +50,25 @@ const FAMILIES: &[Family] = &[
     xglm::XGLM,
 ];
 
-/// TensorNames of the supported families.
+/// Returns the names of the supported families.
 pub fn supported() -> Vec<&'static str> {
     FAMILIES.iter().map(|family| family.name).collect()
 }
 
-/// Everything that the loader needs to know of a checkpoint.
+/// What the loader needs to know about a checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct Blueprint {
     pub(crate) config: DecoderConfig,
     pub(crate) names: TensorNames,
-    /// Norm weights are stored as their distance from one.
-    pub(crate) norms_from_one: bool,
-    /// Matrices are stored as `[in][out]`.
+    /// The file stores norm weights minus one.
+    pub(crate) norms_minus_one: bool,
+    /// The file stores matrices as `[in][out]`.
     pub(crate) transposed: bool,
-    /// The output projection is the embedding table, even where a file holds a copy of it.
+    /// The output projection is the embedding table, even if the file holds a copy of it.
     pub(crate) tied: bool,
 }
 
-/// Reads a checkpoint's configuration. `context_len` loads the model for fewer tokens than it was made for.
+/// Reads a checkpoint's configuration. `context_len` reduces the context that the model was trained for.
 pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> Result<Blueprint, Error> {
     let architecture = checkpoint.architecture()?;
     let unsupported = || Error::UnsupportedArchitecture { found: architecture.into() };
@@ -81,9 +82,9 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             let mut blueprint = Blueprint {
                 config,
                 names: tensor_names::GGUF,
-                norms_from_one: false,
+                norms_minus_one: false,
                 transposed: false,
-                // The format says it by leaving the projection out.
+                // The format has no key for this; tied files leave the projection out.
                 tied: checkpoint.find_tensor("output.weight").is_none(),
             };
             blueprint.config.architecture = family.name.into();
@@ -97,7 +98,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
             let mut blueprint = Blueprint {
                 config: DecoderConfig::EMPTY,
                 names: tensor_names::HUGGING_FACE,
-                norms_from_one: false,
+                norms_minus_one: false,
                 transposed: false,
                 tied: fields.opt_bool("tie_word_embeddings")?.unwrap_or(false),
             };
@@ -108,17 +109,17 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
         }
     };
     let config = &mut blueprint.config;
-    if let Some(asked) = context_len {
-        if asked > config.context_len {
-            return Err(Error::ContextTooLong { asked, limit: config.context_len });
+    if let Some(requested) = context_len {
+        if requested > config.context_len {
+            return Err(Error::ContextTooLong { requested, limit: config.context_len });
         }
-        config.context_len = asked;
+        config.context_len = requested;
     }
     config.check()?;
     Ok(blueprint)
 }
 
-/// The `general.architecture` of the GGUF files that a Hugging Face folder's family has.
+/// Returns the `general.architecture` for a GGUF file that is made from a Hugging Face folder.
 pub(crate) fn gguf_name(folder: &Checkpoint) -> Result<&'static str, Error> {
     let family = hugging_face_family(folder.architecture()?)?;
     family.gguf.map(|form| form.name).ok_or(Error::NoGgufForm { family: family.name })
@@ -129,7 +130,7 @@ fn hugging_face_family(model_type: &str) -> Result<&'static Family, Error> {
     known.ok_or_else(|| Error::UnsupportedArchitecture { found: model_type.into() })
 }
 
-/// Rows of the embedding table: what ids must stay below.
+/// Returns the number of rows of the embedding table. Token ids must be below it.
 fn vocab_size(checkpoint: &Checkpoint, names: &TensorNames) -> Result<usize, Error> {
     let candidates: Vec<String> =
         names.prefixes.iter().map(|prefix| format!("{prefix}{}.weight", names.token_embedding)).collect();

@@ -1,5 +1,5 @@
-//! Phi-3, 3.5 and 4-mini: Llama with query, key and value in one matrix, gate and up in another, LongRoPE for the long variants,
-//! and in Phi-4-mini a part of each head that does not turn.
+//! Phi-3, 3.5 and 4-mini: Llama with query, key and value in one matrix, gate and up in another, LongRoPE for the long
+//! variants, and in Phi-4-mini a part of each head that is not rotated.
 
 use super::{Blueprint, Family, GgufForm};
 use crate::Error;

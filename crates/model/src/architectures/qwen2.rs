@@ -1,4 +1,4 @@
-//! Qwen2 and 2.5: Llama with biases on query, key and value, and optionally a window from some layer on.
+//! Qwen2 and 2.5: Llama with biases on query, key and value, and optionally a sliding window from some layer on.
 
 use super::{Blueprint, Family, GgufForm};
 use crate::Error;
@@ -17,7 +17,8 @@ fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<()
     read_windows(fields, &mut blueprint.config)
 }
 
-/// `use_sliding_window` switches the window on, for the layers that `layer_types` names or from `max_window_layers` on.
+/// Reads the sliding windows. `use_sliding_window` turns them on, for the layers in `layer_types` or from
+/// `max_window_layers` on.
 pub(super) fn read_windows(fields: Fields<'_>, config: &mut DecoderConfig) -> Result<(), Error> {
     if !fields.opt_bool("use_sliding_window")?.unwrap_or(false) {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Qwen3 and Qwen3-MoE: Qwen2 without the biases, with an RMSNorm over each head's query and key.
 //!
-//! The mixture keeps some layers dense when the configuration says so, and may leave the experts' weights unnormalised.
+//! In Qwen3-MoE the configuration may keep some layers dense, and may leave the experts' weights unnormalised.
 
 use pellucid_tensor::Routing;
 

@@ -1,5 +1,6 @@
-//! XGLM: the sinusoidal positions of the original transformer on embeddings scaled by the root of the hidden size; otherwise built
-//! like GPT-2, with separate matrices and the exact GELU. No GGUF converter knows it, so there is only the Hugging Face form.
+//! XGLM: the sinusoidal positions of the original transformer, on embeddings scaled by the square root of the hidden
+//! size. Otherwise it is like GPT-2, with separate matrices and the exact GELU. No GGUF converter supports it, so only
+//! the Hugging Face form is read.
 
 use super::{Blueprint, Family};
 use crate::Error;
@@ -17,12 +18,12 @@ const NAMES: TensorNames = TensorNames {
     gate: "",
     up: "layers.{}.fc1",
     down: "layers.{}.fc2",
-    // The sinusoidal table, which some files store.
+    // The sinusoidal table, which some files contain.
     ignored: &["embed_positions.weights"],
     ..crate::tensor_names::HUGGING_FACE
 };
 
-/// The reference implementation does not read an epsilon: LayerNorm's default.
+/// Epsilon of PyTorch's LayerNorm, which the reference implementation uses without reading a setting.
 const NORM_EPS: f32 = 1e-5;
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {

@@ -1,4 +1,5 @@
-//! Reads the hyperparameters of a GGUF file: the keys are the same for all architectures but for their prefix.
+//! Reads the hyperparameters of a GGUF file. All architectures have the same keys, with the architecture's name as
+//! prefix.
 
 use pellucid_checkpoint::{Checkpoint, Metadata, Value};
 use pellucid_tensor::{RopeStyle, quant};
@@ -7,7 +8,7 @@ use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
 use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
 
-/// The metadata under an architecture's prefix.
+/// The metadata keys under an architecture's prefix.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     metadata: &'a Metadata,
@@ -35,12 +36,13 @@ impl<'a> Keys<'a> {
         Ok(self.metadata.u32(&self.key(name))? as usize)
     }
 
-    /// For each layer, whether it slides: from a list of switches, or from a period whose last layer does not.
+    /// Returns for each layer whether it has a sliding window: from a list of bools, or from a period whose last layer
+    /// has none.
     pub(crate) fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, Error> {
         let key = self.key("attention.sliding_window_pattern");
         if let Ok(Some(period)) = self.metadata.opt_u32(&key) {
             if period == 0 {
-                let expected = "a period of 1 or more, or a switch for each layer".into();
+                let expected = "a period of 1 or more, or one bool for each layer".into();
                 return Err(Error::BadSetting { key, expected, found: "0".into() });
             }
             let period = period as usize;
@@ -49,14 +51,14 @@ impl<'a> Keys<'a> {
         match self.metadata.opt_bools(&key)? {
             Some(list) if list.len() != num_layers => Err(Error::BadSetting {
                 key,
-                expected: format!("{num_layers} switches, one for each layer"),
+                expected: format!("{num_layers} bools, one for each layer"),
                 found: list.len().to_string(),
             }),
             list => Ok(list.map(<[bool]>::to_vec)),
         }
     }
 
-    /// A number that some files give once for each layer; a list is accepted when all its entries are equal.
+    /// Returns a number that some files give as a list with one entry for each layer. All entries must be equal.
     fn same_for_all_layers(&self, name: &str) -> Result<Option<usize>, Error> {
         let key = self.key(name);
         match self.metadata.opt_u32(&key) {
@@ -74,7 +76,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The configuration of a Llama, from which the families say how they differ.
+/// Reads the configuration of a Llama. The families then set what is different.
 pub(crate) fn llama(keys: Keys<'_>, checkpoint: &Checkpoint, vocab_size: usize) -> Result<DecoderConfig, Error> {
     let missing = |name: &str| Error::MissingSetting { key: keys.key(name) };
     let hidden_size = keys.usize("embedding_length")?;
@@ -123,11 +125,12 @@ const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
 const FREQUENCIES: &str = "rope_freqs.weight";
 
-/// How the context was stretched: by tensors of divisors, or by keys. Where a file has two of these, one of them would be lost.
+/// Reads the RoPE scaling, from tensors of divisors or from keys. A file with both is refused, because one would be
+/// ignored.
 fn scaling(keys: Keys<'_>, checkpoint: &Checkpoint, context_len: usize) -> Result<RopeScaling, Error> {
     let alone = |tensor: &str, missing: &str| {
-        let (key, expected) = (format!("tensor \"{tensor}\""), format!("\"{missing}\" beside it"));
-        Err(Error::BadSetting { key, expected, found: "it alone".into() })
+        let (key, expected) = (format!("tensor \"{tensor}\""), format!("the tensor \"{missing}\" as well"));
+        Err(Error::BadSetting { key, expected, found: "only this one".into() })
     };
     let by_tensors = match (factors(checkpoint, LONG_FACTORS), factors(checkpoint, SHORT_FACTORS)) {
         (Some(long), Some(short)) => {
@@ -147,8 +150,8 @@ fn scaling(keys: Keys<'_>, checkpoint: &Checkpoint, context_len: usize) -> Resul
         return match by_tensors {
             Some(scaling @ RopeScaling::LongRope { .. }) => Ok(scaling),
             _ => {
-                let expected = format!("the tensors \"{LONG_FACTORS}\" and \"{SHORT_FACTORS}\" with it");
-                Err(Error::BadSetting { key, expected, found: "longrope without them".into() })
+                let expected = format!("the tensors \"{LONG_FACTORS}\" and \"{SHORT_FACTORS}\" for longrope");
+                Err(Error::BadSetting { key, expected, found: "neither of them".into() })
             }
         };
     }
@@ -157,17 +160,17 @@ fn scaling(keys: Keys<'_>, checkpoint: &Checkpoint, context_len: usize) -> Resul
         (Some(by_tensors), RopeScaling::None | RopeScaling::Linear { factor: 1.0 }) => Ok(by_tensors),
         (Some(_), by_keys) => Err(Error::BadSetting {
             key: keys.key("rope.scaling"),
-            expected: "none, as tensors of factors are there".into(),
+            expected: "none, because the file has tensors of factors".into(),
             found: format!("{by_keys:?}"),
         }),
     }
 }
 
-/// The scaling that keys alone describe.
+/// Reads a scaling that is described by keys alone.
 fn scaling_of_kind(keys: Keys<'_>, kind: Option<&str>, context_len: usize) -> Result<RopeScaling, Error> {
     let factor = || -> Result<f32, Error> { Ok(keys.metadata.f32(&keys.key("rope.scaling.factor"))?) };
     match kind {
-        // Files from before the type was written give linear scaling by `scale_linear` alone.
+        // Old files have no type; they give linear scaling by `scale_linear`.
         None => match keys.opt_f32("rope.scale_linear")? {
             Some(factor) if factor != 1.0 => Ok(RopeScaling::Linear { factor }),
             _ => Ok(RopeScaling::None),
@@ -194,7 +197,7 @@ fn scaling_of_kind(keys: Keys<'_>, kind: Option<&str>, context_len: usize) -> Re
     }
 }
 
-/// A small tensor of divisors, one for each pair.
+/// Reads a small tensor of divisors, one for each pair of a head.
 fn factors(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
     let tensor = checkpoint.find_tensor(name)?;
     let mut factors = vec![0.0; tensor.info.num_elements()];
@@ -202,8 +205,8 @@ fn factors(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
     Some(factors)
 }
 
-/// Refuses keys that would change the arithmetic and that no family here reads, unless their value is one that changes nothing; called
-/// with the configuration as it was read, because a file may say what is done anyway.
+/// Refuses keys that would change the arithmetic and that no family reads, unless their value changes nothing. It needs
+/// the configuration, because a key may state what the family does anyway.
 pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<(), Error> {
     let scaling = match &config.positions {
         Positions::Rope { tables, .. } => tables.first().map(|rope| &rope.scaling),
@@ -213,7 +216,7 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
     let reads_factor = is_yarn || matches!(scaling, Some(RopeScaling::LongRope { .. }));
     let normalizes = config.experts.is_none_or(|experts| experts.routing.normalize);
     let real = |number: Option<f32>| f64::from(number.unwrap_or(0.0));
-    // Each with the values that change nothing; zero stands for "not given" where the reference takes it so.
+    // Each key with the values that change nothing. 0 is one of them if llama.cpp treats it as "not given".
     let unread = [
         ("attention.causal", [1.0, 1.0]),
         ("attention.clamp_kqv", [0.0, 0.0]),
@@ -255,14 +258,14 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
                 [a, b] if a == b => format!("{a} or absent, as {} does not read it", config.architecture),
                 [a, b] => format!("{a}, {b} or absent, as {} does not read it", config.architecture),
             };
-            let found = found.map_or_else(|| "no number".to_owned(), |found| found.to_string());
+            let found = found.map_or_else(|| "a value that is not a number".to_owned(), |found| found.to_string());
             return Err(Error::BadSetting { key, expected, found });
         }
     }
     Ok(())
 }
 
-/// A number or a switch, which counts as 0 or 1.
+/// Returns a number, or a bool as 0 or 1.
 fn as_number(value: &Value) -> Option<f64> {
     Some(match *value {
         Value::U8(n) => n.into(),

@@ -1,23 +1,23 @@
-//! Writes a configuration as the keys of a GGUF file: the mirror of `gguf.rs`, which reads them.
+//! Writes a configuration as the keys of a GGUF file. `gguf.rs` reads them.
 //!
-//! Every number is written under the key that all architectures share. Whether a family's reader makes the same configuration of it
-//! again is for the caller to check: see `gguf_model.rs`.
+//! Every value is written under the key that all architectures share. The caller, `gguf_model`, checks that the
+//! family's reader gets the same configuration from them.
 
 use pellucid_checkpoint::{Metadata, Value};
 
 use super::{DecoderConfig, NormKind, Positions};
 use crate::rope::{Rope, RopeScaling, yarn_attention_factor};
 
-/// The keys, and the settings that the format keeps in small tensors.
+/// The keys, and the settings that the format stores as small tensors.
 pub(crate) struct GgufKeys {
     pub(crate) metadata: Metadata,
-    /// Divisors of rotary frequencies by the name of their tensor.
+    /// Divisors of rotary frequencies, with the name of their tensor.
     pub(crate) factors: Vec<(&'static str, Vec<f32>)>,
     prefix: &'static str,
 }
 
 impl GgufKeys {
-    /// The keys of a file whose `general.architecture` is this one.
+    /// Returns the keys of a file with this `general.architecture`.
     pub(crate) fn of(config: &DecoderConfig, architecture: &'static str) -> GgufKeys {
         let mut keys = GgufKeys { metadata: Metadata::default(), factors: Vec::new(), prefix: architecture };
         keys.metadata.insert("general.architecture".into(), Value::String(architecture.into()));
@@ -37,7 +37,7 @@ impl GgufKeys {
         assert!(self.metadata.insert(key, value), "{name} is written once");
     }
 
-    /// Sizes are below 2^31: the configuration was checked.
+    /// Writes a size, which is below 2^31 because the configuration was checked.
     fn number(&mut self, name: &str, number: usize) {
         self.put(name, Value::U32(number as u32));
     }
@@ -88,7 +88,7 @@ impl GgufKeys {
             RopeScaling::Linear { factor } => self.scaling("linear", *factor),
             RopeScaling::Factors { factors } => self.factors.push(("rope_freqs.weight", factors.clone())),
             RopeScaling::Llama3 { .. } => {
-                // Neither of the two depends on the context.
+                // Neither of the two depends on the context length.
                 let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies(0).frequencies;
                 let stretched = rope.frequencies(0).frequencies;
                 let factors = plain.iter().zip(&stretched).map(|(plain, stretched)| plain / stretched).collect();
@@ -99,10 +99,10 @@ impl GgufKeys {
                 self.number("rope.scaling.original_context_length", *original_context_len as usize);
                 self.real("rope.scaling.yarn_beta_fast", *beta_fast);
                 self.real("rope.scaling.yarn_beta_slow", *beta_slow);
-                // Readers multiply with the factor that YaRN itself gives.
-                let usual = yarn_attention_factor(*factor);
-                if *attention_factor != usual {
-                    self.real("rope.scaling.attn_factor", attention_factor / usual);
+                // Readers multiply this key with YaRN's default factor.
+                let default = yarn_attention_factor(*factor);
+                if *attention_factor != default {
+                    self.real("rope.scaling.attn_factor", attention_factor / default);
                 }
             }
             RopeScaling::LongRope { short, long, original_context_len, attention_factor } => {

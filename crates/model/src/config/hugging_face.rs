@@ -1,6 +1,8 @@
-//! Reads a Hugging Face `config.json`: typed fields with errors that name the key, and the parts that most families share.
+//! Reads a Hugging Face `config.json`: typed fields with errors that name the key, and the settings that most families
+//! share.
 //!
-//! Two layouts are about: until 2025 `rope_theta` and `rope_scaling` stood at the top, since then `rope_parameters` holds both.
+//! There are two layouts: until 2025 `rope_theta` and `rope_scaling` were top-level keys, since then `rope_parameters`
+//! holds both.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +13,27 @@ use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
 use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
 
-/// An object of `config.json`, with its place for error messages: the keys that lead to it, outermost first, the rest empty.
+/// An object of `config.json`, with its path for error messages: the keys that lead to it, outermost first, the rest
+/// empty.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     object: &'a Value,
-    place: [&'a str; 3],
+    path: [&'a str; 3],
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(object: &'a Value) -> Self {
-        Fields { object, place: [""; 3] }
+        Fields { object, path: [""; 3] }
     }
 
-    /// A key's value; `null` counts as absent.
+    /// Returns a key's value; `null` counts as absent.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// A key as messages name it.
+    /// Returns a key's full name for messages.
     fn name(&self, key: &str) -> String {
-        let outer: String = self.place.iter().filter(|part| !part.is_empty()).map(|part| format!("{part}.")).collect();
+        let outer: String = self.path.iter().filter(|part| !part.is_empty()).map(|part| format!("{part}.")).collect();
         format!("config.json: {outer}{key}")
     }
 
@@ -64,7 +67,8 @@ impl<'a> Fields<'a> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// Refuses a switch that would change the arithmetic in a way that is not built; absent counts as `value`.
+    /// Refuses a bool other than `value`, which would change the arithmetic in a way that is not implemented. Absent
+    /// counts as `value`.
     pub(crate) fn must_be(&self, key: &str, value: bool) -> Result<(), Error> {
         match self.opt_bool(key)? {
             Some(found) if found != value => Err(self.bad(key, &value.to_string(), &Value::from(found))),
@@ -86,10 +90,10 @@ impl<'a> Fields<'a> {
         self.typed(key, "a list of numbers", read)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A nested object.
+    /// Returns a nested object.
     pub(crate) fn opt_object(&self, key: &'a str) -> Result<Option<Fields<'a>>, Error> {
         self.typed(key, "an object", |value| value.is_object().then_some(value))
-            .map(|object| object.map(|object| Fields { object, place: self.within(key) }))
+            .map(|object| object.map(|object| Fields { object, path: self.within(key) }))
     }
 
     fn object(&self, key: &'a str) -> Result<Fields<'a>, Error> {
@@ -97,11 +101,11 @@ impl<'a> Fields<'a> {
     }
 
     fn within(&self, key: &'a str) -> [&'a str; 3] {
-        let mut place = self.place;
-        if let Some(free) = place.iter_mut().find(|part| part.is_empty()) {
+        let mut path = self.path;
+        if let Some(free) = path.iter_mut().find(|part| part.is_empty()) {
             *free = key;
         }
-        place
+        path
     }
 
     fn missing(&self, key: &str) -> Error {
@@ -117,8 +121,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How many positions there are: YaRN stretches those that a model was trained on, which some files give as the most there are.
-fn stretched(max_positions: usize, rope: &Rope) -> usize {
+/// Returns the context length. YaRN extends the trained length, which some files give as the maximum.
+fn extended_len(max_positions: usize, rope: &Rope) -> usize {
     match rope.scaling {
         RopeScaling::Yarn { factor, original_context_len, .. } => {
             max_positions.max((original_context_len * factor) as usize)
@@ -127,7 +131,7 @@ fn stretched(max_positions: usize, rope: &Rope) -> usize {
     }
 }
 
-/// The configuration of a Llama, from which the families say how they differ.
+/// Reads the configuration of a Llama. The families then set what is different.
 pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
     let hidden_size = fields.usize("hidden_size")?;
     let num_heads = fields.usize("num_attention_heads")?;
@@ -140,7 +144,7 @@ pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
         num_kv_heads: fields.opt_usize("num_key_value_heads")?.unwrap_or(num_heads),
         head_size,
         mlp_size: fields.usize("intermediate_size")?,
-        context_len: stretched(fields.usize("max_position_embeddings")?, &rope),
+        context_len: extended_len(fields.usize("max_position_embeddings")?, &rope),
         norm: NormKind::Rms,
         norm_eps: fields.f32("rms_norm_eps")?,
         positions: Positions::Rope { tables: vec![rope], style: RopeStyle::Half },
@@ -151,7 +155,8 @@ pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
     })
 }
 
-/// Gemma 3's configuration: the family's files leave out what equals the reference implementation's defaults.
+/// Reads the configuration of a Gemma 3, whose files leave out settings that equal the reference implementation's
+/// defaults.
 pub(crate) fn gemma3(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
     let head_size = fields.opt_usize("head_dim")?.unwrap_or(256);
     Ok(DecoderConfig {
@@ -175,7 +180,7 @@ pub(crate) fn gemma3(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
     })
 }
 
-/// The base of the rotary positions of Gemma 3's sliding layers.
+/// Reads the rotary base of Gemma 3's layers with a sliding window.
 pub(crate) fn gemma3_sliding_base(fields: Fields<'_>) -> Result<f32, Error> {
     let base = fields.opt_f32("rope_local_base_freq")?.unwrap_or(10_000.0);
     match fields.opt_object("rope_parameters")? {
@@ -190,13 +195,13 @@ pub(crate) fn head_size(fields: Fields<'_>, hidden_size: usize, num_heads: usize
         None if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => Ok(hidden_size / num_heads),
         None => Err(Error::BadSetting {
             key: "config.json: num_attention_heads".into(),
-            expected: format!("a divisor of hidden_size {hidden_size}, or head_dim beside it"),
+            expected: format!("a divisor of hidden_size ({hidden_size}), or the key head_dim"),
             found: num_heads.to_string(),
         }),
     }
 }
 
-/// Numbers of a head that turn, by `partial_rotary_factor`.
+/// Returns the number of values of a head that are rotated, by `partial_rotary_factor`.
 fn rotary_size(fields: Fields<'_>, head_size: usize) -> Result<usize, Error> {
     let nested = fields.opt_object("rope_parameters")?;
     let nested = nested.map(|rope| rope.opt_f32("partial_rotary_factor")).transpose()?.flatten();
@@ -204,7 +209,7 @@ fn rotary_size(fields: Fields<'_>, head_size: usize) -> Result<usize, Error> {
     Ok((head_size as f32 * factor) as usize)
 }
 
-/// The first of `keys` that is present, as an activation.
+/// Reads the activation from the first of `keys` that is present.
 pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation, Error> {
     for key in keys {
         if let Some(name) = fields.opt_str(key)? {
@@ -219,8 +224,8 @@ pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation
     Err(fields.missing(keys[0]))
 }
 
-/// Rotary positions in either layout. In the newer one some families have an object for each `kind` of layer. What it leaves out stands
-/// at the top, as the reference fills it in.
+/// Reads rotary positions in either layout. In the newer one some families have an object for each `kind` of layer.
+/// Settings missing there are read from the top level, as the reference implementation does.
 fn rope(fields: Fields<'_>, kind: Option<&'static str>, default_base: f32, rotary_size: usize) -> Result<Rope, Error> {
     let base = fields.opt_f32("rope_theta")?.unwrap_or(default_base);
     let scaling = fields.opt_object("rope_scaling")?;
@@ -231,7 +236,11 @@ fn rope(fields: Fields<'_>, kind: Option<&'static str>, default_base: f32, rotar
     if let (Some(parameters), Some(scaling)) = (parameters, scaling)
         && settings(parameters) != settings(scaling)
     {
-        return Err(fields.bad("rope_scaling", "what rope_parameters says, or none beside it", scaling.object));
+        return Err(fields.bad(
+            "rope_scaling",
+            "the same settings as rope_parameters, or no rope_scaling",
+            scaling.object,
+        ));
     }
     match parameters.or(scaling) {
         Some(rope) => rope_from(fields, rope, base, rotary_size),
@@ -239,12 +248,13 @@ fn rope(fields: Fields<'_>, kind: Option<&'static str>, default_base: f32, rotar
     }
 }
 
-/// The settings of a scaling in a form that can be compared: both names of the type as one, and no matter how numbers are spelled.
+/// Returns the settings of a scaling in a comparable form: `type` counts as `rope_type`, and numbers are compared by
+/// value.
 fn settings(scaling: Fields<'_>) -> BTreeMap<&str, String> {
     let mut settings = BTreeMap::from([("rope_type", Value::from("default").to_string())]);
     for (key, value) in scaling.object.as_object().into_iter().flatten() {
         let key = if key == "type" { "rope_type" } else { key };
-        // These are no part of the older object.
+        // The older object does not contain these.
         if !value.is_null() && !["rope_theta", "partial_rotary_factor"].contains(&key) {
             settings.insert(key, value.as_f64().map_or_else(|| value.to_string(), |number| number.to_string()));
         }
@@ -293,7 +303,7 @@ fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize
 }
 
 fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Error> {
-    // These change the formula for families that are not supported; honouring them halfway would be silent.
+    // These change the formula, for families that are not supported. Ignoring them would silently give wrong logits.
     for key in ["mscale", "mscale_all_dim"] {
         if let Some(value) = rope.get(key) {
             return Err(rope.bad(key, "absent", value));
@@ -312,7 +322,7 @@ fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Er
     })
 }
 
-/// For each layer, whether `layer_types` makes it a sliding one; `None` when the list is absent.
+/// Returns for each layer whether `layer_types` gives it a sliding window; `None` if the list is absent.
 pub(crate) fn sliding_layers(fields: Fields<'_>, num_layers: usize) -> Result<Option<Vec<bool>>, Error> {
     let Some(value) = fields.get("layer_types") else { return Ok(None) };
     let kinds = value.as_array().ok_or_else(|| fields.bad("layer_types", "a list", value))?;
@@ -334,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_base_is_found_at_every_place_where_files_have_it() {
+    fn the_base_is_read_from_every_key_that_files_use() {
         let base = |config: Value| rope(Fields::new(&config), None, 10_000.0, 8).unwrap().base;
         assert_eq!(base(json!({})), 10_000.0);
         assert_eq!(base(json!({ "rope_theta": 5e5 })), 5e5);
@@ -351,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn two_scalings_must_say_the_same() {
+    fn two_scalings_must_be_equal() {
         let read = |scaling: Value| {
             let parameters = json!({ "rope_type": "linear", "factor": 8.0, "rope_theta": 1e6 });
             let config = json!({ "rope_parameters": parameters, "rope_scaling": scaling });

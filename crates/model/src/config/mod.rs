@@ -1,6 +1,6 @@
-//! What a decoder is made of: choices with the names that papers use, and numbers.
+//! The configuration of a decoder: sizes, and choices under the names that papers use.
 //!
-//! An architecture file fills this in from a checkpoint; [`crate::Decoder`] reads nothing else.
+//! A file in `architectures` fills it in from a checkpoint; [`crate::Decoder`] reads nothing else.
 
 pub(crate) mod gguf;
 pub(crate) mod gguf_keys;
@@ -14,7 +14,7 @@ use crate::rope::{Rope, RopeScaling};
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
-    /// The family's name in the supported list.
+    /// Name of the family, as in [`supported`](crate::supported).
     pub architecture: String,
     pub vocab_size: usize,
     pub hidden_size: usize,
@@ -23,40 +23,41 @@ pub struct DecoderConfig {
     pub head_size: usize,
     /// Width of the dense MLP.
     pub mlp_size: usize,
-    /// Tokens that a sequence may hold: what the model was made for, or the smaller number that it was loaded for.
+    /// Maximum tokens of a sequence: the length that the model was trained for, or the smaller one that it was loaded
+    /// with.
     pub context_len: usize,
     pub norm: NormKind,
     pub norm_eps: f32,
-    /// Normalise the outputs of attention and MLP too, before they join the residual.
+    /// Normalise the outputs of attention and MLP before they are added to the residual.
     pub output_norms: bool,
-    /// RMSNorm over each head's query and key, before the rotation.
+    /// Apply RMSNorm to each head's query and key before the rotation.
     pub qk_norm: bool,
     pub positions: Positions,
     pub mlp: MlpKind,
     pub activation: Activation,
     pub experts: Option<Experts>,
-    /// Factor on the token's embedding.
+    /// Factor of the token's embedding.
     pub embedding_scale: f32,
-    /// Factor on the dot product of query and key.
+    /// Factor of the dot product of query and key.
     pub attention_scale: f32,
     pub attention_soft_cap: Option<f32>,
     pub logits_soft_cap: Option<f32>,
     pub layers: Vec<LayerConfig>,
 }
 
-/// What may differ from layer to layer.
+/// Settings that may differ from layer to layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// Positions that a query sees, its own included; `None` sees all.
+    /// Number of positions that a query attends to, its own included; `None` for all.
     pub window: Option<usize>,
-    /// Which of the rotary tables it uses.
+    /// Index of the rotary table that it uses.
     pub rope: usize,
-    /// Experts in place of the dense MLP.
+    /// Whether it has experts in place of the dense MLP.
     pub experts: bool,
 }
 
 impl LayerConfig {
-    /// Sees everything, uses the first rotary table, has a dense MLP.
+    /// Attends to all positions, uses the first rotary table, has a dense MLP.
     pub const PLAIN: LayerConfig = LayerConfig { window: None, rope: 0, experts: false };
 }
 
@@ -68,7 +69,7 @@ pub enum NormKind {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Positions {
-    /// Queries and keys are rotated; a layer picks one of the tables.
+    /// Queries and keys are rotated. Each layer uses one of the tables.
     Rope { tables: Vec<Rope>, style: RopeStyle },
     /// A trained table, added to the embedding.
     Learned,
@@ -92,17 +93,18 @@ pub struct Experts {
     pub routing: Routing,
 }
 
-/// No model known today comes near these; a file that does is damaged, and its sizes must not be multiplied.
-const LARGEST_SIZE: usize = 1 << 24;
-const MOST_LAYERS: usize = 4096;
+/// Bounds far above every known model. A file beyond them is damaged, and products of its sizes could overflow.
+const MAX_SIZE: usize = 1 << 24;
+const MAX_LAYERS: usize = 4096;
 
-/// `count` plain layers; more than any model has are cut to one too many, which the final check refuses by name.
+/// Returns `count` layers like Llama's. A count above `MAX_LAYERS` is cut to one too many, which
+/// [`DecoderConfig::check`] refuses.
 pub(crate) fn plain_layers(count: usize) -> Vec<LayerConfig> {
-    vec![LayerConfig::PLAIN; count.min(MOST_LAYERS + 1)]
+    vec![LayerConfig::PLAIN; count.min(MAX_LAYERS + 1)]
 }
 
 impl DecoderConfig {
-    /// No sizes, no layers, and for every choice what Llama does: families start from it and fill in the rest.
+    /// No sizes and no layers, and Llama's value for every choice. Families start from it and fill in the rest.
     pub(crate) const EMPTY: DecoderConfig = DecoderConfig {
         architecture: String::new(),
         vocab_size: 0,
@@ -131,12 +133,12 @@ impl DecoderConfig {
         self.layers.len()
     }
 
-    /// Bytes of keys and values that one token leaves behind: 2 x layers x kv heads x head size x bytes.
+    /// Returns the bytes of one token's keys and values: 2 x layers x kv heads x head size x `bytes_per_number`.
     pub fn kv_bytes_per_token(&self, bytes_per_number: usize) -> usize {
         2 * self.num_layers() * self.num_kv_heads * self.head_size * bytes_per_number
     }
 
-    /// Checks what the decoder relies on: nothing is zero that divides, and the parts fit together.
+    /// Checks what the decoder relies on: sizes are in range, divisors are not zero, and settings fit together.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let bad = |key: &str, expected: &str, found: String| {
             Err(Error::BadSetting { key: key.into(), expected: expected.into(), found })
@@ -151,8 +153,8 @@ impl DecoderConfig {
             ("context length", self.context_len),
         ];
         for (key, size) in sizes {
-            if size == 0 || size > LARGEST_SIZE {
-                return bad(key, &format!("1 to {LARGEST_SIZE}"), size.to_string());
+            if size == 0 || size > MAX_SIZE {
+                return bad(key, &format!("1 to {MAX_SIZE}"), size.to_string());
             }
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
@@ -162,8 +164,8 @@ impl DecoderConfig {
                 self.num_heads.to_string(),
             );
         }
-        if self.layers.is_empty() || self.layers.len() > MOST_LAYERS {
-            return bad("number of layers", &format!("1 to {MOST_LAYERS}"), self.layers.len().to_string());
+        if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
+            return bad("number of layers", &format!("1 to {MAX_LAYERS}"), self.layers.len().to_string());
         }
         if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
             return bad("norm epsilon", "above 0 and below 1", self.norm_eps.to_string());

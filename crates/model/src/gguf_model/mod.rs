@@ -1,8 +1,9 @@
-//! A model as the GGUF file that it is, or that a Hugging Face folder becomes: keys, names, and how the numbers of each tensor are made.
+//! Describes a checkpoint as a GGUF file: its keys, its tensor names, and how the values of each tensor are computed.
 //!
-//! The file is described first and read back by the same code that reads any GGUF file. What comes out must be the folder's own
-//! configuration; a setting that the format cannot say is refused by name and not lost. Numbers are made when a tensor is asked for, one
-//! tensor at a time, so that a model larger than memory can be written. `pellucid quantize` calls this.
+//! For a Hugging Face folder, the description is read back by the code that reads every GGUF file. The result must be
+//! the folder's configuration; a setting that the format cannot hold is an error that names it. Values are computed one
+//! tensor at a time, when a tensor is written, so that a model larger than memory can be converted. `pellucid quantize`
+//! calls this.
 
 mod recipe;
 mod round_trip;
@@ -19,7 +20,7 @@ use crate::config::gguf_keys::GgufKeys;
 
 use recipe::TensorRecipe;
 
-/// A checkpoint in the form of a GGUF file.
+/// A checkpoint described as a GGUF file.
 #[derive(Debug)]
 pub struct GgufModel<'a> {
     checkpoint: &'a Checkpoint,
@@ -32,32 +33,33 @@ pub struct GgufModel<'a> {
 #[derive(Debug)]
 pub struct GgufTensor {
     pub name: String,
-    /// The format in which the checkpoint has it.
+    /// Format in the checkpoint.
     pub dtype: DType,
     pub shape: Vec<usize>,
     recipe: TensorRecipe,
 }
 
 impl<'a> GgufModel<'a> {
-    /// Describes a checkpoint as a GGUF file; one that is such a file stays as it is. Refuses a family that has no such form.
+    /// Describes a checkpoint as a GGUF file. A GGUF file stays as it is. Returns an error for a family without a GGUF
+    /// form.
     pub fn new(checkpoint: &'a Checkpoint) -> Result<GgufModel<'a>, Error> {
         match checkpoint.source() {
             Source::Gguf(metadata) => {
-                let tensors = checkpoint.tensors().iter().map(GgufTensor::as_it_is).collect();
+                let tensors = checkpoint.tensors().iter().map(GgufTensor::unchanged).collect();
                 Ok(GgufModel { checkpoint, metadata: metadata.clone(), tensors, left_out: Vec::new() })
             }
-            Source::HuggingFace(_) => GgufModel::of_folder(checkpoint),
+            Source::HuggingFace(_) => GgufModel::from_folder(checkpoint),
         }
     }
 
-    fn of_folder(checkpoint: &'a Checkpoint) -> Result<GgufModel<'a>, Error> {
+    fn from_folder(checkpoint: &'a Checkpoint) -> Result<GgufModel<'a>, Error> {
         let source = blueprint(checkpoint, None)?;
         let keys = GgufKeys::of(&source.config, architectures::gguf_name(checkpoint)?);
         let embedding = tensor_map::embedding(checkpoint, &source)?;
-        let mut tensors: Vec<GgufTensor> = keys.factors.into_iter().map(GgufTensor::of_factors).collect();
+        let mut tensors: Vec<GgufTensor> = keys.factors.into_iter().map(GgufTensor::from_factors).collect();
         tensors.push(embedding);
         let mut model = GgufModel { checkpoint, metadata: keys.metadata, tensors, left_out: Vec::new() };
-        // Everything that a configuration is read from is there: what would a reader make of it?
+        // The model now has everything that a configuration is read from, so a reader can be tried on it.
         let target = blueprint(&model.checkpoint()?, None)?;
         round_trip::check(&source.config, &target.config)?;
         let (tensors, left_out) = tensor_map::tensors(checkpoint, &source, &target)?;
@@ -66,7 +68,7 @@ impl<'a> GgufModel<'a> {
         Ok(model)
     }
 
-    /// The keys of the file. A folder's tokenizer is not among them.
+    /// Returns the keys of the file. A folder's tokenizer is not among them.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -75,18 +77,19 @@ impl<'a> GgufModel<'a> {
         &self.tensors
     }
 
-    /// Names of the folder's tensors that the file does not have, because the decoder does not use them: the part that sees images.
+    /// Returns the names of the folder's tensors that are not in the file, because they are no part of the decoder:
+    /// those of a vision tower.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// The whole file in memory, its tensors in the formats that they come in.
+    /// Builds the whole file in memory, its tensors in their current formats.
     pub fn checkpoint(&self) -> Result<Checkpoint, Error> {
-        let made = self.tensors.iter().map(|tensor| {
+        let tensors = self.tensors.iter().map(|tensor| {
             let (dtype, bytes) = tensor.recipe.bytes(self.checkpoint)?;
             Ok((NewTensor { name: tensor.name.clone(), dtype, shape: tensor.shape.clone() }, bytes))
         });
-        let tensors = made.collect::<Result<_, Error>>()?;
+        let tensors = tensors.collect::<Result<_, Error>>()?;
         let name = self.checkpoint.path().display().to_string();
         Ok(Checkpoint::in_memory(&name, self.metadata.clone(), tensors)?)
     }

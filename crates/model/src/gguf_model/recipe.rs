@@ -1,5 +1,5 @@
-//! How the numbers of a GGUF tensor are made from those of a checkpoint. Only the order of numbers changes, but for norms that a folder
-//! stores as their distance from one.
+//! How the values of a GGUF tensor are computed from those of a checkpoint. Only their order changes, except for norms
+//! that a folder stores minus one.
 
 use pellucid_checkpoint::{Checkpoint, Error, TensorInfo, TensorView};
 use pellucid_tensor::{DType, SharedBytes, quant};
@@ -7,28 +7,29 @@ use pellucid_tensor::{DType, SharedBytes, quant};
 use super::GgufTensor;
 use crate::tensor_finder::transpose;
 
+/// The source tensors of a GGUF tensor, and what is done with them.
 #[derive(Debug)]
 pub(super) enum TensorRecipe {
-    /// As they are.
-    Taken { name: String },
-    /// The first `rotary_size` rows of every head in another order: row i of the first half, then row i of the second, so that the two
-    /// that turn together are neighbours.
+    /// The values are unchanged.
+    Unchanged { name: String },
+    /// The first `rotary_size` rows of every head are reordered: row i of the first half, then row i of the second
+    /// half, so that the two rows that are rotated together are adjacent.
     Interleaved { name: String, num_heads: usize, rotary_size: usize },
-    /// One is added; as F32, since the sum need not fit the format that it was stored in.
-    FromOne { name: String },
-    /// `[in][out]` as `[out][in]`.
+    /// One is added. The result is F32, because the sum may not fit the stored format.
+    PlusOne { name: String },
+    /// `[in][out]` becomes `[out][in]`.
     Transposed { name: String },
-    /// Several tensors of one format, one after the other.
+    /// Several tensors of the same format are concatenated.
     Stacked { names: Vec<String> },
-    /// Numbers that the folder has in its configuration.
-    Given { numbers: Vec<f32> },
+    /// The values come from the folder's configuration.
+    FromConfig { values: Vec<f32> },
 }
 
 impl TensorRecipe {
-    /// The numbers, and the format that they are in now. The names and shapes were checked when the tensor was described.
+    /// Returns the values and their format. Names and shapes were checked when the tensor was described.
     pub(super) fn bytes(&self, checkpoint: &Checkpoint) -> Result<(DType, SharedBytes), Error> {
         Ok(match self {
-            TensorRecipe::Taken { name } => {
+            TensorRecipe::Unchanged { name } => {
                 let tensor = checkpoint.tensor(name)?;
                 (tensor.info.dtype, tensor.bytes)
             }
@@ -36,12 +37,12 @@ impl TensorRecipe {
                 let tensor = checkpoint.tensor(name)?;
                 (tensor.info.dtype, interleave(&tensor, *num_heads, *rotary_size))
             }
-            TensorRecipe::FromOne { name } => {
+            TensorRecipe::PlusOne { name } => {
                 let tensor = checkpoint.tensor(name)?;
-                let mut numbers = vec![0.0; tensor.info.num_elements()];
-                quant::decode(tensor.info.dtype, &tensor.bytes, &mut numbers);
-                numbers.iter_mut().for_each(|number| *number += 1.0);
-                (DType::F32, as_bytes(&numbers))
+                let mut values = vec![0.0; tensor.info.num_elements()];
+                quant::decode(tensor.info.dtype, &tensor.bytes, &mut values);
+                values.iter_mut().for_each(|value| *value += 1.0);
+                (DType::F32, as_bytes(&values))
             }
             TensorRecipe::Transposed { name } => {
                 let tensor = checkpoint.tensor(name)?;
@@ -58,45 +59,46 @@ impl TensorRecipe {
                 }
                 (dtype, stack.into())
             }
-            TensorRecipe::Given { numbers } => (DType::F32, as_bytes(numbers)),
+            TensorRecipe::FromConfig { values } => (DType::F32, as_bytes(values)),
         })
     }
 }
 
 impl GgufTensor {
-    pub(super) fn as_it_is(tensor: &TensorInfo) -> GgufTensor {
+    /// A tensor that is copied unchanged.
+    pub(super) fn unchanged(tensor: &TensorInfo) -> GgufTensor {
         let TensorInfo { name, dtype, shape, .. } = tensor;
         GgufTensor {
             name: name.clone(),
             dtype: *dtype,
             shape: shape.clone(),
-            recipe: TensorRecipe::Taken { name: name.clone() },
+            recipe: TensorRecipe::Unchanged { name: name.clone() },
         }
     }
 
-    /// Divisors of rotary frequencies.
-    pub(super) fn of_factors((name, numbers): (&str, Vec<f32>)) -> GgufTensor {
-        let shape = vec![numbers.len()];
-        GgufTensor { name: name.into(), dtype: DType::F32, shape, recipe: TensorRecipe::Given { numbers } }
+    /// A tensor of divisors of rotary frequencies.
+    pub(super) fn from_factors((name, values): (&str, Vec<f32>)) -> GgufTensor {
+        let shape = vec![values.len()];
+        GgufTensor { name: name.into(), dtype: DType::F32, shape, recipe: TensorRecipe::FromConfig { values } }
     }
 }
 
-fn as_bytes(numbers: &[f32]) -> SharedBytes {
-    numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into()
+fn as_bytes(values: &[f32]) -> SharedBytes {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into()
 }
 
-/// A matrix's rows, or a bias's numbers, head by head.
+/// Reorders the rows of a matrix, or the values of a bias, head by head.
 fn interleave(tensor: &TensorView<'_>, num_heads: usize, rotary_size: usize) -> SharedBytes {
     let rows = tensor.info.shape[0];
     let row_bytes = tensor.bytes.len() / rows;
     let (head_size, half) = (rows / num_heads, rotary_size / 2);
     let origin = |row: usize| {
-        let (head, at) = (row / head_size * head_size, row % head_size);
-        if at < rotary_size { head + at % 2 * half + at / 2 } else { row }
+        let (head_start, i) = (row / head_size * head_size, row % head_size);
+        if i < rotary_size { head_start + i % 2 * half + i / 2 } else { row }
     };
-    let mut turned = Vec::with_capacity(tensor.bytes.len());
+    let mut reordered = Vec::with_capacity(tensor.bytes.len());
     for row in (0..rows).map(origin) {
-        turned.extend_from_slice(&tensor.bytes[row * row_bytes..(row + 1) * row_bytes]);
+        reordered.extend_from_slice(&tensor.bytes[row * row_bytes..(row + 1) * row_bytes]);
     }
-    turned.into()
+    reordered.into()
 }

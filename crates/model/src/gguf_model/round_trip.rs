@@ -1,12 +1,12 @@
-//! What a GGUF file would not say of a model: the folder's configuration against the one that a reader of the file finds.
+//! Compares a folder's configuration with the one that a reader of the GGUF file gets, and refuses a difference.
 
 use crate::Error;
 use crate::config::{DecoderConfig, Experts, LayerConfig, Positions};
 use crate::rope::Rope;
 
-/// Refuses the first setting that a reader would find different.
+/// Returns an error that names the first setting which a reader of the file would get wrong.
 pub(super) fn check(folder: &DecoderConfig, file: &DecoderConfig) -> Result<(), Error> {
-    // The family may be filed under another, and rotations may be told in another way: those are meant to differ.
+    // These may differ: the family can share the GGUF form of another, and RoPE scaling can be written in another way.
     let mut expected = folder.clone();
     expected.architecture.clone_from(&file.architecture);
     if same_positions(folder, file) {
@@ -20,7 +20,7 @@ pub(super) fn check(folder: &DecoderConfig, file: &DecoderConfig) -> Result<(), 
     Err(Error::LostInGguf { family, what, folder_has, file_has })
 }
 
-/// Whether both turn the same pairs by the same angles. Divisors of frequencies may be rounded once more.
+/// Whether both rotate the same pairs by the same angles. Divisors of frequencies are rounded once more in the file.
 fn same_positions(folder: &DecoderConfig, file: &DecoderConfig) -> bool {
     let (Positions::Rope { tables: ours, .. }, Positions::Rope { tables: theirs, .. }) =
         (&folder.positions, &file.positions)
@@ -39,7 +39,7 @@ fn same_positions(folder: &DecoderConfig, file: &DecoderConfig) -> bool {
     ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(ours, theirs)| both(ours, theirs))
 }
 
-/// The first setting that differs, in words: its name, and what the two have.
+/// Returns the first setting that differs: its name, and the two values as text.
 fn difference(folder: &DecoderConfig, file: &DecoderConfig) -> (String, String, String) {
     let caps = |cap: Option<f32>| cap.map_or("none".into(), |cap| cap.to_string());
     let settings = [

@@ -1,5 +1,5 @@
-//! The tensors of a folder's decoder under the names of a GGUF file. Their shapes are checked as they are when a model is loaded, and a
-//! tensor that no part asks for is an error here too.
+//! Maps the tensors of a folder's decoder to those of a GGUF file. Shapes are checked as when a model is loaded, and an
+//! unused tensor is an error here too.
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tensor::{DType, RopeStyle};
@@ -11,7 +11,7 @@ use crate::config::{MlpKind, NormKind, Positions};
 use crate::tensor_finder::{ModulePath, TensorFinder};
 use crate::tensor_names::TensorNames;
 
-/// The table of embeddings, whose rows a reader counts for the vocabulary's size.
+/// Describes the embedding table, from whose rows a reader gets the vocabulary size.
 pub(super) fn embedding(checkpoint: &Checkpoint, source: &Blueprint) -> Result<GgufTensor, Error> {
     let (path, target) = (
         ModulePath::new(source.names.token_embedding, 0),
@@ -21,11 +21,11 @@ pub(super) fn embedding(checkpoint: &Checkpoint, source: &Blueprint) -> Result<G
     let name = finder.name(path, "weight");
     let shape = vec![source.config.vocab_size, source.config.hidden_size];
     let dtype = finder.shaped(&name, &shape)?.info.dtype;
-    Ok(GgufTensor { name: target.name("weight"), dtype, shape, recipe: TensorRecipe::Taken { name } })
+    Ok(GgufTensor { name: target.name("weight"), dtype, shape, recipe: TensorRecipe::Unchanged { name } })
 }
 
-/// All other tensors, in the order in which a forward pass meets them. `target` is the file as a reader understands it.
-/// The second list names the tensors that are no part of the decoder.
+/// Describes all other tensors, in the order in which a forward pass uses them. `target` is the file as its reader sees
+/// it. The second list has the names of the tensors that are no part of the decoder.
 pub(super) fn tensors(
     checkpoint: &Checkpoint,
     source: &Blueprint,
@@ -38,7 +38,7 @@ pub(super) fn tensors(
     Ok((mapper.found, mapper.finder.finish()?))
 }
 
-/// Numbers of a head that turn, where readers of the file turn neighbours.
+/// Returns the rotary size if readers of the file rotate adjacent values.
 fn interleaved(target: &Blueprint) -> Option<usize> {
     match &target.config.positions {
         Positions::Rope { tables, style: RopeStyle::Interleaved } => Some(tables[0].rotary_size),
@@ -54,14 +54,14 @@ struct TensorMapper<'a> {
     found: Vec<GgufTensor>,
 }
 
-/// A part's name in the folder, and in the file.
+/// The template of a module's name in the folder, and in the file.
 type Pair = (&'static str, &'static str);
 
 impl TensorMapper<'_> {
     fn decoder(&mut self) -> Result<(), Error> {
         let Blueprint { config, names, .. } = self.source;
         let (to, vocab, hidden) = (self.target, config.vocab_size, config.hidden_size);
-        // Described before: a reader counts its rows.
+        // Already described by `embedding`.
         let embedding = self.finder.name(ModulePath::new(names.token_embedding, 0), "weight");
         self.finder.find(&embedding)?;
         if config.positions == Positions::Learned {
@@ -134,10 +134,10 @@ impl TensorMapper<'_> {
         self.stack((names.expert_down, to.expert_down), layer, [count, hidden, size])
     }
 
-    /// A tensor as it is.
+    /// Adds a tensor whose values do not change.
     fn take(&mut self, name: String, target: String, shape: &[usize]) -> Result<(), Error> {
         let dtype = self.finder.shaped(&name, shape)?.info.dtype;
-        self.push(target, dtype, shape, TensorRecipe::Taken { name });
+        self.push(target, dtype, shape, TensorRecipe::Unchanged { name });
         Ok(())
     }
 
@@ -145,7 +145,7 @@ impl TensorMapper<'_> {
         self.found.push(GgufTensor { name, dtype, shape: shape.to_vec(), recipe });
     }
 
-    /// A matrix with its bias, when the folder has one.
+    /// Adds a matrix, and its bias if the folder has one.
     fn linear(&mut self, (from, to): Pair, layer: usize, rows: usize, cols: usize) -> Result<(), Error> {
         let (from, to) = (ModulePath::new(from, layer), ModulePath::new(to, layer));
         let name = self.finder.name(from, "weight");
@@ -159,13 +159,13 @@ impl TensorMapper<'_> {
         if self.finder.has(&bias) { self.take(bias, to.name("bias"), &[rows]) } else { Ok(()) }
     }
 
-    /// The matrix and the bias of queries or keys, in the order in which readers of the file turn them.
+    /// Adds the matrix and the bias of queries or keys, with their rows in the order that readers of the file expect.
     fn heads(&mut self, pair: Pair, layer: usize, num_heads: usize) -> Result<(), Error> {
         let (first, config) = (self.found.len(), &self.source.config);
         self.linear(pair, layer, num_heads * config.head_size, config.hidden_size)?;
         let Some(rotary_size) = self.interleaved else { return Ok(()) };
         for tensor in &mut self.found[first..] {
-            if let TensorRecipe::Taken { name } = &mut tensor.recipe {
+            if let TensorRecipe::Unchanged { name } = &mut tensor.recipe {
                 let name = std::mem::take(name);
                 tensor.recipe = TensorRecipe::Interleaved { name, num_heads, rotary_size };
             }
@@ -176,9 +176,9 @@ impl TensorMapper<'_> {
     fn norm(&mut self, (from, to): Pair, layer: usize, len: usize) -> Result<(), Error> {
         let (from, to) = (ModulePath::new(from, layer), ModulePath::new(to, layer));
         let name = self.finder.name(from, "weight");
-        if self.source.norms_from_one {
+        if self.source.norms_minus_one {
             let dtype = self.finder.shaped(&name, &[len])?.info.dtype;
-            self.push(to.name("weight"), dtype, &[len], TensorRecipe::FromOne { name });
+            self.push(to.name("weight"), dtype, &[len], TensorRecipe::PlusOne { name });
         } else {
             self.take(name, to.name("weight"), &[len])?;
         }
@@ -188,7 +188,7 @@ impl TensorMapper<'_> {
         }
     }
 
-    /// One matrix of every expert, each a tensor of its own in the folder.
+    /// Adds the stack of one matrix of every expert, each of which is a tensor in the folder.
     fn stack(&mut self, (from, to): Pair, layer: usize, shape: [usize; 3]) -> Result<(), Error> {
         let mut names = Vec::with_capacity(shape[0]);
         let mut dtype = None;
@@ -199,7 +199,7 @@ impl TensorMapper<'_> {
             if found != expected {
                 return Err(Error::BadSetting {
                     key: format!("tensor \"{name}\""),
-                    expected: format!("{expected}, as the experts before it"),
+                    expected: format!("{expected}, like the experts before it"),
                     found: found.to_string(),
                 });
             }

@@ -40,8 +40,8 @@ fn a_format_that_does_not_fit_is_refused_by_name() {
         let refused = Engine::new(Box::new(model), backend, EngineOptions { kv_dtype, ..OPTIONS });
         refused.err().expect("it is refused").to_string()
     };
-    assert!(refusal(DType::Q8_0).contains("Q8_0 holds heads of a multiple of 32 numbers, but this model's have 1"));
-    assert!(refusal(DType::Q4_0).contains("Q4_0 is no format of KV memory; those are F32, F16, BF16, Q8_0"));
+    assert!(refusal(DType::Q8_0).contains("Q8_0: the head size must be a multiple of 32, but this model's is 1"));
+    assert!(refusal(DType::Q4_0).contains("cannot be stored in Q4_0; supported are F32, F16, BF16, Q8_0"));
 }
 
 #[test]
