@@ -1,53 +1,41 @@
-//! HTTP and JSON live here and nowhere else: OpenAI's routes over the engine, streams, tenants, metrics.
+//! The server: OpenAI's API over HTTP, with streams, WebSockets, tenants and metrics. HTTP and JSON exist in this crate only.
 //!
-//! The path of a request: `listen` (a connection) -> `app` (an id, the guards of `caller`) -> `routes` -> `body` and `openai` (read field
-//! by field, checked once) -> `respond` (let in by its tenant, submitted to the engine) -> `reply` and `choice` (ids become text) -> `wire`
-//! (JSON), whole or through `sse` or `websocket`. It knows no device and no file: the program hands it a loaded model and its options.
+//! The path of a request: `http::listen` accepts the connection, `http::router` gives the request an id, `http::caller`
+//! authenticates it, `http::routes` calls its handler. `http::body` and `openai` read it field by field and check it,
+//! `limits` applies the tenant's limits, `reply::respond` submits it. `pellucid_generate` turns tokens into text, and
+//! `openai::reply_json` writes that as JSON, whole or through `reply::sse` or `reply::websocket`.
+//!
+//! The crate knows no device and no model file: the program passes a loaded model and options.
 #![forbid(unsafe_code)]
 
-mod account;
-mod app;
-mod body;
-mod buckets;
-mod caller;
-mod drain;
-mod error;
-mod fields;
-mod json;
-mod listen;
-mod logprobs;
+mod http;
+mod limits;
 mod metrics;
-mod native;
 mod openai;
 mod openapi;
 mod random;
 mod reply;
-mod respond;
-mod routes;
 mod schemas;
-mod sse;
 mod state;
-mod tenants;
-mod websocket;
-mod wire;
 
 use std::io;
 use std::sync::Arc;
 
 use pellucid_generate::LoadedModel;
 
-pub use drain::Drain;
-pub use listen::{Ended, Tls, TlsError};
+pub use http::drain::Drain;
+pub use http::listen::{Ended, Tls, TlsError};
+pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
+pub use limits::tenants::Tenants;
 pub use random::secret;
 pub use state::{Limits, Options};
-pub use tenants::{KeysError, KeysFile, TenantConfig, Tenants};
 
-/// Threads that serve connections at most. They parse, encode and write; the arithmetic has threads of its own.
+/// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.
 const MAX_WORKERS: usize = 4;
-/// Threads for long texts.
+/// Maximum threads for rendering and encoding long texts.
 const MAX_BLOCKING: usize = 8;
 
-/// Serves until told to leave.
+/// Serves `model` until `drain` shuts the server down or the engine stops.
 pub fn run(
     model: LoadedModel,
     options: Options,
@@ -64,10 +52,10 @@ pub fn run(
         .enable_time()
         .build()?;
     let app = Arc::new(state::App::new(model, options, drain));
-    let router = app::router(&app);
+    let router = http::router::router(&app);
     runtime.block_on(async move {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        Ok(listen::serve(listener, tls, router, app).await)
+        Ok(http::listen::serve(listener, tls, router, app).await)
     })
 }

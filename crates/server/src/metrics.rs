@@ -1,4 +1,4 @@
-//! What operators watch: counts, times and gauges, in the text format of Prometheus. `docs/metrics.md` lists every name.
+//! Counters, gauges and histograms in the text format of Prometheus. `docs/metrics.md` lists every name.
 
 use std::sync::atomic::AtomicU64;
 
@@ -12,11 +12,11 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Seconds: from a token of a small model to a long reply.
+/// Histogram buckets in seconds, from one token of a small model to a long reply.
 const TIMES: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
-/// See the module's head.
+/// All metrics of a server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     times: Times,
@@ -30,7 +30,7 @@ pub(crate) struct Metrics {
     has_vllm: bool,
 }
 
-/// The four times that people compare.
+/// The latencies that serving systems are compared by.
 #[derive(Debug, Clone)]
 struct Times {
     queue: Histogram,
@@ -55,12 +55,12 @@ struct HttpLabels {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Completed,
-    /// Ended by its deadline.
+    /// The request's time limit ended it.
     TimedOut,
-    /// The client went away.
+    /// The client disconnected or cancelled.
     Cancelled,
     Failed,
-    /// Before it began: a limit of its tenant, or a full queue.
+    /// Refused by a limit of its tenant or by a full queue.
     Limited,
 }
 
@@ -102,11 +102,15 @@ impl Metrics {
         let connections = Gauge::default();
         let mut registry = Registry::default();
         let own = registry.sub_registry_with_prefix("pellucid");
-        own.register("request_queue_seconds", "From submission to the request's turn", times.queue.clone());
+        own.register(
+            "request_queue_seconds",
+            "From submission to the first step that computes for the request",
+            times.queue.clone(),
+        );
         own.register("time_to_first_token_seconds", "From submission to the first token", times.first_token.clone());
         own.register(
             "time_per_output_token_seconds",
-            "Between tokens, on average of a reply",
+            "Mean time between the tokens of a reply",
             times.output_token.clone(),
         );
         own.register("request_seconds", "From submission to the end of the reply", times.end_to_end.clone());
@@ -114,8 +118,8 @@ impl Metrics {
         own.register("generated_tokens", "Tokens of replies", generated_tokens.clone());
         own.register("requests", "Requests to the model, by tenant and outcome", requests.clone());
         own.register("http_requests", "Replies over HTTP, by route and status", http.clone());
-        own.register("connections", "Connections that are open", connections.clone());
-        // The same histograms once more, under vLLM's names.
+        own.register("connections", "Open connections", connections.clone());
+        // The histograms are registered a second time, under vLLM's names.
         if has_vllm {
             let labels = [("model_name".into(), model.to_owned().into())].into_iter();
             let theirs = registry.sub_registry_with_labels(labels);
@@ -153,12 +157,12 @@ impl Metrics {
         }
     }
 
-    /// A request that reached the engine has ended.
+    /// Records a request that reached the engine and has ended.
     pub(crate) fn observe(&self, tenant: &str, outcome: Outcome, summary: &Summary) {
         self.count(tenant, outcome);
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
         self.generated_tokens.inc_by(summary.completion_tokens as u64);
-        // A reply that was cut short says nothing of how long replies take.
+        // Replies that were cut short would make the latencies look shorter.
         if outcome == Outcome::Completed {
             self.times.observe(summary);
         }
@@ -173,20 +177,20 @@ impl Metrics {
         self.http.get_or_create(&HttpLabels { route: route.to_owned(), status }).inc();
     }
 
-    /// Everything as text, with the engine's own numbers.
+    /// Returns all metrics as text, those of the engine included.
     pub(crate) fn render(&self, engine: &EngineStats) -> String {
         let mut text = String::with_capacity(16 << 10);
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(EngineNumbers { stats: *engine, prefix: "pellucid_" }));
+        registry.register_collector(Box::new(EngineCollector { stats: *engine, prefix: "pellucid_" }));
         let encoded = text::encode_registry(&mut text, &self.registry)
             .and_then(|()| text::encode_registry(&mut text, &registry))
             .and_then(|()| if self.has_vllm { self.render_vllm(engine, &mut text) } else { Ok(()) })
             .and_then(|()| text::encode_eof(&mut text));
-        debug_assert!(encoded.is_ok(), "writing to a string does not fail");
+        debug_assert!(encoded.is_ok(), "writing to a string cannot fail");
         text
     }
 
-    /// Gauges and counters under the names that gateways read.
+    /// Writes gauges and counters under vLLM's names, which inference gateways read.
     fn render_vllm(&self, engine: &EngineStats, text: &mut String) -> std::fmt::Result {
         use std::fmt::Write;
         let label = format!("{{model_name=\"{}\"}}", self.model.replace(['\\', '"', '\n'], "_"));
@@ -213,14 +217,14 @@ impl Metrics {
     }
 }
 
-/// The share of KV blocks that some request holds or was promised: at 1, nobody begins before somebody ends.
+/// Share of KV blocks that requests hold or have reserved. At 1, no request starts before another ends.
 fn kv_use(stats: &EngineStats) -> f64 {
     (stats.blocks_in_use + stats.blocks_reserved) as f64 / stats.num_blocks.max(1) as f64
 }
 
-/// The engine's numbers at the time of the question.
+/// Exports the engine's statistics at the time of a scrape.
 #[derive(Debug)]
-struct EngineNumbers {
+struct EngineCollector {
     stats: EngineStats,
     prefix: &'static str,
 }
@@ -230,17 +234,17 @@ struct ScopeLabels {
     scope: &'static str,
 }
 
-impl Collector for EngineNumbers {
+impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let stats = &self.stats;
         let gauges: [(&str, &str, f64); 8] = [
-            ("requests_waiting", "Requests that wait for their turn", stats.num_waiting as f64),
+            ("requests_waiting", "Requests in the queue", stats.num_waiting as f64),
             ("sequences_running", "Sequences in the batch", stats.num_running as f64),
-            ("kv_blocks_in_use", "KV blocks that some request holds", stats.blocks_in_use as f64),
-            ("kv_blocks_reserved", "KV blocks promised to requests that run", stats.blocks_reserved as f64),
-            ("kv_blocks_idle", "KV blocks that are remembered and can make way", stats.blocks_idle as f64),
+            ("kv_blocks_in_use", "KV blocks that requests hold", stats.blocks_in_use as f64),
+            ("kv_blocks_reserved", "KV blocks reserved for running requests", stats.blocks_reserved as f64),
+            ("kv_blocks_idle", "KV blocks of the prefix cache that can be evicted", stats.blocks_idle as f64),
             ("kv_blocks", "KV blocks in all", stats.num_blocks as f64),
-            ("kv_use_ratio", "Share of KV blocks in use or promised", kv_use(stats)),
+            ("kv_use_ratio", "Share of KV blocks in use or reserved", kv_use(stats)),
             ("step_seconds_mean", "Mean time of a step", stats.step_time.as_secs_f64() / stats.steps.max(1) as f64),
         ];
         for (name, help, value) in gauges {
@@ -250,13 +254,17 @@ impl Collector for EngineNumbers {
         }
         let counters: [(&str, &str, u64); 8] = [
             ("steps", "Steps of the engine", stats.steps),
-            ("steps_ahead", "Steps on the device before the one that they follow had ended", stats.steps_ahead),
-            ("discarded_tokens", "Tokens computed in such steps for nothing", stats.tokens_discarded),
-            ("computed_prompt_tokens", "Tokens computed for prompts and after preemptions", stats.prefill_tokens),
-            ("computed_output_tokens", "Tokens computed one at a time", stats.decode_tokens),
-            ("preemptions", "Requests that made room for others and are computed again", stats.preemptions),
+            ("steps_ahead", "Steps launched before the preceding step had ended", stats.steps_ahead),
+            ("discarded_tokens", "Tokens computed in steps launched ahead and then discarded", stats.tokens_discarded),
+            (
+                "computed_prompt_tokens",
+                "Tokens computed in prefill, recomputation after preemption included",
+                stats.prefill_tokens,
+            ),
+            ("computed_output_tokens", "Tokens computed in decode", stats.decode_tokens),
+            ("preemptions", "Requests preempted and computed again", stats.preemptions),
             ("engine_failures", "Requests that failed in the engine", stats.failed_requests),
-            ("engine_cancels", "Requests whose reader had gone", stats.cancelled_requests),
+            ("engine_cancels", "Requests cancelled by their reader", stats.cancelled_requests),
         ];
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value);
@@ -265,7 +273,7 @@ impl Collector for EngineNumbers {
         }
         let name = format!("{}prefix_hit_tokens", self.prefix);
         let own = ConstCounter::new(stats.cached_tokens - stats.shared_cached_tokens);
-        let help = "Prompt tokens found instead of computed: the tenant's own, or in prefixes declared shared";
+        let help = "Prompt tokens found in the prefix cache: the tenant's own, or of shared prefixes";
         let mut family = encoder.encode_descriptor(&name, help, None, own.metric_type())?;
         own.encode(family.encode_family(&ScopeLabels { scope: "own" })?)?;
         let shared = ConstCounter::new(stats.shared_cached_tokens);

@@ -10,8 +10,8 @@ use utoipa::openapi::{InfoBuilder, OpenApi, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::openai::chat::{ChatFields, ChatRequest};
-use crate::openai::common::CommonFields;
 use crate::openai::completions::{CompletionFields, CompletionRequest};
+use crate::openai::shared_fields::CommonFields;
 use crate::schemas::{self, TOKEN_ID};
 
 type Schemas = Vec<(String, RefOr<Schema>)>;

@@ -1,13 +1,13 @@
-//! Random bytes of the operating system: secrets, ids, seeds for requests that bring none.
+//! Random bytes of the operating system, for secrets, ids and padding.
 
-/// Eight bytes as a number.
+/// Returns 64 random bits.
 pub(crate) fn word() -> u64 {
     let mut bytes = [0; 8];
     fill(&mut bytes);
     u64::from_le_bytes(bytes)
 }
 
-/// A secret that lives as long as the process.
+/// Returns 32 random bytes, for secrets that last as long as the process.
 pub fn secret() -> [u8; 32] {
     let mut bytes = [0; 32];
     fill(&mut bytes);
@@ -18,14 +18,14 @@ fn fill(bytes: &mut [u8]) {
     getrandom::fill(bytes).expect("the operating system gives random bytes");
 }
 
-/// An id such as `chatcmpl-1f…`, with 96 random bits.
+/// Returns an id such as `chatcmpl-1f…`, with 96 random bits.
 pub(crate) fn id(prefix: &str) -> String {
     let mut bytes = [0; 12];
     fill(&mut bytes);
     bytes.iter().fold(prefix.to_owned(), |id, byte| id + &format!("{byte:02x}"))
 }
 
-/// A small generator for padding, where only the length of what is made matters.
+/// Generates padding. Only its length matters, so a xorshift generator is enough.
 #[derive(Debug)]
 pub(crate) struct Padding(u64);
 
@@ -34,7 +34,7 @@ impl Padding {
         Padding(word() | 1)
     }
 
-    /// Appends so many letters.
+    /// Appends `count` letters.
     pub(crate) fn append(&mut self, text: &mut String, count: usize) {
         const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         for _ in 0..count {

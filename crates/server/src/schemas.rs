@@ -8,8 +8,8 @@ use pellucid_sampling::{
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
 
-use crate::openai::common::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
 use crate::openai::sampling::number;
+use crate::openai::shared_fields::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
 
 fn schema(value: Value) -> RefOr<Schema> {
     serde_json::from_value(value).expect("these are schemas")

@@ -1,34 +1,34 @@
-//! What every route shares: the model, the tenants, the limits, the numbers, and whether the server is leaving.
+//! State that all routes share: model, tenants, limits, metrics and the phase of shutdown.
 
 use pellucid_generate::LoadedModel;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::drain::Drain;
+use crate::http::drain::Drain;
+use crate::limits::tenants::Tenants;
 use crate::metrics::Metrics;
-use crate::tenants::Tenants;
 
-/// Bounds on what clients may take.
+/// Limits on what clients may use.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a request's body.
+    /// Maximum bytes of a request's body.
     pub max_body_bytes: usize,
-    /// Bytes of all bodies that are being read or waited with, together.
+    /// Maximum bytes of all bodies together that are being read or processed.
     pub max_bodies_bytes: usize,
-    /// For the whole body to arrive.
+    /// Maximum time for the whole body to arrive.
     pub body_timeout: Duration,
-    /// For a connection's next request to begin and its headers to arrive.
+    /// Maximum time until a connection's next request begins and its headers have arrived.
     pub header_timeout: Duration,
-    /// For a client to take what was written to it.
+    /// Maximum time that a client may accept no byte of a response.
     pub write_timeout: Duration,
-    /// For a reply to be complete.
+    /// Maximum time until a reply is complete.
     pub request_timeout: Duration,
-    /// Connections at once.
+    /// Maximum open connections.
     pub max_connections: usize,
-    /// A step of the engine that takes longer makes `/ready` fail.
+    /// `/ready` fails when a step of the engine takes longer.
     pub watchdog: Duration,
-    /// For replies in flight to end when the server is told to leave.
+    /// Maximum time for replies in flight to complete at shutdown.
     pub drain_timeout: Duration,
 }
 
@@ -48,21 +48,23 @@ impl Default for Limits {
     }
 }
 
-/// How a server answers.
+/// Options of a server.
 #[derive(Debug)]
 pub struct Options {
+    /// Limits for all clients together.
     pub limits: Limits,
+    /// Keys, and limits by tenant.
     pub tenants: Tenants,
-    /// Web pages of these origins may ask; without any, browsers keep other pages out.
+    /// Web pages of these origins may send requests (CORS); `*` allows all.
     pub cors_origins: Vec<String>,
-    /// Refuse requests whose `Host` is not this machine: a page in the user's browser must not reach a server without keys by giving
-    /// its own name the address 127.0.0.1.
+    /// Whether to refuse requests whose `Host` is not this machine. Protects servers without keys against DNS rebinding, in
+    /// which a web page lets its own name resolve to 127.0.0.1.
     pub loopback_hosts_only: bool,
-    /// Add the names that inference gateways read from vLLM.
+    /// Whether to export metrics under vLLM's names too, which inference gateways read.
     pub vllm_metrics: bool,
 }
 
-/// Shared by all routes.
+/// State shared by all routes.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) model: LoadedModel,
@@ -70,7 +72,7 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) drain: Drain,
-    /// In units of `BODY_UNIT` bytes.
+    /// Memory for request bodies, in units of [`BODY_UNIT`] bytes.
     pub(crate) bodies: Arc<tokio::sync::Semaphore>,
     pub(crate) cors_origins: Vec<String>,
     pub(crate) loopback_hosts_only: bool,
@@ -78,7 +80,7 @@ pub(crate) struct App {
 
 pub(crate) type SharedApp = Arc<App>;
 
-/// Bodies are counted in pieces of so many bytes.
+/// Unit in bytes in which memory for bodies is counted, so that not every read has to acquire a permit.
 pub(crate) const BODY_UNIT: usize = 4096;
 
 impl App {

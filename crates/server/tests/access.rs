@@ -1,4 +1,4 @@
-//! Who may ask: keys on every route, limits of tenants, hosts and origins.
+//! Access: keys on every route, limits of tenants, hosts and origins.
 
 mod support;
 
@@ -12,7 +12,7 @@ fn with_keys() -> Server {
     Server::with(Setup { tenants: vec![tenant("a", "key-of-a"), tenant("b", "key-of-b")], ..Setup::default() })
 }
 
-/// Every route of the document, and some that do not exist.
+/// Returns every route of the OpenAPI document, and some that do not exist.
 fn routes(server: &Server) -> Vec<(String, String)> {
     let key = [("Authorization", "Bearer key-of-a")];
     let document = server.request("GET", "/openapi.json", &key, b"").ok();
@@ -67,7 +67,7 @@ fn no_route_but_health_answers_without_a_key() {
 }
 
 #[test]
-fn the_numbers_of_all_tenants_need_permission() {
+fn metrics_of_all_tenants_need_permission() {
     let watcher = TenantConfig { metrics: true, requests_per_minute: Some(0), ..tenant("watcher", "key-of-watcher") };
     let tenants = vec![tenant("a", "key-of-a"), tenant("b", "key-of-b"), watcher];
     let server = Server::with(Setup { tenants, ..Setup::default() });
@@ -75,18 +75,18 @@ fn the_numbers_of_all_tenants_need_permission() {
     server.post_as("key-of-a", CHAT, &chat_body("")).ok();
     let refused = ask(&server, "key-of-b");
     assert_eq!(refused.refused(403).1.as_deref(), Some("metrics_not_allowed"));
-    assert!(ask(&server, "key-of-watcher").text().contains("tenant=\"a\""), "the control: the numbers are there");
+    assert!(ask(&server, "key-of-watcher").text().contains("tenant=\"a\""), "a tenant with the right sees the metrics");
     assert_eq!(
         server.post_as("key-of-watcher", CHAT, &chat_body("")).refused(429).1.as_deref(),
         Some("requests_per_minute")
     );
-    // One tenant alone sees nobody but itself.
+    // A single tenant sees only itself, so it needs no right.
     let server = Server::with(Setup { tenants: vec![tenant("a", "key-of-a")], ..Setup::default() });
     assert_eq!(ask(&server, "key-of-a").status, 200);
 }
 
 #[test]
-fn limits_say_which_they_are_and_when_to_come_back() {
+fn refusals_name_the_limit_and_when_to_retry() {
     let limited = |name: &str, config: TenantConfig| TenantConfig {
         name: name.into(),
         keys: vec![format!("key-of-{name}")],
@@ -100,7 +100,7 @@ fn limits_say_which_they_are_and_when_to_come_back() {
         limited("memory", TenantConfig { kv_tokens: Some(32), ..TenantConfig::default() }),
     ];
     let server = Server::with(Setup { tenants, ..Setup::default() });
-    // Replies of a known length: what they cost is known.
+    // Replies have a known length, so that their cost is known.
     let body =
         |fields: &str| chat_body(&["\"ignore_eos\":true", fields].join(if fields.is_empty() { "" } else { "," }));
     let ask = |name: &str, fields: &str| server.post_as(&format!("key-of-{name}"), CHAT, &body(fields));
@@ -129,18 +129,18 @@ fn limits_say_which_they_are_and_when_to_come_back() {
     expect("places", "", "concurrent_requests");
     drop(first);
     server.slow_down(0);
-    // Another tenant is not held up by any of this.
+    // Another tenant is not affected by these limits.
     assert_eq!(
         ask("memory", "\"max_tokens\":200").refused(400).0.as_deref(),
         Some("max_tokens"),
-        "more than its share of memory"
+        "exceeds the tenant's quota of KV memory"
     );
     ask("memory", "").ok();
 }
 
-/// A tenant beyond its limits costs the others nothing but the reading of its bodies: 429 comes before any other refusal.
+/// Limits are checked before a body is parsed: 429 takes precedence over any other refusal.
 #[test]
-fn limits_count_before_any_work() {
+fn limits_are_checked_before_any_work() {
     let limited = TenantConfig { requests_per_minute: Some(2), ..tenant("requests", "key-of-requests") };
     let crowded = TenantConfig { concurrent_requests: Some(1), ..tenant("places", "key-of-places") };
     let indebted = TenantConfig { tokens_per_minute: Some(5), ..tenant("tokens", "key-of-tokens") };
@@ -152,7 +152,7 @@ fn limits_count_before_any_work() {
         assert_eq!(reply.refused(429).1.as_deref(), Some(code), "{path}");
         assert!(reply.header("retry-after").is_some());
     };
-    // What is wrong counts, and so does what asks nothing of the model.
+    // Wrong requests count, and so do requests that do not use the model.
     server.post_as("key-of-requests", CHAT, "nonsense").refused(400);
     server.post_as("key-of-requests", "/tokenize", "{\"prompt\":\"a\"}").ok();
     for path in paths {
@@ -162,7 +162,7 @@ fn limits_count_before_any_work() {
     let (_, mut socket) = Socket::open(&server, "X-Api-Key: key-of-requests\r\n");
     socket.send("nonsense");
     assert_eq!(socket.json()["error"]["code"], "requests_per_minute");
-    // Tokens are for the model alone.
+    // The limit on tokens applies only to requests that use the model.
     server.post_as("key-of-tokens", CHAT, &chat_body("\"ignore_eos\":true")).ok();
     for path in paths {
         if path.starts_with("/v1/") {
@@ -183,7 +183,7 @@ fn limits_count_before_any_work() {
 }
 
 #[test]
-fn a_server_without_keys_answers_to_this_machine_alone() {
+fn a_server_without_keys_accepts_only_local_hosts() {
     let server = Server::start();
     let ask = |host: &str| {
         use std::io::Write;
@@ -200,7 +200,7 @@ fn a_server_without_keys_answers_to_this_machine_alone() {
 }
 
 #[test]
-fn pages_of_other_origins_are_let_in_by_name_only() {
+fn only_listed_origins_pass_cors() {
     let origin = [("Origin", "https://app.example")];
     let closed = Server::start();
     assert_eq!(closed.request("GET", "/v1/models", &origin, b"").header("access-control-allow-origin"), None);
@@ -210,7 +210,7 @@ fn pages_of_other_origins_are_let_in_by_name_only() {
     let asked = [
         ("Origin", "https://app.example"),
         ("Access-Control-Request-Method", "POST"),
-        // Those of the official client for JavaScript among them.
+        // Includes headers that OpenAI's JavaScript client sends.
         ("Access-Control-Request-Headers", "authorization,content-type,x-stainless-lang,x-stainless-retry-count"),
     ];
     let preflight = open.request("OPTIONS", CHAT, &asked, b"");
@@ -224,7 +224,7 @@ fn pages_of_other_origins_are_let_in_by_name_only() {
 }
 
 #[test]
-fn every_reply_has_an_id() {
+fn every_response_has_a_request_id() {
     let server = Server::start();
     assert!(server.get("/health").header("x-request-id").unwrap().starts_with("req-"));
     let given = server.request("GET", "/health", &[("X-Request-Id", "my-id.1")], b"");

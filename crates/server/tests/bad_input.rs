@@ -1,4 +1,4 @@
-//! The table of bad input, row by row: what is refused, with which status, naming which field; streamed and not.
+//! Bad input: which requests are refused, with which status and field; streamed and whole.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::io::{BufReader, Write};
 
 use support::{CONTEXT, Response, Server, Setup, chat_body, completion_body};
 
-/// Integer fields of a route, with a value that would be taken.
+/// Integer fields of a route, each with a valid value.
 const CHAT_INTEGERS: [&str; 15] = [
     "n",
     "max_tokens",
@@ -47,7 +47,7 @@ const NUMBERS: [&str; 18] = [
 ];
 
 #[test]
-fn bodies_that_are_no_request() {
+fn bodies_that_are_not_requests() {
     let server = Server::start();
     let json: &[(&str, &str)] = &[("Content-Type", "application/json")];
     let deep = format!("{{\"messages\":{}", "[".repeat(100_000));
@@ -94,7 +94,7 @@ fn sizes_are_bounded() {
     let server = Server::with(Setup { limits, ..Setup::default() });
     let long = format!("{{\"prompt\":\"{}\"}}", "a".repeat(20_000));
     assert_eq!(server.post("/tokenize", &long).refused(413).1.as_deref(), Some("request_too_large"));
-    // Announced and never sent, and sent without being announced.
+    // Too large by `Content-Length` without being sent, and sent in chunks without a `Content-Length`.
     let mut silent = server.connect();
     write!(silent, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n").unwrap();
     silent.shutdown(std::net::Shutdown::Write).unwrap();
@@ -106,7 +106,7 @@ fn sizes_are_bounded() {
     }
     write!(chunked, "0\r\n\r\n").unwrap();
     Response::read(&mut BufReader::new(chunked)).refused(413);
-    // Headers: what hyper answers is a bare status.
+    // Headers beyond hyper's own limit: it answers with a status and no body.
     let mut giant = server.connect();
     let _ = write!(giant, "GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: {}\r\n\r\n", "a".repeat(70_000));
     assert_eq!(Response::read(&mut BufReader::new(giant)).status, 431);
@@ -118,7 +118,7 @@ fn sizes_are_bounded() {
 }
 
 #[test]
-fn slow_clients_are_cut_and_others_unharmed() {
+fn slow_clients_are_disconnected_and_others_served() {
     let short = std::time::Duration::from_millis(300);
     let limits = pellucid_server::Limits { body_timeout: short, header_timeout: short, ..Default::default() };
     let server = Server::with(Setup { limits, ..Setup::default() });
@@ -129,7 +129,7 @@ fn slow_clients_are_cut_and_others_unharmed() {
     assert_eq!(server.get("/health").status, 200);
     Response::read(&mut BufReader::new(body)).refused(408);
     let mut rest = Vec::new();
-    // The connection is closed without an answer: nobody knows what was asked.
+    // Without complete headers there is no request to answer: the connection is closed.
     std::io::Read::read_to_end(&mut header, &mut rest).unwrap();
     assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{:?}", String::from_utf8_lossy(&rest));
 }
@@ -149,7 +149,7 @@ fn every_integer_field_keeps_to_its_range() {
         "{}",
     ];
     for name in CHAT_INTEGERS {
-        // Numbers that need not be integers take 1.5.
+        // Fields that are not integers accept 1.5.
         let is_number = NUMBERS.contains(&name);
         for value in refused.iter().filter(|value| !(is_number && **value == "1.5")) {
             for stream in ["", ",\"stream\":true"] {
@@ -161,7 +161,7 @@ fn every_integer_field_keeps_to_its_range() {
             assert_eq!(server.chat(&format!("\"{name}\":-1")).refused(400).0.as_deref(), Some(name));
         }
         let taken = server.chat(&format!("\"{name}\":null"));
-        assert_eq!(taken.status, 200, "null is absence: {}", taken.text());
+        assert_eq!(taken.status, 200, "null means absent: {}", taken.text());
     }
     for value in ["-1", "1e9", "1000000000", "129", "2147483648"] {
         assert_eq!(server.chat(&format!("\"n\":{value}")).refused(400).0.as_deref(), Some("n"));
@@ -192,7 +192,7 @@ fn every_number_keeps_to_its_range() {
         for value in ["NaN", "Infinity", "-Infinity", "1e400"] {
             server.chat(&format!("\"{name}\":{value}")).refused(400);
         }
-        // Numbers too close to 0 are refused, the smallest that are not are honoured or out of the field's range.
+        // Subnormal numbers are refused; the smallest normal one is accepted or outside the field's range.
         for value in ["1e-45", "1e-38"] {
             let value = if name == "logit_bias" { format!("{{\"5\":{value}}}") } else { value.into() };
             assert_eq!(server.chat(&format!("\"{name}\":{value}")).refused(400).0.as_deref(), Some(name), "{value}");
@@ -265,7 +265,7 @@ fn fields_are_honoured_or_refused_by_name() {
 }
 
 #[test]
-fn messages_that_are_none() {
+fn invalid_messages() {
     let server = Server::start();
     let bad = [
         ("null", "messages"),
@@ -302,13 +302,13 @@ fn messages_that_are_none() {
     assert_eq!(server.post("/v1/chat/completions", "{\"messages\":[]}").refused(400).0.as_deref(), Some("model"));
     let parts = "\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hel\"},{\"type\":\"text\",\"text\":\"lo\"}]}]";
     server.chat(parts).ok();
-    // A reply as clients' libraries hold it and send it back.
+    // A reply as OpenAI's client represents it and sends it back.
     let reply = "{\"role\":\"assistant\",\"content\":\"hi\",\"refusal\":null,\"annotations\":[],\"audio\":null,\"function_call\":null,\"tool_calls\":null,\"parsed\":null}";
     server.chat(&format!("\"messages\":[{reply},{}]", reply.replace("[]", "null"))).ok();
 }
 
 #[test]
-fn prompts_that_are_none() {
+fn invalid_prompts() {
     let server = Server::start();
     for prompt in [
         "\"\"",
@@ -340,7 +340,7 @@ fn prompts_that_are_none() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_numbers() {
+fn requests_that_do_not_fit_are_refused_with_both_numbers() {
     let server = Server::start();
     let long = "a".repeat(300);
     for stream in ["", ",\"stream\":true"] {
@@ -374,11 +374,11 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
         assert_eq!(server.chat(&format!("\"samplers\":{samplers}")).refused(400).0.as_deref(), Some("samplers"));
     }
     assert_eq!(server.chat("\"samplers\":[\"top_p\"],\"top_k\":5").refused(400).0.as_deref(), Some("samplers"));
-    assert_eq!(server.chat("\"n\":20").refused(400).0.as_deref(), Some("n"), "more than there are sequences");
+    assert_eq!(server.chat("\"n\":20").refused(400).0.as_deref(), Some("n"), "more than `max_sequences`");
     server.get("/v1/models/gpt-4").refused(404);
     server.get("/v1/models/some/thing").refused(404);
     assert_eq!(server.get("/v1/models/tiny").ok()["id"], "tiny");
-    // Ids outside, on the routes for text.
+    // Token ids outside the vocabulary, on the routes for text.
     server.post("/detokenize", "{\"tokens\":[96]}").refused(400);
     server.post("/tokenize", "{\"prompt\":\"a\",\"messages\":[]}").refused(400);
     server.post("/tokenize", "{}").refused(400);
@@ -392,15 +392,15 @@ fn a_model_without_a_template_says_so() {
 }
 
 #[test]
-fn bodies_of_the_helpers_are_what_they_say() {
-    // The tests above lean on this.
+fn helper_bodies_contain_the_given_fields() {
+    // The tests above depend on this.
     assert_eq!(chat_body("\"n\":1").matches("\"n\":").count(), 1);
     assert!(!completion_body("\"prompt\":5").contains("hello"));
 }
 
-/// A setting that cannot take effect is refused by its name, alone and beside what it belongs to.
+/// Settings that have no effect are refused by name, alone and together with the field they need.
 #[test]
-fn what_would_do_nothing_is_refused() {
+fn fields_without_effect_are_refused() {
     let server = Server::start();
     for (field, value) in [
         ("xtc_threshold", "0.2"),
@@ -415,7 +415,7 @@ fn what_would_do_nothing_is_refused() {
     }
     let moved = server.chat("\"temperature\":0,\"dynamic_temperature_range\":1").refused(400);
     assert_eq!(moved.0.as_deref(), Some("dynamic_temperature_range"));
-    // What a search does not do is refused by the name that the client gave it.
+    // Fields that beam search does not support are refused under the client's name for them.
     for (field, value) in [
         ("min_tokens", "3"),
         ("banned_token_ids", "[5]"),
@@ -435,7 +435,7 @@ fn what_would_do_nothing_is_refused() {
             assert_eq!(refused.0.as_deref(), Some(field));
         }
     }
-    // Words of the template that are no variables of it.
+    // Names in the template that are not variables that callers may set.
     for name in ["a", "role", "turn", "messag", "for", "m"] {
         server.chat(&format!("\"chat_template_kwargs\":{{\"{name}\":1}}")).refused(400);
     }

@@ -1,10 +1,10 @@
-//! Under way: clients that go away, queues that are full, readers that are slow, a server that leaves, control in flight.
+//! Requests in flight: disconnects, a full queue, slow readers, shutdown, and control messages.
 
 mod support;
 
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pellucid_server::{Ended, Limits};
 use serde_json::{Value, json};
@@ -19,10 +19,10 @@ fn long_chat(more: &str) -> String {
 }
 
 #[test]
-fn a_client_that_goes_away_frees_its_blocks() {
+fn a_disconnected_client_frees_its_blocks() {
     let server = Server::with(Setup { max_sequences: 2, ..Setup::default() });
     server.slow_down(20);
-    // In decode, streamed and whole; in prefill; and waiting for a place.
+    // Two requests in decode, one streamed and one whole, and a third in the queue, which then disconnects in prefill.
     let mut streamed = server.stream(CHAT, &long_chat(",\"stream\":true"));
     for _ in 0..4 {
         streamed.next_data().unwrap();
@@ -32,10 +32,10 @@ fn a_client_that_goes_away_frees_its_blocks() {
     let prompt = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}],\"max_tokens\":20", "a".repeat(200));
     let waiting = server.send("POST", CHAT, &JSON, chat_body(&prompt).as_bytes());
     std::thread::sleep(Duration::from_millis(50));
-    assert!(server.metric("pellucid_kv_blocks_in_use") > 0.0, "the control: blocks are held");
+    assert!(server.metric("pellucid_kv_blocks_in_use") > 0.0, "blocks must be in use before the disconnects");
     assert_eq!(server.metric("pellucid_requests_waiting"), 1.0);
     drop((streamed, whole));
-    // The one that waited begins, and goes away while its prompt is computed.
+    // The request in the queue starts, and disconnects while its prompt is computed.
     std::thread::sleep(Duration::from_millis(60));
     drop(waiting);
     server.settles();
@@ -46,7 +46,7 @@ fn a_client_that_goes_away_frees_its_blocks() {
 }
 
 #[test]
-fn what_is_promised_counts_as_used() {
+fn reserved_blocks_count_as_used() {
     let server = Server::start();
     server.slow_down(20);
     let used_by = |more: &str| {
@@ -64,41 +64,39 @@ fn what_is_promised_counts_as_used() {
         assert_eq!((number("pellucid_kv_use_ratio"), number("vllm:kv_cache_usage_perc")), (ratio, ratio));
         held
     };
-    // Blocks of 32 tokens, for a prompt of less and for what it may grow by.
+    // Blocks of 32 tokens: one for the prompt, and those reserved for the reply.
     assert_eq!(used_by(",\"max_tokens\":200"), 7.0);
-    assert_eq!(used_by(",\"max_tokens\":null"), 3.0, "without a bound, room for two blocks more");
+    assert_eq!(used_by(",\"max_tokens\":null"), 3.0, "without `max_tokens`, two blocks are reserved");
     assert_eq!(server.metric("pellucid_kv_use_ratio"), 0.0);
 }
 
 #[test]
 fn a_full_queue_is_refused_at_once() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 2, ..Setup::default() });
-    server.slow_down(300);
     let running = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
     server.until("pellucid_sequences_running", 1.0);
+    // No step ends from here on, so a refusal that waited for the engine would never arrive.
+    server.hold_steps();
     let waiting = [0, 1].map(|_| server.send("POST", CHAT, &JSON, long_chat("").as_bytes()));
     server.until("pellucid_requests_waiting", 2.0);
     for more in ["", ",\"stream\":true"] {
-        let asked = Instant::now();
         let reply = server.post(CHAT, &long_chat(more));
-        // The bound is far above what it takes, and below a step.
-        assert!(asked.elapsed() < Duration::from_millis(250), "{:?}", asked.elapsed());
         assert_eq!(reply.refused(429).1.as_deref(), Some("queue_full"));
         assert!(reply.header("retry-after").is_some());
     }
-    // What could never wait is told so at once, and not to come back.
+    // A request with more prompts than the queue holds is refused for good.
     let reply = server.complete("\"prompt\":[\"a\",\"b\",\"c\"]");
     assert_eq!(reply.refused(400).0.as_deref(), Some("prompt"));
     drop((running, waiting));
-    server.slow_down(0);
+    server.release_steps();
     server.settles();
 }
 
 #[test]
-fn a_slow_reader_is_bounded_and_hurts_nobody() {
+fn a_slow_reader_does_not_delay_others() {
     let limits = Limits { write_timeout: Duration::from_millis(500), ..Limits::default() };
     let server = Server::with(Setup { limits, max_sequences: 4, ..Setup::default() });
-    // It asks for a reply that fills every buffer on the way, and reads nothing of it.
+    // Two clients request replies that fill every buffer on the way, and read nothing.
     let body = chat_body(
         "\"stream\":true,\"ignore_eos\":true,\"max_tokens\":230,\"n\":3,\"trace\":true,\"logprobs\":true,\"top_logprobs\":20",
     );
@@ -107,19 +105,19 @@ fn a_slow_reader_is_bounded_and_hurts_nobody() {
     for _ in 0..5 {
         assert_eq!(server.chat("\"seed\":5").ok()["choices"], alone);
     }
-    // Whether it was cut or its buffers took everything, nothing stays behind.
+    // Whether they were disconnected or the buffers held everything, no block stays in use.
     server.settles();
     drop(slow);
 }
 
 #[test]
-fn a_signal_drains() {
+fn the_first_signal_completes_replies_in_flight() {
     let server = Server::start();
     server.slow_down(10);
     let mut stream =
         server.stream(CHAT, &chat_body("\"stream\":true,\"ignore_eos\":true,\"max_tokens\":40,\"seed\":3"));
     stream.next_data().unwrap();
-    server.drain.ask();
+    server.drain.signal();
     std::thread::sleep(Duration::from_millis(50));
     let refused = server.chat("");
     assert_eq!(refused.refused(503).1.as_deref(), Some("draining"));
@@ -127,12 +125,12 @@ fn a_signal_drains() {
     assert_eq!(server.get("/health").status, 200);
     server.get("/ready").refused(503);
     let chunks = stream.chunks();
-    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length", "what was in flight is finished");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length", "a reply in flight is completed");
     assert_eq!(server.ended(), Ended::Drained);
 }
 
 #[test]
-fn a_request_that_is_being_read_is_answered_before_the_server_leaves() {
+fn a_request_that_is_being_read_is_answered_before_shutdown() {
     let server = Server::start();
     let body = chat_body("\"max_tokens\":4,\"seed\":3");
     let (first, second) = body.split_at(body.len() / 2);
@@ -143,11 +141,11 @@ fn a_request_that_is_being_read_is_answered_before_the_server_leaves() {
         body.len()
     );
     connection.write_all(head.as_bytes()).unwrap();
-    // An idle socket does not keep the server, and its request comes too late.
+    // An idle WebSocket does not delay the shutdown, and a request over it is refused.
     let (status, mut socket) = Socket::open(&server, "");
     assert_eq!(status, 101);
     std::thread::sleep(Duration::from_millis(100));
-    server.drain.ask();
+    server.drain.signal();
     std::thread::sleep(Duration::from_millis(100));
     socket.send(&chat_body(""));
     let refused: Value = serde_json::from_str(&socket.next().unwrap()).unwrap();
@@ -158,7 +156,7 @@ fn a_request_that_is_being_read_is_answered_before_the_server_leaves() {
 }
 
 #[test]
-fn a_websocket_is_a_connection_among_the_others() {
+fn a_websocket_counts_as_a_connection() {
     let limits = Limits { max_connections: 1, ..Limits::default() };
     let server = Server::with(Setup { limits, ..Setup::default() });
     let (status, socket) = Socket::open(&server, "");
@@ -166,22 +164,22 @@ fn a_websocket_is_a_connection_among_the_others() {
     let waiting = server.send("GET", "/health", &[], b"");
     waiting.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut byte = [0];
-    assert!((&waiting).read(&mut byte).is_err(), "it waits until there is a place");
+    assert!((&waiting).read(&mut byte).is_err(), "the second connection waits");
     drop(socket);
     waiting.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     assert_eq!(Response::read(&mut BufReader::new(waiting)).status, 200);
 }
 
 #[test]
-fn a_second_signal_ends_at_once_with_an_error() {
+fn the_second_signal_ends_replies_with_an_error() {
     let server = Server::start();
     server.slow_down(50);
     let mut stream = server.stream(CHAT, &long_chat(",\"stream\":true"));
     stream.next_data().unwrap();
     let whole = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
     std::thread::sleep(Duration::from_millis(100));
-    server.drain.ask();
-    server.drain.ask();
+    server.drain.signal();
+    server.drain.signal();
     let data = stream.all();
     let last: Value = serde_json::from_str(data.last().unwrap()).unwrap();
     assert_eq!(check_error(&last).1.as_deref(), Some("shutting_down"), "an error event, and no [DONE] after it");
@@ -201,13 +199,13 @@ fn a_step_that_hangs_makes_ready_fail() {
     assert_eq!(server.get("/health").status, 200);
     server.slow_down(0);
     Response::read(&mut BufReader::new(held)).ok();
-    // The reply leaves a moment before the step that made it is over.
+    // The reply is sent a moment before the step ends.
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(server.get("/ready").status, 200);
 }
 
 #[test]
-fn a_websocket_gives_the_same_chunks() {
+fn a_websocket_returns_the_same_text() {
     let server = Server::start();
     let whole = server.chat("\"seed\":3,\"max_tokens\":20").ok();
     let (status, mut socket) = Socket::open(&server, "");
@@ -238,7 +236,7 @@ fn a_websocket_gives_the_same_chunks() {
 }
 
 #[test]
-fn a_stop_in_the_text_says_nothing_of_wishes() {
+fn a_stop_string_does_not_disturb_acknowledgements() {
     let server = Server::start();
     let long = "\"seed\":3,\"n\":3,\"max_tokens\":100,\"ignore_eos\":true";
     let whole = server.chat(long).ok();
@@ -250,24 +248,24 @@ fn a_stop_in_the_text_says_nothing_of_wishes() {
     server.slow_down(5);
     let (_, mut socket) = Socket::open(&server, "");
     socket.send(&chat_body(&format!("{long},\"stop\":{}", json!(stop))));
-    let (mut told, mut has_ended) = (Vec::new(), false);
+    let (mut acknowledged, mut has_ended) = (Vec::new(), false);
     while let Some(message) = socket.next().filter(|message| message != "[DONE]") {
         let message: Value = serde_json::from_str(&message).unwrap();
         if !message["type"].is_null() {
-            told.push(message["type"].as_str().unwrap().to_owned());
+            acknowledged.push(message["type"].as_str().unwrap().to_owned());
         }
-        // The engine hears of the stop, and of these after it.
+        // The engine receives the end of the choice first, and these messages after it.
         if message["choices"][0]["finish_reason"] == "stop" && !std::mem::replace(&mut has_ended, true) {
             socket.send("{\"type\":\"pause\"}");
             socket.send("{\"type\":\"resume\"}");
         }
     }
-    assert!(has_ended, "the control: the first choice came to its stop");
-    assert_eq!(told, ["paused", "resumed"]);
+    assert!(has_ended, "the first choice must reach its stop string");
+    assert_eq!(acknowledged, ["paused", "resumed"]);
 }
 
 #[test]
-fn a_websocket_is_paused_resumed_changed_and_cancelled() {
+fn control_messages_pause_resume_update_and_cancel() {
     let server = Server::start();
     server.slow_down(5);
     let (_, mut socket) = Socket::open(&server, "");
@@ -286,9 +284,9 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     std::thread::sleep(Duration::from_millis(60));
     let in_use = server.metric("pellucid_kv_blocks_in_use");
     assert!(in_use > 0.0, "a paused request keeps its blocks");
-    // From now on only one token can be chosen: 6 is "a".
+    // After the update only one token can be sampled: 6 is "a".
     socket.send("{\"type\":\"update\",\"allowed_token_ids\":[6],\"temperature\":0}");
-    assert_eq!(socket.json()["type"], "updated", "nothing was computed meanwhile");
+    assert_eq!(socket.json()["type"], "updated", "no token is computed while paused");
     for bad in [
         "{\"type\":\"update\"}",
         "{\"type\":\"update\",\"temperature\":9}",
@@ -314,7 +312,7 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     }
     assert_eq!(socket.next(), None);
     server.settles();
-    // A search draws nothing, so nothing of the draw can be changed.
+    // Beam search does not sample, so sampling fields cannot be updated.
     let (_, mut socket) = Socket::open(&server, "");
     socket.send(&chat_body("\"ignore_eos\":true,\"max_tokens\":200,\"beam_width\":2"));
     for bad in ["{\"type\":\"update\",\"temperature\":0.5}", "{\"type\":\"update\",\"max_tokens\":5}"] {
@@ -329,7 +327,7 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     }
     drop(socket);
     server.settles();
-    // One that goes away without a word.
+    // A client that disconnects without closing the WebSocket.
     let (_, mut socket) = Socket::open(&server, "");
     socket.send(&long_chat(""));
     socket.json();
@@ -337,12 +335,12 @@ fn a_websocket_is_paused_resumed_changed_and_cancelled() {
     server.settles();
 }
 
-/// An update is laid over what the client gave, not over what followed from it.
+/// An update replaces fields that the client gave; defaults that depend on them are derived again.
 #[test]
-fn an_update_changes_what_was_given() {
+fn an_update_replaces_given_fields() {
     let server = Server::start();
     server.slow_down(5);
-    // The type of the answer to an update, and the last message.
+    // Sends an update and returns the extension of the last chunk.
     let update = |fields: &str, change: &str| {
         let (_, mut socket) = Socket::open(&server, "");
         socket.send(&chat_body(&format!("\"ignore_eos\":true,\"max_tokens\":60,\"seed\":3,{fields}")));
@@ -360,13 +358,13 @@ fn an_update_changes_what_was_given() {
         last["pellucid"].clone()
     };
     let done = update("\"dry_multiplier\":1,\"dry_sequence_breakers\":[]", "\"temperature\":0.5");
-    assert_eq!(done["parameters"]["dry_sequence_breakers"], json!([]), "none were given");
+    assert_eq!(done["parameters"]["dry_sequence_breakers"], json!([]), "an empty list was given");
     let done = update("\"dry_multiplier\":1", "\"dry_multiplier\":0");
-    assert_eq!(done["parameters"]["dry_multiplier"], 0.0, "the usual breakers go with it");
+    assert_eq!(done["parameters"]["dry_multiplier"], 0.0, "default breakers are dropped with the multiplier");
     let done = update("\"mirostat_tau\":5", "\"mirostat_eta\":0.25");
     assert_eq!((&done["parameters"]["mirostat_tau"], &done["parameters"]["mirostat_eta"]), (&json!(5.0), &json!(0.25)));
     assert_eq!(done["seed"], 3);
-    // Only one token can be chosen: 6 is "a". The stop counts from the update on.
+    // Only one token can be sampled: 6 is "a". The stop string takes effect from the update on.
     let only = "\"allowed_token_ids\":[6],\"stop\":\"aa\"";
     let done = update(&format!("{only},\"min_tokens\":60"), "\"min_tokens\":0");
     assert_eq!(done["endings"][0]["reason"], "stop_string", "{done}");

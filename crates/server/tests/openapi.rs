@@ -1,4 +1,4 @@
-//! The document and the parser agree: what the one promises the other keeps, at the edges of every range.
+//! The OpenAPI document agrees with the parser, at the limits of every range.
 
 mod support;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 use support::{Server, chat_body, completion_body};
 
 #[test]
-fn every_field_of_the_document_is_known_and_its_bounds_are_the_parsers() {
+fn the_parser_knows_every_field_and_has_its_range() {
     let server = Server::start();
     let document = server.get("/openapi.json").ok();
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
@@ -30,8 +30,12 @@ fn every_field_of_the_document_is_known_and_its_bounds_are_the_parsers() {
                 (reply.status, error["param"] == field.as_str(), error["code"].as_str().map(str::to_owned))
             };
             let (status, _, code) = ask("null");
-            assert_ne!(code.as_deref(), Some("unknown_parameter"), "{field} is in the document");
-            assert_eq!(status == 200, !required.contains(&field.as_str()), "{field}: null is absence");
+            assert_ne!(
+                code.as_deref(),
+                Some("unknown_parameter"),
+                "{field} is in the document but unknown to the parser"
+            );
+            assert_eq!(status == 200, !required.contains(&field.as_str()), "{field}: null means absent");
             let number = |name: &str| shape[name].as_f64();
             let (Some(low), Some(high)) = (number("minimum"), number("maximum")) else { continue };
             for outside in [low - 1.0, high + 1.0 + high.abs() / 4.0] {
@@ -39,18 +43,18 @@ fn every_field_of_the_document_is_known_and_its_bounds_are_the_parsers() {
                 assert!(status == 400 && is_own, "{field}: {outside} is outside {low} to {high}");
             }
             for edge in [low, high] {
-                // At 2^63 a float no longer says which integer is meant.
+                // Near 2^63 a float does not identify one integer.
                 let edge = if edge > 9e15 { "9223372036854775807".into() } else { edge.to_string() };
                 let (status, is_own, code) = ask(&edge);
                 let is_refused = status == 400 && is_own && code.as_deref() == Some("out_of_range");
-                assert!(!is_refused && status < 500, "{field}: {edge} is an edge of {low} to {high}");
+                assert!(!is_refused && status < 500, "{field}: {edge} is within {low} to {high}");
             }
         }
     }
 }
 
 #[test]
-fn every_route_says_what_it_may_answer() {
+fn every_route_documents_its_responses() {
     let server = Server::start();
     let document = server.get("/openapi.json").ok();
     for (path, item) in document["paths"].as_object().unwrap() {

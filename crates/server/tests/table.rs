@@ -1,5 +1,5 @@
-//! The table of bad input in full: each row with its exact status and error object, whole and streamed, and over the WebSocket where it
-//! is a chat. The other files try more values; this one says what a client reads.
+//! Refused requests with their exact status and error object: whole, streamed, and over the WebSocket for chats. The other
+//! test files try more values; this one pins what a client reads.
 
 mod support;
 
@@ -15,7 +15,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
-/// What a client reads: message, `param` and `code`; `type` follows from the status.
+/// Message, `param` and `code` of an error; `type` follows from the status.
 type Error<'a> = (&'a str, Option<&'a str>, Option<&'a str>);
 
 #[track_caller]
@@ -29,7 +29,7 @@ fn check(reply: &Response, status: u16, (message, param, code): Error<'_>) {
     assert_eq!(reply.json(), json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }));
 }
 
-/// A field beside the usual ones, refused on a route, whole and streamed alike; a chat also over the WebSocket.
+/// Checks that a route refuses `fields`, whole and streamed; a chat also over the WebSocket.
 #[track_caller]
 fn refuses(server: &Server, path: &str, fields: &str, status: u16, error: Error<'_>) {
     let body = if path == CHAT { chat_body } else { completion_body };
@@ -39,9 +39,9 @@ fn refuses(server: &Server, path: &str, fields: &str, status: u16, error: Error<
     if path == CHAT {
         let (_, mut socket) = Socket::open(server, "");
         socket.send(&body(fields));
-        let told = socket.json();
-        assert_eq!(told["error"]["message"], error.0, "the WebSocket says the same");
-        assert_eq!((told["error"]["param"].as_str(), told["error"]["code"].as_str()), (error.1, error.2));
+        let reply = socket.json();
+        assert_eq!(reply["error"]["message"], error.0, "the WebSocket returns the same error");
+        assert_eq!((reply["error"]["param"].as_str(), reply["error"]["code"].as_str()), (error.1, error.2));
         assert_eq!(socket.next(), None);
     }
 }
@@ -74,7 +74,7 @@ fn bodies() {
         (
             b"{\"stream\":true,\"stream\":true}",
             (
-                "the body is not valid JSON: the name \"stream\" stands twice in one object at line 1 column 23",
+                "the body is not valid JSON: the name \"stream\" occurs twice in one object at line 1 column 23",
                 None,
                 Some("invalid_json"),
             ),
@@ -99,16 +99,17 @@ fn bodies() {
         check(&server.request("POST", path, &[("Content-Type", "text/plain")], b"{\"stream\":true}"), 415, error);
         let wrong = server.get(path);
         assert_eq!(wrong.header("allow"), Some("POST"));
-        check(&wrong, 405, ("this route has other methods, see Allow", None, Some("method_not_allowed")));
+        check(
+            &wrong,
+            405,
+            ("this route does not support the method; see the Allow header", None, Some("method_not_allowed")),
+        );
     }
-    let error = ("there is no such route; /openapi.json lists them", None, Some("unknown_route"));
+    let error = ("unknown route; /openapi.json lists all routes", None, Some("unknown_route"));
     check(&server.post("/v1/engines", "{\"stream\":true}"), 404, error);
     for path in [CHAT, COMPLETIONS] {
-        let error = (
-            "the model \"gpt-4o\" does not exist here; this server has \"tiny\"",
-            Some("model"),
-            Some("model_not_found"),
-        );
+        let error =
+            ("the model \"gpt-4o\" does not exist; this server has \"tiny\"", Some("model"), Some("model_not_found"));
         refuses(&server, path, "\"model\":\"gpt-4o\"", 404, error);
     }
 }
@@ -149,7 +150,7 @@ fn messages() {
 }
 
 #[test]
-fn what_is_too_long() {
+fn prompts_that_are_too_long() {
     let server = Server::start();
     let long = "a".repeat(300);
     let exceeded = Some("context_length_exceeded");
@@ -161,13 +162,13 @@ fn what_is_too_long() {
     let count = tokens(&format!("{{{messages}}}"));
     let message = format!("this model's maximum context length is 256 tokens, but the prompt has {count}");
     refuses(&server, CHAT, &messages, 400, (&message, Some("messages"), exceeded));
-    // What cannot fit however it is encoded is not encoded: a token of this vocabulary stands for at most 6 bytes.
+    // A text that cannot fit is not encoded at all: no token of this vocabulary has more than 6 bytes.
     let long = "a".repeat(60_000);
     let message = "this model's maximum context length is 256 tokens, but the prompt has at least 10000";
     refuses(&server, COMPLETIONS, &format!("\"prompt\":\"{long}\""), 400, (message, Some("prompt"), exceeded));
     let count = tokens("{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}");
     let message = format!(
-        "this model's maximum context length is 256 tokens, but {} were asked for: {count} of the prompt and up to 256 of the reply",
+        "this model's maximum context length is 256 tokens, but the request needs {}: {count} for the prompt and up to 256 for the reply",
         count + 256
     );
     refuses(&server, CHAT, "\"max_tokens\":256", 400, (&message, Some("messages"), exceeded));
@@ -197,7 +198,7 @@ fn numbers() {
     ];
     for (name, value, message, code) in rows {
         for path in [CHAT, COMPLETIONS] {
-            // Zero tokens are a question to the prompt alone, which chat does not have.
+            // Completions allow `max_tokens: 0`, to score the prompt alone; chats do not.
             let message = match (name, value, path) {
                 ("max_tokens", "-1", CHAT) => "max_tokens: expected 1 to 2147483647, found -1",
                 ("max_tokens", "-1", _) => "max_tokens: expected 0 to 2147483647, found -1",
@@ -213,7 +214,7 @@ fn numbers() {
         for (path, body) in [(CHAT, chat_body as fn(&str) -> String), (COMPLETIONS, completion_body)] {
             for stream in ["", ",\"stream\":true"] {
                 let reply = server.post(path, &body(&format!("\"temperature\":{value}{stream}")));
-                assert_eq!(reply.refused(400), (None, Some("invalid_json".into())), "{value} is no JSON");
+                assert_eq!(reply.refused(400), (None, Some("invalid_json".into())), "{value} is not JSON");
             }
         }
     }
@@ -246,11 +247,14 @@ fn limits_of_lists() {
     let error = ("prompt: the token id 96 is outside the vocabulary of 96", Some("prompt"), range);
     refuses(&server, COMPLETIONS, "\"prompt\":[5,96]", 400, error);
     for prompt in ["\"\"", "[]", "[[]]"] {
-        let error =
-            ("prompt: a prompt is empty; a model needs something to continue", Some("prompt"), Some("invalid_value"));
+        let error = (
+            "prompt: expected a prompt of at least one token, found an empty one",
+            Some("prompt"),
+            Some("invalid_value"),
+        );
         refuses(&server, COMPLETIONS, &format!("\"prompt\":{prompt}"), 400, error);
     }
-    let error = ("tools is not supported: it follows in a later version", Some("tools"), Some("unsupported_parameter"));
+    let error = ("tools is not supported: planned for a later version", Some("tools"), Some("unsupported_parameter"));
     refuses(&server, CHAT, "\"tools\":[{\"type\":\"function\"}]", 400, error);
     for path in [CHAT, COMPLETIONS] {
         let error = ("unknown field \"tempreature\"", Some("tempreature"), Some("unknown_parameter"));
@@ -261,7 +265,7 @@ fn limits_of_lists() {
 #[test]
 fn keys() {
     let server = Server::with(Setup { tenants: vec![tenant("a", "key-of-a")], ..Setup::default() });
-    let missing = "an API key is needed: send it as `Authorization: Bearer KEY` or as `X-Api-Key: KEY`";
+    let missing = "missing API key: send it as `Authorization: Bearer KEY` or as `X-Api-Key: KEY`";
     let wrong = "Incorrect API key provided: it is none of this server's keys";
     for (path, body) in [(CHAT, chat_body as fn(&str) -> String), (COMPLETIONS, completion_body)] {
         for stream in ["", "\"stream\":true"] {
@@ -269,13 +273,13 @@ fn keys() {
             assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
             check(&reply, 401, (missing, None, Some("invalid_api_key")));
             check(&server.post_as("key-of-b", path, &body(stream)), 401, (wrong, None, Some("invalid_api_key")));
-            assert_eq!(server.post_as("key-of-a", path, &body(stream)).status, 200, "the control");
+            assert_eq!(server.post_as("key-of-a", path, &body(stream)).status, 200, "the right key is accepted");
         }
     }
 }
 
 #[test]
-fn a_full_queue_and_a_server_that_leaves() {
+fn a_full_queue_and_a_server_that_shuts_down() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 1, ..Setup::default() });
     server.slow_down(200);
     let long = chat_body("\"ignore_eos\":true,\"max_tokens\":200,\"stream\":true");
@@ -290,19 +294,19 @@ fn a_full_queue_and_a_server_that_leaves() {
             check(&reply, 429, ("1 requests wait already; try again later", None, Some("queue_full")));
         }
     }
-    server.drain.ask();
-    let leaving = "the server is about to leave and takes no new requests; ask another, or try again";
+    server.drain.signal();
+    let draining = "the server is shutting down and takes no new requests; try again later or on another server";
     for (path, body) in [(CHAT, chat_body as fn(&str) -> String), (COMPLETIONS, completion_body)] {
         for stream in ["", "\"stream\":true"] {
             let reply = server.post(path, &body(stream));
             assert_eq!(reply.header("retry-after"), Some("10"));
-            check(&reply, 503, (leaving, None, Some("draining")));
+            check(&reply, 503, (draining, None, Some("draining")));
         }
     }
     drop((running, waiting));
 }
 
-/// Logits that are no numbers end the request that they came to, and touch no neighbour.
+/// Logits that are NaN end their own request and no other.
 #[test]
 fn an_error_after_the_stream_began() {
     let server = Server::start();
@@ -313,26 +317,26 @@ fn an_error_after_the_stream_began() {
     );
     let alone = server.post(CHAT, &short).ok()["choices"].clone();
     server.fail_from(150);
-    let neighbour = server.send("POST", CHAT, &JSON, short.as_bytes());
-    let fault = json!({
-        "message": "the server met a fault of its own while it served this request; its log says more",
+    let other = server.send("POST", CHAT, &JSON, short.as_bytes());
+    let error = json!({
+        "message": "internal error while serving this request; the server's log has the cause",
         "type": "server_error", "param": null, "code": "internal_error"
     });
     let data = server.stream(CHAT, &chat_body(&format!("{long},\"stream\":true"))).all();
     assert!(data.len() > 5 && data[..data.len() - 1].iter().all(|data| data.contains("\"choices\"")), "{data:?}");
     let last: Value = serde_json::from_str(data.last().unwrap()).unwrap();
-    assert_eq!(last, json!({ "error": fault }), "an error event, and no [DONE] after it");
+    assert_eq!(last, json!({ "error": error }), "an error event, and no [DONE] after it");
     let whole = server.post(CHAT, &chat_body(&long));
     whole.refused(500);
-    assert_eq!(whole.json(), json!({ "error": fault }));
-    assert_eq!(Response::read(&mut BufReader::new(neighbour)).ok()["choices"], alone);
+    assert_eq!(whole.json(), json!({ "error": error }));
+    assert_eq!(Response::read(&mut BufReader::new(other)).ok()["choices"], alone);
     server.settles();
     assert_eq!(server.metric("pellucid_engine_failures_total"), 2.0);
 }
 
-/// A step without memory ends its requests with a 503, and the next is served as ever.
+/// A step that runs out of device memory ends its requests with a 503; later requests are served.
 #[test]
-fn a_step_without_memory() {
+fn a_step_that_runs_out_of_memory() {
     let server = Server::start();
     let body = chat_body("\"seed\":1,\"max_tokens\":5");
     let usual = server.post(CHAT, &body).ok()["choices"].clone();
@@ -345,7 +349,7 @@ fn a_step_without_memory() {
     server.settles();
 }
 
-/// Without its device the engine stops: whoever is served gets a 503, and the server leaves.
+/// When the device is lost, requests in flight get a 503 and the server shuts down.
 #[test]
 fn a_device_that_is_lost() {
     let server = Server::start();
@@ -358,9 +362,9 @@ fn a_device_that_is_lost() {
     assert_eq!(server.ended(), Ended::EngineStopped);
 }
 
-/// A half-sent body: the clock, not the client, decides.
+/// A body that is sent only in part is refused after `body_timeout`.
 #[test]
-fn a_body_that_does_not_come() {
+fn a_body_that_does_not_arrive() {
     let limits = Limits { body_timeout: Duration::from_millis(200), ..Limits::default() };
     let server = Server::with(Setup { limits, ..Setup::default() });
     let mut stream = server.connect();

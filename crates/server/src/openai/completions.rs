@@ -1,19 +1,19 @@
-//! `/v1/completions`: what a request to continue a text may say, and what it becomes.
+//! `/v1/completions`: reads a request to continue texts and turns it into requests to the engine.
 
 use pellucid_generate::{LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
-use super::common::{self, CommonFields, MAX_CHOICES};
 use super::messages;
 use super::sampling::SamplingFields;
-use crate::error::ApiError;
-use crate::fields::{self, Fields};
-use crate::json::Json;
+use super::shared_fields::{self, CommonFields, MAX_CHOICES};
+use crate::http::error::ApiError;
+use crate::http::fields::{self, Fields};
+use crate::http::json::Json;
+use crate::limits::tenants::Tenant;
 use crate::reply::{Dialect, Spec};
 use crate::schemas;
 use crate::state::Limits;
-use crate::tenants::Tenant;
 
 /// OpenAI's default for this route.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -24,27 +24,27 @@ pub(crate) struct CompletionFields {
     /// A text, token ids, or a list of either.
     #[schema(schema_with = schemas::prompt)]
     pub(crate) prompt: Vec<Prompt>,
-    /// Tokens of the reply at most; 0 only with `echo`.
+    /// Maximum tokens of the reply; 0 only with `echo`.
     #[schema(minimum = 0, maximum = 2147483647, default = 16)]
     pub(crate) max_tokens: Option<usize>,
-    /// Report log probabilities: of the token, and of so many of the most probable ones.
+    /// Report the log probability of each token, and of this number of most probable tokens at its position.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) logprobs: Option<u32>,
-    /// Give the prompt back before the reply.
+    /// Return the prompt before the reply.
     pub(crate) echo: Option<bool>,
-    /// Make so many replies and return the `n` most probable.
+    /// Number of replies to generate, of which the `n` most probable are returned.
     #[schema(minimum = 1, maximum = 128)]
     pub(crate) best_of: Option<usize>,
 }
 
-/// What is to be continued.
+/// A prompt to continue.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// A completions request as it was read.
+/// A completions request whose fields were read.
 #[derive(Debug)]
 pub(crate) struct CompletionRequest {
     completion: CompletionFields,
@@ -67,16 +67,16 @@ impl CompletionRequest {
         fields.refuse(
             "suffix",
             |value| matches!(value, Json::String(text) if text.is_empty()),
-            "this server does not fill in the middle",
+            "this server does not support insertion",
         )?;
         fields.finish()?;
         let request = CompletionRequest { completion, common, sampling };
         request.check()?;
-        common::check_model(&request.common.model, model)?;
+        shared_fields::check_model(&request.common.model, model)?;
         Ok(request)
     }
 
-    /// What does not go together.
+    /// Refuses combinations of fields that contradict each other.
     fn check(&self) -> Result<(), ApiError> {
         let CompletionRequest { completion, common, sampling } = self;
         common.check_seed(sampling)?;
@@ -88,32 +88,32 @@ impl CompletionRequest {
             ));
         }
         if best_of.is_some_and(|best_of| best_of > n) && !common.stop.is_empty() {
-            return Err(ApiError::field("stop", "best_of ranks whole replies, so it does not go together with stop"));
+            return Err(ApiError::field("stop", "best_of ranks whole replies, so it cannot be combined with stop"));
         }
         if best_of.is_some() && common.beam_width.is_some() {
-            return Err(ApiError::field("best_of", "beam search does not go together with best_of"));
+            return Err(ApiError::field("best_of", "beam search cannot be combined with best_of"));
         }
         if completion.max_tokens == Some(0) && completion.echo != Some(true) {
             return Err(ApiError::field("max_tokens", "max_tokens: expected at least 1 without echo, found 0"));
         }
         if completion.max_tokens == Some(0) && common.beam_width.is_some() {
-            return Err(ApiError::field("beam_width", "beam_width: with max_tokens 0 there is nothing to search for"));
+            return Err(ApiError::field("beam_width", "beam_width: cannot be combined with max_tokens: 0"));
         }
         let num_replies = completion.prompt.len() * best_of.unwrap_or(n);
         if num_replies > MAX_CHOICES {
             let message =
-                format!("{num_replies} replies were asked for over all prompts, expected at most {MAX_CHOICES}");
+                format!("prompt: expected at most {MAX_CHOICES} replies over all prompts, found {num_replies}");
             return Err(ApiError::field("prompt", message));
         }
         Ok(())
     }
 
-    /// What is to be done, with the prompts as ids.
+    /// Checks the request against the model and the tenant, and encodes its prompts.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let CompletionRequest { completion, common, sampling } = self;
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        let params = common::sampling_params(&sampling, completion.logprobs, model)?;
+        let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
         let mut prompts = Vec::with_capacity(completion.prompt.len());
         for prompt in completion.prompt {
             let (ids, text) = match prompt {
@@ -127,8 +127,8 @@ impl CompletionRequest {
                     (ids, text)
                 }
             };
-            common::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;
-            // The engine makes at least one token; where none is wanted it is not shown.
+            shared_fields::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;
+            // The engine generates at least one token; with `max_tokens: 0` it is not shown.
             let mut request = common.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
             request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);
             request.score_prompt = echoes && completion.logprobs.is_some();
@@ -162,7 +162,7 @@ fn check_ids(ids: &[u32], model: &LoadedModel) -> Result<(), ApiError> {
 }
 
 fn read_prompts(value: Json) -> Result<Vec<Prompt>, ApiError> {
-    let empty = || ApiError::field("prompt", "prompt: a prompt is empty; a model needs something to continue");
+    let empty = || ApiError::field("prompt", "prompt: expected a prompt of at least one token, found an empty one");
     let values = match value {
         Json::String(text) if text.is_empty() => return Err(empty()),
         Json::String(text) => return Ok(vec![Prompt::Text(text)]),
@@ -184,7 +184,10 @@ fn read_prompts(value: Json) -> Result<Vec<Prompt>, ApiError> {
     let is_text = matches!(values[0], Json::String(_));
     let prompts: Vec<Prompt> = values.into_iter().map(one).collect::<Result<_, _>>()?;
     if prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)) != is_text) {
-        return Err(ApiError::field("prompt", "prompt: texts and token ids do not mix in one list"));
+        return Err(ApiError::field(
+            "prompt",
+            "prompt: expected a list of texts or a list of token ids, found both in one list",
+        ));
     }
     Ok(prompts)
 }

@@ -1,39 +1,37 @@
-//! The messages of a conversation: read, checked, and turned into the ids that the model was trained on.
-//!
-//! Text of messages can never become a control token: the template renders to segments, and only its own text may give one.
+//! The messages of a conversation: read and checked, then rendered and encoded by `pellucid_generate::PromptEncoder`.
 
 use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder};
 use pellucid_tokenizer::{Error as TokenizerError, Segment, message};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::error::ApiError;
-use crate::fields::{self, Fields, shown};
-use crate::json::Json;
+use crate::http::error::ApiError;
+use crate::http::fields::{self, Fields, shown};
+use crate::http::json::Json;
 use crate::schemas;
 
-/// Messages of one conversation, and parts of one message.
+/// Maximum messages of one conversation, and parts of one message.
 const MAX_MESSAGES: usize = 4096;
 const MAX_PARTS: usize = 1024;
-/// Variables for the template, and bytes of one that is text.
+/// Maximum variables for the template, and bytes of one that is text.
 const MAX_VARIABLES: usize = 16;
 const MAX_VARIABLE_LEN: usize = 1024;
 
-/// A message: who speaks, and what.
+/// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, ToSchema)]
 pub(crate) struct ChatMessage {
     pub(crate) role: Role,
-    /// Text, or parts of text; parts are joined by line ends. Images and sound are refused.
+    /// Text, or parts of text, which are joined by line ends. Images and audio are refused.
     #[schema(schema_with = schemas::content)]
     pub(crate) content: String,
 }
 
-/// Who speaks. Tools follow in a later version.
+/// The author of a message. Tools are planned for a later version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
 #[schema(rename_all = "lowercase")]
 pub(crate) enum Role {
     System,
-    /// Written as `system` where the model's template does not know developers.
+    /// Rendered as `system` if the model's template has no role `developer`.
     Developer,
     User,
     Assistant,
@@ -48,7 +46,7 @@ impl Role {
             "user" => Ok(Role::User),
             "assistant" => Ok(Role::Assistant),
             "tool" | "function" => {
-                let message = format!("{path}: messages of tools are not supported yet");
+                let message = format!("{path}: the roles tool and function are not supported yet");
                 Err(ApiError::field(path, message).code("unsupported_value"))
             }
             _ => {
@@ -91,14 +89,14 @@ fn read_one(path: String, value: Json) -> Result<ChatMessage, ApiError> {
     let content_path = fields.path("content");
     let is_empty = |value: &Json| matches!(value, Json::Array(values) if values.is_empty());
     for name in ["tool_calls", "function_call", "tool_call_id"] {
-        fields.refuse(name, is_empty, "tools follow in a later version")?;
+        fields.refuse(name, is_empty, "tools are planned for a later version")?;
     }
-    // Clients send replies back as their library holds them, with this list and much else that is null.
-    fields.refuse("annotations", is_empty, "the model's template has no place for citations")?;
+    // Clients send back replies as their library represents them, with this empty list and many null fields.
+    fields.refuse("annotations", is_empty, "citations are not rendered")?;
     for (name, why) in [
-        ("name", "the model's template has no place for names"),
-        ("audio", "this server has no sound"),
-        ("refusal", "this server's models do not know refusals apart from text"),
+        ("name", "names are not rendered"),
+        ("audio", "this server does not support audio"),
+        ("refusal", "the models served here have no separate refusals"),
     ] {
         fields.refuse(name, |_| false, why)?;
     }
@@ -133,7 +131,7 @@ fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
-/// Reads `chat_template_kwargs`: variables that the model's template knows, such as `enable_thinking`.
+/// Reads `chat_template_kwargs`: variables of the model's template, such as `enable_thinking`.
 pub(crate) fn read_variables(fields: &mut Fields, model: &LoadedModel) -> Result<Option<Map<String, Value>>, ApiError> {
     let path = fields.path("chat_template_kwargs");
     let entries = match fields.take("chat_template_kwargs") {
@@ -149,7 +147,7 @@ pub(crate) fn read_variables(fields: &mut Fields, model: &LoadedModel) -> Result
     for (name, value) in entries {
         let place = format!("{path}.{}", name.chars().take(64).collect::<String>());
         if !encoder.accepts_variable(&name) {
-            let message = format!("{path}: the model's template has no variable {} to be set", shown(&name));
+            let message = format!("{path}: the model's chat template has no variable {} that can be set", shown(&name));
             return Err(ApiError::field(place, message));
         }
         let value = match value {
@@ -164,7 +162,7 @@ pub(crate) fn read_variables(fields: &mut Fields, model: &LoadedModel) -> Result
     Ok(Some(variables))
 }
 
-/// The conversation as ids. A limit of `encoder` on the length is reported for the field `messages`.
+/// Returns the ids of a conversation. Errors name the field `messages`.
 pub(crate) fn encode(
     messages: &[ChatMessage],
     add_generation_prompt: bool,
@@ -176,7 +174,7 @@ pub(crate) fn encode(
     encoder.encode_chat(&prompt).map_err(|error| prompt_error("messages", error))
 }
 
-/// The conversation as the template writes it.
+/// Returns a conversation as the template renders it.
 pub(crate) fn render(
     messages: &[ChatMessage],
     add_generation_prompt: bool,
@@ -192,11 +190,11 @@ fn to_json(messages: &[ChatMessage]) -> Vec<Value> {
     messages.iter().map(|one| message(one.role.name(), &one.content)).collect()
 }
 
-/// The refusal of a prompt that could not be made of `param`.
+/// Returns the error for a prompt in the field `param`.
 pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
     match error {
         PromptError::NoChatTemplate => {
-            let message = "this model has no chat template, so it cannot converse; /v1/completions continues a text";
+            let message = "this model has no chat template, so it cannot chat; /v1/completions continues a text";
             ApiError::invalid(message).code("no_chat_template")
         }
         PromptError::PromptTooLong { at_least, context_len } => {
@@ -212,7 +210,7 @@ pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
             | TokenizerError::TemplateTooSlow { .. }),
         ) => ApiError::field(param, error.to_string()),
         PromptError::Template(error) => {
-            tracing::error!(%error, "a chat template failed");
+            tracing::error!(%error, "the chat template failed");
             ApiError::field(param, "the model's chat template failed on this conversation")
         }
     }

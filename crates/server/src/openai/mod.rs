@@ -1,9 +1,12 @@
-//! OpenAI's dialects: requests read field by field, replies in their shapes.
+//! OpenAI's API: requests are read field by field, replies are written as JSON. vLLM's routes for tokens are here too.
 
 pub(crate) mod chat;
-pub(crate) mod common;
 pub(crate) mod completions;
+pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod reply_json;
 pub(crate) mod sampling;
+pub(crate) mod shared_fields;
+pub(crate) mod tokenize;
 pub(crate) mod usage;

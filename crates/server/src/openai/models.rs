@@ -1,27 +1,27 @@
-//! `/v1/models`: what is served here.
+//! `/v1/models`: lists the served model.
 
 use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::common::check_model;
-use crate::error::ApiError;
+use super::shared_fields::check_model;
+use crate::http::error::ApiError;
 
-/// A model that can be asked.
+/// A served model.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelCard {
     id: String,
     /// `model`.
     object: &'static str,
-    /// When it was loaded, in seconds since 1970.
+    /// Time of loading, in seconds since 1970.
     created: u64,
     owned_by: &'static str,
-    /// Tokens that prompt and reply may take together.
+    /// Maximum tokens of prompt and reply together.
     max_model_len: usize,
     system_fingerprint: String,
 }
 
-/// All of them.
+/// All served models.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     /// `list`.

@@ -9,9 +9,9 @@ use pellucid_sampling::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::error::ApiError;
-use crate::fields::{self, Fields};
-use crate::json::Json;
+use crate::http::error::ApiError;
+use crate::http::fields::{self, Fields};
+use crate::http::json::Json;
 
 /// Maximum bytes of a step's or preset's name.
 const MAX_NAME_LEN: usize = 64;

@@ -1,4 +1,4 @@
-//! The numbers of a reply: OpenAI's usage object, and our extension beside it.
+//! Counts and times of a reply: OpenAI's `usage` object, and the `pellucid` object beside it.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use utoipa::ToSchema;
 use super::sampling::effective;
 use crate::reply::Sampling;
 
-/// Tokens in and out.
+/// Numbers of tokens.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(crate) struct Usage {
     prompt_tokens: usize,
-    /// All that were made, those that were not returned included.
+    /// All generated tokens, those of replies that were not returned included.
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptDetails,
     completion_tokens_details: CompletionDetails,
 }
 
-/// More on the prompt's tokens.
+/// Details of the prompt's tokens.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(crate) struct PromptDetails {
-    /// Found in this tenant's cache instead of computed.
+    /// Tokens found in the tenant's prefix cache.
     cached_tokens: usize,
     audio_tokens: usize,
 }
 
-/// More on the reply's tokens.
+/// Details of the reply's tokens.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(crate) struct CompletionDetails {
     reasoning_tokens: usize,
@@ -38,33 +38,33 @@ pub(crate) struct CompletionDetails {
     rejected_prediction_tokens: usize,
 }
 
-/// What this server says beyond OpenAI's fields.
+/// Information beyond OpenAI's fields.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Extension {
     /// The seed of the first choice; choice i used this plus i.
     seed: u64,
-    /// Every parameter of the draw as it was in effect at the end, by the names and in the forms of requests.
+    /// Every sampling parameter in effect at the end, under the names of the request fields.
     #[schema(value_type = Object)]
     parameters: Value,
-    /// The model's own tokens at which the reply would have ended; none with `ignore_eos`.
+    /// The model's end tokens; empty with `ignore_eos`.
     end_token_ids: Vec<u32>,
     cached_tokens: usize,
-    /// Times that the request made room for others and was computed again.
+    /// Times that the request was preempted and computed again.
     preemptions: usize,
     timings: Timings,
     /// Why each choice ended, in their order.
     endings: Vec<EndingDetail>,
 }
 
-/// Milliseconds.
+/// Times in milliseconds.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(crate) struct Timings {
-    /// From submission to the request's turn.
+    /// From submission to the first step that computed for the request.
     queue_ms: f64,
     /// From submission to the first token.
     #[schema(required)]
     time_to_first_token_ms: Option<f64>,
-    /// Between tokens, on average.
+    /// Mean time between tokens.
     #[schema(required)]
     time_per_output_token_ms: Option<f64>,
     decode_ms: f64,
@@ -77,10 +77,10 @@ pub(crate) struct EndingDetail {
     index: usize,
     /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full` or `timeout`.
     reason: &'static str,
-    /// The token that ended it, where one did.
+    /// The token that ended the choice, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     token_id: Option<u32>,
-    /// The text that ended it, where one did.
+    /// The stop string that ended the choice, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop: Option<String>,
 }
@@ -104,7 +104,7 @@ impl Usage {
 
 impl Extension {
     pub(crate) fn new(sampling: &Sampling, summary: &Summary) -> Extension {
-        // Microseconds are as fine as these are true.
+        // Rounded to microseconds; finer digits are noise.
         let milliseconds = |time: Duration| time.as_micros() as f64 / 1e3;
         Extension {
             seed: sampling.params.seed,

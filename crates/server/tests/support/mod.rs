@@ -1,4 +1,4 @@
-//! A server in this process with the tiny model, and a plain HTTP client that shows exactly what came over the wire.
+//! A server in this process with the tiny model, and an HTTP client that shows the exact bytes of responses.
 
 #![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
 
@@ -6,8 +6,8 @@ pub mod socket;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -25,39 +25,50 @@ use serde_json::Value;
 pub const MODEL: &str = "tiny";
 pub const CONTEXT: usize = 256;
 
-/// A model whose steps can be made slow, and wrong from a position on.
-struct Troubled {
+/// A model whose steps can be delayed, held up, and made to fail.
+struct FaultyModel {
     model: Decoder,
-    delay_ms: Arc<AtomicU64>,
-    fails_from: Arc<AtomicU32>,
-    trouble: Arc<AtomicU32>,
+    faults: Arc<Faults>,
 }
 
-/// What a step fails with: nothing, or one of these.
+/// How the steps of a [`FaultyModel`] misbehave.
+struct Faults {
+    delay_ms: AtomicU64,
+    /// Logits of this and later positions are NaN.
+    nan_from: AtomicU32,
+    /// 0, [`NO_MEMORY`] or [`LOST_DEVICE`].
+    failure: AtomicU32,
+    /// While true, steps wait.
+    is_held: Mutex<bool>,
+    released: Condvar,
+}
+
+/// Errors that steps can be made to return.
 pub const NO_MEMORY: u32 = 1;
 pub const LOST_DEVICE: u32 = 2;
 
-impl Model for Troubled {
+impl Model for FaultyModel {
     fn config(&self) -> &DecoderConfig {
         self.model.config()
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
+        std::thread::sleep(Duration::from_millis(self.faults.delay_ms.load(Ordering::Relaxed)));
+        drop(self.faults.released.wait_while(self.faults.is_held.lock().unwrap(), |is_held| *is_held).unwrap());
         let device = "a device for tests".to_owned();
-        match self.trouble.load(Ordering::Relaxed) {
+        match self.faults.failure.load(Ordering::Relaxed) {
             NO_MEMORY => return Err(DeviceError::OutOfMemory { device, bytes: 1 << 30 }.into()),
             LOST_DEVICE => {
-                return Err(DeviceError::Lost { device, operation: "a step", reason: "it is gone".into() }.into());
+                return Err(DeviceError::Lost { device, operation: "a step", reason: "unplugged".into() }.into());
             }
             _ => {}
         }
         self.model.forward(batch, kv, logits)?;
         let vocab_size = self.config().vocab_size;
-        let fails_from = self.fails_from.load(Ordering::Relaxed);
+        let nan_from = self.faults.nan_from.load(Ordering::Relaxed);
         let values = logits.resize(batch.num_wanted(), vocab_size);
         for (row, values) in batch.wanted().iter().zip(values.chunks_exact_mut(vocab_size)) {
-            if batch.positions()[*row as usize] >= fails_from {
+            if batch.positions()[*row as usize] >= nan_from {
                 values.fill(f32::NAN);
             }
         }
@@ -65,7 +76,7 @@ impl Model for Troubled {
     }
 }
 
-/// How a test's server differs from the usual.
+/// Options of a test's server.
 pub struct Setup {
     pub tenants: Vec<TenantConfig>,
     pub limits: Limits,
@@ -93,9 +104,7 @@ impl Default for Setup {
 pub struct Server {
     pub address: SocketAddr,
     pub drain: Drain,
-    delay_ms: Arc<AtomicU64>,
-    fails_from: Arc<AtomicU32>,
-    trouble: Arc<AtomicU32>,
+    faults: Arc<Faults>,
     thread: Option<JoinHandle<Ended>>,
     _folder: tempfile::TempDir,
 }
@@ -122,11 +131,14 @@ impl Server {
         let backend = cpu(Isa::best(), 1).unwrap();
         let options = LoadOptions { context_len: Some(CONTEXT) };
         let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ()).unwrap();
-        let delay_ms = Arc::new(AtomicU64::new(0));
-        let fails_from = Arc::new(AtomicU32::new(u32::MAX));
-        let trouble = Arc::new(AtomicU32::new(0));
-        let (delay, fails, troubled) = (delay_ms.clone(), fails_from.clone(), trouble.clone());
-        let model = Troubled { model, delay_ms: delay, fails_from: fails, trouble: troubled };
+        let faults = Arc::new(Faults {
+            delay_ms: AtomicU64::new(0),
+            nan_from: AtomicU32::new(u32::MAX),
+            failure: AtomicU32::new(0),
+            is_held: Mutex::new(false),
+            released: Condvar::new(),
+        });
+        let model = FaultyModel { model, faults: faults.clone() };
         let vocab_size = model.config().vocab_size;
         let options = EngineOptions {
             num_blocks: CONTEXT / BLOCK_LEN * setup.max_sequences,
@@ -167,27 +179,38 @@ impl Server {
             loopback_hosts_only: setup.loopback_hosts_only,
             vllm_metrics: true,
         };
-        let told = drain.clone();
-        let thread = std::thread::spawn(move || pellucid_server::run(model, options, listener, None, told).unwrap());
-        Server { address, drain, delay_ms, fails_from, trouble, thread: Some(thread), _folder: folder }
+        let signalled = drain.clone();
+        let thread =
+            std::thread::spawn(move || pellucid_server::run(model, options, listener, None, signalled).unwrap());
+        Server { address, drain, faults, thread: Some(thread), _folder: folder }
     }
 
-    /// Makes every step of the engine take at least so long.
+    /// Makes every step of the engine take at least `delay_ms`.
     pub fn slow_down(&self, delay_ms: u64) {
-        self.delay_ms.store(delay_ms, Ordering::Relaxed);
+        self.faults.delay_ms.store(delay_ms, Ordering::Relaxed);
     }
 
-    /// Makes every logit from a position of a sequence on no number.
+    /// Makes the logits of `position` and later positions NaN.
     pub fn fail_from(&self, position: u32) {
-        self.fails_from.store(position, Ordering::Relaxed);
+        self.faults.nan_from.store(position, Ordering::Relaxed);
     }
 
-    /// Makes every step fail; 0 for none.
-    pub fn fail_with(&self, trouble: u32) {
-        self.trouble.store(trouble, Ordering::Relaxed);
+    /// Makes every step fail with [`NO_MEMORY`] or [`LOST_DEVICE`]; 0 lets steps succeed again.
+    pub fn fail_with(&self, failure: u32) {
+        self.faults.failure.store(failure, Ordering::Relaxed);
     }
 
-    /// Waits for the server to leave.
+    /// Holds every step of the engine until [`Server::release_steps`].
+    pub fn hold_steps(&self) {
+        *self.faults.is_held.lock().unwrap() = true;
+    }
+
+    pub fn release_steps(&self) {
+        *self.faults.is_held.lock().unwrap() = false;
+        self.faults.released.notify_all();
+    }
+
+    /// Waits until the server has shut down.
     pub fn ended(mut self) -> Ended {
         self.thread.take().unwrap().join().unwrap()
     }
@@ -199,7 +222,7 @@ impl Server {
         stream
     }
 
-    /// Sends a request with the headers as given, and leaves the connection open.
+    /// Sends a request with exactly these headers, and keeps the connection open.
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
         let mut stream = self.connect();
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
@@ -210,7 +233,7 @@ impl Server {
             head += &format!("Content-Length: {}\r\n", body.len());
         }
         stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
-        // A server that refuses early may close before all is written.
+        // A server that refuses early may close the connection before the body is written.
         let _ = stream.write_all(body);
         stream
     }
@@ -240,7 +263,7 @@ impl Server {
         self.post("/v1/completions", &completion_body(fields))
     }
 
-    /// A stream under way, after its headers.
+    /// Starts a stream and reads its headers.
     pub fn stream(&self, path: &str, body: &str) -> Stream {
         let connection = self.send("POST", path, &[("Content-Type", "application/json")], body.as_bytes());
         let mut reader = BufReader::new(connection);
@@ -249,7 +272,7 @@ impl Server {
         Stream { reader, is_over: false, rest: String::new() }
     }
 
-    /// One of the engine's numbers.
+    /// Returns the value of a metric.
     pub fn metric(&self, name: &str) -> f64 {
         self.metric_as(name, &[])
     }
@@ -261,7 +284,7 @@ impl Server {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Waits until a number is what it should be; fails when that takes too long.
+    /// Waits until a metric has a value; fails after 10 seconds.
     #[track_caller]
     pub fn until(&self, name: &str, expected: f64) {
         for _ in 0..1000 {
@@ -273,7 +296,7 @@ impl Server {
         panic!("{name} is still {}", self.metric(name));
     }
 
-    /// Waits until nothing runs and no block is held; fails when that takes too long.
+    /// Waits until no sequence runs and no block is in use; fails after 5 seconds.
     pub fn settles(&self) {
         for _ in 0..500 {
             if self.metric("pellucid_kv_blocks_in_use") == 0.0 && self.metric("pellucid_sequences_running") == 0.0 {
@@ -288,14 +311,15 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.drain.ask();
-            self.drain.ask();
+            self.release_steps();
+            self.drain.signal();
+            self.drain.signal();
             let _ = thread.join();
         }
     }
 }
 
-/// A chat request with these fields besides the usual; a field that is given replaces the usual one.
+/// Returns a chat request with `fields`, which replace the default ones of the same name.
 pub fn chat_body(fields: &str) -> String {
     body(
         serde_json::json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 8 }),
@@ -318,7 +342,7 @@ fn body(usual: Value, fields: &str) -> String {
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
-    /// Names in lower case.
+    /// Header names are in lower case.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
@@ -338,7 +362,7 @@ fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
     }
 }
 
-/// One chunk of a chunked body; `None` at the end.
+/// Reads one chunk of a chunked body; `None` at the end.
 fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
@@ -380,14 +404,14 @@ impl Response {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The JSON of a reply that went well.
+    /// Returns the JSON of a reply with status 200.
     #[track_caller]
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.text());
         self.json()
     }
 
-    /// Checks a refusal: status, OpenAI's error object and nothing else, no word of the inside. Gives `param` and `code`.
+    /// Checks the status and the error object of a refusal, and that it reveals no internals. Returns `param` and `code`.
     #[track_caller]
     pub fn refused(&self, status: u16) -> (Option<String>, Option<String>) {
         assert_eq!(self.status, status, "{}", self.text());
@@ -397,7 +421,7 @@ impl Response {
     }
 }
 
-/// Checks an error object.
+/// Checks an error object, and that it reveals no internals. Returns `param` and `code`.
 #[track_caller]
 pub fn check_error(value: &Value) -> (Option<String>, Option<String>) {
     let names: Vec<&String> = value.as_object().unwrap().keys().collect();
@@ -408,13 +432,13 @@ pub fn check_error(value: &Value) -> (Option<String>, Option<String>) {
     let message = value["error"]["message"].as_str().unwrap();
     assert!(!message.is_empty());
     for inside in ["0x", "/root", "/tmp", ".rs", "panicked", "backtrace", "unwrap"] {
-        assert!(!message.contains(inside), "{message:?} tells {inside:?}");
+        assert!(!message.contains(inside), "{message:?} reveals {inside:?}");
     }
     let word = |name: &str| value["error"][name].as_str().map(str::to_owned);
     (word("param"), word("code"))
 }
 
-/// Server-sent events, as they come.
+/// Reads server-sent events.
 pub struct Stream {
     reader: BufReader<TcpStream>,
     is_over: bool,
@@ -422,7 +446,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The data of the next event; `None` when the stream has ended.
+    /// Returns the data of the next event; `None` when the stream has ended.
     pub fn next_data(&mut self) -> Option<String> {
         loop {
             if let Some((event, rest)) = self.rest.split_once("\n\n") {
@@ -444,12 +468,12 @@ impl Stream {
         }
     }
 
-    /// All data that is left.
+    /// Returns the data of all remaining events.
     pub fn all(mut self) -> Vec<String> {
         std::iter::from_fn(|| self.next_data()).collect()
     }
 
-    /// The chunks that are left, of a stream that ends well.
+    /// Returns the remaining chunks of a stream that ends with `[DONE]`.
     #[track_caller]
     pub fn chunks(self) -> Vec<Value> {
         let mut data = self.all();

@@ -1,4 +1,4 @@
-//! The other end of a WebSocket.
+//! A WebSocket client.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Server;
 
-/// A WebSocket client of a few lines: text messages below 64 KiB, masked as clients must.
+/// A minimal WebSocket client: text messages below 64 KiB, masked as the protocol requires of clients.
 pub struct Socket(TcpStream);
 
 impl Socket {
@@ -43,7 +43,7 @@ impl Socket {
         self.0.write_all(&frame).unwrap();
     }
 
-    /// The next message of text; `None` at the close.
+    /// Returns the next text message; `None` when the server closes.
     pub fn next(&mut self) -> Option<String> {
         let mut head = [0; 2];
         self.0.read_exact(&mut head).ok()?;

@@ -1,7 +1,7 @@
-//! What a client is told when something is refused or fails: OpenAI's error object, with the right status.
+//! Errors as clients see them: OpenAI's error object with an HTTP status.
 //!
-//! A message names fields, limits and what was found. It holds no path, no address and no backtrace: faults of our own are logged, and
-//! the client hears that there was one.
+//! Messages name fields, limits and what was found. They contain no file path, address or backtrace: internal errors are
+//! logged, and the client is only told that there was one.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
@@ -10,37 +10,37 @@ use pellucid_sampling::{Error as SamplingError, SamplingOption};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Seconds after which a client may try again, where nothing better is known.
+/// `Retry-After` in seconds, where nothing better is known.
 pub(crate) const RETRY_SOON_S: u64 = 1;
 
-/// A refusal or a failure.
+/// An error with its HTTP status.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) detail: ErrorDetail,
     pub(crate) retry_after_s: Option<u64>,
-    /// Methods that the route has, where the method was wrong.
+    /// Value of the `Allow` header of a 405.
     pub(crate) allow: Option<&'static str>,
 }
 
-/// The body of every reply that is an error.
+/// The body of every error response.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(crate) struct ErrorBody {
     pub(crate) error: ErrorDetail,
 }
 
-/// What went wrong.
+/// Details of an error.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(crate) struct ErrorDetail {
-    /// A sentence for people.
+    /// Explanation for people.
     pub(crate) message: String,
     /// The kind of error: `invalid_request_error`, `rate_limit_error`, `server_error`, `service_unavailable`.
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
-    /// The field that was refused, where it was one.
+    /// Name of the field that was refused, if any.
     #[schema(required)]
     pub(crate) param: Option<String>,
-    /// A word for programs.
+    /// Identifier for programs.
     #[schema(required)]
     pub(crate) code: Option<&'static str>,
 }
@@ -51,41 +51,41 @@ impl ApiError {
         ApiError { status, detail, retry_after_s: None, allow: None }
     }
 
-    /// 400.
+    /// Returns a 400.
     pub(crate) fn invalid(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", None, message)
     }
 
-    /// 400 for one field; `code` may say more than that its value will not do.
+    /// Returns a 400 for one field, with the code `invalid_value` until [`ApiError::code`] sets a more specific one.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> ApiError {
         ApiError::invalid(message).param(param).code("invalid_value")
     }
 
-    /// A refusal with a status of its own.
+    /// Returns a refusal with a given status.
     pub(crate) fn refused(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError::new(status, "invalid_request_error", Some(code), message)
     }
 
-    /// 401.
+    /// Returns a 401.
     pub(crate) fn unauthorized(message: &str) -> ApiError {
         ApiError::refused(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 429: which limit, and when to try again.
+    /// Returns a 429 for the limit `code`.
     pub(crate) fn too_many(code: &'static str, message: impl Into<String>, retry_after_s: u64) -> ApiError {
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some(code), message);
         ApiError { retry_after_s: Some(retry_after_s.max(1)), ..error }
     }
 
-    /// 503.
+    /// Returns a 503.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>, retry_after_s: u64) -> ApiError {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", Some(code), message);
         ApiError { retry_after_s: Some(retry_after_s.max(1)), ..error }
     }
 
-    /// 500. What happened is in the log, under the request's id.
-    pub(crate) fn fault() -> ApiError {
-        let message = "the server met a fault of its own while it served this request; its log says more";
+    /// Returns a 500. The caller logs the cause.
+    pub(crate) fn internal() -> ApiError {
+        let message = "internal error while serving this request; the server's log has the cause";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("internal_error"), message)
     }
 
@@ -103,7 +103,7 @@ impl ApiError {
         ErrorBody { error: self.detail.clone() }
     }
 
-    /// The error as JSON, for a stream that has begun.
+    /// Returns the JSON body, which is also the last event of a stream that fails.
     pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(&self.body()).unwrap_or_default()
     }
@@ -134,7 +134,7 @@ impl axum::response::IntoResponse for ApiError {
     }
 }
 
-/// Returns the name that a parameter has in JSON requests.
+/// Returns the name of the request field for a parameter of the engine or the sampler.
 fn api_name(name: &'static str) -> &'static str {
     match name {
         "beam width" => "beam_width",
@@ -167,14 +167,17 @@ impl From<SamplingError> for ApiError {
             SamplingError::MirostatTruncates { step } => step,
             SamplingError::UnknownPreset { .. } => "preset",
             SamplingError::NothingLeft => {
-                return ApiError::field("allowed_token_ids", "every token is ruled out, so no reply is possible");
+                return ApiError::field(
+                    "allowed_token_ids",
+                    "the sampling parameters exclude every token, so no reply is possible",
+                );
             }
             SamplingError::VocabularySize { .. }
             | SamplingError::NumLogits { .. }
             | SamplingError::MaskLength { .. }
             | SamplingError::NotANumber { .. } => {
                 tracing::error!(%error, "a request failed in the sampler");
-                return ApiError::fault();
+                return ApiError::internal();
             }
         };
         ApiError::field(api_name(name), error.to_string()).code(code)
@@ -203,17 +206,17 @@ impl From<EngineError> for ApiError {
             }
             EngineError::Stopped => ApiError::unavailable("engine_stopped", "the engine has stopped", 30),
             EngineError::OutOfMemory(_) => {
-                tracing::error!(%error, "a step had no memory");
+                tracing::error!(%error, "a step ran out of device memory");
                 ApiError::unavailable("out_of_memory", error.to_string(), RETRY_SOON_S)
             }
             EngineError::DeviceLost(_) => {
-                tracing::error!(%error, "the device is gone");
+                tracing::error!(%error, "the device was lost");
                 ApiError::unavailable("device_lost", error.to_string(), 30)
             }
             EngineError::Sampling(error) => error.into(),
             EngineError::Model(_) | EngineError::Internal(_) => {
                 tracing::error!(%error, "a request failed in the engine");
-                ApiError::fault()
+                ApiError::internal()
             }
         }
     }

@@ -1,30 +1,29 @@
-//! Reading an object field by field: each is taken by name with its type and its bounds, and what nobody took is refused by name.
-//!
-//! Every request goes through here; nothing is ignored, cut or clamped. Null stands for absence, as in OpenAI's API.
+//! Reads JSON objects field by field. Each field is taken by name with its type and range; fields that nothing takes are
+//! refused by name, so that no part of a request is ignored, truncated or clamped. Null means absent, as in OpenAI's API.
 
 use std::ops::RangeInclusive;
 
-use crate::error::ApiError;
-use crate::json::Json;
+use super::error::ApiError;
+use super::json::Json;
 
-/// Characters of a client's own words that an error message repeats at most.
+/// Maximum characters of a client's text that an error message quotes.
 const SHOWN: usize = 64;
 
-/// The fields of one object that are still to be read.
+/// The fields of one object that were not taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields {
-    /// Where the object stands, such as `messages[2].`; empty for the document.
+    /// Path of the object, such as `messages[2].`; empty for the document.
     path: String,
     entries: Vec<(String, Json)>,
 }
 
-/// A client's word as it may be repeated.
+/// Returns a client's text as error messages quote it: escaped and truncated.
 pub(crate) fn shown(word: &str) -> String {
     format!("{:?}", word.chars().take(SHOWN).collect::<String>())
 }
 
 impl Fields {
-    /// The fields of a document.
+    /// Returns the fields of a document.
     pub(crate) fn of(value: Json) -> Result<Fields, ApiError> {
         match value {
             Json::Object(entries) => Ok(Fields { path: String::new(), entries }),
@@ -35,7 +34,7 @@ impl Fields {
         }
     }
 
-    /// The fields of a value inside, which stands at `path`.
+    /// Returns the fields of a nested object at `path`.
     pub(crate) fn within(path: String, value: Json) -> Result<Fields, ApiError> {
         match value {
             Json::Object(entries) => Ok(Fields { path: path + ".", entries }),
@@ -43,12 +42,12 @@ impl Fields {
         }
     }
 
-    /// The full name of a field.
+    /// Returns the full path of a field.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}{name}", self.path)
     }
 
-    /// Takes a field; null is none.
+    /// Takes a field; null counts as absent.
     pub(crate) fn take(&mut self, name: &str) -> Option<Json> {
         let at = self.entries.iter().position(|(key, _)| key == name)?;
         match self.entries.swap_remove(at).1 {
@@ -75,7 +74,7 @@ impl Fields {
         self.take(name).map(|value| integer(&self.path(name), value, range)).transpose()
     }
 
-    /// An integer that fits its type by its range.
+    /// Takes an integer whose `range` fits into `T`.
     pub(crate) fn whole<T: TryFrom<i64>>(
         &mut self,
         name: &str,
@@ -89,7 +88,7 @@ impl Fields {
         self.take(name).map(|value| number(&self.path(name), value, range)).transpose()
     }
 
-    /// Text of at most `max_len` bytes.
+    /// Takes a text of at most `max_len` bytes.
     pub(crate) fn string(&mut self, name: &str, max_len: usize) -> Result<Option<String>, ApiError> {
         self.take(name).map(|value| string(&self.path(name), value, max_len)).transpose()
     }
@@ -98,13 +97,13 @@ impl Fields {
         self.take(name).map(|value| array(&self.path(name), value, max_len)).transpose()
     }
 
-    /// Token ids.
+    /// Takes an array of token ids.
     pub(crate) fn ids(&mut self, name: &str, max_len: usize) -> Result<Option<Vec<u32>>, ApiError> {
         let path = self.path(name);
         self.array(name, max_len)?.map(|values| ids(&path, values)).transpose()
     }
 
-    /// A string or a list of strings, each of 1 to `max_len` bytes.
+    /// Takes a string or a list of strings, each of 1 to `max_len` bytes.
     pub(crate) fn strings(&mut self, name: &str, max_count: usize, max_len: usize) -> Result<Vec<String>, ApiError> {
         let path = self.path(name);
         let values = match self.take(name) {
@@ -122,7 +121,7 @@ impl Fields {
         values.into_iter().map(each).collect()
     }
 
-    /// Refuses a field that is known but not served, unless it asks for what is done anyway.
+    /// Refuses a field that is known but not supported, unless its value asks for the default behaviour.
     pub(crate) fn refuse(
         &mut self,
         name: &str,
@@ -138,7 +137,7 @@ impl Fields {
         }
     }
 
-    /// The end: what is left is known to nobody, unless it is null, which asks for nothing.
+    /// Refuses fields that were not taken, unless they are null.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
         match self.entries.iter().find(|(_, value)| *value != Json::Null) {
             None => Ok(()),
@@ -158,7 +157,7 @@ pub(crate) fn wrong_type(path: &str, expected: &str, found: &Json) -> ApiError {
 pub(crate) fn integer(path: &str, value: Json, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
     let found = match value {
         Json::Integer(found) => found,
-        // 1.0 and 1e2 are integers to JSON; beyond 2^53 a float no longer says which.
+        // JSON does not distinguish 1.0 or 1e2 from integers; beyond 2^53 a float does not identify one integer.
         Json::Float(found) if found.fract() == 0.0 && found.abs() <= 9_007_199_254_740_992.0 => found as i128,
         Json::Float(found) if found.fract() == 0.0 => return Err(out_of_range(path, &range, &format!("{found:e}"))),
         other => return Err(wrong_type(path, "an integer", &other)),
@@ -185,7 +184,7 @@ pub(crate) fn number(path: &str, value: Json, range: RangeInclusive<f32>) -> Res
         return Err(out_of_range(path, &range, &found.to_string()));
     }
     let value = found as f32;
-    // Too close to 0 to be told from it, or to compute with; and 0 often means something else.
+    // Subnormal values lose precision or become 0, and 0 often switches a parameter off.
     if value.abs() < f32::MIN_POSITIVE && found != 0.0 {
         let least = f32::MIN_POSITIVE;
         let message = format!("{path}: expected 0 or at least {least:e}, found a number between them");
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_refused_by_name() {
+    fn fields_that_nothing_takes_are_refused_by_name() {
         let mut read = fields("{\"a\":1,\"b\":{\"c\":2}}");
         assert_eq!(read.integer("a", 0..=9).unwrap(), Some(1));
         let mut inner = Fields::within("b".into(), read.take("b").unwrap()).unwrap();

@@ -1,7 +1,7 @@
-//! A reply as server-sent events: `data: {...}` for each piece, `data: [DONE]` at the end, an error in place of that when it failed.
+//! A reply as server-sent events: `data: {...}` for each piece, then `data: [DONE]`, or an error event if it failed.
 //!
-//! The body is pulled by the connection: nothing is made before the client has taken what came before, beyond the connection's own
-//! buffer and the bound in `generation.rs`.
+//! The connection polls the body, so nothing is generated beyond what the client accepts, the connection's buffer and the
+//! bounded channel of `pellucid_generate`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use http_body::{Body, Frame};
 use pellucid_generate::{Delta, GenerationEvent};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::drain::Phase;
-use crate::error::ApiError;
+use crate::http::drain::Phase;
+use crate::http::error::ApiError;
+use crate::openai::reply_json::ChunkWriter;
 use crate::openai::usage::{Extension, Usage};
 use crate::reply::Reply;
-use crate::respond::cut_short;
+use crate::reply::respond::shutting_down;
 use crate::state::App;
-use crate::wire::ChunkWriter;
 
-/// A comment goes out after so much silence, so that nobody between takes the connection for dead.
-const QUIET: Duration = Duration::from_secs(15);
-/// Bytes that one frame collects before it leaves.
+/// A comment is sent after this time without data, so that proxies do not close the connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Maximum bytes collected before a frame is sent.
 const FRAME_BYTES: usize = 16 << 10;
 
+/// The response body of a streamed reply.
 pub(crate) struct SseBody {
     reply: Reply,
     writer: ChunkWriter,
-    /// Complete when the server ends at once.
-    ending: Pin<Box<dyn Future<Output = ()> + Send>>,
-    quiet: Pin<Box<Sleep>>,
-    /// The piece that ended the last choice, until the numbers are known.
+    /// Completes when the server stops all replies.
+    stopping: Pin<Box<dyn Future<Output = ()> + Send>>,
+    keep_alive: Pin<Box<Sleep>>,
+    /// The last piece of the choice that ended most recently, held back until usage is known.
     last: Option<Delta>,
     has_opened: bool,
     is_over: bool,
@@ -43,8 +44,8 @@ impl SseBody {
         SseBody {
             reply,
             writer,
-            ending: Box::pin(app.drain.reached(Phase::Ending)),
-            quiet: Box::pin(sleep(QUIET)),
+            stopping: Box::pin(app.drain.reached(Phase::Stopping)),
+            keep_alive: Box::pin(sleep(KEEP_ALIVE)),
             last: None,
             has_opened: false,
             is_over: false,
@@ -60,7 +61,7 @@ impl SseBody {
         }
     }
 
-    /// Writes a piece, and keeps the latest ending back for the numbers to go with it.
+    /// Writes a piece. The piece that ends a choice is held back, because the last one of a reply also carries usage.
     fn show(&mut self, delta: Delta, frame: &mut String) {
         if delta.finish.is_some() {
             if let Some(before) = self.last.replace(delta) {
@@ -93,7 +94,7 @@ impl SseBody {
         self.is_over = true;
     }
 
-    /// An error after the stream began: an event, and the end without `[DONE]`.
+    /// Ends a stream that has begun with an error event instead of `[DONE]`.
     fn fail(&mut self, error: &ApiError, frame: &mut String) {
         event(&error.to_json(), frame);
         self.is_over = true;
@@ -120,13 +121,13 @@ impl Body for SseBody {
             this.has_opened = true;
             this.open(&mut frame);
         }
-        // Take whatever has come: one write for all of it.
+        // All events that are ready go into one write.
         while !this.is_over && frame.len() < FRAME_BYTES {
             let event = match this.reply.poll_event(context) {
                 Poll::Ready(event) => event,
-                Poll::Pending if this.ending.as_mut().poll(context).is_ready() => {
+                Poll::Pending if this.stopping.as_mut().poll(context).is_ready() => {
                     this.reply.fail();
-                    Some(Err(cut_short()))
+                    Some(Err(shutting_down()))
                 }
                 Poll::Pending => break,
             };
@@ -138,7 +139,7 @@ impl Body for SseBody {
             }
         }
         if frame.is_empty() && !this.is_over {
-            if this.quiet.as_mut().poll(context).is_pending() {
+            if this.keep_alive.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
             frame.push_str(": still at work\n\n");
@@ -146,9 +147,9 @@ impl Body for SseBody {
         if frame.is_empty() {
             return Poll::Ready(None);
         }
-        this.quiet.as_mut().reset(Instant::now() + QUIET);
-        // Registers the timer with this task, for when there is nothing to send.
-        let _ = this.quiet.as_mut().poll(context);
+        this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
+        // Polling registers the timer with this task.
+        let _ = this.keep_alive.as_mut().poll(context);
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(frame)))))
     }
 

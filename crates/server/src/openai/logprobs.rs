@@ -1,4 +1,4 @@
-//! Log probabilities and traces in the shapes of the two dialects.
+//! Log probabilities and traces as JSON, for chat and for completions.
 
 use pellucid_generate::ReplyToken;
 use pellucid_sampling::{RunnerTrace, TokenTrace};
@@ -7,23 +7,23 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-/// JSON has no minus infinity; OpenAI writes this for what is as good as impossible.
-const IMPOSSIBLE: f32 = -9999.0;
+/// Stands for minus infinity, which JSON cannot express; OpenAI uses the same value.
+const MIN_LOGPROB: f32 = -9999.0;
 
 /// The log probabilities of a chat reply.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct ChatLogprobs {
     pub(crate) content: Vec<ChatToken>,
-    /// Always null: refusals are not told apart from text.
+    /// Always null: models served here have no separate refusals.
     #[schema(required)]
     refusal: Option<Vec<ChatToken>>,
 }
 
-/// A token, and the most probable ones at its place.
+/// A token and the most probable tokens at its position.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ChatToken {
     token: String,
-    /// Of the model itself, before bias, penalties and temperature.
+    /// Log probability by the model alone, before bias, penalties and temperature.
     logprob: f32,
     bytes: Vec<u8>,
     top_logprobs: Vec<TopToken>,
@@ -37,26 +37,26 @@ pub(crate) struct TopToken {
     bytes: Vec<u8>,
 }
 
-/// The log probabilities of a completion: lists of one length.
+/// The log probabilities of a completion, as lists of equal length.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
     /// Null for the first token of an echoed prompt.
     token_logprobs: Vec<Option<f32>>,
-    /// The most probable tokens at each place, and the token itself where it is none of them. Null where none were asked for.
+    /// The most probable tokens at each position, and the token itself if it is not among them. Null if `logprobs` is 0.
     #[schema(value_type = Option<Vec<Option<Object>>>, required)]
     top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
-    /// Characters before each token.
+    /// Characters of the text before each token.
     text_offset: Vec<usize>,
     /// Each token's bytes.
     bytes: Vec<Vec<u8>>,
 }
 
 fn finite(logprob: f32) -> f32 {
-    logprob.max(IMPOSSIBLE)
+    logprob.max(MIN_LOGPROB)
 }
 
-/// With the digits of its own precision.
+/// Returns a number with the digits of an f32; as f64 it would show digits that have no meaning.
 fn number(logprob: f32) -> Value {
     finite(logprob).to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -65,7 +65,7 @@ fn bytes_of(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     tokenizer.token(id).map_or_else(Vec::new, |token| token.bytes.into_owned())
 }
 
-/// A token's text. Where its bytes are no text on their own they are spelled out, so that different tokens stay different.
+/// Returns a token's text. Bytes that are not valid UTF-8 are spelled out, so that different tokens have different texts.
 fn text_of(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -103,7 +103,7 @@ impl CompletionLogprobs {
                 let top = token.logprobs.as_ref().map(|logprobs| {
                     let entry = |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), number(logprob));
                     let mut top: Map<String, Value> = logprobs.top.iter().map(entry).collect();
-                    // The token itself is always among them, as in OpenAI's API: one more where it is not one of the most probable.
+                    // As in OpenAI's API, the chosen token is always included, in addition to the most probable ones.
                     top.entry(text_of(&bytes)).or_insert_with(|| number(logprobs.chosen));
                     top
                 });
@@ -114,7 +114,7 @@ impl CompletionLogprobs {
     }
 }
 
-/// How a token was chosen, as `pellucid explain --json` writes it.
+/// Returns how a token was chosen, in the format of `pellucid explain --json`.
 pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
     let text = |id: u32| text_of(&bytes_of(tokenizer, id));
     let runner = |runner: RunnerTrace| json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u, "time": runner.time });

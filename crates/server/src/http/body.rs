@@ -1,4 +1,4 @@
-//! A request's body: read within its bounds of size and time, then parsed and worked on where that does not hold up other clients.
+//! Request bodies: read within limits of size, time and memory, then parsed on a thread that does not delay other clients.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode, header};
@@ -6,38 +6,38 @@ use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::{ApiError, RETRY_SOON_S};
-use crate::json::Json;
+use super::error::{ApiError, RETRY_SOON_S};
+use super::json::Json;
+use crate::limits::tenants::Permit;
 use crate::state::{App, BODY_UNIT};
-use crate::tenants::Permit;
 
-/// Bodies from this size on are worked on apart: a template and a tokenizer take a while over a long text.
-const LONG: usize = 16 << 10;
-/// A body that is too large is read and thrown away up to so many times the limit, so that the client gets to hear why.
-const DRAINED: usize = 16;
+/// Bodies of at least this size are processed on blocking threads: rendering and encoding a long text takes long.
+const LONG_BODY_BYTES: usize = 16 << 10;
+/// A body that is too large is read and discarded up to this multiple of the limit, so that the client receives the error.
+const DISCARD_FACTOR: usize = 16;
 
-/// Bytes of a body, and the part of the common budget that they take until they have been worked on, whoever still waits for that.
+/// A body with its share of the memory for all bodies, held until the body is processed even if the client disconnects.
 #[derive(Debug)]
 pub(crate) struct ReadBody {
-    /// What it is, in a sentence.
+    /// `body` or `message`, for error texts.
     name: &'static str,
     bytes: Vec<u8>,
-    room: Room,
+    memory: BodyMemory,
 }
 
-/// A part of the memory for all bodies; given back when dropped.
+/// A share of the memory for all bodies; released when dropped.
 #[derive(Debug, Default)]
-struct Room(Option<OwnedSemaphorePermit>);
+struct BodyMemory(Option<OwnedSemaphorePermit>);
 
-impl Room {
-    /// Takes what a body needs that grows from so many bytes to so many.
+impl BodyMemory {
+    /// Reserves memory for a body that grows from `before` to `after` bytes.
     fn grow(&mut self, app: &App, before: usize, after: usize) -> Result<(), ApiError> {
         let units = after.div_ceil(BODY_UNIT) - before.div_ceil(BODY_UNIT);
         if units == 0 {
             return Ok(());
         }
         let more = app.bodies.clone().try_acquire_many_owned(units as u32).map_err(|_| {
-            let message = "requests with long bodies take all the memory there is for them; try again later";
+            let message = "the memory for request bodies is used up; try again later";
             ApiError::too_many("bodies_in_flight", message, RETRY_SOON_S)
         })?;
         match &mut self.0 {
@@ -59,19 +59,19 @@ pub(crate) async fn read(app: &App, request: Request<Body>) -> Result<ReadBody, 
         return Err(too_large(body, limit, deadline).await);
     }
     let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
-    let mut room = Room::default();
+    let mut memory = BodyMemory::default();
     loop {
         let late = || ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time");
         let frame = match timeout_at(deadline, body.frame()).await.map_err(|_| late())? {
-            None => return Ok(ReadBody { name: "body", bytes, room }),
+            None => return Ok(ReadBody { name: "body", bytes, memory }),
             Some(Ok(frame)) => frame,
-            Some(Err(_)) => return Err(ApiError::invalid("the body ended before its end")),
+            Some(Err(_)) => return Err(ApiError::invalid("the connection closed before the whole body arrived")),
         };
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
             return Err(too_large(body, limit, deadline).await);
         }
-        room.grow(app, bytes.len(), bytes.len() + data.len())?;
+        memory.grow(app, bytes.len(), bytes.len() + data.len())?;
         bytes.extend_from_slice(&data);
     }
 }
@@ -87,18 +87,18 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 async fn too_large(body: Body, limit: usize, deadline: Instant) -> ApiError {
-    throw_away(body, limit.saturating_mul(DRAINED), deadline).await;
+    read_and_discard(body, limit.saturating_mul(DISCARD_FACTOR), deadline).await;
     let message = format!("the body is larger than {limit} bytes");
     ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
 }
 
-/// Reads the body of a request that is refused whatever it says, and keeps nothing of it.
+/// Reads and discards the body of a request that was refused before its body was needed.
 pub(crate) async fn discard(app: &App, request: Request<Body>) {
-    throw_away(request.into_body(), app.limits.max_body_bytes, Instant::now() + app.limits.body_timeout).await;
+    read_and_discard(request.into_body(), app.limits.max_body_bytes, Instant::now() + app.limits.body_timeout).await;
 }
 
-/// A connection that is closed while the client still sends loses the reply on its way, so up to `left` bytes are read.
-async fn throw_away(mut body: Body, mut left: usize, deadline: Instant) {
+/// Reads and discards up to `left` bytes: closing a connection while the client still sends would lose the reply.
+async fn read_and_discard(mut body: Body, mut left: usize, deadline: Instant) {
     while let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await {
         let len = frame.data_ref().map_or(0, |data| data.len());
         match left.checked_sub(len) {
@@ -109,26 +109,26 @@ async fn throw_away(mut body: Body, mut left: usize, deadline: Instant) {
 }
 
 impl ReadBody {
-    /// A message of a WebSocket, which is read by then.
+    /// Wraps a WebSocket message that was already read.
     pub(crate) fn of_message(app: &App, bytes: Vec<u8>) -> Result<ReadBody, ApiError> {
-        let mut room = Room::default();
-        room.grow(app, 0, bytes.len())?;
-        Ok(ReadBody { name: "message", bytes, room })
+        let mut memory = BodyMemory::default();
+        memory.grow(app, 0, bytes.len())?;
+        Ok(ReadBody { name: "message", bytes, memory })
     }
 
-    /// Parses the body and hands it to `work`, beside the threads that serve connections when it is long. Both the memory and the tenant's
-    /// place are held until the work is done, even where nobody waits for it any more.
+    /// Parses the body and passes it to `work`, on a blocking thread if it is long. The memory and the tenant's permit are
+    /// held until the work is done, even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static>(
         self,
         permit: Permit,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Permit), ApiError> {
-        let ReadBody { name, bytes, room } = self;
-        // The tenant's own turn: others' long texts need not wait behind all of its.
-        let is_long = bytes.len() >= LONG;
+        let ReadBody { name, bytes, memory } = self;
+        // Each tenant has a bounded number of these threads, so that one tenant's long texts do not delay another's.
+        let is_long = bytes.len() >= LONG_BODY_BYTES;
         let thread = if is_long { permit.thread().await } else { None };
-        let whole = move || {
-            let _held = (room, thread);
+        let process = move || {
+            let _held = (memory, thread);
             let value = Json::parse(&bytes).map_err(|error| {
                 ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
             });
@@ -141,13 +141,13 @@ impl ReadBody {
             }
         };
         if !is_long {
-            return whole();
+            return process();
         }
-        match tokio::task::spawn_blocking(whole).await {
+        match tokio::task::spawn_blocking(process).await {
             Ok(outcome) => outcome,
             Err(error) => {
-                tracing::error!(%error, "work on a request's body ended in a fault");
-                Err(ApiError::fault())
+                tracing::error!(%error, "processing a request body panicked");
+                Err(ApiError::internal())
             }
         }
     }
@@ -161,10 +161,15 @@ mod tests {
 
     use super::*;
     use crate::MAX_BLOCKING;
-    use crate::tenants::{TenantConfig, Tenants};
+    use crate::limits::keys_file::TenantConfig;
+    use crate::limits::tenants::Tenants;
 
     fn long_body() -> ReadBody {
-        ReadBody { name: "body", bytes: [b"{}".to_vec(), vec![b' '; LONG]].concat(), room: Room::default() }
+        ReadBody {
+            name: "body",
+            bytes: [b"{}".to_vec(), vec![b' '; LONG_BODY_BYTES]].concat(),
+            memory: BodyMemory::default(),
+        }
     }
 
     #[test]
@@ -182,22 +187,22 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async move {
-            // Texts of the first tenant that take as long as this test lets them, more than there are threads.
+            // More texts of the first tenant than there are threads, each of which waits until `finish` is dropped.
             let (finish, held) = channel::<()>();
             let held = Arc::new(Mutex::new(held));
             let flood: Vec<_> = (0..2 * MAX_BLOCKING)
                 .map(|_| {
-                    let (permit, held) = (a.enter(false).unwrap(), held.clone());
+                    let (permit, held) = (a.admit(false).unwrap(), held.clone());
                     let work = move |_| Ok(held.lock().unwrap().recv().is_err());
                     tokio::spawn(async move { long_body().parse(permit, work).await.map(drop) })
                 })
                 .collect();
             tokio::task::yield_now().await;
-            let permit = b.enter(false).unwrap();
+            let permit = b.admit(false).unwrap();
             let soon = tokio::time::timeout(Duration::from_secs(60), long_body().parse(permit, |_| Ok(5)));
             let (answer, _) = soon.await.expect("a thread for the second tenant").unwrap();
             assert_eq!(answer, 5);
-            assert!(!flood.iter().any(|one| one.is_finished()), "the control: the others are still at work");
+            assert!(!flood.iter().any(|one| one.is_finished()), "the first tenant's texts must still be waiting");
             drop(finish);
             for one in flood {
                 assert_eq!(one.await.unwrap(), Ok(()));

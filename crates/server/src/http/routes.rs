@@ -1,4 +1,4 @@
-//! The routes, each a few lines: read, answer, wrap. What they take and give stands in the OpenAPI document, made from their types.
+//! Handlers of the routes. Their request and response types define the OpenAPI document.
 
 use std::sync::Arc;
 
@@ -11,43 +11,43 @@ use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
-use crate::body;
-use crate::caller::Caller;
-use crate::drain::Phase;
-use crate::error::{ApiError, ErrorBody};
-use crate::json::Json;
-use crate::native::{DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized};
+use super::body;
+use super::caller::Caller;
+use super::drain::Phase;
+use super::error::{ApiError, ErrorBody};
+use super::json::Json;
+use crate::limits::tenants::Permit;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::openai::models::{ModelCard, ModelList};
-use crate::respond::{json, respond};
+use crate::openai::reply_json::{ChatCompletion, Completion};
+use crate::openai::tokenize::{DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized};
+use crate::reply::respond::{json, respond};
 use crate::state::{App, SharedApp};
-use crate::tenants::Permit;
-use crate::wire::{ChatCompletion, Completion};
 
-/// What any route may say instead of an answer.
+/// Errors that any route may return.
 #[derive(IntoResponses)]
 #[allow(dead_code)] // For the document.
 pub(crate) enum Refusals {
-    /// No key, or a wrong one.
+    /// The key is missing or wrong.
     #[response(status = 401)]
     Unauthorized(ErrorBody),
-    /// A host or an origin that may not ask here, or something this key may not ask for.
+    /// The host, the origin or the key is not allowed to do this.
     #[response(status = 403)]
     Forbidden(ErrorBody),
-    /// The server met a fault of its own.
+    /// Internal error.
     #[response(status = 500)]
-    Fault(ErrorBody),
-    /// The server is about to leave, or its engine has stopped.
+    Internal(ErrorBody),
+    /// The server is shutting down, or its engine has stopped.
     #[response(status = 503)]
     Unavailable(ErrorBody),
 }
 
-/// What a route with a body may say besides.
+/// Further errors of routes that take a body.
 #[derive(IntoResponses)]
 #[allow(dead_code)] // For the document.
 pub(crate) enum BodyRefusals {
-    /// The body is not what it should be; `param` names the field.
+    /// The body is not valid; `param` names the field.
     #[response(status = 400)]
     BadRequest(ErrorBody),
     /// There is no such model.
@@ -62,19 +62,19 @@ pub(crate) enum BodyRefusals {
     /// The body is not `application/json`.
     #[response(status = 415)]
     WrongType(ErrorBody),
-    /// The queue is full or a limit is reached; `code` says which, `Retry-After` when to try again.
+    /// The queue is full or a limit is reached; `code` names it, `Retry-After` says when to try again.
     #[response(status = 429, headers(("Retry-After" = u64, description = "Seconds")))]
     TooMany(ErrorBody),
 }
 
-/// A sign of life.
+/// Answer of the health checks.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Health {
-    /// `ok`.
+    /// `ok` or `ready`.
     status: &'static str,
 }
 
-/// Continue a conversation
+/// Generate a reply to a conversation
 ///
 /// With `stream` the reply comes as server-sent events: chunks, then `[DONE]`.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses(
@@ -87,7 +87,7 @@ pub(crate) async fn chat(
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value| ChatRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
-    let (spec, permit) = admit(&app, &caller, request, true, read).await?;
+    let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
     respond(app, caller, permit, spec).await
 }
 
@@ -102,7 +102,7 @@ pub(crate) async fn completions(
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value| CompletionRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
-    let (spec, permit) = admit(&app, &caller, request, true, read).await?;
+    let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
     respond(app, caller, permit, spec).await
 }
 
@@ -119,7 +119,7 @@ pub(crate) async fn model(State(app): State<SharedApp>, Path(id): Path<String>) 
     Ok(json(text_of(&ModelCard::find(&id, &app.model)?)))
 }
 
-/// Make a text or a conversation ids
+/// Encode a text or a conversation to token ids
 #[utoipa::path(post, path = "/tokenize", tag = "Text", request_body = TokenizeRequest, responses(
     (status = 200, body = Tokenized), Refusals, BodyRefusals))]
 pub(crate) async fn tokenize(
@@ -130,7 +130,7 @@ pub(crate) async fn tokenize(
     answer(app, caller, request, |value, model| TokenizeRequest::read(value, model)?.answer(model)).await
 }
 
-/// Make ids a text
+/// Decode token ids to text
 #[utoipa::path(post, path = "/detokenize", tag = "Text", request_body = DetokenizeRequest, responses(
     (status = 200, body = Detokenized), Refusals, BodyRefusals))]
 pub(crate) async fn detokenize(
@@ -141,7 +141,7 @@ pub(crate) async fn detokenize(
     answer(app, caller, request, |value, model| DetokenizeRequest::read(value, model)?.answer(model)).await
 }
 
-/// Write a conversation as the model reads it
+/// Render a conversation with the model's chat template
 #[utoipa::path(post, path = "/apply-template", tag = "Text", request_body = TemplateRequest, responses(
     (status = 200, body = Rendered), Refusals, BodyRefusals))]
 pub(crate) async fn apply_template(
@@ -152,15 +152,15 @@ pub(crate) async fn apply_template(
     answer(app, caller, request, |value, model| TemplateRequest::read(value, model)?.answer(model)).await
 }
 
-/// Lets a request in, reads its body and hands it to `work`: for a tenant beyond its limits nothing is parsed, rendered or encoded.
-async fn admit<T: Send + 'static>(
+/// Admits a request, reads its body and passes it to `work`. Nothing is parsed for a tenant that is beyond its limits.
+async fn read_body<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     request: Request<Body>,
-    asks_model: bool,
+    uses_model: bool,
     work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(T, Permit), ApiError> {
-    let permit = match caller.enter(app, asks_model) {
+    let permit = match caller.admit(app, uses_model) {
         Ok(permit) => permit,
         Err(error) => {
             body::discard(app, request).await;
@@ -176,7 +176,7 @@ async fn admit<T: Send + 'static>(
     }
 }
 
-/// Answers a body with what a function makes of it.
+/// Answers a request with the JSON that `work` makes of its body.
 async fn answer<T: Serialize + Send + 'static>(
     app: SharedApp,
     caller: Caller,
@@ -184,7 +184,7 @@ async fn answer<T: Serialize + Send + 'static>(
     work: impl FnOnce(Json, &LoadedModel) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let shared: Arc<App> = app.clone();
-    let (answer, _) = admit(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;
+    let (answer, _) = read_body(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;
     Ok(json(text_of(&answer)))
 }
 
@@ -192,11 +192,11 @@ fn text_of(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Say whether the process is alive
+/// Check whether the process is alive
 ///
-/// The one route that needs no key.
+/// The only route that needs no key.
 #[utoipa::path(get, path = "/health", tag = "Operations", security(()), responses(
-    (status = 200, body = Health), (status = 403, description = "A host that may not ask here", body = ErrorBody),
+    (status = 200, body = Health), (status = 403, description = "The host is not allowed", body = ErrorBody),
     (status = 503, description = "The engine has stopped", body = ErrorBody)))]
 pub(crate) async fn health(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
     match app.model.engine.liveness() {
@@ -205,27 +205,27 @@ pub(crate) async fn health(State(app): State<SharedApp>) -> Result<Response<Body
     }
 }
 
-/// Say whether requests make progress
+/// Check whether requests make progress
 ///
-/// Fails while the server leaves, and when a step of the engine hangs.
+/// Fails during shutdown, and when a step of the engine hangs.
 #[utoipa::path(get, path = "/ready", tag = "Operations", responses((status = 200, body = Health), Refusals))]
 pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
     if app.drain.phase() != Phase::Serving {
-        return Err(ApiError::unavailable("draining", "the server is about to leave", 10));
+        return Err(ApiError::unavailable("draining", "the server is shutting down", 10));
     }
     match app.model.engine.liveness() {
         Liveness::Stopped => Err(pellucid_engine::Error::Stopped.into()),
         Liveness::Stepping(time) if time > app.limits.watchdog => {
-            let message = format!("a step of the engine has taken {} s and goes on", time.as_secs());
+            let message = format!("the engine's current step has run for {} s", time.as_secs());
             Err(ApiError::unavailable("engine_stalled", message, 10))
         }
         Liveness::Idle | Liveness::Stepping(_) => Ok(json(text_of(&Health { status: "ready" }))),
     }
 }
 
-/// Show the numbers, for Prometheus
+/// Export metrics for Prometheus
 ///
-/// Where there are several tenants, the key needs the right to them.
+/// With several tenants, only keys with the right to metrics may read them.
 #[utoipa::path(get, path = "/metrics", tag = "Operations", responses(
     (status = 200, description = "Metrics in the OpenMetrics text format", body = String, content_type = "application/openmetrics-text"), Refusals))]
 pub(crate) async fn metrics(

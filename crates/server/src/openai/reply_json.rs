@@ -1,4 +1,4 @@
-//! Replies as JSON: whole ones and chunks, in both dialects. The types here are what the OpenAPI document shows.
+//! Replies as JSON, whole and in chunks, for chat and for completions. The OpenAPI document describes these types.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::logprobs::{self, ChatLogprobs, CompletionLogprobs};
-use crate::openai::common::Streaming;
-use crate::openai::usage::{Extension, Usage};
+use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
+use super::shared_fields::Streaming;
+use super::usage::{Extension, Usage};
 use crate::random::{self, Padding};
 use crate::reply::{Dialect, Sampling};
 
@@ -28,7 +28,7 @@ pub(crate) struct ChatCompletion {
     pellucid: Extension,
 }
 
-/// One reply of the model.
+/// One choice of a chat reply.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ChatChoice {
     index: usize,
@@ -38,19 +38,19 @@ pub(crate) struct ChatChoice {
     /// `stop` or `length`.
     #[schema(required)]
     finish_reason: Option<&'static str>,
-    /// How each token was chosen, where that was asked for.
+    /// How each token was chosen, if the request sets `trace`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     trace: Vec<Value>,
 }
 
-/// What the model said.
+/// The assistant's message.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AssistantMessage {
     /// `assistant`.
     role: &'static str,
     content: String,
-    /// Always null: refusals are not told apart from text.
+    /// Always null: models served here have no separate refusals.
     #[schema(required)]
     refusal: Option<String>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Completion {
     pellucid: Extension,
 }
 
-/// One continuation.
+/// One choice of a completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct CompletionChoice {
     index: usize,
@@ -79,13 +79,13 @@ pub(crate) struct CompletionChoice {
     /// `stop` or `length`.
     #[schema(required)]
     finish_reason: Option<&'static str>,
-    /// How each token was chosen, where that was asked for.
+    /// How each token was chosen, if the request sets `trace`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     trace: Vec<Value>,
 }
 
-/// A piece of a streamed chat choice.
+/// The choice in a chunk of a streamed chat.
 #[derive(Debug, Serialize)]
 struct ChatPiece<'a> {
     index: usize,
@@ -104,7 +104,7 @@ struct ChatDelta<'a> {
     content: Option<&'a str>,
 }
 
-/// A piece of a streamed completion.
+/// The choice in a chunk of a streamed completion.
 #[derive(Debug, Serialize)]
 struct CompletionPiece<'a> {
     index: usize,
@@ -115,7 +115,7 @@ struct CompletionPiece<'a> {
     trace: Vec<Value>,
 }
 
-/// OpenAI's name for why a choice ended.
+/// Returns OpenAI's finish reason.
 fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::EndToken(_) | Finish::StopToken(_) | Finish::StopString(_) => "stop",
@@ -123,7 +123,7 @@ fn finish_reason(finish: &Finish) -> &'static str {
     }
 }
 
-/// What all pieces of one reply have in common.
+/// Fields that all chunks of one reply have in common.
 #[derive(Debug)]
 pub(crate) struct Envelope {
     pub(crate) dialect: Dialect,
@@ -173,7 +173,7 @@ impl Envelope {
         Some(shown)
     }
 
-    /// The whole reply; `choices` are the joined pieces of each.
+    /// Returns the JSON of a whole reply; `choices` holds the joined pieces of each choice.
     pub(crate) fn whole(self, choices: Vec<Delta>, sampling: &Sampling, summary: &Summary) -> String {
         let (usage, pellucid) = (Usage::new(summary), Extension::new(sampling, summary));
         let reason = |delta: &Delta| delta.finish.as_ref().map(finish_reason);
@@ -221,17 +221,18 @@ impl Envelope {
     }
 }
 
-/// Writes chunks of a stream.
+/// Writes the chunks of a stream.
 #[derive(Debug)]
 pub(crate) struct ChunkWriter {
     envelope: Envelope,
-    /// Up to the list of choices.
+    /// The JSON of a chunk up to the list of choices.
     head: String,
     include_usage: bool,
     padding: Option<Padding>,
 }
 
-/// Chunks are padded so that text of up to so many bytes, or log probabilities of up to so many, all give one size.
+/// Sizes in bytes to whose multiples chunks are padded, so that their size does not reveal the length of a token:
+/// `TEXT_UNIT` for short text, `LOGPROBS_UNIT` for longer content.
 const TEXT_UNIT: usize = 32;
 const LOGPROBS_UNIT: usize = 1024;
 
@@ -253,7 +254,7 @@ impl ChunkWriter {
         ChunkWriter { envelope, head, include_usage: streaming.include_usage, padding }
     }
 
-    /// The first chunk of a chat choice says who speaks.
+    /// Writes the first chunk of a chat choice, which gives the role. Completions have none and return false.
     pub(crate) fn opening(&mut self, index: usize, chunk: &mut String) -> bool {
         if self.envelope.dialect == Dialect::Completions {
             return false;
@@ -264,7 +265,7 @@ impl ChunkWriter {
         true
     }
 
-    /// A piece of a choice; the last one of a reply brings the numbers, unless they have a chunk of their own.
+    /// Writes a piece of a choice. `last` adds counts and times to the last piece, unless they have a chunk of their own.
     pub(crate) fn delta(&mut self, delta: &Delta, last: Option<&Extension>, chunk: &mut String) {
         let finish_reason = delta.finish.as_ref().map(finish_reason);
         let trace = self.envelope.traces(delta);
@@ -289,7 +290,7 @@ impl ChunkWriter {
             }),
         };
         let piece = piece.unwrap_or_default();
-        // What varies with the text: how long it is, as JSON.
+        // The part of the chunk whose length depends on the text, in bytes of JSON.
         let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
             true => Value::from(delta.text.as_str()).to_string().len() - 2,
             false => piece.len(),
@@ -298,7 +299,7 @@ impl ChunkWriter {
         self.write(&piece, varying, extension.as_deref(), chunk);
     }
 
-    /// The numbers as a chunk of their own, for streams that asked for it.
+    /// Writes usage as a chunk of its own, for streams that set `include_usage`.
     pub(crate) fn usage(&mut self, usage: &Usage, extension: &Extension, chunk: &mut String) {
         chunk.push_str(&self.head);
         let usage = serde_json::to_string(usage).unwrap_or_default();

@@ -1,34 +1,34 @@
-//! Text and ids without a model: `/tokenize`, `/detokenize`, `/apply-template`. The field names are those of vLLM's routes.
+//! `/tokenize`, `/detokenize` and `/apply-template`: text to token ids and back. The field names are vLLM's.
 
 use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::error::ApiError;
-use crate::fields::{self, Fields};
-use crate::json::Json;
-use crate::openai::common::check_model;
-use crate::openai::messages::{self, ChatMessage};
+use super::messages::{self, ChatMessage};
+use super::shared_fields::check_model;
+use crate::http::error::ApiError;
+use crate::http::fields::{self, Fields};
+use crate::http::json::Json;
 use crate::schemas;
 
-/// A text or a conversation to be made ids: one of `prompt` and `messages`.
+/// A text or a conversation to encode: either `prompt` or `messages`.
 #[derive(Debug, ToSchema)]
 pub(crate) struct TokenizeRequest {
-    /// The served model, where it is named.
+    /// The model's id; may be left out.
     #[schema(max_length = 512)]
     pub(crate) model: Option<String>,
-    /// A text. Control tokens in it are plain text.
+    /// A text. Control tokens in it are encoded as text.
     pub(crate) prompt: Option<String>,
     #[schema(min_items = 1, max_items = 4096)]
     pub(crate) messages: Option<Vec<ChatMessage>>,
-    /// Put before a text what the model wants there.
+    /// Add the tokens that the model expects before and after a text.
     #[schema(default = true)]
     pub(crate) add_special_tokens: Option<bool>,
-    /// End a conversation with the beginning of an answer.
+    /// End the conversation with the beginning of an assistant's message.
     #[schema(default = true)]
     pub(crate) add_generation_prompt: Option<bool>,
-    /// Give each token's text as well.
+    /// Return the text of each token.
     #[schema(default = false)]
     pub(crate) return_token_strs: Option<bool>,
 }
@@ -42,14 +42,14 @@ pub(crate) struct Tokenized {
     token_strs: Option<Vec<String>>,
 }
 
-/// Ids to be made text.
+/// Token ids to decode.
 #[derive(Debug, ToSchema)]
 pub(crate) struct DetokenizeRequest {
     #[schema(max_length = 512)]
     pub(crate) model: Option<String>,
     #[schema(schema_with = schemas::all_ids)]
     pub(crate) tokens: Vec<u32>,
-    /// Leave control tokens out.
+    /// Leave out control tokens.
     #[schema(default = false)]
     pub(crate) skip_special_tokens: Option<bool>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Detokenized {
     prompt: String,
 }
 
-/// A conversation to be rendered.
+/// A conversation to render.
 #[derive(Debug, ToSchema)]
 pub(crate) struct TemplateRequest {
     #[schema(max_length = 512)]
@@ -74,20 +74,20 @@ pub(crate) struct TemplateRequest {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Rendered {
-    /// What the model reads.
+    /// The rendered conversation.
     prompt: String,
-    /// The same in stretches: control tokens are read in trusted ones alone.
+    /// The rendered conversation in segments. Only trusted segments can contain control tokens.
     segments: Vec<RenderedSegment>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct RenderedSegment {
     text: String,
-    /// Written by the template, not by a message.
+    /// Whether the template wrote the text, and not a message.
     trusted: bool,
 }
 
-/// These routes need no name; one that is given must be the served model's.
+/// Refuses a name other than that of the served model; these routes need no name.
 fn check_named(name: Option<&String>, model: &LoadedModel) -> Result<(), ApiError> {
     name.map_or(Ok(()), |name| check_model(name, model))
 }
@@ -111,14 +111,14 @@ impl TokenizeRequest {
         fields.finish()?;
         check_named(request.model.as_ref(), model)?;
         if request.prompt.is_some() == request.messages.is_some() {
-            return Err(ApiError::field("prompt", "give either prompt or messages"));
+            return Err(ApiError::field("prompt", "expected either prompt or messages"));
         }
-        let idle = match request.messages {
+        let unused = match request.messages {
             Some(_) => (request.add_special_tokens.is_some(), "add_special_tokens", "prompt"),
             None => (request.add_generation_prompt.is_some(), "add_generation_prompt", "messages"),
         };
-        if let (true, name, without) = idle {
-            return Err(ApiError::field(name, format!("{name} does nothing without {without}")));
+        if let (true, name, without) = unused {
+            return Err(ApiError::field(name, format!("{name} has no effect without {without}")));
         }
         Ok(request)
     }

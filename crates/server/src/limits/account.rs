@@ -1,26 +1,26 @@
-//! What a request to the model costs its tenant, and how it is counted when it ends, however it ends.
+//! Accounting of one request: charges its tenant while tokens are generated, and records the outcome at the end.
 
 use std::sync::Arc;
 
 use pellucid_generate::Summary;
 
-use crate::drain::Flight;
-use crate::error::ApiError;
+use super::tenants::Permit;
+use crate::http::drain::InFlight;
+use crate::http::error::ApiError;
 use crate::metrics::Outcome;
 use crate::reply::Spec;
 use crate::state::App;
-use crate::tenants::Permit;
 
-/// Open while a reply is made. Dropped without `close`, it counts as cancelled.
+/// Exists while a reply is generated. An account that is dropped without `close` records a cancelled request.
 #[derive(Debug)]
 pub(crate) struct Account {
     app: Arc<App>,
     permit: Permit,
-    _flight: Flight,
+    _in_flight: InFlight,
     request_id: String,
-    /// Log probabilities that each token of the output reports.
+    /// Log probabilities reported for each token of the output.
     logprobs_per_token: usize,
-    /// What it was charged for when it was let in.
+    /// Log probabilities of the prompt that were charged at admission.
     prompt_logprobs: usize,
     num_charged: usize,
     latest: Summary,
@@ -28,18 +28,18 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// For a request that was let in and charged for its prompt.
+    /// Opens the account of a request that was admitted and charged for its prompt.
     pub(crate) fn open(app: &Arc<App>, permit: Permit, request_id: &str, spec: &Spec) -> Account {
         let num_prompt = spec.num_prompt_tokens();
         let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
         let logprobs_per_token = spec.logprobs_per_token();
-        // A scored prompt reports as much for each of its tokens as the output does.
+        // A scored prompt reports the same number of log probabilities for each token as the output.
         let prompt_logprobs = if is_scored { num_prompt * logprobs_per_token } else { 0 };
         permit.tenant.charge_output(0, prompt_logprobs);
         Account {
             app: app.clone(),
             permit,
-            _flight: app.drain.take_off(),
+            _in_flight: app.drain.start_request(),
             request_id: request_id.to_owned(),
             logprobs_per_token,
             prompt_logprobs,
@@ -59,7 +59,7 @@ impl Account {
         }
     }
 
-    /// The end of a request that was refused after it had been charged: its prompt costs nothing, and it counts as what is said, if anything.
+    /// Closes the account of a request that the engine refused: refunds its prompt and records `outcome`, if any.
     pub(crate) fn refuse(&mut self, error: &ApiError, outcome: Option<Outcome>) {
         self.permit.refund_prompt(self.latest.prompt_tokens, self.prompt_logprobs);
         self.permit.refuse(error);
@@ -69,6 +69,7 @@ impl Account {
         }
     }
 
+    /// Records how the request ended, in the metrics and the log.
     pub(crate) fn close(&mut self, outcome: Outcome, summary: &Summary) {
         self.is_closed = true;
         self.app.metrics.observe(&self.permit.tenant.config.name, outcome, summary);

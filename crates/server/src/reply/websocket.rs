@@ -1,4 +1,4 @@
-//! `/v1/stream`: a chat request as the first message, the chunks of its stream back, and messages about it while it is under way.
+//! `/v1/stream`: a WebSocket that takes a chat request, returns the chunks of its stream, and accepts control messages.
 
 use std::collections::VecDeque;
 
@@ -15,36 +15,36 @@ use pellucid_sampling::SamplingParams;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::body::ReadBody;
-use crate::caller::{self, Caller};
-use crate::drain::Phase;
-use crate::error::{ApiError, ErrorBody};
-use crate::fields::{self, Fields, shown};
-use crate::json::Json;
-use crate::listen::Connection;
+use crate::http::body::ReadBody;
+use crate::http::caller::{self, Caller};
+use crate::http::drain::Phase;
+use crate::http::error::{ApiError, ErrorBody};
+use crate::http::fields::{self, Fields, shown};
+use crate::http::json::Json;
+use crate::http::listen::Connection;
+use crate::http::routes::Refusals;
+use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
 use crate::openai::chat::ChatRequest;
-use crate::openai::common::Streaming;
+use crate::openai::reply_json::ChunkWriter;
 use crate::openai::sampling::SamplingFields;
+use crate::openai::shared_fields::Streaming;
 use crate::openai::usage::{Extension as Numbers, Usage};
+use crate::reply::respond::{shutting_down, submit};
 use crate::reply::{Reply, Sampling, Spec};
-use crate::respond::{begin, cut_short};
-use crate::routes::Refusals;
 use crate::state::SharedApp;
-use crate::tenants::Permit;
-use crate::wire::ChunkWriter;
 
-/// Wishes that may be on their way to the engine; a client that sends more is told so.
-const MAX_WISHES: usize = 16;
+/// Maximum control messages that the engine has not applied yet; further ones are refused.
+const MAX_PENDING_CONTROLS: usize = 16;
 
-/// Converse with control in flight
+/// Chat over a WebSocket, with control of the reply
 ///
-/// A WebSocket. The first message is a chat request; chunks come back as with `stream`, and `[DONE]` at the end. Meanwhile
-/// `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}` and `{"type": "update", ...}` with sampling fields are heeded.
+/// The first message is a chat request; chunks come back as with `stream`, and `[DONE]` at the end. Meanwhile the messages
+/// `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}` and `{"type": "update", ...}` with sampling fields control the reply.
 #[utoipa::path(get, path = "/v1/stream", tag = "OpenAI", responses(
-    (status = 101, description = "The connection is a WebSocket now"),
+    (status = 101, description = "The connection becomes a WebSocket"),
     (status = 400, description = "Not a valid request for a WebSocket", body = ErrorBody),
-    (status = 426, description = "This route speaks WebSocket alone", body = ErrorBody), Refusals))]
+    (status = 426, description = "This route accepts only WebSockets", body = ErrorBody), Refusals))]
 pub(crate) async fn stream(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
@@ -54,7 +54,7 @@ pub(crate) async fn stream(
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(_) => {
-            let message = "this route speaks WebSocket: connect with a client for it";
+            let message = "this route accepts only WebSockets: connect with a WebSocket client";
             return ApiError::refused(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message).into();
         }
     };
@@ -63,25 +63,25 @@ pub(crate) async fn stream(
         .max_message_size(limit)
         .max_frame_size(limit)
         .on_upgrade(async move |socket| {
-            converse(socket, app, caller).await;
-            // One of the server's connections, up to here.
+            serve(socket, app, caller).await;
+            // Counts as a connection until here.
             drop(connection);
         })
         .into_response()
 }
 
-async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
+async fn serve(mut socket: WebSocket, app: SharedApp, caller: Caller) {
     let outcome = match first_message(&mut socket, &app, &caller).await {
-        // The socket may have been opened long before.
+        // The phase was checked when the socket was opened, which may be long ago.
         Ok(Some((_, permit))) if app.drain.phase() != Phase::Serving => {
             let error = caller::draining();
             permit.refuse(&error);
             Err(error)
         }
-        Ok(Some(((spec, streaming), permit))) => match begin(&app, &caller, permit, spec) {
+        Ok(Some(((spec, streaming), permit))) => match submit(&app, &caller, permit, spec) {
             Ok((reply, envelope)) => {
                 let writer = ChunkWriter::new(envelope, streaming);
-                Exchange { reply, writer, wishes: VecDeque::new() }.run(&mut socket, &app).await
+                Exchange { reply, writer, pending: VecDeque::new() }.run(&mut socket, &app).await
             }
             Err(error) => Err(error),
         },
@@ -89,22 +89,22 @@ async fn converse(mut socket: WebSocket, app: SharedApp, caller: Caller) {
         Err(error) => Err(error),
     };
     if let Err(error) = outcome {
-        // Whoever has gone need not be told.
+        // Fails if the client has disconnected, which needs no handling.
         let _ = socket.send(Message::text(error.to_json())).await;
     }
     let _ = socket.send(Message::Close(None)).await;
 }
 
-/// The request, how its chunks are to be written, and its place among its tenant's; `None` when the client has gone.
+/// Reads the chat request from the first message; `None` when the client has disconnected.
 async fn first_message(
     socket: &mut WebSocket,
     app: &SharedApp,
     caller: &Caller,
 ) -> Result<Option<((Spec, Streaming), Permit)>, ApiError> {
     let message = timeout(app.limits.header_timeout, text_message(socket)).await;
-    let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request came in time");
+    let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request arrived in time");
     let Some(text) = message.map_err(late)?? else { return Ok(None) };
-    let permit = caller.enter(app, true)?;
+    let permit = caller.admit(app, true)?;
     let body = ReadBody::of_message(app, text.into_bytes()).inspect_err(|error| permit.refuse(error))?;
     let (app, caller) = (app.clone(), caller.clone());
     let work = move |mut value| {
@@ -127,37 +127,38 @@ fn parse(text: &str) -> Result<Json, ApiError> {
         .map_err(|error| ApiError::invalid(format!("the message is not valid JSON: {error}")).code("invalid_json"))
 }
 
-/// The next message of text; `None` when the client has gone.
+/// Returns the next text message; `None` when the client has disconnected.
 async fn text_message(socket: &mut WebSocket) -> Result<Option<String>, ApiError> {
     loop {
         match socket.recv().await {
             None | Some(Err(_)) | Some(Ok(Message::Close(_))) => return Ok(None),
             Some(Ok(Message::Text(text))) => return Ok(Some(text.as_str().to_owned())),
             Some(Ok(Message::Binary(_))) => {
-                return Err(ApiError::invalid("expected a message of text, found a binary one"));
+                return Err(ApiError::invalid("expected a text message, found a binary message"));
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
         }
     }
 }
 
-/// A reply under way over a socket.
+/// A reply that is sent over a socket.
 struct Exchange {
     reply: Reply,
     writer: ChunkWriter,
-    /// Names of the wishes that the engine has not heeded yet, oldest first.
-    wishes: VecDeque<&'static str>,
+    /// Acknowledgements to send when the engine has applied the control messages, oldest first.
+    pending: VecDeque<&'static str>,
 }
 
-/// What a message of the client asks for.
-enum Wish {
+/// A message from the client.
+enum ClientMessage {
     Cancel,
+    /// A control message for the engine, with the `type` of its acknowledgement.
     Control(&'static str, Control),
 }
 
 impl Exchange {
     async fn run(mut self, socket: &mut WebSocket, app: &SharedApp) -> Result<(), ApiError> {
-        let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
+        let mut stopping = std::pin::pin!(app.drain.reached(Phase::Stopping));
         for index in 0..self.reply.generation.num_choices() {
             let mut chunk = String::new();
             self.writer.opening(index, &mut chunk);
@@ -169,21 +170,21 @@ impl Exchange {
             let outgoing = tokio::select! {
                 biased;
                 message = text_message(socket) => match message {
-                    // Dropping what is under way cancels it.
+                    // Dropping the reply cancels it.
                     Ok(None) => return Ok(()),
-                    Ok(Some(text)) => match self.wish(&text, app) {
-                        Ok(Wish::Cancel) => {
+                    Ok(Some(text)) => match self.read_message(&text, app) {
+                        Ok(ClientMessage::Cancel) => {
                             let summary = self.reply.generation.summary();
                             self.reply.account.close(Outcome::Cancelled, &summary);
                             let _ = send(socket, json!({ "type": "cancelled" }).to_string(), app).await;
                             return Ok(());
                         }
-                        Ok(Wish::Control(name, control)) => {
-                            self.wishes.push_back(name);
+                        Ok(ClientMessage::Control(name, control)) => {
+                            self.pending.push_back(name);
                             self.reply.generation.control(0, control);
                             None
                         }
-                        // A message that cannot be heeded changes nothing.
+                        // A message that is refused changes nothing.
                         Err(error) => Some(error.to_json()),
                     },
                     Err(error) => Some(error.to_json()),
@@ -192,9 +193,9 @@ impl Exchange {
                     Some(event) => self.text_of(event),
                     None => None,
                 },
-                () = &mut ending => {
+                () = &mut stopping => {
                     self.reply.fail();
-                    return Err(cut_short());
+                    return Err(shutting_down());
                 }
             };
             if let Some(text) = outgoing
@@ -216,7 +217,7 @@ impl Exchange {
                 Some(chunk)
             }
             GenerationEvent::ControlApplied { output_tokens, .. } => {
-                let name = self.wishes.pop_front()?;
+                let name = self.pending.pop_front()?;
                 Some(json!({ "type": name, "output_tokens": output_tokens }).to_string())
             }
             GenerationEvent::PromptProgress { .. } => None,
@@ -231,23 +232,27 @@ impl Exchange {
         let _ = send(socket, "[DONE]".to_owned(), app).await;
     }
 
-    fn wish(&mut self, text: &str, app: &SharedApp) -> Result<Wish, ApiError> {
-        if self.wishes.len() >= MAX_WISHES {
-            return Err(ApiError::too_many("too_many_messages", "messages come faster than they can be heeded", 1));
+    fn read_message(&mut self, text: &str, app: &SharedApp) -> Result<ClientMessage, ApiError> {
+        if self.pending.len() >= MAX_PENDING_CONTROLS {
+            return Err(ApiError::too_many(
+                "too_many_messages",
+                "control messages arrive faster than they are applied; wait for acknowledgements",
+                1,
+            ));
         }
         let mut fields = Fields::of(parse(text)?)?;
         let kind = fields::string("type", fields.required("type")?, 64)?;
-        let wish = match kind.as_str() {
-            "cancel" => Wish::Cancel,
-            "pause" => Wish::Control("paused", Control::Pause),
-            "resume" => Wish::Control("resumed", Control::Resume),
+        let message = match kind.as_str() {
+            "cancel" => ClientMessage::Cancel,
+            "pause" => ClientMessage::Control("paused", Control::Pause),
+            "resume" => ClientMessage::Control("resumed", Control::Resume),
             "update" => {
                 let changes = SamplingFields::read(&mut fields)?;
                 if let Some(name) = FIXED.into_iter().find(|name| fields.take(name).is_some()) {
                     return Err(fixed(name));
                 }
                 fields.finish()?;
-                return Ok(Wish::Control("updated", self.update(changes, app)?));
+                return Ok(ClientMessage::Control("updated", self.update(changes, app)?));
             }
             _ => {
                 let message = format!("type: expected cancel, pause, resume or update, found {}", shown(&kind));
@@ -255,14 +260,14 @@ impl Exchange {
             }
         };
         fields.finish()?;
-        Ok(wish)
+        Ok(message)
     }
 
-    /// Other parameters from the next token on: what the message gives, over what was given before.
+    /// Returns the control message that changes the sampling from the next token on: `changes` over the fields given before.
     fn update(&mut self, changes: SamplingFields, app: &SharedApp) -> Result<Control, ApiError> {
         if self.reply.sampling.is_beam_search {
             return Err(ApiError::invalid(
-                "update: a beam search draws nothing, so no parameter of the draw can change it",
+                "update: beam search does not sample, so sampling fields have no effect on it",
             ));
         }
         if changes.is_empty() {
@@ -278,7 +283,7 @@ impl Exchange {
             }
         }
         let fields = self.reply.sampling.fields.clone().changed(changes);
-        // As if the request had said so from the beginning: what is set by default follows what is given.
+        // Defaults are derived again from all given fields, as if the request had contained the changes.
         let SamplingParams { seed, logprobs, .. } = self.reply.sampling.params;
         let params = SamplingParams { seed, logprobs, ..fields.params(&app.model)? };
         app.model.engine.check_sampling(&params)?;
@@ -287,7 +292,7 @@ impl Exchange {
     }
 }
 
-/// Fields of a request beside those of the draw.
+/// Request fields that are known but cannot be changed in flight.
 const FIXED: [&str; 15] = [
     "model",
     "messages",
@@ -307,10 +312,10 @@ const FIXED: [&str; 15] = [
 ];
 
 fn fixed(name: &str) -> ApiError {
-    ApiError::field(name, format!("{name} cannot be changed in flight"))
+    ApiError::field(name, format!("{name} cannot be changed while the reply is generated"))
 }
 
-/// Sends a message, unless the client does not take it in time.
+/// Sends a message; `Err` when the client has disconnected or accepts nothing for too long.
 async fn send(socket: &mut WebSocket, text: String, app: &SharedApp) -> Result<(), ()> {
     match timeout(app.limits.write_timeout, socket.send(Message::text(text))).await {
         Ok(Ok(())) => Ok(()),

@@ -1,4 +1,4 @@
-//! The table of routes, and what every request passes on its way to one: an id, a log line, the guards.
+//! The router: all routes, and the middleware that every request passes (request id, log line, authentication, CORS).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,16 +15,18 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::caller::{self, RequestId};
-use crate::error::ApiError;
-use crate::listen::MAX_HEADER_BYTES;
+use super::caller::{self, RequestId};
+use super::error::ApiError;
+use super::listen::MAX_HEADER_BYTES;
+use super::routes;
 use crate::openai::models::ModelCard;
+use crate::reply::{respond, websocket};
 use crate::state::SharedApp;
-use crate::{openapi, random, respond, routes, websocket};
+use crate::{openapi, random};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Every route of the server.
+/// Returns the router with all routes and middleware.
 pub(crate) fn router(app: &SharedApp) -> Router {
     let (router, api) = OpenApiRouter::new()
         .routes(routes!(routes::chat))
@@ -46,26 +48,26 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
-        .layer(CatchPanicLayer::custom(own_fault))
-        .layer(middleware::from_fn_with_state(app.clone(), caller::admit));
+        .layer(CatchPanicLayer::custom(internal_error))
+        .layer(middleware::from_fn_with_state(app.clone(), caller::authenticate));
     if !app.cors_origins.is_empty() {
         router = router.layer(cors(&app.cors_origins));
     }
     router.layer(middleware::from_fn_with_state(app.clone(), identify))
 }
 
-/// Where a model is asked for by its name.
+/// Prefix of the route that describes one model.
 const MODELS: &str = "/v1/models/";
 
-/// Gives the request an id, and says in the log and the numbers how it was answered.
+/// Gives the request an id, and records its status in the log and the metrics.
 async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next: Next) -> Response<Body> {
     let started = Instant::now();
     let id = request_id(&request);
     request.extensions_mut().insert(RequestId(id.clone()));
-    // Paths of clients are not repeated: they may hold anything, and there is no end of them.
+    // Log and metrics name the route, not the path: paths may hold secrets, and there is no bound on their number.
     let route = match request.extensions().get::<MatchedPath>() {
         Some(path) => path.as_str().to_owned(),
-        // A model whose name has slashes, which the table of routes does not know.
+        // A model name that contains slashes matches no route; see `unknown_route`.
         None if request.uri().path().starts_with(MODELS) => format!("{MODELS}{{id}}"),
         None => "unknown".to_owned(),
     };
@@ -84,7 +86,7 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
     response
 }
 
-/// The HTTP library bounds its own buffer, which may be filled in steps larger than the bound; here the bound is exact.
+/// Enforces [`MAX_HEADER_BYTES`] exactly. The HTTP library only bounds its buffer, which grows in larger steps.
 fn check_headers(request: &Request<Body>) -> Result<(), ApiError> {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
@@ -95,7 +97,7 @@ fn check_headers(request: &Request<Body>) -> Result<(), ApiError> {
     Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message))
 }
 
-/// The client's own id where it is a plain word; else a new one.
+/// Returns the client's request id if it has at most 64 letters, digits and `-_.`, else a new one.
 fn request_id(request: &Request<Body>) -> String {
     let is_plain = |id: &&str| {
         (1..=64).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -105,22 +107,26 @@ fn request_id(request: &Request<Body>) -> String {
 }
 
 async fn unknown_route(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
-    // The names of models may hold slashes, which the table of routes takes for parts of the path.
+    // Model names may contain slashes, which the router takes for separators of the path.
     if let Some(id) = request.uri().path().strip_prefix(MODELS).filter(|_| request.method() == Method::GET) {
         let card = ModelCard::find(id, &app.model)?;
         return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
     }
-    Err(ApiError::refused(StatusCode::NOT_FOUND, "unknown_route", "there is no such route; /openapi.json lists them"))
+    Err(ApiError::refused(StatusCode::NOT_FOUND, "unknown_route", "unknown route; /openapi.json lists all routes"))
 }
 
 async fn wrong_method() -> ApiError {
-    ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route has other methods, see Allow")
+    ApiError::refused(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        "this route does not support the method; see the Allow header",
+    )
 }
 
-/// A panic in a route ends its request alone. The hook of the program has said where it was.
-fn own_fault(_: Box<dyn Any + Send + 'static>) -> Response<Body> {
-    tracing::error!("a route ended in a fault of its own");
-    ApiError::fault().into()
+/// Answers a request whose handler panicked; other requests go on. The panic hook has printed where it was.
+fn internal_error(_: Box<dyn Any + Send + 'static>) -> Response<Body> {
+    tracing::error!("a request handler panicked");
+    ApiError::internal().into()
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
@@ -132,7 +138,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        // Clients in browsers send headers of their own (OpenAI's a dozen); none of them gives a page more than its origin does.
+        // OpenAI's client in a browser sends a dozen headers of its own. No header gives a page more rights than its origin.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, header::RETRY_AFTER])
         .max_age(Duration::from_secs(600))

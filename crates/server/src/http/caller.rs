@@ -1,4 +1,4 @@
-//! Who asks: every request passes here before any route. Default-deny once keys are set, for every path but `/health`, known or not.
+//! Authentication middleware. Once keys are set, every path but `/health` needs one, unknown paths included.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request, Response, StatusCode, header};
 use axum::middleware::Next;
 
-use crate::drain::Phase;
-use crate::error::ApiError;
-use crate::fields::shown;
+use super::drain::Phase;
+use super::error::ApiError;
+use super::fields::shown;
+use crate::limits::tenants::{Permit, Tenant};
 use crate::metrics::Outcome;
 use crate::state::{App, SharedApp};
-use crate::tenants::{Permit, Tenant};
 
-/// Seconds that a client is told to wait while the server leaves: long enough for another to take its place.
+/// `Retry-After` while the server shuts down: long enough for another server to take over.
 const DRAIN_RETRY_S: u64 = 10;
 
 /// An authenticated request.
@@ -25,23 +25,29 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Lets the request in, before any work is done for it; `asks_model` where it is one to the model and counted as such.
-    pub(crate) fn enter(&self, app: &App, asks_model: bool) -> Result<Permit, ApiError> {
-        self.tenant.enter(asks_model).inspect_err(|_| {
-            if asks_model {
+    /// Admits the request within the tenant's limits, before any work is done for it. `uses_model` tells requests that
+    /// generate tokens, which have further limits and are counted in the metrics.
+    pub(crate) fn admit(&self, app: &App, uses_model: bool) -> Result<Permit, ApiError> {
+        self.tenant.admit(uses_model).inspect_err(|_| {
+            if uses_model {
                 app.metrics.count(&self.tenant.config.name, Outcome::Limited);
             }
         })
     }
 }
 
-/// The id that a request was given when it came.
+/// The id of a request, set by the outermost middleware.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestId(pub(crate) String);
 
-pub(crate) async fn admit(State(app): State<SharedApp>, mut request: Request<Body>, next: Next) -> Response<Body> {
-    // In flight until the route has answered, or a reply with a flight of its own is under way; taken before the look at the phase.
-    let _flight = (!watches(&request)).then(|| app.drain.take_off());
+pub(crate) async fn authenticate(
+    State(app): State<SharedApp>,
+    mut request: Request<Body>,
+    next: Next,
+) -> Response<Body> {
+    // Counted as in flight until the handler returns; a streamed reply is counted by its account. Must precede the check
+    // of the phase, so that a request that passes the check is waited for.
+    let _in_flight = (!is_monitoring(&request)).then(|| app.drain.start_request());
     match check(&app, &request) {
         Ok(tenant) => {
             let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
@@ -60,26 +66,26 @@ fn check(app: &SharedApp, request: &Request<Body>) -> Result<Arc<Tenant>, ApiErr
     let path = request.uri().path();
     let tenant = match app.tenants.find(key(request.headers())) {
         Err(error) if path != "/health" => return Err(error),
-        Err(_) => app.tenants.nobody(),
+        Err(_) => app.tenants.anonymous(),
         Ok(tenant) => tenant,
     };
-    if app.drain.phase() != Phase::Serving && !watches(request) {
+    if app.drain.phase() != Phase::Serving && !is_monitoring(request) {
         return Err(draining());
     }
     Ok(tenant)
 }
 
-/// Whether a request looks at the server and asks nothing of it.
-fn watches(request: &Request<Body>) -> bool {
+/// Whether a request only monitors the server; such requests are answered during shutdown.
+fn is_monitoring(request: &Request<Body>) -> bool {
     ["/health", "/ready", "/metrics"].contains(&request.uri().path())
 }
 
 pub(crate) fn draining() -> ApiError {
-    let message = "the server is about to leave and takes no new requests; ask another, or try again";
+    let message = "the server is shutting down and takes no new requests; try again later or on another server";
     ApiError::unavailable("draining", message, DRAIN_RETRY_S)
 }
 
-/// The key that a request presents, in either header. Both together must be the same: nobody should have to guess which one counts.
+/// Returns the key of a request, from either header. If both are present they must agree, so that it is clear which one counts.
 fn key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked(7)?;
@@ -92,19 +98,18 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
     }
 }
 
-/// A page in a browser can give its own name the address 127.0.0.1; its requests then carry that name.
+/// Refuses hosts other than this machine's, against DNS rebinding: a web page can let its own name resolve to 127.0.0.1.
 fn check_host(request: &Request<Body>) -> Result<(), ApiError> {
     let Some(host) = request.headers().get(header::HOST) else { return Ok(()) };
     let host = host.to_str().unwrap_or_default();
     if is_loopback(host) {
         return Ok(());
     }
-    let message =
-        format!("the host {} is not this machine's own; a server without keys answers to localhost only", shown(host));
+    let message = format!("the host {} is not this machine; a server without keys accepts only localhost", shown(host));
     Err(ApiError::refused(StatusCode::FORBIDDEN, "host_not_allowed", message))
 }
 
-/// Whether a host, with or without a port, is this machine by a name that nobody else can give.
+/// Whether a host, with or without a port, is `localhost` or a loopback address.
 fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -114,7 +119,7 @@ fn is_loopback(host: &str) -> bool {
     is_address || name.eq_ignore_ascii_case("localhost")
 }
 
-/// Browsers say which page asks. A WebSocket is open to every page unless the server looks, so it does.
+/// Refuses WebSockets from pages of other origins: browsers do not apply CORS to WebSockets.
 fn check_origin(app: &SharedApp, request: &Request<Body>) -> Result<(), ApiError> {
     let is_socket = request.headers().contains_key(header::UPGRADE);
     let Some(origin) = request.headers().get(header::ORIGIN).filter(|_| is_socket) else { return Ok(()) };
@@ -124,7 +129,7 @@ fn check_origin(app: &SharedApp, request: &Request<Body>) -> Result<(), ApiError
     if own || app.cors_origins.iter().any(|allowed| allowed == origin || allowed == "*") {
         return Ok(());
     }
-    let message = format!("pages of {} may not open a WebSocket here", shown(origin));
+    let message = format!("the origin {} may not open a WebSocket on this server", shown(origin));
     Err(ApiError::refused(StatusCode::FORBIDDEN, "origin_not_allowed", message))
 }
 
@@ -133,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_names_are_told_from_others() {
+    fn only_loopback_names_pass() {
         for host in ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.1:80", "[::1]:8000", "[::1]", "LOCALHOST"] {
             assert!(is_loopback(host), "{host}");
         }

@@ -1,11 +1,11 @@
-//! The one way that a request's bytes become values. Stricter than the format: no name twice in an object, a bound on depth and on the
-//! number of values, no text that is not Unicode, no number beyond what f64 holds. Everything else reads values, never bytes.
+//! Parses request bodies. Stricter than JSON: no duplicate names in an object, limits on depth and on the number of
+//! values, only valid Unicode, only numbers within the range of f64.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-/// Values in one document at most; a body within the size limit could otherwise become twenty times its size in memory.
+/// Maximum values in one document. Without it, a body within the size limit could take twenty times its size in memory.
 const MAX_VALUES: usize = 1 << 20;
 
 /// A JSON value; objects keep their order.
@@ -13,7 +13,7 @@ const MAX_VALUES: usize = 1 << 20;
 pub(crate) enum Json {
     Null,
     Bool(bool),
-    /// As written without point or exponent, and within 64 bits.
+    /// A number written without point or exponent, within 64 bits.
     Integer(i128),
     Float(f64),
     String(String),
@@ -22,7 +22,7 @@ pub(crate) enum Json {
 }
 
 impl Json {
-    /// Reads a whole document. The message names the place in it, and no more of it than a name.
+    /// Parses a whole document. Error messages give line and column and quote nothing but names.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Json, String> {
         let mut reader = serde_json::Deserializer::from_slice(bytes);
         let mut budget = MAX_VALUES;
@@ -31,7 +31,7 @@ impl Json {
         Ok(value)
     }
 
-    /// What it is, for error messages.
+    /// Returns the type for error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Json::Null => "null",
@@ -106,12 +106,12 @@ impl<'de> Visitor<'de> for ValueVisitor<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         let mut entries: Vec<(String, Json)> = Vec::new();
-        // Names are looked up in a set once there are many: an object may have as many as the body holds.
+        // A set, because an object may have a name for every few bytes of the body.
         let mut names = std::collections::HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if !names.insert(name.clone()) {
                 let name: String = name.chars().take(64).collect();
-                return Err(A::Error::custom(format_args!("the name {name:?} stands twice in one object")));
+                return Err(A::Error::custom(format_args!("the name {name:?} occurs twice in one object")));
             }
             entries.push((name, map.next_value_seed(Seed(self.0))?));
         }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_document_is_refused() {
+    fn invalid_documents_are_refused() {
         let deep = "[".repeat(100_000);
         let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
         let bad: [&[u8]; 14] = [
@@ -145,12 +145,12 @@ mod tests {
         ];
         for bytes in bad {
             let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned();
-            assert!(Json::parse(bytes).is_err(), "{shown:?} was taken");
+            assert!(Json::parse(bytes).is_err(), "{shown:?} was accepted");
         }
     }
 
     #[test]
-    fn values_are_what_was_written() {
+    fn values_are_parsed_exactly() {
         let value = Json::parse(b" {\"a\":[1,-2,1.5,true,null,\"\\u00e9\"],\"b\":18446744073709551615} ").unwrap();
         let array = vec![
             Json::Integer(1),

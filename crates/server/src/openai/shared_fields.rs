@@ -1,4 +1,4 @@
-//! What both dialects have in common: the fields around the prompt, and how they become requests to the engine.
+//! Fields that chat and completions share, and how they become requests to the engine.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 use utoipa::ToSchema;
 
 use super::sampling::SamplingFields;
-use crate::error::ApiError;
-use crate::fields::{self, Fields};
-use crate::json::Json;
+use crate::http::error::ApiError;
+use crate::http::fields::{self, Fields};
+use crate::http::json::Json;
+use crate::limits::tenants::Tenant;
 use crate::schemas;
 use crate::state::Limits;
-use crate::tenants::Tenant;
 
-/// Stop strings of one request, and bytes of each.
+/// Maximum stop strings of one request, and bytes of each.
 pub(crate) const MAX_STOPS: usize = 16;
 pub(crate) const MAX_STOP_LEN: usize = 512;
-/// Replies of one request, over all its prompts.
+/// Maximum replies of one request, over all its prompts.
 pub(crate) const MAX_CHOICES: usize = MAX_WIDTH;
 const MAX_WORD_LEN: usize = 512;
 
@@ -34,40 +34,41 @@ pub(crate) struct CommonFields {
     /// Replies to return.
     #[schema(minimum = 1, maximum = 128, default = 1)]
     pub(crate) n: Option<usize>,
-    /// The reply ends before any of these texts: one, or up to 16 of them.
+    /// The reply ends before the first of these texts: one text, or up to 16.
     #[schema(schema_with = schemas::stop, required = false)]
     pub(crate) stop: Vec<String>,
-    /// Who the end user is, in the caller's words. Appears in the log as a hash, and nowhere else.
+    /// Identifies the end user. Appears in the log as a hash, and nowhere else.
     #[schema(max_length = 512)]
     pub(crate) user: Option<String>,
-    /// Search with so many beams in place of drawing.
+    /// Number of beams; replaces sampling by beam search.
     #[schema(minimum = 2, maximum = 128)]
     pub(crate) beam_width: Option<usize>,
-    /// Divides a beam's score by its length to this power; needs `beam_width`.
+    /// A beam's score is divided by its length to this power; needs `beam_width`.
     #[schema(minimum = -100, maximum = 100)]
     pub(crate) length_penalty: Option<f32>,
-    /// When enough beams have ended: true stops at once, false by a heuristic, "never" only when none can get better; needs `beam_width`.
+    /// When to stop after `n` beams have ended: true at once, false by a heuristic, "never" when no better beam is possible;
+    /// needs `beam_width`.
     #[schema(schema_with = schemas::early_stopping)]
     pub(crate) early_stopping: Option<EarlyStopping>,
-    /// Among the requests of one tenant, the lower comes first.
+    /// Requests of one tenant with a lower value are served first.
     #[schema(minimum = -1000, maximum = 1000, default = 0)]
     pub(crate) priority: Option<i32>,
     /// Only requests with the same salt share cached prefixes.
     #[schema(max_length = 512)]
     pub(crate) cache_salt: Option<String>,
-    /// Explain how each token was chosen.
+    /// Report how each token was chosen.
     pub(crate) trace: Option<bool>,
-    /// Milliseconds after which the reply ends where it is.
+    /// Time limit in milliseconds, at which the reply ends.
     #[schema(minimum = 1, maximum = 86400000)]
     pub(crate) timeout_ms: Option<u64>,
 }
 
-/// What a stream is to carry.
+/// Options of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ToSchema)]
 pub(crate) struct StreamOptions {
-    /// End with a chunk that has the usage and no choices.
+    /// End with a chunk that has usage and no choices.
     pub(crate) include_usage: Option<bool>,
-    /// Pad chunks so that their size does not tell the token's length. On unless switched off.
+    /// Pad chunks so that their size does not reveal the length of tokens.
     #[schema(default = true)]
     pub(crate) include_obfuscation: Option<bool>,
 }
@@ -98,20 +99,21 @@ impl CommonFields {
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
         };
         if common.stream_options.is_some() && common.stream != Some(true) {
-            return Err(ApiError::field("stream_options", "stream_options is for streams: set stream to true"));
+            return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
         }
         let needs_beams =
             [("length_penalty", common.length_penalty.is_some()), ("early_stopping", common.early_stopping.is_some())];
         if let Some((name, _)) = needs_beams.iter().find(|(_, given)| *given && common.beam_width.is_none()) {
-            return Err(ApiError::field(*name, format!("{name} does nothing without beam_width")));
+            return Err(ApiError::field(*name, format!("{name} has no effect without beam_width")));
         }
         Ok(common)
     }
 
-    /// Refuses a seed beside a search, which draws nothing. (The engine knows of the other fields, but gets a seed with every request.)
+    /// Refuses a seed with beam search, which does not sample. The engine checks other sampling fields, but every request
+    /// to the engine has a seed.
     pub(crate) fn check_seed(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
         match (self.beam_width, sampling.seed()) {
-            (Some(_), Some(_)) => Err(ApiError::field("seed", "beam search does not go together with seed")),
+            (Some(_), Some(_)) => Err(ApiError::field("seed", "beam search cannot be combined with seed")),
             _ => Ok(()),
         }
     }
@@ -129,7 +131,7 @@ impl CommonFields {
         })
     }
 
-    /// Whether a stream is asked for, and how.
+    /// Returns how to stream the reply; `None` for a whole reply.
     pub(crate) fn streaming(&self) -> Option<Streaming> {
         let options = self.stream_options.unwrap_or_default();
         (self.stream == Some(true)).then(|| Streaming {
@@ -138,7 +140,7 @@ impl CommonFields {
         })
     }
 
-    /// What the engine is to do with one prompt.
+    /// Returns the engine's request for one prompt.
     pub(crate) fn request(
         &self,
         prompt: Vec<u32>,
@@ -148,7 +150,8 @@ impl CommonFields {
         tenant: &Tenant,
     ) -> Result<Request, ApiError> {
         if self.trace == Some(true) && !tenant.config.trace {
-            let message = "trace is not allowed for this key: it shows more of the model than log probabilities do";
+            let message =
+                "trace is not allowed for this key, because it reveals more of the model than log probabilities";
             return Err(
                 ApiError::refused(axum::http::StatusCode::FORBIDDEN, "trace_not_allowed", message).param("trace")
             );
@@ -175,7 +178,7 @@ impl CommonFields {
             best_of: num_choices,
             beams,
             trace: self.trace == Some(true),
-            // The engine serves the higher number first; requests speak as vLLM's do.
+            // The engine serves higher values first; the API follows vLLM, where lower values come first.
             priority: -self.priority.unwrap_or(0),
             deadline: Some(deadline),
             ..Request::new(prompt, sampling)
@@ -183,7 +186,7 @@ impl CommonFields {
     }
 }
 
-/// How a reply is streamed.
+/// Options of a streamed reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Streaming {
     pub(crate) include_usage: bool,
@@ -203,7 +206,7 @@ impl StreamOptions {
     }
 }
 
-/// The fields of sampling as parameters, with the log probabilities that are to be reported.
+/// Returns the sampling parameters for the model, with the number of log probabilities to report.
 pub(crate) fn sampling_params(
     fields: &SamplingFields,
     logprobs: Option<u32>,
@@ -213,7 +216,7 @@ pub(crate) fn sampling_params(
     Ok(SamplingParams { logprobs, ..fields.params(model)? })
 }
 
-/// Refuses a prompt that leaves no room for what is asked of the reply: both numbers are told.
+/// Refuses a prompt that leaves too few tokens of the context for the reply.
 pub(crate) fn check_context(
     prompt: &[u32],
     max_tokens: Option<usize>,
@@ -222,7 +225,7 @@ pub(crate) fn check_context(
     param: &str,
 ) -> Result<(), ApiError> {
     let context = model.context_len;
-    // Libraries above the clients (LiteLLM) know this error by OpenAI's words, not by its code.
+    // LiteLLM recognizes this error by OpenAI's wording, not by its code.
     let refused = |message: String| Err(ApiError::field(param, message).code("context_length_exceeded"));
     if prompt.len() >= context {
         let count = prompt.len();
@@ -231,11 +234,11 @@ pub(crate) fn check_context(
     if let (Some(least), Some(most)) = (min_tokens, max_tokens)
         && least as usize > most
     {
-        return Err(ApiError::field("min_tokens", format!("min_tokens {least} is more than the most of {most}")));
+        return Err(ApiError::field("min_tokens", format!("min_tokens ({least}) must not exceed max_tokens ({most})")));
     }
     match max_tokens {
         Some(wanted) if prompt.len() + wanted > context => refused(format!(
-            "this model's maximum context length is {context} tokens, but {} were asked for: {} of the prompt and up to {wanted} of the reply",
+            "this model's maximum context length is {context} tokens, but the request needs {}: {} for the prompt and up to {wanted} for the reply",
             prompt.len() + wanted,
             prompt.len(),
         )),
@@ -243,11 +246,11 @@ pub(crate) fn check_context(
     }
 }
 
-/// Refuses a model that is not the one that is served.
+/// Refuses a name other than that of the served model.
 pub(crate) fn check_model(name: &str, model: &LoadedModel) -> Result<(), ApiError> {
     if name == model.id {
         return Ok(());
     }
-    let message = format!("the model {} does not exist here; this server has {:?}", fields::shown(name), model.id);
+    let message = format!("the model {} does not exist; this server has {:?}", fields::shown(name), model.id);
     Err(ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).param("model"))
 }

@@ -1,17 +1,21 @@
 //! A request that was read and checked, and the reply to it while it is generated: its events, what they cost, how it
 //! ended. Knows no HTTP; whole replies, streams and WebSockets wrap its pieces.
 
+pub(crate) mod respond;
+pub(crate) mod sse;
+pub(crate) mod websocket;
+
 use std::task::{Context, Poll};
 
 use pellucid_engine::Error;
 use pellucid_generate::{Finish, Generation, GenerationEvent, GenerationRequest, PromptRequest, Summary};
 use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 
-use crate::account::Account;
-use crate::error::ApiError;
+use crate::http::error::ApiError;
+use crate::limits::account::Account;
 use crate::metrics::Outcome;
-use crate::openai::common::Streaming;
 use crate::openai::sampling::SamplingFields;
+use crate::openai::shared_fields::Streaming;
 
 /// Which of OpenAI's two APIs a request uses; it decides the shape of the JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded in number, size and time, with or without TLS; and the order in which the server leaves.
+//! Connections: accepted with limits on number, header size and time, with or without TLS; and the steps of a shutdown.
 
 use std::io;
 use std::pin::Pin;
@@ -23,19 +23,19 @@ use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::{ServerConfig, crypto::ring, version};
 
-use crate::drain::Phase;
+use super::drain::Phase;
 use crate::state::{Limits, SharedApp};
 
-/// Bytes of a request's headers; more is answered with 431.
+/// Maximum bytes of a request's headers; larger ones are answered with 431.
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
-/// After the last reply, for what is written to arrive.
-const FLUSH: Duration = Duration::from_secs(2);
-/// When the system has no descriptor for another connection, it may have one soon.
-const EXHAUSTED: Duration = Duration::from_millis(50);
-/// How soon it shows that the engine has stopped.
-const LISTEN_FOR_PULSE: Duration = Duration::from_millis(200);
+/// Time for written bytes to reach the clients after the last reply.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause before accepting again when the system is out of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// Interval at which the engine's thread is checked.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A certificate and its key.
+/// A TLS certificate and its private key.
 #[derive(Clone)]
 pub struct Tls(TlsAcceptor);
 
@@ -48,16 +48,16 @@ impl std::fmt::Debug for Tls {
 /// Why a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("the certificate file holds no certificate in PEM form")]
+    #[error("the certificate file contains no certificate in PEM format")]
     NoCertificate,
-    #[error("the key file holds no private key in PEM form")]
+    #[error("the key file contains no private key in PEM format")]
     NoKey,
-    #[error("the certificate and the key do not work together: {0}")]
+    #[error("the certificate cannot be used with the key: {0}")]
     Refused(String),
 }
 
 impl Tls {
-    /// From the contents of the files.
+    /// Builds the configuration from the contents of two PEM files.
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Tls, TlsError> {
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(certificate)
             .collect::<Result<_, _>>()
@@ -75,56 +75,56 @@ impl Tls {
     }
 }
 
-/// How serving ended.
+/// Why [`run`](crate::run) returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Every reply in flight was finished.
+    /// The server was shut down, and every reply in flight was completed.
     Drained,
-    /// Replies were cut short, by a second signal or because they took too long.
+    /// The server was shut down, and replies were cut short by a second signal or by the drain timeout.
     CutShort,
-    /// The engine stopped by itself, for want of a device to compute with.
+    /// The engine stopped because its device was lost.
     EngineStopped,
 }
 
-/// A place among the connections, for as long as something holds it: requests do, and a WebSocket, which goes on after the last request.
+/// One of at most `max_connections` connections. Requests hold it, and so does a WebSocket, which outlives its request.
 #[derive(Debug, Clone)]
-pub(crate) struct Connection(#[expect(dead_code)] Arc<Place>);
+pub(crate) struct Connection(#[expect(dead_code)] Arc<ConnectionSlot>);
 
 #[derive(Debug)]
-struct Place {
+struct ConnectionSlot {
     app: SharedApp,
     _permit: OwnedSemaphorePermit,
-    /// When the last is dropped, all connections have closed.
+    /// When the last receiver is dropped, all connections are closed.
     _open: watch::Receiver<()>,
 }
 
 impl Connection {
     fn new(app: SharedApp, permit: OwnedSemaphorePermit, open: watch::Receiver<()>) -> Connection {
         app.metrics.connections.inc();
-        Connection(Arc::new(Place { app, _permit: permit, _open: open }))
+        Connection(Arc::new(ConnectionSlot { app, _permit: permit, _open: open }))
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.app.metrics.connections.dec();
     }
 }
 
-/// Accepts connections until the server is told to leave and has finished what was in flight.
+/// Accepts connections until the server is shut down and replies in flight have ended.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router, app: SharedApp) -> Ended {
     let connections = Arc::new(Semaphore::new(app.limits.max_connections));
     let (open, all_closed) = watch::channel(());
     let finished = watch::Sender::new(false);
-    let mut leaving = std::pin::pin!(leave(&app));
+    let mut shutdown = std::pin::pin!(shutdown(&app));
     let ended = loop {
         let (stream, permit) = tokio::select! {
-            ended = &mut leaving => break ended,
+            ended = &mut shutdown => break ended,
             accepted = accept(&listener, &connections) => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    sleep(EXHAUSTED).await;
+                    sleep(ACCEPT_RETRY).await;
                     continue;
                 }
             },
@@ -134,82 +134,83 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
         let mut finish = finished.subscribe();
         tokio::spawn(async move {
             let close = async move { drop(finish.wait_for(|finished| *finished).await) };
-            converse(stream, tls, Door { router: TowerToHyperService::new(router), connection }, &limits, close).await;
+            let service = ConnectionService { router: TowerToHyperService::new(router), connection };
+            serve_stream(stream, tls, service, &limits, close).await;
         });
     };
     drop(all_closed);
     finished.send_replace(true);
-    let _ = timeout(FLUSH, open.closed()).await;
+    let _ = timeout(FLUSH_TIMEOUT, open.closed()).await;
     ended
 }
 
-/// Waits for the word to leave, and then for the replies in flight.
-async fn leave(app: &SharedApp) -> Ended {
+/// Waits for a shutdown signal, and then for the replies in flight.
+async fn shutdown(app: &SharedApp) -> Ended {
     let (drain, limits) = (&app.drain, &app.limits);
     tokio::select! {
         () = drain.reached(Phase::Draining) => {}
         () = stopped(&app.model.engine) => {
-            tracing::error!(in_flight = drain.num_in_flight(), "leaving: the engine has stopped");
-            // They send their error and go.
-            let _ = timeout(FLUSH, drain.emptied()).await;
+            tracing::error!(in_flight = drain.num_in_flight(), "shutting down: the engine has stopped");
+            // Replies in flight send their error and end.
+            let _ = timeout(FLUSH_TIMEOUT, drain.finished()).await;
             return Ended::EngineStopped;
         }
     }
-    tracing::info!(in_flight = drain.num_in_flight(), "draining: replies in flight are finished, new requests refused");
+    tracing::info!(in_flight = drain.num_in_flight(), "draining: completing replies in flight, refusing new requests");
     tokio::select! {
-        () = drain.reached(Phase::Ending) => {}
-        // What a second signal cut short is no longer in flight either.
-        () = drain.emptied() => if drain.phase() < Phase::Ending { return Ended::Drained },
-        () = sleep(limits.drain_timeout) => drain.end(),
+        () = drain.reached(Phase::Stopping) => {}
+        // Replies that a second signal cut short are not in flight any more either.
+        () = drain.finished() => if drain.phase() < Phase::Stopping { return Ended::Drained },
+        () = sleep(limits.drain_timeout) => drain.stop(),
     }
-    // How many there are is no longer to be told: some have left since they were told to.
-    tracing::warn!("ending: replies in flight are cut short");
-    // They send their error and go.
-    let _ = timeout(FLUSH, drain.emptied()).await;
+    // Without a count: some replies may have ended since the signal.
+    tracing::warn!("stopping: cutting replies in flight short");
+    // Replies in flight send their error and end.
+    let _ = timeout(FLUSH_TIMEOUT, drain.finished()).await;
     Ended::CutShort
 }
 
-/// Waits until the engine's loop has ended.
+/// Waits until the engine's thread has ended.
 async fn stopped(engine: &EngineHandle) {
     while engine.liveness() != Liveness::Stopped {
-        sleep(LISTEN_FOR_PULSE).await;
+        sleep(LIVENESS_INTERVAL).await;
     }
 }
 
 async fn accept(listener: &TcpListener, connections: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    // Beyond the bound they wait where the system keeps them.
+    // Connections beyond the limit wait in the system's queue.
     let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
-    // Tokens are small and wanted now.
+    // Tokens are small and must be sent at once.
     stream.set_nodelay(true)?;
     Ok((stream, permit))
 }
 
-async fn converse(
+async fn serve_stream(
     stream: TcpStream,
     tls: Option<Tls>,
-    door: Door,
+    service: ConnectionService,
     limits: &Limits,
     close: impl Future<Output = ()> + Send,
 ) {
     match tls {
-        None => answer(Patient::new(stream, limits.write_timeout), door, limits, close).await,
+        None => serve_http(WriteTimeout::new(stream, limits.write_timeout), service, limits, close).await,
         Some(tls) => match timeout(limits.header_timeout, tls.0.accept(stream)).await {
-            Ok(Ok(stream)) => answer(Patient::new(stream, limits.write_timeout), door, limits, close).await,
-            // Scanners and plain-text clients; nothing that an operator could do.
+            Ok(Ok(stream)) => serve_http(WriteTimeout::new(stream, limits.write_timeout), service, limits, close).await,
+            // Port scanners and clients without TLS; an operator cannot do anything about them.
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
             Err(_) => tracing::debug!("a TLS handshake took too long"),
         },
     }
 }
 
-/// The routes, as one connection sees them: its requests carry its place.
-struct Door {
+/// Passes the requests of one connection to the router, each with its [`Connection`].
+struct ConnectionService {
     router: TowerToHyperService<Router>,
     connection: Connection,
 }
 
-impl Service<Request<Incoming>> for Door {
+impl Service<Request<Incoming>> for ConnectionService {
     type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
     type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
     type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
@@ -220,10 +221,10 @@ impl Service<Request<Incoming>> for Door {
     }
 }
 
-/// Answers the requests of one connection.
-async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    stream: Patient<S>,
-    door: Door,
+/// Serves the HTTP requests of one connection.
+async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: WriteTimeout<S>,
+    service: ConnectionService,
     limits: &Limits,
     close: impl Future<Output = ()> + Send,
 ) {
@@ -231,7 +232,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(stream), door)
+        .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let mut close = std::pin::pin!(close);
@@ -247,26 +248,27 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
-/// A stream whose writes must make progress: a client that takes nothing for too long is cut.
+/// A stream whose writes fail when the client has accepted no byte for `timeout`.
 #[derive(Debug)]
-struct Patient<S> {
+struct WriteTimeout<S> {
     stream: S,
-    patience: Duration,
-    /// Runs while a write waits.
+    timeout: Duration,
+    /// Runs while a write is pending.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    fn new(stream: S, patience: Duration) -> Patient<S> {
-        Patient { stream, patience, timer: None }
+impl<S> WriteTimeout<S> {
+    fn new(stream: S, timeout: Duration) -> WriteTimeout<S> {
+        WriteTimeout { stream, timeout, timer: None }
     }
 
+    /// Returns the result of a write, or an error when it has been pending for too long.
     fn watch<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.timer = None;
             return written;
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
         match timer.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
@@ -274,7 +276,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -284,7 +286,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.watch(written, context)

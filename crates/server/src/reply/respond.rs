@@ -1,22 +1,22 @@
-//! From a checked request to an HTTP response: let in, submitted, and answered whole or as a stream.
+//! From a checked request to an HTTP response: charged, submitted, and answered whole or as a stream.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use pellucid_generate::{Delta, Generation, GenerationEvent};
 
-use crate::account::Account;
-use crate::caller::Caller;
-use crate::drain::Phase;
-use crate::error::ApiError;
+use crate::http::caller::Caller;
+use crate::http::drain::Phase;
+use crate::http::error::ApiError;
+use crate::limits::account::Account;
+use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
+use crate::openai::reply_json::{ChunkWriter, Envelope};
+use crate::reply::sse::SseBody;
 use crate::reply::{Reply, Spec};
-use crate::sse::SseBody;
 use crate::state::{App, SharedApp};
-use crate::tenants::Permit;
-use crate::wire::{ChunkWriter, Envelope};
 
-/// Charges a request that was read and submits it: the last refusals happen here, before a byte of a reply is sent.
-pub(crate) fn begin(
+/// Charges a request and submits it. All refusals happen here or earlier, before a byte of the reply is sent.
+pub(crate) fn submit(
     app: &SharedApp,
     caller: &Caller,
     permit: Permit,
@@ -37,7 +37,7 @@ pub(crate) fn begin(
             let error = ApiError::from(error);
             let outcome = match error.status {
                 StatusCode::TOO_MANY_REQUESTS => Some(Outcome::Limited),
-                // The request was wrong, which is no failure of ours.
+                // The request was wrong, which does not count as a failure of the server.
                 StatusCode::BAD_REQUEST => None,
                 _ => Some(Outcome::Failed),
             };
@@ -47,11 +47,12 @@ pub(crate) fn begin(
     }
 }
 
-/// What a client hears when the server is made to leave at once.
-pub(crate) fn cut_short() -> ApiError {
-    ApiError::unavailable("shutting_down", "the server was told to end at once, before this reply was complete", 30)
+/// The error of replies that a second shutdown signal ends.
+pub(crate) fn shutting_down() -> ApiError {
+    ApiError::unavailable("shutting_down", "the server was stopped before this reply was complete", 30)
 }
 
+/// Answers a checked request, whole or as server-sent events.
 pub(crate) async fn respond(
     app: SharedApp,
     caller: Caller,
@@ -59,11 +60,11 @@ pub(crate) async fn respond(
     spec: Spec,
 ) -> Result<Response<Body>, ApiError> {
     if let Some(user) = &spec.user {
-        // A hash under the process's own secret: enough to count by, useless to anybody else.
+        // A hash keyed with a secret of the process: it tells users apart without naming them.
         tracing::debug!(request_id = caller.request_id, user = app.tenants.pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
-    let (reply, envelope) = begin(&app, &caller, permit, spec)?;
+    let (reply, envelope) = submit(&app, &caller, permit, spec)?;
     match streaming {
         Some(streaming) => {
             let body = SseBody::new(reply, ChunkWriter::new(envelope, streaming), &app);
@@ -71,7 +72,7 @@ pub(crate) async fn respond(
             let headers = response.headers_mut();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            // Proxies that collect replies before they pass them on would undo the stream.
+            // Tells proxies not to buffer the response, which would undo the streaming.
             headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
             Ok(response)
         }
@@ -79,23 +80,24 @@ pub(crate) async fn respond(
     }
 }
 
-/// A response of JSON.
+/// Returns a JSON response.
 pub(crate) fn json(text: String) -> Response<Body> {
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
+/// Waits for the whole reply and returns its JSON.
 async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<String, ApiError> {
     let mut choices: Vec<Delta> = (0..reply.generation.num_choices()).map(Delta::new).collect();
-    let mut ending = std::pin::pin!(app.drain.reached(Phase::Ending));
+    let mut stopping = std::pin::pin!(app.drain.reached(Phase::Stopping));
     loop {
         let event = tokio::select! {
             biased;
             event = reply.next_event() => event,
-            () = &mut ending => {
+            () = &mut stopping => {
                 reply.fail();
-                return Err(cut_short());
+                return Err(shutting_down());
             }
         };
         match event.transpose()? {

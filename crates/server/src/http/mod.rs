@@ -1,0 +1,11 @@
+//! HTTP: connections, the router with its middleware, bodies as JSON, errors, and shutdown.
+
+pub(crate) mod body;
+pub(crate) mod caller;
+pub(crate) mod drain;
+pub(crate) mod error;
+pub(crate) mod fields;
+pub(crate) mod json;
+pub(crate) mod listen;
+pub(crate) mod router;
+pub(crate) mod routes;

@@ -1,0 +1,6 @@
+//! What a tenant may use: keys, rate limits, and the account of each request.
+
+pub(crate) mod account;
+pub(crate) mod keys_file;
+pub(crate) mod rate_limit;
+pub(crate) mod tenants;
