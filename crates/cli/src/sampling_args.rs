@@ -1,6 +1,7 @@
 //! The sampling flags, made from the table of options in the crate `sampling`; `run` and `explain` share them.
 //!
-//! Each flag is optional. An option without its flag has the value of the preset, and without a preset the neutral value.
+//! Each flag is optional. An option without its flag has the value of the preset, and without a preset the neutral
+//! value.
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::{ArgAction, ValueParser};
@@ -103,8 +104,8 @@ fn help(option: &SamplingOption) -> String {
             format!(" [default: {}]", names.join(", "))
         }
         _ if option.param() == "temperature" => {
-            " [default: the preset's; else 1 if a flag asks for sampling, else 0; a chat without sampling flags uses the \
-             preset chat]"
+            " [default: the preset's; else 1 if a flag asks for sampling, else 0; a chat without sampling \
+             flags uses the preset chat]"
                 .to_owned()
         }
         (OptionKind::Tokens { .. } | OptionKind::TokenBias { .. }, _) | (_, None) => String::new(),
@@ -191,7 +192,8 @@ impl BeamArgs {
 }
 
 impl SamplingArgs {
-    /// Returns the parameters that the flags describe. `default_temperature` applies when neither a flag nor a preset gives one.
+    /// Returns the parameters that the flags describe. `default_temperature` applies when neither a flag nor a preset
+    /// gives one.
     pub(crate) fn params(&self, tokenizer: &Tokenizer, default_temperature: f32) -> Result<SamplingParams> {
         let mut given = self.given.clone();
         for (option, words) in &self.tokens {
@@ -248,7 +250,8 @@ impl SamplingArgs {
         })
     }
 
-    /// Whether a flag was given that has an effect only on sampling: then the temperature is 1 unless a flag says otherwise.
+    /// Whether a flag was given that has an effect only on sampling: then the temperature is 1 unless a flag says
+    /// otherwise.
     pub(crate) fn imply_sampling(&self) -> bool {
         self.given.imply_sampling()
     }

@@ -1,7 +1,8 @@
-//! Microseconds a token on one core, beside the time that merely reading the logits takes.
+//! Microseconds per token on one core, beside the time of a sum over the logits, which is the read limit.
 //!
-//! `cargo bench -p pellucid-sampling [-- PART OF A CASE'S NAME]`. The best and the median of many runs: the best is what the code can do, the median what a busy
-//! machine gives. "of read" is how fast a plain f32 sum over the same logits would be, as a share of the best.
+//! `cargo bench -p pellucid-sampling [-- PART OF A CASE'S NAME]` prints the best and the median of many runs: the best
+//! shows what the code can do, the median what a busy machine gives. "of read" is the time of the sum as a share of the
+//! best.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,12 +12,12 @@ use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace, uniform};
 const VOCABULARIES: [usize; 2] = [128_256, 262_144];
 const RUNS: u32 = 300;
 
-/// A sum of twelve uniform numbers less six: close enough to a normal number for a benchmark.
+/// Returns the sum of twelve uniform numbers less six: close enough to a normal number for a benchmark.
 fn normal(index: u32) -> f32 {
     ((0..12).map(|part| uniform(99, part, index)).sum::<f64>() - 6.0) as f32
 }
 
-/// As a language model's last layer gives them: a broad bell far below a handful of peaks.
+/// Returns logits like those of a language model: a broad bell far below a few peaks.
 fn realistic(vocab_size: usize) -> Vec<f32> {
     let mut logits: Vec<f32> = (0..vocab_size as u32).map(|token| 2.2 * normal(token)).collect();
     for (rank, peak) in [17.0, 16.1, 15.2, 14.9, 14.0, 13.5, 13.1, 12.8, 12.2, 12.0].into_iter().enumerate() {
@@ -25,12 +26,12 @@ fn realistic(vocab_size: usize) -> Vec<f32> {
     logits
 }
 
-/// Nobody stands out and the spread is small: nothing can be skipped.
+/// Returns logits with a small spread and no peaks: nothing can be skipped.
 fn flat(vocab_size: usize) -> Vec<f32> {
     (0..vocab_size as u32).map(|token| 0.01 * normal(token)).collect()
 }
 
-/// Best and median microseconds.
+/// Returns the best and the median time in microseconds.
 fn time(mut work: impl FnMut(u32)) -> (f64, f64) {
     let mut times: Vec<f64> = (0..RUNS)
         .map(|run| {
@@ -43,7 +44,7 @@ fn time(mut work: impl FnMut(u32)) -> (f64, f64) {
     (times[0], times[times.len() / 2])
 }
 
-/// The plain sum that a case is compared with, in lanes so that it is bound by memory and not by one adder.
+/// Returns the sum of the logits, in lanes so that memory limits it and not one adder.
 fn plain_sum(logits: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 32];
     for row in logits.as_chunks::<32>().0 {

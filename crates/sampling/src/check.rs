@@ -1,5 +1,5 @@
-//! Checks of [`SamplingParams`] against the table of options. A value out of range is an error with the option's name; nothing is
-//! clamped.
+//! Checks of [`SamplingParams`] against the table of options. A value out of range is an error with the option's name;
+//! nothing is clamped.
 
 use crate::options::{
     MAX_DRY_BREAKER_LEN, MAX_LISTED_TOKENS, MAX_LOGPROBS, MAX_VOCAB_SIZE, OPTIONS, OptionKind, ValueRef,
@@ -24,7 +24,7 @@ impl SamplingParams {
         self.check_order()
     }
 
-    /// Refuses an option without effect because the option that it needs is not set: whoever gives it expects one.
+    /// Refuses an option that has no effect because the option that it needs is not set.
     ///
     /// For parameters that people write. [`Sampler::new`](crate::Sampler::new) accepts such parameters.
     pub fn check_effect(&self) -> Result<(), Error> {

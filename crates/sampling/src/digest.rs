@@ -1,8 +1,9 @@
-//! A row of logits in brief: what a device tells of a row, so that the row itself need not leave it.
+//! The digest of a row of logits: a device computes it, so that the row itself need not be copied to the host.
 //!
-//! The usual chains (temperature, top-k, top-p, min-p and the draw, in any order) look at the few highest logits, at the sum of all
-//! weights, and at who can win the race. A [`Digest`] holds just that, and the chain runs over it with the code that it always runs
-//! with, to the same choice; where the brief does not reach, [`Sampler::sample_digest`] says so and the caller looks at the row.
+//! The usual chains (temperature, top-k, top-p, min-p and the draw, in any order) need only the highest logits, the sum
+//! of all weights, and the tokens that can win the race. A [`Digest`] holds just that. The same code runs the chain
+//! over a digest and samples the same token as over the row. Where a digest holds too little,
+//! [`Sampler::sample_digest`] returns `None` and the caller fetches the row.
 
 use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
 use crate::draw::{approximate_time, race};
@@ -14,55 +15,59 @@ use crate::sampler::ChainStep;
 use crate::steps::Context;
 use crate::{Choice, Error, History, Input, Sampler, StepKind};
 
-/// Runners whose times are this close to the fastest, as a device computes times in f32, are all brought to the finish: its errors are
-/// below a hundredth of this.
+/// A device reports every token whose time, computed in f32, is within this margin of the fastest. The f32 error is
+/// below a hundredth of it.
 pub const RACE_MARGIN: f32 = 1e-4;
 
-/// What a sampler wants to know about a row.
+/// What a sampler needs to know about a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DigestQuery {
-    /// The second temperature, beside 1, at which the weights are summed.
+    /// Temperature at which the weights are summed, beside 1.
     pub temperature: f64,
-    /// The seed and the position of the draw, where the whole row races.
+    /// Seed and position of the draw, if the draw is over the whole row.
     pub race: Option<(u64, u32)>,
-    /// Who races where not the whole row does: what a device may assume by. None where the steps have an order of their own.
+    /// Rules by which a device can guess the token, if the draw is not over the whole row and the steps have the
+    /// default order.
     pub shortlist: Option<Shortlist>,
 }
 
-/// The most probable tokens that are left after the usual order of steps, and their draw.
+/// The truncating steps in their default order, and the draw after them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shortlist {
-    /// The seed and the position.
+    /// Seed and position.
     pub draw: (u64, u32),
-    /// The so many highest; of those the smallest set whose share reaches `p`; of those who have `min_p` of the highest's weight.
+    /// Keeps the `k` highest logits.
     pub k: u32,
+    /// Of those, keeps the smallest set whose probabilities sum to `p`.
     pub p: f32,
+    /// Of those, keeps tokens with at least `min_p` times the weight of the highest.
     pub min_p: f32,
 }
 
-/// A row whose logits are numbers, the highest of them finite.
+/// Digest of a row without NaN whose highest logit is finite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Digest<'a> {
     /// The most probable tokens and their logits.
     pub top: &'a [(u32, f32)],
     /// Whether `top` has every token that is not ruled out.
     pub has_all: bool,
-    /// The sums of all weights e^((logit - largest) / T), at temperature 1 and at the query's, to the bits of this room's own sums.
+    /// Sums of all weights e^((logit - largest) / T), at temperature 1 and at the query's; bit for bit those of this
+    /// crate.
     pub totals: [f64; 2],
-    /// The query's.
+    /// Temperature of the query.
     pub temperature: f64,
-    /// Whoever may win the race that the query asked for; empty where there is none, or where there were too many.
+    /// Tokens that may win the race of the query; empty if the query has none, or if there are too many.
     pub finalists: &'a [(u32, f32)],
 }
 
 impl Digest<'_> {
-    /// The sum of weights at a temperature that the chain comes by: 1 before its step, the query's after it.
+    /// Returns the sum of weights: at temperature 1 before the temperature step, at the query's after it.
     pub(crate) fn total(&self, temperature: f64) -> f64 {
         if temperature == 1.0 { self.totals[0] } else { self.totals[1] }
     }
 }
 
-/// What a row's digest is made of, on the host: the oracle for devices.
+/// A digest computed on the host: the reference for devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnedDigest {
     pub top: Vec<(u32, f32)>,
@@ -70,12 +75,14 @@ pub struct OwnedDigest {
     pub totals: [f64; 2],
     pub temperature: f64,
     pub finalists: Vec<(u32, f32)>,
-    /// The token that will most likely be chosen, to the precision of an f32: a device may go on with it before anybody has chosen.
+    /// Token that will most likely be sampled, computed in f32. A device may start the next step with it before the
+    /// host has sampled.
     pub assumed: Option<u32>,
 }
 
 impl OwnedDigest {
-    /// The digest of a row with `num_top` tokens; `None` for a row that has none, being not plain.
+    /// Returns the digest of a row with its `num_top` most probable tokens; `None` for a row with NaN or without a
+    /// finite maximum.
     pub fn of(logits: &[f32], query: &DigestQuery, num_top: usize) -> Option<OwnedDigest> {
         let mut maxima = Vec::new();
         row_blocks::scan(logits, &mut maxima).ok()?;
@@ -83,8 +90,8 @@ impl OwnedDigest {
         if !largest.is_finite() {
             return None;
         }
-        let in_play = (0u32..).zip(logits.iter().copied()).filter(|entry| entry.1 > f32::NEG_INFINITY);
-        let mut top: Vec<(u32, f32)> = in_play.clone().collect();
+        let candidates = (0u32..).zip(logits.iter().copied()).filter(|entry| entry.1 > f32::NEG_INFINITY);
+        let mut top: Vec<(u32, f32)> = candidates.clone().collect();
         top.sort_by(|&(id, logit), &(other, than)| {
             by_rank(&Candidate { id, logit }, &Candidate { id: other, logit: than })
         });
@@ -102,8 +109,8 @@ impl OwnedDigest {
         let mut finalists = Vec::new();
         let mut assumed = None;
         if let Some((seed, position)) = query.race {
-            let winner = fastest(&mut in_play.clone(), (seed, position)).expect("the highest is in play");
-            finalists = in_play.filter(|&entry| time(seed, position, entry) <= winner.0 + RACE_MARGIN).collect();
+            let winner = fastest(&mut candidates.clone(), (seed, position)).expect("the highest logit is a candidate");
+            finalists = candidates.filter(|&entry| time(seed, position, entry) <= winner.0 + RACE_MARGIN).collect();
             assumed = Some(winner.1);
         } else if let Some(shortlist) = query.shortlist {
             let listed = shortlist.of(&top, has_all, totals[1], inverse(query.temperature));
@@ -119,7 +126,7 @@ impl OwnedDigest {
 }
 
 impl Shortlist {
-    /// Who is on it, of the most probable tokens; `total` is the sum of all weights.
+    /// Returns the tokens of `top` that stay; `total` is the sum of all weights.
     fn of(&self, top: &[(u32, f32)], has_all: bool, total: f64, inverse: f32) -> Vec<(u32, f32)> {
         let highest = &top[..top.len().min(self.k as usize)];
         let weight = |entry: &(u32, f32)| exp_of_nonpositive((entry.1 - top[0].1) * inverse);
@@ -186,8 +193,8 @@ impl Sampler {
         })
     }
 
-    /// Chooses the token at `position` by the digest that [`Sampler::query`] asked for: the token that the row would have led to.
-    /// `None` where the digest does not reach.
+    /// Samples the token at `position` from the digest of [`Sampler::query`]: the same token as from the row. Returns
+    /// `None` where the digest holds too little.
     pub fn sample_digest(
         &self,
         digest: &Digest<'_>,
@@ -195,15 +202,15 @@ impl Sampler {
         space: &mut Workspace,
     ) -> Result<Option<Choice>, Error> {
         let history = History::new(&[], None);
-        // The steps of a chain with a query look at the candidates alone.
+        // The steps of a chain with a query look only at the candidates.
         let input = Input { logits: &[], history: &history, position, mask: None };
-        let mut set = Candidates::in_brief(digest, space);
+        let mut set = Candidates::of_digest(digest, space);
         let view = self.logprobs.map(|num_top| ModelView::new(&mut set, num_top));
         let context = Context { input: &input, seed: self.seed, mu: 0.0 };
         for ChainStep { step, .. } in &self.steps {
             step.apply(&mut set, &context)?;
         }
-        if set.is_short() || set.finalists().is_some_and(<[_]>::is_empty) {
+        if set.lacks_tokens() || set.finalists().is_some_and(<[_]>::is_empty) {
             return Ok(None);
         }
         let outcome = race(&set, self.seed, position, false);

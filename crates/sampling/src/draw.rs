@@ -1,16 +1,18 @@
 //! The draw: a race that follows the probabilities.
 //!
-//! Every candidate i gets the time E_i / p_i with E_i = -ln(u_i), where u_i is keyed by seed, position and token (`philox.rs`), and the
-//! fastest wins. That is exactly a draw from p, needs no sort and no sum, and does not depend on the order of the candidates.
-//! Times are compared as logarithms, ln(-ln u) + h with h = (largest - logit) / T, which neither overflow nor underflow; p's total is
-//! the same for all and left out. Should two times be equal to the last bit, the larger random word wins, then the lower id.
+//! Every candidate i gets the time E_i / p_i with E_i = -ln(u_i), where u_i is keyed by seed, position and token
+//! (`philox.rs`), and the fastest wins. That is exactly a draw from p, needs no sort and no sum, and does not depend on
+//! the order of the candidates. Times are compared as logarithms, ln(-ln u) + h with h = (largest - logit) / T, which
+//! neither overflow nor underflow; p's total is the same for all and left out. Should two times be equal to the last
+//! bit, the larger random word wins, then the lower id.
 //!
-//! Almost nobody has to run. A candidate that would lose with the luckiest number of all draws none; the others draw many at a time,
-//! and of those only the few whose number is lucky enough for the best of their batch have their logarithms taken. Both rules skip
-//! only sure losers, so the winner is the winner of the full race.
+//! Few candidates have to run. A candidate that would lose even with the best possible number gets none. The others get
+//! theirs in batches, and logarithms are computed only for numbers that could win with the highest logit of the batch.
+//! Both rules skip only certain losers, so the winner is the winner of the full race.
 //!
-//! The dear part is the random numbers, about 4 to 5 ns each with 128-bit vectors. Of the benchmark's realistic row about 36 % of the
-//! vocabulary draws one at temperature 1 and 5 % at 0.8; of a flat row everyone does, and only wider vectors would help there.
+//! The random numbers cost most: 4 to 5 ns each with 128-bit vectors. Of the benchmark's realistic row about 36 % of
+//! the vocabulary needs one at temperature 1 and 5 % at 0.8. Of a flat row every token does, and only wider vectors
+//! would help there.
 
 use crate::candidates::{Candidate, Candidates};
 use crate::exponential::exp_of_nonpositive;
@@ -19,9 +21,10 @@ use crate::row_blocks::{BLOCK, largest, num_between};
 
 /// Below every value of ln(-ln u): the largest u is 1 - 2^-25, whose value is -17.32868.
 const FASTEST_START: f64 = -17.3287;
-/// How far below the highest logit the first round reaches, in nats.
+/// Distance below the highest logit that the first round covers, in nats.
 const NEAR: f64 = 5.0;
 
+/// A candidate with its random word and its time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Runner {
     pub(crate) id: u32,
@@ -34,7 +37,7 @@ pub(crate) struct Runner {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) winner: Runner,
-    /// Looked for only when asked.
+    /// Present only if it was requested.
     pub(crate) second: Option<Runner>,
 }
 
@@ -61,7 +64,7 @@ struct Race {
 }
 
 impl Race {
-    /// The most probable runs first, to give the others a time to beat.
+    /// Runs the most probable candidate first, so that the others have a time to beat.
     fn new(best: Candidate, temperature: f64, seed: u64, position: u32, with_second: bool) -> Self {
         let word = token_word(seed, position, best.id);
         Race {
@@ -74,14 +77,15 @@ impl Race {
         }
     }
 
-    /// Two rounds: first those near the top, of whom one wins nearly always, then with a time to beat the many below them.
+    /// Runs the candidates near the top first, of which one nearly always wins, then the many below them with that time
+    /// to beat.
     fn run_row(&mut self, logits: &[f32], maxima: &[f32]) {
         let near = (self.largest - NEAR * self.temperature) as f32;
         self.run_between(logits, maxima, near, f32::INFINITY);
         self.run_between(logits, maxima, f32::NEG_INFINITY, near);
     }
 
-    /// Those above `low`, and at or below `high`.
+    /// Runs the candidates above `low` and at or below `high`.
     fn run_between(&mut self, logits: &[f32], maxima: &[f32], low: f32, high: f32) {
         let logit = |_, id: u32| logits[id as usize];
         let (blocks, rest) = logits.as_chunks::<BLOCK>();
@@ -128,7 +132,7 @@ impl Race {
         self.run_batch(&ids, waiting, self.largest as f32, |index, _| logits[index]);
     }
 
-    /// The time that a candidate has to beat.
+    /// Returns the time that a candidate has to beat.
     fn bound(&self) -> f64 {
         if self.with_second {
             self.second.map_or(f64::INFINITY, |second| second.log_time)
@@ -137,12 +141,12 @@ impl Race {
         }
     }
 
-    /// Only logits above it can win, and -inf never does. Rounded down, so that nobody is left out.
+    /// Returns the logit above which a candidate can win. Rounded down, so that no winner is skipped; -inf never wins.
     fn cut(&self) -> f32 {
         ((self.largest - (self.bound() - FASTEST_START) * self.temperature) as f32).next_down()
     }
 
-    /// Draws for the first `size` of `ids`, none of whose logits is above `highest`.
+    /// Runs the first `size` of `ids`. None of their logits may be above `highest`.
     #[inline(always)]
     fn run_batch(&mut self, ids: &[u32; BLOCK], size: usize, highest: f32, logit: impl Fn(usize, u32) -> f32) {
         let mut words = [0; BLOCK];
@@ -158,7 +162,7 @@ impl Race {
         }
     }
 
-    /// No candidate with a logit up to `highest` wins with a smaller word.
+    /// Returns the least word with which a candidate with a logit up to `highest` can win.
     ///
     /// To win, -ln u must be below E = e^(bound - h); then u is above e^-E, which is at least 1 - E.
     fn least_word(&self, highest: f32) -> u32 {
@@ -166,7 +170,7 @@ impl Race {
         if exponent >= 0.0 {
             return 0;
         }
-        // E with room for its own rounding, and for u standing for 256 words.
+        // A little more than E, for its rounding and because one u stands for 256 words.
         let most = f64::from(exp_of_nonpositive(exponent as f32)) * 1.0001 + 1e-6;
         ((1.0 - most) * 4_294_967_296.0) as u32
     }
@@ -178,7 +182,7 @@ impl Race {
     fn time(&mut self, id: u32, logit: f32, word: u32) {
         let handicap = (self.largest - f64::from(logit)) / self.temperature;
         let runner = Runner { id, logit, word, log_time: start(word) + handicap };
-        // The most probable ran already, to give the others a time to beat, and comes again in its turn.
+        // The most probable candidate ran first and comes a second time in its turn.
         if id == self.winner.id || self.second.is_some_and(|second| second.id == id) {
             return;
         }
@@ -191,11 +195,11 @@ impl Race {
     }
 }
 
-/// Candidates of a row who have yet to draw: at most two batches.
+/// Candidates of a row that wait for their random number: at most two batches.
 struct Queue {
     ids: [u32; 2 * BLOCK],
     waiting: usize,
-    /// No logit of those who wait is above it.
+    /// Upper bound of the waiting candidates' logits.
     highest: f32,
 }
 
@@ -206,12 +210,13 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Adds the tokens of a block, the first of which is `start`, whose logits are above `cut` and at or below `high`.
+    /// Adds the tokens of a block with logits above `cut` and at or below `high`; `start` is the first token of the
+    /// block.
     #[inline(always)]
     fn add(&mut self, start: u32, block: &[f32], cut: f32, high: f32) {
         let mut waiting = self.waiting;
         for (id, &logit) in (start..).zip(block) {
-            // Without a branch, which a mixed block would mispredict every other time.
+            // No branch, because a mixed block would mispredict it every other time.
             self.ids[waiting % (2 * BLOCK)] = id;
             waiting += usize::from(logit > cut) & usize::from(logit <= high);
         }
@@ -222,7 +227,7 @@ impl Queue {
         self.ids.first_chunk().unwrap_or(&[0; BLOCK])
     }
 
-    /// Lets the second batch, which is of the last block alone, move up.
+    /// Moves the second batch up. All its candidates come from the last block, whose highest logit is `highest`.
     fn next(&mut self, highest: f32) {
         self.ids.copy_within(BLOCK.., 0);
         self.waiting -= self.waiting.min(BLOCK);
@@ -236,10 +241,10 @@ impl Runner {
     }
 }
 
-/// A runner's time in f32, h being its handicap: what a device computes to find those who may win.
+/// Returns the logarithm of a candidate's time in f32. A device computes this to find the candidates that may win.
 pub(crate) fn approximate_time(word: u32, handicap: f32) -> f32 {
     let number = word >> 8;
-    // Each form is exact to a rounding where it is used: near 1 the logarithm is that of what is missing.
+    // Each form is exact to one rounding where it is used; near 1 that is ln(1 + x) with x = u - 1.
     let negative_log = if number < 1 << 23 {
         -libm::logf((number as f32 + 0.5) * 5.960_464_5e-8)
     } else {
@@ -248,7 +253,7 @@ pub(crate) fn approximate_time(word: u32, handicap: f32) -> f32 {
     libm::logf(negative_log) + handicap
 }
 
-/// ln(-ln u).
+/// Returns ln(-ln u).
 fn start(word: u32) -> f64 {
     libm::log(-libm::log(unit(word)))
 }
@@ -267,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_starts_faster_than_the_fastest() {
+    fn no_start_is_faster_than_the_fastest() {
         assert!(start(u32::MAX) > FASTEST_START && start(u32::MAX) < FASTEST_START + 1e-3);
     }
 }

@@ -1,6 +1,6 @@
-//! Every way that this room refuses: parameters out of range, by name; logits that mean nothing; a set with nobody in it.
+//! Errors: parameters out of range, invalid logits, and no candidate left.
 
-/// Why parameters were refused, or why no token could be chosen.
+/// Why parameters are refused, or why no token can be sampled.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
     #[error("{name}: expected {low} to {high}, found {found}")]
@@ -17,7 +17,7 @@ pub enum Error {
     UnknownStep { found: String, expected: String },
     #[error("samplers: {step} is listed twice")]
     StepTwice { step: &'static str },
-    #[error("samplers: {step} has its fixed place and cannot be listed")]
+    #[error("samplers: {step} runs at a fixed position and cannot be listed")]
     StepFixed { step: &'static str },
     #[error("samplers: {step} is set but not listed, so it would do nothing; list it or leave it neutral")]
     StepLeftOut { step: &'static str },
@@ -25,18 +25,18 @@ pub enum Error {
     MirostatTruncates { step: &'static str },
     #[error("{name} does nothing without {without}")]
     NoEffect { name: &'static str, without: &'static str },
-    #[error("{name}: a temperature of 0 takes the highest, so there is nothing to move")]
+    #[error("{name} does nothing at temperature 0, which takes the most probable token; raise the temperature")]
     NothingToMove { name: &'static str },
     #[error("preset: no preset is called {found:?}; expected {expected}")]
     UnknownPreset { found: String, expected: String },
     #[error("vocabulary: expected 1 to {limit} tokens, found {found}")]
     VocabularySize { limit: usize, found: usize },
-    #[error("logits: expected {expected}, one a token, found {found}")]
+    #[error("logits: expected {expected}, one per token, found {found}")]
     NumLogits { expected: usize, found: usize },
     #[error("mask: expected {expected} words of 32 tokens, found {found}")]
     MaskLength { expected: usize, found: usize },
     #[error("the model gave a logit that is not a number for token {token}")]
     NotANumber { token: u32 },
-    #[error("every token is ruled out")]
+    #[error("every token is excluded; allow more tokens")]
     NothingLeft,
 }

@@ -1,21 +1,23 @@
-//! The exponential function of a whole row of logits: same bits on every machine, and simple enough to run four or more at a time.
+//! The exponential function for a row of logits: the same bits on every machine, and simple enough to vectorize.
 //!
-//! Only sums, products and bit moves, each rounded once as IEEE 754 says, so no platform's mathematics library plays a part.
+//! It uses only sums, products and bit shifts, each rounded once as IEEE 754 defines, and no function of a platform's
+//! library.
 
-/// Below this the result is smaller than the smallest normal f32 and counts as nothing.
+/// Below this exponent the result is 0: it would be smaller than the smallest normal f32.
 pub(crate) const LEAST_EXPONENT: f32 = -87.0;
 
-/// `e^x` for x at most 0, within 1.2e-7 of the true value, relatively; 0 below [`LEAST_EXPONENT`].
+/// Returns e^x for x <= 0 with a relative error below 1.2e-7; 0 below [`LEAST_EXPONENT`].
 ///
-/// x = n ln 2 + r with n whole and r at most ln(2) / 2 in size; e^r by a polynomial, times 2^n through the exponent's bits.
+/// x = n ln 2 + r with an integer n and |r| <= ln(2) / 2. A polynomial gives e^r; adding n to the exponent bits
+/// multiplies by 2^n.
 #[inline(always)]
 pub(crate) fn exp_of_nonpositive(x: f32) -> f32 {
-    /// Adding 1.5 * 2^23 leaves no bits for a fraction: the sum's low bits are the nearest whole number.
+    /// Adding 1.5 * 2^23 leaves no bits for a fraction: the low bits of the sum are the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     /// ln 2 in two parts; the first has few enough bits for n times it to be exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    // Written as a comparison because it is one instruction, and because it takes -inf.
+    // A comparison, because it is one instruction and handles -inf.
     let clamped = if x > LEAST_EXPONENT { x } else { LEAST_EXPONENT };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;

@@ -1,10 +1,10 @@
-//! The tokens of a sequence so far, with their counts kept as tokens come and leave the window.
+//! The tokens of a sequence so far, with the counts of those in the penalty window.
 //!
 //! The engine pushes each token that it commits. Penalties read the counts, DRY reads the ids.
 
 use std::collections::BTreeMap;
 
-/// How often a token is in the penalty window.
+/// Number of times that a token is in the penalty window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     pub prompt: u32,
@@ -16,14 +16,16 @@ pub struct Count {
 pub struct History {
     ids: Vec<u32>,
     prompt_len: usize,
-    /// How many last tokens are counted.
+    /// Number of last tokens that are counted.
     window: usize,
-    /// Counts of the tokens in the window, and of no others. Ordered by id, so that the walk over logits goes forward in memory.
+    /// Counts of the tokens in the window, and of no others. Ordered by id, so that penalties go through the logits
+    /// forward.
     counts: BTreeMap<u32, Count>,
 }
 
 impl History {
-    /// A sequence that has its prompt and no output. `window`: how many last tokens are counted, all when `None`.
+    /// Starts a sequence with its prompt and no output. `window` is the number of last tokens to count; `None` counts
+    /// all.
     pub fn new(prompt: &[u32], window: Option<u32>) -> Self {
         let window = window.map_or(usize::MAX, |window| window as usize);
         let mut history = History { ids: prompt.to_vec(), prompt_len: prompt.len(), window, counts: BTreeMap::new() };
@@ -33,7 +35,7 @@ impl History {
         history
     }
 
-    /// Prompt and output, oldest first.
+    /// Returns prompt and output, oldest first.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -42,7 +44,7 @@ impl History {
         &self.ids[self.prompt_len..]
     }
 
-    /// Distinct tokens of the window with their counts, by ascending id.
+    /// Returns the distinct tokens of the window with their counts, by ascending id.
     pub fn counts(&self) -> impl Iterator<Item = (u32, Count)> + '_ {
         self.counts.iter().map(|(&token, &count)| (token, count))
     }
@@ -74,7 +76,7 @@ impl History {
 mod tests {
     use super::*;
 
-    /// Counts made anew from the ids.
+    /// Counts the tokens of the window from scratch.
     fn recount(history: &History, window: usize) -> Vec<(u32, Count)> {
         let mut counts: BTreeMap<u32, Count> = BTreeMap::new();
         for index in history.ids.len().saturating_sub(window)..history.ids.len() {

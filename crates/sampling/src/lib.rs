@@ -1,7 +1,9 @@
-//! Logits to token: the chain of named steps, the keyed draw, and the record of both. Depends on no other room.
+//! Logits to token: the chain of named steps, the keyed draw, and the trace of both. Depends on no other crate of the
+//! project.
 //!
-//! Read `sampler.rs` first, then the steps in `steps/`, then `draw.rs`. `engine` calls [`Sampler::sample`] once for each token; the
-//! CLI and the server build [`SamplingParams`] and show the [`TokenTrace`].
+//! Read `sampler.rs` first, then the steps in `steps/`, then `draw.rs`. `options/table.rs` defines every option. The
+//! engine calls [`Sampler::sample`] once per token; the command line and the server build [`SamplingParams`] and show
+//! the [`TokenTrace`].
 #![forbid(unsafe_code)]
 
 mod candidates;

@@ -1,21 +1,22 @@
 //! Log probabilities of the model itself: of the raw logits, before bias, penalties, masks and temperature.
 //!
-//! A bias can therefore never lift a hidden token into view.
+//! A client therefore cannot use a bias to read the probability of a token below the reported ones.
 
 use crate::Error;
 use crate::candidates::{Candidate, Candidates, Workspace};
 use crate::probabilities::Probabilities;
 
+/// Log probabilities at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
-    /// ln p of the chosen token; -inf where the model itself ruled it out.
+    /// ln p of the sampled token; -inf if its logit is -inf.
     pub chosen: f32,
-    /// The most probable tokens with their ln p, as many as were asked for, ties to the lower id.
+    /// The `num_top` most probable tokens with their ln p, ties to the lower id.
     pub top: Vec<(u32, f32)>,
 }
 
 impl Logprobs {
-    /// Of a token that was not drawn but given, such as one of a prompt.
+    /// Returns the log probabilities of a token that was given and not sampled, such as one of a prompt.
     pub fn of(logits: &[f32], token: u32, num_top: u32, space: &mut Workspace) -> Result<Logprobs, Error> {
         let mut set = Candidates::new(logits, space)?;
         let view = ModelView::new(&mut set, num_top);
@@ -23,7 +24,7 @@ impl Logprobs {
     }
 }
 
-/// What has to be seen of the raw logits before the first step changes them.
+/// The raw logits' probabilities, taken before the first step changes them.
 #[derive(Debug)]
 pub(crate) struct ModelView {
     probabilities: Probabilities,

@@ -1,19 +1,20 @@
 //! Philox4x32-10: a function from a key and a counter to 128 random bits.
 //!
-//! Randomness here is a function, not a stream: nothing has to be stored, copied or kept in step, and the number for a position and
-//! a token is the same whoever asks, in whatever order. Defined in Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
-//! The draw asks for one token with [`token_word`] and for many with [`TokenWords`]; the two agree to the bit.
+//! Randomness here is a function, not a stream: there is no state to store, copy or synchronize, and the number for a
+//! position and a token does not depend on the order of calls. Defined in Salmon et al., "Parallel random numbers: as
+//! easy as 1, 2, 3" (2011). [`token_word`] computes the number of one token, [`TokenWords`] those of many; they agree
+//! bit for bit.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// Added to the key after each round: the golden ratio and the square root of three less one, as fractions of 2^32.
+/// Added to the key after each round: the fractions of the golden ratio and of the square root of 3, times 2^32.
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const NUM_ROUNDS: usize = 10;
 
-/// The third word of the counter keeps apart the numbers that serve different purposes at one position.
+/// Third word of the counter: separates numbers that serve different purposes at one position.
 const TOKEN_LANE: u32 = 0;
 const XTC_LANE: u32 = 1;
 
-/// The four words for a counter under a key.
+/// Returns four random words for a key and a counter.
 pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let mut key = key;
     let mut words = counter;
@@ -27,23 +28,23 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     words
 }
 
-/// A number strictly between 0 and 1 for a seed, a position and a token.
+/// Returns a number strictly between 0 and 1 for a seed, a position and a token.
 pub fn uniform(seed: u64, position: u32, token: u32) -> f64 {
     unit(token_word(seed, position, token))
 }
 
-/// The random word of a token.
+/// Returns the random word of a token.
 pub(crate) fn token_word(seed: u64, position: u32, token: u32) -> u32 {
     philox(split(seed), [position, token, TOKEN_LANE, 0])[0]
 }
 
-/// The coin of the XTC step: one number a position.
+/// Returns the number that decides whether XTC acts at a position.
 pub(crate) fn xtc_coin(seed: u64, position: u32) -> f64 {
     unit(philox(split(seed), [position, 0, XTC_LANE, 0])[0])
 }
 
-/// The 24 high bits of a word, in the middle of their step: never 0 and never 1. In f64, because the highest of these numbers has 25
-/// bits: an f32 would round it to 1, whose logarithm lets the least probable token win every race.
+/// Returns (n + 1/2) / 2^24 for the 24 high bits n of a word: never 0 and never 1. An f64, because the highest of these
+/// numbers has 25 bits: an f32 would round it to 1, and with ln(1) = 0 the least probable token could win the race.
 pub(crate) fn unit(word: u32) -> f64 {
     (f64::from(word >> 8) + 0.5) / 16_777_216.0
 }
@@ -58,19 +59,21 @@ fn next_key(key: [u32; 2]) -> [u32; 2] {
 
 /// The random words of many tokens at one position.
 ///
-/// Only the token differs between the counters, so what the first three rounds make of the position alone is computed once, and the
-/// last round computes only the word that is used: 15 products a token in place of 20. Words travel as the low halves of u64 lanes,
-/// which is the shape of a vector multiplication 32 x 32 -> 64; what the high halves hold is never looked at.
+/// Only the token differs between the counters, so the products of the first three rounds that depend on the position
+/// alone are computed once, and the last round computes only the word that is used: 15 products per token instead of
+/// 20. Words are the low halves of u64 lanes, as a vector multiplication 32 x 32 -> 64 needs them; the high halves are
+/// ignored.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenWords {
     keys: [[u32; 2]; NUM_ROUNDS],
-    /// The word that round 2 combines with the token's product, its round key included.
+    /// Word that round 2 combines with the token's product, with the round key applied.
     second_round: u32,
-    /// The two words that round 3 does so, and the product that it hands on.
+    /// The two words that round 3 combines with products, with the round key applied, and the low product for round 4.
     third_round: [u32; 3],
 }
 
-/// Tokens computed side by side: enough to hide the latency of a multiplication, few enough for sixteen vector registers.
+/// Tokens computed in parallel: enough to hide the latency of a multiplication, few enough for sixteen vector
+/// registers.
 pub(crate) const LANES: usize = 4;
 
 impl TokenWords {
@@ -94,14 +97,14 @@ impl TokenWords {
         TokenWords { second_round: b ^ keys[1][1], third_round: [d ^ keys[2][0], e ^ keys[2][1], f], keys }
     }
 
-    /// `words[i]` becomes the word of `tokens[i]`. Words past the shorter of both, rounded down to whole groups, stay as they are.
+    /// Sets `words[i]` to the word of `tokens[i]`, in groups of [`LANES`]; an incomplete last group stays unchanged.
     pub(crate) fn fill(&self, tokens: &[u32], words: &mut [u32]) {
         for (tokens, words) in tokens.as_chunks().0.iter().zip(words.as_chunks_mut().0) {
             self.fill_lanes(tokens, words);
         }
     }
 
-    /// The word of one token.
+    /// Returns the word of one token.
     pub(crate) fn of(&self, token: u32) -> u32 {
         let mut words = [0; LANES];
         self.fill_lanes(&[token; LANES], &mut words);
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_coin_is_no_token_s_number() {
+    fn the_coin_is_not_the_number_of_a_token() {
         let coin = xtc_coin(5, 9);
         assert!((0..10_000).filter(|&token| uniform(5, 9, token) == coin).count() < 3);
     }

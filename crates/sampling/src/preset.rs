@@ -1,12 +1,13 @@
-//! Sets of parameters by use, for people who do not want to think about eleven numbers.
+//! Presets: options for a purpose, so that a user need not know them.
 //!
-//! A preset is a starting point: the CLI and the server lay the user's own parameters over it and show the result.
+//! A preset is a starting point: options that the user gives replace those of the preset, and the result is shown.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, SamplingParams};
 
+/// Options for a purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Preset {
     Code,
@@ -29,22 +30,22 @@ impl Preset {
         }
     }
 
-    /// What the preset sets; everything else is neutral.
+    /// Returns the options of the preset; all others are neutral.
     pub fn params(self) -> SamplingParams {
         let neutral = SamplingParams::default();
         match self {
-            // The setting at which code models are compared for a single attempt (pass@1): close to greedy, with the tail cut.
-            // No penalty on repetition: programs repeat themselves for good reasons.
+            // Code models are compared with this setting for a single attempt (pass@1): close to greedy, with the tail
+            // cut. No repetition penalty, because programs repeat themselves for good reasons.
             Preset::Code => SamplingParams { temperature: 0.2, top_p: 0.95, ..neutral },
-            // Knowledge is measured greedily: where one answer is right, a draw can only miss it.
+            // Benchmarks of knowledge decode greedily: where one answer is right, sampling can only miss it.
             Preset::Factual => SamplingParams { temperature: 0.0, ..neutral },
-            // The neighbourhood of what the makers of today's chat models ship: temperature 0.6 to 0.7, top-p 0.8 to 0.9, with a
-            // top-k as a fence against the far tail.
+            // Close to the defaults of current chat models: temperature 0.6 to 0.7, top-p 0.8 to 0.9, and a top-k that
+            // cuts the far tail.
             Preset::Chat => SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.9, ..neutral },
-            // The model's own spread, with the tail cut in proportion to how sure the model is: min-p keeps text coherent at
-            // temperatures where top-p no longer does (Nguyen et al., "Turning up the heat", 2024).
+            // The model's own spread, with the tail cut in proportion to how sure the model is: min-p keeps text
+            // coherent at temperatures where top-p no longer does (Nguyen et al., "Turning up the heat", 2024).
             Preset::Creative => SamplingParams { temperature: 1.0, min_p: 0.05, presence_penalty: 0.3, ..neutral },
-            // Hotter still, and half of the time the obvious continuations are taken off the table (XTC at its author's values).
+            // Hotter still, and half of the time XTC, with its author's values, excludes the obvious continuations.
             Preset::Brainstorm => SamplingParams {
                 temperature: 1.3,
                 min_p: 0.05,

@@ -1,14 +1,15 @@
-//! From logits to probabilities, once the total over a set is known.
+//! Probabilities of logits, given the total over a set.
 
 use crate::exponential::exp_of_nonpositive;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Probabilities {
-    /// The highest logit of the set. +inf: those who have it share everything alike. -inf: the set is empty.
+    /// Highest logit of the set. +inf: the tokens with it are equally probable and all others impossible. -inf: the set
+    /// is empty.
     pub(crate) largest: f32,
     /// 1 / temperature.
     pub(crate) inverse: f32,
-    /// The sum of e^((logit - largest) / temperature); how many have +inf where any has.
+    /// Sum of e^((logit - largest) / temperature), or the number of logits at +inf if there are any.
     pub(crate) total: f64,
 }
 
@@ -21,7 +22,7 @@ impl Probabilities {
         }
     }
 
-    /// ln p, without passing through p: fine where p would be too small for a number.
+    /// Returns ln p without computing p, which may be too small for an f64.
     pub(crate) fn ln_of(&self, logit: f32) -> f64 {
         let exponent = match self.largest {
             f32::INFINITY if logit == f32::INFINITY => 0.0,

@@ -1,7 +1,7 @@
 //! Seeds for requests that bring none.
 
-/// Seeds are below this: few enough digits to type again, and a whole number in every JSON reader, also after adding the index of
-/// a reply.
+/// Seeds are below this: few enough digits to type again, and a whole number in every JSON reader, also after adding
+/// the index of a reply.
 const LIMIT: u64 = 1_000_000_000_000;
 
 /// Returns a random seed from the operating system.

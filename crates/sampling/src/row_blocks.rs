@@ -1,16 +1,17 @@
-//! Passes over a whole row of logits, in blocks of 64, written so that a compiler turns them into vector instructions.
+//! Passes over a whole row of logits in blocks of 64, written so that the compiler vectorizes them.
 //!
-//! The largest logit of each block is the index by which the steps find their few candidates without looking at the rest again.
-//! Every sum here has one order, fixed by this file and by nothing else, or none, being of integers: its bits are the same on every machine.
+//! The largest logit of each block is an index: steps find their few candidates without reading the other blocks again.
+//! Every sum of floats here has one fixed order, and all other sums are of integers, so results have the same bits on
+//! every machine.
 
 use crate::Error;
 use crate::exponential::{LEAST_EXPONENT, exp_of_nonpositive};
 
 pub(crate) const BLOCK: usize = 64;
-/// Values summed or compared side by side; the order of a sum depends on it.
+/// Values summed or compared in parallel. The order of a sum depends on it.
 const LANES: usize = 16;
 
-/// The largest logit of each block into `maxima`; NaN anywhere is an error that names the token.
+/// Writes the largest logit of each block to `maxima`. NaN is an error with its token.
 pub(crate) fn scan(logits: &[f32], maxima: &mut Vec<f32>) -> Result<(), Error> {
     let (blocks, rest) = logits.as_chunks::<BLOCK>();
     maxima.clear();
@@ -35,7 +36,7 @@ pub(crate) fn scan(logits: &[f32], maxima: &mut Vec<f32>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The largest of a few logits, -inf for none.
+/// Returns the largest of the logits; -inf for none.
 pub(crate) fn largest(logits: &[f32]) -> f32 {
     let (rows, rest) = logits.as_chunks::<LANES>();
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -60,44 +61,44 @@ fn largest_lane(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// How many logits of a block are above `low`, and at or below `high`.
+/// Returns the number of logits of a block above `low` and at or below `high`.
 #[inline(always)]
 pub(crate) fn num_between(block: &[f32; BLOCK], low: f32, high: f32) -> usize {
     block.iter().map(|&logit| u32::from(logit > low) & u32::from(logit <= high)).sum::<u32>() as usize
 }
 
-/// What the probabilities of a set are made from. With h = (largest - logit) / T, a candidate's probability is e^-h / total.
+/// Totals of a set. With the handicap h = (largest - logit) / T, a candidate's probability is e^-h / total.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Mass {
-    /// The sum of e^-h: at least 1, for the most probable has h = 0.
+    /// Sum of e^-h: at least 1, because the most probable candidate has h = 0.
     pub(crate) total: f64,
-    /// The sum of h e^-h.
+    /// Sum of h e^-h.
     pub(crate) handicap: f64,
 }
 
 impl Mass {
-    /// In nats: the mean of -ln p = h + ln total.
+    /// Returns the entropy in nats: the mean of -ln p = h + ln total.
     pub(crate) fn entropy(&self) -> f64 {
         libm::log(self.total) + self.handicap / self.total
     }
 
-    /// From sums in [`UNITS`].
+    /// Returns the mass for sums in [`UNITS`].
     pub(crate) fn of_units(total: u64, handicap: u64) -> Mass {
         Mass { total: total as f64 / UNITS, handicap: handicap as f64 / UNITS }
     }
 }
 
-/// Sums of weights are whole multiples of this: 2^-40 of the weight of the most probable, so that they have no order. Even the whole
-/// vocabulary at that weight ([`MAX_VOCAB_SIZE`](crate::MAX_VOCAB_SIZE)) sums to less than 2^64.
+/// Units in the weight of the most probable candidate: 2^40. Weights are summed as whole units, so that the order of
+/// adding does not matter. [`MAX_VOCAB_SIZE`](crate::MAX_VOCAB_SIZE) tokens with that weight sum to less than 2^64.
 pub(crate) const UNITS: f64 = 1_099_511_627_776.0;
 
-/// A weight in whole units, rounded.
+/// Returns a weight in whole units, rounded.
 #[inline(always)]
 pub(crate) fn units(weight: f32) -> u64 {
     (f64::from(weight) * UNITS + 0.5) as u64
 }
 
-/// The sums of e^-h and of h e^-h over a block of logits, none of which is above `largest`, in [`UNITS`].
+/// Returns the sums of e^-h and of h e^-h over a block, in [`UNITS`]. No logit may be above `largest`.
 #[inline(always)]
 fn block_units(block: &[f32; BLOCK], largest: f32, inverse_temperature: f32) -> (u64, u64) {
     let (mut weights, mut handicaps) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -106,14 +107,14 @@ fn block_units(block: &[f32; BLOCK], largest: f32, inverse_temperature: f32) -> 
             let x = (row[lane] - largest) * inverse_temperature;
             let weight = exp_of_nonpositive(x);
             weights[lane] += weight;
-            // Where the weight is 0, x may be -inf, and 0 times that would not be a number.
+            // Clamped, because x may be -inf where the weight is 0, and 0 times -inf is NaN.
             handicaps[lane] -= weight * if x > LEAST_EXPONENT { x } else { LEAST_EXPONENT };
         }
     }
     (units(sum_lanes(weights)), units(sum_lanes(handicaps)))
 }
 
-/// The mass of a whole row. Blocks whose every weight is 0 are passed over, which leaves the sums as they are.
+/// Returns the mass of a row. Skips blocks in which every weight is 0.
 pub(crate) fn mass(logits: &[f32], maxima: &[f32], largest: f32, inverse_temperature: f32) -> Mass {
     let (blocks, rest) = logits.as_chunks::<BLOCK>();
     let (mut total, mut handicap) = (0, 0);
@@ -133,11 +134,11 @@ pub(crate) fn mass(logits: &[f32], maxima: &[f32], largest: f32, inverse_tempera
     Mass::of_units(total, handicap)
 }
 
-/// At most a block of logits, filled up with those of nobody.
+/// Returns at most a block of logits, filled up with -inf.
 pub(crate) fn padded(logits: impl Iterator<Item = f32>) -> [f32; BLOCK] {
     let mut block = [f32::NEG_INFINITY; BLOCK];
-    for (place, logit) in block.iter_mut().zip(logits) {
-        *place = logit;
+    for (slot, logit) in block.iter_mut().zip(logits) {
+        *slot = logit;
     }
     block
 }
@@ -154,7 +155,7 @@ fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Number, sum and sum of squares of the logits above -inf, the last two taken from `origin`.
+/// Returns the number of logits above -inf, and the sum and the sum of squares of their distances from `origin`.
 pub(crate) fn moments(logits: &[f32], origin: f64) -> (usize, f64, f64) {
     const WIDTH: usize = 8;
     let (mut counts, mut sums, mut squares) = ([0u32; WIDTH], [0.0f64; WIDTH], [0.0f64; WIDTH]);

@@ -1,6 +1,7 @@
-//! The chain: parameters become an ordered list of steps once, and each token goes through that list.
+//! The sampler: parameters become an ordered list of steps once, and every row of logits goes through that list.
 //!
-//! `engine` makes a [`Sampler`] a request and calls it once a token. It knows logits and ids: no text, no device, no clock.
+//! The engine builds one [`Sampler`] per request and calls it once per token. A sampler sees logits and ids: no text,
+//! no device and no clock.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use crate::steps::{Context, Step};
 use crate::trace::{Recorder, TokenTrace};
 use crate::{Effect, Error, History, SamplingParams, StepKind};
 
-/// Chooses tokens by one request's parameters. Immutable: what moves is in [`History`] and [`State`].
+/// Samples tokens with the parameters of one request. Immutable: [`History`] and [`State`] hold what changes from token
+/// to token.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     pub(crate) steps: Vec<ChainStep>,
@@ -25,40 +27,41 @@ pub struct Sampler {
     stop_ids: Vec<u32>,
 }
 
-/// What one choice depends on, besides the sampler.
+/// Input for one token.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
-    /// One a token of the vocabulary, as the model gave them.
+    /// Logits of the model, one for each token of the vocabulary.
     pub logits: &'a [f32],
     pub history: &'a History,
-    /// Of the token to be chosen, in the whole sequence: the number of tokens before it.
+    /// Position of the token to sample in the whole sequence: the number of tokens before it.
     pub position: u32,
-    /// What a grammar allows: token t is bit t % 32 of word t / 32, 1 for allowed. `None` allows everything.
+    /// Mask of a grammar: token t is bit t % 32 of word t / 32, and 1 allows it. `None` allows every token.
     pub mask: Option<&'a [u32]>,
 }
 
-/// All that a sampler remembers of a sequence from token to token, and only mirostat reads it.
+/// State of a sequence between tokens. Only Mirostat uses it.
 ///
-/// It is a copy away from being saved: whoever tries tokens ahead keeps one for each position.
+/// Small and `Copy`, so that speculation can keep one for each position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct State {
-    /// The most surprising token that mirostat lets through, in bits.
+    /// Maximum surprise of a token that Mirostat keeps, in bits.
     pub mu: f64,
 }
 
-/// A chosen token.
+/// A sampled token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     pub token: u32,
     /// Whether the token ends the sequence.
     pub end: Option<End>,
-    /// Where the parameters ask for them.
+    /// Present if the parameters ask for log probabilities.
     pub logprobs: Option<Logprobs>,
 }
 
+/// Why a token ends the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// One of `end_ids`: the model says that it is done.
+    /// One of `end_ids`: the model ended its reply.
     EndOfSequence,
     /// One of `stop_ids`.
     Stop,
@@ -105,22 +108,22 @@ impl Sampler {
         })
     }
 
-    /// The steps by name and setting, in order: the very list that runs.
+    /// Returns the steps with their settings, in the order in which they run.
     pub fn steps(&self) -> impl Iterator<Item = (StepKind, String)> + '_ {
         self.steps.iter().map(|ChainStep { kind, step }| (*kind, step.setting()))
     }
 
-    /// A history that counts what this sampler's penalties look at.
+    /// Returns a history that counts tokens in the window of this sampler's penalties.
     pub fn history(&self, prompt: &[u32]) -> History {
         History::new(prompt, self.penalty_window)
     }
 
-    /// The state of a sequence that has no output.
+    /// Returns the state of a sequence without output.
     pub fn state(&self) -> State {
         State { mu: self.mirostat.as_ref().map_or(0.0, Mirostat::first_mu) }
     }
 
-    /// Chooses a token. On an error the state is as it was.
+    /// Samples a token. On an error the state does not change.
     pub fn sample(&self, input: &Input<'_>, state: &mut State, space: &mut Workspace) -> Result<Choice, Error> {
         let (set, _, view) = self.run(input, state, space, false)?;
         let outcome = race(&set, self.seed, input.position, false).ok_or(Error::NothingLeft)?;
@@ -129,7 +132,7 @@ impl Sampler {
         Ok(self.choice(token, input.logits[token as usize], view.as_ref()))
     }
 
-    /// Chooses the same token, and tells how.
+    /// Samples the same token as [`Sampler::sample`] and records how.
     pub fn trace(
         &self,
         input: &Input<'_>,
@@ -146,7 +149,8 @@ impl Sampler {
         Ok((choice, recorder.finish(input.position, &outcome, logprob)))
     }
 
-    /// Every step but the draw. The recorder and, where it is there, the view of the model's own probabilities are for the trace.
+    /// Runs every step but the draw. Also returns the recorder of a trace and the model's own probabilities, where they
+    /// are needed.
     pub(crate) fn run<'a>(
         &self,
         input: &Input<'a>,
@@ -184,14 +188,14 @@ impl Sampler {
         }
     }
 
-    /// Mirostat learns from the token that was chosen.
+    /// Moves Mirostat's limit by the surprise of the sampled token.
     fn advance(&self, set: &Candidates<'_>, logit: f32, state: &mut State) {
         if let Some(mirostat) = &self.mirostat {
             state.mu = mirostat.next_mu(state.mu, set.probabilities().of(logit));
         }
     }
 
-    /// `logit` is the model's own.
+    /// Builds the choice; `logit` is the model's own, before any step.
     pub(crate) fn choice(&self, token: u32, logit: f32, view: Option<&ModelView>) -> Choice {
         let end = if self.end_ids.contains(&token) {
             Some(End::EndOfSequence)

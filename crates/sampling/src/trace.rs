@@ -1,7 +1,7 @@
-//! The record of one choice: what each step was set to, who came in, who was cut, and the draw.
+//! The trace of one token: the setting of each step, the candidates before and after it, and the draw.
 //!
-//! Plain data for `pellucid explain`, the web page and the API, which show the same record. Made only on request: without a recorder
-//! the chain does none of this work.
+//! Plain data for `pellucid explain`, the web page and the API, which show the same trace. Recorded only on request:
+//! without a recorder the chain does none of this work.
 
 use crate::candidates::{Candidate, Candidates};
 use crate::draw::{Outcome, Runner};
@@ -9,64 +9,70 @@ use crate::philox::unit;
 use crate::probabilities::Probabilities;
 use crate::{MAX_LOGPROBS, StepKind};
 
+/// Trace of one token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenTrace {
     pub position: u32,
-    /// The steps that took part, in their order.
+    /// Steps that ran, in their order.
     pub steps: Vec<StepTrace>,
     pub draw: DrawTrace,
-    /// ln p of the chosen token by the model itself.
+    /// ln p of the sampled token by the model itself, before any step.
     pub logprob: f32,
 }
 
+/// Trace of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepTrace {
     pub kind: StepKind,
     pub name: &'static str,
-    /// In words: "0.8", "tau 5, eta 0.1".
+    /// Setting in words, such as "0.8" or "tau 5, eta 0.1".
     pub setting: String,
-    /// Candidates that came in, and that were left.
+    /// Number of candidates before the step.
     pub entered: usize,
+    /// Number of candidates after the step.
     pub left: usize,
-    /// The most probable, by the higher of both probabilities, at most 20.
+    /// The most probable candidates by the higher of both probabilities, at most 20.
     pub candidates: Vec<CandidateTrace>,
 }
 
+/// A candidate before and after a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CandidateTrace {
     pub id: u32,
-    /// Probability among those who came in.
+    /// Probability among the candidates before the step.
     pub before: f64,
-    /// Probability among those who were left; 0 when cut.
+    /// Probability among the candidates after the step; 0 when cut.
     pub after: f64,
-    /// This step dropped it.
+    /// Whether this step dropped the candidate.
     pub cut: bool,
 }
 
+/// Trace of the draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DrawTrace {
-    /// How many candidates raced. With one there was nothing to draw.
+    /// Number of candidates in the race. With one there is nothing to draw.
     pub entrants: usize,
     pub winner: RunnerTrace,
-    /// Who came second, where there was a second.
+    /// Second of the race, if there were two or more.
     pub runner_up: Option<RunnerTrace>,
 }
 
+/// A candidate in the race of the draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunnerTrace {
     pub id: u32,
     /// Probability in the race.
     pub probability: f64,
-    /// The keyed random number of seed, position and token.
+    /// Random number of seed, position and token.
     pub u: f64,
-    /// -ln(u) / probability: the least wins.
+    /// -ln(u) / probability; the shortest time wins.
     pub time: f64,
 }
 
-/// The set at one point of the chain.
+/// The candidates at one point of the chain.
 #[derive(Debug)]
 struct Snapshot {
-    /// Everyone, by ascending id.
+    /// All candidates, by ascending id.
     members: Vec<Candidate>,
     highest: Vec<Candidate>,
     probabilities: Probabilities,
@@ -80,14 +86,14 @@ impl Snapshot {
         Snapshot { members, highest, probabilities: set.probabilities() }
     }
 
-    /// `None` for who is not in the set.
+    /// Returns `None` for a token that is not a candidate.
     fn probability(&self, id: u32) -> Option<f64> {
         let index = self.members.binary_search_by_key(&id, |candidate| candidate.id).ok()?;
         Some(self.probabilities.of(self.members[index].logit))
     }
 }
 
-/// Writes the record as the chain goes.
+/// Records a trace while the chain runs.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     last: Snapshot,
@@ -99,10 +105,10 @@ impl Recorder {
         Recorder { last: Snapshot::new(set), steps: Vec::new() }
     }
 
-    /// Called after each step with the set that it left.
+    /// Records a step; called after it.
     pub(crate) fn step(&mut self, kind: StepKind, setting: String, set: &mut Candidates<'_>) {
         let now = Snapshot::new(set);
-        // Both views, because a step that changes logits can lift a token into the second that was not in the first.
+        // The highest before and after, because a step that changes logits can lift a token into the second list.
         let mut ids: Vec<u32> = self.last.highest.iter().chain(&now.highest).map(|candidate| candidate.id).collect();
         ids.sort_unstable();
         ids.dedup();

@@ -1,8 +1,10 @@
-//! The macro behind the table: one entry becomes a field of `SamplingParams`, its neutral value, and a row of `OPTIONS`.
+//! The macro behind the table: one entry becomes a field of `SamplingParams`, its neutral value, and a row of
+//! `OPTIONS`.
 
 /// Defines `SamplingParams` and `OPTIONS`.
 ///
-/// An entry is `/// doc`, then `field: type = neutral value, Spec;`. Fields under `others` are set by the caller, not by an option.
+/// An entry is `/// doc`, then `field: type = neutral value, Spec;`. Fields under `others` are set by the caller, not
+/// by an option.
 macro_rules! define_params {
     (
         options { $($(#[doc = $doc:literal])+ $field:ident: $type:ty = $neutral:expr, $spec:expr;)+ }
@@ -10,8 +12,8 @@ macro_rules! define_params {
     ) => {
         /// How to sample each token of a reply.
         ///
-        /// `Default` is the model's own distribution: every option at its neutral value, temperature 1. Greedy decoding is
-        /// temperature 0.
+        /// `Default` is the model's own distribution: every option at its neutral value, temperature 1. Greedy decoding
+        /// is temperature 0.
         #[derive(Debug, Clone, PartialEq)]
         pub struct SamplingParams {
             $($(#[doc = $doc])+ pub $field: $type,)+

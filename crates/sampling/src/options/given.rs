@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::options::{OPTIONS, OptionKind, SamplingOption, SamplingParams, Value};
 
-/// Options that a request or a command line gave. An option that is absent keeps the value of the preset, or the neutral one.
+/// Options that a request or a command line gave. An option that is absent keeps the value of the preset, or the
+/// neutral one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GivenOptions {
     /// By [`SamplingOption::param`].
@@ -50,7 +51,8 @@ impl GivenOptions {
         OPTIONS.iter().any(|option| option.is_sampled_only() && self.values.contains_key(option.param()))
     }
 
-    /// Returns `start` with the given options set. `encode` turns a text into tokens as they occur inside a longer text.
+    /// Returns `start` with the given options set. `encode` turns a text into tokens as they occur inside a longer
+    /// text.
     pub fn apply(&self, start: SamplingParams, encode: impl Fn(&str) -> Vec<u32>) -> SamplingParams {
         let mut params = start;
         for option in OPTIONS {
@@ -67,7 +69,8 @@ impl GivenOptions {
         params
     }
 
-    /// Returns the texts of an option: those that were given, even if none, or the usual ones where they have an effect.
+    /// Returns the texts of an option: those that were given, even if none, or the usual ones where they have an
+    /// effect.
     pub fn texts(&self, option: &SamplingOption, params: &SamplingParams) -> Vec<&str> {
         match (self.get(option.param()), option.kind()) {
             (Some(Value::Texts(texts)), _) => texts.iter().map(String::as_str).collect(),

@@ -1,7 +1,8 @@
-//! The sampling options: each is defined once, in `table.rs`, with its type, range, neutral value and one-line description.
+//! The sampling options: each is defined once, in `table.rs`, with its type, range, neutral value and one-line
+//! description.
 //!
-//! Everything that names an option reads that table: [`SamplingParams`] and its checks, the fields of a JSON request and
-//! their OpenAPI schema, the flags of the command line, and the table in `docs/sampling.md`.
+//! Everything that names an option reads that table: [`SamplingParams`] and its checks, the fields of a JSON request
+//! and their OpenAPI schema, the flags of the command line, and the table in `docs/sampling.md`.
 
 mod define;
 mod given;

@@ -226,8 +226,8 @@ impl SamplingOption {
         self.spec.needs.map(|needs| needs.what)
     }
 
-    /// Value at which the option does nothing or, for an option that needs another one, the value that it has until it is set.
-    /// `None` for the seed, which has no such value.
+    /// Value at which the option does nothing or, for an option that needs another one, the value that it has until it
+    /// is set. `None` for the seed, which has no such value.
     pub fn neutral(&self) -> Option<String> {
         let neutral = SamplingParams::default();
         let words = self.spec.unset.map(str::to_owned);

@@ -1,8 +1,8 @@
-//! The table of sampling options. An entry holds what the option does, the field of [`SamplingParams`], its type, its neutral
-//! value, and the rest of its description: placeholder and range, other names, the option that it needs.
+//! The table of sampling options. An entry holds what the option does, the field of [`SamplingParams`], its type, its
+//! neutral value, and the rest of its description: placeholder and range, other names, the option that it needs.
 //!
-//! The doc comment of an entry is also the text of `--help`, of the OpenAPI schema and of `docs/sampling.md`, so it is one sentence
-//! or two, and it does not repeat the range or the neutral value.
+//! The doc comment of an entry is also the text of `--help`, of the OpenAPI schema and of `docs/sampling.md`, so it is
+//! one sentence or two, and it does not repeat the range or the neutral value.
 
 use super::define::{define_params, hyphenated};
 use super::spec::{SamplingOption, Spec};
@@ -12,8 +12,8 @@ use crate::steps::mirostat::DEFAULT_ETA;
 
 /// Maximum temperature. At 100, odds of a million to one become 1.15 to one: far above any use.
 pub const MAX_TEMPERATURE: f32 = 100.0;
-/// Maximum log probabilities to report. More would let a client reconstruct the model's last layer (Carlini et al., "Stealing part
-/// of a production language model", 2024).
+/// Maximum log probabilities to report. More would let a client reconstruct the model's last layer (Carlini et al.,
+/// "Stealing part of a production language model", 2024).
 pub const MAX_LOGPROBS: u32 = 20;
 /// Maximum entries of `logit_bias`, `stop_ids` and `end_ids`: far above any use, and small beside a row of logits.
 pub const MAX_LISTED_TOKENS: usize = 4096;
@@ -48,7 +48,8 @@ define_params! {
         top_n_sigma: f32 = 0.0, Spec::number("N", 0.0, 100.0).sampled_only();
         /// Keeps the `top_k` most probable tokens; 0 keeps all.
         top_k: u32 = 0, Spec::count("K", 0).sampled_only();
-        /// Keeps the tokens whose surprise is closest to the expected one, until their probabilities sum to `typical_p`.
+        /// Keeps the tokens whose surprise is closest to the expected one, until their probabilities sum to
+        /// `typical_p`.
         typical_p: f32 = 1.0, Spec::number("P", 0.0, 1.0).sampled_only();
         /// Keeps the most probable tokens until their probabilities sum to `top_p`.
         top_p: f32 = 1.0, Spec::number("P", 0.0, 1.0).sampled_only();

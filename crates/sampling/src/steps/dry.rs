@@ -1,8 +1,9 @@
 //! DRY, "don't repeat yourself" (text-generation-webui, pull request 5677, 2024): against phrases that come again.
 //!
-//! Let n be the length of the longest suffix of the text that also stands before an earlier occurrence of a token. Choosing that
-//! token would make the repeat n + 1 long. When n reaches the allowed length, `multiplier * base^(n - allowed_length)` is subtracted
-//! from the token's logit. The suffix does not reach back over a sequence breaker, and a token that is a breaker on its own is not penalised.
+//! Let n be the length of the longest suffix of the text that also stands before an earlier occurrence of a token.
+//! Choosing that token would make the repeat n + 1 long. When n reaches the allowed length, `multiplier * base^(n -
+//! allowed_length)` is subtracted from the token's logit. The suffix does not reach back over a sequence breaker, and a
+//! token that is a breaker on its own is not penalised.
 
 use std::collections::BTreeMap;
 
@@ -87,8 +88,9 @@ fn len_after_last_breaker(ids: &[u32], breakers: &[Vec<u32>]) -> usize {
 
 /// `repeats[i]`: the length of the longest common suffix of the whole text and of the text without its last i tokens.
 ///
-/// The Z algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997) on the text read backwards: linear, because inside
-/// the rightmost stretch already known to equal the beginning, an answer that ends before the stretch does is copied.
+/// The Z algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997) on the text read backwards: linear,
+/// because inside the rightmost stretch already known to equal the beginning, an answer that ends before the stretch
+/// does is copied.
 fn suffix_repeats(ids: &[u32], repeats: &mut Vec<u32>) {
     let len = ids.len();
     let backwards = |index: usize| ids[len - 1 - index];

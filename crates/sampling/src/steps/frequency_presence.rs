@@ -1,4 +1,5 @@
-//! Frequency and presence penalty as the OpenAI API defines them, over the output: logit - frequency * count - presence.
+//! Frequency and presence penalty as the OpenAI API defines them, over the output: logit - frequency * count -
+//! presence.
 
 use super::step::Effect;
 use super::{Context, Description, Step, bounded};

@@ -1,5 +1,5 @@
-//! The mask of a grammar: excludes the tokens that the grammar does not allow next. Always in the chain, also without a grammar,
-//! because it settles infinite logits for the steps after it.
+//! The mask of a grammar: excludes the tokens that the grammar does not allow next. Always in the chain, also without a
+//! grammar, because it settles infinite logits for the steps after it.
 
 use super::step::Effect;
 use super::{Context, Description, Step};

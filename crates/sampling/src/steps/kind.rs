@@ -11,8 +11,8 @@ macro_rules! steps {
     ($($(#[$doc:meta])* $kind:ident: $module:ident,)+) => {
         /// A step of the chain.
         ///
-        /// `samplers` may list the movable steps in any order. The others are fixed: logit bias and token rules come first, the
-        /// mask before the first step that looks at more than one candidate, the draw last.
+        /// `samplers` may list the movable steps in any order. The others are fixed: logit bias and token rules come
+        /// first, the mask before the first step that looks at more than one candidate, the draw last.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum StepKind { $($(#[$doc])* $kind,)+ }
 
@@ -87,7 +87,8 @@ impl fmt::Display for StepKind {
 impl FromStr for StepKind {
     type Err = Error;
 
-    /// Finds a movable step by its name; underscores may be hyphens, as in flags. The error says whether a name is unknown or fixed.
+    /// Finds a movable step by its name; underscores may be hyphens, as in flags. The error says whether a name is
+    /// unknown or fixed.
     fn from_str(name: &str) -> Result<Self, Error> {
         let name = name.replace('-', "_");
         match StepKind::ALL.into_iter().find(|kind| kind.name() == name) {

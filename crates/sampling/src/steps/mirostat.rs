@@ -1,8 +1,9 @@
-//! Mirostat 2 (Basu et al., "Mirostat: a neural text decoding algorithm that directly controls perplexity", 2021): drops every token
-//! whose surprise is above mu bits, draws, and moves mu by the distance between the drawn token's surprise and the target.
+//! Mirostat 2 (Basu et al., "Mirostat: a neural text decoding algorithm that directly controls perplexity", 2021):
+//! drops every token whose surprise is above mu bits, draws, and moves mu by the distance between the drawn token's
+//! surprise and the target.
 //!
-//! As llama.cpp defines it: mu starts at twice the target, and the surprise of the drawn token is measured after the cut, with the
-//! probabilities of the remaining candidates.
+//! As llama.cpp defines it: mu starts at twice the target, and the surprise of the drawn token is measured after the
+//! cut, with the probabilities of the remaining candidates.
 
 use super::step::Effect;
 use super::{Context, Description, Step};
@@ -14,8 +15,8 @@ pub(super) const DESCRIPTION: Description = Description {
     label: |_| "mirost",
     effect: Effect::Truncates,
     is_movable: false,
-    summary: "drops tokens whose surprise is above mu, and moves mu towards the target after each token; excludes the other steps that \
-              truncate",
+    summary: "drops tokens whose surprise is above mu, and moves mu towards the target after each token; \
+              excludes the other steps that truncate",
     is_used: |p| p.mirostat_tau.is_some(),
     option: |_| "mirostat_tau",
     short_setting: |p| p.mirostat_tau.map_or_else(String::new, |tau| format!("tau {tau}")),

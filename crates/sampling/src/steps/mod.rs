@@ -33,8 +33,8 @@ kind::steps! {
     Repetition: repetition,
     FrequencyPresence: frequency_presence,
     Dry: dry,
-    /// Tokens that the grammar excludes. Comes before the first step that looks at more than one candidate, so that no step can
-    /// leave only tokens that the grammar excludes.
+    /// Tokens that the grammar excludes. Comes before the first step that looks at more than one candidate, so that no
+    /// step can leave only tokens that the grammar excludes.
     Mask: grammar_mask,
     /// Fixed or dynamic.
     Temperature: temperature,
@@ -52,7 +52,8 @@ kind::steps! {
     Draw: weighted_draw,
 }
 
-/// Keeps an edited logit finite, so that an edit neither excludes a token nor makes it certain. Infinite logits stay as they are.
+/// Keeps an edited logit finite, so that an edit neither excludes a token nor makes it certain. Infinite logits stay as
+/// they are.
 pub(crate) fn bounded(before: f32, after: f64) -> f32 {
     if before.is_finite() { (after as f32).clamp(f32::MIN, f32::MAX) } else { before }
 }

@@ -1,4 +1,5 @@
-//! Repetition penalty (Keskar et al., "CTRL", 2019), over prompt and output: positive logit / penalty, negative logit * penalty.
+//! Repetition penalty (Keskar et al., "CTRL", 2019), over prompt and output: positive logit / penalty, negative logit *
+//! penalty.
 
 use super::step::Effect;
 use super::{Context, Description, Step, bounded};

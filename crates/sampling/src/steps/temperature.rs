@@ -1,8 +1,9 @@
-//! Temperature: logit / T. Below 1 it sharpens the distribution, above 1 it flattens it, at 0 only the highest logit stays.
+//! Temperature: logit / T. Below 1 it sharpens the distribution, above 1 it flattens it, at 0 only the highest logit
+//! stays.
 //!
-//! Dynamic temperature: T = low + (high - low) * (entropy / highest possible entropy)^exponent, where low and high are temperature
-//! -+ range (low at least 0), the entropy is that of the candidates before the step, and the highest possible entropy is
-//! ln(number of candidates).
+//! Dynamic temperature: T = low + (high - low) * (entropy / highest possible entropy)^exponent, where low and high are
+//! temperature -+ range (low at least 0), the entropy is that of the candidates before the step, and the highest
+//! possible entropy is ln(number of candidates).
 
 use super::step::Effect;
 use super::{Context, Description, Step};
@@ -15,8 +16,8 @@ pub(super) const DESCRIPTION: Description = Description {
     label: |_| "temp",
     effect: Effect::ScalesLogits,
     is_movable: true,
-    summary: "divides the logits by T; T = 0 keeps the highest logit alone, ties to the lowest id. Dynamic: T between temperature - range and \
-              temperature + range, by the entropy",
+    summary: "divides the logits by T; T = 0 keeps the highest logit alone, ties to the lowest id. \
+              Dynamic: T between temperature - range and temperature + range, by the entropy",
     is_used: |p| p.temperature != 1.0 || p.dynamic_temperature_range != 0.0,
     option: |p| if p.temperature == 1.0 { "dynamic_temperature_range" } else { "temperature" },
     short_setting: |p| {

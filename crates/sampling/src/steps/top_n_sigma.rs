@@ -1,5 +1,6 @@
-//! Top-n-sigma (Tang et al., "Top-nσ: not all logits are you need", 2024): keeps logits of at least max - n * sigma, where sigma is
-//! the standard deviation of the candidates' logits. A temperature divides both sides alike, so it does not change what is kept.
+//! Top-n-sigma (Tang et al., "Top-nσ: not all logits are you need", 2024): keeps logits of at least max - n * sigma,
+//! where sigma is the standard deviation of the candidates' logits. A temperature divides both sides alike, so it does
+//! not change what is kept.
 
 use super::step::Effect;
 use super::{Context, Description, Step};

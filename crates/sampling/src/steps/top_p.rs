@@ -1,5 +1,5 @@
-//! Top-p (Holtzman et al., "The curious case of neural text degeneration", 2019): keeps the smallest set, from the most probable
-//! token down, whose sum reaches p. The most probable token is always in it.
+//! Top-p (Holtzman et al., "The curious case of neural text degeneration", 2019): keeps the smallest set, from the most
+//! probable token down, whose sum reaches p. The most probable token is always in it.
 
 use super::step::{Effect, percent};
 use super::{Context, Description, Step};
@@ -20,7 +20,8 @@ pub(super) const DESCRIPTION: Description = Description {
     build: |p, _| Box::new(TopP { p: p.top_p }),
 };
 
-/// Distances below the highest logit, in nats, at which to look for the set, near first: tokens farther down need not be listed.
+/// Distances below the highest logit, in nats, at which to look for the set, near first: tokens farther down need not
+/// be listed.
 const REACHES: [f64; 9] = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 18.0, f64::INFINITY];
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Typical sampling (Meister et al., "Locally typical sampling", 2022): orders tokens by |-ln p_i - entropy| and keeps the smallest
-//! set whose sum reaches p. Ties go to the more probable token, then to the lower id. Never empty.
+//! Typical sampling (Meister et al., "Locally typical sampling", 2022): orders tokens by |-ln p_i - entropy| and keeps
+//! the smallest set whose sum reaches p. Ties go to the more probable token, then to the lower id. Never empty.
 
 use super::step::{Effect, percent};
 use super::{Context, Description, Step};
@@ -37,9 +37,9 @@ impl Step for Typical {
         let (largest, temperature) = (f64::from(set.largest()), set.temperature());
         let distance =
             move |candidate: &Candidate| ((largest - f64::from(candidate.logit)) / temperature - mean_handicap).abs();
-        // The most probable token has h = 0 and is as far from the mean as the mean is from 0. So the tokens with h up to twice the
-        // mean plus one are exactly those at most the mean plus one away. Only if they do not reach the target must the search in a
-        // row go farther.
+        // The most probable token has h = 0 and is as far from the mean as the mean is from 0. So the tokens with h up
+        // to twice the mean plus one are exactly those at most the mean plus one away. Only if they do not reach the
+        // target must the search in a row go farther.
         if set.row().is_some() {
             let cut = set.cut_at(2.0 * mean_handicap + 1.0);
             set.keep_from(if set.weight_from(cut) >= target { cut } else { f32::NEG_INFINITY });

@@ -10,8 +10,8 @@ pub(super) const DESCRIPTION: Description = Description {
     label: |_| "draw",
     effect: Effect::Draws,
     is_movable: false,
-    summary: "each remaining token i gets the time -ln(u_i) / p_i with u_i = Philox4x32-10(key = seed, counter = (position, i, 0, 0)); \
-              the shortest time wins",
+    summary: "each remaining token i gets the time -ln(u_i) / p_i with u_i = Philox4x32-10(key = seed, \
+              counter = (position, i, 0, 0)); the shortest time wins",
     is_used: |_| true,
     option: |_| "draw",
     short_setting: |_| String::new(),

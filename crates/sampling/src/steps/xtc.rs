@@ -1,7 +1,8 @@
-//! XTC, "exclude top choices" (text-generation-webui, pull request 6335, 2024): where several tokens are probable enough, drops
-//! all of them but the least probable, so that the text becomes less predictable and stays coherent.
+//! XTC, "exclude top choices" (text-generation-webui, pull request 6335, 2024): where several tokens are probable
+//! enough, drops all of them but the least probable, so that the text becomes less predictable and stays coherent.
 //!
-//! A random number of its own decides whether this happens at a position; it is keyed like every other one (`philox.rs`).
+//! A random number of its own decides whether this happens at a position; it is keyed like every other one
+//! (`philox.rs`).
 
 use super::step::{Effect, percent};
 use super::{Context, Description, Step};
@@ -49,7 +50,8 @@ fn exclude_top_choices(set: &mut Candidates<'_>, threshold: f32) {
     let mass = set.mass();
     let least = units_of_share(&mass, threshold);
     let weigh = set.weigher();
-    // p >= threshold is h <= -ln(threshold * total). The search goes 1e-3 farther for rounding, then the weights decide exactly.
+    // p >= threshold is h <= -ln(threshold * total). The search goes 1e-3 farther for rounding, then the weights decide
+    // exactly.
     let reach = -libm::log(f64::from(threshold) * mass.total) + 1e-3;
     let mut top = set.from(set.cut_at(reach));
     top.retain(|candidate| weigh(candidate.logit) >= least);

@@ -1,4 +1,4 @@
-//! The set of candidates keeps its books right whatever is done to it.
+//! The set of candidates stays consistent under every operation.
 
 use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
 use crate::row_blocks::BLOCK;

@@ -1,4 +1,4 @@
-//! A choice by a row's digest is the choice by the row, and the usual chains are served by it.
+//! A digest leads to the same token as its row, and the usual chains need only the digest.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::{Choice, Input, Sampler, SamplingParams, StepKind, Workspace};
 
 const NUM_TOP: usize = 64;
 
-/// The choices by the row and by its digest; the second is `None` where the digest does not reach.
+/// Samples from the row and from its digest; the second is `None` where the digest holds too little.
 fn both(params: &SamplingParams, logits: &[f32], position: u32) -> (Choice, Option<Choice>) {
     let sampler = Sampler::new(params, logits.len()).unwrap();
     let (history, mut space) = (sampler.history(&[]), Workspace::new());
@@ -19,7 +19,7 @@ fn both(params: &SamplingParams, logits: &[f32], position: u32) -> (Choice, Opti
     (whole, sampler.sample_digest(&digest.as_digest(), position, &mut space).unwrap())
 }
 
-/// The token that a device would assume.
+/// Returns the token that a device would guess.
 fn assumed(params: &SamplingParams, logits: &[f32], position: u32) -> Option<u32> {
     let query = Sampler::new(params, logits.len()).unwrap().query(position).expect("a usual chain");
     OwnedDigest::of(logits, &query, NUM_TOP).expect("a plain row").assumed
@@ -58,18 +58,18 @@ proptest! {
             // Many ties, at the edges of every cut.
             logits.iter_mut().for_each(|logit| *logit = (*logit * steps as f32).round() / steps as f32);
         }
-        let (whole, brief) = both(&params, &logits, position);
-        if let Some(brief) = brief {
-            prop_assert_eq!(whole, brief);
+        let (whole, from_digest) = both(&params, &logits, position);
+        if let Some(from_digest) = from_digest {
+            prop_assert_eq!(whole, from_digest);
         } else {
-            // Only a set that is larger than the digest is out of its reach.
+            // A digest holds too little only if it does not have every token.
             prop_assert!(len > NUM_TOP);
         }
     }
 }
 
 #[test]
-fn usual_chains_are_served() {
+fn usual_chains_need_only_the_digest() {
     let chains = [
         SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         SamplingParams::default(),
@@ -82,16 +82,16 @@ fn usual_chains_are_served() {
     let logits = row(50_000, 7, 18.0);
     for params in chains {
         for position in 0..20 {
-            let (whole, brief) = both(&params, &logits, position);
+            let (whole, from_digest) = both(&params, &logits, position);
             let token = whole.token;
-            assert_eq!(Some(whole), brief, "{params:?}");
+            assert_eq!(Some(whole), from_digest, "{params:?}");
             assert_eq!(Some(token), assumed(&params, &logits, position), "{params:?} at {position}");
         }
     }
 }
 
 #[test]
-fn of_an_unusual_order_nothing_is_assumed_and_the_highest_alone_always_is() {
+fn an_unusual_order_has_no_guess_unless_it_is_greedy() {
     let unusual = Some(vec![StepKind::TopP, StepKind::TopK, StepKind::Temperature]);
     let params = SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.9, samplers: unusual, ..Default::default() };
     let logits = row(500, 7, 18.0);
@@ -112,14 +112,14 @@ fn a_chain_that_edits_logits_has_no_query() {
 }
 
 #[test]
-fn a_row_that_is_not_plain_has_no_digest() {
+fn a_row_with_nan_or_without_a_finite_maximum_has_no_digest() {
     let query = Sampler::new(&SamplingParams::default(), 3).unwrap().query(0).unwrap();
     for row in [[0.0, f32::NAN, 1.0], [0.0, f32::INFINITY, 1.0], [f32::NEG_INFINITY; 3]] {
         assert_eq!(OwnedDigest::of(&row, &query, NUM_TOP), None);
     }
 }
 
-/// The margin is a hundred times what f32 gets wrong.
+/// The margin is more than a hundred times the error of an f32.
 #[test]
 fn approximate_times_are_close() {
     let mut worst = 0.0f64;

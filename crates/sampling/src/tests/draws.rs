@@ -1,11 +1,11 @@
-//! The draw: it follows the probabilities, and depends on nothing but seed, position and the probabilities.
+//! The draw follows the probabilities, and depends only on them, the seed and the position.
 
 use super::{choose, oracle, row};
 use crate::candidates::{Candidates, Workspace};
 use crate::draw::race;
 use crate::{Input, Sampler, SamplingParams};
 
-/// Chi-square of `draws` draws at consecutive positions against the softmax of `logits`.
+/// Returns the chi-square of `draws` draws at consecutive positions against the softmax of `logits`.
 fn chi_square(logits: &[f32], seed: u64, draws: u32) -> f64 {
     let sampler = Sampler::new(&SamplingParams { seed, ..SamplingParams::default() }, logits.len()).unwrap();
     let (history, mut state, mut space) = (sampler.history(&[]), sampler.state(), Workspace::new());
@@ -23,7 +23,7 @@ fn chi_square(logits: &[f32], seed: u64, draws: u32) -> f64 {
         .sum()
 }
 
-/// A chi-square with k degrees of freedom is above k + 3.3 sqrt(2k) + 4 once in more than a thousand correct generators.
+/// A correct generator exceeds this chi-square less than once in a thousand tests.
 fn bound(degrees: f64) -> f64 {
     degrees + 3.3 * (2.0 * degrees).sqrt() + 4.0
 }
@@ -51,7 +51,8 @@ fn other_seeds_and_shapes_follow_too() {
     }
 }
 
-/// The statistics have power: draws from one distribution do not pass for draws from another that is five percent off in one place.
+/// The statistics have power: they tell draws from one distribution from those of another that is five percent off for
+/// one token.
 #[test]
 fn a_distribution_five_percent_off_does_not_pass() {
     let drawn: Vec<f32> = (0..13).map(|i| -0.69 * i as f32).collect();
@@ -66,7 +67,7 @@ fn a_distribution_five_percent_off_does_not_pass() {
     assert!(deviation.abs() > 4.0, "five percent off shows: {deviation} standard deviations");
 }
 
-/// Row or list, in any order: the winner and the runner-up are those of the race in which everyone runs.
+/// For a row and for a list in any order, winner and runner-up are those of the race in which every candidate runs.
 #[test]
 fn the_order_of_candidates_does_not_matter() {
     let mut space = Workspace::new();
@@ -102,7 +103,7 @@ fn the_same_seed_and_position_give_the_same_token() {
     assert!((0..50).any(|position| draw(2, position) != tokens[position as usize]), "seeds differ");
 }
 
-/// The luckiest number there is must not let a token with no chance win (it did while u was rounded to an f32).
+/// The highest random number must not let a hopeless token win, as it would if u were rounded to an f32.
 #[test]
 fn the_improbable_do_not_win_by_rounding() {
     let mut logits = vec![-60.0f32; 20_000];

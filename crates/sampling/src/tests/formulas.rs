@@ -1,4 +1,4 @@
-//! Known answers, and each step alone at both ends of its range and at both ends of the vocabulary's.
+//! Known answers, and each step alone at the ends of its range, with the smallest and a large vocabulary.
 
 use super::{choose, oracle, row, survivor_ids, survivors};
 use crate::{Error, History, Input, Sampler, SamplingParams, Workspace};
@@ -166,7 +166,7 @@ fn infinities_are_defined_and_nan_is_refused() {
     assert_eq!(choose(&cold, &[0.0, 1e-30, 0.0], 3), Ok(1));
     let harsh = SamplingParams { repetition_penalty: 100.0, ..neutral() };
     let history = History::new(&[0, 1], None);
-    assert_eq!(survivors(&harsh, &[f32::MIN, f32::MIN], &history, 0).len(), 2, "a penalty rules nobody out");
+    assert_eq!(survivors(&harsh, &[f32::MIN, f32::MIN], &history, 0).len(), 2, "a penalty excludes no token");
     let elsewhere = History::new(&[u32::MAX, 2], None);
     assert_eq!(survivors(&harsh, &[1.0, 1.0], &elsewhere, 0).len(), 2, "ids without a logit are passed over");
 }
@@ -207,7 +207,7 @@ fn vocabularies_of_one_and_of_a_quarter_million() {
         let left = survivors(&params, &logits, &history, 17);
         let mut verdict = oracle::chain(&params, &logits, &[1, 2, 3, 1, 2], &[], 17);
         verdict.set.sort_by_key(|entry| entry.0);
-        // Among so many, some are always near the edge; the two sets may differ in those alone.
+        // In a large vocabulary some tokens are always near the edge; the two sets may differ only in those.
         let theirs: std::collections::HashSet<u32> = verdict.set.iter().map(|entry| entry.0).collect();
         let differing =
             left.iter().filter(|entry| !theirs.contains(&entry.0)).count() + theirs.len().abs_diff(left.len());

@@ -1,4 +1,5 @@
-//! The steps against what a widely used library leaves of random rows (the fixtures of the crate `selftest` describe how they were made).
+//! Compares the steps with those of a widely used library on random rows. The fixtures of the crate `selftest` say how
+//! they were made.
 
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as u32).collect()
 }
 
-/// Parameters that run the given steps in the given order.
+/// Returns parameters that run the given steps in the given order.
 fn params(steps: &Value) -> SamplingParams {
     let mut params = SamplingParams::default();
     let mut order = Vec::new();

@@ -1,4 +1,4 @@
-//! The room's tests against what others say: definitions computed another way, published numbers, statistics.
+//! Tests of the crate against independent sources: definitions computed another way, published numbers, statistics.
 
 mod candidates;
 mod digests;
@@ -13,7 +13,7 @@ mod traces;
 
 use crate::{Error, History, Input, Sampler, SamplingParams, Workspace};
 
-/// Who is left after every step but the draw, with their probabilities, by ascending id.
+/// Returns the candidates after every step but the draw with their probabilities, by ascending id.
 fn survivors(params: &SamplingParams, logits: &[f32], history: &History, position: u32) -> Vec<(u32, f64)> {
     let sampler = Sampler::new(params, logits.len()).unwrap();
     let mut space = Workspace::new();
@@ -30,7 +30,7 @@ fn survivor_ids(params: &SamplingParams, logits: &[f32]) -> Vec<u32> {
     survivors(params, logits, &History::new(&[], None), 0).into_iter().map(|entry| entry.0).collect()
 }
 
-/// The token for logits alone.
+/// Samples a token without a history.
 fn choose(params: &SamplingParams, logits: &[f32], position: u32) -> Result<u32, Error> {
     let sampler = Sampler::new(params, logits.len())?;
     let history = sampler.history(&[]);
@@ -38,7 +38,7 @@ fn choose(params: &SamplingParams, logits: &[f32], position: u32) -> Result<u32,
     Ok(sampler.sample(&input, &mut sampler.state(), &mut Workspace::new())?.token)
 }
 
-/// A row that looks like a model's, different for each seed.
+/// Returns a row that looks like a model's, different for each seed.
 fn row(len: usize, seed: u64, spread: f32) -> Vec<f32> {
     (0..len as u32)
         .map(|token| {

@@ -1,6 +1,7 @@
-//! Every step a second time, straight from its definition: f64, everything sorted, nothing skipped.
+//! The reference: every step straight from its definition, in f64, with everything sorted and nothing skipped.
 //!
-//! Each gives who is left and how near the nearest decision was to falling otherwise; what is closer than rounding proves nothing.
+//! Each step returns the remaining candidates and its margin, the distance of the nearest decision from going the other
+//! way. A decision with a margin below rounding proves nothing.
 
 use std::collections::HashMap;
 
@@ -9,7 +10,7 @@ use crate::{SamplingParams, StepKind, uniform};
 /// Candidates with their logits.
 pub(super) type Set = Vec<(u32, f64)>;
 
-/// The set after a chain, and the least margin on the way.
+/// Candidates after a chain, and the least margin of its steps.
 pub(super) struct Verdict {
     pub(super) set: Set,
     pub(super) margin: f64,
@@ -35,7 +36,7 @@ pub(super) fn chain(params: &SamplingParams, logits: &[f32], prompt: &[u32], out
     for kind in order.into_iter().filter(|&kind| params.uses(kind)) {
         let Verdict { set, margin } = verdict;
         let (set, near) = step(kind, params, set, prompt, output, position);
-        assert!(!set.is_empty(), "{kind} left nobody");
+        assert!(!set.is_empty(), "{kind} left no candidate");
         verdict = Verdict { set, margin: margin.min(near) };
     }
     verdict
@@ -96,7 +97,7 @@ pub(super) fn frequency_presence(mut set: Set, output: &[u32], frequency: f64, p
     set
 }
 
-/// For each earlier place, the tokens before it are compared with the end of the text, one by one.
+/// Compares the tokens before each earlier position with the end of the text, one by one.
 pub(super) fn dry(mut set: Set, text: &[u32], params: &SamplingParams) -> Set {
     let text = &text[text.len().saturating_sub(params.dry_range.map_or(usize::MAX, |range| range as usize))..];
     let mut limit = text.len();
@@ -108,12 +109,12 @@ pub(super) fn dry(mut set: Set, text: &[u32], params: &SamplingParams) -> Set {
         }
     }
     let mut longest: HashMap<u32, usize> = HashMap::new();
-    for place in 0..text.len() {
+    for position in 0..text.len() {
         let mut repeat = 0;
-        while repeat < limit && repeat < place && text[place - 1 - repeat] == text[text.len() - 1 - repeat] {
+        while repeat < limit && repeat < position && text[position - 1 - repeat] == text[text.len() - 1 - repeat] {
             repeat += 1;
         }
-        let entry = longest.entry(text[place]).or_default();
+        let entry = longest.entry(text[position]).or_default();
         *entry = repeat.max(*entry);
     }
     for (id, logit) in &mut set {
@@ -146,7 +147,7 @@ pub(super) fn dynamic_temperature(set: Set, params: &SamplingParams) -> (Set, f6
     let share = entropy(&probabilities(&set)) / (set.len() as f64).ln();
     let low = (middle - range).max(0.0);
     let chosen = low + (middle + range - low) * share.min(1.0).powf(f64::from(params.dynamic_temperature_exponent));
-    // A temperature close to nothing magnifies every rounding.
+    // A temperature close to 0 magnifies every rounding.
     if chosen < 1e-3 { (set, 0.0) } else { temperature(set, chosen) }
 }
 
@@ -156,7 +157,7 @@ pub(super) fn top_k(set: Set, k: usize) -> (Set, f64) {
     (set, f64::INFINITY)
 }
 
-/// The shortest beginning whose probabilities reach p.
+/// Returns the shortest prefix whose probabilities reach p.
 fn reaching(order: Vec<(u32, f64, f64)>, p: f64) -> (Set, f64) {
     let (mut sum, mut margin) = (0.0, f64::INFINITY);
     let mut kept = Set::new();
@@ -193,7 +194,7 @@ pub(super) fn typical(set: Set, p: f64) -> (Set, f64) {
     let entropy = entropy(&order.iter().map(|entry| entry.2).collect::<Vec<_>>());
     let distance = |entry: &(u32, f64, f64)| (-entry.2.ln() - entropy).abs();
     order.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
-    // Equal logits are ordered by rank in any arithmetic; others must not be closer than rounding.
+    // Equal logits have the same order in any arithmetic; the distance of others must exceed rounding.
     let closest = order
         .windows(2)
         .filter(|pair| pair[0].1 != pair[1].1)
@@ -221,7 +222,7 @@ pub(super) fn xtc(set: Set, threshold: f64) -> (Set, f64) {
     (kept, margin)
 }
 
-/// The race in the open: everyone runs.
+/// Returns the winner of the race in which every candidate runs.
 pub(super) fn winner(set: &[(u32, f64)], seed: u64, position: u32) -> u32 {
     let probabilities = probabilities(set);
     let times = set.iter().zip(probabilities).map(|(entry, p)| (-uniform(seed, position, entry.0).ln() / p, entry.0));

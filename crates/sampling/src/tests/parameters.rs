@@ -1,10 +1,10 @@
-//! Out of range is refused by name, with the range; so is whatever would have no effect.
+//! Values out of range and options without effect are refused by name.
 
 use crate::{Error, Input, Sampler, SamplingParams, StepKind, Workspace};
 
 type Set = fn(&mut SamplingParams, f32);
 
-/// A name, how to set it, and values inside and outside its range.
+/// A parameter's name, how to set it, and values inside and outside its range.
 const NUMBERS: [(&str, Set, [f32; 2], [f32; 2]); 16] = [
     ("temperature", |p, v| p.temperature = v, [0.0, 100.0], [-0.1, 100.1]),
     ("dynamic_temperature_range", |p, v| p.dynamic_temperature_range = v, [0.0, 100.0], [-0.1, 101.0]),
@@ -46,7 +46,7 @@ fn numbers_out_of_range_are_refused_by_name() {
     assert_eq!(text, "top_p: expected 0 to 1, found 1.5");
 }
 
-/// Every number at its neutral value leaves a chain that is only the mask and the draw.
+/// With every parameter neutral, the chain is only the mask and the draw.
 #[test]
 fn neutral_is_left_out() {
     let sampler = Sampler::new(&SamplingParams::default(), 10).unwrap();
@@ -117,7 +117,7 @@ fn orders_are_checked() {
     assert_eq!(with(vec![StepKind::TopK, StepKind::Temperature]).check(), Ok(()));
     let refused = |samplers| with(samplers).check().unwrap_err().to_string();
     assert_eq!(refused(vec![StepKind::Temperature, StepKind::Temperature]), "samplers: temperature is listed twice");
-    assert_eq!(refused(vec![StepKind::Draw]), "samplers: draw has its fixed place and cannot be listed");
+    assert_eq!(refused(vec![StepKind::Draw]), "samplers: draw runs at a fixed position and cannot be listed");
     assert!(refused(vec![StepKind::TopK]).starts_with("samplers: temperature is set but not listed"));
     assert_eq!("top_k".parse(), Ok(StepKind::TopK));
     assert!(matches!("draw".parse::<StepKind>(), Err(Error::StepFixed { .. })));
@@ -136,9 +136,9 @@ fn orders_are_checked() {
     );
 }
 
-/// The order matters, and the one that was asked for is the one that runs.
+/// The order matters, and the steps run in the order of `samplers`.
 #[test]
-fn the_order_is_the_one_asked_for() {
+fn the_steps_run_in_the_given_order() {
     let logits = [2.0f32, 1.0, 0.0];
     let with = |samplers: &[StepKind]| {
         let params = SamplingParams {

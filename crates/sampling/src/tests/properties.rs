@@ -1,14 +1,14 @@
-//! Random logits, random parameters, random orders: the chain against the oracle.
+//! Compares the chain with the oracle for random logits, parameters and orders.
 
 use proptest::prelude::*;
 
 use super::{oracle, survivors};
 use crate::{Error, History, Input, Sampler, SamplingParams, StepKind, Workspace};
 
-/// How near a decision may be before the two arithmetics may differ on it.
+/// Margin below which rounding may make the chain and the oracle decide differently.
 const MARGIN: f64 = 2e-5;
 
-/// Rows with what makes trouble: ties, masked tokens, one survivor, large and tiny spreads.
+/// Rows with hard cases: ties, excluded tokens, one survivor, large and tiny spreads.
 fn logits() -> impl Strategy<Value = Vec<f32>> {
     let value = prop_oneof![
         6 => -12.0f32..12.0,
@@ -23,7 +23,8 @@ fn logits() -> impl Strategy<Value = Vec<f32>> {
     })
 }
 
-/// A share of the probability: usually neutral or mild, so that chains leave more than one survivor, and sometimes at an end.
+/// A share of the probability: usually neutral or mild, so that more than one candidate remains, and sometimes at an
+/// end of the range.
 fn share(neutral: f32) -> impl Strategy<Value = f32> {
     prop_oneof![6 => Just(neutral), 1 => Just(1.0 - neutral), 4 => 0.3f32..1.0]
 }
@@ -95,7 +96,7 @@ proptest! {
         let left = survivors(&params, &logits, &history, position);
         prop_assert!(!left.is_empty());
 
-        // Whatever was left, the draw among it is the open race's, and the trace tells of the same token.
+        // Sampling and tracing give the same token, one of those that remain.
         let sampler = Sampler::new(&params, logits.len()).unwrap();
         let input = Input { logits: &logits, history: &history, position, mask: None };
         let mut space = Workspace::new();
@@ -120,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn a_mask_is_obeyed(logits in logits(), params in params(), bits in prop::collection::vec(any::<u32>(), 7)) {
+    fn the_mask_is_kept(logits in logits(), params in params(), bits in prop::collection::vec(any::<u32>(), 7)) {
         let mask = &bits[..logits.len().div_ceil(32)];
         let mut params = params;
         params.dry_sequence_breakers.clear();

@@ -1,4 +1,4 @@
-//! What moves from token to token: mirostat's state.
+//! Mirostat's state, which changes from token to token.
 
 use super::{choose, row};
 use crate::{Input, Sampler, SamplingParams, Workspace};

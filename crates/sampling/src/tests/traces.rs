@@ -1,4 +1,4 @@
-//! The record of a choice, and the model's own log probabilities.
+//! The trace of a token, and the model's own log probabilities.
 
 use super::row;
 use crate::{Input, Sampler, SamplingParams, StepKind, Workspace};
@@ -98,7 +98,7 @@ fn logprobs_are_the_model_s_own() {
 }
 
 #[test]
-fn logprobs_stand_infinities() {
+fn logprobs_of_infinite_logits() {
     let params = SamplingParams { logprobs: Some(2), ..SamplingParams::default() };
     let sampler = Sampler::new(&params, 4).unwrap();
     let history = sampler.history(&[]);

@@ -1,6 +1,8 @@
-//! The sampling fields of a request, read by the table of options in the crate `sampling`, and the parameters they stand for.
+//! The sampling fields of a request, read by the table of options in the crate `sampling`, and the parameters they
+//! stand for.
 //!
-//! Defaults are OpenAI's: temperature 1, everything else neutral. A preset replaces the defaults; fields given beside it win.
+//! Defaults are OpenAI's: temperature 1, everything else neutral. A preset replaces the defaults; fields given beside
+//! it win.
 
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{
