@@ -65,3 +65,15 @@ pub(crate) fn write(name: &str, parent: &Path) -> Golden {
     }
     Golden::read(&folder)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A golden that is missing from the list would never be checked on a user's machine.
+    #[test]
+    fn every_golden_of_the_repository_is_embedded() {
+        let in_repository: Vec<String> = crate::goldens().into_iter().map(|golden| golden.name).collect();
+        assert_eq!(names().collect::<Vec<_>>(), in_repository);
+    }
+}

@@ -1,5 +1,5 @@
-//! How fast a tokenizer is: `cargo run --release -p pellucid-tokenizer --example speed -- MODEL TEXT-FILE [IDS-FILE]`.
-//! MODEL is a model file or folder, or a tokenizer.json alone; the ids are written to IDS-FILE for comparison.
+//! Measures the speed of a tokenizer: `cargo run --release -p pellucid-tokenizer --example speed -- MODEL TEXT-FILE [IDS-FILE]`.
+//! MODEL is a model file, a model folder or a tokenizer.json. IDS-FILE receives the ids, for comparison.
 
 use std::path::Path;
 use std::time::Instant;

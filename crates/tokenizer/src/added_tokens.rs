@@ -1,22 +1,22 @@
-//! Tokens that are cut out of the text before everything else: control tokens and user-defined ones.
+//! Added tokens: control tokens and user-defined tokens, which are cut out of the text before everything else.
 //!
-//! One mechanism serves all encoders. At each position the longest token wins; what may match where is the caller's
-//! decision ([`Accept`]), which is how text that nobody vouches for never becomes a control token.
+//! One mechanism serves all encoders. At each position the longest token wins. The caller decides which token may match
+//! where ([`Accept`]); so untrusted text never becomes a control token.
 
 use std::ops::Range;
 
 use crate::unicode_categories::{Categories, LETTER, MARK, NUMBER};
 
-/// A token with the habits that tokenizer.json can give it.
+/// An added token with the matching options of tokenizer.json.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AddedToken {
     pub(crate) id: u32,
     pub(crate) content: String,
-    /// Swallows white space before it.
+    /// Absorbs the white space before it.
     pub(crate) lstrip: bool,
-    /// Swallows white space after it.
+    /// Absorbs the white space after it.
     pub(crate) rstrip: bool,
-    /// Matches only where no word character stands beside it.
+    /// Matches only if no word character is adjacent.
     pub(crate) single_word: bool,
 }
 
@@ -26,12 +26,12 @@ impl AddedToken {
     }
 }
 
-/// Decides whether a token may be cut out of these bytes of the text.
+/// Decides whether a token may be cut out at the bytes `at` of the text.
 pub(crate) trait Accept {
     fn accept(&self, id: u32, at: Range<usize>) -> bool;
 }
 
-/// A stretch of text: a token that was cut out, or what lies between.
+/// Part of a text: a token that was cut out, or the text between two such tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fragment {
     Token(u32),
@@ -50,7 +50,7 @@ struct Node {
 pub(crate) struct AddedTokens {
     tokens: Vec<AddedToken>,
     nodes: Vec<Node>,
-    /// The node of each first byte: most positions of a text are dismissed by this one look.
+    /// The node for each first byte; most positions of a text need only this one lookup.
     first: Box<[u32; 256]>,
 }
 
@@ -102,7 +102,7 @@ impl AddedTokens {
         &self.tokens
     }
 
-    /// The longest token at `at` that `accept` allows.
+    /// Returns the longest token at `at` that `accept` allows, and its end.
     fn longest(&self, text: &str, at: usize, accept: &dyn Accept) -> Option<(&AddedToken, usize)> {
         let bytes = text.as_bytes();
         let mut node = self.first[bytes[at] as usize];
@@ -121,7 +121,7 @@ impl AddedTokens {
         found
     }
 
-    /// Every token at every place, overlapping ones too.
+    /// Calls `emit` for every match of every token, overlapping ones too.
     pub(crate) fn find_all(&self, text: &str, emit: &mut dyn FnMut(&AddedToken, Range<usize>)) {
         let bytes = text.as_bytes();
         for at in 0..bytes.len() {
@@ -137,7 +137,7 @@ impl AddedTokens {
         }
     }
 
-    /// Cuts the text; stretches of text are never empty.
+    /// Splits the text at added tokens. Fragments of text are never empty.
     pub(crate) fn split(&self, text: &str, accept: &dyn Accept, emit: &mut dyn FnMut(Fragment)) {
         let mut gap = 0;
         let mut at = 0;
@@ -150,8 +150,8 @@ impl AddedTokens {
                 at += 1;
                 continue;
             };
-            if token.single_word && !stands_alone(text, at..end) {
-                // The reference passes over the whole match here.
+            if token.single_word && !is_whole_word(text, at..end) {
+                // The reference skips the whole match here.
                 at = end;
                 continue;
             }
@@ -170,10 +170,10 @@ impl AddedTokens {
     }
 }
 
-/// Whether no word character touches the match.
-fn stands_alone(text: &str, at: Range<usize>) -> bool {
+/// Whether no word character is adjacent to the match.
+fn is_whole_word(text: &str, at: Range<usize>) -> bool {
     let categories = Categories::get();
-    // A word character: `\w` less the join controls, which no tokenizer in use has beside a single-word token.
+    // `\w` without the join controls, which no tokenizer in use has beside a single-word token.
     let is_word = |c: char| c == '_' || categories.of(c) & (LETTER | MARK | NUMBER) != 0;
     !text[..at.start].chars().next_back().is_some_and(is_word) && !text[at.end..].chars().next().is_some_and(is_word)
 }
@@ -197,8 +197,8 @@ mod tests {
 
     fn cut(tokens: &AddedTokens, text: &str, accept: &dyn Accept) -> Vec<Result<String, u32>> {
         let mut out = Vec::new();
-        tokens.split(text, accept, &mut |stretch| {
-            out.push(match stretch {
+        tokens.split(text, accept, &mut |fragment| {
+            out.push(match fragment {
                 Fragment::Token(id) => Err(id),
                 Fragment::Text(range) => Ok(text[range].to_owned()),
             })
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_token_wins_and_a_refused_one_gives_way_to_a_shorter() {
+    fn the_longest_accepted_token_wins() {
         let tokens = AddedTokens::new(vec![AddedToken::plain(1, "<a"), AddedToken::plain(2, "<ab>")]);
         assert_eq!(cut(&tokens, "x<ab>y<a", &Always), [text("x"), Err(2), text("y"), Err(1)]);
         assert_eq!(cut(&tokens, "x<ab>", &Not(2)), [text("x"), Err(1), text("b>")]);

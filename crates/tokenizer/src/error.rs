@@ -1,6 +1,6 @@
-//! The one error type of this crate. Every variant says what was read, what was expected and what was found.
+//! The error type of this crate. Every variant says what was read, what was expected and what was found.
 
-/// Why a tokenizer or a chat template could not be built, or a conversation not rendered.
+/// A tokenizer or a chat template that could not be built, or a conversation that could not be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -27,7 +27,7 @@ pub enum Error {
     #[error("chat template failed: {0}")]
     TemplateRender(String),
 
-    /// The template itself called `raise_exception`: the conversation is one the model was not trained on.
+    /// The template called `raise_exception`: the model was not trained on such a conversation.
     #[error("the model's chat template refuses this conversation: {0}")]
     TemplateRefused(String),
 

@@ -1,10 +1,10 @@
 //! Text to ids and back: tokenizers of GGUF files and of tokenizer.json, chat templates, the incremental text stream.
 //!
-//! The server and the CLI call this room; the engine never sees text. It reads a [`pellucid_checkpoint::Checkpoint`]
-//! and knows nothing of tensors, sampling or HTTP. It has no clock, reads no environment and opens no file.
+//! The server and the CLI call this crate; the engine never sees text. It reads a [`pellucid_checkpoint::Checkpoint`]
+//! and knows nothing of tensors, sampling or HTTP. It has no clock, reads no environment variable and opens no file.
 //!
-//! Begin with [`Tokenizer`]; a conversation goes through [`ChatTemplate`] to [`Segment`]s, and
-//! [`Tokenizer::encode_segments`] makes ids of them in which no message text can become a control token.
+//! Start with [`Tokenizer`]. [`ChatTemplate`] renders a conversation to [`Segment`]s, and [`Tokenizer::encode_segments`]
+//! encodes them so that no text of a message becomes a control token.
 
 #![forbid(unsafe_code)]
 

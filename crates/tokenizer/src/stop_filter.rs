@@ -1,26 +1,26 @@
-//! Stop strings: text ends before the first of them to be complete, and no byte of one is shown while it may still become complete.
-//! What comes after it has no say, so that it does not matter in which pieces the text comes.
+//! Stop strings: the text ends before the stop string that is complete first, and a possible beginning of a stop string is
+//! held back until it is decided. The result does not depend on how the text was split into pieces.
 //!
-//! Works on text, after [`crate::TextStream`]: a stop string may begin and end anywhere, across tokens and characters.
+//! Runs on text, after [`crate::TextStream`]: a stop string may begin and end anywhere, across tokens and characters.
 
-/// Looks for stop strings in a text that comes in pieces.
+/// Searches for stop strings in a text that arrives in pieces.
 #[derive(Debug, Clone)]
 pub struct StopFilter {
     stops: Vec<String>,
-    /// The end of the text so far that may be the beginning of a stop string.
+    /// Text that is held back because it may be the beginning of a stop string.
     held: String,
-    /// Index of the one that was found.
+    /// Index of the stop string that was found.
     found: Option<usize>,
 }
 
 impl StopFilter {
-    /// Empty strings are left out: they would stop before the first character.
+    /// Creates a filter. Empty strings are ignored: they would end the text before its first character.
     pub fn new(stops: &[String]) -> StopFilter {
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         StopFilter { stops, held: String::new(), found: None }
     }
 
-    /// The text that is safe to show now. After a stop string was found, nothing.
+    /// Adds a piece of text and returns the text that can be shown now. Returns nothing once a stop string was found.
     pub fn push(&mut self, text: &str) -> String {
         if self.found.is_some() {
             return String::new();
@@ -41,28 +41,28 @@ impl StopFilter {
         self.found.is_some()
     }
 
-    /// The end and the place of the stop string that is complete first, and which it is: of those that end together, the longest.
+    /// Returns the end, start and index of the stop string that is complete first; of those with the same end, the longest.
     fn first(&self) -> Option<(usize, usize, usize)> {
-        let place = |(i, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i));
-        self.stops.iter().enumerate().filter_map(place).min()
+        let find = |(i, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i));
+        self.stops.iter().enumerate().filter_map(find).min()
     }
 
-    /// The stop string that was found.
+    /// Returns the stop string that was found.
     pub fn found(&self) -> Option<&str> {
         self.found.map(|which| self.stops[which].as_str())
     }
 
-    /// Takes out what is held back, for a text in which stop strings do not count for a while.
+    /// Returns the held text, for a caller that ignores stop strings for a while (`min_tokens`).
     pub fn release(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// What was held back, when the text ended without a stop string.
+    /// Ends the text and returns what was held back.
     pub fn finish(self) -> String {
         self.held
     }
 
-    /// Bytes at the end of the held text that are the beginning of some stop string.
+    /// Returns the length of the longest suffix of the held text that is the beginning of a stop string.
     fn longest_beginning(&self) -> usize {
         let longest = |stop: &String| {
             let most = self.held.len().min(stop.len() - 1);
@@ -82,11 +82,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_can_be_released() {
+    fn held_text_can_be_released() {
         let mut filter = filter(&["abc"]);
         assert_eq!(filter.push("xab"), "x");
         assert_eq!(filter.release(), "ab");
-        assert_eq!(filter.push("c"), "c", "it is no beginning of a stop string any more");
+        assert_eq!(filter.push("c"), "c", "the released text no longer counts towards a stop string");
     }
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looked_like_one_comes_out() {
+    fn a_partial_stop_string_is_shown_once_it_cannot_complete() {
         let mut filter = filter(&["abcabd", "é!"]);
         assert_eq!(filter.push("abcab"), "");
         assert_eq!(filter.push("c"), "abc");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a text is cut into pieces, what comes out is the text up to the stop string that is complete first.
+        /// For any split into pieces, the shown text is the text before the stop string that is complete first.
         #[test]
         fn pieces_do_not_matter(
             text in "[abé ]{0,40}",
@@ -138,11 +138,10 @@ mod tests {
                 let at = rest.char_indices().nth(cut).map_or(rest.len(), |(at, _)| at);
                 let (piece, later) = rest.split_at(at);
                 shown.push_str(&filter.push(piece));
-                // Never a byte beyond the place where a stop string begins.
                 rest = later;
             }
-            let place = |stop: &String| text.find(stop.as_str()).map(|at| (at + stop.len(), at));
-            let first = stops.iter().filter(|stop| !stop.is_empty()).filter_map(place).min();
+            let find = |stop: &String| text.find(stop.as_str()).map(|at| (at + stop.len(), at));
+            let first = stops.iter().filter(|stop| !stop.is_empty()).filter_map(find).min();
             prop_assert_eq!(filter.is_stopped(), first.is_some());
             shown.push_str(&filter.finish());
             prop_assert_eq!(shown.as_str(), &text[..first.map_or(text.len(), |(_, at)| at)]);

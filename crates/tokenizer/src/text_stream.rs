@@ -1,7 +1,7 @@
-//! Ids to text as they come, one at a time. The server and the CLI hold one stream for each answer.
+//! Incremental decoding: ids to text, one at a time. The server and the CLI hold one stream for each reply.
 //!
-//! Half a character is held back until its other half arrives, so that everything given out is whole; what has been
-//! given out, with [`TextStream::finish`], is exactly [`Tokenizer::decode`] of all ids.
+//! An incomplete character is held back until its remaining bytes arrive. All returned text together, with that of
+//! [`TextStream::finish`], equals [`Tokenizer::decode`] of all ids.
 
 use std::ops::Deref;
 
@@ -12,18 +12,19 @@ use crate::tokenizer::Tokenizer;
 pub struct TextStream<T> {
     tokenizer: T,
     skip_control: bool,
-    /// Nothing has been decoded yet.
+    /// Whether nothing has been decoded yet.
     start: bool,
-    /// The bytes of an unfinished character: at most three between pushes.
+    /// The bytes of an incomplete character: at most three between pushes.
     pending: Vec<u8>,
 }
 
 impl<T: Deref<Target = Tokenizer>> TextStream<T> {
+    /// Creates a stream at the beginning of a text.
     pub fn new(tokenizer: T, skip_control: bool) -> Self {
         TextStream { tokenizer, skip_control, start: true, pending: Vec::new() }
     }
 
-    /// A stream that continues after `ids`, whose text has been shown already: a leading space is text there.
+    /// Creates a stream that continues after `ids`, whose text was shown before; a leading space is kept there.
     pub fn after(tokenizer: T, skip_control: bool, ids: &[u32]) -> Self {
         let mut stream = TextStream::new(tokenizer, skip_control);
         for &id in ids {
@@ -32,7 +33,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         stream
     }
 
-    /// The text that this id completes; empty while a character is unfinished.
+    /// Returns the text that this id completes; empty while a character is incomplete.
     pub fn push(&mut self, id: u32) -> String {
         self.pending.extend_from_slice(&self.tokenizer.decode_token(id, self.skip_control, &mut self.start));
         let mut text = String::new();
@@ -47,7 +48,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
                     let (valid, after) = rest.split_at(error.valid_up_to());
                     text.push_str(std::str::from_utf8(valid).unwrap_or_default());
                     rest = after;
-                    // No length means that more bytes could still make it a character.
+                    // Without an error length, more bytes may still complete the character.
                     let Some(len) = error.error_len() else { break };
                     text.push(char::REPLACEMENT_CHARACTER);
                     rest = &rest[len..];
@@ -59,7 +60,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         text
     }
 
-    /// The end: a character that was never finished becomes U+FFFD.
+    /// Ends the stream and returns U+FFFD if a character is incomplete.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

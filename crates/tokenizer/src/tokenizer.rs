@@ -1,7 +1,7 @@
-//! The tokenizer: text to ids and back. The server and the CLI call this; the engine never sees it.
+//! The tokenizer: text to ids and back. The server and the CLI call it; the engine never sees it.
 //!
-//! Encoding has three steps, the same for every kind of model: added tokens are cut out (and it is decided here which
-//! of them a text may give), the stretches between are normalized, and the pipeline turns each into ids.
+//! Encoding has three steps for every kind of model. Added tokens are cut out, and this file decides which of them a
+//! text may contain. The fragments between them are normalized. The pipeline turns each fragment into ids.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,17 +16,17 @@ use crate::error::Error;
 use crate::text_stream::TextStream;
 use crate::vocabulary::{TokenInfo, TokenKind, Vocabulary};
 
-/// What happens to a space at the very beginning of decoded text, because encoding put one there.
+/// Treatment of a space at the very beginning of decoded text, where encoding inserted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeadingSpace {
     Keep,
-    /// One space is taken off.
+    /// One space is removed.
     StripOne,
-    /// The first token loses all its spaces.
+    /// All spaces of the first token are removed.
     DropInFirst,
 }
 
-/// Ids with a name of their own. Each is a valid id.
+/// Ids of special tokens that model files name. Each is a valid id.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NamedIds {
     pub(crate) bos: Option<u32>,
@@ -40,11 +40,11 @@ pub(crate) struct NamedIds {
 /// Text to ids and back, for one model. Immutable in use: share it by reference or in an `Arc`.
 pub struct Tokenizer {
     pub(crate) vocabulary: Vocabulary,
-    /// Matched on the text as it is.
+    /// Added tokens that are matched on the text before normalization.
     pub(crate) added: AddedTokens,
-    /// Matched on normalized text.
+    /// Added tokens that are matched on normalized text.
     pub(crate) added_normalized: AddedTokens,
-    /// By id: what text that nobody vouches for must not become.
+    /// By id: whether untrusted text must not become this token.
     pub(crate) guarded: Vec<bool>,
     pub(crate) normalizer: Normalizer,
     pub(crate) pipeline: Pipeline,
@@ -53,7 +53,7 @@ pub struct Tokenizer {
     pub(crate) prefix: Vec<u32>,
     pub(crate) suffix: Vec<u32>,
     pub(crate) end_ids: Vec<u32>,
-    /// Bytes of a text that one id can stand for at most; `None` where there is no bound.
+    /// Maximum bytes of text that one id can stand for; `None` if there is no bound.
     pub(crate) max_token_bytes: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Names that end a turn in some model family; they count where the vocabulary has them as control tokens.
+/// Pieces that end a turn in some model family, if the vocabulary has them as control tokens.
 pub(crate) const END_NAMES: [&str; 11] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -78,12 +78,12 @@ pub(crate) const END_NAMES: [&str; 11] = [
     "<|call|>",
 ];
 
-/// Which added tokens a text may give.
+/// Which added tokens a text may contain.
 enum Permission<'p> {
-    /// None that steers the model.
+    /// No control token and no unknown token.
     Plain(&'p Vocabulary),
     All,
-    /// Guarded ones only wholly within these ranges, which are sorted and do not touch.
+    /// Guarded tokens only if they lie wholly within one of these ranges, which are sorted and do not touch.
     Trusted {
         ranges: &'p [Range<usize>],
         guarded: &'p [bool],
@@ -105,12 +105,13 @@ impl Accept for Permission<'_> {
     }
 }
 
-/// As another permission, for normalized text: positions are traced back to the text before normalizing.
+/// A permission applied to normalized text: positions are traced back to the text before normalization.
 struct BeforeNormalizing<'p> {
     permission: &'p Permission<'p>,
     normalizer: &'p Normalizer,
-    /// The stretch as it was, and where it begins in the whole text.
-    stretch: &'p str,
+    /// The fragment before normalization.
+    fragment: &'p str,
+    /// Byte offset of the fragment in the whole text.
     offset: usize,
     guarded: &'p [bool],
 }
@@ -120,15 +121,15 @@ impl Accept for BeforeNormalizing<'_> {
         if !matches!(self.permission, Permission::Trusted { .. }) || !self.guarded[id as usize] {
             return self.permission.accept(id, at);
         }
-        // What cannot be traced is not trusted.
+        // A token whose origin is unknown is not trusted.
         self.normalizer
-            .origin(self.stretch, at)
+            .origin(self.fragment, at)
             .is_some_and(|origin| self.permission.accept(id, origin.start + self.offset..origin.end + self.offset))
     }
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model: GGUF metadata, or tokenizer.json with tokenizer_config.json.
+    /// Loads the tokenizer of a model from GGUF metadata, or from tokenizer.json and tokenizer_config.json.
     ///
     /// User-defined tokens that the model's chat template uses as structure are guarded (see [`Tokenizer::guard`]).
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Tokenizer, Error> {
@@ -138,7 +139,7 @@ impl Tokenizer {
         }
     }
 
-    /// As [`Tokenizer::from_checkpoint`], from the metadata of a GGUF file.
+    /// Loads the tokenizer from the metadata of a GGUF file; see [`Tokenizer::from_checkpoint`].
     pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, Error> {
         let mut tokenizer = crate::formats::gguf::load(metadata)?;
         if let Some(template) = metadata.opt_str(crate::formats::gguf::CHAT_TEMPLATE)? {
@@ -147,7 +148,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// As [`Tokenizer::from_checkpoint`], from the files of a Hugging Face folder.
+    /// Loads the tokenizer from the files of a Hugging Face folder; see [`Tokenizer::from_checkpoint`].
     pub fn from_hugging_face(folder: &HuggingFace) -> Result<Tokenizer, Error> {
         let mut tokenizer = crate::formats::tokenizer_json::load(folder)?;
         if let Some(template) = &folder.chat_template {
@@ -156,7 +157,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Collects the ids that end a turn and guards the control tokens; the last step of every loader.
+    /// Collects the ids that end a turn and guards the control tokens. Every loader calls it last.
     pub(crate) fn finish(mut self, more_end_ids: &[u32]) -> Tokenizer {
         let count = self.vocabulary.len() as u32;
         self.guarded =
@@ -183,7 +184,7 @@ impl Tokenizer {
 
     fn find_max_token_bytes(&self) -> Option<usize> {
         let added = || self.added.tokens().iter().chain(self.added_normalized.tokens());
-        // White space of any length goes with such a token.
+        // A stripping token absorbs white space of any length.
         if !self.pipeline.covers_all_text() || added().any(|token| token.lstrip || token.rstrip) {
             return None;
         }
@@ -194,15 +195,16 @@ impl Tokenizer {
         longest.checked_mul(self.normalizer.max_shrink_factor()?)
     }
 
-    /// The fewest ids that a text of so many bytes can have, as far as is known without encoding it.
+    /// Returns a lower bound for the number of ids of a text of `num_bytes` bytes, without encoding it.
     pub fn min_ids(&self, num_bytes: usize) -> usize {
         self.max_token_bytes.map_or(0, |most| num_bytes.div_ceil(most))
     }
 
-    /// Guards every user-defined token that occurs in a chat template's source, such as `<tool_call>` or `<think>`: in
-    /// [`Tokenizer::encode_segments`] untrusted text no longer gives them. Control tokens are always guarded. Pieces of
-    /// letters, digits and white space alone are text, not structure. [`Tokenizer::from_checkpoint`] has done this for the model's own
-    /// template; call it for a template from elsewhere.
+    /// Guards every user-defined token that occurs in a chat template's source, such as `<tool_call>` or `<think>`:
+    /// [`Tokenizer::encode_segments`] no longer produces them from untrusted text. Control tokens are always guarded.
+    /// Pieces that consist of letters, digits and white space alone count as text, not as structure.
+    ///
+    /// [`Tokenizer::from_checkpoint`] does this for the model's own template; call it for a template from elsewhere.
     pub fn guard(&mut self, template: &str) {
         for added in [&self.added, &self.added_normalized] {
             for token in added.tokens() {
@@ -221,24 +223,24 @@ impl Tokenizer {
         }
     }
 
-    /// Whether untrusted segments can never give this id by spelling it. (The unknown token is guarded as well, but
-    /// still stands for characters that a model cannot spell.)
+    /// Whether untrusted segments can never produce this id by spelling its piece. The unknown token is guarded as well,
+    /// but still stands for characters that the model cannot spell.
     pub fn is_guarded(&self, id: u32) -> bool {
         self.guarded.get(id as usize).copied().unwrap_or(false)
     }
 
+    /// Returns the number of tokens, gaps included.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// The ids of a text alone: nothing is prepended, and control tokens in it are plain text.
-    /// User-defined tokens are found, as the reference tokenizers do.
+    /// Encodes a text: nothing is prepended, and control tokens in it are treated as ordinary text.
+    /// User-defined tokens are recognized, as the reference tokenizers do.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         self.encode_with(text, &Permission::Plain(&self.vocabulary))
     }
 
-    /// The ids of a text as it stands within a longer one: vocabularies that put a space before every text would put it before this one
-    /// too.
+    /// Encodes a text as part of a longer one: without the space that some tokenizers insert before every text.
     pub fn encode_within(&self, text: &str) -> Vec<u32> {
         let before = self.encode("x");
         let whole = self.encode(&format!("x{text}"));
@@ -248,16 +250,16 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text in which control tokens are read; nothing is prepended. For trusted text only.
+    /// Encodes a trusted text in which control tokens are recognized; nothing is prepended.
     pub fn encode_special(&self, text: &str) -> Vec<u32> {
         self.encode_with(text, &Permission::All)
     }
 
-    /// The ids of a rendered conversation.
+    /// Encodes a rendered conversation.
     ///
-    /// The segments are one text: their boundaries cut nothing, so the ids are those of the reference tokenizer on the
-    /// joined text. Only one thing differs: a guarded token is found only where it lies wholly within trusted text
-    /// (neighbouring trusted segments count as one); anywhere else its characters are plain text.
+    /// The segments are one text: their boundaries split no token, so the ids equal those of the reference tokenizer for
+    /// the joined text, with one exception. A guarded token is recognized only if it lies wholly within trusted text
+    /// (adjacent trusted segments count as one); anywhere else its characters are ordinary text.
     pub fn encode_segments(&self, segments: &[Segment]) -> Vec<u32> {
         let mut text = String::with_capacity(segments.iter().map(|segment| segment.text.len()).sum());
         let mut ranges: Vec<Range<usize>> = Vec::new();
@@ -276,24 +278,24 @@ impl Tokenizer {
 
     fn encode_with(&self, text: &str, permission: &Permission<'_>) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
-        self.added.split(text, permission, &mut |stretch| match stretch {
+        self.added.split(text, permission, &mut |fragment| match fragment {
             Fragment::Token(id) => ids.push(id),
-            Fragment::Text(range) => self.encode_stretch(text, range, permission, &mut ids),
+            Fragment::Text(range) => self.encode_fragment(text, range, permission, &mut ids),
         });
         ids
     }
 
-    fn encode_stretch(&self, text: &str, range: Range<usize>, permission: &Permission<'_>, ids: &mut Vec<u32>) {
-        let stretch = &text[range.clone()];
+    fn encode_fragment(&self, text: &str, range: Range<usize>, permission: &Permission<'_>, ids: &mut Vec<u32>) {
+        let fragment = &text[range.clone()];
         let first = range.start == 0;
-        let normalized = self.normalizer.apply(stretch);
+        let normalized = self.normalizer.apply(fragment);
         if self.added_normalized.is_empty() {
             return self.pipeline.encode(&self.vocabulary, &normalized, first, ids);
         }
         let accept = BeforeNormalizing {
             permission,
             normalizer: &self.normalizer,
-            stretch,
+            fragment,
             offset: range.start,
             guarded: &self.guarded,
         };
@@ -305,16 +307,17 @@ impl Tokenizer {
         });
     }
 
-    /// The ids that the model expects before the text (usually a beginning-of-sequence token, or nothing).
+    /// Returns the ids that the model expects before the text: usually a beginning-of-sequence token, or nothing.
     pub fn prefix(&self) -> &[u32] {
         &self.prefix
     }
 
-    /// The ids that the model expects after the text; seldom any.
+    /// Returns the ids that the model expects after the text; most models expect none.
     pub fn suffix(&self) -> &[u32] {
         &self.suffix
     }
 
+    /// Returns a token's piece, bytes and kind; `None` past the vocabulary.
     pub fn token(&self, id: u32) -> Option<TokenInfo<'_>> {
         ((id as usize) < self.vocabulary.len()).then(|| TokenInfo {
             piece: self.vocabulary.piece(id),
@@ -323,13 +326,13 @@ impl Tokenizer {
         })
     }
 
-    /// The id of a piece as the model file spells it.
+    /// Returns the id of a piece, spelled as in the model file.
     pub fn id_of(&self, piece: &str) -> Option<u32> {
         self.vocabulary.id_of(piece)
     }
 
-    /// The bytes of a sequence. Ids past the vocabulary give nothing. The space that encoding puts before a text is
-    /// taken off again, as the reference does.
+    /// Decodes ids to bytes. Ids past the vocabulary produce nothing. The space that encoding inserts before a text is
+    /// removed, as the reference does.
     pub fn decode_bytes(&self, ids: &[u32], skip_control: bool) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut start = true;
@@ -339,12 +342,12 @@ impl Tokenizer {
         bytes
     }
 
-    /// The text of a sequence; U+FFFD only where the bytes are not UTF-8.
+    /// Decodes ids to text, with U+FFFD for bytes that are not UTF-8.
     pub fn decode(&self, ids: &[u32], skip_control: bool) -> String {
         String::from_utf8_lossy(&self.decode_bytes(ids, skip_control)).into_owned()
     }
 
-    /// One token's part of the decoded bytes; `start` says whether the text begins here, and is cleared once it has.
+    /// Decodes one token. `start` is true at the beginning of the text, and is cleared at the first token that has bytes.
     pub(crate) fn decode_token(&self, id: u32, skip_control: bool, start: &mut bool) -> Cow<'_, [u8]> {
         if id as usize >= self.vocabulary.len()
             || (skip_control && matches!(self.vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown))
@@ -365,35 +368,37 @@ impl Tokenizer {
         }
     }
 
-    /// A stream that turns ids into text as they come.
+    /// Returns a stream that decodes ids one at a time.
     pub fn stream(&self, skip_control: bool) -> TextStream<&Tokenizer> {
         TextStream::new(self, skip_control)
     }
 
-    /// Beginning of sequence.
+    /// Returns the beginning-of-sequence id.
     pub fn bos(&self) -> Option<u32> {
         self.named.bos
     }
 
-    /// End of sequence.
+    /// Returns the end-of-sequence id.
     pub fn eos(&self) -> Option<u32> {
         self.named.eos
     }
 
-    /// End of turn, where the model file names one apart from [`Tokenizer::eos`].
+    /// Returns the end-of-turn id, if the model file names one beside [`Tokenizer::eos`].
     pub fn eot(&self) -> Option<u32> {
         self.named.eot
     }
 
+    /// Returns the id that stands for text the model cannot spell.
     pub fn unknown(&self) -> Option<u32> {
         self.named.unknown
     }
 
+    /// Returns the padding id.
     pub fn padding(&self) -> Option<u32> {
         self.named.padding
     }
 
-    /// Every id that ends an answer.
+    /// Returns every id that ends a reply.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
     }

@@ -1,7 +1,7 @@
-//! Unicode general categories as one byte of flags a character, for the hand-written pre-tokenizers.
+//! Unicode general categories as one byte of flags per character, for the hand-written pre-tokenizers.
 //!
-//! The flags come from the tables of `regex-syntax`, the same that the regular expressions use, so that a hand-written
-//! scanner and its pattern cannot disagree about a character. Nothing here knows about tokens.
+//! The flags come from the tables of `regex-syntax`, which the regular expressions use too, so a scanner and its pattern
+//! cannot disagree about a character.
 
 use std::sync::OnceLock;
 
@@ -19,9 +19,9 @@ pub(crate) const MARK: u8 = 8;
 pub(crate) const PUNCTUATION: u8 = 16;
 /// `\p{S}`
 pub(crate) const SYMBOL: u8 = 32;
-/// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`: what may stand in the upper-case part of a word.
+/// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`: characters of the upper-case part of a word.
 pub(crate) const UPPER_PART: u8 = 64;
-/// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`: what may stand in the lower-case part of a word.
+/// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`: characters of the lower-case part of a word.
 pub(crate) const LOWER_PART: u8 = 128;
 
 const CLASSES: [(u8, &str); 8] = [
@@ -35,7 +35,7 @@ const CLASSES: [(u8, &str); 8] = [
     (LOWER_PART, r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"),
 ];
 
-/// One byte for each code point, 1.1 MB, made once a process on first use (about a millisecond).
+/// One byte of flags for each code point: 1.1 MB, built on first use in about a millisecond.
 pub(crate) struct Categories {
     flags: Box<[u8]>,
 }

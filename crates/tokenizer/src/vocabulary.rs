@@ -1,6 +1,6 @@
-//! The vocabulary: the piece, the kind and the bytes of every id, and the way back from a piece to its id.
+//! The vocabulary: the piece, kind and bytes of every id, and the id of every piece.
 //!
-//! All encoders and the decoder look tokens up here. It knows how a piece spells bytes, and nothing about how text is cut.
+//! All encoders and the decoder look tokens up here. It knows how a piece spells bytes, and nothing about how text is split.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,64 +9,64 @@ use std::sync::LazyLock;
 
 use crate::error::Error;
 
-/// What a token is for.
+/// The purpose of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TokenKind {
     /// Ordinary text.
     Normal,
-    /// Steers the model (turns, beginning and end); never made from untrusted text.
+    /// Marks structure (turns, beginning and end); never produced from untrusted text.
     Control,
     /// Text that is cut out before everything else, such as `<think>` or a run of spaces.
     UserDefined,
     /// One raw byte, written `<0xE2>`.
     Byte,
-    /// What an encoder writes for text it cannot spell.
+    /// Stands for text that the model cannot spell.
     Unknown,
-    /// A place in the table that no text leads to.
+    /// An id that no text is encoded to.
     Unused,
 }
 
-/// A token as [`crate::Tokenizer::token`] shows it.
+/// A token as returned by [`crate::Tokenizer::token`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenInfo<'v> {
     /// The piece as the model file spells it: `Ġhello`, `▁hello`, `<0x0A>`.
     pub piece: &'v str,
-    /// The bytes that it stands for in text. Not always whole characters.
+    /// The bytes that it stands for; not always whole characters.
     pub bytes: Cow<'v, [u8]>,
     pub kind: TokenKind,
 }
 
-/// How normal pieces spell bytes.
+/// The encoding of bytes in normal pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Spelling {
-    /// One character a byte, in GPT-2's printable alphabet.
+    /// One character per byte, in GPT-2's printable alphabet.
     ByteLevel,
     /// UTF-8, with U+2581 for a space.
     Metaspace,
 }
 
-/// Far beyond any vocabulary in use (262,144), and small enough that tables of it are harmless.
+/// Maximum size of a vocabulary. The largest in use has 262,144 tokens; tables of this size still fit in memory.
 pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 const EMPTY_SLOT: u32 = u32::MAX;
 pub(crate) const METASPACE: char = '\u{2581}';
 
 pub(crate) struct Vocabulary {
-    /// All pieces, end to end; piece `id` ends at `ends[id]`.
+    /// All pieces, concatenated; piece `id` ends at `ends[id]`.
     text: String,
     ends: Vec<u32>,
     kinds: Vec<TokenKind>,
-    /// Whether merging may produce this id; false for control tokens and for what a chat template uses as structure.
+    /// Whether merging may produce this id; false for control tokens and for tokens that a chat template uses as structure.
     mergeable: Vec<bool>,
-    /// Open addressing by the piece's hash; the size is a power of two, at most half full.
+    /// Hash table of ids with open addressing; its size is a power of two, and it is at most half full.
     slots: Vec<u32>,
     spelling: Spelling,
-    /// The few tokens whose text is not what their piece spells.
+    /// Bytes of the few tokens that stand for other text than their piece spells.
     other_bytes: HashMap<u32, Vec<u8>>,
 }
 
 impl Vocabulary {
-    /// Pieces in the order of their ids. Of equal pieces the first keeps the name.
+    /// Builds the table from pieces in the order of their ids. Of equal pieces, [`Vocabulary::id_of`] finds the first.
     pub(crate) fn new<'p>(
         pieces: impl ExactSizeIterator<Item = (&'p str, TokenKind)>,
         spelling: Spelling,
@@ -107,7 +107,7 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// The slot that holds this piece, or the empty one where it would go.
+    /// Returns the slot that holds this piece, or the empty slot for it.
     fn slot(&self, piece: &[u8]) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = hash_bytes(piece) as usize & mask;
@@ -131,7 +131,7 @@ impl Vocabulary {
         &self.text.as_bytes()[self.range(id)]
     }
 
-    /// Panics past the vocabulary; callers check with [`Vocabulary::len`].
+    /// Returns a token's piece. Panics past the vocabulary; callers check with [`Vocabulary::len`].
     pub(crate) fn piece(&self, id: u32) -> &str {
         &self.text[self.range(id)]
     }
@@ -145,7 +145,7 @@ impl Vocabulary {
         (id != EMPTY_SLOT).then_some(id)
     }
 
-    /// The id of a piece that ordinary text may become.
+    /// Returns the id of a piece if ordinary text may become that token.
     pub(crate) fn mergeable(&self, piece: &str) -> Option<u32> {
         self.id_of(piece).filter(|&id| self.is_mergeable(id))
     }
@@ -154,12 +154,12 @@ impl Vocabulary {
         self.mergeable[id as usize]
     }
 
-    /// From now on only a match of the whole piece in trusted text gives this id.
+    /// From now on, only a match of the whole piece in trusted text produces this id.
     pub(crate) fn forbid_merging(&mut self, id: u32) {
         self.mergeable[id as usize] = false;
     }
 
-    /// Ids of the 256 byte tokens `<0x00>` to `<0xFF>`, or `None` unless all are there.
+    /// Returns the ids of the byte tokens `<0x00>` to `<0xFF>`, or `None` unless the vocabulary has all 256.
     pub(crate) fn byte_tokens(&self) -> Option<Box<[u32; 256]>> {
         let mut ids = Box::new([0; 256]);
         for (byte, id) in ids.iter_mut().enumerate() {
@@ -168,12 +168,13 @@ impl Vocabulary {
         Some(ids)
     }
 
-    /// Lets a token stand for other text than its piece spells: one that matched normalized text stands for that.
+    /// Sets the text that a token decodes to, if that differs from its piece: a token that matches normalized text decodes
+    /// to normalized text.
     pub(crate) fn set_text(&mut self, id: u32, text: &str) {
         self.other_bytes.insert(id, text.replace(METASPACE, " ").into_bytes());
     }
 
-    /// The bytes that a token stands for in text.
+    /// Returns the bytes that a token decodes to.
     pub(crate) fn bytes(&self, id: u32) -> Cow<'_, [u8]> {
         if let Some(bytes) = self.other_bytes.get(&id) {
             return Cow::Borrowed(bytes);
@@ -185,7 +186,7 @@ impl Vocabulary {
                 None => Cow::Borrowed(piece.as_bytes()),
             },
             (TokenKind::Normal | TokenKind::Unused, Spelling::ByteLevel) => {
-                // A piece with a character outside the alphabet is not byte-level: it stands for itself.
+                // A piece with a character outside the alphabet is not byte-level: it decodes to itself.
                 piece.chars().map(byte_of_char).collect::<Option<Vec<u8>>>().map_or(piece.as_bytes().into(), Cow::Owned)
             }
             (TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused, Spelling::Metaspace)
@@ -198,13 +199,13 @@ impl Vocabulary {
     }
 }
 
-/// `<0xE2>` as its byte.
+/// Returns the byte of a piece such as `<0xE2>`.
 pub(crate) fn parse_byte_piece(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// GPT-2's printable alphabet: a byte that prints stands for itself, the others follow from U+0100 in order.
+/// Maps a byte to GPT-2's printable alphabet: a printable byte to itself, the others to U+0100 and up, in order.
 pub(crate) fn char_of_byte(byte: u8) -> char {
     match byte {
         0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => byte as char,
@@ -215,6 +216,7 @@ pub(crate) fn char_of_byte(byte: u8) -> char {
     }
 }
 
+/// The inverse of [`char_of_byte`].
 pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     match c as u32 {
         point @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(point as u8),
@@ -225,8 +227,8 @@ pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
-/// The keys of [`hash_bytes`], chosen anew for each process: whoever writes a vocabulary cannot know which pieces will collide, and so
-/// cannot make loading it slow. No result depends on them.
+/// Random keys of [`hash_bytes`], chosen once per process: the author of a model file cannot know which pieces collide,
+/// and so cannot make loading slow. No result depends on them.
 static HASH_KEYS: LazyLock<[u64; 2]> = LazyLock::new(|| {
     let random = RandomState::new();
     [random.hash_one(0), random.hash_one(1)]
@@ -237,13 +239,13 @@ fn folded_product(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Two ids in one number.
+/// Hashes two ids packed into one number.
 pub(crate) fn hash_pair(pair: u64) -> u64 {
     let [start, factor] = *HASH_KEYS;
     folded_product(start ^ pair, factor)
 }
 
-/// A folded-multiply hash: much cheaper than the standard one on keys as short as pieces.
+/// A folded-multiply hash: for keys as short as pieces, much cheaper than the hash of the standard library.
 pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
     let [start, factor] = *HASH_KEYS;
     let fold = |hash: u64, word: u64| folded_product(hash ^ word, factor);
@@ -288,7 +290,7 @@ mod tests {
         assert_eq!(&*vocabulary.bytes(3), "中".as_bytes());
     }
 
-    /// Pieces that all fell into one slot of a table under the hash without keys, eight bytes each: the multiplication was undone.
+    /// Without random keys, these pieces of eight bytes would all hash to one slot: they invert the multiplication.
     #[test]
     fn crafted_pieces_do_not_collide() {
         const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;

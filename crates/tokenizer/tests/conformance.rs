@@ -1,4 +1,4 @@
-//! Every vocabulary of the conformance data gives exactly the ids that the reference tokenizers gave.
+//! Every vocabulary of the conformance data gives exactly the ids of the reference tokenizers.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn check(vocabulary: &Path) -> Result<usize, Error> {
     let tokenizer = Tokenizer::from_checkpoint(&Checkpoint::open(vocabulary)?)?;
     let texts: Vec<&str> = texts.split(SEPARATOR).collect();
     let expected: Vec<&str> = expected.lines().collect();
-    // A text that ends with the separator leaves an empty last text without a line, as the reference's reader does.
+    // If the file ends with the separator, the last text is empty and has no line of ids.
     let texts =
         if texts.last() == Some(&"") && texts.len() > expected.len() { &texts[..texts.len() - 1] } else { &texts };
     assert_eq!(texts.len(), expected.len(), "{}: a line of ids for each text", vocabulary.display());
@@ -32,7 +32,7 @@ fn check(vocabulary: &Path) -> Result<usize, Error> {
             pieces(&ids),
             pieces(&expected)
         );
-        assert_eq!(tokenizer.decode(&ids, false), *text, "{}: the way back", vocabulary.display());
+        assert_eq!(tokenizer.decode(&ids, false), *text, "{}: decoded text", vocabulary.display());
     }
     Ok(texts.len())
 }
@@ -49,10 +49,10 @@ fn ids_of_the_reference_tokenizers() {
                 println!("{}: {texts} texts", file.display());
                 checked += 1;
             }
-            // Kinds of tokenizer that no decoder model uses.
+            // No decoder model uses this kind of tokenizer.
             Err(Error::UnsupportedModel { found, .. }) if found == "bert" => println!("{}: {found}", file.display()),
             Err(error) => panic!("{}: {error}", file.display()),
         }
     }
-    assert!(checked >= 8, "at least the eight vocabularies of the issue, found {checked}");
+    assert!(checked >= 8, "expected at least eight vocabularies, found {checked}");
 }

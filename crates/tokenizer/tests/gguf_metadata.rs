@@ -1,4 +1,4 @@
-//! Tokenizers of small hand-made GGUF files: what the keys mean, and what a bad file gets.
+//! Tokenizers of small hand-made GGUF files: the meaning of the keys, and the errors of invalid files.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ enum Field {
     Scores(Vec<f32>),
 }
 
-/// A GGUF file with no tensors.
+/// Returns a GGUF file without tensors.
 fn file(fields: &[(&str, Field)]) -> Vec<u8> {
     fn text(out: &mut Vec<u8>, text: &str) {
         out.extend((text.len() as u64).to_le_bytes());
@@ -80,7 +80,7 @@ fn texts(list: &[&str]) -> Field {
     Field::Texts(list.iter().map(|text| (*text).to_owned()).collect())
 }
 
-/// SentencePiece with the control token `</s>` reachable by merging, and no byte tokens but two.
+/// A SentencePiece vocabulary without byte tokens, in which merging could produce the control token `</s>`.
 fn sentencepiece() -> Vec<(&'static str, Field)> {
     let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "ab", "<", "/", "s", ">", "</", "s>", "<tag>"];
     let kinds = [2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4];
@@ -116,9 +116,9 @@ fn sentencepiece_merges_by_score_and_never_into_a_control_token() {
     assert_eq!(ids("ab"), [id("▁a"), id("b")], "▁a has the better score");
     assert_eq!(ids(" "), [id("▁"), id("▁")]);
     assert!(ids("").is_empty());
-    assert_eq!(ids("</s>"), [id("▁"), id("</"), id("s>")], "plain text");
+    assert_eq!(ids("</s>"), [id("▁"), id("</"), id("s>")], "ordinary text");
     assert_eq!(tokenizer.encode_special("</s>"), [2]);
-    assert_eq!(tokenizer.encode_special("a</s>a"), [id("▁a"), 2, id("▁a")], "a space before each stretch");
+    assert_eq!(tokenizer.encode_special("a</s>a"), [id("▁a"), 2, id("▁a")], "a space before each fragment");
     assert_eq!(ids("a<tag>b"), [id("▁a"), id("<tag>"), id("▁"), id("b")]);
     assert_eq!(ids("中"), [id("▁"), id("<unk>")]);
     assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.unknown()), (Some(1), Some(2), Some(0)));
@@ -136,7 +136,7 @@ fn flags_of_the_file_are_followed() {
     assert_eq!(tokenizer.encode("ab"), [tokenizer.id_of("ab").unwrap()]);
     assert_eq!((tokenizer.prefix(), tokenizer.suffix()), (&[][..], &[2][..]));
     let ids = tokenizer.encode(" a");
-    assert_eq!(tokenizer.decode(&ids, false), " a", "without a prefix the space is text");
+    assert_eq!(tokenizer.decode(&ids, false), " a", "without a prefix, the space is text");
     let squeezed = with(&plain, "tokenizer.ggml.remove_extra_whitespaces", Some(Field::Flag(true)));
     let tokenizer = load(&squeezed).unwrap();
     assert_eq!(tokenizer.encode("  a   b "), tokenizer.encode("a b"));
@@ -146,7 +146,7 @@ fn flags_of_the_file_are_followed() {
 fn byte_level_merges_and_names() {
     let tokenizer = load(&byte_level()).unwrap();
     assert_eq!(tokenizer.encode("ab ab\n"), [3, 4, 8]);
-    // The file calls it ordinary text, which would let any text end the turn.
+    // The file calls it ordinary text, so that any text could end the turn.
     assert_eq!(tokenizer.token(5).unwrap().kind, TokenKind::Control);
     assert_eq!(tokenizer.end_ids(), [5]);
     assert_eq!(tokenizer.encode("<|im_end|>"), [7], "only the bytes that the vocabulary has");

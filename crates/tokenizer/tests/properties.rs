@@ -1,4 +1,4 @@
-//! What holds for any text: no control token out of plain text, and no change by where segments are cut.
+//! Properties of every text: ordinary text never becomes a control token, and segment boundaries change no id.
 
 mod common;
 
@@ -21,8 +21,8 @@ fn tokenizers() -> &'static [Tokenizer] {
     })
 }
 
-/// The same without the tokens that swallow white space, which set no bound to the text that an id stands for.
-fn greedless() -> &'static [Tokenizer] {
+/// The tokenizers without the tokens that absorb white space: with those, one id may stand for text of any length.
+fn without_stripping_tokens() -> &'static [Tokenizer] {
     static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();
     ALL.get_or_init(|| {
         let load = |name: &&str| {
@@ -36,15 +36,15 @@ fn greedless() -> &'static [Tokenizer] {
 }
 
 #[test]
-fn a_bound_is_known_where_there_is_one() {
-    for (name, tokenizer) in FAMILIES.iter().zip(greedless()) {
+fn the_minimum_number_of_ids_is_known_if_there_is_one() {
+    for (name, tokenizer) in FAMILIES.iter().zip(without_stripping_tokens()) {
         // XGLM squeezes spaces, and a run of unknown characters is one token.
         assert_eq!(tokenizer.min_ids(1 << 20) > 1000, *name != "xglm", "{name}");
     }
     assert!(tokenizers().iter().all(|tokenizer| tokenizer.min_ids(1 << 20) == 0), "white space of any length");
-    // The worst that composition does.
+    // NFC shortens this text the most.
     let composed = "\u{1fbe}\u{308}\u{301}".repeat(1000);
-    let qwen2 = &greedless()[1];
+    let qwen2 = &without_stripping_tokens()[1];
     assert!(qwen2.min_ids(composed.len()) <= qwen2.encode(&composed).len());
 }
 
@@ -61,25 +61,25 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..16).prop_map(|parts| parts.concat())
 }
 
-fn steers(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
+fn has_control_token(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
     ids.iter().any(|&id| tokenizer.token(id).unwrap().kind == TokenKind::Control)
 }
 
 proptest! {
     #[test]
-    fn a_text_has_no_fewer_ids_than_its_length_tells(which in 0..FAMILIES.len(), text in text()) {
-        let tokenizer = &greedless()[which];
+    fn a_text_has_at_least_the_minimum_number_of_ids(which in 0..FAMILIES.len(), text in text()) {
+        let tokenizer = &without_stripping_tokens()[which];
         prop_assert!(tokenizer.min_ids(text.len()) <= tokenizer.encode_special(&text).len());
     }
 
     #[test]
-    fn plain_text_never_steers(which in 0..FAMILIES.len(), text in text()) {
+    fn ordinary_text_becomes_no_control_token(which in 0..FAMILIES.len(), text in text()) {
         let tokenizer = &tokenizers()[which];
-        prop_assert!(!steers(tokenizer, &tokenizer.encode(&text)));
+        prop_assert!(!has_control_token(tokenizer, &tokenizer.encode(&text)));
     }
 
     #[test]
-    fn untrusted_segments_give_no_guarded_token(which in 0..FAMILIES.len(), parts in prop::collection::vec(text(), 0..5)) {
+    fn untrusted_segments_become_no_guarded_token(which in 0..FAMILIES.len(), parts in prop::collection::vec(text(), 0..5)) {
         let tokenizer = &tokenizers()[which];
         let segments: Vec<Segment> = parts.iter().map(|part| Segment::untrusted(part.as_str())).collect();
         let ids = tokenizer.encode_segments(&segments);
@@ -94,13 +94,13 @@ proptest! {
         prop_assert_eq!(tokenizer.encode_segments(&segments), tokenizer.encode_special(&parts.concat()));
     }
 
-    /// In a mixed text there are at most as many of each guarded token as the trusted parts alone hold.
+    /// A mixed text has at most the guarded tokens that its trusted parts spell.
     #[test]
-    fn mixed_segments_gain_nothing(which in 0..FAMILIES.len(), parts in prop::collection::vec((text(), any::<bool>()), 0..5)) {
+    fn untrusted_segments_add_no_guarded_token(which in 0..FAMILIES.len(), parts in prop::collection::vec((text(), any::<bool>()), 0..5)) {
         let tokenizer = &tokenizers()[which];
         let segments: Vec<Segment> = parts.iter().map(|(text, trusted)| Segment { text: text.clone(), trusted: *trusted }).collect();
         let ids = tokenizer.encode_segments(&segments);
-        // Neighbouring trusted parts count as one; the untrusted between them are replaced by a break.
+        // Adjacent trusted parts count as one; each untrusted part becomes a line separator.
         let trusted: String = parts.iter().map(|(text, trusted)| if *trusted { text.as_str() } else { "\u{2028}" }).collect();
         for id in ids.iter().copied().filter(|&id| tokenizer.is_guarded(id)) {
             let token = tokenizer.token(id).unwrap();

@@ -1,4 +1,4 @@
-//! Incremental decoding: what a stream gives out, piece by piece, is the decoding of the whole.
+//! Incremental decoding: the pieces of a stream, joined, equal the decoding of all ids.
 
 mod common;
 
@@ -15,14 +15,14 @@ fn tokenizers() -> &'static [Tokenizer] {
     })
 }
 
-/// Streams `ids` and checks every chunk on the way; the whole text comes back.
+/// Streams `ids`, checks every piece on the way, and returns the whole text.
 fn stream(tokenizer: &Tokenizer, ids: &[u32], skip_control: bool) -> String {
     let whole = tokenizer.decode(ids, skip_control);
     let mut stream = tokenizer.stream(skip_control);
     let mut text = String::new();
     for &id in ids {
         text.push_str(&stream.push(id));
-        assert!(whole.starts_with(&text), "{text:?} is no beginning of {whole:?}");
+        assert!(whole.starts_with(&text), "{whole:?} does not start with {text:?}");
     }
     text.push_str(&stream.finish());
     text
@@ -30,9 +30,9 @@ fn stream(tokenizer: &Tokenizer, ids: &[u32], skip_control: bool) -> String {
 
 proptest! {
     #[test]
-    fn a_stream_gives_what_decode_gives(
+    fn a_stream_equals_decode(
         which in 0..5usize,
-        // Half the ids are low ones, where single bytes are.
+        // Half of the ids are low, where single bytes are.
         ids in prop::collection::vec(prop_oneof![0..260u32, 0..900u32], 0..40),
         skip_control: bool,
     ) {
@@ -41,8 +41,8 @@ proptest! {
     }
 
     #[test]
-    fn text_survives_the_way_there_and_back(text in "\\PC{0,30}") {
-        // Byte-level models lose nothing; the others write some texts differently on purpose.
+    fn byte_level_text_survives_encoding_and_decoding(text in "\\PC{0,30}") {
+        // Byte-level models lose nothing; the others change some texts on purpose.
         for tokenizer in &tokenizers()[..2] {
             let ids = tokenizer.encode(&text);
             prop_assert_eq!(stream(tokenizer, &ids, false), text.clone());
@@ -51,9 +51,10 @@ proptest! {
 }
 
 #[test]
-fn a_character_in_byte_tokens_comes_out_whole() {
+fn a_character_in_byte_tokens_is_returned_whole() {
+    let mut num_in_bytes = 0;
     for tokenizer in tokenizers() {
-        // A rare character: in bytes everywhere but in the unigram model, which has none.
+        // A rare character: spelled in bytes by every model but the unigram model, which has no byte tokens.
         let ids = tokenizer.encode("x🦀y");
         let mut stream = tokenizer.stream(false);
         let chunks: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
@@ -63,11 +64,13 @@ fn a_character_in_byte_tokens_comes_out_whole() {
         assert!(chunks.iter().all(|chunk| !chunk.contains('\u{FFFD}')), "{chunks:?}");
         assert!(chunks.iter().any(|chunk| chunk.contains('🦀')), "{chunks:?}");
         assert_eq!(stream.finish(), "");
+        num_in_bytes += 1;
     }
+    assert_eq!(num_in_bytes, 4, "all but the unigram model");
 }
 
 #[test]
-fn half_a_character_at_the_end_is_replaced_once() {
+fn an_incomplete_character_at_the_end_becomes_one_replacement() {
     let tokenizer = &tokenizers()[2];
     let byte = |byte: u8| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap();
     let mut stream = tokenizer.stream(false);
@@ -77,7 +80,7 @@ fn half_a_character_at_the_end_is_replaced_once() {
 }
 
 #[test]
-fn ids_past_the_vocabulary_are_nothing() {
+fn ids_past_the_vocabulary_decode_to_nothing() {
     let tokenizer = &tokenizers()[0];
     assert_eq!(tokenizer.decode(&[u32::MAX, tokenizer.vocab_size() as u32], false), "");
     assert!(tokenizer.token(u32::MAX).is_none());

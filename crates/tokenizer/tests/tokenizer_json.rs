@@ -1,5 +1,5 @@
-//! tokenizer.json files of every family we know give the ids and the texts of the reference library.
-//! The fixtures are made by `fixtures/make_tokenizer_fixtures.py`.
+//! tokenizer.json files of every known family give the ids and the texts of the reference library.
+//! `fixtures/make_tokenizer_fixtures.py` makes the fixtures.
 
 mod common;
 
@@ -33,9 +33,9 @@ fn ids(value: &Value) -> Vec<u32> {
 
 struct Case {
     text: String,
-    /// With control tokens read and what the model prepends and appends.
+    /// Ids with control tokens recognized, and with the tokens that the model expects before and after a text.
     special: Vec<u32>,
-    /// With control tokens as text, as far as the reference can do that.
+    /// Ids with control tokens as ordinary text, as far as the reference supports that.
     plain: Vec<u32>,
     decoded: String,
     decoded_without_control: String,
@@ -84,16 +84,16 @@ fn ids_of_the_reference_library() {
 }
 
 #[test]
-fn plain_text_gives_no_control_token() {
+fn ordinary_text_becomes_no_control_token() {
     let mut same = 0;
     for family in FAMILIES {
         let tokenizer = Tokenizer::from_hugging_face(&common::fixture(family)).unwrap();
-        let steers = |id: &u32| matches!(tokenizer.token(*id).unwrap().kind, TokenKind::Control);
+        let is_control = |id: &u32| matches!(tokenizer.token(*id).unwrap().kind, TokenKind::Control);
         for case in cases(family) {
             let plain = tokenizer.encode(&case.text);
-            assert!(!plain.iter().any(steers), "{family}: {:?} gave {:?}", case.text, pieces(&tokenizer, &plain));
-            // The reference's own plain mode still makes control tokens of some text (its models hold their pieces).
-            if !case.plain.iter().any(steers) && !case.text.contains("<unk>") {
+            assert!(!plain.iter().any(is_control), "{family}: {:?} gave {:?}", case.text, pieces(&tokenizer, &plain));
+            // The reference still makes control tokens of some text, because its models contain their pieces.
+            if !case.plain.iter().any(is_control) && !case.text.contains("<unk>") {
                 assert_eq!(
                     plain,
                     case.plain,
@@ -106,7 +106,7 @@ fn plain_text_gives_no_control_token() {
             }
         }
     }
-    assert!(same > 900, "most texts compare with the reference: {same}");
+    assert!(same > 900, "only {same} texts were compared with the reference");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn texts_of_the_reference_library() {
     for family in FAMILIES {
         let tokenizer = Tokenizer::from_hugging_face(&common::fixture(family)).unwrap();
         for case in cases(family) {
-            // The reference garbles an added token with a letter outside ASCII ("Äpfel") where the model is byte-level.
+            // With a byte-level model, the reference garbles an added token with a letter outside ASCII ("Äpfel").
             if case.decoded.contains('\u{FFFD}') && !case.text.contains('\u{FFFD}') {
                 assert_eq!((family, case.text.contains("pfel")), ("qwen2", true));
                 continue;
@@ -130,9 +130,9 @@ fn texts_of_the_reference_library() {
     }
 }
 
-/// Each edit makes a good file bad; the error says where.
+/// Each edit makes a valid file invalid; the error says where.
 #[test]
-fn bad_files_are_errors_that_name_the_place() {
+fn errors_name_the_invalid_part_of_the_file() {
     type Edit = fn(&mut Value);
     let cases: [(&str, Edit, &str); 23] = [
         ("gpt2", |t| *t = json!("text"), "model"),
@@ -158,7 +158,7 @@ fn bad_files_are_errors_that_name_the_place() {
         (
             "llama3",
             |t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(?:(?:a|a)*)*(?!x)b"),
-            "steps back",
+            "backtracks at most",
         ),
         ("gpt2", |t| t["pre_tokenizer"] = json!({ "type": "FixedLength", "length": 0 }), "pre_tokenizer.length"),
         (
@@ -217,9 +217,9 @@ fn ids_that_end_a_turn_come_from_all_files() {
     assert_eq!(tokenizer.prefix(), [id("<|start|>")]);
 }
 
-/// The reference library's classes for Llama and Gemma heed two keys of tokenizer_config.json more than the post-processor.
+/// For the reference library's classes of Llama and Gemma, two keys of tokenizer_config.json override the post-processor.
 #[test]
-fn llama_and_gemma_classes_decide_what_stands_around_a_text() {
+fn llama_and_gemma_classes_override_the_post_processor() {
     let mut folder = common::fixture("llama3");
     let start = Tokenizer::from_hugging_face(&folder).unwrap().id_of("<|start|>").unwrap();
     let end = Tokenizer::from_hugging_face(&folder).unwrap().id_of("<|end|>").unwrap();
@@ -239,7 +239,7 @@ fn llama_and_gemma_classes_decide_what_stands_around_a_text() {
         let tokenizer = Tokenizer::from_hugging_face(&folder).unwrap();
         assert_eq!((tokenizer.prefix(), tokenizer.suffix()), (prefix, suffix), "{class}");
     }
-    // A beginning that has no name cannot be put anywhere: the post-processor stays in charge.
+    // A beginning-of-sequence token without a name cannot be added: the post-processor applies.
     folder.tokenizer_config = Some(json!({ "tokenizer_class": "LlamaTokenizer", "add_bos_token": true }));
     assert_eq!(Tokenizer::from_hugging_face(&folder).unwrap().prefix(), [start]);
 }

@@ -1,5 +1,5 @@
 //! Byte-pair encoding by ranked merges: over bytes (GPT-2, Llama 3, Qwen) or over characters (Gemma's and Llama 2's
-//! tokenizer.json). Called by the tokenizer for each piece that the pre-tokenizer cut.
+//! tokenizer.json). Called by the pipeline for each piece from the pre-tokenizer.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,7 +8,7 @@ use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
 use crate::error::Error;
 use crate::vocabulary::{Vocabulary, char_of_byte};
 
-/// Pairs of ids, below 2^24 each, are spread by one keyed multiplication: the pairs of a file are not to collide by design either.
+/// Hashes a pair of ids, each below 2^24, by one multiplication with random keys, so that a file cannot be built to collide.
 #[derive(Default)]
 pub(crate) struct PairHasher(u64);
 
@@ -30,11 +30,11 @@ fn pair_key(left: u32, right: u32) -> u64 {
     (left as u64) << 32 | right as u64
 }
 
-/// What the symbols are before any merge.
+/// The symbols before any merge.
 enum Alphabet {
-    /// The id of each byte's token; `None` where the vocabulary lacks it.
+    /// The id of each byte's token; `None` if the vocabulary lacks it.
     Bytes(Box<[Option<u32>; 256]>),
-    /// Characters, looked up in the vocabulary; the bytes of one that is not there, if the vocabulary has byte tokens.
+    /// Characters of the vocabulary. A character outside it is spelled in byte tokens, if there are any.
     Characters { byte_tokens: Option<Box<[u32; 256]>> },
 }
 
@@ -49,21 +49,21 @@ pub(crate) struct Bpe {
 /// The options of a BPE model beside its vocabulary and merges.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct BpeOptions {
-    /// Pieces are bytes in GPT-2's alphabet, else characters.
+    /// Whether symbols are bytes in GPT-2's alphabet; otherwise they are characters.
     pub(crate) byte_level: bool,
-    /// Characters outside the vocabulary are spelled with byte tokens.
+    /// Whether characters outside the vocabulary are spelled in byte tokens.
     pub(crate) byte_fallback: bool,
-    /// A piece that is a token is taken whole.
+    /// Whether a piece that is a token is used whole, without merging.
     pub(crate) ignore_merges: bool,
-    /// What stands for a symbol that has no token; without it the symbol is dropped, as the reference does.
+    /// The id for a symbol that has no token. Without one the symbol is dropped, as the reference does.
     pub(crate) unknown: Option<u32>,
-    /// Several unknown symbols in a row give one id.
+    /// Whether a run of unknown symbols becomes one id.
     pub(crate) fuse_unknown: bool,
 }
 
 impl Bpe {
-    /// `merges` in the order of their ranks. A merge that names a piece outside the vocabulary is an error; one that
-    /// would produce a control token is left out, so that no text can be merged into one.
+    /// Builds the merge table from `merges` in the order of their ranks. A merge that names a piece outside the vocabulary
+    /// is an error. A merge that would produce a control token is ignored, so that no text can be merged into one.
     pub(crate) fn new<'m>(
         vocabulary: &Vocabulary,
         merges: impl Iterator<Item = (&'m str, &'m str)>,
@@ -106,12 +106,12 @@ impl Bpe {
         })
     }
 
-    /// Whether its symbols are bytes in GPT-2's alphabet, else characters.
+    /// Whether symbols are bytes in GPT-2's alphabet; otherwise they are characters.
     pub(crate) fn is_byte_level(&self) -> bool {
         matches!(self.alphabet, Alphabet::Bytes(_))
     }
 
-    /// Whether a piece that is a token is taken whole.
+    /// Whether a piece that is a token is used whole.
     pub(crate) fn ignores_merges(&self) -> bool {
         self.ignore_merges
     }
@@ -121,17 +121,17 @@ impl Bpe {
         matches!(self.alphabet, Alphabet::Characters { byte_tokens: Some(_) })
     }
 
-    /// The ids that merges produce.
+    /// Returns the ids that merges produce.
     pub(crate) fn products(&self) -> impl Iterator<Item = u32> {
         self.merges.values().map(|join| join.id)
     }
 
-    /// Whether a symbol without a token can affect its neighbours, so that a piece must not be cut further.
+    /// Whether adjacent symbols without a token are fused into one id, so that a piece must not be split further.
     pub(crate) fn fuses_unknown(&self) -> bool {
         self.fuse_unknown && !matches!(self.alphabet, Alphabet::Characters { byte_tokens: Some(_) })
     }
 
-    /// Whether every symbol has an id of its own, be it the unknown one.
+    /// Whether every symbol has at least one id, possibly the unknown one.
     pub(crate) fn covers_all_text(&self) -> bool {
         let is_covered = match &self.alphabet {
             Alphabet::Bytes(ids) => ids.iter().all(Option::is_some),
@@ -171,7 +171,7 @@ impl Bpe {
         ids.extend(symbols.iter().map(|symbol| symbol.id));
     }
 
-    /// Appends the ids of one piece of a byte-level model; a piece need not end with a whole character.
+    /// Appends the ids of one piece of a byte-level model. A piece may end within a character.
     pub(crate) fn encode_bytes(
         &self,
         vocabulary: &Vocabulary,

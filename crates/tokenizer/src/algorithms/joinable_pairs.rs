@@ -1,10 +1,10 @@
-//! Which characters ever stand side by side inside a token.
+//! The pairs of characters that are adjacent inside some token.
 //!
-//! Where two neighbours of a text never do, no merge can cross them, so the text may be cut there without changing a
-//! single id. That turns SentencePiece's one merge over a whole text into many over words, which is faster and lets
-//! repeated words be remembered. Called by the tokenizer; exact by construction, whatever the vocabulary.
+//! If two adjacent characters of a text form no such pair, no merge can cross them, and the text can be split there
+//! without changing an id. That turns SentencePiece's one merge over a whole text into many merges over words, which is
+//! faster and lets repeated words be cached. It is exact for every vocabulary. Called by the pipeline.
 
-/// A set of character pairs as a hashed bit set: a false "yes" only loses a cut, and there is no false "no".
+/// A set of character pairs as a hashed bit set. A false positive only loses a split; there are no false negatives.
 pub(crate) struct JoinablePairs {
     bits: Box<[u64]>,
 }
@@ -34,7 +34,7 @@ impl JoinablePairs {
         self.bits[at / 64] >> (at % 64) & 1 == 1
     }
 
-    /// Cuts a text wherever no token can cross.
+    /// Splits a text between all characters that no token joins.
     pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
         let mut start = 0;
         let mut previous = None;
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_where_no_token_reaches() {
+    fn text_is_split_where_no_token_joins_it() {
         let joinable_pairs = JoinablePairs::new(["ab", "▁c", "cd"].into_iter());
         let mut pieces = Vec::new();
         joinable_pairs.split("ab▁cdba", &mut |piece| pieces.push(piece));

@@ -1,8 +1,8 @@
-//! The merge loop that byte-pair encoding by ranks and by scores share.
+//! The merge loop shared by byte-pair encoding with ranks and with scores.
 //!
-//! A piece begins as one symbol a byte or character; the best adjacent pair is joined until no pair may be joined.
-//! Short pieces scan for the best pair, long ones keep candidates in a heap: O(n log n), so that a megabyte without a
-//! cut is no attack. What a pair is worth is the caller's [`Pairs`]; nothing here knows about text.
+//! A piece starts as one symbol per byte or character. The best adjacent pair is joined until no pair can be joined.
+//! Short pieces scan for the best pair; long pieces keep candidates in a heap, O(n log n), so that a megabyte without a
+//! split does not take minutes. The caller's [`Pairs`] ranks the pairs; nothing here knows about text.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ pub(crate) struct Symbol {
     pub(crate) len: u32,
 }
 
-/// A join that the model allows: the lower `rank` goes first, and of equal ranks the leftmost.
+/// A join that the model allows. The lowest `rank` is joined first; of equal ranks, the leftmost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Join {
     pub(crate) rank: u32,
@@ -26,10 +26,10 @@ pub(crate) trait Pairs {
     fn join(&self, left: Symbol, right: Symbol) -> Option<Join>;
 }
 
-/// Up to this many symbols a scan over all pairs is cheaper than a heap.
+/// Maximum number of symbols for which a scan over all pairs is cheaper than a heap.
 const SCAN_LIMIT: usize = 48;
 
-/// Joins symbols in place; what is left is the tokens in order.
+/// Joins symbols in place; the remaining symbols are the tokens, in order.
 pub(crate) fn merge(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
     if symbols.len() <= SCAN_LIMIT { merge_by_scan(symbols, pairs) } else { merge_by_heap(symbols, pairs) }
 }
@@ -64,7 +64,7 @@ fn merge_by_scan(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
 
 const NONE: u32 = u32::MAX;
 
-/// A candidate is stale when either side has changed since: symbols only ever grow, so the joined length tells.
+/// A pair that may be joined. It is stale if either side has changed since; symbols only grow, so its length shows that.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
@@ -88,7 +88,7 @@ fn merge_by_heap(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
     while let Some(Reverse(top)) = heap.pop() {
         let left = top.left as usize;
         let right = next[left];
-        // A symbol that was joined into its left neighbour has length zero.
+        // A symbol that was joined into the one on its left has length zero.
         if symbols[left].len == 0 || right == NONE || symbols[left].len + symbols[right as usize].len != top.len {
             continue;
         }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A toy model: pairs of small ids join by a made-up but fixed rule.
+    /// A toy model: pairs of small ids join by an arbitrary but fixed rule.
     struct Toy;
     impl Pairs for Toy {
         fn join(&self, left: Symbol, right: Symbol) -> Option<Join> {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     proptest! {
-        /// The heap and the scan are two ways to the same tokens.
+        /// The heap and the scan produce the same tokens.
         #[test]
         fn heap_agrees_with_scan(ids in prop::collection::vec(0u32..6, 1..SCAN_LIMIT)) {
             let symbols: Vec<Symbol> =

@@ -1,7 +1,7 @@
-//! Normalizers: how text is rewritten before it is cut into pieces.
+//! Normalizers: rewrites of the text before it is split into pieces.
 //!
-//! The rewrites that models use most have a plain version here; any other that a tokenizer.json names is done by the
-//! `tokenizers` crate, which is also asked where a stretch of rewritten text came from.
+//! The rewrites that most models use are implemented here. All others run in the `tokenizers` crate, which also traces
+//! normalized text back to the original bytes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -17,8 +17,9 @@ pub(crate) enum Rewrite {
         from: String,
         to: String,
     },
-    /// SentencePiece's `remove_extra_whitespaces`: runs of spaces become one, none at the ends.
+    /// SentencePiece's `remove_extra_whitespaces`: a run of spaces becomes one, and spaces at both ends are removed.
     SqueezeSpaces,
+    /// A normalizer that only the `tokenizers` crate implements.
     Foreign(NormalizerWrapper),
 }
 
@@ -26,15 +27,16 @@ pub(crate) enum Rewrite {
 #[derive(Default)]
 pub(crate) struct Normalizer {
     pub(crate) rewrites: Vec<Rewrite>,
-    /// The same from the reference library, which keeps the origin of every byte; `None` where the file had none.
+    /// The same rewrites in the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF files.
     pub(crate) traced: Option<NormalizerWrapper>,
 }
 
-/// The most that all replacements together may lengthen a text, each taken at its worst: known files stay below a hundred, and the bound
-/// is what keeps a short text from becoming one that no memory holds.
+/// Maximum factor by which all replacements together may lengthen a text. Known files stay below 100. Without a bound, a
+/// model file could turn a short text into one that exhausts memory.
 pub(crate) const MAX_GROWTH: usize = 256;
 
 impl Normalizer {
+    /// Returns the normalized text.
     pub(crate) fn apply<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut text = Cow::Borrowed(text);
         for rewrite in &self.rewrites {
@@ -45,10 +47,10 @@ impl Normalizer {
         text
     }
 
-    /// How many times shorter a text can become at most; `None` where there is no bound.
+    /// Returns the maximum factor by which normalization shortens a text; `None` if there is no bound.
     pub(crate) fn max_shrink_factor(&self) -> Option<usize> {
         let each = |rewrite: &Rewrite| match rewrite {
-            // Jamo compose to a third of their length; the worst is iota's other form with two accents, 7 bytes to 2.
+            // Jamo compose to a third of their length. The worst case is U+1FBE with two accents: 7 bytes become 2.
             Rewrite::Nfc => Some(4),
             Rewrite::Prepend(_) => Some(1),
             Rewrite::Replace { from, to } => (to.len() >= from.len()).then_some(1),
@@ -57,7 +59,7 @@ impl Normalizer {
         self.rewrites.iter().try_fold(1, |whole: usize, rewrite| whole.checked_mul(each(rewrite)?))
     }
 
-    /// The bytes of `text` that the bytes `at` of its normalized form came from; `None` when that cannot be told.
+    /// Returns the bytes of `text` from which the bytes `at` of its normalized form came; `None` if they are unknown.
     pub(crate) fn origin(&self, text: &str, at: Range<usize>) -> Option<Range<usize>> {
         let mut normalized = NormalizedString::from(text);
         self.traced.as_ref()?.normalize(&mut normalized).ok()?;
@@ -66,7 +68,7 @@ impl Normalizer {
 }
 
 impl Rewrite {
-    /// The rewritten text, or `None` when nothing changes.
+    /// Returns the rewritten text, or `None` if nothing changes.
     fn apply(&self, text: &str) -> Option<String> {
         match self {
             Rewrite::Nfc => {
@@ -83,7 +85,7 @@ impl Rewrite {
             }
             Rewrite::Foreign(normalizer) => {
                 let mut normalized = NormalizedString::from(text);
-                // The reference ignores a failing normalizer as well; it fails only on its own inconsistencies.
+                // The reference ignores a failing normalizer too; it fails only on inconsistencies of its own.
                 normalizer.normalize(&mut normalized).ok()?;
                 Some(normalized.get().to_owned())
             }
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rewrites_in_order() {
+    fn rewrites_apply_in_order() {
         let normalizer = Normalizer {
             rewrites: vec![
                 Rewrite::Nfc,

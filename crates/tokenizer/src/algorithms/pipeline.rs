@@ -1,5 +1,5 @@
-//! From a stretch of normalized text to ids: the pre-tokenizer cuts it into pieces, the model spells each piece.
-//! Called by the tokenizer for every stretch between added tokens; it knows nothing of added or control tokens.
+//! From a fragment of normalized text to ids: the pre-tokenizer splits it into pieces, and the model encodes each piece.
+//! Called by the tokenizer for every fragment between added tokens; it knows nothing of added or control tokens.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,22 +13,22 @@ use crate::algorithms::sentencepiece::SentencePieceBpe;
 use crate::algorithms::unigram::Unigram;
 use crate::vocabulary::{METASPACE, Vocabulary, byte_of_char, char_of_byte};
 
-/// When a mark or a space is put before a stretch that does not begin with one.
+/// When U+2581 is inserted before a fragment that does not begin with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prepend {
     Always,
-    /// Only before a stretch that begins the whole text.
+    /// Only before the first fragment of the text.
     First,
     Never,
 }
 
-/// What happens to spaces before the cuts.
+/// The treatment of spaces before the text is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpaceRule {
     Keep,
-    /// A space is put before a stretch that begins with none (`ByteLevel` with `add_prefix_space`).
+    /// A space is inserted before a fragment that does not begin with one (`ByteLevel` with `add_prefix_space`).
     Prefix,
-    /// Spaces become U+2581; with `split`, each begins a new piece.
+    /// Spaces become U+2581. With `split`, each U+2581 starts a new piece.
     Metaspace {
         prepend: Prepend,
         split: bool,
@@ -39,13 +39,13 @@ pub(crate) enum PreTokenizer {
     Ours {
         space: SpaceRule,
         stages: Vec<Stage>,
-        /// Cuts made after bytes were spelled in GPT-2's alphabet, as Falcon's tokenizer.json has them.
+        /// Stages that run after bytes were spelled in GPT-2's alphabet, as in Falcon's tokenizer.json.
         spelled_stages: Vec<Stage>,
     },
-    /// A combination that only the `tokenizers` crate knows.
+    /// A pre-tokenizer that only the `tokenizers` crate implements.
     Foreign {
         pre_tokenizer: Box<PreTokenizerWrapper>,
-        /// Its pieces are spelled in GPT-2's alphabet.
+        /// Whether its pieces are spelled in GPT-2's alphabet.
         spelled: bool,
     },
 }
@@ -59,16 +59,16 @@ pub(crate) enum Model {
 pub(crate) struct Pipeline {
     pub(crate) pre_tokenizer: PreTokenizer,
     pub(crate) model: Model,
-    /// Extra cuts that change no id; `None` where the model's own cuts suffice or cutting could change ids.
+    /// Extra splits that change no id; `None` if the pre-tokenizer splits enough or more splits could change ids.
     pub(crate) joinable_pairs: Option<JoinablePairs>,
 }
 
-/// Stretches shorter than this many bytes repeat too few words for remembering them to pay.
+/// Minimum bytes of a fragment for which caching pays; shorter fragments repeat too few pieces.
 const CACHE_FROM_BYTES: usize = 512;
-/// Longer pieces rarely repeat.
+/// Maximum bytes of a cached piece; longer pieces rarely repeat.
 const CACHED_PIECE_BYTES: usize = 48;
 
-/// Encodes pieces, remembering those of the current stretch: a piece seen before is copied from the ids already made.
+/// Encodes pieces and caches those of the current fragment: the ids of a repeated piece are copied.
 struct PieceEncoder<'p, 't> {
     model: &'p Model,
     vocabulary: &'p Vocabulary,
@@ -79,21 +79,21 @@ struct PieceEncoder<'p, 't> {
 
 impl<'t> PieceEncoder<'_, 't> {
     fn piece(&mut self, piece: &'t str) {
-        self.remembered(piece.as_bytes(), |this| match this.model {
+        self.cached(piece.as_bytes(), |this| match this.model {
             Model::Bpe(bpe) => bpe.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
             Model::SentencePieceBpe(spm) => spm.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
             Model::Unigram(unigram) => unigram.encode(this.vocabulary, piece, this.ids),
         });
     }
 
-    /// A piece in GPT-2's alphabet; what is not in it never came from bytes, and cannot be spelled.
+    /// Encodes a piece in GPT-2's alphabet. A character outside the alphabet did not come from bytes and is skipped.
     fn spelled_piece(&mut self, piece: &str) {
         let Model::Bpe(bpe) = self.model else { return };
         let bytes: Vec<u8> = piece.chars().filter_map(byte_of_char).collect();
         bpe.encode_bytes(self.vocabulary, &bytes, &mut self.scratch, self.ids);
     }
 
-    fn remembered(&mut self, key: &'t [u8], encode: impl FnOnce(&mut Self)) {
+    fn cached(&mut self, key: &'t [u8], encode: impl FnOnce(&mut Self)) {
         if key.len() > CACHED_PIECE_BYTES {
             return encode(self);
         }
@@ -111,14 +111,14 @@ impl<'t> PieceEncoder<'_, 't> {
 }
 
 impl Pipeline {
-    /// Appends the ids of a normalized stretch; `first` when it begins the whole text.
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, stretch: &str, first: bool, ids: &mut Vec<u32>) {
-        if stretch.is_empty() {
+    /// Appends the ids of a normalized fragment; `first` is true for the first fragment of the text.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, fragment: &str, first: bool, ids: &mut Vec<u32>) {
+        if fragment.is_empty() {
             return;
         }
         let spaced = match &self.pre_tokenizer {
-            PreTokenizer::Ours { space, .. } => apply_space_rule(*space, stretch, first),
-            PreTokenizer::Foreign { .. } => Cow::Borrowed(stretch),
+            PreTokenizer::Ours { space, .. } => apply_space_rule(*space, fragment, first),
+            PreTokenizer::Foreign { .. } => Cow::Borrowed(fragment),
         };
         let seen = (spaced.len() >= CACHE_FROM_BYTES).then(HashMap::new);
         let mut encoder = PieceEncoder { model: &self.model, vocabulary, seen, scratch: Scratch::default(), ids };
@@ -141,12 +141,12 @@ impl Pipeline {
             }
             PreTokenizer::Foreign { pre_tokenizer, spelled } => {
                 let mut text = PreTokenizedString::from(&*spaced);
-                // It fails only on its own inconsistencies; the whole stretch is then one piece.
+                // It fails only on inconsistencies of its own; the whole fragment is then one piece.
                 if pre_tokenizer.pre_tokenize(&mut text).is_err() {
                     text = PreTokenizedString::from(&*spaced);
                 }
                 for (piece, _, _) in text.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
-                    // These pieces live no longer than this loop, so they are not remembered.
+                    // These pieces live no longer than this loop, so they are not cached.
                     let mut one = PieceEncoder {
                         model: encoder.model,
                         vocabulary,
@@ -165,7 +165,7 @@ impl Pipeline {
         }
     }
 
-    /// Whether every character has ids of its own: none is dropped, and no run of them shares an unknown token.
+    /// Whether every character has at least one id: none is dropped, and no run shares an unknown token.
     pub(crate) fn covers_all_text(&self) -> bool {
         let covers_all_text = match &self.model {
             Model::Bpe(bpe) => bpe.covers_all_text(),
@@ -182,22 +182,22 @@ impl Pipeline {
     }
 }
 
-fn apply_space_rule(rule: SpaceRule, stretch: &str, first: bool) -> Cow<'_, str> {
+fn apply_space_rule(rule: SpaceRule, fragment: &str, first: bool) -> Cow<'_, str> {
     match rule {
-        SpaceRule::Keep => Cow::Borrowed(stretch),
-        SpaceRule::Prefix if stretch.starts_with(' ') => Cow::Borrowed(stretch),
-        SpaceRule::Prefix => Cow::Owned(format!(" {stretch}")),
+        SpaceRule::Keep => Cow::Borrowed(fragment),
+        SpaceRule::Prefix if fragment.starts_with(' ') => Cow::Borrowed(fragment),
+        SpaceRule::Prefix => Cow::Owned(format!(" {fragment}")),
         SpaceRule::Metaspace { prepend, .. } => {
-            let mut marked = String::with_capacity(stretch.len() + stretch.len() / 3 + 3);
+            let mut marked = String::with_capacity(fragment.len() + fragment.len() / 3 + 3);
             let wanted = match prepend {
                 Prepend::Always => true,
                 Prepend::First => first,
                 Prepend::Never => false,
             };
-            if wanted && !stretch.starts_with([' ', METASPACE]) {
+            if wanted && !fragment.starts_with([' ', METASPACE]) {
                 marked.push(METASPACE);
             }
-            marked.extend(stretch.chars().map(|c| if c == ' ' { METASPACE } else { c }));
+            marked.extend(fragment.chars().map(|c| if c == ' ' { METASPACE } else { c }));
             Cow::Owned(marked)
         }
     }

@@ -1,23 +1,23 @@
-//! SentencePiece's byte-pair encoding: adjacent symbols are joined where the joined text is a token, best score first.
-//! The GGUF tokenizer model "llama" (Llama 2, Mistral, Gemma, Phi-3). Called by the tokenizer for each piece.
+//! SentencePiece's byte-pair encoding: adjacent symbols are joined if the joined text is a token, best score first.
+//! The GGUF tokenizer model "llama" (Llama 2, Mistral, Gemma, Phi-3). Called by the pipeline for each piece.
 
 use crate::algorithms::bpe::Scratch;
 use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
 use crate::vocabulary::Vocabulary;
 
-/// Marks a character that has no token of its own.
+/// Marks a character that has no token.
 const NO_TOKEN: u32 = u32::MAX;
 
 pub(crate) struct SentencePieceBpe {
-    /// The rank of each id: the order of the scores, best first.
+    /// The rank of each id; a higher score is a lower rank.
     ranks: Vec<u32>,
     byte_tokens: Option<Box<[u32; 256]>>,
-    /// What stands for a character with no token where there are no byte tokens.
+    /// The id for a character without a token, if there are no byte tokens.
     unknown: Option<u32>,
 }
 
 impl SentencePieceBpe {
-    /// `scores[id]` for every id of the vocabulary.
+    /// Builds the model from `scores[id]` for every id of the vocabulary.
     pub(crate) fn new(
         vocabulary: &Vocabulary,
         scores: impl Iterator<Item = f32>,
@@ -26,7 +26,7 @@ impl SentencePieceBpe {
         SentencePieceBpe { ranks: scores.map(rank_of_score).collect(), byte_tokens: vocabulary.byte_tokens(), unknown }
     }
 
-    /// Whether every character has ids of its own, be they the unknown one.
+    /// Whether every character has at least one id, possibly the unknown one.
     pub(crate) fn covers_all_text(&self) -> bool {
         self.byte_tokens.is_some() || self.unknown.is_some()
     }
@@ -67,9 +67,9 @@ impl Pairs for ByScore<'_> {
     }
 }
 
-/// Maps scores to integers so that a higher score is a lower rank; total, so that even NaN is no trouble.
+/// Maps scores to integers: a higher score is a lower rank. The order is total, so NaN does no harm.
 fn rank_of_score(score: f32) -> u32 {
-    // Positive zero: -0.0 and 0.0 are the same score.
+    // Adding 0.0 turns -0.0 into 0.0: both are the same score.
     let bits = (score + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending

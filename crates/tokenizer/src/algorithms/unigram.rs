@@ -1,9 +1,9 @@
-//! SentencePiece's unigram model (XGLM, T5): of all ways to spell a piece with tokens, the one with the best sum of
-//! scores, found by dynamic programming. Called by the tokenizer for each piece.
+//! SentencePiece's unigram model (XGLM, T5): of all ways to spell a piece in tokens, it takes the one with the highest
+//! sum of scores, found by dynamic programming. Called by the pipeline for each piece.
 
 use crate::vocabulary::Vocabulary;
 
-/// An unknown character costs this much more than the worst token; the constant of SentencePiece.
+/// An unknown character scores this much below the worst token; SentencePiece's constant.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 pub(crate) struct Unigram {
@@ -11,7 +11,7 @@ pub(crate) struct Unigram {
     unknown_score: f64,
     unknown: Option<u32>,
     byte_tokens: Option<Box<[u32; 256]>>,
-    /// The byte lengths that tokens have, ascending: the prefixes worth looking up at each position.
+    /// The byte lengths of all tokens, ascending: the prefixes to look up at each position.
     lengths: Vec<usize>,
 }
 
@@ -20,12 +20,12 @@ pub(crate) struct Unigram {
 struct Best {
     score: f64,
     start: usize,
-    /// `None`: an unknown character.
+    /// The last token; `None` for an unknown character.
     id: Option<u32>,
 }
 
 impl Unigram {
-    /// `scores[id]` for the first ids of the vocabulary; ids past them (added tokens) belong to no spelling.
+    /// Builds the model from `scores[id]` for the first ids of the vocabulary; ids past them (added tokens) are not used.
     pub(crate) fn new(vocabulary: &Vocabulary, scores: Vec<f64>, unknown: Option<u32>, byte_fallback: bool) -> Unigram {
         let mut lengths: Vec<usize> = (0..scores.len() as u32).map(|id| vocabulary.piece(id).len()).collect();
         lengths.sort_unstable();
@@ -41,7 +41,7 @@ impl Unigram {
         }
     }
 
-    /// Whether every character has ids of its own: a run of unknown ones shares one, unless there are bytes to spell them.
+    /// Whether every character has at least one id. Without byte tokens, a run of unknown characters shares one id.
     pub(crate) fn covers_all_text(&self) -> bool {
         self.byte_tokens.is_some()
     }
@@ -71,12 +71,12 @@ impl Unigram {
         self.collect(piece, &best, ids);
     }
 
-    /// Walks back along the best spelling; a run of unknown characters is one unknown token, or its bytes.
+    /// Walks back along the best spelling. A run of unknown characters becomes its byte tokens, or one unknown token.
     fn collect(&self, piece: &str, best: &[Option<Best>], ids: &mut Vec<u32>) {
         let mut spans: Vec<(usize, usize, Option<u32>)> = Vec::new();
         let mut end = piece.len();
         while end > 0 {
-            // Every position on the path was reached, because single characters always offer a step.
+            // Every position on the path was reached: each character is at least an unknown step.
             let Some(step) = best[end] else { break };
             match spans.last_mut() {
                 Some((start, _, None)) if step.id.is_none() => *start = step.start,

@@ -1,9 +1,10 @@
-//! Chat templates: a conversation becomes the text that the model was trained on, as segments that know their origin.
+//! Chat templates: they render a conversation to the text that the model was trained on, as segments with their origin.
 //!
-//! The template is the model's own Jinja source, run by minijinja with the settings and functions that the reference
-//! implementation gives it. It has no loader, no files, no environment and no clock; its steps and its output are
-//! bounded. The server and the CLI call this; what is trusted is decided in [`text_origin`].
+//! The template is the model's own Jinja source, run by minijinja with the settings and functions of the reference
+//! implementation. It cannot read files or the environment and has no clock; its steps and its output are bounded.
+//! [`text_origin`] decides which text is trusted.
 
+mod date_time;
 mod python_functions;
 mod segment;
 mod text_origin;
@@ -19,38 +20,38 @@ use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 use text_origin::Origins;
 
-pub use python_functions::DateTime;
+pub use date_time::DateTime;
 pub use segment::Segment;
 
-/// Who may speak. Roles are written into the prompt as they are, so they come from this list and nowhere else.
+/// The roles of messages. Templates write roles into the prompt as trusted text, so no other value is accepted.
 pub const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
 
-/// Steps of the template's virtual machine; with the templates of our tests, twenty thousand messages take fewer.
+/// Maximum steps of the template's virtual machine. With the templates of the tests, 20,000 messages take fewer.
 const MAX_STEPS: u64 = 1_000_000;
-/// The stack that a template is rendered on. A step makes a value one level deeper at most, and to compare, to join or to drop a value
-/// takes at most 480 bytes of stack a level, as measured: so no template overflows it. It costs address space, not memory.
+/// Stack size of the thread that renders. A step nests a value at most one level deeper, and comparing, joining or dropping a
+/// value takes at most 480 bytes of stack per level (measured), so no template overflows it. It costs address space, not memory.
 const STACK_BYTES: usize = MAX_STEPS as usize * 512;
-/// Bytes of rendered text, far beyond any context.
+/// Maximum bytes of rendered text; far longer than any context.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
 const NAME: &str = "chat";
 
-/// What a template is rendered with.
+/// The variables that a template is rendered with.
 #[derive(Debug, Clone, Default)]
 pub struct Conversation<'c> {
     /// Objects with a `role` of [`ROLES`], a `content`, and whatever else the template reads (`name`, `tool_calls`).
     pub messages: &'c [Value],
     /// Tool descriptions, as the OpenAI API has them.
     pub tools: Option<&'c Value>,
-    /// End with the beginning of an answer.
+    /// Whether the text ends with the beginning of a reply.
     pub add_generation_prompt: bool,
     /// Further variables, such as `enable_thinking`. Their text is untrusted like that of messages.
     pub extra: Option<&'c Map<String, Value>>,
-    /// What `strftime_now` answers. A template that asks without it is an error: this crate has no clock.
+    /// The date for `strftime_now`. Without it, a template that calls `strftime_now` fails: this crate has no clock.
     pub now: Option<DateTime>,
 }
 
-/// A message of plain text.
+/// Returns a message with a text as its content.
 pub fn message(role: &str, content: &str) -> Value {
     serde_json::json!({ "role": role, "content": content })
 }
@@ -58,7 +59,7 @@ pub fn message(role: &str, content: &str) -> Value {
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// `bos_token` and its kin, by the names that templates know.
+    /// `bos_token`, `eos_token` and others, with their pieces.
     tokens: Vec<(&'static str, String)>,
     origins: Origins,
 }
@@ -69,7 +70,7 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
-/// The template's `raise_exception`, on its way through minijinja's error.
+/// The message of `raise_exception`, as the source of minijinja's error.
 #[derive(Debug)]
 struct Refused(String);
 
@@ -82,8 +83,7 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl ChatTemplate {
-    /// Compiles a template for use with this tokenizer. A template that is not the model's own must be made known to
-    /// the tokenizer first ([`Tokenizer::guard`]).
+    /// Compiles a template for this tokenizer. For a template that is not the model's own, call [`Tokenizer::guard`] first.
     pub fn compile(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, Error> {
         let mut environment = Environment::new();
         let syntax = minijinja::syntax::SyntaxConfig::builder()
@@ -97,7 +97,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(python_functions::call_method);
         environment.set_formatter(python_functions::format_like_python);
         python_functions::add_filters(&mut environment);
-        // It prints all variables with an indent for each level, which the bound on steps does not bound.
+        // `debug` prints all variables, indented by depth; the bound on steps does not limit that.
         environment.remove_global("debug");
         environment.add_test("iterable", python_functions::is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<JinjaValue, minijinja::Error> {
@@ -118,21 +118,21 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, tokens, origins: Origins::new(source, tokenizer) })
     }
 
-    /// Whether the template reads a variable of this name that it does not set itself.
+    /// Whether the template reads a variable of this name without setting it.
     pub fn reads(&self, variable: &str) -> bool {
         self.environment
             .get_template(NAME)
             .is_ok_and(|template| template.undeclared_variables(false).contains(variable))
     }
 
-    /// Whether the template's source has this text in quotes, as a role that it tells from others: what it never names, it cannot heed.
+    /// Whether the template's source contains this text in quotes. A template that never quotes a role does not treat it specially.
     pub fn quotes(&self, text: &str) -> bool {
         ['\'', '"'].iter().any(|quote| self.origins.source().contains(&format!("{quote}{text}{quote}")))
     }
 
-    /// Renders a conversation. The text of all segments joined is what the reference implementation renders; the text
-    /// of messages, tools and extra variables is untrusted, everything else is trusted. Nothing is prepended: a
-    /// template writes the model's first token itself.
+    /// Renders a conversation. The joined text of all segments equals that of the reference implementation. Text from
+    /// messages, tools and extra variables is untrusted, all other text is trusted. Nothing is prepended: a template
+    /// writes the beginning-of-sequence token itself.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Vec<Segment>, Error> {
         check_roles(conversation.messages)?;
         let (text, marked) = on_large_stack(|| {
@@ -142,30 +142,30 @@ impl ChatTemplate {
                 |value, key| self.origins.mark(value, key),
                 |key| self.origins.mark_key(key),
             );
-            // A template that fails only on marked text looked into it; that is settled like any other difference.
+            // A template that fails on marked text only is treated like one whose two renderings differ.
             Ok((text, marked.ok()))
         })?;
         Ok(self.origins.segments(&text, marked.as_deref(), conversation))
     }
 
-    /// The text that the reference implementation would render, without origins. Encoding it as trusted text lets
-    /// message text become control tokens; it is for showing, and for tests.
+    /// Renders the text of the reference implementation, without origins. Encoded as trusted text, it would let message
+    /// text become control tokens; use it for display and tests only.
     pub fn render_unguarded(&self, conversation: &Conversation<'_>) -> Result<String, Error> {
         check_roles(conversation.messages)?;
         on_large_stack(|| self.render_text(conversation, |value, _| value.clone(), str::to_owned))
     }
 
-    /// Renders with every value that came from outside passed through `value`, and extra names through `name`.
+    /// Renders a conversation with every value passed through `value`, and the names of extra variables through `name`.
     fn render_text(
         &self,
         conversation: &Conversation<'_>,
         value: impl Fn(&Value, Option<&str>) -> Value,
         name: impl Fn(&str) -> String,
     ) -> Result<String, Error> {
-        let jinja = |outside: &Value, key: Option<&str>| JinjaValue::from(Serde(value(outside, key)));
+        let jinja = |original: &Value, key: Option<&str>| JinjaValue::from(Serde(value(original, key)));
         let mut context: Vec<(String, JinjaValue)> = Vec::new();
-        for (key, outside) in conversation.extra.into_iter().flatten() {
-            context.push((name(key), jinja(outside, Some(key))));
+        for (key, original) in conversation.extra.into_iter().flatten() {
+            context.push((name(key), jinja(original, Some(key))));
         }
         for (key, piece) in &self.tokens {
             context.push(((*key).to_owned(), JinjaValue::from(piece.as_str())));
@@ -176,7 +176,7 @@ impl ChatTemplate {
         context.push(("tools".into(), tools));
         context.push(("documents".into(), JinjaValue::from(())));
         context.push(("add_generation_prompt".into(), JinjaValue::from(conversation.add_generation_prompt)));
-        context.push(("strftime_now".into(), python_functions::strftime_now(conversation.now)));
+        context.push(("strftime_now".into(), date_time::strftime_now(conversation.now)));
         let context = JinjaValue::from_pairs(context);
 
         let template = self.environment.get_template(NAME).map_err(|error| Error::TemplateSyntax(describe(&error)))?;
@@ -188,12 +188,12 @@ impl ChatTemplate {
     }
 }
 
-/// Does the work on a thread of [`STACK_BYTES`]: values that a template nested deeply are compared and dropped level by level, and a
-/// stack that overflows ends the process.
+/// Runs `work` on a thread with a stack of [`STACK_BYTES`]: deeply nested values are compared and dropped recursively, and a stack
+/// overflow would end the process.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK_BYTES);
-        let no_thread = |error| Error::TemplateRender(format!("no thread to render it on: {error}"));
+        let no_thread = |error| Error::TemplateRender(format!("could not start a thread: {error}"));
         match thread.spawn_scoped(scope, work).map_err(no_thread)?.join() {
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -235,7 +235,7 @@ fn render_error(error: minijinja::Error) -> Error {
     Error::TemplateRender(describe(&error))
 }
 
-/// Output that refuses to grow past the bound.
+/// Output of at most [`MAX_OUTPUT_BYTES`].
 struct Bounded(Vec<u8>);
 
 impl io::Write for Bounded {

@@ -1,5 +1,5 @@
-//! What templates may call: the functions and filters that the reference implementation adds to Jinja, and printing as
-//! Python prints. None of them reaches outside the template.
+//! Functions for templates: those that the reference implementation adds to Jinja, and printing like Python's. None of them
+//! reads a file, the environment or a clock.
 
 use std::fmt::Write;
 
@@ -8,104 +8,8 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::text_origin::{marked_like, unmarked};
 
-/// A moment for `strftime_now`, in whatever time zone the caller means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DateTime {
-    pub year: i32,
-    /// 1 to 12.
-    pub month: u8,
-    /// 1 to 31.
-    pub day: u8,
-    pub hour: u8,
-    pub minute: u8,
-    pub second: u8,
-}
-
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-
-impl DateTime {
-    /// Days since Sunday, by Sakamoto's method for the Gregorian calendar.
-    fn weekday(&self) -> usize {
-        const SHIFT: [i64; 12] = [0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4];
-        let month = usize::from(self.month.clamp(1, 12)) - 1;
-        let year = i64::from(self.year) - i64::from(month < 2);
-        let days = year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-        (days + SHIFT[month] + i64::from(self.day)).rem_euclid(7) as usize
-    }
-
-    /// C's strftime for the directives that templates use; another one is an error.
-    fn format(&self, format: &str) -> Result<String, Error> {
-        let mut out = String::new();
-        let mut chars = format.chars();
-        while let Some(c) = chars.next() {
-            if c != '%' {
-                out.push(c);
-                continue;
-            }
-            let mut directive = chars.next().unwrap_or('%');
-            // A dash leaves out the leading zero.
-            let width = if directive == '-' { 1 } else { 2 };
-            if directive == '-' {
-                directive = chars.next().unwrap_or('%');
-            }
-            let month = MONTHS[usize::from(self.month.clamp(1, 12)) - 1];
-            let weekday = WEEKDAYS[self.weekday()];
-            let hour_of_12 = (self.hour + 11) % 12 + 1;
-            // Writing to a string cannot fail.
-            let _ = match directive {
-                'Y' => write!(out, "{}", self.year),
-                'y' => write!(out, "{:0width$}", self.year.rem_euclid(100)),
-                'm' => write!(out, "{:0width$}", self.month),
-                'd' => write!(out, "{:0width$}", self.day),
-                'e' => write!(out, "{:2}", self.day),
-                'B' => write!(out, "{month}"),
-                'b' | 'h' => write!(out, "{}", &month[..3]),
-                'A' => write!(out, "{weekday}"),
-                'a' => write!(out, "{}", &weekday[..3]),
-                'H' => write!(out, "{:0width$}", self.hour),
-                'I' => write!(out, "{hour_of_12:0width$}"),
-                'M' => write!(out, "{:0width$}", self.minute),
-                'S' => write!(out, "{:0width$}", self.second),
-                'p' => write!(out, "{}", if self.hour < 12 { "AM" } else { "PM" }),
-                'F' => write!(out, "{}-{:02}-{:02}", self.year, self.month, self.day),
-                'T' => write!(out, "{:02}:{:02}:{:02}", self.hour, self.minute, self.second),
-                '%' => write!(out, "%"),
-                other => {
-                    let message = format!("strftime_now: %{other} is not supported");
-                    return Err(Error::new(ErrorKind::InvalidOperation, message));
-                }
-            };
-        }
-        Ok(out)
-    }
-}
-
-pub(super) fn strftime_now(now: Option<DateTime>) -> Value {
-    Value::from_function(move |format: String| match now {
-        Some(now) => now.format(&format),
-        None => {
-            let message = "the template asks for the date (strftime_now) and none was given";
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        }
-    })
-}
-
-/// `{% generation %}` and its end mark the assistant's text for training. They print nothing, but like every block tag
-/// they take part in white-space control, so each becomes an empty condition with the same dashes.
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark the assistant's text for training. They print nothing,
+/// but take part in white-space control like every block tag, so each becomes a condition with the same dashes.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -130,7 +34,7 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// What Python can iterate over, which does not include `None`.
+/// Whether Python can iterate over a value; not over `None`.
 pub(super) fn is_iterable(value: &Value) -> bool {
     use ValueKind::{Iterable, Map, Seq, String, Undefined};
     matches!(value.kind(), Seq | Iterable | Map | String | Undefined)
@@ -149,15 +53,15 @@ pub(super) fn format_like_python(out: &mut Output<'_>, _: &mut State<'_, '_>, va
     }
 }
 
-/// How deep values that are written out may nest. Those from JSON nest no deeper than half of this, but a template that puts a list
-/// into itself in a loop makes one level a turn.
+/// Maximum nesting of printed values. Values from JSON nest at most half as deep, but a template that wraps a list in a loop adds
+/// one level per iteration.
 const MAX_DEPTH: usize = 256;
 
-fn check_depth(depth: usize, who: &str) -> Result<(), Error> {
+fn check_depth(depth: usize, function: &str) -> Result<(), Error> {
     if depth <= MAX_DEPTH {
         return Ok(());
     }
-    let message = format!("{who}: lists and dictionaries nest deeper than {MAX_DEPTH} levels");
+    let message = format!("{function}: lists and dictionaries nest deeper than {MAX_DEPTH} levels");
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
@@ -211,7 +115,7 @@ fn python_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Erro
     Ok(())
 }
 
-/// How the case of letters changes.
+/// A change of case.
 #[derive(Clone, Copy)]
 enum Case {
     Upper,
@@ -231,7 +135,7 @@ impl Case {
         })
     }
 
-    /// A marked letter changes like the one it stands for, and keeps its mark.
+    /// Changes the case of a text. A marked letter changes like the unmarked one, and keeps its mark.
     fn apply(self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut begins = true;
@@ -253,8 +157,8 @@ impl Case {
     }
 }
 
-/// Adds the filters `upper`, `lower`, `title`, `capitalize` and `dictsort`, which must see through marks, and those that write a value
-/// out, which print like Python and to a bounded depth.
+/// Adds filters: `upper`, `lower`, `title`, `capitalize` and `dictsort` ignore marks; `tojson`, `string` and `pprint` print like
+/// Python, to a bounded depth.
 pub(super) fn add_filters(environment: &mut Environment<'_>) {
     for name in ["upper", "lower", "title", "capitalize"] {
         if let Some(case) = Case::of_name(name) {
@@ -268,7 +172,7 @@ pub(super) fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("dictsort", dictsort);
 }
 
-/// A value as Python's `str` gives it, or its `repr`, in which a string has quotes.
+/// Returns a value as Python's `str` prints it, or with `quoted`, as `repr` does.
 fn to_text(value: &Value, quoted: bool) -> Result<Value, Error> {
     if value.kind() == ValueKind::String && !quoted {
         return Ok(value.clone());
@@ -278,7 +182,7 @@ fn to_text(value: &Value, quoted: bool) -> Result<Value, Error> {
     Ok(Value::from(text))
 }
 
-/// Python's methods of strings, lists and dictionaries.
+/// Calls a method of Python's strings, lists and dictionaries.
 pub(super) fn call_method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -291,7 +195,7 @@ pub(super) fn call_method(
     }
 }
 
-/// The pairs of a dictionary in the order of their keys, or of their values with `by="value"`.
+/// Returns the pairs of a dictionary, sorted by key, or by value with `by="value"`.
 fn dictsort(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let case_sensitive = options.get::<Option<bool>>("case_sensitive")?.unwrap_or(false);
     let by_value = options.get::<Option<String>>("by")?.as_deref() == Some("value");
@@ -314,7 +218,7 @@ fn dictsort(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(pairs.into_iter().map(|(_, pair)| pair).collect())
 }
 
-/// How a JSON text is laid out.
+/// The layout of a JSON text.
 struct Layout {
     indent: Option<String>,
     item_separator: String,
@@ -341,7 +245,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         _ => vec![if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()],
     };
     let [item, key] = <[String; 2]>::try_from(separators)
-        .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators are two strings"))?;
+        .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings"))?;
     let layout = Layout {
         indent,
         item_separator: item,
@@ -414,7 +318,7 @@ fn write_json(value: &Value, layout: &Layout, depth: usize, out: &mut String) ->
     Ok(())
 }
 
-/// A marked character is escaped as the character it stands for, and keeps its mark.
+/// Writes a JSON string. A marked character is escaped like the unmarked one, and keeps its mark.
 fn write_json_string(text: &str, ensure_ascii: bool, out: &mut String) {
     out.push('"');
     for c in text.chars() {
@@ -442,16 +346,6 @@ fn write_json_string(text: &str, ensure_ascii: bool, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_as_strftime_writes_them() {
-        let date = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
-        assert_eq!(
-            date.format("%d %b %Y|%A %B %-d|%H:%M:%S %I%p|%y-%m-%e%%").unwrap(),
-            "05 Nov 2026|Thursday November 5|15:04:09 03PM|26-11- 5%"
-        );
-        assert!(date.format("%Q").is_err());
-    }
 
     #[test]
     fn generation_tags_become_empty_conditions() {

@@ -1,17 +1,18 @@
-//! Which rendered text came from a message: the part of chat templates that keeps users from forging control tokens.
+//! The origin of rendered text: whether the template wrote it or a message did. This keeps users from forging control
+//! tokens.
 //!
-//! A template may trim, split, join and quote message text before it prints it, so the origin of rendered text is not
-//! in the text. It is found by rendering twice. The plain rendering is what the reference implementation gives, and is
-//! what the model gets. For the second, every visible character from outside is moved into a private plane of Unicode
-//! (a mark that survives trimming, slicing, joining and quoting, one character for one). Where the second rendering,
-//! with marks taken off, is the first, the marks are the origin of each character: an unmarked visible character can
-//! only be the template's own.
+//! A template may trim, split, join and quote message text before it prints it, so rendered text does not show its
+//! origin. The template is therefore rendered twice. The first rendering is that of the reference implementation, and is
+//! the text for the model. For the second, every visible character of the request is moved into a private plane of
+//! Unicode: a mark that survives trimming, slicing, joining and quoting, and keeps the number of characters. If the
+//! second rendering without its marks equals the first, the marks give the origin of each character: an unmarked visible
+//! character was written by the template.
 //!
-//! A template that compares message text with its own text (`'</think>' in content`) behaves differently on marked
-//! text, and the renderings differ. Then nothing is known of single characters, and the rule is: a guarded token in the
-//! rendered text is the template's own only if message text neither holds it nor could complete a part of it that the
-//! template writes. Such tokens become plain text, even where the template wrote them: safe, at the cost of the
-//! template's own use of exactly those tokens in this one conversation.
+//! A template that compares message text with text of its own (`'</think>' in content`) behaves differently on marked
+//! text, and the renderings differ. The origin of single characters is then unknown, and this rule applies: a guarded
+//! token is untrusted if the text of the request contains it, or contains a part that the template's text could complete.
+//! Untrusted tokens are encoded as ordinary text, even if the template wrote them. That is safe, at the cost of the
+//! template's own use of these tokens in this one conversation.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,12 +24,12 @@ use crate::added_tokens::{AddedToken, AddedTokens};
 use crate::chat::Segment;
 use crate::tokenizer::Tokenizer;
 
-/// Planes 15 and 16 are private use. Plane 15 holds the marks of plane 0, plane 16 those of plane 1.
+/// Planes 15 and 16 are for private use. Plane 15 holds the marked characters of plane 0, plane 16 those of plane 1.
 const FIRST_MARK: u32 = 0xF_0000;
-/// Stands for a character from outside that is beyond planes 0 and 1 and so has no marked form.
+/// Stands for a character of the request beyond planes 0 and 1, which has no marked form.
 const STAND_IN: char = char::REPLACEMENT_CHARACTER;
 
-/// The marked form of a visible character; white space stays.
+/// Returns the marked form of a visible character; white space is unchanged.
 fn marked(c: char) -> char {
     match c {
         c if c.is_whitespace() => c,
@@ -37,7 +38,7 @@ fn marked(c: char) -> char {
     }
 }
 
-/// The character that a marked one stands for; others stand for themselves.
+/// Returns the character without its mark.
 pub(super) fn unmarked(c: char) -> char {
     match (c as u32).checked_sub(FIRST_MARK) {
         Some(plain) => char::from_u32(plain).unwrap_or(c),
@@ -45,7 +46,7 @@ pub(super) fn unmarked(c: char) -> char {
     }
 }
 
-/// `changed` with a mark if `original` has one.
+/// Returns `changed`, with a mark if `original` has one.
 pub(super) fn marked_like(original: char, changed: char) -> char {
     if is_marked(original) { marked(changed) } else { changed }
 }
@@ -54,10 +55,10 @@ fn is_marked(c: char) -> bool {
     c as u32 >= FIRST_MARK
 }
 
-/// What the origin of text is judged by: the template's source and the tokens to be protected.
+/// Determines the origin of text, from the template's source and the tokens to protect.
 pub(super) struct Origins {
     source: String,
-    /// The template's own text: string literals, and what stands outside of tags; white space at the ends cut off.
+    /// The template's own text: string literals, and text outside of tags; trimmed.
     own_text: Vec<String>,
     guarded: AddedTokens,
 }
@@ -77,12 +78,11 @@ impl Origins {
         &self.source
     }
 
-    /// A value from outside with all its text marked. Two kinds of text stay as they are because templates compare
-    /// them: roles, which have been checked against a list, and the `type` of a part where the template's source
-    /// has that very word in quotes.
+    /// Returns a value of the request with all its text marked. Two kinds of text stay unmarked because templates compare
+    /// them: roles, which were checked against a list, and the `type` of a part if the template's source quotes that word.
     pub(super) fn mark(&self, value: &Value, key: Option<&str>) -> Value {
         match value {
-            Value::String(text) if self.stays(text, key) => value.clone(),
+            Value::String(text) if self.stays_unmarked(text, key) => value.clone(),
             Value::String(text) => Value::String(text.chars().map(marked).collect()),
             Value::Array(items) => Value::Array(items.iter().map(|item| self.mark(item, None)).collect()),
             Value::Object(fields) => {
@@ -93,7 +93,7 @@ impl Origins {
         }
     }
 
-    fn stays(&self, text: &str, key: Option<&str>) -> bool {
+    fn stays_unmarked(&self, text: &str, key: Option<&str>) -> bool {
         match key {
             Some("role") if super::ROLES.contains(&text) => true,
             Some("role" | "type" | "reasoning_effort") => is_word(text) && self.names(text),
@@ -101,48 +101,48 @@ impl Origins {
         }
     }
 
-    /// Field names that the template reads stay; a name that it can only print is text like any other.
+    /// Returns a field name, marked unless the template reads that field.
     pub(super) fn mark_key(&self, key: &str) -> String {
         let read = is_word(key) && (self.names(key) || self.reads(key));
         if read { key.to_owned() } else { key.chars().map(marked).collect() }
     }
 
-    /// Whether the source has this word in quotes.
+    /// Whether the source quotes this word.
     fn names(&self, word: &str) -> bool {
         self.own_text.iter().any(|text| text == word)
     }
 
-    /// Whether the source has this word as a variable or an attribute, that is, somewhere as a whole word.
+    /// Whether the source contains this word as a variable or an attribute: somewhere as a whole word.
     fn reads(&self, word: &str) -> bool {
         let is_part = |c: char| c.is_alphanumeric() || c == '_';
         self.source.match_indices(word).any(|(at, _)| {
             let before = self.source[..at].chars().next_back();
             let after = self.source[at + word.len()..].chars().next();
-            // Not within a tag such as `<tool_call>`, which names no field.
+            // A word within a tag such as `<tool_call>` is no field.
             !before.is_some_and(|c| is_part(c) || c == '<' || c == '/' || c == '|')
                 && !after.is_some_and(|c| is_part(c) || c == '>')
         })
     }
 
-    /// Splits the rendered text by origin.
+    /// Splits the rendered text by origin; `marked` is the second rendering, if it succeeded.
     pub(super) fn segments(&self, text: &str, marked: Option<&str>, conversation: &Conversation<'_>) -> Vec<Segment> {
         let by_marks = marked.filter(|_| !self.source.chars().any(is_marked)).and_then(|m| segments_by_marks(text, m));
         by_marks.unwrap_or_else(|| self.segments_by_tokens(text, conversation))
     }
 
-    /// The rule for when marks do not tell: guarded tokens that message text could have a part in are untrusted.
+    /// Splits the text without marks: guarded tokens to which text of the request could contribute are untrusted.
     fn segments_by_tokens(&self, text: &str, conversation: &Conversation<'_>) -> Vec<Segment> {
-        let mut outside = Vec::new();
-        conversation.messages.iter().for_each(|message| collect_text(message, None, &mut outside));
-        conversation.tools.iter().for_each(|tools| collect_text(tools, None, &mut outside));
+        let mut request_text = Vec::new();
+        conversation.messages.iter().for_each(|message| collect_text(message, None, &mut request_text));
+        conversation.tools.iter().for_each(|tools| collect_text(tools, None, &mut request_text));
         for (name, value) in conversation.extra.into_iter().flatten() {
-            outside.push(name.as_str());
-            collect_text(value, Some(name), &mut outside);
+            request_text.push(name.as_str());
+            collect_text(value, Some(name), &mut request_text);
         }
         let mut ranges: Vec<Range<usize>> = Vec::new();
-        let mut judged: HashMap<u32, bool> = HashMap::new();
+        let mut is_untrusted: HashMap<u32, bool> = HashMap::new();
         self.guarded.find_all(text, &mut |token, range| {
-            if *judged.entry(token.id).or_insert_with(|| self.could_come_from(&token.content, &outside)) {
+            if *is_untrusted.entry(token.id).or_insert_with(|| self.could_come_from(&token.content, &request_text)) {
                 ranges.push(range);
             }
         });
@@ -165,34 +165,32 @@ impl Origins {
         segments
     }
 
-    /// Whether text from outside holds the token, or holds a part that the template's own text could complete.
-    fn could_come_from(&self, token: &str, outside: &[&str]) -> bool {
-        let given = |part: &str| outside.iter().any(|text| text.contains(part));
+    /// Whether text of the request contains the token, or contains a part that the template's own text could complete.
+    fn could_come_from(&self, token: &str, request_text: &[&str]) -> bool {
+        let given = |part: &str| request_text.iter().any(|text| text.contains(part));
         if given(token) {
             return true;
         }
         let cuts: Vec<usize> = token.char_indices().map(|(at, _)| at).skip(1).collect();
-        // Where the template's own text breaks off within the token, and where it takes up again.
-        let heads: Vec<usize> = cuts.iter().copied().filter(|&cut| self.breaks_off(&token[..cut])).collect();
-        let tails: Vec<usize> = cuts.iter().copied().filter(|&cut| self.takes_up(&token[cut..])).collect();
+        // Positions in the token where the template's own text may end, and where it may begin.
+        let heads: Vec<usize> = cuts.iter().copied().filter(|&cut| self.own_text_ends_with(&token[..cut])).collect();
+        let tails: Vec<usize> = cuts.iter().copied().filter(|&cut| self.own_text_starts_with(&token[cut..])).collect();
         heads
             .iter()
             .any(|&head| given(&token[head..]) || tails.iter().any(|&tail| head < tail && given(&token[head..tail])))
             || tails.iter().any(|&tail| given(&token[..tail]))
     }
 
-    /// Whether some text of the template ends with `part`, so that other text can follow.
-    fn breaks_off(&self, part: &str) -> bool {
+    fn own_text_ends_with(&self, part: &str) -> bool {
         self.own_text.iter().any(|text| text.ends_with(part))
     }
 
-    /// Whether some text of the template begins with `part`, so that other text can come before.
-    fn takes_up(&self, part: &str) -> bool {
+    fn own_text_starts_with(&self, part: &str) -> bool {
         self.own_text.iter().any(|text| text.starts_with(part))
     }
 }
 
-/// The string literals of a Jinja source, unescaped, and its text outside of tags.
+/// Returns the string literals of a Jinja source, unescaped, and its text outside of tags.
 fn own_text(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut keep = |text: &str| {
@@ -214,7 +212,7 @@ fn own_text(source: &str) -> Vec<String> {
             rest = rest.find(close).map_or("", |end| &rest[end + 2..]);
             continue;
         }
-        // Within a tag: a quote opens a literal; the closing mark counts only outside of one.
+        // Within a tag, a quote opens a literal; the closing delimiter counts only outside of literals.
         while !rest.is_empty() && !rest.starts_with(close) {
             let Some(first) = rest.chars().next() else { break };
             rest = &rest[first.len_utf8()..];
@@ -230,7 +228,7 @@ fn own_text(source: &str) -> Vec<String> {
     found
 }
 
-/// A literal up to its closing quote, unescaped, and what follows it.
+/// Returns a literal up to its closing quote, unescaped, and the text after it.
 fn literal(text: &str, quote: char) -> (String, &str) {
     let mut out = String::new();
     let mut chars = text.chars();
@@ -254,7 +252,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// All text of a value that is not a checked role.
+/// Collects all text of a value, except roles of the list.
 fn collect_text<'v>(value: &'v Value, key: Option<&str>, out: &mut Vec<&'v str>) {
     match value {
         Value::String(text) if key == Some("role") && super::ROLES.contains(&text.as_str()) => {}
@@ -270,8 +268,8 @@ fn collect_text<'v>(value: &'v Value, key: Option<&str>, out: &mut Vec<&'v str>)
     }
 }
 
-/// Segments by the marks, or `None` unless `marked` is `text` with marks on it.
-/// White space carries no mark; it is untrusted only between untrusted characters.
+/// Splits by the marks; `None` if `marked` without its marks differs from `text`.
+/// White space has no mark; it is untrusted only between untrusted characters.
 fn segments_by_marks(text: &str, marked: &str) -> Option<Vec<Segment>> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut spaces = String::new();
@@ -310,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_taken_off_again() {
+    fn marks_can_be_removed() {
         for c in (0..=0x1FFFF).filter_map(char::from_u32) {
             assert_eq!(unmarked(marked(c)), c);
             assert_eq!(is_marked(marked(c)), !c.is_whitespace());

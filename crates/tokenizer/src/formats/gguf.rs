@@ -1,7 +1,7 @@
 //! The tokenizer of a GGUF file, from its `tokenizer.ggml.*` keys.
 //!
-//! The keys do not say everything that the reference tokenizers do; what must be inferred from the pre-tokenizer's name
-//! or the architecture is inferred here and nowhere else.
+//! The keys do not describe the reference tokenizers fully. This file infers the rest from the pre-tokenizer's name or the
+//! architecture.
 
 use pellucid_checkpoint::Metadata;
 
@@ -86,7 +86,7 @@ fn load_sentencepiece(metadata: &Metadata) -> Result<Tokenizer, Error> {
     assemble(metadata, vocabulary, pipeline, rewrites, named, true, leading)
 }
 
-/// Gemma 4: merges by rank over characters, with spaces as U+2581 and byte tokens for the rest.
+/// Loads Gemma 4: merges by rank over characters, with U+2581 for spaces and byte tokens for unknown characters.
 fn load_gemma4(metadata: &Metadata) -> Result<Tokenizer, Error> {
     let vocabulary = load_vocabulary(metadata, Spelling::Metaspace)?;
     let named = load_named_ids(metadata, &vocabulary, NamedIds::default())?;
@@ -121,7 +121,7 @@ fn load_vocabulary(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary
             6 => TokenKind::Byte,
             _ => TokenKind::Unused,
         };
-        // Some converted files have these as ordinary text, which would let any text end a turn.
+        // Some converted files have these as ordinary text, so that any text could end a turn.
         let ends_turn = matches!(kind, TokenKind::Normal | TokenKind::UserDefined) && END_NAMES.contains(&piece);
         if ends_turn { TokenKind::Control } else { kind }
     };
@@ -130,13 +130,13 @@ fn load_vocabulary(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary
 
 fn load_bpe(metadata: &Metadata, vocabulary: &Vocabulary, options: BpeOptions) -> Result<Bpe, Error> {
     let merges = metadata.strings(MERGES)?;
-    // A piece may begin with a space, so the separator is looked for after the first character.
+    // A piece may begin with a space, so the separator is searched after the first character.
     let split = |merge: &'_ str| -> Option<usize> {
         let first = merge.chars().next()?.len_utf8();
         merge[first..].find(' ').map(|at| at + first)
     };
     if let Some(bad) = merges.iter().find(|merge| split(merge).is_none()) {
-        return Err(Error::invalid(MERGES, "two pieces with a space between", format!("{bad:?}")));
+        return Err(Error::invalid(MERGES, "two pieces separated by a space", format!("{bad:?}")));
     }
     let pairs = merges.iter().filter_map(|merge| split(merge).map(|at| (&merge[..at], &merge[at + 1..])));
     Bpe::new(vocabulary, pairs, options)
@@ -158,7 +158,7 @@ fn load_named_ids(metadata: &Metadata, vocabulary: &Vocabulary, usual: NamedIds)
         eos: id("eos", usual.eos)?,
         eot: id("eot", usual.eot)?,
         eom: id("eom", usual.eom)?,
-        // These two steer nothing; converters write them carelessly.
+        // Nothing depends on these two, and some converters write wrong ids: ignore errors.
         unknown: id("unknown", usual.unknown).unwrap_or(None),
         padding: id("padding", usual.padding).unwrap_or(None),
     })
@@ -176,14 +176,14 @@ fn assemble(
     let flag = |key: &str, usual: bool| metadata.opt_bool(key).map(|value| value.unwrap_or(usual));
     let add_bos = flag(ADD_BOS, add_bos)?;
     let add_eos = flag(ADD_EOS, false)?;
-    // Phi-3's SentencePiece tokenizers swallow the white space after their markers; the file has no key for it.
-    let swallow = metadata.opt_str("general.architecture")? == Some("phi3")
+    // Phi-3's SentencePiece tokenizers absorb the white space after control tokens; the file has no key for it.
+    let absorbs_space = metadata.opt_str("general.architecture")? == Some("phi3")
         && matches!(pipeline.model, Model::SentencePieceBpe(_));
     let mut added = Vec::new();
     for id in 0..vocabulary.len() as u32 {
         if matches!(vocabulary.kind(id), TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown) {
             let mut token = AddedToken::plain(id, vocabulary.piece(id));
-            token.rstrip = swallow && !matches!(token.content.as_str(), "<unk>" | "<s>" | "<|endoftext|>");
+            token.rstrip = absorbs_space && !matches!(token.content.as_str(), "<unk>" | "<s>" | "<|endoftext|>");
             added.push(token);
         }
     }

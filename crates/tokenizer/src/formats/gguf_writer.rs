@@ -1,7 +1,7 @@
 //! Writes the tokenizer of a Hugging Face folder as the `tokenizer.ggml.*` keys of a GGUF file, which `gguf.rs` reads.
 //!
-//! The keys say less than a tokenizer.json. What they cannot say at all is refused; what they say almost is written, read back and
-//! compared, and the difference is told in a note.
+//! The keys express less than a tokenizer.json. A tokenizer that they cannot express is rejected. The written keys are
+//! read back and compared with the folder's tokenizer; each difference becomes a note for the user.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,8 +18,8 @@ use crate::formats::tokenizer_json::{self, Merge};
 use crate::tokenizer::{END_NAMES, Tokenizer};
 use crate::vocabulary::{METASPACE, TokenKind, Vocabulary};
 
-/// Adds the tokenizer's keys to those of a model with `vocab_size` embeddings, and its chat template. Returns notes for the user: what the
-/// folder's tokenizer does and a reader of the file will not.
+/// Adds the keys of the tokenizer and the chat template to the metadata of a model with `vocab_size` embeddings. Returns notes
+/// for the user on differences between the folder's tokenizer and the file's.
 pub fn write_gguf(folder: &HuggingFace, vocab_size: usize, metadata: &mut Metadata) -> Result<Vec<String>, Error> {
     let (tokenizer, merges) = tokenizer_json::read(folder)?;
     let mut writer = Writer { tokenizer: &tokenizer, vocab_size, metadata, notes: Vec::new() };
@@ -39,7 +39,7 @@ pub fn write_gguf(folder: &HuggingFace, vocab_size: usize, metadata: &mut Metada
 
 struct Writer<'a> {
     tokenizer: &'a Tokenizer,
-    /// Rows of the embedding table: readers want a token for each.
+    /// Rows of the embedding table; readers expect a token for each.
     vocab_size: usize,
     metadata: &'a mut Metadata,
     notes: Vec<String>,
@@ -64,9 +64,9 @@ impl Writer<'_> {
                 stages
             }
             PreTokenizer::Ours { space: SpaceRule::Prefix, .. } => {
-                return Err(Error::NoGgufForm("it puts a space before every text"));
+                return Err(Error::NoGgufForm("it inserts a space before every text"));
             }
-            _ => return Err(Error::NoGgufForm("its pre-tokenizer is none that GGUF files have a name for")),
+            _ => return Err(Error::NoGgufForm("GGUF files have no name for its pre-tokenizer")),
         };
         let nfc = match self.tokenizer.normalizer.rewrites[..] {
             [] => false,
@@ -84,27 +84,27 @@ impl Writer<'_> {
 
     fn name_cuts(&mut self, stages: &[Stage], ignore_merges: bool, nfc: bool) -> Result<&'static str, Error> {
         let (pre, named) = pretokenize::name_of(stages, ignore_merges, nfc)
-            .ok_or(Error::NoGgufForm("its pre-tokenizer is none that GGUF files have a name for"))?;
-        let said = |is: bool| if is { "does" } else { "does not" };
+            .ok_or(Error::NoGgufForm("GGUF files have no name for its pre-tokenizer"))?;
+        let does = |it_does: bool| if it_does { "does" } else { "does not" };
         if named.nfc != nfc {
-            let (folder, file) = (said(nfc), said(named.nfc));
-            self.notes.push(format!("the tokenizer {folder} normalize text to NFC, and pre-tokenizer {pre:?} {file}"));
+            let (folder, file) = (does(nfc), does(named.nfc));
+            self.notes.push(format!("the tokenizer {folder} normalize text to NFC, but pre-tokenizer {pre:?} {file}"));
         }
         if named.ignore_merges != ignore_merges {
-            let (folder, file) = (said(ignore_merges), said(named.ignore_merges));
-            self.notes.push(format!("the tokenizer {folder} take words that are tokens whole, and {pre:?} {file}"));
+            let (folder, file) = (does(ignore_merges), does(named.ignore_merges));
+            self.notes.push(format!("the tokenizer {folder} use words that are tokens whole, but {pre:?} {file}"));
         }
         Ok(pre)
     }
 
-    /// Merges over characters become scores of their products: a reader joins two pieces where the joined text is a token, best score
-    /// first, and the first merge that makes a piece gives its score.
+    /// Writes merges over characters as scores of the merged pieces. A reader joins two pieces if the joined text is a token, best
+    /// score first; the first merge that produces a piece determines its score.
     fn sentencepiece(&mut self, bpe: &Bpe, merges: &[Merge]) -> Result<(), Error> {
         if !bpe.falls_back_to_bytes() {
-            return Err(Error::NoGgufForm("it spells characters, and has no byte tokens for those that it lacks"));
+            return Err(Error::NoGgufForm("it merges characters, and has no byte tokens for unknown characters"));
         }
         if bpe.ignores_merges() {
-            return Err(Error::NoGgufForm("it spells characters, and takes words that are tokens whole"));
+            return Err(Error::NoGgufForm("it merges characters, and uses words that are tokens whole"));
         }
         let space_prefix = self.space_prefix()?;
         self.put_text(MODEL, "llama");
@@ -118,15 +118,15 @@ impl Writer<'_> {
         self.put(SCORES, Value::Array(Array::F32(scores)));
         self.put(SPACE_PREFIX, Value::Bool(space_prefix));
         if has_joins_without_merges(&self.tokenizer.vocabulary, merges) {
-            let note = "some pieces of the tokenizer join only in one way, and by the file in any: rare texts may get other ids";
+            let note = "the tokenizer joins some pieces in one order only, the file in any order: rare texts may get other ids";
             self.notes.push(note.into());
         }
         Ok(())
     }
 
-    /// Whether a space is put before a text.
+    /// Whether a space is inserted before a text.
     fn space_prefix(&mut self) -> Result<bool, Error> {
-        let odd = Error::NoGgufForm("its way with spaces is none that GGUF files can say");
+        let odd = Error::NoGgufForm("GGUF files cannot express how it treats spaces");
         let PreTokenizer::Ours { space, stages, .. } = &self.tokenizer.pipeline.pre_tokenizer else { return Err(odd) };
         if !stages.is_empty() {
             return Err(odd);
@@ -141,9 +141,9 @@ impl Writer<'_> {
             }
             ([], SpaceRule::Metaspace { prepend: Prepend::Never, split: false }) => Ok(false),
             ([], SpaceRule::Metaspace { prepend, split: false }) => {
-                let place = if *prepend == Prepend::First { "at its very beginning" } else { "after every marker" };
+                let place = if *prepend == Prepend::First { "at the beginning" } else { "after every control token" };
                 self.notes.push(format!(
-                    "the tokenizer puts a space before text {place} unless there is one, and a reader of the file always"
+                    "the tokenizer inserts a space {place} of a text unless there is one, but a reader of the file always does"
                 ));
                 Ok(true)
             }
@@ -151,7 +151,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The id that a merge makes, when the model has an embedding for it.
+    /// Returns the id that a merge produces, if the model has an embedding for it.
     fn product(&self, (left, right): &Merge) -> Option<u32> {
         self.tokenizer.vocabulary.id_of(&format!("{left}{right}")).filter(|&id| (id as usize) < self.vocab_size)
     }
@@ -166,7 +166,7 @@ impl Writer<'_> {
         if vocabulary.len() > vocab_size {
             let (dropped, example) = (vocabulary.len() - vocab_size, vocabulary.piece(vocab_size as u32));
             self.notes
-                .push(format!("the model has no embedding for {dropped} of its tokens, such as {example:?}: left out"));
+                .push(format!("the model has no embedding for {dropped} of its tokens, such as {example:?}: omitted"));
         }
     }
 
@@ -175,7 +175,7 @@ impl Writer<'_> {
         let within = |id: &u32| (*id as usize) < self.vocab_size;
         let bos = named.bos.or(prefix.first().copied()).filter(within);
         let eos = named.eos.or(suffix.first().copied()).or(end_ids.first().copied()).filter(within);
-        // Readers know some ids that end a turn by their pieces; the others need a key.
+        // Readers recognize some end-of-turn tokens by their pieces; the others need a key.
         let by_name =
             |id: &u32| vocabulary.kind(*id) == TokenKind::Control && END_NAMES.contains(&vocabulary.piece(*id));
         let mut others = end_ids.iter().copied().filter(|id| within(id) && Some(*id) != eos && !by_name(id));
@@ -198,7 +198,7 @@ impl Writer<'_> {
         self.put(ADD_EOS, Value::Bool(ends));
     }
 
-    /// Notes what a reader of the file does otherwise.
+    /// Adds a note for each difference between the folder's tokenizer and the file's.
     fn compare(&mut self, file: &Tokenizer) {
         let folder = self.tokenizer;
         let pieces = |ids: &[u32]| -> Vec<String> {
@@ -209,7 +209,7 @@ impl Writer<'_> {
             if ours != theirs {
                 let (ours, theirs) = (pieces(ours).join(" "), pieces(theirs).join(" "));
                 self.notes
-                    .push(format!("{place} a text the tokenizer writes [{ours}], and a reader of the file [{theirs}]"));
+                    .push(format!("{place} a text, the tokenizer adds [{ours}], but a reader of the file [{theirs}]"));
             }
         }
         let without = |all: &[u32], others: &[u32]| -> Vec<u32> {
@@ -217,16 +217,15 @@ impl Writer<'_> {
         };
         let lost = without(&folder.end_ids, &file.end_ids);
         if !lost.is_empty() {
-            self.notes.push(format!("the file has no key for these ends of a turn: {}", pieces(&lost).join(", ")));
+            self.notes.push(format!("the file has no key for these end-of-turn tokens: {}", pieces(&lost).join(", ")));
         }
         let gained = without(&file.end_ids, &folder.end_ids);
         if !gained.is_empty() {
             let gained = pieces(&gained).join(", ");
-            self.notes
-                .push(format!("the folder names no end of a text, and a reader of the file takes {gained} for it"));
+            self.notes.push(format!("the folder names no end-of-sequence token; a reader of the file uses {gained}"));
         }
         if file.end_ids.is_empty() {
-            self.notes.push("neither the folder nor the file names a token that ends a text".into());
+            self.notes.push("neither the folder nor the file names an end-of-sequence token".into());
         }
         self.compare_added(file);
     }
@@ -234,26 +233,26 @@ impl Writer<'_> {
     fn compare_added(&mut self, file: &Tokenizer) {
         let folder = self.tokenizer;
         let theirs: HashMap<u32, &AddedToken> = file.added.tokens().iter().map(|token| (token.id, token)).collect();
-        let habits = |token: &AddedToken| (token.lstrip, token.rstrip, token.single_word);
-        let differs = |token: &&AddedToken| theirs.get(&token.id).is_some_and(|their| habits(their) != habits(token));
+        let options = |token: &AddedToken| (token.lstrip, token.rstrip, token.single_word);
+        let differs = |token: &&AddedToken| theirs.get(&token.id).is_some_and(|their| options(their) != options(token));
         let ours = || folder.added.tokens().iter().chain(folder.added_normalized.tokens());
         if let Some(token) = ours().find(differs) {
             let (count, example) = (ours().filter(differs).count(), folder.vocabulary.piece(token.id));
             self.notes.push(format!(
-                "the file cannot say what {count} tokens make of the text beside them, such as {example:?}"
+                "the file cannot express lstrip, rstrip or single_word of {count} tokens, such as {example:?}"
             ));
         }
         if let Some(token) = folder.added_normalized.tokens().first().filter(|_| !folder.normalizer.rewrites.is_empty())
         {
             let (count, example) = (folder.added_normalized.tokens().len(), folder.vocabulary.piece(token.id));
             self.notes.push(format!(
-                "{count} tokens, such as {example:?}, are looked for in normalized text, and by a reader of the file in the text as it is"
+                "{count} tokens, such as {example:?}, match normalized text, but a reader of the file matches the original text"
             ));
         }
     }
 }
 
-/// The number by which GGUF files know a kind of token.
+/// Returns the number of a kind of token in GGUF files.
 fn number(kind: TokenKind) -> i32 {
     match kind {
         TokenKind::Normal => 1,
@@ -265,7 +264,8 @@ fn number(kind: TokenKind) -> i32 {
     }
 }
 
-/// Whether two pieces whose joined text is a token may not join. Tokenizers that were made from SentencePiece's have none.
+/// Whether there are two pieces that do not join although their joined text is a token. Tokenizers converted from SentencePiece
+/// have none.
 fn has_joins_without_merges(vocabulary: &Vocabulary, merges: &[Merge]) -> bool {
     let known: HashSet<(&str, &str)> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
     let is_piece = |text: &str| vocabulary.mergeable(text).is_some_and(|id| vocabulary.kind(id) == TokenKind::Normal);

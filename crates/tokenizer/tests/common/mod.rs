@@ -1,10 +1,10 @@
-//! Where tests find vocabularies and templates that are not ours to commit.
+//! Conformance data (vocabularies and templates with licences that keep them out of the repository) and fixtures.
 
 use std::path::{Path, PathBuf};
 
-/// A sub-folder of the conformance data: from `PELLUCID_CONFORMANCE`, else `target/conformance` of the workspace (filled
-/// by `.ci/fetch-conformance`). `None`, with a word on stderr, when there is none; with `PELLUCID_REQUIRE_CONFORMANCE` set,
-/// as CI does once it has fetched the data, that is a failure.
+/// Returns a subfolder of the conformance data, in `PELLUCID_CONFORMANCE` or in `target/conformance` of the workspace, which
+/// `.ci/fetch-conformance` fills. Without the data it returns `None` and prints a message. If `PELLUCID_REQUIRE_CONFORMANCE` is
+/// set, as in CI after the data was fetched, it panics instead.
 #[allow(dead_code, reason = "each test binary uses its own part of this module")]
 pub(crate) fn conformance(folder: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -13,13 +13,13 @@ pub(crate) fn conformance(folder: &str) -> Option<PathBuf> {
     let found = places.map(|place| place.join(folder)).find(|place| place.is_dir());
     if found.is_none() {
         let is_required = std::env::var_os("PELLUCID_REQUIRE_CONFORMANCE").is_some();
-        assert!(!is_required, "no conformance data ({folder}), and it is required");
-        eprintln!("SKIPPED: no conformance data ({folder}); run .ci/fetch-conformance to have this test run");
+        assert!(!is_required, "no conformance data ({folder}), but PELLUCID_REQUIRE_CONFORMANCE is set");
+        eprintln!("SKIPPED: no conformance data ({folder}); run .ci/fetch-conformance to run this test");
     }
     found
 }
 
-/// A tokenizer.json of the fixtures, as if it lay in a model folder with these other files.
+/// Returns a tokenizer.json of the fixtures as a model folder without the other files of a tokenizer.
 #[allow(dead_code, reason = "each test binary uses its own part of this module")]
 pub(crate) fn fixture(name: &str) -> pellucid_checkpoint::HuggingFace {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tokenizers");

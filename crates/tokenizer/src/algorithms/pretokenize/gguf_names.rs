@@ -6,19 +6,19 @@ use super::{
 };
 use crate::error::Error;
 
-/// What a `tokenizer.ggml.pre` name stands for, beyond the cuts.
+/// The meaning of a `tokenizer.ggml.pre` name: the pre-tokenizer, and settings that GGUF files have no key for.
 #[derive(Debug)]
 pub(crate) struct Named {
     pub(crate) stages: Vec<Stage>,
-    /// A piece that is itself a token is taken whole, without merging.
+    /// Whether a piece that is a token is used whole, without merging.
     pub(crate) ignore_merges: bool,
-    /// The model prepends its beginning-of-sequence token unless the file says otherwise.
+    /// Whether the model prepends its beginning-of-sequence token, unless the file says otherwise.
     pub(crate) add_bos: bool,
-    /// The reference normalizes text to NFC first.
+    /// Whether the reference tokenizer normalizes text to NFC first.
     pub(crate) nfc: bool,
 }
 
-/// The recipe behind each supported name.
+/// The pre-tokenizers; several names share one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Recipe {
     Default,
@@ -87,11 +87,11 @@ pub(super) fn known_names() -> impl Iterator<Item = &'static str> {
     NAMES.iter().map(|(name, _)| *name)
 }
 
-/// The names whose reference tokenizer normalizes to NFC; GGUF has no key for it.
+/// The names whose reference tokenizer normalizes to NFC; GGUF files have no key for it.
 const NFC_NAMES: &[&str] = &["qwen2", "command-r", "mpt", "olmo"];
 
-/// The pre-tokenizer of a `tokenizer.ggml.pre` name; an unknown name is an error that lists the known ones, because a
-/// wrong cut gives plausible ids and silently worse answers.
+/// Returns the pre-tokenizer of a `tokenizer.ggml.pre` name. An unknown name is an error that lists the known ones, because
+/// a wrong pre-tokenizer gives plausible ids and silently worse replies.
 pub(crate) fn named(name: &str) -> Result<Named, Error> {
     let Some(&(_, recipe)) = NAMES.iter().find(|(known, _)| *known == name) else {
         return Err(Error::UnsupportedPreTokenizer { found: name.to_owned(), supported: known_names().collect() });
@@ -125,7 +125,7 @@ pub(crate) fn named(name: &str) -> Result<Named, Error> {
     })
 }
 
-/// Of the names that cut alike, the one that most files have comes first; some also say how text is normalized.
+/// The names that [`name_of`] chooses from. Of names with the same pre-tokenizer, the most common comes first.
 const WRITTEN_NAMES: [&str; 15] = [
     "gpt-2",
     "mpt",
@@ -144,7 +144,7 @@ const WRITTEN_NAMES: [&str; 15] = [
     "default",
 ];
 
-/// The name for these cuts, and what else it stands for: the one that fits best where several names cut alike.
+/// Returns the name of a pre-tokenizer; of several names for the same stages, the one whose other settings fit best.
 pub(crate) fn name_of(stages: &[Stage], ignore_merges: bool, nfc: bool) -> Option<(&'static str, Named)> {
     let known = WRITTEN_NAMES.into_iter().filter_map(|name| Some((name, named(name).ok()?)));
     let alike = known.filter(|(_, named)| named.stages == stages);

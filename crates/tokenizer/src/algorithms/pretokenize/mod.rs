@@ -1,8 +1,8 @@
-//! Pre-tokenizers: how a text is cut into pieces before merging; no merge ever crosses a cut.
+//! Pre-tokenizers: they split a text into pieces before merging; no merge crosses a split.
 //!
-//! A pre-tokenizer is a list of stages, each cutting the pieces of the one before. The loaders call [`named`] (the
-//! `tokenizer.ggml.pre` of a GGUF file) or [`Stage::from_pattern`] (the patterns in a tokenizer.json). The patterns are
-//! facts about the models; nothing here knows about ids or vocabularies.
+//! A pre-tokenizer is a list of stages, each of which splits the pieces of the stage before. The loaders call [`named`]
+//! (for `tokenizer.ggml.pre` of a GGUF file) or [`Stage::from_pattern`] (for the patterns in a tokenizer.json). The
+//! patterns are those of published models; nothing here knows about ids or vocabularies.
 
 mod gguf_names;
 mod pattern_scanners;
@@ -12,11 +12,11 @@ use fancy_regex::{Regex, RegexBuilder};
 use crate::error::Error;
 pub(crate) use gguf_names::{Named, name_of, named};
 
-/// One cut of the text. Every stage covers its whole input: concatenating the pieces gives the text back.
+/// One way to split a text. The pieces of a stage, concatenated, are its input.
 #[derive(Debug, Clone)]
 pub(crate) enum Stage {
     Gpt2,
-    /// Llama 3, Qwen 2 and their kin; see [`pattern_scanners::words`].
+    /// Llama 3, Qwen 2 and similar models; see [`pattern_scanners::words`].
     Words {
         digits: usize,
         marks: bool,
@@ -27,11 +27,11 @@ pub(crate) enum Stage {
         contractions: bool,
     },
     DeepSeek3,
-    /// Numbers cut out, at most so many characters together.
+    /// Numbers, in pieces of at most this many characters.
     Numbers(usize),
-    /// Runs of punctuation cut out.
+    /// Runs of punctuation.
     Punctuation,
-    /// Any other pattern: matches and the stretches between them are pieces.
+    /// Any other pattern: its matches and the text between them are pieces.
     Pattern(Regex),
 }
 
@@ -52,7 +52,8 @@ const DEEPSEEK3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30F
 const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 
 impl PartialEq for Stage {
-    /// Whether both cut every text alike, as far as their definitions tell: files spell the same pattern in different ways.
+    /// Whether both stages have the same definition. Files spell the same pattern in different ways, so patterns are
+    /// compared in parsed form.
     fn eq(&self, other: &Stage) -> bool {
         match (self, other) {
             (Stage::Gpt2, Stage::Gpt2)
@@ -73,7 +74,7 @@ impl PartialEq for Stage {
 }
 
 impl Stage {
-    /// The stage that cuts by a pattern: a scanner where we have one, else the regular expression itself.
+    /// Returns the stage for a pattern: its scanner if there is one, otherwise the regular expression.
     pub(crate) fn from_pattern(pattern: &str) -> Result<Stage, Error> {
         Ok(match pattern {
             GPT2 => Stage::Gpt2,
@@ -90,7 +91,7 @@ impl Stage {
         })
     }
 
-    /// A pattern that takes exponential time even on short texts is refused; see [`split_by_pattern`] for longer ones.
+    /// Compiles a pattern. Rejects one that takes exponential time on short texts; see [`split_by_pattern`] for long texts.
     fn pattern(pattern: &str) -> Result<Stage, Error> {
         let build = |limit: usize| {
             RegexBuilder::new(pattern)
@@ -102,12 +103,16 @@ impl Stage {
         for text in ["a", "A", "0", " ", ".", "\n", "\t", "é", "中", "a ", "a1", " .", "a."] {
             if probe.find_iter(&text.repeat(PROBE_CHARS)).any(|found| found.is_err()) {
                 let expected =
-                    format!("a pattern that takes at most {PROBE_STEPS} steps back on {PROBE_CHARS} characters");
+                    format!("a pattern that backtracks at most {PROBE_STEPS} steps on {PROBE_CHARS} characters");
                 let shown: String = pattern.chars().take(80).collect();
-                return Err(Error::invalid("pre-tokenizer pattern", expected, format!("{shown:?}, which takes more")));
+                return Err(Error::invalid(
+                    "pre-tokenizer pattern",
+                    expected,
+                    format!("{shown:?}, which backtracks more"),
+                ));
             }
         }
-        build(MAX_STEPS_BACK).map(Stage::Pattern)
+        build(MAX_BACKTRACK_STEPS).map(Stage::Pattern)
     }
 
     pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
@@ -123,15 +128,15 @@ impl Stage {
     }
 }
 
-/// Steps back in the search for one match. The patterns of known models take a few for each character between two matches, so that
-/// they stay below it in texts of megabytes.
-const MAX_STEPS_BACK: usize = 100_000_000;
-/// The same for the trial of a pattern when it is loaded.
+/// Maximum backtracking steps in the search for one match. The patterns of known models take a few steps for each character
+/// between two matches, so they stay below it in texts of megabytes.
+const MAX_BACKTRACK_STEPS: usize = 100_000_000;
+/// Maximum backtracking steps when a pattern is tried at load time, on texts of `PROBE_CHARS` characters.
 const PROBE_STEPS: usize = 100_000;
 const PROBE_CHARS: usize = 64;
 
-/// A search that reaches [`MAX_STEPS_BACK`], or the library's own limit of a million places to go back to, ends the cutting: the rest of the text stays one piece, the same on every machine, and no
-/// thread is held for ever by a pattern that was made for that.
+/// Splits by a pattern. A search that reaches [`MAX_BACKTRACK_STEPS`], or the library's limit of a million saved positions, ends
+/// the splitting: the rest of the text stays one piece, the same on every machine, and no pattern occupies a thread for ever.
 fn split_by_pattern<'t>(regex: &Regex, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let mut gap = 0;
     for found in regex.find_iter(text).map_while(Result::ok) {
@@ -149,7 +154,7 @@ fn split_by_pattern<'t>(regex: &Regex, text: &'t str, emit: &mut dyn FnMut(&'t s
     }
 }
 
-/// Cuts by all stages in turn.
+/// Splits by all stages in turn.
 pub(crate) fn split_all<'t>(stages: &[Stage], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     match stages {
         [] => emit(text),
@@ -172,7 +177,7 @@ mod tests {
         out
     }
 
-    /// Text in which the alternatives of the patterns meet often, mixed with any Unicode at all.
+    /// Text in which the alternatives of the patterns often meet, mixed with arbitrary Unicode.
     fn nasty_text() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             4 => "[ \t\r\n]{1,4}",
@@ -187,7 +192,7 @@ mod tests {
         prop::collection::vec(piece, 0..24).prop_map(|parts| parts.concat())
     }
 
-    /// Compiled once: compiling costs more than all the cases.
+    /// Compiled once: compiling takes longer than all the cases.
     fn scanners_and_patterns() -> &'static [(&'static str, Stage, Stage)] {
         static ALL: OnceLock<Vec<(&str, Stage, Stage)>> = OnceLock::new();
         ALL.get_or_init(|| {
@@ -211,7 +216,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1000))]
 
-        /// Every scanner gives exactly the cuts of its pattern.
+        /// Every scanner splits exactly like its pattern.
         #[test]
         fn scanners_agree_with_their_patterns(text in nasty_text()) {
             for (pattern, scanner, oracle) in scanners_and_patterns() {
@@ -219,7 +224,7 @@ mod tests {
             }
         }
 
-        /// No name loses or doubles a byte.
+        /// No pre-tokenizer loses or repeats a byte.
         #[test]
         fn pieces_cover_the_text(text in nasty_text()) {
             for (name, named) in all_named() {
@@ -236,36 +241,36 @@ mod tests {
         assert!(error.contains("gpt-9") && error.contains("llama-bpe") && error.contains("qwen2"), "{error}");
     }
 
-    /// The limit on steps back is for patterns that were made to be slow: those of the models stay below a tenth of it in texts
-    /// longer than any context, whatever they are made of.
+    /// The limit on backtracking is meant for patterns that were built to be slow: those of known models stay below a tenth of it,
+    /// in texts longer than any context.
     #[test]
     fn known_patterns_stay_below_the_limit() {
         let patterns = [GPT2, LLAMA3, QWEN2, QWEN35, TEKKEN, GPT4O, DEEPSEEK3, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION];
         let texts = ["a", " ", "0", ".", "\n", "中", "\u{301}", " \n", "a1. ", "The quick brown fox, 3.14!\n\n"];
         for pattern in patterns.into_iter().chain([DEEPSEEK_CJK, DEEPSEEK3_CJK, r"\s+$", r"\s?\p{L}+", THREE_DIGITS]) {
             Stage::pattern(pattern).unwrap();
-            let regex = RegexBuilder::new(pattern).backtrack_limit(MAX_STEPS_BACK / 10).build().unwrap();
+            let regex = RegexBuilder::new(pattern).backtrack_limit(MAX_BACKTRACK_STEPS / 10).build().unwrap();
             for text in texts {
                 let long = text.repeat(800_000 / text.len()) + "x";
-                assert!(regex.find_iter(&long).all(|found| found.is_ok()), "{pattern} in much of {text:?}");
+                assert!(regex.find_iter(&long).all(|found| found.is_ok()), "{pattern} on repeated {text:?}");
             }
         }
     }
 
     #[test]
-    fn patterns_made_to_be_slow_are_refused() {
+    fn patterns_with_exponential_backtracking_are_rejected() {
         for pattern in [r"(?:(?:a|a)*)*(?!x)b", r"(\s|\s)*(?!x)y"] {
             let error = Stage::from_pattern(pattern).unwrap_err().to_string();
-            assert!(error.contains("steps back"), "{error}");
+            assert!(error.contains("backtracks at most"), "{error}");
         }
-        // One that no trial finds out: it ends all the same, and loses nothing.
+        // The trial does not detect this one: splitting still ends, and loses nothing.
         let stage = Stage::from_pattern("(?:(?:q|q)*)*(?!x)b").unwrap();
         let text = "b".to_owned() + &"q".repeat(60);
         assert_eq!(pieces(&stage, &text), ["b", &text[1..]]);
     }
 
     #[test]
-    fn long_white_space_is_cut_in_linear_time() {
+    fn long_white_space_is_split_in_linear_time() {
         let text = " ".repeat(2_000_000) + "x";
         for pattern in [GPT2, LLAMA3, GPT4O, DEEPSEEK3] {
             assert_eq!(pieces(&Stage::from_pattern(pattern).unwrap(), &text).len(), 2);

@@ -1,8 +1,8 @@
 //! Hand-written scanners for the pre-tokenizer patterns that most models use.
 //!
-//! A backtracking regular-expression engine spends most of the time of tokenizing on these patterns; the scanners give
-//! the same cuts in one pass. Each function is one alternation, written in the order of its alternatives; the tests in
-//! the parent module compare every scanner with its pattern on random text.
+//! With a backtracking regular-expression engine, these patterns take most of the tokenizer's time; the scanners split
+//! the same way in one pass. Each function is one alternation, with its alternatives in order. The tests in the parent
+//! module compare every scanner with its pattern on random text.
 
 use crate::unicode_categories::{Categories, LETTER, LOWER_PART, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, UPPER_PART};
 
@@ -32,7 +32,7 @@ impl<'t> Text<'t> {
         Some(Look { c, flags: self.categories.of(c), len: c.len_utf8() })
     }
 
-    /// The end of the run of characters from `at` that satisfy `keep`.
+    /// Returns the end of the run of characters from `at` that satisfy `keep`.
     #[inline]
     fn run(&self, mut at: usize, keep: impl Fn(Look) -> bool) -> usize {
         while let Some(look) = self.look(at) {
@@ -44,7 +44,7 @@ impl<'t> Text<'t> {
         at
     }
 
-    /// As [`Text::run`], for at most `count` characters.
+    /// Like [`Text::run`], for at most `count` characters.
     #[inline]
     fn run_up_to(&self, mut at: usize, count: usize, keep: impl Fn(Look) -> bool) -> usize {
         for _ in 0..count {
@@ -56,8 +56,8 @@ impl<'t> Text<'t> {
         at
     }
 
-    /// The end of `'s|'t|'re|'ve|'m|'ll|'d` at `at`, or `None`.
-    /// Ignoring case takes in U+017F, the long s, as case folding does.
+    /// Returns the end of `'s|'t|'re|'ve|'m|'ll|'d` at `at`, or `None`.
+    /// With `ignore_case`, U+017F (long s) matches `s`, as in Unicode case folding.
     fn contraction(&self, at: usize, ignore_case: bool) -> Option<usize> {
         let fold = |c: char| match c {
             'ſ' if ignore_case => 's',
@@ -78,13 +78,13 @@ impl<'t> Text<'t> {
         }
     }
 
-    /// `\s+(?!\S)|\s+` at `at`, where a space character stands: a run keeps its last character for the word that follows.
+    /// Returns the end of `\s+(?!\S)|\s+` at `at`, which must be white space: the last space of a run goes to the next word.
     fn spaces(&self, at: usize) -> usize {
         let mut end = at;
         let mut last = at;
         while let Some(look) = self.look(end) {
             if look.flags & SPACE == 0 {
-                // Something other than white space follows: all but the last, unless there is only one.
+                // A word follows: all white space but the last character, unless there is only one.
                 return if last > at { last } else { end };
             }
             last = end;
@@ -93,7 +93,7 @@ impl<'t> Text<'t> {
         end
     }
 
-    /// `\s*[\r\n]+` at `at`: up to the last line break of the run of white space, or `None` without one.
+    /// Returns the end of `\s*[\r\n]+` at `at`: after the last line break of the white space, or `None` without one.
     fn line_breaks(&self, at: usize) -> Option<usize> {
         let mut end = at;
         let mut after_break = None;
@@ -114,7 +114,7 @@ fn is_line_break(look: Look) -> bool {
     look.c == '\r' || look.c == '\n'
 }
 
-/// Neither white space nor a letter nor a number.
+/// Whether a character is neither white space nor a letter nor a number.
 fn is_other(look: Look) -> bool {
     look.flags & (SPACE | LETTER | NUMBER) == 0
 }
@@ -152,9 +152,9 @@ fn gpt2_word(scan: &Text<'_>, at: usize, look: Look) -> usize {
     }
 }
 
-/// The family that began with Llama 3:
+/// The family of Llama 3:
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-/// with `D` digits together; with `marks`, `\p{L}+` is `[\p{L}\p{M}]+` and the fourth alternative excludes `\p{M}`.
+/// with `D = digits`. With `marks`, `\p{L}+` is `[\p{L}\p{M}]+` and the fourth alternative excludes `\p{M}`.
 pub(super) fn words<'t>(text: &'t str, digits: usize, marks: bool, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let letters = if marks { LETTER | MARK } else { LETTER };
@@ -189,10 +189,10 @@ fn words_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, letters: u8
     scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
 }
 
-/// The family of GPT-4o and Tekken, whose words end where lower case turns to upper case:
+/// The family of GPT-4o and Tekken, whose words end where lower case changes to upper case:
 /// `P?U*L+C?|P?U+L*C?|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+` with
 /// `P = [^\r\n\p{L}\p{N}]`, `U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`, `L = [\p{Ll}\p{Lm}\p{Lo}\p{M}]` and
-/// `C = (?i:'s|'t|'re|'ve|'m|'ll|'d)` where `contractions` are kept with their word.
+/// `C = (?i:'s|'t|'re|'ve|'m|'ll|'d)` if `contractions` stay with their word.
 pub(super) fn cased<'t>(text: &'t str, digits: usize, contractions: bool, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let mut at = 0;
@@ -205,7 +205,7 @@ pub(super) fn cased<'t>(text: &'t str, digits: usize, contractions: bool, emit: 
 
 fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contractions: bool) -> usize {
     let can_lead = !is_line_break(look) && look.flags & (LETTER | NUMBER) == 0;
-    // The optional leading character is greedy: with it first, then without.
+    // The optional leading character is greedy: try with it, then without.
     let starts = [can_lead.then_some(at + look.len), Some(at)];
     let word = starts
         .iter()
@@ -225,8 +225,8 @@ fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contraction
     scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
 }
 
-/// `U*L+`: the upper part takes what it can; when no lower part follows, it gives back up to its last character
-/// that may also stand in the lower part (letters without case, marks).
+/// `U*L+`: the upper part is greedy. If no lower part follows, it backtracks to its last character that may also be part
+/// of the lower part (letters without case, marks).
 fn cased_lower_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     let mut upper_end = start;
     let mut given_back = None;
@@ -243,13 +243,13 @@ fn cased_lower_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     if end > upper_end { Some(end) } else { given_back }
 }
 
-/// `U+L*`, tried only where `U*L+` failed.
+/// `U+L*`, tried only if `U*L+` failed.
 fn cased_upper_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     let upper_end = scan.run(start, |l| l.flags & UPPER_PART != 0);
     (upper_end > start).then(|| scan.run(upper_end, |l| l.flags & LOWER_PART != 0))
 }
 
-/// DeepSeek-V3's last stage. Characters that no alternative takes stay together as one piece.
+/// DeepSeek-V3's last stage. Adjacent characters that no alternative matches form one piece.
 /// ``[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
 pub(super) fn deepseek3<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
@@ -293,8 +293,8 @@ fn deepseek3_word(scan: &Text<'_>, at: usize, look: Look) -> Option<usize> {
     None
 }
 
-/// Cuts at numbers: each alone (`\p{N}` isolated) or up to `most` together, the rest in the pieces between.
-pub(super) fn numbers<'t>(text: &'t str, most: usize, emit: &mut dyn FnMut(&'t str)) {
+/// Splits at numbers, into pieces of at most `max_digits` characters; the text between them forms pieces too.
+pub(super) fn numbers<'t>(text: &'t str, max_digits: usize, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let mut gap = 0;
     let mut at = 0;
@@ -306,7 +306,7 @@ pub(super) fn numbers<'t>(text: &'t str, most: usize, emit: &mut dyn FnMut(&'t s
         if gap < at {
             emit(&text[gap..at]);
         }
-        let end = scan.run_up_to(at, most, |l| l.flags & NUMBER != 0);
+        let end = scan.run_up_to(at, max_digits, |l| l.flags & NUMBER != 0);
         emit(&text[at..end]);
         at = end;
         gap = end;
@@ -316,7 +316,7 @@ pub(super) fn numbers<'t>(text: &'t str, most: usize, emit: &mut dyn FnMut(&'t s
     }
 }
 
-/// Cuts out runs of punctuation: `\p{P}` and the ASCII symbols that C's `ispunct` takes in.
+/// Splits at runs of punctuation: `\p{P}` and the ASCII symbols for which C's `ispunct` is true.
 pub(super) fn punctuation<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let is_punctuation = |l: Look| l.c.is_ascii_punctuation() || l.flags & PUNCTUATION != 0;

@@ -1,13 +1,13 @@
-//! The check of a SentencePiece character map before the `tokenizers` crate gets it.
+//! Validation of a SentencePiece character map (`precompiled_charsmap`) before the `tokenizers` crate uses it.
 //!
 //! A map is a little-endian length in bytes, a double-array trie of 32-bit units, and the replacement texts, each ended
-//! by a zero byte. The crate follows the trie without looking at its bounds, so here every step that any text could
-//! take is walked once.
+//! by a zero byte. The crate follows the trie without bounds checks, so this file walks every step that a text could
+//! take.
 
-/// What one character may become, in bytes; Unicode's own longest normal form takes 33.
+/// Maximum bytes of a replacement. Unicode's longest normal form has 33.
 const MAX_REPLACEMENT: usize = 64;
 
-/// Why a map is refused, or `Ok` when no text can lead outside of it. `base64` is the field of tokenizer.json.
+/// Checks that no text leads outside of the map; the error says what is wrong. `base64` is the field of tokenizer.json.
 pub(super) fn check(base64: &str) -> Result<(), &'static str> {
     let bytes = decode_base64(base64).ok_or("not base64")?;
     let (length, rest) = bytes.split_first_chunk().ok_or("shorter than its length field")?;
@@ -22,7 +22,7 @@ pub(super) fn check(base64: &str) -> Result<(), &'static str> {
     walk(&units, texts)
 }
 
-/// Where a unit's children begin, relative to its own place.
+/// Returns the start of a unit's children, relative to its own index.
 fn offset(unit: u32) -> usize {
     ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize
 }
@@ -33,12 +33,12 @@ fn walk(units: &[u32], texts: &str) -> Result<(), &'static str> {
     let mut open = vec![offset(root)];
     while let Some(base) = open.pop() {
         for byte in 1..=255usize {
-            let place = base ^ byte;
-            let unit = *units.get(place).ok_or("a step outside of the trie")?;
-            if unit & (1 << 31 | 0xFF) != byte as u32 || std::mem::replace(&mut seen[place], true) {
+            let index = base ^ byte;
+            let unit = *units.get(index).ok_or("a step outside of the trie")?;
+            if unit & (1 << 31 | 0xFF) != byte as u32 || std::mem::replace(&mut seen[index], true) {
                 continue;
             }
-            let children = place ^ offset(unit);
+            let children = index ^ offset(unit);
             if unit >> 8 & 1 == 1 {
                 let value = units.get(children).ok_or("a leaf outside of the trie")? & !(1 << 31);
                 if !texts.is_char_boundary(value as usize) {
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_read() {
+    fn base64_is_decoded() {
         assert_eq!(decode_base64("TWFu").unwrap(), b"Man");
         assert_eq!(decode_base64("TWE=").unwrap(), b"Ma");
         assert_eq!(decode_base64("+/8=").unwrap(), [0xFB, 0xFF]);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_that_lead_outside_are_refused() {
+    fn maps_that_lead_outside_are_rejected() {
         assert!(check("").is_err());
         // A length of 2^32 - 1.
         assert_eq!(check("/////w=="), Err("a trie longer than the map"));
@@ -105,7 +105,7 @@ mod tests {
         units[256 ^ 97 ^ 1] = 1 << 31 | 5;
         assert_eq!(walk(&units, "abc"), Err("a replacement outside of the texts"));
         assert_eq!(walk(&units, "abcdef\0"), Ok(()));
-        // Its children begin far outside.
+        // The child's own children begin far outside of the trie.
         units[256 ^ 97] = 97 | 0xFFFF << 10;
         assert_eq!(walk(&units, "abc"), Err("a step outside of the trie"));
     }

@@ -1,7 +1,7 @@
 //! The tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json for the names of special tokens.
 //!
-//! Vocabulary, merges and scores go into our own models, which can be told that no text may become a control token.
-//! Normalizers and pre-tokenizers that we have no fast version of are left to the `tokenizers` crate ([`stages`]).
+//! Vocabulary, merges and scores go into our own models, which keep text from becoming a control token. Normalizers and
+//! pre-tokenizers without a fast implementation here run in the `tokenizers` crate ([`stages`]).
 
 mod charsmap_check;
 mod stages;
@@ -25,7 +25,7 @@ pub(crate) fn load(folder: &HuggingFace) -> Result<Tokenizer, Error> {
     Ok(read(folder)?.0)
 }
 
-/// The tokenizer, and the merges of a BPE model in the order of their ranks, for whoever writes it in another form.
+/// Loads the tokenizer, and the merges of a BPE model in the order of their ranks, which the GGUF writer needs.
 pub(crate) fn read(folder: &HuggingFace) -> Result<(Tokenizer, Vec<Merge>), Error> {
     let text = folder.tokenizer.as_deref().ok_or(Error::Missing("the folder has no tokenizer.json"))?;
     let root: Value = serde_json::from_str(text).map_err(|error| Error::invalid("tokenizer.json", "JSON", error))?;
@@ -50,7 +50,7 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
     let model = &root["model"];
     let model_type = match model["type"].as_str() {
         Some(name) => name,
-        // Old files leave the type out.
+        // Old files omit the type.
         None if model.get("merges").is_some() => "BPE",
         None if model["vocab"].is_array() => "Unigram",
         None => "",
@@ -123,7 +123,7 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
     Ok((tokenizer, merges))
 }
 
-/// Two pieces that join.
+/// Two pieces that are joined.
 pub(crate) type Merge = (String, String);
 
 /// A piece and its id.
@@ -211,21 +211,21 @@ impl SpecialNames {
     }
 }
 
-/// All tokens of the file by id, and the added ones with their habits.
+/// All tokens of the file by id, and the added tokens with their matching options.
 struct TokenTable {
     pieces: Vec<(String, TokenKind)>,
-    /// With each, whether it matches normalized text.
+    /// Each with whether it matches normalized text.
     added: Vec<(AddedToken, bool)>,
-    /// Ids may leave gaps, but not so many that a small file makes a large table.
-    bound: usize,
+    /// Ids are below this bound: they may have gaps, but a small file must not make a large table.
+    id_bound: usize,
 }
 
 impl TokenTable {
     fn new(model_pieces: Pieces, root: &Value, model: &Value, names: &SpecialNames) -> Result<TokenTable, Error> {
         let byte_fallback = model["byte_fallback"].as_bool().unwrap_or(false);
-        let mut table = TokenTable { pieces: Vec::new(), added: Vec::new(), bound: 0 };
+        let mut table = TokenTable { pieces: Vec::new(), added: Vec::new(), id_bound: 0 };
         let num_added = root["added_tokens"].as_array().map_or(0, Vec::len);
-        table.bound = (model_pieces.len() + num_added) * 4 + 65_536;
+        table.id_bound = (model_pieces.len() + num_added) * 4 + 65_536;
         for (piece, id) in model_pieces {
             let kind =
                 if byte_fallback && parse_byte_piece(&piece).is_some() { TokenKind::Byte } else { TokenKind::Normal };
@@ -264,7 +264,7 @@ impl TokenTable {
         Ok(table)
     }
 
-    /// Tokens that only tokenizer_config.json calls special are special too.
+    /// Marks tokens as special that only tokenizer_config.json names.
     fn name_special_pieces(&mut self, names: &SpecialNames, unknown: Option<&str>) {
         for (id, (piece, kind)) in self.pieces.iter_mut().enumerate() {
             if *kind == TokenKind::Normal
@@ -281,10 +281,10 @@ impl TokenTable {
     }
 
     fn place(&mut self, id: usize, piece: String, kind: TokenKind) -> Result<(), Error> {
-        if id >= self.bound {
+        if id >= self.id_bound {
             return Err(Error::invalid(
                 format!("tokenizer.json: id of {piece:?}"),
-                format!("an id below {}", self.bound),
+                format!("an id below {}", self.id_bound),
                 id,
             ));
         }
@@ -295,7 +295,7 @@ impl TokenTable {
         Ok(())
     }
 
-    /// The tokens that match text as it is, and those that match it normalized.
+    /// Returns the added tokens that match the original text, and those that match normalized text.
     fn added(self, normalizer: &Normalizer) -> (AddedTokens, AddedTokens) {
         let (normalized, plain): (Vec<_>, Vec<_>) = self.added.into_iter().partition(|(_, normalized)| *normalized);
         let normalized = normalized.into_iter().map(|(mut token, _)| {

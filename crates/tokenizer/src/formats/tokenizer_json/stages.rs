@@ -1,6 +1,6 @@
-//! The parts of a tokenizer.json around the model: normalizer, pre-tokenizer, post-processor, decoder.
+//! The stages of a tokenizer.json around the model: normalizer, pre-tokenizer, post-processor, decoder.
 //!
-//! Each is recognized piece by piece; a combination that is not recognized goes to the `tokenizers` crate whole.
+//! A stage whose steps are all known runs in this crate; any other runs in the `tokenizers` crate as a whole.
 
 use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::tokenizer::{LeadingSpace, NamedIds};
 use crate::vocabulary::{METASPACE, Vocabulary};
 
-/// A part, or the parts of a `Sequence` under this key, nested ones flattened; nothing for null.
+/// Returns the steps of a stage: those of a `Sequence` under `key`, flattened, or the stage itself; none for null.
 fn flatten<'v>(part: &'v Value, key: &str) -> Vec<&'v Value> {
     match part["type"].as_str() {
         None => Vec::new(),
@@ -31,17 +31,21 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
             .map_err(|error| Error::invalid("tokenizer.json: normalizer", "a known normalizer", error))
     };
     let mut rewrites = Vec::new();
-    let mut most_growth = 1;
+    let mut total_growth = 1;
     for step in flatten(part, "normalizers") {
-        most_growth = growth(step).saturating_mul(most_growth);
-        if most_growth > MAX_GROWTH {
-            let expected = format!("replacements that lengthen a text by a factor of {MAX_GROWTH} at most");
+        total_growth = growth(step).saturating_mul(total_growth);
+        if total_growth > MAX_GROWTH {
+            let expected = format!("replacements that lengthen a text by at most a factor of {MAX_GROWTH}");
             return Err(wrong("normalizer", &expected, step));
         }
         if step["type"] == "Precompiled"
             && let Err(reason) = charsmap_check::check(step["precompiled_charsmap"].as_str().unwrap_or_default())
         {
-            return Err(Error::invalid("tokenizer.json: normalizer.precompiled_charsmap", "a sound map", reason));
+            return Err(Error::invalid(
+                "tokenizer.json: normalizer.precompiled_charsmap",
+                "a valid character map",
+                reason,
+            ));
         }
         rewrites.push(match step["type"].as_str() {
             Some("NFC") => Rewrite::Nfc,
@@ -60,24 +64,24 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
     Ok(Normalizer { rewrites, traced: Some(foreign(part)?) })
 }
 
-/// How many times as long a text may be after a step, at worst. A `Prepend` adds to a text but once, and the steps that the reference
-/// defines itself lengthen it by a small factor.
+/// Returns the maximum factor by which a step lengthens a text. A `Prepend` adds to a text only once, and the steps that the
+/// reference defines itself lengthen it by a small factor.
 fn growth(step: &Value) -> usize {
     let len = |value: &Value| value.as_str().map_or(0, str::len);
     match step["type"].as_str() {
         Some("Prepend") => 1 + len(&step["prepend"]) / MAX_PREFIX,
         Some("Replace") => match len(&step["pattern"]["String"]) {
-            // A regular expression, or an empty string: before each character and after the last.
+            // A regular expression or an empty string may match before each character and after the last.
             0 => len(&step["content"]) + 1,
             from => len(&step["content"]).div_ceil(from).max(1),
         },
-        // Its replacements are bounded one by one.
+        // `charsmap_check` bounds each replacement.
         Some("Precompiled") => 8,
         _ => 1,
     }
 }
 
-/// A text this long before every other is no longer a prefix.
+/// Maximum bytes of a `Prepend` that count as no growth.
 const MAX_PREFIX: usize = 256;
 
 pub(super) struct Cuts {
@@ -88,7 +92,7 @@ pub(super) struct Cuts {
 pub(super) fn pre_tokenizer(part: &Value, normalizer: &Value) -> Result<Cuts, Error> {
     let steps = flatten(part, "pretokenizers");
     let byte_level = steps.iter().any(|step| step["type"] == "ByteLevel");
-    // The crate divides by it.
+    // The `tokenizers` crate divides by this length.
     if let Some(step) = steps.iter().find(|step| step["type"] == "FixedLength" && step["length"] == 0) {
         return Err(wrong("pre_tokenizer.length", "1 or more", &step["length"]));
     }
@@ -101,7 +105,7 @@ pub(super) fn pre_tokenizer(part: &Value, normalizer: &Value) -> Result<Cuts, Er
     Ok(Cuts { cuts, byte_level })
 }
 
-/// Our own version of a list of steps, or `None`.
+/// Returns the pre-tokenizer of this crate for a list of steps, or `None` if a step is unknown.
 fn recognize(steps: &[&Value], normalizer: &Value) -> Result<Option<PreTokenizer>, Error> {
     let mut space = SpaceRule::Keep;
     let mut stages = Vec::new();
@@ -113,7 +117,7 @@ fn recognize(steps: &[&Value], normalizer: &Value) -> Result<Option<PreTokenizer
             Some("ByteLevel") if !spelled => {
                 spelled = true;
                 if flag("add_prefix_space", true) {
-                    // Before later cuts the space would be put before every piece, which only the crate does.
+                    // After other steps, the space goes before every piece; only the `tokenizers` crate does that.
                     if index > 0 {
                         return Ok(None);
                     }
@@ -131,7 +135,7 @@ fn recognize(steps: &[&Value], normalizer: &Value) -> Result<Option<PreTokenizer
                 space = SpaceRule::Metaspace { prepend: prepend_scheme(step), split: flag("split", true) };
                 continue;
             }
-            Some("Split") if is_moot(step, normalizer) => continue,
+            Some("Split") if never_matches(step, normalizer) => continue,
             Some("Split") => match split_stage(step)? {
                 Some(stage) => stage,
                 None => return Ok(None),
@@ -153,8 +157,8 @@ fn prepend_scheme(step: &Value) -> Prepend {
     }
 }
 
-/// A cut at a string that the normalizer has replaced everywhere, as Gemma's file has it for the space.
-fn is_moot(step: &Value, normalizer: &Value) -> bool {
+/// Whether a step splits at a string that the normalizer has replaced everywhere, like the space in Gemma's file.
+fn never_matches(step: &Value, normalizer: &Value) -> bool {
     let Some(wanted) = step["pattern"]["String"].as_str() else { return false };
     flatten(normalizer, "normalizers").last().is_some_and(|last| {
         last["type"] == "Replace"
@@ -166,7 +170,7 @@ fn is_moot(step: &Value, normalizer: &Value) -> bool {
 fn split_stage(step: &Value) -> Result<Option<Stage>, Error> {
     let Some(pattern) = step["pattern"]["Regex"].as_str() else { return Ok(None) };
     let stage = Stage::from_pattern(pattern)?;
-    // Where matches cover everything, removing what lies between them removes nothing.
+    // If the matches cover the whole text, removing the text between them removes nothing.
     let covers = matches!(stage, Stage::Gpt2 | Stage::Words { .. } | Stage::Cased { .. });
     Ok(match (step["behavior"].as_str(), step["invert"].as_bool()) {
         (Some("Isolated"), Some(false) | None) => Some(stage),
@@ -175,8 +179,8 @@ fn split_stage(step: &Value) -> Result<Option<Stage>, Error> {
     })
 }
 
-/// Classes of the reference library that make the post-processor anew from `add_bos_token` and `add_eos_token`; all others leave it as
-/// tokenizer.json has it, whatever these keys say.
+/// Classes of the reference library that rebuild the post-processor from `add_bos_token` and `add_eos_token`. All others use
+/// that of tokenizer.json and ignore these keys.
 const REBUILDING_CLASSES: [&str; 6] = [
     "LlamaTokenizer",
     "LlamaTokenizerFast",
@@ -186,19 +190,19 @@ const REBUILDING_CLASSES: [&str; 6] = [
     "GemmaTokenizerFast",
 ];
 
-/// The ids before and after a text that tokenizer_config.json decides on; `None` where that is left to the post-processor.
+/// Returns the ids before and after a text if tokenizer_config.json determines them; `None` if the post-processor does.
 pub(super) fn configured_ends(config: &Value, named: &NamedIds) -> Option<(Vec<u32>, Vec<u32>)> {
     let class = config["tokenizer_class"].as_str()?;
     let (add_bos, add_eos) = (config["add_bos_token"].as_bool(), config["add_eos_token"].as_bool());
     if !REBUILDING_CLASSES.contains(&class) || (add_bos, add_eos) == (None, None) {
         return None;
     }
-    // The class's own defaults for a key that is absent. A token that has no name cannot be added.
+    // The defaults for an absent key are those of the class. A token that has no name cannot be added.
     let end = |add: bool, id: Option<u32>| if add { id.map(|id| vec![id]) } else { Some(Vec::new()) };
     Some((end(add_bos.unwrap_or(true), named.bos)?, end(add_eos.unwrap_or(false), named.eos)?))
 }
 
-/// The ids before and after a text.
+/// Returns the ids that the post-processor adds before and after a text.
 pub(super) fn post_processor(part: &Value, vocabulary: &Vocabulary) -> Result<(Vec<u32>, Vec<u32>), Error> {
     let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
     let check = |id: &Value| match super::as_id(id) {
@@ -224,7 +228,7 @@ pub(super) fn post_processor(part: &Value, vocabulary: &Vocabulary) -> Result<(V
                 prefix.push(check(&step["cls"][1])?);
                 suffix.push(check(&step["sep"][1])?);
             }
-            // ByteLevel moves offsets only.
+            // ByteLevel changes offsets only.
             _ => {}
         }
     }

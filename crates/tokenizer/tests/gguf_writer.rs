@@ -1,4 +1,4 @@
-//! A folder's tokenizer written as the keys of a GGUF file gives the same ids, or says where it will not.
+//! A folder's tokenizer, written as the keys of a GGUF file, gives the same ids, or notes how it differs.
 
 mod common;
 
@@ -9,7 +9,7 @@ use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source};
 use pellucid_tokenizer::{Tokenizer, write_gguf};
 use serde_json::{Value, json};
 
-/// The tokenizer that a reader of the written keys has, and the notes.
+/// Writes the keys and reads them back; returns the tokenizer, the keys and the notes.
 fn written(folder: &HuggingFace, vocab_size: usize) -> Result<(Tokenizer, Metadata, Vec<String>), String> {
     let mut metadata = Metadata::default();
     let notes = write_gguf(folder, vocab_size, &mut metadata).map_err(|error| error.to_string())?;
@@ -22,21 +22,21 @@ fn texts() -> Vec<String> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Whether a text has a token with a habit that the keys cannot say; the notes name these.
-fn is_told(text: &str) -> bool {
-    ["<|lstrip|>", "<|rstrip|>", "day", "<mask>", "title", "pfel"].iter().any(|habit| text.contains(habit))
+/// Whether a text contains a token with options that the keys cannot express; the notes name these tokens.
+fn has_noted_token(text: &str) -> bool {
+    ["<|lstrip|>", "<|rstrip|>", "day", "<mask>", "title", "pfel"].iter().any(|piece| text.contains(piece))
 }
 
 #[test]
-fn ids_stay_through_the_keys() {
+fn written_keys_give_the_same_ids() {
     let mut compared = 0;
     for family in ["gpt2", "smollm", "llama3", "qwen2", "gpt-4o", "deepseek-v3", "gemma", "llama2"] {
         let folder = common::fixture(family);
         let original = Tokenizer::from_hugging_face(&folder).unwrap();
         let (file, _, notes) = written(&folder, original.vocab_size()).unwrap();
-        assert!(notes.iter().any(|note| note.contains("3 tokens")), "{family}: {notes:?}");
+        assert!(notes.iter().any(|note| note.contains("of 3 tokens")), "{family}: {notes:?}");
         assert_eq!((file.prefix(), file.suffix()), (original.prefix(), original.suffix()), "{family}");
-        for text in texts().iter().filter(|text| !is_told(text)) {
+        for text in texts().iter().filter(|text| !has_noted_token(text)) {
             assert_eq!(file.encode(text), original.encode(text), "{family}: {text:?}");
             let ids = original.encode_special(text);
             assert_eq!(file.encode_special(text), ids, "{family}: {text:?}");
@@ -48,10 +48,10 @@ fn ids_stay_through_the_keys() {
 }
 
 #[test]
-fn a_folder_that_names_no_end_is_told() {
-    for (family, expected) in [("gpt2", "neither the folder nor the file"), ("llama2", "takes \"</s>\" for it")] {
+fn a_folder_without_an_end_token_is_noted() {
+    for (family, expected) in [("gpt2", "neither the folder nor the file"), ("llama2", "uses \"</s>\"")] {
         let mut folder = common::fixture(family);
-        // By its name alone it would count as an end.
+        // The reader would recognize this piece as an end-of-turn token.
         folder.tokenizer = folder.tokenizer.map(|text| text.replace("<|end|>", "<|over|>"));
         let (_, _, notes) = written(&folder, 1000).unwrap();
         assert!(notes.iter().any(|note| note.contains(expected)), "{family}: {notes:?}");
@@ -59,21 +59,21 @@ fn a_folder_that_names_no_end_is_told() {
 }
 
 #[test]
-fn a_space_that_only_the_first_text_gets_is_told() {
+fn a_space_before_the_first_text_alone_is_noted() {
     let folder = common::fixture("mistral");
     let original = Tokenizer::from_hugging_face(&folder).unwrap();
     let (file, _, notes) = written(&folder, original.vocab_size()).unwrap();
-    assert!(notes.iter().any(|note| note.contains("at its very beginning")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("at the beginning of a text")), "{notes:?}");
     assert_eq!(file.encode("Hello world"), original.encode("Hello world"));
 }
 
 #[test]
-fn tokenizers_without_a_gguf_form_are_refused() {
+fn tokenizers_without_a_gguf_form_are_rejected() {
     let cases = [
         ("xglm", "Unigram"),
         ("foreign", "pre-tokenizer"),
         ("falcon", "pre-tokenizer"),
-        ("gpt2-prefix-space", "puts a space before every text"),
+        ("gpt2-prefix-space", "inserts a space before every text"),
     ];
     for (family, expected) in cases {
         let error = written(&common::fixture(family), 2000).map(|_| ()).unwrap_err();
@@ -122,7 +122,7 @@ fn cuts(patterns: &[&str]) -> Value {
     json!({ "type": "Sequence", "pretokenizers": steps })
 }
 
-/// The parts around a published model's vocabulary, as its tokenizer.json has them.
+/// Returns the stages around a published model's vocabulary, as in its tokenizer.json.
 fn published_parts(name: &str) -> Option<Value> {
     let gpt2 = json!({ "type": "ByteLevel", "add_prefix_space": false });
     let digits = json!({ "type": "Digits", "individual_digits": true });
@@ -143,7 +143,7 @@ fn published_parts(name: &str) -> Option<Value> {
     })
 }
 
-/// The tokenizer.json that a vocabulary of the conformance data came from, as far as it matters to ids.
+/// Rebuilds the tokenizer.json of a vocabulary of the conformance data, as far as it affects ids.
 fn as_folder(metadata: &Metadata, parts: Value) -> HuggingFace {
     let tokens: Vec<&str> = metadata.strings("tokenizer.ggml.tokens").unwrap().iter().collect();
     let kinds = metadata.i32s("tokenizer.ggml.token_type").unwrap();
@@ -175,7 +175,7 @@ fn as_folder(metadata: &Metadata, parts: Value) -> HuggingFace {
     }
 }
 
-/// Every way to make a piece of two others, best piece first: how tokenizers of SentencePiece are published as tokenizer.json.
+/// Returns every way to join two pieces into a third, best piece first, as in tokenizer.json files converted from SentencePiece.
 fn sentencepiece_merges(tokens: &[&str], kinds: &[i32], scores: &[f32]) -> Value {
     let normal: HashMap<&str, usize> =
         (0..tokens.len()).filter(|&id| kinds[id] == 1).map(|id| (tokens[id], id)).collect();
@@ -190,7 +190,7 @@ fn sentencepiece_merges(tokens: &[&str], kinds: &[i32], scores: &[f32]) -> Value
     Value::from(merges)
 }
 
-/// The ids of the conformance data, through a tokenizer.json and back into keys.
+/// Checks the ids of the conformance data after a conversion to tokenizer.json and back to keys.
 fn check(vocabulary: &Path, parts: Value) -> usize {
     let read = |suffix: &str| std::fs::read_to_string(format!("{}{suffix}", vocabulary.display())).unwrap();
     let checkpoint = Checkpoint::open(vocabulary).unwrap();
