@@ -1,4 +1,4 @@
-//! A sink that keeps what an engine said to a request.
+//! An event sink that collects everything that an engine sends for a request.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use pellucid_engine::{Beam, Control, Error, Event, EventSink, FinishReason, RequestStats};
 
-/// Everything that a request has heard.
+/// Everything that the engine sent for a request.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// By choice.
+    /// Token ids of each choice.
     pub tokens: Vec<Vec<u32>>,
-    /// The chosen tokens' log probabilities as bits, by choice, where they were asked for.
+    /// Bits of the sampled tokens' log probabilities, for each choice, if the request asked for log probabilities.
     pub logprob_bits: Vec<Vec<u32>>,
     pub finish: Vec<Option<FinishReason>>,
-    /// Tokens that there were when each wish took effect.
+    /// Number of output tokens when each control message was applied.
     pub controls_applied: Vec<usize>,
     pub prompt_logprobs: Vec<f32>,
     pub beams: Vec<Beam>,
@@ -35,7 +35,7 @@ impl Outcome {
     }
 }
 
-/// Both ends of a sink: clone it, hand one to the engine, look at the other.
+/// Both ends of a sink: one clone goes to the engine, the other reads the outcome.
 #[derive(Debug, Clone)]
 pub struct EventCollector {
     outcome: Arc<Mutex<Outcome>>,
@@ -60,19 +60,19 @@ impl EventCollector {
         self.outcome.lock().expect("no panic while it is held").is_over()
     }
 
-    /// Goes away, like a client that hangs up.
+    /// Closes the sink, like a client that disconnects.
     pub fn close(&self) {
         self.is_open.store(false, Ordering::Relaxed);
     }
 }
 
 impl EventCollector {
-    /// Asks for something, before the next step.
+    /// Queues a control message for the next step.
     pub fn send_control(&self, control: Control) {
         self.controls.lock().expect("no panic while it is held").push_back(control);
     }
 
-    /// Takes what comes, or is slow for a while.
+    /// Sets whether the sink accepts events, to imitate a slow reader.
     pub fn set_ready(&self, is_ready: bool) {
         self.is_ready.store(is_ready, Ordering::Relaxed);
     }
@@ -81,7 +81,7 @@ impl EventCollector {
 impl EventSink for EventCollector {
     fn send(&mut self, event: Event) {
         let mut outcome = self.outcome.lock().expect("no panic while it is held");
-        assert!(!outcome.is_over(), "an event after the last: {event:?}");
+        assert!(!outcome.is_over(), "an event after the last one: {event:?}");
         match event {
             Event::Started { .. } | Event::PromptProgress { .. } => {}
             Event::ControlApplied { output_tokens } => outcome.controls_applied.push(output_tokens),

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// One golden: a tiny model, prompts, and the reference's logits at every position.
+/// A golden: a tiny model, prompts, and the reference's logits at every position.
 #[derive(Debug)]
 pub struct Golden {
     pub name: String,
@@ -13,18 +13,18 @@ pub struct Golden {
     /// The reference's greedy continuation of each prompt.
     pub greedy: Vec<Vec<u32>>,
     vocab_size: usize,
-    /// The file that a GGUF is compared with, when there is a GGUF: the format cannot carry every setting.
+    /// The file with the logits for the GGUF form, if there is one. They may differ: GGUF cannot express every setting.
     gguf_logits: Option<String>,
-    /// LongRoPE's factors change past this length.
+    /// The length beyond which LongRoPE uses its long factors.
     original_context_len: Option<usize>,
 }
 
-/// The folder of all goldens.
+/// Returns the folder of all goldens in the repository.
 pub fn goldens_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/goldens")
 }
 
-/// Every golden, by name.
+/// Reads every golden of the repository, sorted by name.
 pub fn goldens() -> Vec<Golden> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(goldens_folder())
         .expect("the goldens are part of the repository")
@@ -57,7 +57,7 @@ impl Golden {
         }
     }
 
-    /// Where the model's files are, and the logits to compare with: the Hugging Face folder, and the GGUF when there is one.
+    /// Returns the paths of the model with the logits to compare with: the Hugging Face folder, and the GGUF file if there is one.
     pub fn sources(&self) -> Vec<(PathBuf, Vec<Vec<f32>>)> {
         let mut sources = vec![(self.folder.clone(), self.logits("logits.bin"))];
         if let Some(file) = &self.gguf_logits {
@@ -66,7 +66,7 @@ impl Golden {
         sources
     }
 
-    /// For each prompt, `[position][vocabulary]` flattened.
+    /// Reads the logits for each prompt, `[position][vocabulary]` flattened.
     pub(crate) fn logits(&self, file: &str) -> Vec<Vec<f32>> {
         let bytes = std::fs::read(self.folder.join(file)).expect("a readable golden");
         let mut values = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
@@ -81,7 +81,8 @@ impl Golden {
         self.vocab_size
     }
 
-    /// The context to load for when a prompt of `len` tokens is compared: the reference chooses LongRoPE's factors by that length.
+    /// Returns the context length to load the model for, to compare a prompt of `len` tokens: the reference selects LongRoPE's
+    /// factors by the prompt's length.
     pub fn context_len(&self, len: usize) -> Option<usize> {
         self.original_context_len.filter(|&original| len <= original)
     }

@@ -1,4 +1,4 @@
-//! The plainest way to run a model: explicit chunks and block tables, without an engine.
+//! Runs a model without an engine, with explicit chunks and block tables.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use pellucid_checkpoint::Checkpoint;
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
 use pellucid_tensor::{Backend, DType, RowQuery};
 
-/// A loaded model with KV memory of its own, driven chunk by chunk.
+/// A loaded model and its KV memory.
 #[derive(Debug)]
 pub struct Runner {
     pub model: Decoder,
     pub kv: KvMemory,
 }
 
-/// One sequence: its blocks in any order, and how many positions are stored.
+/// A sequence: its block table, and the number of stored positions.
 #[derive(Debug, Clone)]
 pub struct TestSequence {
     pub blocks: Vec<u32>,
@@ -22,11 +22,12 @@ pub struct TestSequence {
 }
 
 impl Runner {
-    /// With keys and values in f32, as the reference has them.
+    /// Loads a model with keys and values in f32, like the reference.
     pub fn load(path: &Path, backend: Arc<dyn Backend>, context_len: Option<usize>, num_blocks: usize) -> Runner {
         Runner::load_with(path, backend, context_len, num_blocks, DType::F32)
     }
 
+    /// Loads a model from a file or folder.
     pub fn load_with(
         path: &Path,
         backend: Arc<dyn Backend>,
@@ -38,7 +39,7 @@ impl Runner {
         Runner::of(&checkpoint, backend, context_len, num_blocks, kv_dtype)
     }
 
-    /// A model that need not be in a file.
+    /// Loads a model from an open checkpoint, which may be in memory.
     pub fn of(
         checkpoint: &Checkpoint,
         backend: Arc<dyn Backend>,
@@ -53,14 +54,18 @@ impl Runner {
         Runner { model, kv }
     }
 
-    /// Runs one step of several chunks and gives all their logits, row after row.
+    /// Runs one step of several chunks and returns the logits of all their rows.
     pub fn step(&mut self, chunks: &mut [(&mut TestSequence, &[u32])]) -> Vec<Vec<f32>> {
-        let logits = self.step_asking(chunks, &vec![None; chunks.len()]);
+        let logits = self.step_with_queries(chunks, &vec![None; chunks.len()]);
         (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
     }
 
-    /// The same, with what will do in place of the row of each chunk.
-    pub fn step_asking(&mut self, chunks: &mut [(&mut TestSequence, &[u32])], queries: &[Option<RowQuery>]) -> Logits {
+    /// Runs one step of several chunks; a chunk with a query may get digests instead of rows.
+    pub fn step_with_queries(
+        &mut self,
+        chunks: &mut [(&mut TestSequence, &[u32])],
+        queries: &[Option<RowQuery>],
+    ) -> Logits {
         let mut batch = Batch::default();
         for ((sequence, ids), &query) in chunks.iter_mut().zip(queries) {
             let (first_position, blocks, wanted) = (sequence.len, &sequence.blocks, 0..ids.len());
@@ -72,7 +77,7 @@ impl Runner {
         logits
     }
 
-    /// Logits at every position of a prompt, computed in chunks of the given sizes (the last one repeats).
+    /// Returns the logits at every position of a prompt, computed in chunks of the given sizes; the last size repeats.
     pub fn prompt(&mut self, prompt: &[u32], chunk_sizes: &[usize], blocks: Vec<u32>) -> Vec<f32> {
         let mut sequence = TestSequence { blocks, len: 0 };
         let mut logits = Vec::new();

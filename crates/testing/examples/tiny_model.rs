@@ -1,4 +1,4 @@
-//! Writes the tiny model for tests in other languages: `tiny_model FOLDER [CONTEXT] [words]`.
+//! Writes the tiny model, for tests in other languages: `tiny_model FOLDER [CONTEXT] [words]`.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn main() {
     let has_words = rest.iter().any(|word| word == "words");
     let model = TinyModel { template: Some(TINY_TEMPLATE), context_len, has_words };
     if let Err(error) = model.write(Path::new(folder)) {
-        eprintln!("error: the model cannot be written: {error}");
+        eprintln!("error: could not write the model to {folder}: {error}");
         std::process::exit(1);
     }
 }

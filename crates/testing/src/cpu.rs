@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa, Unusable};
 
-/// A CPU backend, or `None` with a word on stderr when the machine lacks the instruction set.
+/// Returns a CPU backend; `None`, with a message on stderr, if the machine lacks the instruction set.
 pub fn cpu(isa: Isa, num_threads: usize) -> Option<Arc<CpuBackend>> {
     match CpuBackend::new(CpuOptions { num_threads, isa }) {
         Ok(backend) => Some(Arc::new(backend)),
@@ -16,7 +16,7 @@ pub fn cpu(isa: Isa, num_threads: usize) -> Option<Arc<CpuBackend>> {
     }
 }
 
-/// The fastest instruction set that multiplies activations as they are with BF16 weights, which most goldens have: all but AMX.
+/// Returns the fastest instruction set that does not round activations for BF16 weights, which most goldens have: any but AMX.
 pub fn exact_isa() -> Isa {
     let mut exact = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Amx && isa.is_available());
     exact.next_back().expect("scalar is always available")

@@ -1,23 +1,23 @@
-//! Products on the CPU in every format that has a kernel: every instruction set and every number of rows against one definition.
+//! Matrix products on the CPU in every format that has a kernel: every instruction set and row count against one definition.
 //!
-//! Two comparisons. In bits: with the scalar version (but for BF16 by AMX tiles, whose sums no other instruction makes) and, row by row,
-//! with other numbers of rows. And with a formula in f64 over the decoded weights and the rounded activations, whose tolerance is the
-//! rounding of f32 sums alone: an integer misplaced by the packing, a forgotten minimum or a wrong scale fails it.
+//! There are two comparisons. To the bit: with the scalar kernel (except BF16 on AMX tiles, whose order of summation no other
+//! instruction has), and row by row with other row counts. And with a formula in f64 over the decoded weights and the rounded
+//! activations, with a tolerance for the rounding of f32 sums alone: a misplaced integer, a forgotten minimum or a wrong scale fails.
 
 use pellucid_cpu::Isa;
 use pellucid_selftest::suites::RandomData;
 use pellucid_tensor::{Activation, Backend, DType, Input, Linear, Tensor};
 
-/// What happens to activations before they are multiplied.
+/// The rounding of activations before they are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rounding {
     None,
     Bf16,
-    /// To 8 bits, in groups of so many that share a scale.
+    /// To 8 bits, in groups of this length that share a scale.
     Groups(usize),
 }
 
-/// The formats with kernels of their own; the others decode rows first and are in the backend suite.
+/// The formats that have kernels; the others decode rows first and are checked by `suites::operations`.
 const FORMATS: [(DType, Rounding); 11] = [
     (DType::F32, Rounding::None),
     (DType::F16, Rounding::None),
@@ -32,16 +32,16 @@ const FORMATS: [(DType, Rounding); 11] = [
     (DType::Q6_K, Rounding::Groups(256)),
 ];
 
-/// Around the sizes of the kernels' blocks, the largest first.
+/// Row counts around the kernels' block sizes, the largest first.
 const ROW_COUNTS: [usize; 8] = [64, 33, 17, 16, 5, 3, 2, 1];
 
-/// Compares `backend`, which uses `isa`, with `scalar` to the bit, and with the formula.
+/// Compares `backend`, which uses `isa`, with `scalar` to the bit and with the formula.
 pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Backend) {
     let mut random = RandomData(3);
     for (dtype, rounding) in FORMATS {
         let tiles = dtype == DType::BF16 && isa == Isa::Amx;
         let rounding = if tiles { Rounding::Bf16 } else { rounding };
-        // One unit, an odd number of slices where the format allows one, and enough units for every loop to turn and for two chunks of a panel; panels that are not full.
+        // Depths of one unit, of an odd number of slices, and enough for every loop and for two chunks of a panel; partial panels.
         let unit = if dtype.is_quantized() { dtype.block_len() } else { 67 };
         for (depth, num_columns) in [(unit, 7), (5 * unit, 37), (9 * unit, 64), (1280_usize.next_multiple_of(unit), 17)]
         {
@@ -57,7 +57,7 @@ pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Ba
                 let case = format!("{dtype} on {isa}, {rows} rows of {depth}, {num_columns} columns");
                 let x = &x[..rows * depth];
                 let found = product(backend, &found, x, depth);
-                assert!(same_bits(&found, &all[..found.len()]), "{case}: other rows change the bits");
+                assert!(same_bits(&found, &all[..found.len()]), "{case}: the bits depend on the number of rows");
                 if !tiles {
                     assert!(same_bits(&found, &product(scalar, &expected, x, depth)), "{case}: bits differ");
                 }
@@ -68,7 +68,7 @@ pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Ba
                 let w = &decoded[column * depth..(column + 1) * depth];
                 let terms = || rounded[row * depth..].iter().zip(w).map(|(x, &w)| x * f64::from(w));
                 let (sum, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
-                // Minimums are summed apart from the products and may exceed their difference, hence the factor.
+                // Minimums are summed separately from the products and may be larger than the difference, hence the factor 8.
                 let bound = size * 8.0 * 6e-8 * (depth as f64 / 32.0).sqrt().max(4.0);
                 let difference = (f64::from(found) - sum).abs();
                 assert!(
@@ -80,9 +80,9 @@ pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Ba
     }
 }
 
-/// Compares a backend with one thread to one with so many that they share out rows as well as columns, to the bit.
+/// Compares a backend with one thread to one with enough threads to divide rows as well as columns, to the bit.
 pub fn threads_keep_bits(isa: Isa, one: &dyn Backend, many: &dyn Backend) {
-    // Blocks of rows that are not a whole number of parts, the last of them not full.
+    // A row count that does not divide evenly, with a partial last block.
     const ROWS: usize = 16 * 17 + 5;
     const COLUMNS: usize = 72;
     let mut random = RandomData(8);
@@ -108,7 +108,7 @@ pub fn threads_keep_bits(isa: Isa, one: &dyn Backend, many: &dyn Backend) {
             })
         });
         for (what, expected, found) in [("product", &expected[0], &found[0]), ("gated", &expected[1], &found[1])] {
-            assert!(same_bits(expected, found), "{dtype} on {isa}, {what}: threads change the bits");
+            assert!(same_bits(expected, found), "{dtype} on {isa}, {what}: the bits depend on the number of threads");
         }
     }
 }
@@ -129,7 +129,7 @@ fn product(backend: &dyn Backend, linear: &Linear, x: &[f32], depth: usize) -> V
     values
 }
 
-/// The activations as the kernels see them.
+/// Returns the activations as the kernels multiply them.
 fn rounded(row: &[f32], rounding: Rounding) -> Vec<f64> {
     match rounding {
         Rounding::None => row.iter().map(|&x| f64::from(x)).collect(),
@@ -144,7 +144,7 @@ fn rounded(row: &[f32], rounding: Rounding) -> Vec<f64> {
     }
 }
 
-/// The nearest number with eight significant bits, by scaling it to an integer.
+/// Returns the nearest value with eight significant bits, by scaling it to an integer.
 fn to_bf16(x: f32) -> f32 {
     if x == 0.0 {
         return x;

@@ -1,7 +1,7 @@
-//! A model whose logits are a pure function of the tokens before them, read back from the KV memory.
+//! A model whose logits are a pure function of the preceding tokens, which it reads back from the KV memory.
 //!
-//! It stores each token's id as its key and computes from what the block tables lead to. A wrong block, a missing copy, a stale slot or
-//! somebody else's tokens therefore change its output, and the expected output needs no engine to compute.
+//! It stores each token's id as its key, and computes logits from the ids that it finds through the block tables. A wrong block, a
+//! missing copy, a stale slot or tokens of another request therefore change its output. The expected output needs no engine.
 
 use std::sync::Arc;
 
@@ -13,31 +13,33 @@ use pellucid_tensor::{
     Activation, Backend, CHOSEN, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor,
 };
 
-/// See the module's head.
+/// A model for tests of the engine; see the head of this file.
 #[derive(Debug)]
 pub struct FakeModel {
     config: DecoderConfig,
     backend: Arc<CpuBackend>,
-    /// Stored ids, as last read.
+    /// The ids in KV memory, as last read.
     stored: Vec<f32>,
     keys: Tensor,
-    /// A sequence whose tokens contain this id gets logits that are not numbers.
+    /// A sequence that contains this id gets NaN logits.
     pub poison: Option<u32>,
     /// A batch that contains this id makes the model panic.
     pub bomb: Option<u32>,
-    /// Answer with digests of this many tokens where they will do.
+    /// Return digests with this many tokens, if every row of the batch allows a digest.
     pub digest_len: Option<usize>,
-    /// Play a device that computes by itself.
+    /// Whether the model imitates an asynchronous device.
     pub is_asynchronous: bool,
-    /// One in so many rows is taken to lead to a token that it does not lead to, or to none.
-    pub misjudges: Option<usize>,
-    /// Waiting for the step with this number fails, or finds the device gone.
+    /// Every `wrong_every`th digest assumes a wrong token, or none.
+    pub wrong_every: Option<usize>,
+    /// The step with this number fails when it is waited for.
     pub fails_at: Option<usize>,
+    /// The device is lost when the step with this number is waited for.
     pub lost_at: Option<usize>,
-    /// The rows of the step launched last, where digests were given, and the tokens that they are taken to lead to.
+    /// The rows of the last launched step, if it returned digests.
     rows: Vec<Vec<f32>>,
-    chosen: Vec<u32>,
-    num_judged: usize,
+    /// The assumed tokens of the last launched step.
+    assumed: Vec<u32>,
+    num_digests: usize,
     num_launched: usize,
     num_finished: usize,
 }
@@ -78,12 +80,12 @@ impl FakeModel {
             bomb: None,
             digest_len: None,
             is_asynchronous: false,
-            misjudges: None,
+            wrong_every: None,
             fails_at: None,
             lost_at: None,
             rows: Vec::new(),
-            chosen: Vec::new(),
-            num_judged: 0,
+            assumed: Vec::new(),
+            num_digests: 0,
             num_launched: 0,
             num_finished: 0,
         }
@@ -93,7 +95,7 @@ impl FakeModel {
         self.backend.clone()
     }
 
-    /// The logits after these tokens.
+    /// Returns the logits after these tokens.
     pub fn logits_after(tokens: impl Iterator<Item = u32>, vocab_size: usize) -> Vec<f32> {
         let hash = tokens.fold(0xCBF2_9CE4_8422_2325u64, |hash, token| {
             (hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23)
@@ -108,7 +110,7 @@ impl FakeModel {
 }
 
 impl FakeModel {
-    /// The logits of a row, by what the block tables lead to.
+    /// Computes the logits of a row from the ids that its block table leads to.
     fn row(&self, batch: &Batch, row: usize, block_len: usize) -> Vec<f32> {
         let vocab_size = self.config.vocab_size;
         let sequence = batch.sequences().iter().find(|sequence| sequence.rows.contains(&row)).expect("an owner");
@@ -135,8 +137,8 @@ impl Model for FakeModel {
     }
 
     fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        assert!(self.num_launched - self.num_finished < 2, "two steps are under way");
-        let token = |&id: &u32| id.checked_sub(CHOSEN).map_or(id, |row| self.chosen[row as usize]);
+        assert!(self.num_launched - self.num_finished < 2, "at most two steps are in flight");
+        let token = |&id: &u32| id.checked_sub(CHOSEN).map_or(id, |row| self.assumed[row as usize]);
         let ids: Vec<u32> = batch.ids().iter().map(token).collect();
         if let Some(bomb) = self.bomb {
             assert!(!ids.contains(&bomb), "the bomb went off");
@@ -155,15 +157,15 @@ impl Model for FakeModel {
         let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
         if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
             let digests = logits.resize_digests(rows.len());
-            self.chosen.clear();
+            self.assumed.clear();
             for ((digest, query), row) in digests.iter_mut().zip(batch.queries()).zip(&rows) {
                 *digest = digest_of(row, query.as_ref().expect("looked at above"), len);
-                self.num_judged += 1;
-                if self.misjudges.is_some_and(|one_in| self.num_judged.is_multiple_of(one_in)) {
+                self.num_digests += 1;
+                if self.wrong_every.is_some_and(|every| self.num_digests.is_multiple_of(every)) {
                     let wrong = |token: u32| (token + 1) % row.len() as u32;
-                    digest.assumed = digest.assumed.map(wrong).filter(|_| self.num_judged.is_multiple_of(2));
+                    digest.assumed = digest.assumed.map(wrong).filter(|_| self.num_digests.is_multiple_of(2));
                 }
-                self.chosen.push(digest.assumed.unwrap_or(0));
+                self.assumed.push(digest.assumed.unwrap_or(0));
             }
             self.rows = rows;
             return Ok(());
@@ -176,7 +178,7 @@ impl Model for FakeModel {
     fn finish(&mut self, _logits: &mut Logits) -> Result<(), Error> {
         let number = Some(self.num_finished);
         self.num_finished += 1;
-        let device = "a device that is played".to_owned();
+        let device = "fake device".to_owned();
         if self.lost_at == number {
             return Err(DeviceError::Lost { device, operation: "a step", reason: "it is gone".into() }.into());
         }
@@ -195,13 +197,13 @@ impl Model for FakeModel {
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
-        assert_eq!(self.num_launched, self.num_finished, "the next step has taken the place of this one's rows");
+        assert_eq!(self.num_launched, self.num_finished, "the next step has overwritten the rows of this one");
         out.copy_from_slice(&self.rows[row]);
         Ok(())
     }
 }
 
-/// What a device would tell of a row.
+/// Returns the digest that a device would compute for a row.
 fn digest_of(row: &[f32], query: &RowQuery, len: usize) -> RowDigest {
     match OwnedDigest::of(row, &digest_query(query), len) {
         Some(OwnedDigest { top, has_all, totals, finalists, assumed, .. }) => {

@@ -1,5 +1,5 @@
-//! What the law of row independence is tried on: every golden with keys and values in f32, a few families in 16 bits, and a model with
-//! heads wide enough for every format, in each of them.
+//! The models and KV formats on which batch invariance is tested: every golden with keys and values in f32, a few families in 16 bits,
+//! and a model whose heads are wide enough for every format, in each format.
 
 use std::path::{Path, PathBuf};
 
@@ -15,24 +15,24 @@ pub struct InvarianceCase {
     pub name: String,
     pub path: PathBuf,
     pub kv_dtype: DType,
-    /// Long enough to cross windows and the edges of blocks.
+    /// A prompt that is longer than windows and blocks.
     pub prompt: Vec<u32>,
 }
 
-/// Families that differ in what attention does: soft caps, windows, query norms, no rotation, groups of three.
+/// Families whose attention differs: soft caps, windows, query norms, no RoPE, groups of three heads.
 const IN_SIXTEEN_BITS: [&str; 5] = ["gemma2", "gpt2", "mistral", "qwen3", "smollm2"];
 
-/// Every subject. The folder, which must outlive their use, takes the files of the model that is made here.
+/// Returns all cases. Writes a model to `folder`, which must exist as long as the cases are used.
 pub fn invariance_cases(folder: &Path) -> Vec<InvarianceCase> {
     let mut cases = Vec::new();
     for golden in goldens() {
         let longest = golden.prompts.iter().max_by_key(|prompt| prompt.len()).expect("a prompt");
         let prompt = longest.iter().chain(longest.iter().rev().take(24)).copied().take(60).collect();
-        let plain = InvarianceCase { name: golden.name, path: golden.folder, kv_dtype: DType::F32, prompt };
-        if IN_SIXTEEN_BITS.contains(&plain.name.as_str()) {
-            cases.extend([DType::F16, DType::BF16].map(|kv_dtype| InvarianceCase { kv_dtype, ..plain.clone() }));
+        let case = InvarianceCase { name: golden.name, path: golden.folder, kv_dtype: DType::F32, prompt };
+        if IN_SIXTEEN_BITS.contains(&case.name.as_str()) {
+            cases.extend([DType::F16, DType::BF16].map(|kv_dtype| InvarianceCase { kv_dtype, ..case.clone() }));
         }
-        cases.push(plain);
+        cases.push(case);
     }
     write_wide_model(folder);
     let prompt: Vec<u32> = (0..60).map(|i| (i * i * 7 + i * 3) % 96).collect();
@@ -45,7 +45,7 @@ pub fn invariance_cases(folder: &Path) -> Vec<InvarianceCase> {
     cases
 }
 
-/// A Llama of two layers and random weights: the goldens' heads are too narrow for blocks of 32.
+/// Writes a Llama with two layers and random weights: the heads of the goldens are too narrow for blocks of 32.
 fn write_wide_model(folder: &Path) {
     const HIDDEN: usize = 48;
     const MLP: usize = 40;
@@ -77,7 +77,7 @@ fn write_wide_model(folder: &Path) {
     let (mut header, mut data) = (Map::new(), Vec::new());
     for (name, shape) in shapes {
         let len = shape.iter().product();
-        // Norms near one, matrices that keep the size of what they multiply.
+        // Norms near one, and matrices that keep the size of their input.
         let scale = if shape.len() == 1 { 0.1 } else { 1.0 / (shape[1] as f32).sqrt() };
         let offset = if shape.len() == 1 { 1.0 } else { 0.0 };
         let start = data.len();

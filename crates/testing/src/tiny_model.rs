@@ -1,37 +1,37 @@
-//! A tiny random model that has a vocabulary and a chat template, for tests that go from text to text: the golden Llama's weights (96
-//! tokens) with files beside them that its reference never had. Written by tests of the program and of the server.
+//! A tiny random model with a vocabulary and a chat template, for tests from text to text: the weights of the golden `llama2` (96
+//! tokens), with a tokenizer that the golden does not have. Used by tests of the program, the server and the library.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 const CHARACTERS: &str = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-+*/=%&#@$^~|_\n<>";
-/// Pieces of many lengths, as vocabularies of real models have them. No merge leads to them: the model can say them, text never
-/// becomes them.
+/// Pieces of many lengths, as in vocabularies of published models. No merge produces them: the model can generate them, but text is
+/// never encoded to them.
 const WORDS: &str = "▁a ▁of ▁in th er ing ▁to ▁the ▁was tion ▁from ment ▁which ▁there ▁under ▁between ▁another ▁question ▁national \
                      ▁important ▁different ▁government ▁information ▁particularly ▁administration ▁internationally";
 const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];
 
-/// A chat template for it: turns between control tokens.
+/// A chat template for the tiny model: turns between control tokens.
 pub const TINY_TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: {{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[turn]{% endif %}";
 
-/// Makes a folder with the plain tiny model.
+/// Writes the tiny model with default settings to a folder.
 pub fn tiny_model(folder: &Path, template: Option<&str>) {
     TinyModel { template, ..TinyModel::default() }.write(folder).expect("a folder that can be written");
 }
 
-/// What the model's folder holds.
+/// Settings of the tiny model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TinyModel<'a> {
     pub template: Option<&'a str>,
-    /// The golden's own is 256; positions are rotations, so that any length computes.
+    /// Context length instead of the golden's 256. Positions are rotations, so any length works.
     pub context_len: Option<usize>,
-    /// Words in place of capital letters.
+    /// Whether words replace the capital letters.
     pub has_words: bool,
 }
 
 impl TinyModel<'_> {
-    /// Writes the model; the folder is made where it does not exist.
+    /// Writes the model. Creates the folder if it does not exist.
     pub fn write(&self, folder: &Path) -> std::io::Result<()> {
         let golden = pellucid_selftest::goldens_folder().join("llama2");
         std::fs::create_dir_all(folder)?;

@@ -1,6 +1,6 @@
-//! A steady step allocates nothing: what it needs is kept from the step before, on every thread that takes part.
+//! A step allocates nothing once the engine is warm: every thread keeps its buffers from the step before.
 //!
-//! A file of its own, because it counts the allocations of the whole process.
+//! This is a separate test program because it counts the allocations of the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator with the arguments it was given.
+// SAFETY: every call is forwarded to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -32,41 +32,40 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Sequences of a step: one and eight by vectors, sixteen by tiles that unpack weights on the way, twenty by those of many rows.
+/// Sequences per step. One and eight use vector kernels, sixteen AMX tiles that unpack weights, twenty the AMX kernels for many rows.
 const BATCHES: [usize; 4] = [1, 8, 16, 20];
-/// Before a step is steady: every thread has had its part of every operation, which tasks that are shared out at random need not give it
-/// the first time.
+/// Steps before counting. Tasks go to random threads, so it takes several steps until every thread has run every operation.
 const WARM_UP: usize = 16;
 const STEPS: usize = 4;
 
 #[test]
-fn a_steady_step_allocates_nothing() {
+fn a_warm_step_allocates_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let backend = cpu(Isa::best(), 2).expect("the best instruction set");
-    for subject in invariance_cases(folder.path()) {
-        let what = format!("{}, KV in {}", subject.name, subject.kv_dtype);
+    for case in invariance_cases(folder.path()) {
+        let what = format!("{}, KV in {}", case.name, case.kv_dtype);
         for num_sequences in BATCHES {
-            let runner = Runner::load_with(&subject.path, backend.clone(), None, num_sequences, subject.kv_dtype);
-            assert_steady(&what, runner, num_sequences, &subject.prompt);
+            let runner = Runner::load_with(&case.path, backend.clone(), None, num_sequences, case.kv_dtype);
+            assert_allocates_nothing(&what, runner, num_sequences, &case.prompt);
         }
     }
     let prompt: Vec<u32> = (0..(WARM_UP + STEPS) as u32).map(|i| i * 37 % 512).collect();
     for scheme in QuantScheme::ALL {
         let checkpoint =
             SyntheticModel::ALL[0].miniature().checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");
-        // Those with rows in forms of their own.
+        // The instruction sets that keep rows in a packed form.
         for isa in [Isa::Avx512, Isa::Amx] {
             let Some(backend) = cpu(isa, 2) else { continue };
             for num_sequences in BATCHES {
                 let runner = Runner::of(&checkpoint, backend.clone(), None, num_sequences, DType::F16);
-                assert_steady(&format!("{} on {isa}", scheme.name()), runner, num_sequences, &prompt);
+                assert_allocates_nothing(&format!("{} on {isa}", scheme.name()), runner, num_sequences, &prompt);
             }
         }
     }
 }
 
-/// Decodes step by step, and counts the allocations of the last steps.
-fn assert_steady(what: &str, mut runner: Runner, num_sequences: usize, ids: &[u32]) {
+/// Decodes step by step and counts the allocations of the last steps.
+fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize, ids: &[u32]) {
     let (mut batch, mut logits) = (Batch::default(), Logits::default());
     let mut counts = [0; STEPS];
     for step in 0..WARM_UP + STEPS {
@@ -82,6 +81,6 @@ fn assert_steady(what: &str, mut runner: Runner, num_sequences: usize, ids: &[u3
             counts[steady] = ALLOCATIONS.load(Ordering::Relaxed) - before;
         }
     }
-    // Now and then a thread gets a part that it never had before; a step that allocates does so every time.
+    // A thread may still get its first task of a kind in some step; a kernel that allocates does so in every step.
     assert_eq!(counts.iter().min(), Some(&0), "{what}, {num_sequences} sequences: {counts:?}");
 }

@@ -1,4 +1,4 @@
-//! The backend suite on the CPU: every instruction set that the machine has, on one thread and on several.
+//! The suites of `pellucid selftest` on the CPU: every instruction set of this machine, with one thread and with several.
 
 use pellucid_cpu::Isa;
 use pellucid_selftest::suites::{batch_invariance, fused_operations, operations};
@@ -10,13 +10,13 @@ fn every_operation_agrees_with_its_formula() {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
             let checks = operations::run(&*backend);
-            assert_eq!(checks.len(), 9, "the suite ran whole");
+            assert_eq!(checks.len(), 9, "number of checks");
         }
     }
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
+fn a_row_has_the_same_bits_alone_and_in_a_batch() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
         batch_invariance::few_linear_rows(&*backend);
@@ -24,13 +24,13 @@ fn a_row_has_the_same_bits_alone_and_among_many_in_every_format() {
 }
 
 #[test]
-fn a_row_has_the_same_experts_alone_and_among_many() {
-    let backend = cpu(Isa::best(), 2).expect("the best there is");
+fn experts_give_a_row_the_same_bits_alone_and_in_a_batch() {
+    let backend = cpu(Isa::best(), 2).expect("the best instruction set is available");
     batch_invariance::expert_rows(&*backend);
 }
 
 #[test]
-fn what_is_done_at_once_is_done_in_parts() {
+fn fused_operations_equal_their_parts() {
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
         fused_operations::gated_equals_its_parts(&*backend);
@@ -39,12 +39,12 @@ fn what_is_done_at_once_is_done_in_parts() {
 }
 
 #[test]
-fn large_weights_arrive_whole() {
-    operations::large_weights(&*cpu(Isa::best(), 2).expect("the best there is"));
+fn large_weights_are_uploaded_whole() {
+    operations::large_weights(&*cpu(Isa::best(), 2).expect("the best instruction set is available"));
 }
 
 #[test]
-fn a_row_attends_alone_as_it_does_in_a_chunk() {
+fn attention_has_the_same_bits_alone_and_in_a_chunk() {
     for isa in Isa::ALL {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
@@ -55,8 +55,8 @@ fn a_row_attends_alone_as_it_does_in_a_chunk() {
 }
 
 #[test]
-fn products_have_one_definition_for_every_number_of_rows() {
-    let scalar = cpu(Isa::Scalar, 1).expect("scalar is always there");
+fn products_have_one_definition_for_every_row_count() {
+    let scalar = cpu(Isa::Scalar, 1).expect("scalar is always available");
     for isa in Isa::ALL {
         let Some(backend) = cpu(isa, 2) else { continue };
         cpu_products::match_scalar_and_formula(isa, &*backend, &*scalar);
@@ -64,7 +64,7 @@ fn products_have_one_definition_for_every_number_of_rows() {
 }
 
 #[test]
-fn products_are_the_same_however_many_threads_share_them_out() {
+fn products_do_not_depend_on_the_number_of_threads() {
     for isa in Isa::ALL {
         let (Some(one), Some(many)) = (cpu(isa, 1), cpu(isa, 16)) else { continue };
         cpu_products::threads_keep_bits(isa, &*one, &*many);

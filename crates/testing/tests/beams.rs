@@ -12,7 +12,7 @@ use serde_json::Value;
 const TOLERANCE: f64 = 2e-4;
 
 fn engine(model: &str) -> Engine {
-    let backend = cpu(exact_isa(), 2).expect("the best there is");
+    let backend = cpu(exact_isa(), 2).expect("an available instruction set");
     let checkpoint = pellucid_checkpoint::Checkpoint::open(&goldens_folder().join(model)).expect("a golden");
     let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions::default(), &mut |_, _| ()).expect("it loads");
     let options = EngineOptions {
@@ -59,9 +59,9 @@ fn sequences_and_scores_are_the_references() {
             ..Request::new(ids(&record["prompt"]), sampling)
         };
         let collected = EventCollector::default();
-        engine.submit(request, Box::new(collected.clone())).expect("it is served");
+        engine.submit(request, Box::new(collected.clone())).expect("an accepted request");
         while engine.step() {
-            engine.audit().expect("the books are right");
+            engine.audit().expect("consistent accounts of blocks");
         }
         let outcome = collected.outcome();
         assert_eq!(outcome.error, None, "record {i}");
@@ -72,7 +72,7 @@ fn sequences_and_scores_are_the_references() {
             let expected = score.as_f64().expect("a score");
             assert!((beam.score - expected).abs() < TOLERANCE, "record {i}: score {} for {expected}", beam.score);
         }
-        assert_eq!(engine.stats().blocks_in_use, 0, "every block came back");
+        assert_eq!(engine.stats().blocks_in_use, 0, "every block was released");
     }
     assert!(records.len() > 50, "only {} records", records.len());
 }

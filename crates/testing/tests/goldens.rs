@@ -9,21 +9,20 @@ use pellucid_selftest::{Runner, TestSequence, goldens};
 use pellucid_tensor::DType;
 use pellucid_testing::{cpu, exact_isa};
 
-/// Largest difference of a logit. Two correct f32 implementations differ by rounding alone: the reference differs from its own f64
-/// result by up to 1e-5 on these models (fixtures/README.md), and ours sums in another order. The subtlest mistake that the goldens
-/// were tried with, the tanh form of GELU in place of the exact one, changes a logit by 1.1e-3.
+/// Maximum difference of a logit. Two correct f32 implementations differ by rounding alone: the reference differs from its own f64
+/// result by up to 2e-5 on these models (`selftest/fixtures/README.md`), and ours sums in another order. Of the mistakes that were tried
+/// on purpose, the smallest, GELU's tanh form instead of the exact one, changes a logit by 1.1e-3.
 const TOLERANCE: f32 = 1e-4;
 
-/// AMX rounds activations to bf16 before it multiplies them with BF16 weights, as llama.cpp and oneDNN do: each is off by up to 2^-9, and a
-/// logit by the sum of many such errors over all layers, which no bound on single logits tells from a mistake. So the error of all logits
-/// of a prompt together is bounded, in units of their own size: 0.003 to 0.009 were measured, and 0.05 where a router then chose another
-/// expert for a token. That the model is computed rightly, the other instruction sets show with the same code, and `products` bounds
-/// each product by itself.
+/// Maximum relative error of all logits of a prompt on AMX. AMX rounds activations to bf16 before it multiplies them with BF16 weights, as
+/// llama.cpp and oneDNN do: each is off by up to 2^-9, and the errors add up over all layers, so a bound on single logits could not tell
+/// them from a mistake. Measured were 0.003 to 0.009, and 0.05 with a router that selected another expert. The other instruction sets
+/// check the same model code more tightly, and `cpu_products` bounds each product.
 const BF16_TOLERANCE: f32 = 0.02;
 const BF16_EXPERTS_TOLERANCE: f32 = 0.1;
 
 #[test]
-fn logits_at_every_position_are_the_references() {
+fn logits_at_every_position_equal_the_references() {
     let mut compared = 0;
     for golden in goldens() {
         for (path, expected) in golden.sources() {
@@ -50,12 +49,12 @@ fn logits_at_every_position_are_the_references() {
 }
 
 #[test]
-fn greedy_continuations_are_the_references() {
+fn greedy_continuations_equal_the_references() {
     let backend = cpu(exact_isa(), 2).expect("an available instruction set");
     let mut compared = 0;
     for golden in goldens() {
         for (prompt, expected) in golden.prompts.iter().zip(&golden.greedy) {
-            // The continuation must not cross the length at which the reference changes LongRoPE's factors.
+            // The continuation must not cross the length beyond which the reference uses LongRoPE's long factors.
             let context_len = golden.context_len(prompt.len());
             if context_len.is_some_and(|len| prompt.len() + expected.len() > len) {
                 continue;
@@ -84,7 +83,7 @@ fn stored_in_bf16(path: &Path) -> bool {
     checkpoint.tensors().iter().any(|tensor| tensor.dtype == DType::BF16 && tensor.shape.len() > 1)
 }
 
-/// The root of the mean square of the differences, over that of the expected numbers.
+/// Returns the root mean square of the differences, relative to that of the expected values.
 fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let differences: f32 = found.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
@@ -93,7 +92,7 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
 
 fn worst_difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
-    // A NaN is as wrong as can be, and `max` alone would pass over it.
+    // NaN counts as infinitely wrong; `max` would ignore it.
     let difference = |(a, b): (&f32, &f32)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
     found.iter().zip(expected).map(difference).fold(0.0, f32::max)
 }

@@ -1,6 +1,6 @@
-//! The law of row independence, in bits: the logits at a position depend on the tokens up to it and on nothing else.
+//! Batch invariance of whole models: the logits at a position depend on the tokens up to it and on nothing else.
 //!
-//! Every comparison is of bit patterns. A tolerance here would hide exactly what the tests are for.
+//! Comparisons are of bits unless a test states a tolerance: a tolerance would hide the very differences that these tests look for.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// Calls `f` for every model and every format of its keys and values.
-fn for_subjects(f: impl Fn(&InvarianceCase)) {
+fn for_each_case(f: impl Fn(&InvarianceCase)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     invariance_cases(folder.path()).iter().for_each(f);
 }
 
-fn runner(subject: &InvarianceCase, backend: Arc<CpuBackend>, num_blocks: usize) -> Runner {
-    Runner::load_with(&subject.path, backend, None, num_blocks, subject.kv_dtype)
+fn runner(case: &InvarianceCase, backend: Arc<CpuBackend>, num_blocks: usize) -> Runner {
+    Runner::load_with(&case.path, backend, None, num_blocks, case.kv_dtype)
 }
 
 fn isas() -> impl Iterator<Item = Isa> {
@@ -29,13 +29,13 @@ fn isas() -> impl Iterator<Item = Isa> {
 
 #[test]
 fn chunks_of_any_size_give_the_bits_of_the_whole_prompt() {
-    for_subjects(|subject| {
-        let InvarianceCase { name, kv_dtype, prompt, .. } = subject;
+    for_each_case(|case| {
+        let InvarianceCase { name, kv_dtype, prompt, .. } = case;
         for isa in isas() {
             let Some(backend) = cpu(isa, 2) else { continue };
-            let mut runner = runner(subject, backend, 8);
+            let mut runner = runner(case, backend, 8);
             let whole = bits(&runner.prompt(prompt, &[prompt.len()], vec![0, 1]));
-            // Every size for the best instruction set and exact keys; the edges for the others.
+            // Every chunk size for the best instruction set with f32 keys and values; sizes around block edges for the others.
             let every = isa == Isa::best() && *kv_dtype == DType::F32;
             let sizes: Vec<usize> = if every { (1..prompt.len()).collect() } else { vec![1, 2, 7, 31, 32, 33] };
             for size in sizes {
@@ -50,29 +50,32 @@ fn chunks_of_any_size_give_the_bits_of_the_whole_prompt() {
 
 #[test]
 fn one_thread_and_several_give_the_same_bits() {
-    for_subjects(|subject| {
+    for_each_case(|case| {
         for isa in isas() {
             let run = |num_threads| {
                 let backend = cpu(isa, num_threads).expect("an available instruction set");
-                bits(&runner(subject, backend, 2).prompt(&subject.prompt, &[13], vec![1, 0]))
+                bits(&runner(case, backend, 2).prompt(&case.prompt, &[13], vec![1, 0]))
             };
             let one = run(1);
-            let InvarianceCase { name, kv_dtype, .. } = subject;
-            assert!(one == run(2) && one == run(3), "{name}, KV in {kv_dtype}, on {isa}: threads change the result");
+            let InvarianceCase { name, kv_dtype, .. } = case;
+            assert!(
+                one == run(2) && one == run(3),
+                "{name}, KV in {kv_dtype}, on {isa}: the bits depend on the number of threads"
+            );
         }
     });
 }
 
 #[test]
-fn neighbours_in_the_batch_change_nothing() {
-    for_subjects(|subject| {
+fn other_sequences_of_the_batch_change_nothing() {
+    for_each_case(|case| {
         let Some(backend) = cpu(Isa::best(), 2) else { return };
-        let mut runner = runner(subject, backend, 32);
-        let prompts: Vec<Vec<u32>> = (0..6).map(|i| subject.prompt[i..30 + 5 * i].to_vec()).collect();
+        let mut runner = runner(case, backend, 32);
+        let prompts: Vec<Vec<u32>> = (0..6).map(|i| case.prompt[i..30 + 5 * i].to_vec()).collect();
         let alone: Vec<Vec<u32>> =
             prompts.iter().map(|prompt| bits(&runner.prompt(prompt, &[prompt.len()], vec![30, 31]))).collect();
 
-        // Sequences advance by chunks of their own size, join at different steps, and lie in scattered blocks.
+        // Sequences advance by chunks of different sizes, join at different steps, and have scattered blocks.
         let mut sequences: Vec<TestSequence> =
             (0..6).map(|i| TestSequence { blocks: vec![29 - 3 * i, 2 * i], len: 0 }).collect();
         let mut found: Vec<Vec<u32>> = vec![Vec::new(); 6];
@@ -96,15 +99,15 @@ fn neighbours_in_the_batch_change_nothing() {
             }
         }
         for i in 0..6 {
-            let InvarianceCase { name, kv_dtype, .. } = subject;
-            assert!(alone[i] == found[i], "{name}, KV in {kv_dtype}: sequence {i} differs in company");
+            let InvarianceCase { name, kv_dtype, .. } = case;
+            assert!(alone[i] == found[i], "{name}, KV in {kv_dtype}: sequence {i} differs in a batch");
         }
     });
 }
 
 #[test]
 fn both_file_formats_of_a_model_agree() {
-    // The GGUF of a Llama holds reordered rows, so its sums run in another order; elsewhere only constants are rounded differently.
+    // GGUF files of Llama have reordered rows, and so another order of summation; in others, only constants are rounded differently.
     let mut compared = 0;
     for golden in goldens() {
         let sources = golden.sources();
@@ -128,40 +131,40 @@ fn both_file_formats_of_a_model_agree() {
 #[test]
 fn avx2_and_avx512_give_the_same_bits() {
     if !(Isa::Avx2.is_available() && Isa::Avx512.is_available()) {
-        eprintln!("skipped: this machine has not both");
+        eprintln!("skipped: this machine lacks AVX2 or AVX-512");
         return;
     }
-    for_subjects(|subject| {
+    for_each_case(|case| {
         let run = |isa| {
             let backend = cpu(isa, 2).expect("an available instruction set");
-            bits(&runner(subject, backend, 2).prompt(&subject.prompt, &[60], vec![0, 1]))
+            bits(&runner(case, backend, 2).prompt(&case.prompt, &[60], vec![0, 1]))
         };
-        let InvarianceCase { name, kv_dtype, .. } = subject;
+        let InvarianceCase { name, kv_dtype, .. } = case;
         assert!(run(Isa::Avx2) == run(Isa::Avx512), "{name}, KV in {kv_dtype}: instruction sets differ");
     });
 }
 
-/// The error of each format of keys and values, as a share of the logits' own spread. `docs/accuracy.md` states it; a format that got
-/// worse, or exact where it should round, is a mistake.
+/// The error of each format of keys and values, as a fraction of the logits' standard deviation, as `docs/accuracy.md` states it. A
+/// format that is worse, or exact although it should round, is a mistake.
 #[test]
 fn the_error_of_each_format_is_what_the_documentation_says() {
-    for_subjects(|subject| {
+    for_each_case(|case| {
         let Some(backend) = cpu(exact_isa(), 2) else { return };
-        let exact = InvarianceCase { kv_dtype: DType::F32, ..subject.clone() };
-        let run = |subject| runner(subject, backend.clone(), 2).prompt(&subject.prompt, &[60], vec![0, 1]);
-        let (exact, found) = (run(&exact), run(subject));
+        let exact = InvarianceCase { kv_dtype: DType::F32, ..case.clone() };
+        let run = |case| runner(case, backend.clone(), 2).prompt(&case.prompt, &[60], vec![0, 1]);
+        let (exact, found) = (run(&exact), run(case));
         let count = exact.len() as f32;
         let mean = exact.iter().sum::<f32>() / count;
         let spread = (exact.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / count).sqrt();
         let error = (exact.iter().zip(&found).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / count).sqrt() / spread;
-        let range = match subject.kv_dtype {
+        let range = match case.kv_dtype {
             DType::F32 => 0.0..=0.0,
             DType::F16 => 1e-5..=6e-4,
             DType::BF16 => 1e-4..=5e-3,
             _ => 1e-3..=2e-2,
         };
-        let InvarianceCase { name, kv_dtype, .. } = subject;
-        eprintln!("{name}, KV in {kv_dtype}: {error:e} of the spread");
+        let InvarianceCase { name, kv_dtype, .. } = case;
+        eprintln!("{name}, KV in {kv_dtype}: {error:e} of the standard deviation");
         assert!(range.contains(&error), "{name}, KV in {kv_dtype}: {error:e} is outside {range:?}");
     });
 }

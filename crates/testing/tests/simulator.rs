@@ -1,8 +1,9 @@
-//! A seeded simulator of the engine: random arrivals, lengths, cancels, floods, pauses, changed minds, replies cut short, searches, scored
-//! prompts, deadlines, quotas and tiny memory, with a fake model that may run ahead and misjudge what will be chosen.
+//! A seeded simulator of the engine: random arrivals, lengths, cancellations, floods, pauses, changed parameters, replies ended early,
+//! beam searches, scored prompts, deadlines, quotas and little memory, with a fake model that may look ahead and assume wrong tokens.
 //!
-//! After every step the books are counted again; every reply that ends well is the one that the model's pure function gives; everything
-//! ends. A failure names its seed: run that one alone with `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
+//! After every step, the engine's accounts of blocks are audited. Every successful reply must be the one that the model's pure function
+//! gives, and every request must end. A failure names its seed; to repeat it alone, run
+//! `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use pellucid_testing::FakeModel;
 
 const VOCAB: usize = 24;
 const CONTEXT: usize = 40;
-/// Submissions, cancels and steps in all.
+/// Total number of submissions, cancellations, control messages and steps.
 const OPERATIONS: usize = 1_000_000;
-/// Steps that everything left must end within, once nothing new comes: every request needs at most a few dozen, one after the other.
-const PATIENCE: usize = 20_000;
+/// Maximum steps until all requests have ended, once no new ones arrive; each needs at most a few dozen steps.
+const MAX_DRAIN_STEPS: usize = 20_000;
 
 struct Random(u64);
 
@@ -42,15 +43,15 @@ impl Random {
 struct Live {
     request: Request,
     collected: EventCollector,
-    /// The parameters after each wish that is answered as heeded, those that stay the same included.
-    wishes: Vec<SamplingParams>,
+    /// The sampling parameters after each control message that is acknowledged, changed or not.
+    params_after_control: Vec<SamplingParams>,
     is_held: bool,
-    /// Choices that were ended from outside.
+    /// Choices that a control message ended.
     ended: Vec<usize>,
 }
 
 #[test]
-fn a_million_operations_leave_the_books_in_order() {
+fn a_million_operations_keep_the_engine_consistent() {
     if let Ok(seed) = std::env::var("PELLUCID_SEED") {
         simulate(seed.parse().expect("a number"));
         return;
@@ -65,12 +66,15 @@ fn a_million_operations_leave_the_books_in_order() {
                 ahead += stats.steps_ahead;
                 discarded += stats.tokens_discarded;
             }
-            Err(_) => panic!("seed {seed} failed; PELLUCID_SEED={seed} repeats it"),
+            Err(_) => panic!("seed {seed} failed; repeat it with PELLUCID_SEED={seed}"),
         }
         seed += 1;
     }
     eprintln!("{operations} operations, {seed} seeds; {ahead} steps ahead, {discarded} tokens discarded");
-    assert!(ahead > 10_000 && discarded > 1_000, "{ahead} steps ran ahead, {discarded} tokens were discarded");
+    assert!(
+        ahead > 10_000 && discarded > 1_000,
+        "{ahead} steps were launched ahead, {discarded} tokens were discarded"
+    );
 }
 
 fn simulate(seed: u64) -> (usize, EngineStats) {
@@ -91,7 +95,7 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
     let mut model = FakeModel::new(VOCAB, CONTEXT);
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
     model.is_asynchronous = random.chance(2);
-    model.misjudges = random.chance(2).then(|| 1 + random.below(9));
+    model.wrong_every = random.chance(2).then(|| 1 + random.below(9));
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
     if random.chance(3) {
@@ -121,23 +125,23 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
         live.retain(|live| !is_checked(live));
     }
     live.iter_mut().filter(|live| live.is_held).for_each(release);
-    let mut patience = PATIENCE;
+    let mut steps_left = MAX_DRAIN_STEPS;
     while engine.step() {
         operations += 1;
         engine.audit().unwrap_or_else(|wrong| panic!("while draining: {wrong}"));
         live.retain(|live| !is_checked(live));
-        patience -= 1;
-        assert!(patience > 0, "{} requests never end", live.len());
+        steps_left -= 1;
+        assert!(steps_left > 0, "{} requests did not end within {MAX_DRAIN_STEPS} steps", live.len());
     }
-    // The last one may have ended before there was anything to compute.
+    // The last request may have ended without a step.
     live.retain(|live| !is_checked(live));
-    assert!(live.is_empty(), "{} requests got no answer", live.len());
+    assert!(live.is_empty(), "{} requests got no reply", live.len());
     let stats = engine.stats();
     assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting), (0, 0, 0));
     (operations, stats)
 }
 
-/// Holds a request up, lets it go on, or has it choose by other parameters.
+/// Pauses a request, resumes it, ends one of its choices, or changes its sampling parameters.
 fn interfere(random: &mut Random, live: &mut Live) {
     if live.is_held {
         release(live);
@@ -147,13 +151,13 @@ fn interfere(random: &mut Random, live: &mut Live) {
         live.collected.send_control(Control::End { choice });
     } else if live.request.beams.is_none() && random.chance(3) && live.request.best_of == 1 {
         let sampling = SamplingParams { temperature: random.below(3) as f32 / 2.0, ..live.request.sampling.clone() };
-        live.wishes.push(sampling.clone());
+        live.params_after_control.push(sampling.clone());
         live.collected.send_control(Control::Update(Box::new(sampling)));
     } else {
         live.is_held = true;
         match random.chance(2) {
             true => live.collected.set_ready(false),
-            false => live.want(Control::Pause),
+            false => live.send_control(Control::Pause),
         }
     }
 }
@@ -161,18 +165,18 @@ fn interfere(random: &mut Random, live: &mut Live) {
 fn release(live: &mut Live) {
     live.is_held = false;
     live.collected.set_ready(true);
-    live.want(Control::Resume);
+    live.send_control(Control::Resume);
 }
 
 impl Live {
-    /// What leaves the parameters as they are.
-    fn want(&mut self, control: Control) {
-        self.wishes.push(self.wishes.last().unwrap_or(&self.request.sampling).clone());
+    /// Sends a control message that does not change the sampling parameters.
+    fn send_control(&mut self, control: Control) {
+        self.params_after_control.push(self.params_after_control.last().unwrap_or(&self.request.sampling).clone());
         self.collected.send_control(control);
     }
 }
 
-/// Prompts of one of a few families, so that prefixes are shared often.
+/// Returns a prompt of a family; prompts of a family share prefixes.
 fn prompt(family: usize, len: usize) -> Vec<u32> {
     (0..len).map(|i| ((i * 7 + family * 5) % (VOCAB - 2)) as u32).collect()
 }
@@ -209,11 +213,11 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
         deadline: random.chance(40).then_some(Duration::ZERO),
         ..request
     };
-    let request = if random.chance(15) { searched(random, request) } else { request };
+    let request = if random.chance(15) { with_beams(random, request) } else { request };
     let collected = EventCollector::default();
     match engine.submit(request.clone(), Box::new(collected.clone())) {
         Ok(()) => {
-            live.push(Live { request, collected, wishes: Vec::new(), is_held: false, ended: Vec::new() });
+            live.push(Live { request, collected, params_after_control: Vec::new(), is_held: false, ended: Vec::new() });
         }
         Err(
             Error::QueueFull { .. }
@@ -225,8 +229,8 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
     }
 }
 
-/// The same prompt, searched instead of drawn.
-fn searched(random: &mut Random, request: Request) -> Request {
+/// Turns a request into a beam search.
+fn with_beams(random: &mut Random, request: Request) -> Request {
     let width = 2 + random.below(2);
     let beams = BeamParams {
         width,
@@ -238,7 +242,7 @@ fn searched(random: &mut Random, request: Request) -> Request {
     Request { sampling, beams: Some(beams), num_choices: 1, best_of: 1, ..request }
 }
 
-/// Whether the request is over; if so, its reply is the right one.
+/// Whether the request has ended; if so, checks its reply.
 fn is_checked(live: &Live) -> bool {
     if !live.collected.is_over() {
         return false;
@@ -261,14 +265,15 @@ fn is_checked(live: &Live) -> bool {
         assert_eq!(outcome.beams, alone(request).beams, "{request:?}");
         return true;
     }
-    let wishes: Vec<_> = outcome.controls_applied.iter().copied().zip(live.wishes.iter().cloned()).collect();
+    let changes: Vec<_> =
+        outcome.controls_applied.iter().copied().zip(live.params_after_control.iter().cloned()).collect();
     for choice in 0..request.num_choices {
         let found = outcome.tokens.get(choice).cloned().unwrap_or_default();
         if request.best_of > request.num_choices {
-            let made = |other| is_reply(&found, &expected(request, other, &wishes), !live.ended.is_empty());
-            assert!((0..request.best_of).any(made), "choice {choice} of {request:?} is none that was made");
+            let made = |other| is_reply(&found, &expected(request, other, &changes), !live.ended.is_empty());
+            assert!((0..request.best_of).any(made), "choice {choice} of {request:?} is none of the candidates");
         } else {
-            let expected = expected(request, choice, &wishes);
+            let expected = expected(request, choice, &changes);
             let is_right = is_reply(&found, &expected, live.ended.contains(&choice));
             assert!(is_right, "choice {choice} of {request:?}: {found:?} for {expected:?}");
         }
@@ -276,12 +281,12 @@ fn is_checked(live: &Live) -> bool {
     true
 }
 
-/// Whether a reply is the expected one, or the beginning of it where it may have been cut short.
+/// Whether a reply is the expected one, or its beginning if the reply may have been ended early.
 fn is_reply(found: &[u32], expected: &[u32], is_cut: bool) -> bool {
     if is_cut { expected.starts_with(found) } else { found == expected }
 }
 
-/// What a request gets with nobody else there.
+/// Returns the outcome of a request that is served alone.
 fn alone(request: &Request) -> Outcome {
     let options = EngineOptions {
         num_blocks: 200,
@@ -298,13 +303,14 @@ fn alone(request: &Request) -> Outcome {
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
     let collected = EventCollector::default();
-    engine.submit(request.clone(), Box::new(collected.clone())).expect("there is room");
+    engine.submit(request.clone(), Box::new(collected.clone())).expect("an accepted request");
     while engine.step() {}
     collected.outcome()
 }
 
-/// The reply by the model's pure function and the sampler alone; a wish is heeded when there are so many tokens.
-fn expected(request: &Request, choice: usize, wishes: &[(usize, SamplingParams)]) -> Vec<u32> {
+/// Computes a reply with the model's pure function and the sampler alone. `changes` holds the sampling parameters after each control
+/// message, with the number of output tokens when it was applied.
+fn expected(request: &Request, choice: usize, changes: &[(usize, SamplingParams)]) -> Vec<u32> {
     let mut params = request.sampling.clone();
     params.seed += choice as u64;
     let mut sampler = Sampler::new(&params, VOCAB).expect("valid parameters");
@@ -314,7 +320,7 @@ fn expected(request: &Request, choice: usize, wishes: &[(usize, SamplingParams)]
     while tokens.len() < CONTEXT && request.max_tokens != Some(tokens.len() - request.prompt.len()) {
         let num_output = tokens.len() - request.prompt.len();
         // Only a request with one choice changes its parameters.
-        if let Some((_, params)) = wishes.iter().rfind(|(at, _)| *at <= num_output).filter(|_| request.best_of == 1) {
+        if let Some((_, params)) = changes.iter().rfind(|(at, _)| *at <= num_output).filter(|_| request.best_of == 1) {
             sampler = Sampler::new(params, VOCAB).expect("valid parameters");
         }
         let logits = FakeModel::logits_after(tokens.iter().copied(), VOCAB);

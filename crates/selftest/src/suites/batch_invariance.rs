@@ -1,4 +1,4 @@
-//! Row independence, to the bit: what a row becomes does not depend on the rows that are computed with it.
+//! Batch invariance, to the bit: the result of a row does not depend on the other rows of the batch.
 
 use pellucid_tensor::{
     Activation, Attention, Backend, DType, ExpertMlp, GatedMlp, HeadShape, KvLayer, Linear, Routing, SequenceSpan,
@@ -8,7 +8,7 @@ use pellucid_tensor::{
 use super::harness::Harness;
 use super::random_data::RandomData;
 
-/// The matrix product: each row computed alone, and among 2 to 20 others.
+/// Checks matrix products: each row computed alone, and in batches of 2 to 20 rows.
 pub fn few_linear_rows(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(2) };
     for dtype in DType::ALL {
@@ -23,17 +23,17 @@ pub fn few_linear_rows(backend: &dyn Backend) {
         };
         let alone: Vec<u32> = (0..20).flat_map(|row| product(row..row + 1)).collect();
         for count in 2..=20 {
-            assert!(alone[..count * 21] == product(0..count), "{dtype}: {count} rows change each other's bits");
+            assert!(alone[..count * 21] == product(0..count), "{dtype}: the bits differ in a batch of {count} rows");
         }
     }
 }
 
-/// The same over depths and numbers of rows at which a backend changes its kernel.
+/// Checks matrix products with deep rows, at row counts around which backends switch kernels.
 pub fn many_linear_rows(backend: &dyn Backend) {
     const OUTPUTS: usize = 200;
     let mut harness = Harness { backend, random: RandomData(4) };
     for dtype in DType::ALL {
-        // Several slices for every format, and a last block that is not full for those that allow it.
+        // Several slices for every format, and a partial last block for formats that allow one.
         let cols = if dtype.is_quantized() { 9 * 256 } else { 2310 };
         let (linear, _) = harness.linear(dtype, OUTPUTS, cols);
         let x = harness.random.normals(150 * cols);
@@ -46,23 +46,23 @@ pub fn many_linear_rows(backend: &dyn Backend) {
         let all = product(0..150);
         for rows in [0..1, 149..150, 3..5, 10..18, 10..19, 0..16, 16..33, 0..33, 64..128, 70..135] {
             let expected = &all[rows.start * OUTPUTS..rows.end * OUTPUTS];
-            assert!(product(rows.clone()) == expected, "{dtype}: rows {rows:?} differ alone and among 150");
+            assert!(product(rows.clone()) == expected, "{dtype}: rows {rows:?} differ from those of 150 rows");
         }
     }
 }
 
-/// Experts: over numbers of rows at which a backend changes its way, in every format, with several slices
-/// of the columns and outputs that fill no tile.
+/// Checks experts in every format, at row counts around which backends switch kernels, with several slices of the columns and
+/// partial output tiles.
 pub fn expert_rows(backend: &dyn Backend) {
     const ROWS: usize = 530;
     const NUM_EXPERTS: usize = 6;
     let mut harness = Harness { backend, random: RandomData(5) };
-    for (place, dtype) in DType::ALL.into_iter().enumerate() {
-        // Files mix formats: the last matrix has another than the first two.
-        let last = DType::ALL[(place + 1) % DType::ALL.len()];
+    for (i, dtype) in DType::ALL.into_iter().enumerate() {
+        // Files mix formats: the down projection has another format than gate and up.
+        let last = DType::ALL[(i + 1) % DType::ALL.len()];
         let (hidden, width) = (2304, if last.is_quantized() { 256 } else { 200 });
         let biased = |harness: &mut Harness<'_>, mut linear: Linear| {
-            if place % 3 == 1 {
+            if i % 3 == 1 {
                 let bias = harness.random.normals(linear.weight.rows());
                 linear.bias = Some(harness.vector(&bias));
             }
@@ -94,12 +94,12 @@ pub fn expert_rows(backend: &dyn Backend) {
         let all = mlp(0..ROWS);
         for rows in [0..1, 529..530, 3..5, 10..18, 10..27, 64..128, 3..515] {
             let expected = &all[rows.start * hidden..rows.end * hidden];
-            assert!(mlp(rows.clone()) == expected, "{dtype}, {last}: rows {rows:?} differ alone and among {ROWS}");
+            assert!(mlp(rows.clone()) == expected, "{dtype}, {last}: rows {rows:?} differ from those of {ROWS} rows");
         }
     }
 }
 
-/// Heads and the memory of keys and values.
+/// Head sizes and the format of keys and values.
 #[derive(Debug, Clone, Copy)]
 struct AttentionCase {
     dtype: DType,
@@ -109,8 +109,8 @@ struct AttentionCase {
     block_len: usize,
 }
 
-/// Attention: a row of a chunk has the bits of the same row alone, over several spans of positions,
-/// with windows, in every format; and where nothing is stored, anything may lie.
+/// Checks attention: a row has the same bits alone and in a chunk, over several spans of positions, with windows, in every format.
+/// The content of slots that were never written must not matter.
 pub fn attention_rows(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(3) };
     for (dtype, head_size, num_heads, window, block_len) in [
@@ -131,7 +131,7 @@ pub fn attention_rows(backend: &dyn Backend) {
     }
 }
 
-/// The same without chunks for heads so many that a device does not hold what it has of all rows at once.
+/// Checks attention of single rows with 32 heads: too many for a device to hold the partial results of all rows at once.
 pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(9) };
     for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {
@@ -143,10 +143,10 @@ pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
     }
 }
 
-/// Positions of a case's one sequence.
+/// Length of the sequence in each case.
 const ROW_POSITIONS: usize = 1100;
 
-/// Rows in chunks of these positions, and among others, against the same rows alone.
+/// Compares rows computed alone with the same rows in chunks of these positions, and in batches with other sequences.
 fn attention_case(harness: &mut Harness<'_>, case: AttentionCase, chunks: &[(usize, usize)]) {
     const LEN: usize = ROW_POSITIONS;
     let AttentionCase { dtype, head_size, num_heads, window, block_len } = case;
@@ -166,11 +166,11 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionCase, chunks: &[(usi
     let values = harness.random.normals(LEN * head_size);
     let queries = harness.random.normals(LEN * num_heads * head_size);
     let cols = num_heads * head_size;
-    // Of some positions, each a sequence of its own or all of them one.
+    // Attends from `positions`, each as a sequence of its own or all as one chunk.
     let attend = |kv: &KvLayer, positions: &[usize], one_by_one: bool| {
         let rows: Vec<f32> = positions.iter().flat_map(|row| &queries[row * cols..][..cols]).copied().collect();
         let mut out = harness.zeros(positions.len(), cols);
-        // Where they are many, sequences share blocks, and each names all of its own.
+        // With many rows, the block table does not start at entry 0.
         let entries = tables.repeat(if positions.len() > 30 { 2 } else { 1 });
         let blocks = entries.len() - tables.len()..entries.len();
         let sequences = match one_by_one {
@@ -199,7 +199,7 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionCase, chunks: &[(usi
         let store = StoreKv { keys: &keys, values: &values, slots, shape };
         harness.backend.store_kv(store, kv).expect("store");
     };
-    // First as when tokens come one by one: every later slot holds what is no number.
+    // First token by token: every later slot holds NaN.
     store(&mut kv, 0, &vec![f32::NAN; LEN * head_size], &vec![f32::NAN; LEN * head_size]);
     let mut alone = Vec::new();
     let mut known = 0;
@@ -217,16 +217,16 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionCase, chunks: &[(usi
             assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
         }
     }
-    // Other sequences' tokens beside it: a few of short contexts, of long ones, of all, and as many as a device takes, most of them short.
+    // Batches with other sequences: a few short ones, a few long ones, all, and 450, most of them short.
     let many = (0..450).map(|i| if i % 16 == 15 { &alone[alone.len() - 1 - i / 16 % 8] } else { &alone[i % 9] });
-    for company in
+    for batch in
         [alone[..5].iter().collect(), alone[15..18].iter().collect(), alone.iter().collect(), many.collect::<Vec<_>>()]
     {
-        let positions: Vec<usize> = company.iter().map(|(position, _)| *position).collect();
+        let positions: Vec<usize> = batch.iter().map(|(position, _)| *position).collect();
         let together = attend(&kv, &positions, true);
-        for (row, (position, alone)) in company.into_iter().enumerate() {
+        for (row, (position, alone)) in batch.into_iter().enumerate() {
             let found = &together[row * cols..][..cols];
-            assert!(found == alone, "{dtype}: position {position} among {} sequences differs", positions.len());
+            assert!(found == alone, "{dtype}: position {position} differs in a batch of {} sequences", positions.len());
         }
     }
 }

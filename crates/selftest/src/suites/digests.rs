@@ -1,12 +1,12 @@
-//! Digests of logits against the sampler's own: the same lists, the same bits of every sum, and the same tokens chosen.
+//! Digests of logits against those of the sampler: the same lists, the same bits of every sum, and the same sampled tokens.
 
 use pellucid_sampling::{Digest, DigestQuery, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, Shortlist};
 
 use super::random_data::RandomData;
 
-/// Rows of each size: like a model's, nearly flat, with many ties, with tokens that are ruled out, and one that is not a number.
-const KINDS: [&str; 5] = ["usual", "flat", "ties", "ruled out", "not a number"];
+/// Kinds of rows: like a model's, nearly flat, with many ties, with banned tokens, and with a NaN.
+const KINDS: [&str; 5] = ["usual", "flat", "ties", "banned", "not a number"];
 
 fn row(kind: &str, cols: usize, random: &mut RandomData) -> Vec<f32> {
     let mut row = random.normals(cols);
@@ -14,7 +14,7 @@ fn row(kind: &str, cols: usize, random: &mut RandomData) -> Vec<f32> {
         *logit *= if kind == "flat" { 0.01 } else { 3.0 };
         match kind {
             "ties" => *logit = (*logit * 4.0).round() / 4.0,
-            "ruled out" if token % 7 != 3 => *logit = f32::NEG_INFINITY,
+            "banned" if token % 7 != 3 => *logit = f32::NEG_INFINITY,
             "not a number" if token == cols / 2 => *logit = f32::NAN,
             _ => {}
         }
@@ -35,7 +35,7 @@ fn samplers(vocab_size: usize) -> Vec<Sampler> {
     params.iter().map(|params| Sampler::new(params, vocab_size).expect("valid parameters")).collect()
 }
 
-/// Nothing to check where the device makes no digests.
+/// Checks digests of rows of many sizes. A size that the device does not digest is skipped.
 pub fn digests_equal_the_samplers(backend: &dyn Backend) {
     let mut random = RandomData(77);
     for cols in [24, 1_000, 4_100, 20_000, 49_152, 128_256, 151_936, 262_144] {
@@ -46,7 +46,7 @@ pub fn digests_equal_the_samplers(backend: &dyn Backend) {
         for (index, sampler) in samplers(cols).iter().enumerate() {
             let position = 1000 * index as u32;
             let query = sampler.query(position).expect("a usual chain");
-            // The rows next to each other ask for different draws.
+            // Adjacent rows have different draws.
             let next = |(seed, position): (u64, u32), row: usize| (seed, position + row as u32);
             let asked = |row: usize| RowQuery {
                 temperature: query.temperature,
@@ -72,32 +72,34 @@ pub fn digests_equal_the_samplers(backend: &dyn Backend) {
     }
 }
 
+/// Asserts that a digest equals the sampler's digest of the same row.
 pub(crate) fn assert_same_digest(what: &str, logits: &[f32], query: &RowQuery, num_top: usize, found: &RowDigest) {
     let expected = OwnedDigest::of(logits, &digest_query(query), num_top);
-    assert!(expected.is_some() || !found.is_plain, "{what}: a row that is not plain was taken for one");
+    assert!(expected.is_some() || !found.is_plain, "{what}: a row that needs the whole row was digested");
     let Some(expected) = expected.filter(|_| found.is_plain) else {
-        assert!(expected_is_odd(what), "{what}: a plain row was refused");
+        assert!(may_need_whole_row(what), "{what}: an ordinary row was not digested");
         return;
     };
-    assert!(found.top == expected.top, "{what}: another list of the most probable");
-    assert!(expected.has_all || !found.has_all, "{what}: a part of the tokens was taken for all");
+    assert!(found.top == expected.top, "{what}: another list of the most probable tokens");
+    assert!(expected.has_all || !found.has_all, "{what}: a part of the tokens is reported as all");
     let bits = |totals: [f64; 2]| totals.map(f64::to_bits);
     assert_eq!(bits(found.totals), bits(expected.totals), "{what}: sums of weights");
-    assert!(query.race.is_none() || !found.finalists.is_empty(), "{what}: nobody came to the finish");
+    assert!(query.race.is_none() || !found.finalists.is_empty(), "{what}: no finalist of the draw");
 }
 
-/// Ties without end, and what is not a number, are for the row to show.
-fn expected_is_odd(what: &str) -> bool {
+/// Whether a row may need the whole row: many ties, or NaN.
+fn may_need_whole_row(what: &str) -> bool {
     what.contains("ties") || what.contains("not a number")
 }
 
+/// Asserts that sampling from the digest and from the whole row give the same token.
 fn assert_same_choice(
     what: &str,
     sampler: &Sampler,
     logits: &[f32],
     position: u32,
     found: &RowDigest,
-    must_reach: bool,
+    must_suffice: bool,
 ) {
     if !found.is_plain {
         return;
@@ -107,12 +109,12 @@ fn assert_same_choice(
     let RowDigest { ref top, has_all, totals, ref finalists, .. } = *found;
     let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
     let chosen = sampler.sample_digest(&digest, position, &mut space).expect("a token");
-    assert!(chosen.is_some() || !must_reach, "{what}: the digest does not reach");
+    assert!(chosen.is_some() || !must_suffice, "{what}: the digest does not suffice");
     let input = Input { logits, history: &history, position, mask: None };
     let expected = sampler.sample(&input, &mut sampler.state(), &mut space).expect("a token");
-    assert!(chosen.is_none_or(|chosen| chosen == expected), "{what}: another token than by the row");
-    // Only a draw within the precision of an f32 may end otherwise than the device takes it to.
-    assert!(found.assumed == Some(expected.token) || !must_reach, "{what}: {:?} was assumed", found.assumed);
+    assert!(chosen.is_none_or(|chosen| chosen == expected), "{what}: another token than from the whole row");
+    // The device's assumption may be wrong only for a draw decided within the precision of f32.
+    assert!(found.assumed == Some(expected.token) || !must_suffice, "{what}: {:?} was assumed", found.assumed);
 }
 
 /// Converts a query to the sampler's type.

@@ -1,4 +1,4 @@
-//! Operations that do several things at once, to the bit: what they do is what their parts do one after the other.
+//! Fused operations, to the bit: they equal their parts, run one after the other.
 
 use pellucid_tensor::{
     Activation, Attend, Attention, Backend, DType, HeadShape, Input, KvLayer, Linear, Rope, RopeStyle, SequenceSpan,
@@ -8,8 +8,8 @@ use pellucid_tensor::{
 use super::harness::Harness;
 use super::random_data::RandomData;
 
-/// A gated product is two products and a gate: in every format, also where the two are of different ones, with and without bias, for
-/// few rows, many, and more than caches hold.
+/// Checks that a gated product equals two products and a gate: in every format and in two different ones, with and without bias,
+/// for few rows, many rows, and more rows than caches hold.
 pub fn gated_equals_its_parts(backend: &dyn Backend) {
     const COLS: usize = 256;
     const MANY_ROWS: usize = 600;
@@ -19,13 +19,13 @@ pub fn gated_equals_its_parts(backend: &dyn Backend) {
     for (i, (first, second)) in pairs.enumerate() {
         let is_large = first == second && matches!(first, DType::Q4_0 | DType::Q8_0 | DType::Q4_K | DType::BF16);
         // Not always a whole number of panels.
-        let (num_columns, most) = if is_large { (448, MANY_ROWS) } else { ([96, 88][i % 2], 37) };
+        let (num_columns, max_rows) = if is_large { (448, MANY_ROWS) } else { ([96, 88][i % 2], 37) };
         let maps = [first, second].map(|dtype| {
             let bias = (i % 4 == 3).then(|| harness.random.normals(num_columns));
-            let bias = bias.map(|numbers| harness.activation(&numbers, num_columns));
+            let bias = bias.map(|values| harness.activation(&values, num_columns));
             Linear { bias, ..harness.linear(dtype, num_columns, COLS).0 }
         });
-        for num_rows in [1, 2, 7, 16, 17, most] {
+        for num_rows in [1, 2, 7, 16, 17, max_rows] {
             let x = harness.activation(&x[..num_rows * COLS], COLS);
             let activations =
                 if num_rows == MANY_ROWS { &[Activation::Silu][..] } else { &[Activation::Silu, Activation::GeluTanh] };
@@ -45,25 +45,26 @@ pub fn gated_equals_its_parts(backend: &dyn Backend) {
     }
 }
 
-/// Maps whose input is still to be joined are a join, a norm and maps; what is left in the stream is the same too.
+/// Checks that products of a joined input equal an addition to the residual stream, a norm and products. The residual stream
+/// afterwards must be equal too.
 pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
     const COLS: usize = 256;
     let mut harness = Harness { backend, random: RandomData(7) };
     let weight = harness.random.normals(COLS);
     let weight = harness.activation(&weight, COLS);
-    // The last two ask for the input in two forms at once.
+    // The last two pairs need the input in two formats.
     let alike = [DType::F32, DType::BF16, DType::Q4_1, DType::Q8_0, DType::Q5_K, DType::Q3_K].map(|dtype| [dtype; 2]);
     for dtypes in alike.into_iter().chain([[DType::Q4_0, DType::Q6_K], [DType::BF16, DType::F32]]) {
         let maps = dtypes.map(|dtype| harness.linear(dtype, 80, COLS).0);
         for num_rows in [1, 3, 16, 130] {
-            let numbers = [(); 2].map(|()| harness.random.normals(num_rows * COLS));
+            let values = [(); 2].map(|()| harness.random.normals(num_rows * COLS));
             for is_gated in [false, true] {
-                let found = [false, true].map(|at_once| {
-                    let [update, mut hidden] = numbers.each_ref().map(|numbers| harness.activation(numbers, COLS));
+                let found = [false, true].map(|is_fused| {
+                    let [update, mut hidden] = values.each_ref().map(|values| harness.activation(values, COLS));
                     let mut normed = harness.zeros(num_rows, COLS);
                     let mut out = [(); 2].map(|()| harness.zeros(num_rows, 80));
                     let [first, second] = &mut out;
-                    let input = if at_once {
+                    let input = if is_fused {
                         let (hidden, normed) = (&mut hidden, &mut normed);
                         Input::Joined { update: &update, hidden, weight: &weight, eps: 1e-5, normed }
                     } else {
@@ -85,11 +86,11 @@ pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
     }
 }
 
-/// A sequence of a step: how many positions it had before, and how many rows it brings.
+/// A sequence of a step: the number of positions before it, and the number of rows.
 type Part = (usize, usize);
 
-/// One sequence of one token, short and over several spans; many of them; prompts beside them; a few rows of one sequence, as when drafts
-/// are checked.
+/// Steps: one token, short and over several spans; many tokens; prompts beside tokens; a few rows of one sequence, as in
+/// speculative decoding.
 const STEPS: [&[Part]; 7] = [
     &[(0, 1)],
     &[(1100, 1)],
@@ -134,7 +135,7 @@ impl Case {
         let HeadShape { num_heads, num_kv_heads, head_size, block_len } = self.shape;
         let blocks_of = |&(before, rows): &Part| (before + rows + 1).div_ceil(block_len);
         let num_blocks: usize = self.parts.iter().map(blocks_of).sum();
-        // Every second block from the end, then the others: neighbours in a table are none in memory.
+        // Every second block from the end, then the others: blocks that are adjacent in a table are not adjacent in memory.
         let (odd, even): (Vec<u32>, Vec<u32>) = (0..num_blocks as u32).rev().partition(|block| block % 2 == 1);
         let tables = [odd, even].concat();
         let memory = |harness: &Harness<'_>| {
@@ -146,32 +147,32 @@ impl Case {
         let earlier: Vec<Part> = self.parts.iter().map(|&(before, _)| (0, before)).collect();
         let later: Vec<Part> = self.parts.iter().map(|&(before, rows)| (before + rows, 1)).collect();
         for (number, step) in [&earlier[..], self.parts, &later[..]].into_iter().enumerate() {
-            let rows = Rows::new(self, step, &tables);
+            let rows = StepRows::new(self, step, &tables);
             if rows.positions.is_empty() {
                 continue;
             }
             let inputs = [num_heads, num_kv_heads, num_kv_heads]
                 .map(|heads| harness.random.normals(rows.positions.len() * heads * head_size));
             let found = [true, false]
-                .map(|at_once| rows.attend(self, harness, at_once, &inputs, &mut kv[usize::from(at_once)]));
+                .map(|is_fused| rows.attend(self, harness, is_fused, &inputs, &mut kv[usize::from(is_fused)]));
             assert!(found[0] == found[1], "{self:?}: step {number} differs");
         }
     }
 }
 
-/// The rows of one step, as a backend is told of them.
-struct Rows<'a> {
+/// The rows of one step, as arguments of a backend.
+struct StepRows<'a> {
     positions: Vec<u32>,
     slots: Vec<u32>,
     sequences: Vec<SequenceSpan>,
     tables: &'a [u32],
 }
 
-impl<'a> Rows<'a> {
-    /// `parts` are those of the case, as far as they are known in this step; the tables are always those of the whole.
+impl<'a> StepRows<'a> {
+    /// Builds the rows of `parts`, the sequences as far as this step computes them; the block tables are those of the whole case.
     fn new(case: &Case, parts: &[Part], tables: &'a [u32]) -> Self {
         let block_len = case.shape.block_len;
-        let mut rows = Rows { positions: Vec::new(), slots: Vec::new(), sequences: Vec::new(), tables };
+        let mut rows = StepRows { positions: Vec::new(), slots: Vec::new(), sequences: Vec::new(), tables };
         let mut first_block = 0;
         for (&(before, count), &(all_before, all_count)) in parts.iter().zip(case.parts) {
             let num_blocks = (all_before + all_count + 1).div_ceil(block_len);
@@ -190,27 +191,27 @@ impl<'a> Rows<'a> {
         rows
     }
 
-    /// The bits that come of queries, keys and values.
+    /// Returns the bits of attention, fused or as separate operations.
     fn attend(
         &self,
         case: &Case,
         harness: &Harness<'_>,
-        at_once: bool,
+        is_fused: bool,
         inputs: &[Vec<f32>; 3],
         kv: &mut KvLayer,
     ) -> Vec<u32> {
-        let Rows { positions, slots, sequences, tables: block_tables } = self;
+        let StepRows { positions, slots, sequences, tables: block_tables } = self;
         let &Case { shape, window, style, .. } = case;
         let [mut queries, mut keys, values] =
-            inputs.each_ref().map(|numbers| harness.activation(numbers, numbers.len() / positions.len()));
+            inputs.each_ref().map(|values| harness.activation(values, values.len() / positions.len()));
         let mut out = harness.zeros(positions.len(), queries.cols());
-        // A part of the head turns.
+        // RoPE rotates a part of each head.
         let frequencies: Vec<f32> = (0..shape.head_size / 2 - 2).map(|i| 0.8f32.powi(i as i32)).collect();
         let mut angles = harness.zeros(positions.len(), 2 * frequencies.len());
         harness.backend.rope_angles(positions, &frequencies, 1.0, &mut angles).expect("angles");
         let rope = style.map(|style| Rope { angles: &angles, head_size: shape.head_size, style });
         let (scale, soft_cap) = (0.2, window.map(|_| 30.0));
-        if at_once {
+        if is_fused {
             let values = &values;
             let attend =
                 Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window };

@@ -4,7 +4,7 @@ use pellucid_tensor::{Backend, DType, HostWeight, Linear, Tensor};
 
 use super::random_data::RandomData;
 
-/// A backend under test, with shorthands.
+/// A backend under test with a source of test data.
 pub(crate) struct Harness<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) random: RandomData,
@@ -30,7 +30,7 @@ impl Harness<'_> {
         self.upload(HostWeight { dtype: DType::F32, rows: 1, cols: values.len(), bytes: bytes.into() })
     }
 
-    /// Whether the backend stores keys and values in a format. Every one does in f32 and f16; the others it may refuse.
+    /// Whether the backend stores keys and values in a format. Every backend must support f32 and f16; others are optional.
     pub(crate) fn has_kv(&self, dtype: DType) -> bool {
         let has = self.backend.zeros(dtype, 1, dtype.block_len()).is_ok();
         assert!(has || ![DType::F32, DType::F16].contains(&dtype), "keys and values in {dtype}");

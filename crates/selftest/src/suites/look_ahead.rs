@@ -1,4 +1,4 @@
-//! A device that runs ahead against itself when it does not: the same bytes for every request, whatever is chosen and whoever leaves.
+//! Look-ahead: an engine that launches steps before the previous one has ended gives the same replies as one that does not.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ const OPTIONS: EngineOptions = EngineOptions {
     secret: [5; 32],
 };
 
-/// A model that may be kept from running ahead, or whose host may be told that the device took another token than it did.
+/// A model that can forbid looking ahead, or report that the device's assumed token was wrong.
 struct ControlledModel {
     model: Box<dyn Model>,
-    may_run_ahead: bool,
-    /// One in so many.
-    misjudges: Option<usize>,
-    num_judged: usize,
+    may_look_ahead: bool,
+    /// Every `wrong_every`th digest loses its assumed token.
+    wrong_every: Option<usize>,
+    num_digests: usize,
 }
 
 impl Model for ControlledModel {
@@ -46,8 +46,8 @@ impl Model for ControlledModel {
     fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
         self.model.finish(logits)?;
         for digest in logits.digests_mut() {
-            self.num_judged += 1;
-            if self.misjudges.is_some_and(|one_in| self.num_judged.is_multiple_of(one_in)) {
+            self.num_digests += 1;
+            if self.wrong_every.is_some_and(|every| self.num_digests.is_multiple_of(every)) {
                 digest.assumed = None;
             }
         }
@@ -55,7 +55,7 @@ impl Model for ControlledModel {
     }
 
     fn is_asynchronous(&self, num_rows: usize) -> bool {
-        self.may_run_ahead && self.model.is_asynchronous(num_rows)
+        self.may_look_ahead && self.model.is_asynchronous(num_rows)
     }
 
     fn digests(&self) -> bool {
@@ -67,7 +67,7 @@ impl Model for ControlledModel {
     }
 }
 
-/// Greedy and drawn, cut short by every usual step, by stops and by limits, and one that looks at whole rows.
+/// Requests with greedy decoding and sampling, with the usual sampler steps, stop ids and limits, and one that needs whole rows.
 fn requests(vocab_size: usize) -> Vec<Request> {
     let token = |i: usize| (i * 31 % vocab_size) as u32;
     let request = |i: usize| {
@@ -92,25 +92,25 @@ fn requests(vocab_size: usize) -> Vec<Request> {
 
 type Reply = (Vec<Vec<u32>>, Vec<Vec<u32>>);
 
-/// Serves the requests, which come in twos and threes; one goes away in the middle.
+/// Serves the requests, which arrive in small groups; one client disconnects on the way.
 fn serve(model: ControlledModel, backend: Arc<dyn Backend>) -> (Vec<Reply>, EngineStats) {
     let requests = requests(model.config().vocab_size);
     let mut engine = Engine::new(Box::new(model), backend, OPTIONS).expect("memory for a small model");
     let mut all: Vec<EventCollector> = Vec::new();
-    let leaver = EventCollector::default();
-    let forever = Request { max_tokens: Some(100), ..requests[0].clone() };
-    engine.submit(forever, Box::new(leaver.clone())).expect("a request that can be served");
+    let disconnecting = EventCollector::default();
+    let long = Request { max_tokens: Some(100), ..requests[0].clone() };
+    engine.submit(long, Box::new(disconnecting.clone())).expect("a request that can be served");
     for (i, request) in requests.into_iter().enumerate() {
         let collected = EventCollector::default();
         engine.submit(request, Box::new(collected.clone())).expect("a request that can be served");
         all.push(collected);
         (0..6 * (i % 3)).for_each(|_| assert!(engine.step()));
         if i == 7 {
-            leaver.close();
+            disconnecting.close();
         }
     }
     while engine.step() {
-        engine.audit().expect("the books are right");
+        engine.audit().expect("consistent accounts of blocks");
     }
     let reply = |collected: &EventCollector| {
         let outcome = collected.outcome();
@@ -120,21 +120,24 @@ fn serve(model: ControlledModel, backend: Arc<dyn Backend>) -> (Vec<Reply>, Engi
     (all.iter().map(reply).collect(), engine.stats())
 }
 
-/// `model` loads a model whose device digests rows and computes by itself.
+/// Checks that replies do not depend on looking ahead. `model` loads a model whose device digests rows and runs asynchronously.
 pub fn look_ahead_keeps_replies(model: &dyn Fn() -> Box<dyn Model>, backend: &Arc<dyn Backend>) {
-    let run = |may_run_ahead: bool, misjudges: Option<usize>| {
-        serve(ControlledModel { model: model(), may_run_ahead, misjudges, num_judged: 0 }, backend.clone())
+    let run = |may_look_ahead: bool, wrong_every: Option<usize>| {
+        serve(ControlledModel { model: model(), may_look_ahead, wrong_every, num_digests: 0 }, backend.clone())
     };
     let (expected, stats) = run(false, None);
-    assert_eq!((stats.steps_ahead, stats.tokens_discarded), (0, 0), "it was not to run ahead");
-    for misjudges in [None, Some(11), Some(2)] {
-        let (found, stats) = run(true, misjudges);
+    assert_eq!((stats.steps_ahead, stats.tokens_discarded), (0, 0), "looking ahead was forbidden");
+    for wrong_every in [None, Some(11), Some(2)] {
+        let (found, stats) = run(true, wrong_every);
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            assert!(found == expected, "request {i} with one in {misjudges:?} misjudged: {found:?}, not {expected:?}");
+            assert!(found == expected, "request {i}, wrong every {wrong_every:?}: {found:?}, expected {expected:?}");
         }
         let EngineStats { steps, steps_ahead, tokens_discarded, .. } = stats;
-        let least = if misjudges.is_none() { steps / 3 } else { 1 };
-        assert!(steps_ahead >= least, "{steps_ahead} of {steps} steps ran ahead, one in {misjudges:?} misjudged");
-        assert!(misjudges.is_none() || tokens_discarded > 0, "nothing was discarded");
+        let min_steps_ahead = if wrong_every.is_none() { steps / 3 } else { 1 };
+        assert!(
+            steps_ahead >= min_steps_ahead,
+            "{steps_ahead} of {steps} steps were launched ahead, wrong every {wrong_every:?}"
+        );
+        assert!(wrong_every.is_none() || tokens_discarded > 0, "no token was discarded");
     }
 }

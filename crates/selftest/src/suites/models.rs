@@ -9,14 +9,15 @@ use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 use super::{digests, operations};
 use crate::{Golden, Runner, TestSequence};
 
-/// Largest difference of a logit from the reference's; `tests/goldens.rs` says why.
+/// Maximum difference of a logit from the reference's; `testing/tests/goldens.rs` gives the reason.
 const TOLERANCE: f32 = 1e-4;
 
-/// Where activations are rounded to bf16 (8 bits of mantissa) before each product, the median logit of these models, of order one, moves
-/// by some 0.01; a mistake in an operation moves it by as much as it is large.
+/// Maximum median difference on a device that rounds activations to bf16. The rounding moves the median logit of these models, which
+/// is of order one, by about 0.01; a mistake in an operation moves it by its own size.
 const ROUNDED_TOLERANCE: f32 = 0.05;
 
-/// Layers of a known shape with random weights: a prompt's logits have the same bits at once, token by token, and two sequences at a time.
+/// Checks layers of a published model's shape with random weights: a prompt's logits have the same bits in one chunk, token by
+/// token, and with two sequences at a time.
 pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str) {
     let shape = SyntheticModel::named(shape).expect("a known shape").shallow();
     let scheme = QuantScheme::named(scheme).expect("a known quantization scheme");
@@ -26,7 +27,7 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
         let prompt: Vec<u32> = (0..150).map(|i| i * 7 % 512).collect();
         let blocks = |first: u32| (first..first + 10).collect::<Vec<u32>>();
         let whole = runner.prompt(&prompt, &[prompt.len()], blocks(0));
-        assert!(whole.iter().all(|logit| logit.is_finite()), "a logit is not a number");
+        assert!(whole.iter().all(|logit| logit.is_finite()), "a logit is not finite");
         let expected = bits(&whole);
         assert!(bits(&runner.prompt(&prompt, &[1], blocks(10))) == expected, "token by token gives other bits");
         let mixed = runner.prompt(&prompt, &[3, 1, 9, 1, 40, 1, 2], blocks(20));
@@ -41,12 +42,12 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
     }
 }
 
-/// Turns every tensor of a safetensors file into f32.
+/// Converts every tensor of a safetensors file to f32.
 fn widen(path: &Path) {
     let bytes = std::fs::read(path).expect("written above");
     let len = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + len]).expect("a header");
-    let mut numbers: Vec<u8> = Vec::new();
+    let mut data: Vec<u8> = Vec::new();
     for (name, tensor) in header.as_object_mut().expect("an object") {
         if name == "__metadata__" {
             continue;
@@ -57,34 +58,34 @@ fn widen(path: &Path) {
             Some("BF16") => DType::BF16,
             other => panic!("{name} is stored as {other:?}"),
         };
-        let place = |i: usize| tensor["data_offsets"][i].as_u64().expect("an offset") as usize;
-        let stored = &bytes[8 + len..][place(0)..place(1)];
+        let offset = |i: usize| tensor["data_offsets"][i].as_u64().expect("an offset") as usize;
+        let stored = &bytes[8 + len..][offset(0)..offset(1)];
         let mut wide = vec![0f32; stored.len() / dtype.block_bytes()];
         quant::decode(dtype, stored, &mut wide);
-        let start = numbers.len();
-        numbers.extend(wide.iter().flat_map(|value| value.to_le_bytes()));
+        let start = data.len();
+        data.extend(wide.iter().flat_map(|value| value.to_le_bytes()));
         tensor["dtype"] = "F32".into();
-        tensor["data_offsets"] = vec![start, numbers.len()].into();
+        tensor["data_offsets"] = vec![start, data.len()].into();
     }
     let header = header.to_string();
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &numbers].concat();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
     std::fs::write(path, file).expect("a file that can be written");
 }
 
-/// With weights widened to f32, every device has to agree with the reference to the rounding of f32.
+/// Checks a golden with its weights widened to f32: every device has to agree with the reference to the rounding of f32.
 pub(crate) fn matches_golden_in_f32(backend: &Arc<dyn Backend>, golden: &Golden, keeps_bits: bool) {
     widen(&golden.folder.join("model.safetensors"));
     matches_golden(backend, golden, TOLERANCE, keeps_bits);
 }
 
-/// With weights as stored, a device that rounds activations to the weights' 16 bits is allowed the effect of that rounding.
+/// Checks a golden with its weights as stored: a device that rounds activations to the weights' 16 bits is allowed the effect of that rounding.
 pub(crate) fn matches_golden_as_stored(backend: &Arc<dyn Backend>, golden: &Golden, keeps_bits: bool) {
     let rounds = operations::rounds_activations(&**backend);
     matches_golden(backend, golden, if rounds { ROUNDED_TOLERANCE } else { TOLERANCE }, keeps_bits);
 }
 
-/// Logits at every position within `tolerance`, the same bits in chunks of any size, and, where the tolerance is the least, the greedy
-/// continuation.
+/// Checks that logits at every position are within `tolerance` and have the same bits in chunks of any size. With the smallest
+/// tolerance, the greedy continuation must be equal too.
 fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, keeps_bits: bool) {
     let (path, expected) = (golden.folder.clone(), golden.logits("logits.bin"));
     for ((prompt, expected), greedy) in golden.prompts.iter().zip(&expected).zip(&golden.greedy) {
@@ -92,7 +93,7 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
         let mut runner = Runner::load(&path, backend.clone(), context_len, 8);
         let whole = runner.prompt(prompt, &[prompt.len()], vec![0, 1]);
         assert_eq!(whole.len(), expected.len());
-        // A NaN is as wrong as can be, and a comparison would pass over it.
+        // NaN counts as infinitely wrong; a comparison would ignore it.
         let distance = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
         let mut distances: Vec<f32> = whole.iter().zip(expected).map(distance).collect();
         distances.sort_by(f32::total_cmp);
@@ -100,11 +101,11 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
             let worst = distances[distances.len() - 1];
             assert!(worst <= tolerance, "a logit differs from the reference by {worst}");
         } else {
-            // Where activations are rounded, a router may choose another expert and move a whole row: the middle one counts.
-            let middle = distances[distances.len() / 2];
-            assert!(middle <= tolerance, "the median logit differs from the reference by {middle}");
+            // With rounded activations, a router may select another expert and change a whole row, so the median counts.
+            let median = distances[distances.len() / 2];
+            assert!(median <= tolerance, "the median logit differs from the reference by {median}");
         }
-        // Token by token: from the third on, steps of one size may be replayed from a recording.
+        // Token by token: from the third step on, a device may replay a recorded step.
         let single = runner.prompt(prompt, &[1], vec![3, 2]);
         assert!(!keeps_bits || bits(&single) == bits(&whole), "token by token gives other bits than the whole prompt");
         let mixed = runner.prompt(prompt, &[5, 1, 1, 17, 2, 30], vec![5, 4]);
@@ -115,8 +116,8 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
     }
 }
 
-/// Two sequences with the same tokens, one row after the other: the digest of the one is that of the other's row, with another query in
-/// every step; and once both are told in brief.
+/// Checks digests at the end of steps. Of two sequences with the same tokens, one gets its whole row and the other a digest, which
+/// must be that of the row; queries differ in every step. A third sequence is alone in its batch.
 pub(crate) fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
     let prompt = &golden.prompts[0];
     let mut runner = Runner::load(&golden.folder, backend.clone(), golden.context_len(prompt.len()), 8);
@@ -129,7 +130,7 @@ pub(crate) fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
             race: Some((seed, position as u32 + 1)).filter(|_| position % 5 != 4),
             shortlist: None,
         };
-        let logits = runner.step_asking(&mut [(&mut first, ids), (&mut second, ids)], &[None, Some(query(7))]);
+        let logits = runner.step_with_queries(&mut [(&mut first, ids), (&mut second, ids)], &[None, Some(query(7))]);
         let row = logits.row(0).to_vec();
         let num_top = backend.digest_len(row.len()).expect("it digests short rows");
         let same = |seed: u64, digest: Option<&RowDigest>| {
@@ -138,7 +139,7 @@ pub(crate) fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
         };
         assert!(logits.digest(0).is_none(), "a row that was wanted whole");
         same(7, logits.digest(1));
-        same(8, runner.step_asking(&mut [(&mut alone, ids)], &[Some(query(8))]).digest(0));
+        same(8, runner.step_with_queries(&mut [(&mut alone, ids)], &[Some(query(8))]).digest(0));
     }
 }
 

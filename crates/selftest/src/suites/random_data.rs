@@ -2,7 +2,7 @@
 
 use pellucid_tensor::{DType, HostWeight, quant};
 
-/// A deterministic source of test numbers.
+/// A deterministic source of test data; the number is its seed.
 #[derive(Debug)]
 pub struct RandomData(pub u64);
 
@@ -16,22 +16,23 @@ impl RandomData {
         z ^ (z >> 31)
     }
 
-    /// Roughly normal: the sum of four uniform numbers, scaled to unit variance.
+    /// Returns a roughly normal number: the sum of four uniform numbers, scaled to unit variance.
     fn normal(&mut self) -> f32 {
         let sum: f64 = (0..4).map(|_| self.next() as f64 / u64::MAX as f64 - 0.5).sum();
         (sum * 3f64.sqrt()) as f32
     }
 
+    /// Returns `len` roughly normal numbers.
     pub fn normals(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.normal()).collect()
     }
 
-    /// Bytes of any format whose decoded numbers are finite and not too unequal.
+    /// Returns a weight in any format, and its decoded values, which are finite and of similar size.
     pub fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> (HostWeight, Vec<f32>) {
         self.weight_scaled(dtype, rows, cols, MODEST)
     }
 
-    /// With scales of that size where the format has them.
+    /// Like [`RandomData::weight`], with block scales of a given size.
     pub(super) fn weight_scaled(
         &mut self,
         dtype: DType,
@@ -44,7 +45,7 @@ impl RandomData {
             DType::BF16 => {
                 (0..rows * cols).flat_map(|_| ((self.normal().to_bits() >> 16) as u16).to_le_bytes()).collect()
             }
-            // Sign, an exponent of 2^-3 to 1, any mantissa.
+            // Any sign, an exponent of 2^-3 to 1, any mantissa.
             DType::F16 => (0..rows * cols)
                 .flat_map(|_| {
                     let bits = self.next() as u16;
@@ -65,29 +66,29 @@ impl RandomData {
     }
 }
 
-/// The bits of an f16 scale that all have in common, in its upper byte.
+/// The common bits of all f16 scales, in the upper byte.
 pub(super) type ScaleBits = u8;
 
-/// 2^-8 to 2^-7, as a quantizer would choose them.
+/// Scales of 2^-8 to 2^-7, as a quantizer would choose them.
 pub(super) const MODEST: ScaleBits = 0x1c;
-/// 4 to 8: more than any model has.
+/// Scales of 4 to 8: larger than in any model.
 pub(super) const LARGE: ScaleBits = 0x44;
 
-/// Gives the f16 scales of each block their size; the rest of the block may be any bytes.
+/// Sets the exponents of the f16 scales of each block; the rest of the block may be any bytes.
 fn tame_scales(dtype: DType, bytes: &mut [u8], scales: ScaleBits) {
-    let places: &[usize] = match dtype {
+    let scale_offsets: &[usize] = match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
         DType::Q2_K => &[80, 82],
         DType::Q3_K => &[108],
         DType::Q6_K => &[208],
-        // One byte of exponent.
+        // Its scale is one byte of exponent, set below.
         DType::MXFP4 => &[],
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("plain formats have no scales"),
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("unquantized formats have no scales"),
     };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-        for &place in places {
-            block[place + 1] = scales | (block[place + 1] & 0x83);
+        for &offset in scale_offsets {
+            block[offset + 1] = scales | (block[offset + 1] & 0x83);
         }
         if dtype == DType::MXFP4 {
             block[0] = 122 + block[0] % 4;

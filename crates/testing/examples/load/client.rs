@@ -1,10 +1,10 @@
-//! The least of an HTTP client: one connection that is kept, JSON to it, whole replies and server-sent events back, with their times.
+//! A minimal HTTP client: one persistent connection, JSON requests, whole replies and server-sent events, with their times.
 
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Nothing takes longer on a server that lives.
+/// Read timeout; longer than any reply takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct Client {
@@ -17,7 +17,7 @@ pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: String,
     pub(crate) retry_after_s: Option<u64>,
-    /// From the request's last byte to the reply's first.
+    /// Time from the last byte of the request to the first byte of the reply.
     pub(crate) answered_in: Duration,
 }
 
@@ -33,7 +33,7 @@ impl Client {
         Ok(Client { address, reader: BufReader::new(stream) })
     }
 
-    /// The connection is closed, whatever was under way, and a new one opened.
+    /// Closes the connection, even during a reply, and opens a new one.
     pub(crate) fn hang_up(&mut self) -> Result<()> {
         *self = Client::connect(self.address)?;
         Ok(())
@@ -47,7 +47,7 @@ impl Client {
         self.ask("POST", path, body, &mut |_| true)
     }
 
-    /// Sends a request. `event` sees the data of each server-sent event as it comes; where it says no, the connection is closed.
+    /// Sends a request. `event` receives the data of each server-sent event; if it returns false, the connection is closed.
     pub(crate) fn ask(
         &mut self,
         method: &str,
@@ -93,7 +93,7 @@ impl Client {
         } else {
             let mut bytes = vec![0; length];
             self.reader.read_exact(&mut bytes)?;
-            body = String::from_utf8(bytes).map_err(|_| malformed("no UTF-8"))?;
+            body = String::from_utf8(bytes).map_err(|_| malformed("not UTF-8"))?;
         }
         if closes {
             self.hang_up()?;
@@ -116,8 +116,10 @@ impl Client {
         let length = usize::from_str_radix(&line, 16).map_err(|_| malformed(&line))?;
         let mut bytes = vec![0; length + 2];
         self.reader.read_exact(&mut bytes)?;
-        // A chunk never ends within a character: the server promises that of its events.
-        body.push_str(std::str::from_utf8(&bytes[..length]).map_err(|_| malformed("half a character"))?);
+        // The server never ends a chunk within a character.
+        body.push_str(
+            std::str::from_utf8(&bytes[..length]).map_err(|_| malformed("a chunk that ends within a character"))?,
+        );
         Ok(length > 0)
     }
 }

@@ -1,7 +1,7 @@
-//! Load on a built server, from outside: `tests/README.md` says what each command shows and how it is called.
+//! Load tests of a built server. `tests/README.md` describes the commands and their arguments.
 //!
-//! Knows the server by its HTTP alone, as a client does, and its process by what the system tells of it. Measures; the few things that
-//! must hold on every machine end it with an error.
+//! The program talks to the server over HTTP and watches its process through `/proc`. It prints measurements, and ends with an error
+//! if a condition fails that must hold on every machine.
 
 mod client;
 mod idle;
@@ -19,12 +19,12 @@ use server::Server;
 const USAGE: &str = "usage: load mixed|overload|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] [--clients N] [--seconds N] \
                      [--connections N] [--rounds N] [--input TOKENS] [--output TOKENS] [--strict]";
 
-/// What the command line says; each command reads its part.
+/// The command line; each command reads its part.
 #[derive(Debug)]
 struct Arguments {
     command: String,
     pellucid: PathBuf,
-    /// Without one, the tiny model.
+    /// The model to serve; the tiny model if `None`.
     model: Option<String>,
     requests: usize,
     clients: usize,
@@ -33,7 +33,7 @@ struct Arguments {
     rounds: usize,
     input: usize,
     output: usize,
-    /// Whether figures that depend on the machine's leisure must hold too.
+    /// Whether conditions that depend on an idle machine must hold too.
     is_strict: bool,
 }
 

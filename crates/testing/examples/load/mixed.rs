@@ -1,5 +1,6 @@
-//! Mixed load: good requests whole and streamed, cancels and bad input all at once. Each good reply must equal the reply to the same
-//! request sent alone, each bad one gets its status, and afterwards memory, descriptors and blocks are where they were.
+//! Mixed load: whole replies, streams, cancelled and invalid requests at the same time. Each reply to a valid request must equal the
+//! reply to the same request sent alone, each invalid request must get its status, and afterwards the server's memory, descriptors and
+//! KV blocks must be back where they were.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,20 +8,20 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::client::Client;
-use super::requests::{self, Dice, Good};
+use super::requests::{self, Random, ValidRequest};
 use super::server::{Outcome, metric};
 use super::{Arguments, Server};
 
-/// Good requests that differ; each is sent alone once.
+/// Number of different valid requests; each is sent alone once.
 const VARIANTS: usize = 150;
-/// Bytes that the allocator may keep between two idle moments: pages that are in part used, buffers of threads.
+/// Maximum growth of memory between two idle moments: the allocator keeps partially used pages and buffers of threads.
 const MEMORY_SLACK: u64 = 8 << 20;
-/// For the server to notice that clients have gone.
+/// Maximum time for the server to become idle after the clients disconnected.
 const SETTLING: Duration = Duration::from_secs(30);
 
-/// What an idle server holds.
+/// The resources that an idle server holds.
 #[derive(Debug)]
-struct Holding {
+struct Resources {
     resident_bytes: u64,
     num_descriptors: usize,
     blocks_in_use: f64,
@@ -31,33 +32,33 @@ struct Counts {
     whole: AtomicUsize,
     streamed: AtomicUsize,
     cancelled: AtomicUsize,
-    bad: AtomicUsize,
+    invalid: AtomicUsize,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let mut server = Server::start(arguments, &["--max-waiting", "4096"])?;
-    let good: Vec<Good> = (0..VARIANTS).map(requests::good).collect();
-    let solo = one_by_one(&server, &good)?;
-    // The first crowd brings threads, buffers and arenas to life; what comes after must not add to them.
+    let valid: Vec<ValidRequest> = (0..VARIANTS).map(requests::valid).collect();
+    let solo = one_by_one(&server, &valid)?;
+    // The first round allocates threads, buffers and arenas; later rounds must not add to them.
     let counts = Counts::default();
     let warm_up = (arguments.requests / 10).max(arguments.clients * 4);
-    crowd(&server, arguments, warm_up, 0, &good, &solo, &counts)?;
+    send_all(&server, arguments, warm_up, 0, &valid, &solo, &counts)?;
     let before = settled(&server)?;
     let counts = Counts::default();
     let started = Instant::now();
-    crowd(&server, arguments, arguments.requests, 1, &good, &solo, &counts)?;
+    send_all(&server, arguments, arguments.requests, 1, &valid, &solo, &counts)?;
     let seconds = started.elapsed().as_secs_f64();
     let after = settled(&server)?;
     server.check_alive()?;
-    let Counts { whole, streamed, cancelled, bad } = counts;
+    let Counts { whole, streamed, cancelled, invalid } = counts;
     println!(
-        "{} requests in {seconds:.1} s by {} clients: {} whole and {} streamed equal to their solo replies, {} cancelled, {} bad",
+        "{} requests in {seconds:.1} s by {} clients: {} whole and {} streamed equal to their solo replies, {} cancelled, {} invalid",
         arguments.requests,
         arguments.clients,
         whole.into_inner(),
         streamed.into_inner(),
         cancelled.into_inner(),
-        bad.into_inner(),
+        invalid.into_inner(),
     );
     println!(
         "memory {:.1} MiB before, {:.1} after; descriptors {} and {}; KV blocks in use {} and {}; {} preemptions",
@@ -70,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
         metric(&mut server.client()?, "pellucid_preemptions_total")?,
     );
     if after.num_descriptors != before.num_descriptors || after.blocks_in_use != 0.0 {
-        return Err("descriptors or blocks were not given back".into());
+        return Err("descriptors or KV blocks were not released".into());
     }
     if after.resident_bytes > before.resident_bytes + MEMORY_SLACK {
         return Err(format!("memory grew by more than {MEMORY_SLACK} bytes").into());
@@ -78,40 +79,40 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// The answer to each request when nobody else asks.
-fn one_by_one(server: &Server, good: &[Good]) -> Outcome<Vec<Value>> {
+/// Returns the reply to each request when it is sent alone.
+fn one_by_one(server: &Server, valid: &[ValidRequest]) -> Outcome<Vec<Value>> {
     let mut client = server.client()?;
-    let mut solo = Vec::with_capacity(good.len());
-    for (i, good) in good.iter().enumerate() {
-        let reply = client.post(good.path, &good.whole)?;
-        let answer = requests::answer(&reply.body).filter(|_| reply.status == 200);
-        solo.push(answer.ok_or_else(|| format!("request {i} alone: {} {}", reply.status, reply.body))?);
+    let mut solo = Vec::with_capacity(valid.len());
+    for (i, valid) in valid.iter().enumerate() {
+        let reply = client.post(valid.path, &valid.whole)?;
+        let choices = requests::choices(&reply.body).filter(|_| reply.status == 200);
+        solo.push(choices.ok_or_else(|| format!("request {i} alone: {} {}", reply.status, reply.body))?);
     }
     Ok(solo)
 }
 
-/// Sends so many requests, split over the clients.
-fn crowd(
+/// Sends `count` requests, divided among the clients.
+fn send_all(
     server: &Server,
     arguments: &Arguments,
     count: usize,
     round: u64,
-    good: &[Good],
+    valid: &[ValidRequest],
     solo: &[Value],
     counts: &Counts,
 ) -> Outcome<()> {
     let left = AtomicUsize::new(count);
-    let bad = requests::bad();
+    let invalid = requests::invalid();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..arguments.clients)
             .map(|worker| {
-                let (left, bad) = (&left, &bad);
+                let (left, invalid) = (&left, &invalid);
                 scope.spawn(move || -> Outcome<()> {
                     let mut client = server.client()?;
-                    let mut dice = Dice::new((round << 32) | (worker as u64 + 1));
+                    let mut random = Random::new((round << 32) | (worker as u64 + 1));
                     let take = |left: usize| left.checked_sub(1);
                     while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
-                        one(&mut client, &mut dice, good, solo, bad, counts)
+                        send_one(&mut client, &mut random, valid, solo, invalid, counts)
                             .inspect_err(|_| left.store(0, Ordering::Relaxed))?;
                     }
                     Ok(())
@@ -122,49 +123,49 @@ fn crowd(
     })
 }
 
-fn one(
+fn send_one(
     client: &mut Client,
-    dice: &mut Dice,
-    good: &[Good],
+    random: &mut Random,
+    valid: &[ValidRequest],
     solo: &[Value],
-    bad: &[(&'static str, Vec<u8>, u16)],
+    invalid: &[(&'static str, Vec<u8>, u16)],
     counts: &Counts,
 ) -> Outcome<()> {
-    let i = dice.roll(good.len());
-    let counter = match dice.roll(20) {
+    let i = random.below(valid.len());
+    let counter = match random.below(20) {
         0..9 => {
-            let reply = client.post(good[i].path, &good[i].whole)?;
-            check(i, reply.status, &reply.body, requests::answer(&reply.body), &solo[i])?;
+            let reply = client.post(valid[i].path, &valid[i].whole)?;
+            check(i, reply.status, &reply.body, requests::choices(&reply.body), &solo[i])?;
             &counts.whole
         }
         9..15 => {
             let mut events = Vec::new();
-            let reply = client.ask("POST", good[i].path, &good[i].streamed, &mut |data| {
+            let reply = client.ask("POST", valid[i].path, &valid[i].streamed, &mut |data| {
                 events.push(data.to_owned());
                 true
             })?;
-            check(i, reply.status, &reply.body, requests::answer_of_stream(&events), &solo[i])?;
+            check(i, reply.status, &reply.body, requests::choices_of_stream(&events), &solo[i])?;
             &counts.streamed
         }
         15..17 => {
-            // The first event of a chat comes before its turn; later ones while it is under way.
-            let mut left = dice.roll(8);
-            let body = &good[i].streamed;
+            // The first event of a chat arrives before the request is scheduled, later events while it runs.
+            let mut left = random.below(8);
+            let body = &valid[i].streamed;
             let mut reads = |_: &str| {
                 left = left.saturating_sub(1);
                 left > 0
             };
-            client.ask("POST", good[i].path, body, &mut reads)?;
+            client.ask("POST", valid[i].path, body, &mut reads)?;
             client.hang_up()?;
             &counts.cancelled
         }
         _ => {
-            let (path, body, status) = &bad[dice.roll(bad.len())];
+            let (path, body, status) = &invalid[random.below(invalid.len())];
             let reply = client.post(path, body)?;
             if reply.status != *status || !reply.body.contains("\"error\"") {
                 return Err(format!("{path}: expected {status}, found {}: {}", reply.status, reply.body).into());
             }
-            &counts.bad
+            &counts.invalid
         }
     };
     counter.fetch_add(1, Ordering::Relaxed);
@@ -178,9 +179,9 @@ fn check(i: usize, status: u16, body: &str, found: Option<Value>, expected: &Val
     Err(format!("request {i}: expected {expected}\nfound {status} {found:?}\nin {body}").into())
 }
 
-/// Waits until nothing is under way and nobody but this client is connected.
-fn settled(server: &Server) -> Outcome<Holding> {
-    // A new one: the server closes connections that were idle for long.
+/// Waits until no request runs and no other client is connected.
+fn settled(server: &Server) -> Outcome<Resources> {
+    // A new connection: the server closes those that were idle for long.
     let client = &mut server.client()?;
     let started = Instant::now();
     loop {
@@ -190,7 +191,7 @@ fn settled(server: &Server) -> Outcome<Holding> {
         }
         busy += metric(client, "pellucid_connections")? - 1.0;
         if busy == 0.0 {
-            return Ok(Holding {
+            return Ok(Resources {
                 resident_bytes: server.resident_bytes()?,
                 num_descriptors: server.num_descriptors()?,
                 blocks_in_use: metric(client, "pellucid_kv_blocks_in_use")?,

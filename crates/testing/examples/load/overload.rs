@@ -1,6 +1,7 @@
-//! Ten times more clients than the server has places: the excess is refused at once, and those inside notice nothing.
+//! Overload: ten times more clients than the server has capacity for. The excess is rejected at once, and accepted requests are not
+//! slowed down.
 //!
-//! Clients for whom there is no place get 429 and come back after the seconds that they are told.
+//! A rejected client gets 429 and tries again after the seconds of `Retry-After`.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,20 +14,21 @@ use super::speed::percentile;
 use super::{Arguments, Server};
 
 const RUNNING: usize = 8;
-/// Room for a whole batch that ends and comes back at once, behind another that waits already.
+/// Queue length: one whole batch that ends and returns at once, behind another that waits already.
 const WAITING: usize = 16;
-/// Clients that are never refused: one batch runs and one waits.
+/// Clients that are never rejected: one batch runs and one waits.
 const CAPACITY: usize = 2 * RUNNING;
-/// How soon a refusal must come, and how much goodput it may cost.
-const REFUSED_IN: Duration = Duration::from_millis(20);
-const GOODPUT: f64 = 0.95;
+/// Maximum time to a rejection.
+const MAX_REJECTION_TIME: Duration = Duration::from_millis(20);
+/// Minimum goodput under overload, as a fraction of that at capacity.
+const MIN_GOODPUT: f64 = 0.95;
 
-/// What came of a while of load.
+/// Results of one measurement.
 #[derive(Debug, Default)]
 struct Level {
     tokens_per_second: f64,
     completed: u64,
-    refused_in: Vec<Duration>,
+    rejected_in: Vec<Duration>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
@@ -34,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     let mut server = Server::start(arguments, &["--max-sequences", &running, "--max-waiting", &waiting])?;
     let time = Duration::from_secs(arguments.seconds);
     level(&server, CAPACITY, time / 4, arguments)?;
-    // Alternating, so that a machine that changes its mind changes both.
+    // Alternate, so that changes of the machine's speed affect both.
     let (mut peak, mut over) = (Level::default(), Level::default());
     for _ in 0..arguments.rounds {
         add(&mut peak, level(&server, CAPACITY, time, arguments)?);
@@ -50,26 +52,28 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
         10 * CAPACITY,
         100.0 * ratio
     );
-    over.refused_in.sort();
-    let late = over.refused_in.iter().filter(|&&time| time > REFUSED_IN).count();
+    over.rejected_in.sort();
+    let late = over.rejected_in.iter().filter(|&&time| time > MAX_REJECTION_TIME).count();
     println!(
-        "{} completed, {} refused in p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms; {late} later than {REFUSED_IN:?}",
+        "{} completed, {} rejected in p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms; {late} later than {MAX_REJECTION_TIME:?}",
         over.completed,
-        over.refused_in.len(),
-        percentile(&over.refused_in, 0.50),
-        percentile(&over.refused_in, 0.99),
-        percentile(&over.refused_in, 1.0),
+        over.rejected_in.len(),
+        percentile(&over.rejected_in, 0.50),
+        percentile(&over.rejected_in, 0.99),
+        percentile(&over.rejected_in, 1.0),
     );
-    if !peak.refused_in.is_empty() {
-        return Err(format!("{} requests were refused within capacity", peak.refused_in.len()).into());
+    if !peak.rejected_in.is_empty() {
+        return Err(format!("{} requests were rejected within capacity", peak.rejected_in.len()).into());
     }
-    if over.refused_in.is_empty() || over.completed == 0 {
-        return Err("ten times the capacity was not too much, or nothing was served".into());
+    if over.rejected_in.is_empty() || over.completed == 0 {
+        return Err("no request was rejected at ten times the capacity, or none was served".into());
     }
-    if arguments.is_strict && (ratio < GOODPUT || late > 0) {
-        return Err(
-            format!("expected {:.0} % of goodput and no refusal later than {REFUSED_IN:?}", 100.0 * GOODPUT).into()
-        );
+    if arguments.is_strict && (ratio < MIN_GOODPUT || late > 0) {
+        return Err(format!(
+            "expected {:.0} % of goodput and no rejection later than {MAX_REJECTION_TIME:?}",
+            100.0 * MIN_GOODPUT
+        )
+        .into());
     }
     Ok(())
 }
@@ -77,14 +81,14 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
 fn add(sum: &mut Level, level: Level) {
     sum.tokens_per_second += level.tokens_per_second;
     sum.completed += level.completed;
-    sum.refused_in.extend(level.refused_in);
+    sum.rejected_in.extend(level.rejected_in);
 }
 
-/// So many clients ask again and again for a while.
+/// Runs `num_clients` clients that send request after request for `time`.
 fn level(server: &Server, num_clients: usize, time: Duration, arguments: &Arguments) -> Outcome<Level> {
     let body = json!({ "model": MODEL, "prompt": "a reply that takes a while", "max_tokens": arguments.output, "ignore_eos": true });
     let body = body.to_string().into_bytes();
-    let (tokens, completed, refused) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
+    let (tokens, completed, rejected) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
     let started = Instant::now();
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..num_clients)
@@ -94,7 +98,7 @@ fn level(server: &Server, num_clients: usize, time: Duration, arguments: &Argume
                     while started.elapsed() < time {
                         let reply = client.post("/v1/completions", &body)?;
                         match reply.status {
-                            // What ends after the while was not made in it.
+                            // A reply that ends after `time` does not count.
                             200 if started.elapsed() <= time => {
                                 tokens.fetch_add(arguments.output as u64, Ordering::Relaxed);
                                 completed.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +106,7 @@ fn level(server: &Server, num_clients: usize, time: Duration, arguments: &Argume
                             200 => {}
                             429 => {
                                 let wait_s = reply.retry_after_s.ok_or("a 429 without Retry-After")?;
-                                refused.lock().map_err(|_| "a client panicked")?.push(reply.answered_in);
+                                rejected.lock().map_err(|_| "a client panicked")?.push(reply.answered_in);
                                 let left = time.saturating_sub(started.elapsed());
                                 std::thread::sleep(Duration::from_secs(wait_s).min(left));
                             }
@@ -118,6 +122,6 @@ fn level(server: &Server, num_clients: usize, time: Duration, arguments: &Argume
     Ok(Level {
         tokens_per_second: tokens.into_inner() as f64 / time.as_secs_f64(),
         completed: completed.into_inner(),
-        refused_in: refused.into_inner().map_err(|_| "a client panicked")?,
+        rejected_in: rejected.into_inner().map_err(|_| "a client panicked")?,
     })
 }

@@ -1,20 +1,20 @@
-//! The requests of a mixed load: a fixed set of good ones, each with one right answer, and bad ones, each with its status.
+//! The requests of the mixed load: a fixed set of valid requests, each with one correct reply, and invalid ones with their status.
 
 use serde_json::{Value, json};
 
 use super::server::MODEL;
 
-/// A small generator with a seed, so that every run sends the same.
+/// A small random number generator (xorshift) with a seed, so that every run sends the same requests.
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `bound`.
-    pub(crate) fn roll(&mut self, bound: usize) -> usize {
+    /// Returns a number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -22,53 +22,53 @@ impl Dice {
     }
 }
 
-/// A good request in both forms. The answer depends on neither form nor company.
+/// A valid request for a whole reply and for a stream. The reply depends neither on the form nor on the rest of the batch.
 #[derive(Debug)]
-pub(crate) struct Good {
+pub(crate) struct ValidRequest {
     pub(crate) path: &'static str,
     pub(crate) whole: Vec<u8>,
     pub(crate) streamed: Vec<u8>,
 }
 
-/// The i-th good request: long and short, greedy and drawn, with and without stops, log probabilities and several choices, on
-/// prefixes that some share.
-pub(crate) fn good(i: usize) -> Good {
-    let mut dice = Dice::new(i as u64 + 1);
+/// Returns the `i`th valid request: long or short, greedy or sampled, with or without stop strings, log probabilities and several
+/// choices, with prefixes that some of them share.
+pub(crate) fn valid(i: usize) -> ValidRequest {
+    let mut random = Random::new(i as u64 + 1);
     let prefix =
-        "a story that many requests begin with, so that the cache has something to find. ".repeat(dice.roll(4));
-    let own: String = (0..1 + dice.roll(120)).map(|_| char::from(b'a' + dice.roll(26) as u8)).collect();
+        "a story that many requests begin with, so that the cache has something to find. ".repeat(random.below(4));
+    let own: String = (0..1 + random.below(120)).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
     let text = prefix + &own;
-    let mut body = json!({ "model": MODEL, "max_tokens": 1 + dice.roll(24), "seed": dice.roll(1 << 20) });
-    let is_chat = dice.roll(2) == 0;
+    let mut body = json!({ "model": MODEL, "max_tokens": 1 + random.below(24), "seed": random.below(1 << 20) });
+    let is_chat = random.below(2) == 0;
     if is_chat {
         body["messages"] = json!([{ "role": "user", "content": text }]);
     } else {
         body["prompt"] = json!(text);
     }
-    body["temperature"] = json!([0.0, 0.7, 1.3][dice.roll(3)]);
-    match dice.roll(6) {
-        0 => body["n"] = json!(2 + dice.roll(3)),
+    body["temperature"] = json!([0.0, 0.7, 1.3][random.below(3)]);
+    match random.below(6) {
+        0 => body["n"] = json!(2 + random.below(3)),
         1 => body["stop"] = json!(["e", "ing"]),
-        2 if is_chat => (body["logprobs"], body["top_logprobs"]) = (json!(true), json!(dice.roll(6))),
-        2 => (body["logprobs"], body["echo"]) = (json!(dice.roll(6)), json!(dice.roll(2) == 0)),
+        2 if is_chat => (body["logprobs"], body["top_logprobs"]) = (json!(true), json!(random.below(6))),
+        2 => (body["logprobs"], body["echo"]) = (json!(random.below(6)), json!(random.below(2) == 0)),
         3 => (body["top_k"], body["min_p"]) = (json!(20), json!(0.02)),
         4 => (body["repetition_penalty"], body["frequency_penalty"]) = (json!(1.2), json!(0.5)),
         _ => {}
     }
     let whole = body.to_string().into_bytes();
     body["stream"] = json!(true);
-    Good {
+    ValidRequest {
         path: if is_chat { "/v1/chat/completions" } else { "/v1/completions" },
         whole,
         streamed: body.to_string().into_bytes(),
     }
 }
 
-/// What of a whole reply must be the same each time: all of its choices.
-pub(crate) fn answer(reply: &str) -> Option<Value> {
+/// Returns the choices of a whole reply, which must be the same each time.
+pub(crate) fn choices(reply: &str) -> Option<Value> {
     let mut choices = serde_json::from_str::<Value>(reply).ok()?["choices"].take();
     for choice in choices.as_array_mut()? {
-        // Where a stream has the same things under another name, the stream's.
+        // Chat replies name the text differently; use the name of completions.
         let text = choice["message"]["content"].take();
         if !text.is_null() {
             choice["text"] = text;
@@ -78,8 +78,8 @@ pub(crate) fn answer(reply: &str) -> Option<Value> {
     Some(choices)
 }
 
-/// The same, put together from the events of a stream. `None` where they are not a whole stream.
-pub(crate) fn answer_of_stream(events: &[String]) -> Option<Value> {
+/// Returns the choices of a stream, assembled from its events; `None` if the stream is incomplete.
+pub(crate) fn choices_of_stream(events: &[String]) -> Option<Value> {
     let (last, events) = events.split_last()?;
     let mut choices: Vec<Value> = Vec::new();
     for event in events {
@@ -100,7 +100,7 @@ pub(crate) fn answer_of_stream(events: &[String]) -> Option<Value> {
     (last == "[DONE]").then_some(Value::Array(choices))
 }
 
-/// Lists grow by their further entries, field by field.
+/// Appends lists, field by field.
 fn append(whole: &mut Value, more: Value) {
     match (whole, more) {
         (Value::Array(whole), Value::Array(more)) => whole.extend(more),
@@ -114,8 +114,8 @@ fn append(whole: &mut Value, more: Value) {
     }
 }
 
-/// Bad requests: a path, a body, and the status that it gets.
-pub(crate) fn bad() -> Vec<(&'static str, Vec<u8>, u16)> {
+/// Returns invalid requests: a path, a body, and the expected status.
+pub(crate) fn invalid() -> Vec<(&'static str, Vec<u8>, u16)> {
     let chat = |fields: Value| {
         let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 4 });
         for (name, value) in fields.as_object().into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! A server process: started with a tiny model or a given one, watched through `/proc` and `/metrics`, ended when dropped.
+//! A server process with the tiny model or a given one, watched through `/proc` and `/metrics`, and killed on drop.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader};
@@ -14,9 +14,9 @@ use super::client::Client;
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The name that requests give the model.
+/// The model name in requests.
 pub(crate) const MODEL: &str = "loaded";
-/// Tokens of the tiny model's context: long requests, and replies that last.
+/// Context length of the tiny model: enough for long prompts and long replies.
 const CONTEXT: usize = 2048;
 
 pub(crate) struct Server {
@@ -55,9 +55,9 @@ impl Server {
             })?;
             value["url"].as_str()?.strip_prefix("http://")?.parse().ok()
         });
-        // A pipe that nobody reads would stop the server. What is no log line is a message of a dying program.
+        // The pipe must be read, or the server would block. A line that is not JSON is the message of a crash.
         std::thread::spawn(move || lines.filter(|line| !line.starts_with('{')).for_each(|line| eprintln!("{line}")));
-        let address = address.ok_or("the server did not say where it listens")?;
+        let address = address.ok_or("the server ended without logging its address")?;
         Ok(Server { process, address, folder })
     }
 
@@ -65,7 +65,7 @@ impl Server {
         Ok(Client::connect(self.address)?)
     }
 
-    /// Bytes of the process that are in memory.
+    /// Returns the resident memory of the process.
     pub(crate) fn resident_bytes(&self) -> Outcome<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
@@ -76,7 +76,7 @@ impl Server {
         Ok(std::fs::read_dir(format!("/proc/{}/fd", self.process.id()))?.count())
     }
 
-    /// An error where the process has ended.
+    /// Returns an error if the process has ended.
     pub(crate) fn check_alive(&mut self) -> Outcome<()> {
         match self.process.try_wait()? {
             None => Ok(()),
@@ -85,17 +85,19 @@ impl Server {
     }
 }
 
-/// One number of `/metrics`.
+/// Reads one value of `/metrics`.
 pub(crate) fn metric(client: &mut Client, name: &str) -> Outcome<f64> {
     let text = client.get("/metrics")?.body;
-    let line =
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or_else(|| format!("no {name}"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+        .ok_or_else(|| format!("/metrics has no {name}"))?;
     Ok(line.parse()?)
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, which was seen before where it matters.
+        // Errors are ignored: the process may have ended before, which `check_alive` reports.
         let _ = self.process.kill();
         let _ = self.process.wait();
         if let Some(folder) = &self.folder {

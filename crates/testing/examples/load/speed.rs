@@ -1,5 +1,5 @@
-//! What HTTP costs: throughput of streams against `pellucid bench`, which drives the same engine without a server, and the time that
-//! the way in and out adds to the first token.
+//! The cost of HTTP: throughput of streams compared with `pellucid bench`, which runs the same engine without a server, and the time
+//! that HTTP adds to the first token.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::requests::Dice;
+use super::requests::Random;
 use super::server::{MODEL, Outcome};
 use super::{Arguments, Server};
 
-/// Requests for each client and round, as `bench` sends them.
+/// Requests per client and round, the same as in `bench`.
 const REQUESTS_EACH: usize = 4;
-/// Ids that every vocabulary of a real model has.
+/// Ids that the vocabulary of every published model has.
 const IDS: std::ops::Range<usize> = 100..30_000;
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
-    let model = arguments.model.as_deref().ok_or("speed needs a --model that takes its time")?;
+    let model = arguments.model.as_deref().ok_or("speed needs --model: the tiny model is too fast to measure")?;
     let mut ratios = Vec::new();
     let mut added = Vec::new();
     for round in 0..arguments.rounds {
@@ -47,13 +47,13 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// Milliseconds at a fraction of sorted times.
+/// Returns the percentile of sorted times, in milliseconds.
 pub(crate) fn percentile(sorted: &[Duration], fraction: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * fraction).round() as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
 }
 
-/// Output tokens a second of the engine alone.
+/// Measures output tokens per second of the engine without HTTP.
 fn bench(arguments: &Arguments, model: &str) -> Outcome<f64> {
     let (clients, input, output) =
         (arguments.clients.to_string(), arguments.input.to_string(), arguments.output.to_string());
@@ -62,19 +62,19 @@ fn bench(arguments: &Arguments, model: &str) -> Outcome<f64> {
         .output()?;
     let result: Value =
         serde_json::from_slice(&ran.stdout).map_err(|_| String::from_utf8_lossy(&ran.stderr).into_owned())?;
-    Ok(result["serving"][0]["output_tokens_per_second"].as_f64().ok_or("bench says no speed")?)
+    Ok(result["serving"][0]["output_tokens_per_second"].as_f64().ok_or("bench printed no output_tokens_per_second")?)
 }
 
-/// A request for a stream; every seed gives a prompt that no other shares.
+/// Returns a request for a stream; each seed gives a different prompt.
 fn body(arguments: &Arguments, seed: u64, output: usize) -> Vec<u8> {
-    let mut dice = Dice::new(seed + 1);
-    let ids: Vec<usize> = (0..arguments.input).map(|_| IDS.start + dice.roll(IDS.len())).collect();
+    let mut random = Random::new(seed + 1);
+    let ids: Vec<usize> = (0..arguments.input).map(|_| IDS.start + random.below(IDS.len())).collect();
     let body = json!({ "model": MODEL, "prompt": ids, "max_tokens": output, "ignore_eos": true, "temperature": 0, "stream": true,
                        "stream_options": { "include_usage": true } });
     body.to_string().into_bytes()
 }
 
-/// Output tokens a second of streams over HTTP.
+/// Measures output tokens per second of streams over HTTP.
 fn streams(server: &Server, arguments: &Arguments, round: usize) -> Outcome<f64> {
     let (next, tokens) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let count = REQUESTS_EACH * arguments.clients;
@@ -92,7 +92,7 @@ fn streams(server: &Server, arguments: &Arguments, round: usize) -> Outcome<f64>
                         let body = body(arguments, (round * count + i) as u64, arguments.output);
                         let reply = client.post("/v1/completions", &body)?;
                         tokens.fetch_add(
-                            numbers(&reply.body)?["usage"]["completion_tokens"].as_u64().unwrap_or(0) as usize,
+                            usage_chunk(&reply.body)?["usage"]["completion_tokens"].as_u64().unwrap_or(0) as usize,
                             Ordering::Relaxed,
                         );
                     }
@@ -104,13 +104,13 @@ fn streams(server: &Server, arguments: &Arguments, round: usize) -> Outcome<f64>
     Ok(tokens.into_inner() as f64 / started.elapsed().as_secs_f64())
 }
 
-/// The chunk with the numbers, which is the last but one event of a stream.
-fn numbers(body: &str) -> Outcome<Value> {
+/// Returns the chunk with usage and timings: the second to last event of a stream.
+fn usage_chunk(body: &str) -> Outcome<Value> {
     let event = body.trim_end().rsplit("\n\n").nth(1).and_then(|event| event.strip_prefix("data: "));
     Ok(serde_json::from_str(event.ok_or_else(|| format!("not a stream: {body}"))?)?)
 }
 
-/// One request at a time: what a client waits for the first token, less what the engine took for it.
+/// Measures, one request at a time, the client's time to first token minus the engine's.
 fn first_tokens(server: &Server, arguments: &Arguments, round: usize) -> Outcome<Vec<Duration>> {
     let mut client = server.client()?;
     let mut added = Vec::new();
@@ -122,7 +122,7 @@ fn first_tokens(server: &Server, arguments: &Arguments, round: usize) -> Outcome
             first.get_or_insert_with(|| asked.elapsed());
             true
         })?;
-        let engine_ms = numbers(&reply.body)?["pellucid"]["timings"]["time_to_first_token_ms"].as_f64();
+        let engine_ms = usage_chunk(&reply.body)?["pellucid"]["timings"]["time_to_first_token_ms"].as_f64();
         let engine_ms = engine_ms.ok_or("a reply without timings")?;
         let first = first.ok_or("a stream without events")?;
         added.push(first.saturating_sub(Duration::from_secs_f64(engine_ms / 1e3)));

@@ -6,10 +6,9 @@ use pellucid_testing::{InvarianceCase, invariance_cases};
 use crate::support::{OPTIONS, bits, engine, prompts, request, serve};
 
 #[test]
-fn alone_or_in_company_cold_or_cached_preempted_or_not_the_bits_are_the_same() {
+fn replies_have_the_same_bits_in_any_batch_cached_and_preempted() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for InvarianceCase { name, path, kv_dtype, .. } in invariance_cases(folder.path()) {
-        // LongRoPE and the smallest contexts included; every family takes the same road.
         let requests: Vec<Request> =
             prompts(24, 90).into_iter().enumerate().map(|(i, p)| request(p, i as u64 % 4)).collect();
         let options = EngineOptions { kv_dtype, ..OPTIONS };
@@ -22,7 +21,7 @@ fn alone_or_in_company_cold_or_cached_preempted_or_not_the_bits_are_the_same() {
             options,
             EngineOptions { chunk_len: 1, ..options },
             EngineOptions { max_sequences: 3, step_tokens: 7, chunk_len: 5, ..options },
-            // Memory for a few sequences only, given out too freely: requests are preempted and computed again.
+            // Little memory and overcommit: requests are preempted and computed again.
             EngineOptions { num_blocks: 24, overcommit: Overcommit::Always, ..options },
         ];
         for (i, options) in settings.into_iter().enumerate() {
@@ -35,8 +34,8 @@ fn alone_or_in_company_cold_or_cached_preempted_or_not_the_bits_are_the_same() {
                 }
             }
             let stats = engine.stats();
-            assert!(stats.cached_tokens > 0, "{name}: the second round finds what the first stored");
-            assert!(i != 3 || stats.preemptions > 0, "{name}: memory was tight");
+            assert!(stats.cached_tokens > 0, "{name}: the second round uses the prefix cache");
+            assert!(i != 3 || stats.preemptions > 0, "{name}: little memory causes preemptions");
         }
     }
 }

@@ -7,21 +7,21 @@ use pellucid_testing::{FakeModel, invariance_cases};
 
 use crate::support::{OPTIONS, bits, engine, fake, request, serve};
 
-/// Numbers that halves cannot hold end the request that made them, by name, and nobody else's.
+/// Keys that f16 cannot hold end their request with an error; formats with the range of f32 hold them.
 #[test]
 fn keys_beyond_the_format_end_their_request_with_an_error() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     invariance_cases(folder.path());
-    // Norm weights of the first layer a million times as large make keys and values that no half can hold.
+    // Norm weights of the first layer, multiplied by a million, make keys and values beyond the range of f16.
     let file = folder.path().join("model.safetensors");
     let mut bytes = std::fs::read(&file).expect("just written");
     let header_len = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).expect("a header");
     let offsets = &header["model.layers.0.input_layernorm.weight"]["data_offsets"];
     let at = |i: usize| 8 + header_len + offsets[i].as_u64().expect("an offset") as usize;
-    for number in bytes[at(0)..at(1)].chunks_exact_mut(4) {
-        let value = f32::from_le_bytes(number.try_into().expect("four bytes"));
-        number.copy_from_slice(&(value * 1e6).to_le_bytes());
+    for bytes in bytes[at(0)..at(1)].chunks_exact_mut(4) {
+        let value = f32::from_le_bytes(bytes[..].try_into().expect("four bytes"));
+        bytes.copy_from_slice(&(value * 1e6).to_le_bytes());
     }
     std::fs::write(&file, bytes).expect("a writable file");
     let run = |kv_dtype| {
@@ -29,23 +29,23 @@ fn keys_beyond_the_format_end_their_request_with_an_error() {
         serve(&mut engine, &[request(vec![1, 2, 3], 1)])[0].error.clone()
     };
     assert!(matches!(run(DType::F16), Some(Error::Sampling(pellucid_sampling::Error::NotANumber { .. }))));
-    assert_eq!((run(DType::F32), run(DType::BF16)), (None, None), "formats with the range of f32 go on");
+    assert_eq!((run(DType::F32), run(DType::BF16)), (None, None), "formats with the range of f32 work");
 }
 
 #[test]
-fn a_format_that_does_not_fit_is_refused_by_name() {
+fn a_kv_format_that_does_not_fit_is_rejected_by_name() {
     let refusal = |kv_dtype| {
         let model = FakeModel::new(24, 60);
         let backend = model.backend();
         let refused = Engine::new(Box::new(model), backend, EngineOptions { kv_dtype, ..OPTIONS });
-        refused.err().expect("it is refused").to_string()
+        refused.err().expect("it must be rejected").to_string()
     };
     assert!(refusal(DType::Q8_0).contains("Q8_0: the head size must be a multiple of 32, but this model's is 1"));
     assert!(refusal(DType::Q4_0).contains("cannot be stored in Q4_0; supported are F32, F16, BF16, Q8_0"));
 }
 
 #[test]
-fn logits_that_are_not_numbers_end_their_request_alone() {
+fn nan_logits_end_their_request_alone() {
     let requests: Vec<Request> = (0..6).map(|i| request(vec![i, i + 1, 3], 1)).collect();
     let healthy: Vec<_> = serve(&mut fake(OPTIONS, |_| ()), &requests).iter().map(bits).collect();
     let mut with_poison = requests.clone();
@@ -54,17 +54,17 @@ fn logits_that_are_not_numbers_end_their_request_alone() {
     assert!(matches!(outcomes[3].error, Some(Error::Sampling(pellucid_sampling::Error::NotANumber { .. }))));
     let mut found: Vec<_> = Vec::new();
     for (i, outcome) in outcomes.iter().enumerate().filter(|(i, _)| *i != 3) {
-        // A neighbour that drew the poisoned token itself ends with it, by right.
+        // Another request that sampled the poisoned token itself ends too.
         if outcome.error.is_none() {
             found.push(i);
-            assert!(bits(outcome) == healthy[if i > 3 { i - 1 } else { i }], "neighbour {i} is untouched");
+            assert!(bits(outcome) == healthy[if i > 3 { i - 1 } else { i }], "request {i} is unchanged");
         }
     }
     assert!(!found.is_empty());
 }
 
 #[test]
-fn a_panic_in_the_model_ends_that_step_and_the_engine_goes_on() {
+fn a_panic_in_the_model_ends_that_step_and_the_engine_continues() {
     let mut engine = fake(OPTIONS, |model| model.bomb = Some(22));
     let outcome = &serve(&mut engine, &[request(vec![22], 1)])[0];
     assert!(matches!(&outcome.error, Some(Error::Internal(message)) if message.contains("bomb")), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! What a request may ask for: limits, several choices, best-of, beam search, scored prompts, control messages, streams.
+//! Features of a request: limits, several choices, best-of, beam search, scored prompts, control messages, streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,23 +13,23 @@ use pellucid_testing::FakeModel;
 use crate::support::{OPTIONS, fake, finish, request, serve};
 
 #[test]
-fn every_wish_is_answered_once_and_the_end_of_a_choice_by_that() {
+fn every_control_message_is_acknowledged_once() {
     let mut engine = fake(OPTIONS, |_| ());
     let collected = EventCollector::default();
     let three = Request { num_choices: 3, best_of: 3, ..request(vec![1, 2, 3], 1) };
-    engine.submit(three, Box::new(collected.clone())).expect("it is accepted");
+    engine.submit(three, Box::new(collected.clone())).expect("an accepted request");
     (0..4).for_each(|_| assert!(engine.step()));
-    let wishes = [Control::End { choice: 1 }, Control::Pause, Control::End { choice: 2 }, Control::Resume];
-    wishes.into_iter().for_each(|wish| collected.send_control(wish));
+    let controls = [Control::End { choice: 1 }, Control::Pause, Control::End { choice: 2 }, Control::Resume];
+    controls.into_iter().for_each(|control| collected.send_control(control));
     finish(&mut engine);
     let outcome = collected.outcome();
-    assert_eq!(outcome.controls_applied, [12, 12], "the pause and its end, with four tokens of each choice");
+    assert_eq!(outcome.controls_applied, [12, 12], "pause and resume, after four tokens of each choice");
     let stop = Some(FinishReason::Stop);
     assert_eq!(outcome.finish, [Some(FinishReason::MaxTokens), stop, stop]);
 }
 
 #[test]
-fn limits_are_kept_and_named() {
+fn limits_are_enforced_and_named() {
     let mut engine = fake(OPTIONS, |_| ());
     let plain = |max_tokens| Request { max_tokens, ..Request::new(vec![1, 2, 3], SamplingParams::default()) };
     let outcomes = serve(&mut engine, &[plain(Some(4)), plain(None)]);
@@ -42,25 +42,25 @@ fn limits_are_kept_and_named() {
         assert_eq!(serve(&mut engine, &[several])[0].finish, [Some(FinishReason::Deadline); 3], "best of {best_of}");
     }
 
-    let refused = |request: Request| {
+    let rejected = |request: Request| {
         let mut engine = fake(EngineOptions { num_blocks: 4, max_waiting: 1, ..OPTIONS }, |_| ());
-        engine.submit(request, Box::new(EventCollector::default())).expect_err("it is refused")
+        engine.submit(request, Box::new(EventCollector::default())).expect_err("it must be rejected")
     };
-    assert_eq!(refused(Request::new(vec![], SamplingParams::default())), Error::EmptyPrompt);
+    assert_eq!(rejected(Request::new(vec![], SamplingParams::default())), Error::EmptyPrompt);
     let long = Request::new(vec![1; 60], SamplingParams::default());
-    assert_eq!(refused(long), Error::PromptTooLong { prompt: 60, context: 60 });
+    assert_eq!(rejected(long), Error::PromptTooLong { prompt: 60, context: 60 });
     let outside = Request::new(vec![1, 24], SamplingParams::default());
-    assert_eq!(refused(outside), Error::IdOutsideVocabulary { id: 24, vocab_size: 24 });
-    assert_eq!(refused(plain(None)), Error::ExceedsKvMemory { needed: 15, have: 4 });
-    assert!(matches!(refused(Request { num_choices: 0, ..plain(Some(1)) }), Error::OutOfRange { name: "n", .. }));
+    assert_eq!(rejected(outside), Error::IdOutsideVocabulary { id: 24, vocab_size: 24 });
+    assert_eq!(rejected(plain(None)), Error::ExceedsKvMemory { needed: 15, have: 4 });
+    assert!(matches!(rejected(Request { num_choices: 0, ..plain(Some(1)) }), Error::OutOfRange { name: "n", .. }));
     let mut engine = fake(EngineOptions { max_waiting: 1, ..OPTIONS }, |_| ());
-    engine.submit(plain(Some(1)), Box::new(EventCollector::default())).expect("the first waits");
+    engine.submit(plain(Some(1)), Box::new(EventCollector::default())).expect("the first request waits");
     let second = engine.submit(plain(Some(1)), Box::new(EventCollector::default()));
     assert_eq!(second, Err(Error::QueueFull { waiting: 1 }));
 }
 
 #[test]
-fn several_choices_are_the_replies_of_their_seeds_and_best_of_takes_the_most_probable() {
+fn choices_equal_the_replies_of_their_seeds_and_best_of_returns_the_most_probable() {
     let mut engine = fake(OPTIONS, |_| ());
     let prompt = vec![4, 5, 6, 7, 8];
     let alone: Vec<Vec<u32>> =
@@ -75,11 +75,11 @@ fn several_choices_are_the_replies_of_their_seeds_and_best_of_takes_the_most_pro
     let mut unreported = Request { num_choices: 2, best_of: 4, ..request(vec![4, 5, 6, 7, 8], 10) };
     unreported.sampling.logprobs = None;
     let same = &serve(&mut engine, &[unreported])[0];
-    assert_eq!(same.tokens, best.tokens, "log probabilities decide whether they are reported or not");
+    assert_eq!(same.tokens, best.tokens, "log probabilities decide even if they are not reported");
     assert!(same.logprob_bits.iter().all(Vec::is_empty));
 }
 
-/// The model's own ln p of a token.
+/// Returns the fake model's log probability of a token.
 fn ln_p(tokens: &[u32], next: u32) -> f64 {
     let logits = FakeModel::logits_after(tokens.iter().copied(), 24);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
@@ -106,16 +106,16 @@ fn best_of_counts_the_token_that_ended_a_reply() {
             }
             total / drawn.len() as f64
         };
-        let best = (0..4).max_by(|&a, &b| mean(a).total_cmp(&mean(b)).then(b.cmp(&a))).expect("four of them");
+        let best = (0..4).max_by(|&a, &b| mean(a).total_cmp(&mean(b)).then(b.cmp(&a))).expect("four choices");
         let found = &serve(&mut engine, &[Request { num_choices: 1, ..several.clone() }])[0];
         assert_eq!(found.tokens[0], made.tokens[best], "seed {seed}");
         num_empty += usize::from(made.tokens.iter().any(Vec::is_empty) && !made.tokens[best].is_empty());
     }
-    assert!(num_empty > 5, "a reply that ended at once lost {num_empty} times");
+    assert!(num_empty > 5, "an empty reply lost only {num_empty} times");
 }
 
 #[test]
-fn a_search_to_the_end_of_the_context_is_one_of_as_many_tokens() {
+fn a_beam_search_to_the_end_of_the_context_equals_one_with_that_max_tokens() {
     let beams = BeamParams { width: 3, num_returned: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
     for end_ids in [vec![], vec![5]] {
         let sampling = SamplingParams { end_ids, ..SamplingParams::default() };
@@ -134,27 +134,27 @@ fn a_search_to_the_end_of_the_context_is_one_of_as_many_tokens() {
 }
 
 #[test]
-fn a_search_counts_the_tokens_of_all_its_beams() {
+fn a_beam_search_counts_the_tokens_of_all_its_beams() {
     let beams = BeamParams { width: 3, num_returned: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
     for max_tokens in [1, 8] {
         let sampling = SamplingParams::default();
         let search =
             Request { max_tokens: Some(max_tokens), beams: Some(beams), ..Request::new(vec![1, 2, 3], sampling) };
-        let stats = serve(&mut fake(OPTIONS, |_| ()), &[search])[0].stats.expect("it ended well");
+        let stats = serve(&mut fake(OPTIONS, |_| ()), &[search])[0].stats.expect("a successful request");
         assert_eq!(stats.output_tokens, 3 * max_tokens);
     }
 }
 
 #[test]
 fn prompts_can_be_scored() {
-    // Together they are more rows than one step scores.
+    // Together, the prompts have more rows than one step scores.
     let mut engine = fake(EngineOptions { step_tokens: 512, chunk_len: 64, ..OPTIONS }, |_| ());
     let prompt: Vec<u32> = (0..37).map(|i| i * 5 % 24).collect();
     let scored = Request { score_prompt: true, max_tokens: Some(1), ..request(prompt.clone(), 0) };
     let outcomes = serve(&mut engine, &vec![scored; 7]);
     assert_eq!(outcomes[0].prompt_logprobs.len(), 36);
     for other in &outcomes[1..] {
-        assert_eq!(outcomes[0].prompt_logprobs, other.prompt_logprobs, "nothing was skipped for being cached");
+        assert_eq!(outcomes[0].prompt_logprobs, other.prompt_logprobs, "no row was skipped because it was cached");
     }
     for (i, found) in outcomes[0].prompt_logprobs.iter().enumerate() {
         let logits = FakeModel::logits_after(prompt[..=i].iter().copied(), 24);
@@ -165,14 +165,14 @@ fn prompts_can_be_scored() {
 }
 
 #[test]
-fn a_dropped_stream_frees_its_blocks_and_the_handle_serves_many() {
+fn a_dropped_stream_releases_its_blocks_and_the_handle_serves_many() {
     [false, true].into_iter().for_each(serve_streams);
 }
 
 fn serve_streams(is_asynchronous: bool) {
     let handle = Arc::new(EngineHandle::start(fake(OPTIONS, |model| model.is_asynchronous = is_asynchronous)));
     let endless = Request { max_tokens: None, ..request(vec![1, 2, 3], 1) };
-    let stream = handle.submit(endless).expect("accepted");
+    let stream = handle.submit(endless).expect("an accepted request");
     let first = std::iter::from_fn(|| stream.next_event()).find(|event| matches!(event, Event::Token(_)));
     assert!(first.is_some());
     drop(stream);
@@ -180,7 +180,7 @@ fn serve_streams(is_asynchronous: bool) {
         .map(|i| {
             let handle = handle.clone();
             std::thread::spawn(move || {
-                let stream = handle.submit(request(vec![i, 2, 3], 5)).expect("accepted");
+                let stream = handle.submit(request(vec![i, 2, 3], 5)).expect("an accepted request");
                 std::iter::from_fn(|| stream.next_event()).filter(|event| matches!(event, Event::Token(_))).count()
             })
         })
@@ -188,11 +188,11 @@ fn serve_streams(is_asynchronous: bool) {
     for thread in threads {
         assert_eq!(thread.join().expect("no panic"), 10);
     }
-    let stats = handle.stats().expect("it runs");
+    let stats = handle.stats().expect("the engine runs");
     assert_eq!((stats.blocks_in_use, stats.num_running), (0, 0));
     assert_eq!(stats.finished_requests + stats.cancelled_requests, 9);
-    // A handle that goes away in the middle of a reply leaves nothing behind either: debug builds would panic on a lost block.
-    let unfinished = handle.submit(Request { max_tokens: None, ..request(vec![9], 1) }).expect("accepted");
+    // A handle dropped during a reply must not lose a block: debug builds panic on a lost block.
+    let unfinished = handle.submit(Request { max_tokens: None, ..request(vec![9], 1) }).expect("an accepted request");
     drop(handle);
     drop(unfinished);
 }

@@ -24,12 +24,13 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
 };
 
 pub(crate) fn engine(path: &Path, num_threads: usize, options: EngineOptions) -> Engine {
-    let backend = cpu(Isa::best(), num_threads).expect("the best there is");
+    let backend = cpu(Isa::best(), num_threads).expect("the best instruction set is available");
     let checkpoint = Checkpoint::open(path).expect("a model");
     let model = Decoder::load(&checkpoint, backend.clone(), LoadOptions::default(), &mut |_, _| ()).expect("it loads");
     Engine::new(Box::new(model), backend, options).expect("an engine")
 }
 
+/// Returns an engine with a fake model of 24 tokens and a context of 60.
 pub(crate) fn fake(options: EngineOptions, change: impl FnOnce(&mut FakeModel)) -> Engine {
     let mut model = FakeModel::new(24, 60);
     change(&mut model);
@@ -42,27 +43,29 @@ pub(crate) fn request(prompt: Vec<u32>, seed: u64) -> Request {
     Request { max_tokens: Some(10), ..Request::new(prompt, sampling) }
 }
 
+/// Steps until all requests have ended, and audits the engine after each step.
 pub(crate) fn finish(engine: &mut Engine) {
     while engine.step() {
-        engine.audit().expect("the books are right");
+        engine.audit().expect("consistent accounts of blocks");
     }
 }
 
+/// Submits requests and runs them to the end.
 pub(crate) fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
     let collected: Vec<EventCollector> = requests.iter().map(|_| EventCollector::default()).collect();
     for (request, collected) in requests.iter().zip(&collected) {
-        engine.submit(request.clone(), Box::new(collected.clone())).expect("it is accepted");
+        engine.submit(request.clone(), Box::new(collected.clone())).expect("an accepted request");
     }
     finish(engine);
     collected.iter().map(EventCollector::outcome).collect()
 }
 
-/// Prompts that share beginnings, so that caches have something to find.
+/// Returns prompts that share prefixes, so that the prefix cache has hits.
 pub(crate) fn prompts(count: usize, vocab: u32) -> Vec<Vec<u32>> {
     (0..count as u32).map(|i| (0..5 + i % 29).map(|j| (j * 7 + (i % 5) * 11 + j * (i % 3)) % vocab).collect()).collect()
 }
 
-/// Tokens and the bits of their log probabilities.
+/// Returns the tokens and the bits of their log probabilities.
 pub(crate) fn bits(outcome: &Outcome) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     assert_eq!(outcome.error, None);
     (outcome.tokens.clone(), outcome.logprob_bits.clone())
@@ -70,6 +73,6 @@ pub(crate) fn bits(outcome: &Outcome) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 
 pub(crate) fn submit(engine: &mut Engine, request: &Request) -> EventCollector {
     let collected = EventCollector::default();
-    engine.submit(request.clone(), Box::new(collected.clone())).expect("it is accepted");
+    engine.submit(request.clone(), Box::new(collected.clone())).expect("an accepted request");
     collected
 }

@@ -6,7 +6,7 @@ use pellucid_tensor::{Attention, DType, HeadShape, KvLayer, SequenceSpan, StoreK
 use crate::suites::harness::Harness;
 use crate::suites::tolerance::{ROUNDING, close, dot, size_of_dot};
 
-/// One way to attend.
+/// A format of keys and values, head sizes, and options of attention.
 #[derive(Debug, Clone, Copy)]
 struct AttentionCase {
     dtype: DType,
@@ -35,7 +35,7 @@ pub(super) fn attention(harness: &mut Harness<'_>) {
     }
 }
 
-/// A key beyond the range of its format has no finite place in anybody's attention: it must not get the weight zero and vanish.
+/// A key beyond the range of its format must make the result NaN: it must not get weight zero and go unnoticed.
 fn overflow(harness: &mut Harness<'_>, dtype: DType, head_size: usize) {
     const LEN: usize = 40;
     let shape = HeadShape { num_heads: 2, num_kv_heads: 1, head_size, block_len: 32 };
@@ -47,7 +47,7 @@ fn overflow(harness: &mut Harness<'_>, dtype: DType, head_size: usize) {
         (harness.activation(&keys, head_size), harness.activation(&[0.25; LEN * 256][..LEN * head_size], head_size));
     let slots: Vec<u32> = (0..LEN as u32).collect();
     harness.backend.store_kv(StoreKv { keys: &keys, values: &values, slots: &slots, shape }, &mut kv).expect("store");
-    // Alone, and as a chunk.
+    // A single row, and a chunk.
     for positions in [vec![39], (30..40).collect()] {
         let cols = shape.num_heads * head_size;
         let mut out = harness.zeros(positions.len(), cols);
@@ -65,21 +65,21 @@ fn overflow(harness: &mut Harness<'_>, dtype: DType, head_size: usize) {
         harness.backend.attention(attention, &mut out).expect("attention");
         assert!(
             harness.read(&out).iter().all(|x| x.is_nan()),
-            "{dtype}, heads of {head_size}: a key beyond its range is lost"
+            "{dtype}, heads of {head_size}: a key beyond the format's range goes unnoticed"
         );
     }
 }
 
-/// What these numbers are after they were stored.
-fn stored(dtype: DType, numbers: &[f32]) -> Vec<f32> {
-    let mut bytes = vec![0; dtype.bytes_for(numbers.len()).expect("heads are whole blocks")];
-    quant::encode(dtype, numbers, &mut bytes);
-    let mut decoded = vec![0.0; numbers.len()];
+/// Returns values as they are after encoding and decoding.
+fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
+    let mut bytes = vec![0; dtype.bytes_for(values.len()).expect("heads are whole blocks")];
+    quant::encode(dtype, values, &mut bytes);
+    let mut decoded = vec![0.0; values.len()];
     quant::decode(dtype, &bytes, &mut decoded);
     decoded
 }
 
-/// Two sequences in scattered blocks: one computes its last 3 positions, the other all of its 37 in one chunk.
+/// Checks two sequences in scattered blocks: one computes its last 3 positions, the other all of its 37 in one chunk.
 fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
     let AttentionCase { dtype, shape, window, soft_cap } = *case;
     let HeadShape { num_heads, num_kv_heads, head_size, block_len } = shape;
@@ -104,7 +104,7 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
             .expect("store");
     }
 
-    // Everything after this is exact about what is stored: the rounding of keys and values is the format's own affair.
+    // The formula uses the stored values, so the rounding of keys and values does not count as an error.
     let keys = keys.map(|keys| stored(dtype, &keys));
     let values = values.map(|values| stored(dtype, &values));
     let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (chunk_starts[s]..lens[s]).map(move |p| (s, p))).collect();
@@ -142,9 +142,9 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
                 })
                 .collect();
             let total: f64 = weights.iter().sum();
-            // With keys and values of 16 bits a backend may round queries and weights to the same format: a score moves by so much of the
-            // size of its terms, its weight by as much, and by one rounding more; so does the sum that weights are divided by. What is
-            // stored in 8 bits may be multiplied in f16.
+            // With 16-bit keys and values, a backend may round queries and weights to the same format. A score then moves by `unit`
+            // times the size of its terms, its weight by the same factor and one more rounding, and so does the sum of the weights.
+            // Values stored in 8 bits may be multiplied in f16.
             let unit = match dtype {
                 DType::F16 | DType::Q8_0 => 2f64.powi(-11),
                 DType::BF16 => 2f64.powi(-8),
@@ -156,7 +156,7 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
                 let terms =
                     visible.clone().zip(&weights).map(|(p, w)| w / total * f64::from(values[sequence][at(p) + d]));
                 let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                // Scores of order one are off by some roundings; so are their exponentials.
+                // Scores of order one and their exponentials are off by a few roundings.
                 expected.push((sum, (size + 0.01) * 64.0 * ROUNDING + size * kept_rounding));
             }
         }

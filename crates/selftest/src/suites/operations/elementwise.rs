@@ -44,7 +44,7 @@ pub(super) fn layer_norm(harness: &mut Harness<'_>) {
                 (x.iter().zip(&weight).zip(&bias))
                     .map(move |((&x, &w), &b)| (f64::from(x) - mean) * factor * f64::from(w) + f64::from(b))
             })
-            // Of order one; the difference from the mean loses a few roundings of x's own size.
+            // Values are of order one; subtracting the mean adds a few roundings of the size of x.
             .map(|value| (value, (value.abs() + 4.0) * 16.0 * ROUNDING))
             .collect();
         close(&format!("layer norm of {cols}"), &harness.read(&out), &expected);
@@ -104,8 +104,8 @@ pub(super) fn rope(harness: &mut Harness<'_>) {
             let x = harness.random.normals(positions.len() * cols);
             let mut angles = harness.zeros(positions.len(), 2 * pairs);
             harness.backend.rope_angles(&positions, &frequencies, 1.25, &mut angles).expect("angles");
-            let mut turned = harness.activation(&x, cols);
-            harness.backend.rope(Rope { angles: &angles, head_size, style }, &mut turned).expect("rope");
+            let mut rotated = harness.activation(&x, cols);
+            harness.backend.rope(Rope { angles: &angles, head_size, style }, &mut rotated).expect("rope");
             let mut expected: Vec<(f64, f64)> = x.iter().map(|&x| (f64::from(x), 0.0)).collect();
             for (row, &position) in positions.iter().enumerate() {
                 for head in 0..3 {
@@ -115,7 +115,7 @@ pub(super) fn rope(harness: &mut Harness<'_>) {
                             RopeStyle::Half => (start + i, start + i + pairs),
                             RopeStyle::Interleaved => (start + 2 * i, start + 2 * i + 1),
                         };
-                        // The reference rounds the angle to f32 before it takes the cosine, and so do we.
+                        // Like the reference, the backends round the angle to f32 before they take the cosine.
                         let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
                         let (u, v) = (f64::from(x[a]), f64::from(x[b]));
                         let bound = (u.abs() + v.abs()) * 1.25 * 4.0 * ROUNDING;
@@ -124,7 +124,7 @@ pub(super) fn rope(harness: &mut Harness<'_>) {
                     }
                 }
             }
-            close(&format!("rope {style:?} of {pairs} pairs in {head_size}"), &harness.read(&turned), &expected);
+            close(&format!("rope {style:?} of {pairs} pairs in {head_size}"), &harness.read(&rotated), &expected);
         }
     }
 }

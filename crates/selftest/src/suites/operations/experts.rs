@@ -51,7 +51,7 @@ pub(super) fn experts(harness: &mut Harness<'_>) {
                     *sum += f64::from(logits[e]).exp() / total * y;
                 }
             }
-            // Sums of tens of products of size tens.
+            // Each value is a sum of tens of products, each of size tens.
             expected.extend(sums.into_iter().map(|sum| (sum, (sum.abs() + 50.0) * 64.0 * ROUNDING)));
         }
         close(&format!("{num_selected} experts of 5"), &harness.read(&out), &expected);

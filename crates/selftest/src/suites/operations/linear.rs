@@ -6,7 +6,7 @@ use crate::suites::harness::Harness;
 use crate::suites::random_data::{LARGE, MODEST, RandomData, ScaleBits};
 use crate::suites::tolerance::{ROUNDING, close, dot, size_of_dot};
 
-/// Whether products with BF16 weights round their input to 16 bits first, as tensor cores and AMX tiles do.
+/// Whether products with BF16 weights first round their input to BF16, as tensor cores and AMX tiles do.
 pub fn rounds_activations(backend: &dyn Backend) -> bool {
     let harness = Harness { backend, random: RandomData(1) };
     let cols = 64;
@@ -14,16 +14,16 @@ pub fn rounds_activations(backend: &dyn Backend) -> bool {
     let weight = HostWeight { dtype: DType::BF16, rows: 1, cols, bytes: bytes.into() };
     let linear = Linear { weight: backend.linear_weight(weight).expect("an upload"), bias: None };
     let mut x = vec![0.0; cols];
-    // Four bits more than bf16 has.
+    // A value with four more bits than bf16 holds.
     x[0] = 1.0 + 2f32.powi(-12);
     let mut out = harness.zeros(1, 1);
     backend.linear(&harness.activation(&x, cols), &linear, &mut out).expect("a product");
     harness.read(&out)[0] != x[0]
 }
 
-/// How far rounding the activations of a product may take it. With quantized weights a backend may round them to 8 bits, in groups of
-/// at most 256 numbers: an error is then uniform within half a step of its group, and their weighted sum stays within six times its
-/// standard deviation. With weights of 16 bits it may round each to the weights' own format.
+/// Returns the maximum error of a product due to rounded activations. With quantized weights, a backend may round activations to
+/// 8 bits, in groups of at most 256 values: an error is then uniform within half a step of its group, and the weighted sum of the
+/// errors stays within six standard deviations. With 16-bit weights, it may round each activation to the weights' format.
 fn activation_rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
     match dtype {
         DType::F32 => return 0.0,
@@ -41,7 +41,7 @@ fn activation_rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
 
 pub(super) fn linear(harness: &mut Harness<'_>) {
     for dtype in DType::ALL {
-        // Odd numbers of rows and columns around the kernels' tiles; every format at two depths.
+        // Row and column counts around the kernels' tile sizes; every format at two depths or more.
         let unit = dtype.block_len();
         let depths = if unit == 1 { vec![1, 17, 96, 300] } else { vec![unit, 3 * unit] };
         for cols in depths {
@@ -57,7 +57,7 @@ pub(super) fn linear(harness: &mut Harness<'_>) {
 
 fn product(harness: &mut Harness<'_>, dtype: DType, [num_rows, cols, num_outputs]: [usize; 3], scales: ScaleBits) {
     let mut x = harness.random.normals(num_rows * cols);
-    // One row is beyond the range of f16.
+    // One row has values beyond the range of f16.
     if num_rows > 7 && cols > 17 {
         x[5 * cols..6 * cols].iter_mut().for_each(|x| *x *= 1e5);
     }
@@ -99,8 +99,8 @@ pub(super) fn embed(harness: &mut Harness<'_>) {
     assert_eq!(harness.read(&out), [&x[12..15], &x[3..6]].concat());
 }
 
-/// Matrices of tens of megabytes, which a device may bring in pieces: a column of each, read by a product with a row that is zero but for
-/// one number, and a few rows of a table.
+/// Checks matrices of tens of megabytes, which a device may upload in pieces: a few columns, each read by a product with a one-hot
+/// row, and a few rows of an embedding table.
 pub fn large_weights(backend: &dyn Backend) {
     const OUTPUTS: usize = 2203;
     const COLS: usize = 4096;
@@ -113,7 +113,7 @@ pub fn large_weights(backend: &dyn Backend) {
             x[col] = 1.0;
             let mut out = harness.zeros(1, OUTPUTS);
             backend.linear(&harness.activation(&x, COLS), &linear, &mut out).expect("linear");
-            // A weight may be rounded to 16 bits, and so may its scale before.
+            // A weight may be rounded to 16 bits, and so may its scale.
             let bound = |value: f64| (value, value.abs() * 2e-3 + 1e-6);
             let expected: Vec<(f64, f64)> = decoded.chunks_exact(COLS).map(|row| bound(f64::from(row[col]))).collect();
             close(&format!("column {col} of a large matrix of {dtype}"), &harness.read(&out), &expected);

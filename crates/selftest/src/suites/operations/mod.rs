@@ -28,7 +28,7 @@ const CHECKS: [(&str, Check); 9] = [
     ("experts", experts::experts),
 ];
 
-/// Runs the suite and gives the names of its checks. Panics at the first that fails, with what differed.
+/// Runs the suite and returns the names of its checks. Panics at the first check that fails.
 pub fn run(backend: &dyn Backend) -> Vec<&'static str> {
     let mut harness = Harness { backend, random: RandomData(1) };
     CHECKS
@@ -40,7 +40,7 @@ pub fn run(backend: &dyn Backend) -> Vec<&'static str> {
         .collect()
 }
 
-/// The names of the suite's checks, and a way to run each by itself.
+/// Returns the names of the suite's checks, each with a function that runs it.
 pub fn checks() -> impl Iterator<Item = (&'static str, impl Fn(&dyn Backend))> {
     CHECKS.into_iter().map(|(name, check)| {
         (name, move |backend: &dyn Backend| check(&mut Harness { backend, random: RandomData(1) }))

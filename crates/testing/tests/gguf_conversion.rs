@@ -1,4 +1,4 @@
-//! Hugging Face folders as GGUF files: the tensors and keys of llama.cpp's own converter, and the logits of the folder.
+//! Hugging Face folders converted to GGUF: the same tensors and keys as llama.cpp's converter, and the same logits as the folder.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use pellucid_tensor::{RopeStyle, quant};
 use pellucid_testing::{cpu, exact_isa};
 use serde_json::{Value, json};
 
-/// See `goldens.rs`.
+/// Maximum difference of a logit; `goldens.rs` gives the reason.
 const TOLERANCE: f32 = 1e-4;
 
-/// A folder like the golden's, whose configuration is what llama.cpp's converter keeps of it.
+/// Copies a golden's folder, with the settings that llama.cpp's converter keeps.
 fn as_converted(golden: &Golden, scratch: &Path) -> PathBuf {
     let read = |file: &str| -> Value {
         let text = std::fs::read_to_string(golden.folder.join(file)).expect("a readable golden");
@@ -29,7 +29,7 @@ fn as_converted(golden: &Golden, scratch: &Path) -> PathBuf {
     folder
 }
 
-/// Writes a folder as a GGUF file, its numbers in the formats that they have.
+/// Converts a folder to a GGUF file without changing the formats of its tensors.
 fn convert(folder: &Path, scratch: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(folder).expect("a folder");
     let model = GgufModel::new(&checkpoint).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -48,14 +48,14 @@ fn metadata(checkpoint: &Checkpoint) -> &Metadata {
     metadata
 }
 
-fn numbers(tensor: &TensorView<'_>) -> Vec<f32> {
-    let mut numbers = vec![0.0; tensor.info.num_elements()];
-    quant::decode(tensor.info.dtype, &tensor.bytes, &mut numbers);
-    numbers
+fn values(tensor: &TensorView<'_>) -> Vec<f32> {
+    let mut values = vec![0.0; tensor.info.num_elements()];
+    quant::decode(tensor.info.dtype, &tensor.bytes, &mut values);
+    values
 }
 
 #[test]
-fn tensors_and_keys_are_those_of_llama_cpps_converter() {
+fn tensors_and_keys_equal_those_of_llama_cpps_converter() {
     let scratch = tempfile::tempdir().expect("a folder for the test");
     let mut compared = 0;
     for golden in goldens().iter().filter(|golden| golden.folder.join("model.gguf").exists()) {
@@ -66,19 +66,19 @@ fn tensors_and_keys_are_those_of_llama_cpps_converter() {
             let (ours, theirs) = (ours.find_tensor(&tensor.name), theirs.tensor(&tensor.name).expect("its own"));
             let ours = ours.unwrap_or_else(|| panic!("{}: no {}", golden.name, tensor.name));
             assert_eq!(ours.info.shape, tensor.shape, "{}: {}", golden.name, tensor.name);
-            let (ours, theirs) = (numbers(&ours), numbers(&theirs));
-            // The factors of Llama 3 are computed, by them in another order of operations.
+            let (ours, theirs) = (values(&ours), values(&theirs));
+            // The RoPE factors of Llama 3 are computed, by llama.cpp in another order of operations.
             let slack = if tensor.name == "rope_freqs.weight" { 1e-6 } else { 0.0 };
             let same = |(ours, theirs): (&f32, &f32)| (ours - theirs).abs() <= slack * theirs.abs();
-            assert!(ours.iter().zip(&theirs).all(same), "{}: numbers of {}", golden.name, tensor.name);
+            assert!(ours.iter().zip(&theirs).all(same), "{}: values of {}", golden.name, tensor.name);
             compared += 1;
         }
         for (key, value) in metadata(&theirs).iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
-            // What only describes, and two keys of Phi-3 that say "none".
-            let moot = key == "phi3.rope.scaling.original_context_length"
+            // Skip descriptions, and two keys of Phi-3 that mean "none".
+            let has_no_effect = key == "phi3.rope.scaling.original_context_length"
                 && ours.find_tensor("rope_factors_long.weight").is_none()
                 || key == "phi3.attention.sliding_window" && *value == pellucid_checkpoint::Value::U32(0);
-            if moot || (key.starts_with("general.") && key != "general.architecture") {
+            if has_no_effect || (key.starts_with("general.") && key != "general.architecture") {
                 continue;
             }
             assert_eq!(metadata(&ours).get(key), Some(value), "{}: {key}", golden.name);
@@ -88,14 +88,14 @@ fn tensors_and_keys_are_those_of_llama_cpps_converter() {
 }
 
 #[test]
-fn a_converted_folder_gives_its_own_logits() {
+fn a_converted_folder_gives_the_same_logits() {
     let Some(backend) = cpu(exact_isa(), 2) else { return };
     let scratch = tempfile::tempdir().expect("a folder for the test");
     let mut exact = 0;
     for golden in goldens() {
         let folder = &golden.folder;
         if GgufModel::new(&Checkpoint::open(folder).expect("a golden")).is_err() {
-            // Those that are refused are named below.
+            // The next test lists the rejected models.
             continue;
         }
         let file = convert(folder, scratch.path());
@@ -111,7 +111,7 @@ fn a_converted_folder_gives_its_own_logits() {
             });
             let [(folder, _), (file, style)] = &mut logits;
             if *style == Some(RopeStyle::Interleaved) {
-                // A head's numbers are in another order, and so are the sums over them.
+                // The values of a head are reordered, and so are the sums over them.
                 let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE;
                 let is_same = folder.len() == file.len() && folder.iter().zip(&*file).all(is_close);
                 assert!(is_same, "{}: a logit differs by more than {TOLERANCE}", golden.name);
@@ -125,7 +125,7 @@ fn a_converted_folder_gives_its_own_logits() {
 }
 
 #[test]
-fn what_a_gguf_file_cannot_say_is_refused_by_name() {
+fn a_model_that_gguf_cannot_express_is_rejected_by_name() {
     let cases = [
         ("xglm", &["xglm", "no GGUF form"][..]),
         ("gemma2", &["gemma2", "the attention scale"]),
@@ -149,7 +149,7 @@ fn what_a_gguf_file_cannot_say_is_refused_by_name() {
     }
 }
 
-/// A golden's folder with one more tensor of a number in its file.
+/// Copies a golden's folder, with one more tensor of one element.
 fn with_tensor(golden: &str, name: &str, scratch: &Path) -> PathBuf {
     let (source, folder) = (goldens_folder().join(golden), scratch.join(name));
     std::fs::create_dir_all(&folder).expect("a folder for the test");
@@ -166,7 +166,7 @@ fn with_tensor(golden: &str, name: &str, scratch: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_tensor_that_the_decoder_does_not_use_is_told_or_refused() {
+fn an_unused_tensor_is_reported_or_rejected() {
     let scratch = tempfile::tempdir().expect("a folder for the test");
     let known = "model.layers.0.self_attn.rotary_emb.inv_freq";
     let checkpoint = Checkpoint::open(&with_tensor("llama2", known, scratch.path())).expect("a folder");

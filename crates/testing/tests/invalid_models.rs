@@ -1,4 +1,4 @@
-//! Models that must not load: each damaged in one place, refused with a message that names the place.
+//! Models that must not load: each has one invalid setting or tensor, and the error names it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use pellucid_tensor::{DType, SharedBytes};
 use pellucid_testing::cpu;
 use serde_json::{Value, json};
 
-/// A copy of a golden's folder with its configuration changed.
+/// Copies a golden's folder and changes its configuration.
 fn altered(golden: &str, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{golden}-{name}"));
     std::fs::create_dir_all(&folder).expect("a folder for the test");
@@ -23,18 +23,18 @@ fn altered(golden: &str, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf
     folder
 }
 
-fn refusal(path: &Path, context_len: Option<usize>) -> String {
-    let backend = cpu(Isa::Scalar, 1).expect("scalar is always there");
+fn load_error(path: &Path, context_len: Option<usize>) -> String {
+    let backend = cpu(Isa::Scalar, 1).expect("scalar is always available");
     let load = || -> Result<Decoder, String> {
         let checkpoint = Checkpoint::open(path).map_err(|error| error.to_string())?;
         let options = LoadOptions { context_len };
         Decoder::load(&checkpoint, backend, options, &mut |_, _| ()).map_err(|error| error.to_string())
     };
-    load().map(|_| ()).expect_err("the model is refused")
+    load().map(|_| ()).expect_err("the model must be rejected")
 }
 
 #[test]
-fn settings_that_cannot_be_are_refused_by_name() {
+fn invalid_settings_are_rejected_by_name() {
     type Change = fn(&mut Value);
     let cases: [(&str, &str, Change, &[&str]); 23] = [
         ("llama2", "architecture", |c| c["model_type"] = json!("mamba"), &["mamba", "llama", "qwen3-moe", "xglm"]),
@@ -98,7 +98,7 @@ fn settings_that_cannot_be_are_refused_by_name() {
         ("gpt2", "switch", |c| c["scale_attn_weights"] = json!(false), &["scale_attn_weights"]),
     ];
     for (golden, name, change, expected) in cases {
-        let message = refusal(&altered(golden, name, change), None);
+        let message = load_error(&altered(golden, name, change), None);
         for part in expected {
             assert!(message.contains(part), "{golden}, {name}: \"{message}\" does not name {part}");
         }
@@ -106,12 +106,12 @@ fn settings_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
-fn a_longer_context_than_the_model_was_made_for_is_refused_with_both_numbers() {
-    let message = refusal(&goldens_folder().join("llama2"), Some(257));
+fn a_longer_context_than_the_models_is_rejected_with_both_lengths() {
+    let message = load_error(&goldens_folder().join("llama2"), Some(257));
     assert!(message.contains("257") && message.contains("256"), "{message}");
 }
 
-/// A golden's GGUF file with keys and tensors changed, loaded.
+/// Loads a golden's GGUF file with changed keys and tensors.
 fn load_altered(golden: &str, change: impl FnOnce(&mut Keys, &mut Tensors)) -> Result<Decoder, String> {
     let checkpoint = Checkpoint::open(&goldens_folder().join(golden).join("model.gguf")).expect("a golden");
     let Source::Gguf(metadata) = checkpoint.source() else { panic!("a GGUF file") };
@@ -125,10 +125,10 @@ fn load_altered(golden: &str, change: impl FnOnce(&mut Keys, &mut Tensors)) -> R
     change(&mut keys, &mut tensors);
     let mut metadata = Metadata::default();
     for (key, value) in keys {
-        assert!(metadata.insert(key, value), "a key is there once");
+        assert!(metadata.insert(key, value), "keys are unique");
     }
     let checkpoint = Checkpoint::in_memory(golden, metadata, tensors).map_err(|error| error.to_string())?;
-    let backend = cpu(Isa::Scalar, 1).expect("scalar is always there");
+    let backend = cpu(Isa::Scalar, 1).expect("scalar is always available");
     Decoder::load(&checkpoint, backend, LoadOptions::default(), &mut |_, _| ()).map_err(|error| error.to_string())
 }
 
@@ -145,7 +145,7 @@ fn text(value: &str) -> GgufValue {
 }
 
 #[test]
-fn scalings_that_a_gguf_file_says_by_half_or_twice_are_refused() {
+fn incomplete_or_contradictory_rope_scalings_are_rejected() {
     type Change = fn(&mut Keys, &mut Tensors);
     let cases: [(&str, Change, &[&str]); 8] = [
         (
@@ -182,7 +182,7 @@ fn scalings_that_a_gguf_file_says_by_half_or_twice_are_refused() {
         ),
     ];
     for (golden, change, expected) in cases {
-        let message = load_altered(golden, change).map(|_| ()).expect_err("the model is refused");
+        let message = load_altered(golden, change).map(|_| ()).expect_err("the model must be rejected");
         for part in expected {
             assert!(message.contains(part), "{golden}: \"{message}\" does not name {part}");
         }
@@ -193,7 +193,7 @@ fn scalings_that_a_gguf_file_says_by_half_or_twice_are_refused() {
 }
 
 #[test]
-fn keys_that_would_change_the_arithmetic_and_are_not_read_are_refused() {
+fn unsupported_keys_that_would_change_the_arithmetic_are_rejected() {
     use GgufValue::{Bool, F32, U32};
     let load = |golden: &str, key: &str, value: &GgufValue| {
         load_altered(golden, |keys, _| {
@@ -218,7 +218,7 @@ fn keys_that_would_change_the_arithmetic_and_are_not_read_are_refused() {
         ("llama2", "llama.expert_weights_scale", text("2")),
     ];
     for (golden, key, value) in refused {
-        let message = load(golden, key, &value).map(|_| ()).expect_err("the model is refused");
+        let message = load(golden, key, &value).map(|_| ()).expect_err("the model must be rejected");
         assert!(message.starts_with(key) && message.contains("does not read it"), "{golden}: {message}");
     }
     let harmless = [
