@@ -1,9 +1,9 @@
-//! The cores that threads run on.
+//! Pinning threads to cores.
 
-/// The cores that this program may run on, by their numbers; none where nobody tells.
-#[cfg(target_os = "linux")]
+/// Returns the numbers of the cores that this program may run on; empty where the system does not tell.
+#[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn allowed_cores() -> Vec<usize> {
-    // SAFETY: an array of zeros is an empty set; the call fills in as many bytes as it is told of.
+    // SAFETY: zeros are an empty set; the call writes at most the given number of bytes.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) {
@@ -11,14 +11,14 @@ pub(crate) fn allowed_cores() -> Vec<usize> {
             _ => return Vec::new(),
         }
     };
-    // SAFETY: a set holds so many.
+    // SAFETY: a set holds `CPU_SETSIZE` cores.
     (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 
-/// Keeps the calling thread on one core. Without effect where the system refuses.
-#[cfg(target_os = "linux")]
-pub(crate) fn stay_on(core: usize) {
-    // SAFETY: the set is made of zeros and one core that the system named; the call only reads it.
+/// Pins the calling thread to a core. Has no effect where the system refuses.
+#[cfg(all(target_os = "linux", not(miri)))]
+pub(crate) fn pin_to(core: usize) {
+    // SAFETY: zeros are an empty set, and the core is one that the system named; the call only reads the set.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -26,29 +26,29 @@ pub(crate) fn stay_on(core: usize) {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(miri))))]
 pub(crate) fn allowed_cores() -> Vec<usize> {
     Vec::new()
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn stay_on(_core: usize) {}
+#[cfg(not(all(target_os = "linux", not(miri))))]
+pub(crate) fn pin_to(_core: usize) {}
 
 #[cfg(test)]
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_stays_where_it_is_put() {
+    fn a_thread_stays_on_the_core_that_it_is_pinned_to() {
         let cores = allowed_cores();
         assert!(!cores.is_empty());
         let last = cores[cores.len() - 1];
         let seen = std::thread::spawn(move || {
-            stay_on(last);
+            pin_to(last);
             allowed_cores()
         });
         assert_eq!(seen.join().expect("no panic"), [last]);
-        assert_eq!(allowed_cores(), cores, "other threads are not touched");
+        assert_eq!(allowed_cores(), cores, "other threads are not pinned");
     }
 }

@@ -1,15 +1,15 @@
-//! How much memory is left, for the system and for the groups of processes that this one is confined to.
+//! How much memory is free, for the system and within the control groups (cgroups) that limit this process.
 
 #[cfg(target_os = "linux")]
 use std::path::{Path, PathBuf};
 
-/// Memory that can still be taken without swapping and without being killed for it.
+/// Returns the bytes that can still be allocated without swapping and without exceeding a limit of a cgroup.
 #[cfg(target_os = "linux")]
 pub(crate) fn free_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let available = available_in(&read(Path::new("/proc/meminfo"))?)?;
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let left = cgroups_of(&groups).iter().filter_map(|place| place.left(&read)).min();
+    let left = cgroups_of(&groups).iter().filter_map(|group| group.left(&read)).min();
     Some(left.map_or(available, |left| left.min(available)))
 }
 
@@ -18,27 +18,28 @@ pub(crate) fn free_memory() -> Option<u64> {
     None
 }
 
-/// The line `MemAvailable:   12345 kB`, in bytes.
+/// The value of the line `MemAvailable:   12345 kB`, in bytes.
 #[cfg(target_os = "linux")]
 fn available_in(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Where a group says what it may take and what it has taken. The two versions of these groups differ in names alone.
+/// The files of a cgroup that hold its limit and its usage. The two versions of cgroups differ only in their names.
 #[cfg(target_os = "linux")]
 #[derive(Debug, PartialEq)]
 struct Cgroup {
     folder: PathBuf,
     limit: &'static str,
     used: &'static str,
-    /// What it has taken of files that can be read again, by the names in `memory.stat`: the model that was just loaded, above all.
+    /// Names in `memory.stat` of cached file pages, which count as usage but can be dropped: above all the model file.
     files: [&'static str; 2],
 }
 
 #[cfg(target_os = "linux")]
 impl Cgroup {
-    /// `None` where there is no such group, or no limit. Version 1 has a limit beyond all memory instead.
+    /// Returns the bytes that are left within the limit; `None` if the group does not exist or has no limit. Version 1 states a limit beyond
+    /// all memory instead of none.
     fn left(&self, read: &impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let number = |name: &str| read(&self.folder.join(name))?.trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.used)?);
@@ -55,9 +56,9 @@ impl Cgroup {
     }
 }
 
-/// The groups that confine a process, by the lines `number:controllers:/path` of its `/proc/self/cgroup`: each of its own and all above.
+/// Returns the cgroups that limit a process: those in the lines `number:controllers:/path` of its `/proc/self/cgroup`, and all above them.
 ///
-/// In a container the path may be that of the host, of which nothing is to be seen; its own group is then the root of what is.
+/// In a container the path may be that of the host and not be visible; the container's own group is then the visible root.
 #[cfg(target_os = "linux")]
 fn cgroups_of(groups: &str) -> Vec<Cgroup> {
     let mut found = Vec::new();
@@ -85,16 +86,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_says_what_is_free() {
+    fn free_memory_is_read_from_the_system() {
         assert_eq!(available_in("MemTotal: 9 kB\nMemAvailable:    1234 kB\n"), Some(1234 * 1024));
         assert_eq!(available_in("MemTotal: 9 kB\n"), None);
         assert!(free_memory().is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]
-    fn every_group_above_a_process_may_confine_it_and_files_do_not_count() {
+    fn every_cgroup_above_a_process_limits_it_and_cached_files_do_not_count() {
         let groups = "5:cpu,cpuacct:/a\n4:memory:/box\n0::/user.slice/one.service\nnonsense\n";
-        let folders: Vec<PathBuf> = cgroups_of(groups).into_iter().map(|place| place.folder).collect();
+        let folders: Vec<PathBuf> = cgroups_of(groups).into_iter().map(|group| group.folder).collect();
         let expected = [
             "/sys/fs/cgroup/memory/box",
             "/sys/fs/cgroup/memory/",
@@ -115,7 +116,7 @@ mod tests {
         let read = |path: &Path| {
             files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, content)| (*content).to_string())
         };
-        let left: Vec<Option<u64>> = cgroups_of(groups).iter().map(|place| place.left(&read)).collect();
+        let left: Vec<Option<u64>> = cgroups_of(groups).iter().map(|group| group.left(&read)).collect();
         assert_eq!(left, [Some(9_223_372_036_854_767_616), None, None, Some(700), None]);
     }
 }

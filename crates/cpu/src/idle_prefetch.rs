@@ -1,21 +1,22 @@
-//! What will be read soon: threads that wait for each other bring it into their second-level caches.
+//! Prefetching the weights of the next product by threads that would otherwise wait.
 //!
-//! Between two products of a step one thread works by itself (norms, quantizing, rotating) while the others wait, and each product
-//! begins with memory that nobody has asked for. The products of a step are the same ones in the same order as those of the step before,
-//! so it is known where threads will begin to read next.
+//! Between two products of a step one thread works alone (norms, quantizing, rotating) while the others wait, and each product begins
+//! with weights that are in no cache. The products of a step are the same, in the same order, as those of the step before, so the weights
+//! that come next are known. Waiting threads prefetch the part that they will read first into their second-level caches.
 
 use crate::pool::{Direction, share};
+use crate::simd::prefetch_to_l2;
 
-/// Bytes that a thread fetches at most: a small part of a second-level cache of 1 or 2 MB.
+/// Maximum number of bytes that a thread prefetches: a small part of a second-level cache of 1 or 2 MB.
 const MAX_BYTES: usize = 192 * 1024;
 
-/// Weights that are read by one job at most.
+/// Maximum number of weights that one job reads.
 pub(crate) const MAX_WEIGHTS: usize = 4;
 
-/// Panels that are read side by side at most.
-const SIDE_BY_SIDE: usize = 4;
+/// Maximum number of panels that kernels read at the same time.
+const MAX_STREAMS: usize = 4;
 
-/// One of the weights that a job goes through: panels after each other.
+/// One of the weights that a job reads: panels, one after the other in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WeightPanels {
     pub(crate) address: usize,
@@ -23,7 +24,7 @@ pub(crate) struct WeightPanels {
     pub(crate) num_panels: usize,
 }
 
-/// What a job goes through: weights one after the other, so many panels a task.
+/// The weights that a job reads, one after the other, `per_task` panels in each task.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct NextWeights {
     pub(crate) weights: [WeightPanels; MAX_WEIGHTS],
@@ -31,7 +32,7 @@ pub(crate) struct NextWeights {
 }
 
 impl NextWeights {
-    /// How one of so many threads will begin to read: [`share`] says where.
+    /// Returns the memory that a thread will read first: that of the task which [`share`] gives it first.
     pub(crate) fn path(&self, thread: usize, num_threads: usize) -> PrefetchPath {
         let total: usize = self.weights.iter().map(|weight| weight.num_panels).sum();
         if total == 0 {
@@ -45,8 +46,8 @@ impl NextWeights {
         let mut first = if direction == Direction::Up { panels.start } else { panels.end - 1 };
         for weight in self.weights {
             if first < weight.num_panels {
-                // Two threads meet in the middle.
-                return weight.path(first, direction, self.per_task.min(SIDE_BY_SIDE), panels.len() / 2);
+                // Half of the panels, because two threads share them and meet in the middle.
+                return weight.path(first, direction, self.per_task.min(MAX_STREAMS), panels.len() / 2);
             }
             first -= weight.num_panels;
         }
@@ -55,92 +56,84 @@ impl NextWeights {
 }
 
 impl WeightPanels {
-    /// From one panel on, so many side by side, at most so many in all.
-    fn path(self, first: usize, direction: Direction, streams: usize, most: usize) -> PrefetchPath {
+    /// A path from panel `first` on, `streams` panels at a time, at most `max_panels` in all.
+    fn path(self, first: usize, direction: Direction, streams: usize, max_panels: usize) -> PrefetchPath {
         let WeightPanels { address, panel_bytes, num_panels } = self;
-        let (here, group) = match direction {
+        let (available, group) = match direction {
             Direction::Up => (num_panels - first, first),
             Direction::Down => (first + 1, (first + 1).saturating_sub(streams)),
         };
         let group_bytes = streams * panel_bytes;
-        let groups = (MAX_BYTES / group_bytes.max(1)).min(most.min(here) / streams);
+        let num_groups = (MAX_BYTES / group_bytes.max(1)).min(max_panels.min(available) / streams);
         let step = if direction == Direction::Up { group_bytes as isize } else { -(group_bytes as isize) };
-        PrefetchPath { group: address + group * panel_bytes, step, groups, streams, stretch: panel_bytes, done: 0 }
+        PrefetchPath { group: address + group * panel_bytes, step, num_groups, streams, panel_bytes, done: 0 }
     }
 }
 
-/// A way through memory, in groups of stretches that are read side by side.
+/// Memory to prefetch: groups of panels, whose panels are prefetched line by line in turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PrefetchPath {
-    /// Address of the group, and the distance to the next one.
+    /// Address of the current group, and the distance to the next one.
     group: usize,
     step: isize,
-    groups: usize,
-    /// Stretches of a group, and the bytes of each.
+    /// Groups that are left, including the current one.
+    num_groups: usize,
+    /// Panels of a group.
     streams: usize,
-    stretch: usize,
-    /// Bytes of each stretch that have been asked for.
+    panel_bytes: usize,
+    /// Bytes of each panel of the group that have been prefetched.
     done: usize,
 }
 
 impl PrefetchPath {
-    /// Asks for the next lines, one of each stretch of a group; false when there are none.
+    /// Prefetches the next cache line of each panel of the group. Returns false when nothing is left.
     #[inline]
     pub(crate) fn fetch(&mut self) -> bool {
-        if self.groups == 0 {
+        if self.num_groups == 0 {
             return false;
         }
         for stream in 0..self.streams {
-            prefetch(self.group + stream * self.stretch + self.done);
+            prefetch_to_l2(std::ptr::without_provenance(self.group + stream * self.panel_bytes + self.done));
         }
         self.done += 64;
-        if self.done >= self.stretch {
-            (self.group, self.groups, self.done) = (self.group.wrapping_add_signed(self.step), self.groups - 1, 0);
+        if self.done >= self.panel_bytes {
+            self.group = self.group.wrapping_add_signed(self.step);
+            (self.num_groups, self.done) = (self.num_groups - 1, 0);
         }
         true
     }
 }
 
-#[inline(always)]
-fn prefetch(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch may go anywhere, and every processor of this family has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(address));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-/// What was read after each thing the last time. A table with a place for each, found at once: where two things share one, the later has it.
+/// Remembers which weights followed which, to predict those of the next product.
+///
+/// A hash table without chains: when two weights have the same slot, the later one overwrites the earlier.
 #[derive(Debug)]
 pub(crate) struct ProductHistory {
-    /// The address of a thing, and what came after it.
-    places: Box<[(usize, NextWeights); ProductHistory::PLACES]>,
+    /// The address of a weight, and the weights that followed it.
+    slots: Box<[(usize, NextWeights); ProductHistory::SLOTS]>,
     last: usize,
 }
 
 impl Default for ProductHistory {
     fn default() -> Self {
-        ProductHistory { places: Box::new([(0, NextWeights::default()); ProductHistory::PLACES]), last: 0 }
+        ProductHistory { slots: Box::new([(0, NextWeights::default()); ProductHistory::SLOTS]), last: 0 }
     }
 }
 
 impl ProductHistory {
-    const PLACES: usize = 1024;
+    const SLOTS: usize = 1024;
 
-    /// Notes what is read now; gives what was read after it the last time, or nothing.
+    /// Records the weights of the current product; returns those that followed it the last time, or none.
     pub(crate) fn record(&mut self, now: NextWeights) -> NextWeights {
         let address = now.weights[0].address;
-        self.places[Self::place(self.last)] = (self.last, now);
+        self.slots[Self::slot(self.last)] = (self.last, now);
         self.last = address;
-        let (of, next) = self.places[Self::place(address)];
-        if of == address { next } else { NextWeights::default() }
+        let (key, next) = self.slots[Self::slot(address)];
+        if key == address { next } else { NextWeights::default() }
     }
 
-    /// Things are many lines apart: their numbers in lines, spread out.
-    fn place(address: usize) -> usize {
+    /// The upper ten bits of a multiplicative hash of the cache line's number.
+    fn slot(address: usize) -> usize {
         ((address as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize
     }
 }
@@ -149,42 +142,38 @@ impl ProductHistory {
 mod tests {
     use super::*;
 
-    fn next_weights(address: usize, num_panels: usize, per_task: usize) -> NextWeights {
-        let mut next_weights = NextWeights { per_task, ..NextWeights::default() };
-        next_weights.weights[0] = WeightPanels { address, panel_bytes: 128, num_panels };
-        next_weights
+    fn weights(address: usize, num_panels: usize, per_task: usize) -> NextWeights {
+        let mut weights = NextWeights { per_task, ..NextWeights::default() };
+        weights.weights[0] = WeightPanels { address, panel_bytes: 128, num_panels };
+        weights
     }
 
     #[test]
-    fn what_came_after_comes_after() {
-        let next_weights = |i: usize| next_weights(4096 * (i + 1), 8, 1);
-        let mut order = ProductHistory::default();
+    fn the_history_predicts_what_followed_last_time() {
+        let weights = |i: usize| weights(4096 * (i + 1), 8, 1);
+        let mut history = ProductHistory::default();
         for i in [0, 1, 2, 3] {
-            order.record(next_weights(i));
+            history.record(weights(i));
         }
-        assert_eq!([0, 1, 2, 3, 0].map(|i| order.record(next_weights(i))), [1, 2, 3, 0, 1].map(next_weights));
-        assert_eq!(
-            [2, 3, 2].map(|i| order.record(next_weights(i))),
-            [3, 0, 3].map(next_weights),
-            "whatever came before"
-        );
+        assert_eq!([0, 1, 2, 3, 0].map(|i| history.record(weights(i))), [1, 2, 3, 0, 1].map(weights));
+        assert_eq!([2, 3, 2].map(|i| history.record(weights(i))), [3, 0, 3].map(weights), "whatever came before");
     }
 
     #[test]
-    fn a_thread_takes_half_of_what_it_shares_from_its_end() {
+    fn a_thread_prefetches_half_of_what_its_pair_shares() {
         const START: usize = 1 << 20;
-        let mut next_weights = next_weights(START, 10, 2);
-        let count = |next_weights: NextWeights, thread: usize, num_threads: usize| {
-            let mut path = next_weights.path(thread, num_threads);
+        let mut weights = weights(START, 10, 2);
+        let count = |weights: NextWeights, thread: usize, num_threads: usize| {
+            let mut path = weights.path(thread, num_threads);
             (path.group.saturating_sub(START) / 128, (0..).take_while(|_| path.fetch()).count())
         };
-        // Five panels are two groups of two; a panel is two lines.
-        assert_eq!([count(next_weights, 0, 2), count(next_weights, 1, 2)], [(0, 4), (8, 4)]);
+        // Half of ten panels is two groups of two; a panel is two lines.
+        assert_eq!([count(weights, 0, 2), count(weights, 1, 2)], [(0, 4), (8, 4)]);
         // Five tasks for four threads: two for the first pair, three for the second.
-        assert_eq!([0, 1, 2, 3].map(|i| count(next_weights, i, 4)), [(0, 2), (2, 2), (4, 2), (8, 2)]);
-        // What a thread begins with ends where its weight does.
-        next_weights.weights[1] = WeightPanels { address: START + (1 << 16), panel_bytes: 128, num_panels: 2 };
-        assert_eq!([count(next_weights, 0, 2), count(next_weights, 1, 2)], [(0, 6), (512, 2)]);
+        assert_eq!([0, 1, 2, 3].map(|i| count(weights, i, 4)), [(0, 2), (2, 2), (4, 2), (8, 2)]);
+        // A path ends where its weight ends.
+        weights.weights[1] = WeightPanels { address: START + (1 << 16), panel_bytes: 128, num_panels: 2 };
+        assert_eq!([count(weights, 0, 2), count(weights, 1, 2)], [(0, 6), (512, 2)]);
         assert_eq!(NextWeights::default().path(0, 2), PrefetchPath::default());
     }
 }

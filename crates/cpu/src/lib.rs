@@ -1,4 +1,4 @@
-//! The Backend for CPUs: one set of operations, compiled for each instruction set and chosen once at start.
+//! The `Backend` for CPUs: one set of operations, compiled for each instruction set and selected once at start.
 //!
 //! Activations are f32, weights are repacked when they are loaded, keys and values are f32, f16, bf16 or Q8_0.
 
@@ -13,6 +13,8 @@ mod matmul;
 mod memory;
 mod ops;
 mod pool;
+#[cfg(test)]
+mod scalar_paths;
 mod shared_slice;
 mod simd;
 

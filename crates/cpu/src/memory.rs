@@ -1,4 +1,4 @@
-//! Host memory behind a tensor: a mapped file's bytes as they are, or cache-line aligned bytes of our own.
+//! Host memory behind a tensor: bytes of a mapped file, or owned bytes that begin on a cache line.
 
 use std::alloc::Layout;
 use std::any::Any;
@@ -8,19 +8,18 @@ use std::ptr::NonNull;
 
 use pellucid_tensor::{DType, Error, HostFloats, Memory, SharedBytes, Tensor};
 
-/// Bytes that start on a cache line, so that no vector load crosses one.
+/// Owned bytes that begin on a cache line, so that no aligned vector load crosses one.
 ///
-/// The operating system hands out zero pages and fills them in when they are first touched: KV memory for a long context costs
-/// nothing until it is used.
+/// The operating system provides zeroed pages when they are first touched: KV memory for a long context costs nothing until it is used.
 pub(crate) struct AlignedBytes {
     start: NonNull<u8>,
     layout: Layout,
-    /// Whether the pages came from the operating system rather than the allocator, which would write the zeros.
+    /// Whether the pages were mapped from the operating system; otherwise they are from the allocator, which may have to write the zeros.
     mapped: bool,
 }
 
 const CACHE_LINE: usize = 64;
-/// From this size on, whole pages are asked for.
+/// From this number of bytes on, memory is mapped in whole pages.
 const WHOLE_PAGES: usize = 256 * 1024;
 
 // SAFETY: the bytes are owned by this value alone, like those of a `Vec<u8>`.
@@ -30,13 +29,13 @@ unsafe impl Sync for AlignedBytes {}
 
 impl AlignedBytes {
     fn zeroed(len: usize) -> Option<Self> {
-        // At least one line, because a layout of size zero must not be allocated.
+        // At least one cache line, because a layout of size zero must not be allocated.
         let size = len.max(1).checked_next_multiple_of(CACHE_LINE)?;
         let layout = Layout::from_size_align(size, CACHE_LINE).ok()?;
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(miri)))]
         if size >= WHOLE_PAGES {
             let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: a new map of fresh pages touches no memory that exists.
+            // SAFETY: a new anonymous mapping does not overlap existing memory.
             let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0) };
             if start == libc::MAP_FAILED {
                 return None;
@@ -48,12 +47,12 @@ impl AlignedBytes {
         Some(AlignedBytes { start, layout, mapped: false })
     }
 
-    /// Asks for pages of 2 MiB: weights are read from end to end, and with small pages the translation of addresses is a third of
-    /// the work. Without effect where the system has none.
+    /// Asks the system for pages of 2 MiB: weights are read from end to end, and with small pages the translation of addresses takes a
+    /// third of the time. Has no effect where the system offers none.
     fn prefer_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         if self.mapped {
-            // SAFETY: advice on pages that are ours; the contents stay.
+            // SAFETY: the pages belong to this value, and the advice does not change their contents.
             unsafe { libc::madvise(self.start.as_ptr().cast(), self.layout.size(), libc::MADV_HUGEPAGE) };
         }
     }
@@ -64,7 +63,7 @@ impl AlignedBytes {
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` makes the access unique.
+        // SAFETY: the allocation is `size` initialised bytes, and `&mut self` makes the access unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
     }
 }
@@ -73,17 +72,17 @@ impl Drop for AlignedBytes {
     fn drop(&mut self) {
         #[cfg(target_os = "linux")]
         if self.mapped {
-            // SAFETY: mapped in `zeroed` with this very size, and unmapped once.
+            // SAFETY: mapped in `zeroed` with this size, and unmapped once.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.layout.size()) };
             return;
         }
-        // SAFETY: allocated in `zeroed` with this very layout, and freed once.
+        // SAFETY: allocated in `zeroed` with this layout, and freed once.
         unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 
 pub(crate) enum HostMemory {
-    /// Weights that stay in the page cache.
+    /// Bytes of a mapped file, which stay in the page cache.
     Mapped(SharedBytes),
     Owned(AlignedBytes),
 }
@@ -141,12 +140,12 @@ impl Memory for HostMemory {
 
 impl HostFloats for HostMemory {
     fn get(&self) -> &[f32] {
-        // SAFETY: every pattern of four bytes is a valid f32; memory of one's own begins on a cache line.
+        // SAFETY: every pattern of four bytes is a valid f32.
         unsafe { self.bytes().align_to().1 }
     }
 
     fn get_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and the bytes are borrowed uniquely.
+        // SAFETY: every pattern of four bytes is a valid f32, and the bytes are borrowed uniquely.
         unsafe { self.bytes_mut().align_to_mut().1 }
     }
 
@@ -155,10 +154,10 @@ impl HostFloats for HostMemory {
     }
 }
 
-/// Brings a tensor's numbers to where the host reads them: the two memories change places. False where `out` is not ours.
+/// Moves a tensor's values to `out` by swapping the two memories. Returns false if `out` is not memory of this backend.
 pub(crate) fn exchange(tensor: &mut Tensor, out: &mut dyn HostFloats) -> bool {
     assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
-    assert!(tensor.len() <= out.get().len(), "room for the numbers");
+    assert!(tensor.len() <= out.get().len(), "the output is large enough for the tensor");
     let Some(out) = out.as_any_mut().downcast_mut::<HostMemory>() else { return false };
     std::mem::swap(host_mut(tensor), out);
     true
@@ -183,11 +182,11 @@ pub(crate) fn bytes_mut(tensor: &mut Tensor) -> &mut [u8] {
     &mut host_mut(tensor).bytes_mut()[..len]
 }
 
-/// The numbers of an f32 tensor.
+/// The values of an f32 tensor.
 pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
     assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
     let bytes = bytes(tensor);
-    // SAFETY: every pattern of four bytes is a valid f32; `align_to` gives the aligned middle.
+    // SAFETY: every pattern of four bytes is a valid f32.
     let (head, middle, tail) = unsafe { bytes.align_to::<f32>() };
     assert!(head.is_empty() && tail.is_empty(), "f32 memory is aligned when it is made");
     middle
@@ -197,12 +196,12 @@ pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
     assert_eq!(tensor.dtype(), DType::F32, "an f32 tensor");
     let len = tensor.len();
     let bytes = &mut host_mut(tensor).bytes_mut()[..len * 4];
-    // SAFETY: as in `floats`, and the bytes are borrowed uniquely.
+    // SAFETY: every pattern of four bytes is a valid f32, and the bytes are borrowed uniquely.
     let (_, middle, _) = unsafe { bytes.align_to_mut::<f32>() };
     middle
 }
 
-/// Grows the memory of an activation when it is too small for `rows`.
+/// Sets the number of rows of an activation, and replaces its memory if that is too small.
 pub(crate) fn resize_rows(tensor: &mut Tensor, rows: usize) -> Result<(), Error> {
     let needed = tensor.dtype().bytes_for(rows * tensor.cols()).expect("rows are whole blocks");
     let memory = host_mut(tensor);
@@ -214,22 +213,22 @@ pub(crate) fn resize_rows(tensor: &mut Tensor, rows: usize) -> Result<(), Error>
     Ok(())
 }
 
-/// Numbers that an operation keeps from step to step: they begin on a cache line, and many of them lie on large pages.
+/// A buffer that an operation keeps from step to step. It begins on a cache line; a large one lies on huge pages.
 #[derive(Debug)]
 pub(crate) struct Buffer<T> {
     memory: Option<HostMemory>,
-    numbers: PhantomData<T>,
+    values: PhantomData<T>,
 }
 
-/// Types of which zeros, and any other bytes, are valid values.
+/// Types for which every pattern of bytes is a valid value.
 ///
 /// # Safety
-/// Every pattern of bytes is a value, and the type is no stricter than a cache line in its alignment.
+/// Every pattern of bytes is a valid value, and the alignment is at most a cache line.
 pub(crate) unsafe trait AnyBits: Copy {}
 
 macro_rules! plain {
     ($($number:ty)*) => {
-        // SAFETY: numbers have no invalid patterns.
+        // SAFETY: integers and floats have no invalid patterns.
         $(unsafe impl AnyBits for $number {})*
     };
 }
@@ -240,15 +239,15 @@ unsafe impl<T: AnyBits, const N: usize> AnyBits for [T; N] {}
 
 impl<T> Default for Buffer<T> {
     fn default() -> Self {
-        Buffer { memory: None, numbers: PhantomData }
+        Buffer { memory: None, values: PhantomData }
     }
 }
 
 impl<T: AnyBits> Buffer<T> {
-    /// Makes room for at least `len` numbers. What the buffer held is lost when it grows: the new room is all zeros.
+    /// Returns a buffer of at least `len` values. If it has to grow, its contents are lost and the new memory is all zeros.
     ///
     /// # Panics
-    /// When there is no memory, as a `Vec` would.
+    /// When there is not enough memory, like `Vec`.
     pub(crate) fn grow(&mut self, len: usize) -> &mut [T] {
         let bytes = len.checked_mul(size_of::<T>()).expect("a buffer that fits the address space");
         if self.memory.as_ref().is_none_or(|memory| memory.bytes().len() < bytes) {
@@ -257,9 +256,9 @@ impl<T: AnyBits> Buffer<T> {
             self.memory = Some(memory);
         }
         let bytes = self.memory.as_mut().map_or(&mut [][..], HostMemory::bytes_mut);
-        // SAFETY: any bytes are valid numbers by the promise of `AnyBits`; the memory begins on a cache line.
-        let (_, numbers, _) = unsafe { bytes.align_to_mut() };
-        numbers
+        // SAFETY: `AnyBits` guarantees that any bytes are valid values.
+        let (_, values, _) = unsafe { bytes.align_to_mut() };
+        values
     }
 }
 
@@ -268,14 +267,14 @@ impl<T: AnyBits> std::ops::Deref for Buffer<T> {
 
     fn deref(&self) -> &[T] {
         let bytes = self.memory.as_ref().map_or(&[][..], HostMemory::bytes);
-        // SAFETY: as in `grow`.
-        let (_, numbers, _) = unsafe { bytes.align_to() };
-        numbers
+        // SAFETY: `AnyBits` guarantees that any bytes are valid values.
+        let (_, values, _) = unsafe { bytes.align_to() };
+        values
     }
 }
 
-/// Bytes from one block of rows to the next, for `bytes` in a block: an odd number of pages. Products read the same few kilobytes of many
-/// blocks at a time; at distances that are powers of two, all of these would fall into the same few sets of the second-level cache.
+/// Returns the distance in bytes between blocks of rows that take `bytes` each: an odd number of pages. Products read the same few
+/// kilobytes of many blocks at a time; at a distance of a power of two, all of these would share a few sets of the second-level cache.
 pub(crate) const fn block_stride(bytes: usize) -> usize {
     const PAGE: usize = 4096;
     (bytes.div_ceil(PAGE) | 1) * PAGE
@@ -286,13 +285,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_grows_in_zeros_and_keeps_what_fits() {
+    fn a_buffer_grows_in_zeros_and_keeps_its_contents_otherwise() {
         let mut buffer = Buffer::<f32>::default();
         assert!(buffer.is_empty());
         buffer.grow(100)[99] = 1.0;
-        assert_eq!((buffer.grow(50)[99], buffer.as_ptr().align_offset(CACHE_LINE)), (1.0, 0), "there was room already");
+        assert_eq!(
+            (buffer.grow(50)[99], buffer.as_ptr().align_offset(CACHE_LINE)),
+            (1.0, 0),
+            "it was large enough already"
+        );
         let large = WHOLE_PAGES / size_of::<f32>() + 1;
-        assert!(buffer.grow(large)[..large].iter().all(|&number| number == 0.0));
+        assert!(buffer.grow(large)[..large].iter().all(|&value| value == 0.0));
     }
 
     #[test]

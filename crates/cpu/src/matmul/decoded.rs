@@ -1,8 +1,8 @@
-//! Products with rows that are decoded first: every format without a kernel of its own.
+//! Products with formats that have no kernel: rows of W are decoded to f32 first.
 //!
-//! A few rows of w are decoded to f32 and multiplied with all rows of x while they are in the cache. Decoding costs the same for
-//! one row of x as for many; for one row it is most of the work, and the bound is the decoder's arithmetic, not memory.
-//! Bytes moved: w once, x once for each group of columns that a thread takes.
+//! A few rows of W are decoded and multiplied with all rows of x while they are in the cache. Decoding costs the same for one row of x as
+//! for many; for one row it is most of the work, so the decoder's arithmetic is the bound and not memory. Bytes moved: W once, x once for
+//! each group of columns that a thread takes.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::pool::Pool;
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Simd, vectorized};
 
-/// A stored matrix, row by row.
+/// A weight in the file's format.
 #[derive(Clone, Copy)]
 struct StoredRows<'a> {
     dtype: DType,
@@ -31,23 +31,24 @@ impl<'a> StoredRows<'a> {
 }
 
 vectorized! {
-    /// Decodes stored rows: the plain decoders, compiled for the instruction set.
+    /// Decodes a row with the scalar decoders of `tensor`, compiled for the instruction set.
     pub(crate) fn decode_row<S: Simd>(dtype: DType, row: &[u8], out: &mut [f32]) {
         quant::decode(dtype, row, out);
     }
 }
 
 thread_local! {
-    /// Decoded rows of w; kept by each thread so that a step allocates nothing after the first.
+    /// Decoded rows of W; kept by each thread, so that only the first step allocates.
     static DECODED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Columns of the result that a thread takes at a time: whole tiles, and enough pieces to share out evenly.
+/// Columns of a task: whole tiles, and few enough that tasks divide evenly.
 fn columns_per_task(num_cols: usize, num_threads: usize) -> usize {
     const TILE: usize = 8;
     (num_cols / (num_threads * 8)).next_multiple_of(TILE).clamp(TILE, 64)
 }
 
+/// Computes a product whose weight is stored in the file's format.
 pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product<'_>, bytes: &HostMemory) {
     let LinearWeight { dtype, num_columns: num_cols, depth: k, .. } = *product.weight;
     let w = StoredRows { dtype, cols: k, bytes: bytes.bytes() };
@@ -65,7 +66,7 @@ pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product
                     decode_row(simd, w.dtype, w.row(c), &mut decoded[i * w.cols..(i + 1) * w.cols]);
                 }
                 let panel = DecodedColumns { x, decoded, k: w.cols, num_rows, num_cols, columns: group.clone(), bias };
-                // SAFETY: tasks own disjoint columns, and `out` stays borrowed until `run` returns.
+                // SAFETY: tasks own disjoint columns.
                 unsafe { panel.multiply(simd, &output) };
                 column = group.end;
             }
@@ -73,7 +74,7 @@ pub(super) fn matmul<S: Simd>(simd: S, pool: &Pool, x: &[f32], product: &Product
     });
 }
 
-/// Up to `TILE_COLS` decoded rows of w, to be multiplied with every row of x.
+/// Up to `TILE_COLS` decoded rows of W, to be multiplied with every row of x.
 struct DecodedColumns<'a> {
     x: &'a [f32],
     decoded: &'a [f32],
@@ -86,7 +87,7 @@ struct DecodedColumns<'a> {
 
 impl DecodedColumns<'_> {
     /// # Safety
-    /// No other thread writes the panel's columns of `output`, and `output` is alive.
+    /// No other thread writes these columns of `output`.
     unsafe fn multiply<S: Simd>(&self, simd: S, output: &SharedSlice<'_, f32>) {
         // SAFETY: passed on from the caller.
         unsafe {
@@ -127,7 +128,7 @@ impl DecodedColumns<'_> {
         let w: [&[f32]; C] = std::array::from_fn(|c| &self.decoded[c * self.k..(c + 1) * self.k]);
         let products = simd.dot_tile(x, w);
         for r in 0..R {
-            // SAFETY: these are the panel's own columns of one row.
+            // SAFETY: the caller guarantees that no other thread writes these columns.
             let out = unsafe { output.part((row + r) * self.num_cols + self.columns.start, C) };
             for c in 0..C {
                 out[c] = products[r][c] + self.bias.map_or(0.0, |bias| bias[self.columns.start + c]);

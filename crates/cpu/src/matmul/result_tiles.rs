@@ -1,4 +1,5 @@
-//! Results of some panels and blocks of rows at a time, as AVX-512 and tiles compute them: joined where two products make one, written row by row.
+//! Results of the kernels for AVX-512 and AMX on their way to the output: tiles of sixteen rows by sixteen columns. The two results of a
+//! gated pair are combined here, and rows are written one after the other.
 
 use std::arch::x86_64::{_mm_sfence, _mm512_loadu_ps, _mm512_stream_ps};
 use std::cell::RefCell;
@@ -8,35 +9,36 @@ use super::{Product, ProductPart};
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 use crate::memory::Buffer;
 
-/// Sixteen rows of sixteen columns.
+/// Results of a block of rows and a panel.
 pub(super) type Tile<T> = [[T; PANEL_COLUMNS]; BLOCK_ROWS];
 
-/// Results that a thread keeps together: 512 KB, and the rows' stretch takes as much, of a second-level cache of 2 MB. That is sixteen panels
-/// for as many blocks of rows as it takes at most; the more panels, the less often rows come from farther away.
+/// Maximum tiles that a thread computes before it writes them: 512 KB. The rows of x that they need take another 512 KB of a second-level
+/// cache of 2 MB.
 const MAX_TILES: usize = 512;
+/// Maximum blocks of rows among them, which leaves sixteen panels: with more panels, rows are read from the third-level cache less often.
 const MAX_BLOCKS: usize = 32;
 
-/// Outputs from this many bytes on go to memory past the caches, which would not hold them until they are read: else every line is read
-/// from memory first, only to be overwritten.
+/// Outputs from this number of bytes on are written past the caches, which would not hold them until they are read. An ordinary store would
+/// first read each line from memory, only to overwrite it.
 const STREAMED_BYTES: usize = 1 << 20;
 
 thread_local! {
-    /// Kept by each thread so that a step allocates nothing after the first.
+    /// Kept by each thread, so that only the first step allocates.
     static RESULTS: RefCell<[Buffer<Tile<f32>>; 2]> = RefCell::default();
 }
 
-/// Where results go: a part of a product that has so many rows in all.
+/// Writes the results of a part of a product, which has `num_rows` rows in all.
 pub(super) struct ResultSink<'a> {
     pub(super) part: ProductPart<'a>,
     pub(super) num_rows: usize,
 }
 
 impl ResultSink<'_> {
-    /// Has `multiply` compute the results of one weight, or of two, which `join` makes one in the place of the first. It is told which, and
-    /// for which panels and blocks; results are `[panel][block]`.
+    /// Calls `multiply(weight, panels, blocks, results)` until all results are computed, and writes them; results are `[panel][block]`. With two
+    /// weights, `join(first, second)` combines their results into the first.
     ///
     /// # Safety
-    /// The machine has AVX-512. No other thread writes this part, and the product's output is alive.
+    /// The machine has AVX-512. No other thread writes this part of the output.
     pub(super) unsafe fn fill<const WEIGHTS: usize>(
         self,
         mut multiply: impl FnMut(usize, Range<usize>, Range<usize>, &mut [Tile<f32>]),
@@ -59,8 +61,8 @@ impl ResultSink<'_> {
                     let first = &mut first.grow(count)[..count];
                     if WEIGHTS == 2 {
                         for (i, (first, second)) in first.iter_mut().zip(&second[..count]).enumerate() {
-                            // What lies beyond the last row is nobody's, and must not be computed with again and again: it would come to
-                            // numbers so small that arithmetic with them is slow.
+                            // Only existing rows: values beyond the last row would be combined again and again, and become denormal
+                            // floats, with which arithmetic is slow.
                             let rows = BLOCK_ROWS.min(num_rows - (blocks.start + i % blocks.len()) * BLOCK_ROWS);
                             join(first[..rows].as_flattened_mut(), second[..rows].as_flattened());
                         }
@@ -77,17 +79,17 @@ impl ResultSink<'_> {
             }
         });
         if streams {
-            // SAFETY: every machine of this family has the instruction. What was written past the caches is there before whoever waits for
-            // this thread goes on.
+            // SAFETY: every x86-64 processor has the instruction. It makes the stores past the caches visible before this thread reports
+            // that its task is done.
             unsafe { _mm_sfence() };
         }
     }
 }
 
-/// Row by row, so that what a row gets is one stretch of memory: its panels lie side by side.
+/// Writes row by row: the results of a row are contiguous in the output.
 ///
 /// # Safety
-/// As for `fill`, and `results` has a tile for every panel and block.
+/// As for [`ResultSink::fill`], and `results` has a tile for every panel and block.
 #[target_feature(enable = "avx512f")]
 unsafe fn write<const STREAMS: bool>(
     product: &Product<'_>,
@@ -97,13 +99,13 @@ unsafe fn write<const STREAMS: bool>(
     results: &[Tile<f32>],
 ) {
     let num_columns = product.num_columns();
-    // Such stores take whole lines alone.
+    // Stores past the caches need whole cache lines.
     let lines = product.out.address(0).addr().is_multiple_of(64) && num_columns.is_multiple_of(PANEL_COLUMNS);
     for row in blocks.start * BLOCK_ROWS..num_rows.min(blocks.end * BLOCK_ROWS) {
         let block = row / BLOCK_ROWS - blocks.start;
         for (p, panel) in panels.clone().enumerate() {
             let results = &results[p * blocks.len() + block][row % BLOCK_ROWS];
-            // SAFETY: passed on from the caller; sixteen numbers of a line of their own.
+            // SAFETY: passed on from the caller; the sixteen values are one cache line.
             unsafe {
                 if STREAMS && lines {
                     let out = product.out.part(row * num_columns + panel * PANEL_COLUMNS, PANEL_COLUMNS);

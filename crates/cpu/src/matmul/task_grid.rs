@@ -1,20 +1,20 @@
-//! How products are cut into tasks: some panels of columns for some blocks of rows.
+//! [`TaskGrid`]: divides products into tasks of some panels of columns by some blocks of rows.
 
 use crate::matmul::BLOCK_ROWS;
 use std::ops::Range;
 
-/// Panels of one task at most where there are many rows: the more, the less often rows are read, up to what a second-level cache holds.
+/// Maximum panels of a task with many rows. More panels mean that rows are read less often, up to what a second-level cache holds.
 const MAX_PANELS: usize = 16;
 
-/// From this many rows on, arithmetic and not reading the weights is what takes time.
+/// From this number of rows on, arithmetic takes longer than reading the weights.
 const MANY_ROWS: usize = 32;
 
-/// Tasks for each thread, so that one that was held up does not keep the others waiting for long.
+/// Tasks per thread: several, so that the others do not wait long for a thread that was interrupted.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Where threads are so many that a task would have fewer panels than these, tasks share out the rows as well, but have no fewer blocks than
-/// those: panels are unpacked once for all of them.
-const FEW_PANELS: usize = 8;
+/// If a task would have fewer panels than this, because there are many threads, tasks divide the rows as well.
+const MIN_PANELS: usize = 8;
+/// Minimum blocks of rows of a task when rows are divided: each task unpacks its panels once for all its blocks.
 const MIN_BLOCKS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,13 +29,13 @@ impl TaskGrid {
     pub(super) fn new(num_rows: usize, num_panels: usize, num_threads: usize) -> Self {
         let num_blocks = num_rows.div_ceil(BLOCK_ROWS);
         if num_rows < MANY_ROWS {
-            let panels_per_task = few_rows(num_panels, num_threads);
+            let panels_per_task = panels_for_few_rows(num_panels, num_threads);
             return TaskGrid { num_panels, panels_per_task, num_blocks, blocks_per_task: num_blocks };
         }
         TaskGrid::many_rows(num_panels, num_blocks, num_threads, MAX_PANELS)
     }
 
-    /// Two weights, of each of which a task has the same panels.
+    /// The grid of a gated pair: a task computes the same panels of both weights.
     #[cfg(any(target_arch = "x86_64", test))]
     pub(super) fn of_two(num_rows: usize, num_panels: usize, num_threads: usize) -> Self {
         let num_blocks = num_rows.div_ceil(BLOCK_ROWS);
@@ -49,7 +49,7 @@ impl TaskGrid {
     fn many_rows(num_panels: usize, num_blocks: usize, num_threads: usize, max_panels: usize) -> Self {
         let mut parts = 1;
         let panels = |parts: usize| (num_panels * parts).div_ceil(num_threads * TASKS_PER_THREAD).clamp(1, max_panels);
-        while panels(parts) < FEW_PANELS && num_blocks / (2 * parts) >= MIN_BLOCKS {
+        while panels(parts) < MIN_PANELS && num_blocks / (2 * parts) >= MIN_BLOCKS {
             parts *= 2;
         }
         TaskGrid { num_panels, panels_per_task: panels(parts), num_blocks, blocks_per_task: num_blocks.div_ceil(parts) }
@@ -64,7 +64,7 @@ impl TaskGrid {
         self.blocks_per_task < self.num_blocks
     }
 
-    /// The panels and blocks of a task. Those of neighbours have the same rows.
+    /// Returns the panels and blocks of a task. Adjacent tasks have the same rows.
     pub(super) fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
         let across = self.num_panels.div_ceil(self.panels_per_task);
         let part = |i: usize, each: usize, all: usize| i * each..all.min((i + 1) * each);
@@ -75,9 +75,9 @@ impl TaskGrid {
     }
 }
 
-/// Pieces small enough that a thread that was held up does not keep the other waiting for long. Where many threads share few panels, a
-/// piece is some that can be read side by side.
-fn few_rows(num_panels: usize, num_threads: usize) -> usize {
+/// Returns the panels of a task when there are few rows: few, so that the others do not wait long for a thread that was interrupted. More
+/// than two threads get up to four panels, which kernels read at the same time.
+fn panels_for_few_rows(num_panels: usize, num_threads: usize) -> usize {
     let each = num_panels.div_ceil(num_threads * 8).max(1);
     if num_threads > 2 { each.max((num_panels / (num_threads * 4)).clamp(1, 4)) } else { each }
 }
@@ -87,6 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many cases for an interpreter")]
     fn tasks_cover_all_panels_and_blocks_once() {
         for num_rows in [1, 5, 31, 32, 200, 512, 2_000] {
             for num_panels in [0, 1, 3, 36, 128, 513] {
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_share_out_rows_and_few_threads_columns_alone() {
+    fn many_threads_divide_rows_and_few_threads_only_columns() {
         let size = |grid: TaskGrid| (grid.panels_per_task, grid.blocks_per_task);
         assert_eq!(size(TaskGrid::new(512, 128, 2)), (16, 32));
         assert_eq!(size(TaskGrid::new(512, 128, 16)), (8, 8));

@@ -1,4 +1,4 @@
-//! A weight as the products read it: in panels of sixteen columns, or as it lies in the file.
+//! A weight as products read it: packed into panels of sixteen columns, or in the layout of the file.
 
 use std::any::Any;
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +15,7 @@ use crate::memory::HostMemory;
 use crate::pool::Pool;
 use crate::shared_slice::SharedSlice;
 
-/// `num_columns` rows of `depth` numbers: each row makes one column of the result.
+/// `num_columns` rows of `depth` values; each row makes one column of the result.
 #[derive(Debug)]
 pub(crate) struct LinearWeight {
     pub(crate) dtype: DType,
@@ -26,11 +26,11 @@ pub(crate) struct LinearWeight {
 
 #[derive(Debug)]
 pub(crate) enum Stored {
-    /// Quantized, for the integer kernels.
+    /// A quantized format with integer kernels.
     Packed(PackedWeight),
     /// F32, F16 or BF16.
     Unquantized(UnquantizedWeight),
-    /// Whole rows in the file's format.
+    /// Rows in the file's format, for formats without a kernel.
     FileRows(HostMemory),
 }
 
@@ -56,7 +56,7 @@ impl PackedWeight {
         &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
     }
 
-    /// Neighbours, in one stretch.
+    /// Adjacent panels.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn panels(&self, panels: Range<usize>) -> &[u8] {
         &self.memory.bytes()[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
@@ -64,12 +64,12 @@ impl PackedWeight {
 }
 
 impl LinearWeight {
-    /// Whether its rows are decoded in every product.
+    /// Whether the weight's rows are decoded in every product.
     pub(crate) fn is_decoded(&self) -> bool {
         matches!(self.stored, Stored::FileRows(_))
     }
 
-    /// Panels of sixteen columns; none for a weight that is decoded row by row.
+    /// Number of panels; zero for a weight whose rows are decoded in every product.
     pub(crate) fn num_panels(&self) -> usize {
         match &self.stored {
             Stored::Packed(weight) => weight.num_panels(),
@@ -78,7 +78,7 @@ impl LinearWeight {
         }
     }
 
-    /// All panels side by side, and the bytes of one.
+    /// All panels, and the bytes of one.
     pub(crate) fn panels(&self) -> (&[u8], usize) {
         match &self.stored {
             Stored::Packed(weight) => (weight.memory.bytes(), weight.panel_bytes),
@@ -87,7 +87,7 @@ impl LinearWeight {
         }
     }
 
-    /// Brings a weight into the layout of its kernel, on all threads.
+    /// Packs a weight for its kernels, on all threads.
     pub(crate) fn new(pool: &Pool, weight: HostWeight) -> Result<Self, Error> {
         let HostWeight { dtype, rows, cols, bytes } = weight;
         let packed = with_quantized_format!(dtype, F => pack::<F>(pool, rows, cols, &bytes));
@@ -121,7 +121,7 @@ fn pack<F: QuantizedFormat>(pool: &Pool, rows: usize, cols: usize, bytes: &[u8])
         for (c, column) in columns.iter_mut().enumerate() {
             *column = &bytes[(first + c) * row_bytes..(first + c + 1) * row_bytes];
         }
-        // SAFETY: each task has its own panel, and the memory stays borrowed until `run` returns.
+        // SAFETY: each task has its own panel.
         pack_panel::<F>(columns, unsafe { panels.part(panel * panel_bytes, panel_bytes) });
     });
     Ok(PackedWeight { memory, panel_bytes, num_units, layout })

@@ -1,4 +1,4 @@
-//! Row by row: residual sums, activations, soft caps.
+//! Operations on each value of a row: residual sums, activations, soft caps.
 
 use pellucid_tensor::Activation;
 
@@ -27,7 +27,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// `x = activation(x)`. The choice stands outside the loops: inside, it would keep them from being vectorised.
+    /// `x = activation(x)`. The match is outside the loops: inside, it would prevent vectorisation.
     pub(crate) fn activate<S: Simd>(activation: Activation, x: &mut [f32]) {
         match activation {
             Activation::Silu => x.iter_mut().for_each(|x| *x = math::silu(*x)),

@@ -1,18 +1,18 @@
-//! Choosing experts, and the rows of each.
+//! Routing of a mixture of experts: which rows go to which expert.
 //!
-//! Rows are grouped by expert so that an expert's weights are read once; a row adds up its experts in ascending order of their
-//! number, whatever the other rows chose.
+//! Rows are grouped by expert so that an expert's weights are read once. A row adds up the results of its experts in ascending order of
+//! their number, whatever the other rows chose.
 
 use pellucid_tensor::Routing;
 
 use crate::math;
 use crate::memory::Buffer;
 
-/// What a mixture of experts keeps from step to step.
+/// Memory that a mixture of experts keeps from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct ExpertBuffers {
     pub(crate) choices: Choices,
-    /// The rows of one expert, and what becomes of them.
+    /// The rows of one expert, and the results of its products.
     pub(crate) rows: Buffer<f32>,
     pub(crate) gate: Buffer<f32>,
     pub(crate) up: Buffer<f32>,
@@ -27,19 +27,18 @@ pub(crate) struct Choice {
     pub(crate) weight: f32,
 }
 
-/// Who computes which rows.
+/// The choices of all rows.
 #[derive(Debug, Default)]
 pub(crate) struct Choices {
     /// In ascending order of experts, then of rows.
     choices: Vec<Choice>,
-    /// Of one row: all experts with their probabilities.
+    /// All experts with their probabilities, for the current row.
     probabilities: Vec<(usize, f32)>,
 }
 
 impl Choices {
-    /// Chooses for every row of logits.
-    ///
-    /// Softmax over all experts, then the highest probabilities (ties to the lower number), normalised when asked for.
+    /// Chooses the experts of every row of logits: the highest probabilities of a softmax over all experts. Ties go to the lower number;
+    /// `routing.normalize` makes the weights of a row add up to one.
     pub(crate) fn choose(&mut self, logits: &[f32], num_experts: usize, routing: Routing) {
         let Choices { choices, probabilities } = self;
         choices.clear();

@@ -1,4 +1,4 @@
-//! The operations of a transformer on host slices. Each file holds the formula once; [`crate::simd`] makes it fast.
+//! The operations of a transformer on slices. Each file holds the formula once; [`crate::simd`] compiles it for each instruction set.
 
 pub(crate) mod elementwise;
 pub(crate) mod experts;

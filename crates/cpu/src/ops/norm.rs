@@ -1,9 +1,9 @@
-//! RMSNorm and LayerNorm over one stretch of numbers. Sums run in sixteen lanes and the fixed tree, like dot products.
+//! RMSNorm and LayerNorm of one row. Sums run in sixteen lanes and end in a fixed tree, like dot products.
 
 use crate::math::sum_lanes;
 use crate::simd::vectorized;
 
-/// Sum of `f(x)` over a row.
+/// The sum of `f(x)` over a row.
 #[inline(always)]
 fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; 16];

@@ -1,12 +1,12 @@
-//! Rotary position embedding: pairs of a head's numbers turn by an angle that grows with the position.
+//! Rotary position embedding (RoPE): pairs of values of a head are rotated by an angle that grows with the position.
 
 use pellucid_tensor::RopeStyle;
 
 use crate::simd::vectorized;
 
-/// One row of angles: `cos(position * f)` for every frequency f, then the sines, all times `factor`.
+/// Computes one row of angles: `cos(position * f)` for every frequency f, then the sines, all times `factor`.
 ///
-/// The product is rounded to f32 before the cosine, as the reference implementations do; `libm` gives the same bits everywhere.
+/// The product is rounded to f32 before the cosine, as the reference implementations do; `libm` gives the same bits on every machine.
 pub(crate) fn angles_row(position: u32, frequencies: &[f32], factor: f32, out: &mut [f32]) {
     let (cosines, sines) = out.split_at_mut(frequencies.len());
     for ((cosine, sine), frequency) in cosines.iter_mut().zip(sines).zip(frequencies) {
@@ -17,7 +17,7 @@ pub(crate) fn angles_row(position: u32, frequencies: &[f32], factor: f32, out: &
 }
 
 vectorized! {
-    /// Turns each head of a row. `angles` is a row of [`angles_row`]; numbers of a head beyond `2 * pairs` stay as they are.
+    /// Rotates each head of a row. `angles` is a row of [`angles_row`]; values of a head beyond twice the number of angles are not rotated.
     pub(crate) fn rotate_row<S: Simd>(row: &mut [f32], angles: &[f32], head_size: usize, style: RopeStyle) {
         let pairs = angles.len() / 2;
         let (cosines, sines) = angles.split_at(pairs);
@@ -49,13 +49,13 @@ mod tests {
     use crate::simd::Scalar;
 
     #[test]
-    fn both_styles_turn_the_same_pairs_by_the_same_angle() {
+    fn both_styles_rotate_the_same_pairs_by_the_same_angle() {
         let frequencies = [1.0, 0.25];
         let mut angles = [0.0; 4];
         angles_row(3, &frequencies, 1.0, &mut angles);
         assert!((angles[0] - 3f32.cos()).abs() < 1e-6 && (angles[3] - 0.75f32.sin()).abs() < 1e-6);
 
-        // Head of five: two pairs and one number that does not turn.
+        // A head of five: two pairs, and one value that is not rotated.
         let mut half = [1.0, 2.0, 3.0, 4.0, 9.0];
         let mut interleaved = [1.0, 3.0, 2.0, 4.0, 9.0];
         rotate_row(Scalar, &mut half, &angles, 5, RopeStyle::Half);

@@ -1,18 +1,19 @@
-//! AMX: tile registers, found, permitted and configured. The products that use them live in `matmul`.
+//! AMX: detecting, enabling and configuring tile registers. `matmul` and `attention` hold the products that use them.
 //!
-//! The compiler knows nothing of tiles: instructions are written in `asm!`, and no compiled code touches the registers in between.
+//! The compiler does not know tiles: the instructions are written in `asm!`, and no compiled code uses the registers in between.
 //!
-//! **Few tiles.** It looks as if a core renamed tiles with a small set of registers, of which a program has fewer while another one is at work on
-//! the core's second hardware thread (a guest of the same host, say): with all eight tiles in use, every load and every multiplication then
-//! waits until the one before it has retired. A tile of zeros seems to take no register. That is inferred from times: on 2026-11-15 on a
-//! Xeon (model 207), a load and a multiplication with 3, 4, 5, 6, 7 and 8 tiles in use took 10, 11, 13, 16, 22 and 31 ns in such times,
-//! and 7 ns in others, however many there were. So kernels keep as few tiles as they can, and zero those that they are done with.
+//! **Kernels use few tiles.** A core seems to rename tiles with a small set of physical registers, of which a program has fewer while another
+//! program (such as another virtual machine) runs on the core's second hardware thread. With all eight tiles in use, every load and every
+//! multiplication then waits until the one before it has retired. A tile of zeros seems to take no register. This is inferred from
+//! measurements: on 2026-11-15 on a Xeon (model 207), a load and a multiplication with 3, 4, 5, 6, 7 and 8 tiles in use took 10, 11, 13, 16,
+//! 22 and 31 ns while the second hardware thread was busy, and 7 ns with any number of tiles otherwise. So kernels use at most six tiles, and
+//! zero each tile after its last use.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
 
-/// Proof that the machine has AMX for 8-bit integers and bf16, and that the operating system lets this program use it.
+/// Proof that the machine has AMX for 8-bit integers and bf16, and that the operating system allows this program to use it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(());
 
@@ -22,46 +23,46 @@ impl Amx {
         let available = *AVAILABLE.get_or_init(|| {
             super::Avx512::detect().is_some()
                 && is_x86_feature_detected!("avx512vnni")
-                && registers_and_instructions()
-                && permitted()
+                && is_supported_here()
+                && is_permitted()
         });
         available.then_some(Amx(()))
     }
 }
 
-/// Whether processor and operating system offer tiles, by the words in which they say so: CPUID leaf 1 ECX, leaf 7 EDX, and XCR0.
-fn offered(leaf1_ecx: u32, leaf7_edx: u32, xcr0: u64) -> bool {
+/// Whether processor and operating system support tiles, by CPUID leaf 1 ECX, leaf 7 EDX, and XCR0.
+fn is_supported(leaf1_ecx: u32, leaf7_edx: u32, xcr0: u64) -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const TILE_STATE: u64 = 1 << 17 | 1 << 18;
     leaf1_ecx & OSXSAVE != 0 && leaf7_edx & BF16_TILE_INT8 == BF16_TILE_INT8 && xcr0 & TILE_STATE == TILE_STATE
 }
 
-fn registers_and_instructions() -> bool {
+fn is_supported_here() -> bool {
     let (highest, leaf1) = (__cpuid(0).eax, __cpuid(1));
     if highest < 7 {
         return false;
     }
-    // XGETBV may be executed only where the operating system has switched it on; without it, there are no tiles either.
+    // XGETBV may be executed only if the operating system has enabled it; without it, there are no tiles either.
     if !is_x86_feature_detected!("xsave") || leaf1.ecx & 1 << 27 == 0 {
         return false;
     }
-    // SAFETY: just checked.
+    // SAFETY: the check above says that XGETBV may be executed.
     let xcr0 = unsafe { _xgetbv(0) };
-    offered(leaf1.ecx, __cpuid_count(7, 0).edx, xcr0)
+    is_supported(leaf1.ecx, __cpuid_count(7, 0).edx, xcr0)
 }
 
-/// Linux gives the large tile state to programs that ask for it, for all threads at once.
+/// Requests the permission to use tile data, which Linux grants to all threads of a program at once.
 #[cfg(target_os = "linux")]
-fn permitted() -> bool {
+fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: the call takes two numbers and changes nothing but the permission.
+    // SAFETY: the call takes two integers and changes only the permission.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
+fn is_permitted() -> bool {
     false
 }
 
@@ -92,20 +93,22 @@ impl TileConfig {
         self.row_bytes[tile] = row_bytes as u16;
     }
 
+    /// Configures the tile registers of the calling thread, and zeroes them.
+    ///
     /// # Safety
     /// A value of [`Amx`] exists.
     pub(crate) unsafe fn load(&self) {
-        // SAFETY: the configuration is 64 bytes that follow the format, by `set`; the instruction exists by the caller's promise.
+        // SAFETY: the configuration is 64 bytes in the format of the instruction, by `set`; the caller guarantees AMX.
         unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, preserves_flags, readonly)) };
     }
 }
 
-/// Gives the tiles back, so that a switch of threads need not save them.
+/// Releases the tile registers, so that the operating system need not save them when it switches threads.
 ///
 /// # Safety
 /// A value of [`Amx`] exists.
 pub(crate) unsafe fn release_tiles() {
-    // SAFETY: the instruction exists by the caller's promise.
+    // SAFETY: the caller guarantees AMX.
     unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
 }
 
@@ -114,17 +117,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_must_agree_before_tiles_are_used() {
+    fn processor_and_system_must_both_support_tiles() {
         let (ecx, edx, xcr0) = (1 << 27, 1 << 22 | 1 << 24 | 1 << 25, 0x602e7);
-        assert!(offered(ecx, edx, xcr0));
-        assert!(!offered(0, edx, xcr0), "no XSAVE: the system saves no state");
+        assert!(is_supported(ecx, edx, xcr0));
+        assert!(!is_supported(0, edx, xcr0), "no XSAVE: the system does not save tiles");
         for bit in [22, 24, 25] {
-            assert!(!offered(ecx, edx & !(1 << bit), xcr0), "leaf 7 EDX bit {bit}");
+            assert!(!is_supported(ecx, edx & !(1 << bit), xcr0), "leaf 7 EDX bit {bit}");
         }
         for bit in [17, 18] {
-            assert!(!offered(ecx, edx, xcr0 & !(1 << bit)), "XCR0 bit {bit}");
+            assert!(!is_supported(ecx, edx, xcr0 & !(1 << bit)), "XCR0 bit {bit}");
         }
-        assert!(!offered(0, 0, 0), "an older machine");
+        assert!(!is_supported(0, 0, 0), "an older machine");
     }
 
     #[test]

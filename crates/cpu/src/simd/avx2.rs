@@ -1,4 +1,4 @@
-//! AVX2 with FMA: eight lanes a register, two registers to a lane set of sixteen.
+//! AVX2 with FMA: a register has eight lanes, so sixteen lanes take two registers.
 
 use std::arch::x86_64::*;
 
@@ -10,7 +10,9 @@ pub(crate) struct Avx2(());
 
 impl Avx2 {
     pub(crate) fn detect() -> Option<Self> {
-        let available = is_x86_feature_detected!("avx2")
+        // Miri runs the scalar code: it knows few of the intrinsics.
+        let available = !cfg!(miri)
+            && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
             && is_x86_feature_detected!("bmi2");
@@ -44,7 +46,7 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
                 columns[c] = unsafe { _mm256_loadu_ps(w[c].as_ptr().add(k + 8 * half)) };
             }
             for r in 0..R {
-                // SAFETY: as above.
+                // SAFETY: k + 16 <= len, which is the length of every slice.
                 let row = unsafe { _mm256_loadu_ps(x[r].as_ptr().add(k + 8 * half)) };
                 for c in 0..C {
                     sums[r][c][half] = _mm256_fmadd_ps(row, columns[c], sums[r][c][half]);
@@ -58,7 +60,7 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
             for c in 0..C {
                 let w = padded(&w[c][whole..]);
                 for half in 0..2 {
-                    // SAFETY: both arrays hold sixteen numbers.
+                    // SAFETY: both arrays hold sixteen values.
                     let (x, w) = unsafe {
                         (_mm256_loadu_ps(x.as_ptr().add(8 * half)), _mm256_loadu_ps(w.as_ptr().add(8 * half)))
                     };
@@ -76,7 +78,7 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
     products
 }
 
-/// The fixed tree of [`crate::math::sum_lanes`]: lanes 0 to 7 and 8 to 15, then halves of halves.
+/// The fixed tree of [`crate::math::sum_lanes`]: lanes 0 to 7 plus lanes 8 to 15, then the upper half to the lower half again.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 pub(super) fn sum_lanes(low: __m256, high: __m256) -> f32 {

@@ -1,4 +1,4 @@
-//! AVX-512: sixteen lanes a register, a tile of six by four in 24 of the 32.
+//! AVX-512: a register has sixteen lanes; a tile of six by four dot products takes 24 of the 32 registers.
 
 use std::arch::x86_64::*;
 
@@ -44,7 +44,7 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
             columns[c] = unsafe { _mm512_loadu_ps(w[c].as_ptr().add(k)) };
         }
         for r in 0..R {
-            // SAFETY: as above.
+            // SAFETY: k + 16 <= len, which is the length of every slice.
             let row = unsafe { _mm512_loadu_ps(x[r].as_ptr().add(k)) };
             for c in 0..C {
                 sums[r][c] = _mm512_fmadd_ps(row, columns[c], sums[r][c]);
@@ -56,7 +56,7 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
             let x = padded(&x[r][whole..]);
             for c in 0..C {
                 let w = padded(&w[c][whole..]);
-                // SAFETY: both arrays hold sixteen numbers.
+                // SAFETY: both arrays hold sixteen values.
                 let (x, w) = unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(w.as_ptr())) };
                 sums[r][c] = _mm512_fmadd_ps(x, w, sums[r][c]);
             }

@@ -1,8 +1,8 @@
-//! Instruction sets. A value of an instruction set's type exists only where its instructions do: the type is the proof.
+//! Instruction sets. A value of an instruction set's type can only be made on a machine that has the instructions: the type is the proof.
 //!
-//! All of them share one definition of a dot product, so that one row and many give the same bits: sixteen lanes, lane i summing
-//! the products at i, i + 16, i + 32 and so on in that order, then the fixed tree of [`crate::math::sum_lanes`]. AVX2, AVX-512 and
-//! NEON fuse the multiply with the add and agree to the bit; the scalar version rounds twice and is the oracle within a tolerance.
+//! All of them share one definition of a dot product, so that one row and many give the same bits: lane i of sixteen sums the products at
+//! i, i + 16, i + 32 and so on in that order; then the lanes are added in the fixed tree of [`crate::math::sum_lanes`]. AVX2, AVX-512 and
+//! NEON fuse the multiply with the add and agree to the bit. The scalar version rounds twice; it is the reference, within a tolerance.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -23,9 +23,9 @@ pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512};
 
-/// The instructions that the operations are written against.
+/// An instruction set, as operations use it.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// The largest tile of dot products that stays in registers: rows of x by rows of w.
+    /// Size of the largest tile of dot products that fits into registers: rows of x by rows of w.
     const TILE_ROWS: usize;
     const TILE_COLS: usize;
 
@@ -44,16 +44,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     Scalar,
-    /// The vectors of 64-bit ARM; integers by its dot products where the machine has them.
+    /// The vectors of 64-bit ARM, with its integer dot products if the machine has them.
     Neon,
     Avx2,
     Avx512,
-    /// AVX-512, with tiles for products of many rows.
+    /// AVX-512, and the tile registers of AMX for products of many rows.
     Amx,
 }
 
 impl Isa {
-    /// Of those that one machine can have, the faster comes later.
+    /// All instruction sets. Of those that one machine can have, the faster ones come later.
     pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     pub const fn name(self) -> &'static str {
@@ -66,12 +66,12 @@ impl Isa {
         }
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine has the instruction set.
     pub fn is_available(self) -> bool {
         Level::of(self).is_some()
     }
 
-    /// The fastest that this machine has.
+    /// Returns the fastest instruction set of this machine.
     pub fn best() -> Isa {
         *Isa::ALL.iter().rev().find(|isa| isa.is_available()).expect("scalar is always available")
     }
@@ -89,12 +89,12 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Self, String> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
             let known: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
-            format!("unknown instruction set \"{name}\"; known are {}", known.join(", "))
+            format!("unknown instruction set \"{name}\"; expected one of {}", known.join(", "))
         })
     }
 }
 
-/// The proof that an instruction set may be used, chosen once at start.
+/// The instruction set in use, with the proof that this machine has it; selected once at start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Level {
     Scalar(Scalar),
@@ -139,7 +139,7 @@ impl Level {
     }
 }
 
-/// Evaluates an expression with `$simd` bound to the instruction set's own type, once for each.
+/// Evaluates an expression with `$simd` bound to a value of the instruction set's type; the expression is compiled once for each set.
 macro_rules! with_simd {
     ($level:expr, $simd:ident => $body:expr) => {
         match $level {
@@ -155,10 +155,10 @@ macro_rules! with_simd {
 }
 pub(crate) use with_simd;
 
-/// Declares a function whose plain loops are compiled once for each instruction set; `S` names the set within its body.
+/// Declares a function whose loops are compiled once for each instruction set; `S` names the set within its body.
 ///
-/// The body is inlined into a wrapper that has the set's features switched on, which is what lets the compiler vectorise it. A
-/// closure handed to such a wrapper would not do: it keeps the features of the place where it was written.
+/// The body is inlined into a wrapper that has the set's features enabled, which lets the compiler vectorise it. Passing a closure to such
+/// a wrapper would not help: a closure keeps the features of the function that it was written in.
 macro_rules! vectorized {
     ($(#[$attribute:meta])* $visibility:vis fn $name:ident<S: Simd>($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$attribute])*
@@ -180,23 +180,47 @@ macro_rules! vectorized {
 
             match S::ISA {
                 $crate::simd::Isa::Scalar => body::<$crate::simd::Scalar>($($argument),*),
-                // Part of what every function for this platform is compiled for.
+                // NEON is enabled in every function for this target.
                 #[cfg(target_arch = "aarch64")]
                 $crate::simd::Isa::Neon => body::<$crate::simd::Neon>($($argument),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the first argument, a value of S, proves that the instructions are there.
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($argument),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: the first argument, a value of S, proves that the instructions are there.
                 $crate::simd::Isa::Avx512 => unsafe { avx512($($argument),*) },
-                _ => unreachable!("no value of another set exists here"),
+                _ => unreachable!("no value of another instruction set exists on this machine"),
             }
         }
     };
 }
 pub(crate) use vectorized;
 
-/// The last, incomplete sixteen of a row, filled up with zeros: a fused multiply-add of zeros leaves a lane as it was.
+/// Prefetches the cache line at `address`, which may be any address, into the first-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_to_l1(address: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch has no effect that the program could observe and faults at no address; every x86-64 processor has it.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
+/// Prefetches the cache line at `address`, which may be any address, into the second-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_to_l2(address: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: see `prefetch_to_l1`.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
+/// The last, incomplete sixteen values of a row, filled up with zeros: a fused multiply-add of zeros does not change a lane.
 #[inline(always)]
 fn padded(tail: &[f32]) -> [f32; 16] {
     let mut lanes = [0.0; 16];
@@ -208,8 +232,8 @@ fn padded(tail: &[f32]) -> [f32; 16] {
 mod tests {
     use super::*;
 
-    /// Numbers that exercise rounding: magnitudes over six decades, both signs.
-    fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    /// Values that exercise rounding: magnitudes over six decades, both signs.
+    fn values(len: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
         (0..len)
             .map(|_| {
@@ -221,9 +245,9 @@ mod tests {
     }
 
     fn tile_equals_single_dots(simd: impl Simd) {
-        for len in [0, 1, 15, 16, 17, 31, 64, 100, 577] {
-            let x: Vec<Vec<f32>> = (0..3).map(|r| numbers(len, r)).collect();
-            let w: Vec<Vec<f32>> = (0..4).map(|c| numbers(len, 100 + c)).collect();
+        for len in [0, 1, 15, 16, 17, 31, 64, 100, if cfg!(miri) { 101 } else { 577 }] {
+            let x: Vec<Vec<f32>> = (0..3).map(|r| values(len, r)).collect();
+            let w: Vec<Vec<f32>> = (0..4).map(|c| values(len, 100 + c)).collect();
             let tile = simd.dot_tile([&x[0], &x[1], &x[2]], [&w[0], &w[1], &w[2], &w[3]]);
             for r in 0..3 {
                 for c in 0..4 {
@@ -247,7 +271,7 @@ mod tests {
         for isa in Isa::ALL {
             match Level::of(isa) {
                 Some(level) => with_simd!(level, simd => tile_equals_single_dots(simd)),
-                None => eprintln!("skipped: this machine has no {isa}"),
+                None => eprintln!("skipped: this machine does not have {isa}"),
             }
         }
     }
@@ -256,11 +280,11 @@ mod tests {
     #[test]
     fn avx2_and_avx512_agree_to_the_bit() {
         let (Some(avx2), Some(avx512)) = (Avx2::detect(), Avx512::detect()) else {
-            eprintln!("skipped: this machine has not both");
+            eprintln!("skipped: this machine does not have both");
             return;
         };
         for len in [3, 16, 64, 333, 2048] {
-            let (x, w) = (numbers(len, 1), numbers(len, 2));
+            let (x, w) = (values(len, 1), values(len, 2));
             assert_eq!(avx2.dot(&x, &w).to_bits(), avx512.dot(&x, &w).to_bits(), "length {len}");
         }
     }

@@ -1,4 +1,4 @@
-//! The oracle: no instruction beyond the platform's baseline. Also what a machine without AVX2 runs.
+//! The reference: no instruction beyond the target's baseline. Machines without AVX2 run it too.
 
 use super::{Isa, Simd};
 use crate::math::sum_lanes;

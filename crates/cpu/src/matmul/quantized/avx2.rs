@@ -1,9 +1,9 @@
-//! Products with quantized weights by AVX2, four rows and the sixteen columns of a panel at a time. All integers are exact, hence the bits of
-//! `scalar`.
+//! Products with quantized weights with AVX2: four rows and the sixteen columns of a panel at a time. All integers are exact, so the results
+//! have the bits of `scalar`.
 //!
-//! `vpmaddubsw` multiplies bytes and adds pairs in 16 bits ([`Maddubs`]). Sums of pairs are added up in 16 bits as long as they cannot overflow (eight
-//! for 4-bit numbers: 8 * 2 * 15 * 127 < 2^15), then widened. 8-bit numbers go as magnitudes, their signs moved to x: 2 * 128 * 127 < 2^15.
-//! Machines with AVX-VNNI have one instruction for all of it ([`Dpbusd`]).
+//! `vpmaddubsw` multiplies bytes and adds pairs in 16 bits ([`Maddubs`]). Sums of pairs are added in 16 bits as long as they cannot overflow
+//! (eight of them for 4-bit values: 8 * 2 * 15 * 127 < 2^15), then widened to 32 bits. 8-bit values are multiplied as magnitudes, with their
+//! signs moved to x: 2 * 128 * 127 < 2^15. Machines with AVX-VNNI have one instruction for all of this ([`Dpbusd`]).
 
 use std::arch::x86_64::*;
 
@@ -12,18 +12,18 @@ use crate::matmul::prefetch::PacedPrefetch;
 use crate::matmul::quantized::activations::RowBlock;
 use crate::matmul::quantized::panel_layout::{Mins, PanelLayout, QuantizedFormat, SLICE_LEN, Scales};
 
-/// Distance of two rows' slices, in words of four numbers.
+/// Distance between the slices of adjacent rows, in words of four values.
 const ROW_WORDS: usize = 2 * SLICE_LEN / 4;
 
-/// Sums of four rows: registers for more are not there.
+/// Rows that are multiplied together: there are not enough registers for the sums of more.
 const ROWS: usize = 4;
 
-/// How bytes are multiplied.
+/// The instruction that multiplies bytes.
 trait Instruction {
-    /// Whether 8-bit numbers are read as they lie, with their sign.
+    /// Whether 8-bit values are multiplied with their sign.
     const SIGNED: bool;
 
-    /// So many products are added up before they are widened.
+    /// Number of products that are added before they are widened.
     fn run(layout: &PanelLayout) -> usize;
 
     /// `sums` plus the products of w and x.
@@ -39,7 +39,7 @@ trait Instruction {
     unsafe fn widen(total: __m256i, sums: __m256i) -> __m256i;
 }
 
-/// AVX2 itself.
+/// `vpmaddubsw` of AVX2.
 struct Maddubs;
 
 impl Instruction for Maddubs {
@@ -76,7 +76,7 @@ impl Instruction for Maddubs {
     }
 }
 
-/// AVX-VNNI.
+/// `vpdpbusd` of AVX-VNNI.
 struct Dpbusd;
 
 impl Instruction for Dpbusd {
@@ -100,15 +100,15 @@ impl Instruction for Dpbusd {
     }
 }
 
-/// Register j of a slice for eight columns: the numbers 4 j to 4 j + 3 of each, offset not yet subtracted; of 8 bits signed where the
-/// instruction wants them so.
+/// Register j of a slice for eight columns: values 4 j to 4 j + 3 of each, before the offset is subtracted. Values of 8 bits are signed if
+/// the instruction needs that.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, and the machine has AVX2.
 #[inline(always)]
 unsafe fn integer<F: QuantizedFormat, I: Instruction>(unit: *const u8, slice: usize, side: usize, j: usize) -> __m256i {
     let layout = F::LAYOUT;
-    // SAFETY: the layout's parts lie within the unit; features by the caller's promise.
+    // SAFETY: the layout's parts are within the unit; the caller guarantees the features.
     unsafe {
         let load = |at: usize, j: usize| _mm256_loadu_si256(unit.add(at + 64 * j + 32 * side).cast());
         if layout.bits == 8 {
@@ -140,7 +140,7 @@ unsafe fn integer<F: QuantizedFormat, I: Instruction>(unit: *const u8, slice: us
 /// Sums of the products of registers FROM to TO of a slice, for R rows and both halves of the columns.
 ///
 /// # Safety
-/// `unit` is a whole unit of F, `quants` are rows of x and `offsets` what the numbers' offset adds for each of them; the machine has the
+/// `unit` is a whole unit of F; `quants` are R rows of x, and `offsets` their sums times the negated offset of W. The machine has the
 /// instruction.
 #[inline(always)]
 unsafe fn dots<F: QuantizedFormat, I: Instruction, const R: usize, const FROM: usize, const TO: usize>(
@@ -177,15 +177,17 @@ unsafe fn dots<F: QuantizedFormat, I: Instruction, const R: usize, const FROM: u
     }
 }
 
+/// Eight f16 as f32.
+///
 /// # Safety
-/// Sixteen bytes at `at`; the machine has F16C.
+/// Sixteen bytes can be read from `at`; the machine has F16C.
 #[inline(always)]
 unsafe fn halves(at: *const u8) -> __m256 {
     // SAFETY: by the caller's promise.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
 }
 
-/// The integers that scale a slice, or half of one, in 32 bits.
+/// The integer scales of a slice, or of half a slice, in 32 bits.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, whose scales are integers; the machine has AVX2.
@@ -201,7 +203,7 @@ unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half
     }
 }
 
-/// What the numbers' offset adds to a sum of products; bytes are made signed instead.
+/// What the offset of W adds to a sum of products; zero where values are multiplied with their sign.
 ///
 /// # Safety
 /// `offset` can be read, and the machine has AVX2.
@@ -217,10 +219,10 @@ unsafe fn offset<F: QuantizedFormat, I: Instruction>(offset: *const i32) -> __m2
     }
 }
 
-/// R rows of a block, from `first` on, times one panel. They ask for what is `ahead`.
+/// R rows of a block, from `first` on, times one panel; `ahead` is prefetched meanwhile.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`; the machine has AVX2, FMA, F16C and the
+/// Panel and block have `num_units` units of F, and the block has at least `first + R` rows; the machine has AVX2, FMA, F16C and the
 /// instruction.
 #[inline(always)]
 unsafe fn rows_times_panel<F: QuantizedFormat, I: Instruction, const R: usize>(
@@ -231,10 +233,10 @@ unsafe fn rows_times_panel<F: QuantizedFormat, I: Instruction, const R: usize>(
     let layout = F::LAYOUT;
     let PanelWork { panel, num_units, x } = work;
     let m = x.num_rows;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the features.
     let mut results = unsafe { [[_mm256_setzero_ps(); 2]; R] };
     for u in 0..num_units {
-        // SAFETY: units, slices and rows are within the panel and the block by the caller's promise.
+        // SAFETY: the caller guarantees that units, slices and rows are within the panel and the block.
         unsafe {
             let unit = panel.add(u * layout.unit_bytes());
             let mut scaled = [[_mm256_setzero_si256(); 2]; R];
@@ -308,7 +310,7 @@ unsafe fn rows_times_panel<F: QuantizedFormat, I: Instruction, const R: usize>(
     results.map(|result| unsafe { std::mem::transmute::<[__m256; 2], [f32; PANEL_COLUMNS]>(result) })
 }
 
-/// Adds sums of products times the integers that scale them.
+/// Adds sums of products times their integer scales.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, whose scales are integers; the machine has AVX2.
@@ -331,7 +333,7 @@ unsafe fn add_scaled<F: QuantizedFormat, const R: usize>(
     }
 }
 
-/// A block of rows and a panel of `num_units` units.
+/// A block of rows, and a panel of `num_units` units to multiply it with.
 #[derive(Clone, Copy)]
 pub(in crate::matmul) struct PanelWork<'a> {
     pub(in crate::matmul) panel: *const u8,
@@ -339,10 +341,10 @@ pub(in crate::matmul) struct PanelWork<'a> {
     pub(in crate::matmul) x: RowBlock<'a>,
 }
 
-/// All rows of a block times one panel, by an instruction; `put` gets each row's sixteen results.
+/// All rows of a block times one panel; `put(row, results)` receives the sixteen results of each row.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA, F16C and the instruction.
+/// Panel and block have `num_units` units of F; the machine has AVX2, FMA, F16C and the instruction.
 #[inline(always)]
 unsafe fn multiply<F: QuantizedFormat, I: Instruction>(
     work: PanelWork<'_>,
@@ -358,16 +360,16 @@ unsafe fn multiply<F: QuantizedFormat, I: Instruction>(
         first += ROWS;
     }
     for row in first..x.num_rows {
-        // SAFETY: as above.
+        // SAFETY: passed on from the caller; the row is within the block.
         let [result] = unsafe { rows_times_panel::<F, I, 1>(work, row, ahead) };
         put(row, &result);
     }
 }
 
-/// All rows of a block times one panel; `put` gets each row's sixteen results.
+/// All rows of a block times one panel, with AVX2; `put(row, results)` receives the sixteen results of each row.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F and the block as many; the machine has AVX2, FMA and F16C.
+/// Panel and block have `num_units` units of F; the machine has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 pub(in crate::matmul) unsafe fn block_times_panel<F: QuantizedFormat>(
     work: PanelWork<'_>,
@@ -378,7 +380,7 @@ pub(in crate::matmul) unsafe fn block_times_panel<F: QuantizedFormat>(
     unsafe { multiply::<F, Maddubs>(work, ahead, put) };
 }
 
-/// The same with AVX-VNNI.
+/// All rows of a block times one panel, with AVX-VNNI; `put(row, results)` receives the sixteen results of each row.
 ///
 /// # Safety
 /// As for [`block_times_panel`], and the machine has AVX-VNNI.

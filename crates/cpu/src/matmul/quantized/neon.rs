@@ -1,7 +1,8 @@
-//! Products with quantized weights by NEON, a quarter of a panel (four columns) at a time.
+//! Products with quantized weights with NEON, a quarter of a panel (four columns) at a time.
 //!
-//! Where the machine has dot products, `sdot` multiplies four bytes of a lane and adds them up in one instruction; otherwise bytes are
-//! multiplied to 16 bits and added to sums of 32 in pairs. All integers are exact, hence the bits of `scalar`.
+//! If the machine has the feature `dotprod`, `sdot` multiplies the four bytes of a lane and adds them in one instruction ([`Sdot`]).
+//! Otherwise bytes are multiplied to 16 bits and added in pairs to 32-bit sums ([`Widening`]). All integers are exact, so the results have
+//! the bits of `scalar`.
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
@@ -10,19 +11,19 @@ use crate::matmul::PANEL_COLUMNS;
 use crate::matmul::quantized::activations::RowBlock;
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN, Scales};
 
-/// From a row's slice to that of the next row.
+/// Bytes from a row's slice to that of the next row.
 const ROW_BYTES: usize = 2 * SLICE_LEN;
 
-/// How bytes are multiplied and added up.
+/// The instructions that multiply and add bytes.
 trait DotProduct {
-    /// `start` plus the products of the registers `w` and of the row's numbers at `x`.
+    /// `start` plus the products of the registers `w` and the row's values at `x`.
     ///
     /// # Safety
-    /// `x` has four bytes for each register, of which there are four or eight; the machine has the instructions.
+    /// `x` has four bytes for each register; there are four or eight registers. The machine has the instructions.
     unsafe fn dot(start: int32x4_t, w: &[int8x16_t], x: *const i8) -> int32x4_t;
 }
 
-/// By `sdot`, of the feature `dotprod`.
+/// `sdot`, of the feature `dotprod`.
 struct Sdot;
 
 impl DotProduct for Sdot {
@@ -49,7 +50,7 @@ impl DotProduct for Sdot {
 /// The machine has `dotprod`.
 #[inline(always)]
 unsafe fn sdot<const LANE: i32>(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: the instruction exists by the caller's promise, and touches registers alone.
+    // SAFETY: the caller guarantees the instruction, which uses registers only.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {w:v}.16b, {x:v}.4b[{lane}]",
@@ -60,7 +61,7 @@ unsafe fn sdot<const LANE: i32>(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) 
     sum
 }
 
-/// By multiplications that widen, which every machine has.
+/// Widening multiplications, which every machine has.
 struct Widening;
 
 impl DotProduct for Widening {
@@ -80,18 +81,18 @@ impl DotProduct for Widening {
     }
 }
 
-/// The numbers of a slice for four columns; register j holds the numbers 4 j to 4 j + 3 of each.
+/// The values of a slice for four columns; register j holds values 4 j to 4 j + 3 of each.
 ///
 /// # Safety
 /// `unit` is a whole unit of F.
 #[inline(always)]
 unsafe fn integers<F: QuantizedFormat>(unit: *const u8, slice: usize, quarter: usize) -> [int8x16_t; 8] {
     let layout = F::LAYOUT;
-    // SAFETY: the layout's parts lie within the unit.
+    // SAFETY: the layout's parts are within the unit.
     unsafe {
         let load = |at: usize, j: usize| vld1q_u8(unit.add(at + 64 * j + 16 * quarter));
         if layout.bits == 8 {
-            // Signed, unlike the other formats.
+            // Signed, unlike in the other formats.
             return std::array::from_fn(|j| vreinterpretq_s8_u8(load(layout.low(slice), j)));
         }
         let mut q = [vdupq_n_u8(0); 8];
@@ -114,17 +115,17 @@ unsafe fn integers<F: QuantizedFormat>(unit: *const u8, slice: usize, quarter: u
     }
 }
 
-/// Four halves as f32.
+/// Four f16 as f32.
 ///
 /// # Safety
-/// Eight bytes at `at`.
+/// Eight bytes can be read from `at`.
 #[inline(always)]
 unsafe fn halves(at: *const u8) -> float32x4_t {
     // SAFETY: by the caller's promise.
     unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at))) }
 }
 
-/// The integers that scale a slice, or half of one, in the K formats.
+/// The integer scales of a slice, or of half a slice, in the K formats.
 ///
 /// # Safety
 /// `unit` is a whole unit of F.
@@ -142,18 +143,18 @@ unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half
     }
 }
 
-/// What the numbers' offset adds to a sum of products; bytes are made signed instead.
+/// What the offset of W adds to a sum of products; zero for 8-bit values, which are multiplied with their sign.
 #[inline(always)]
 fn offset<F: QuantizedFormat>(offset: i32) -> int32x4_t {
     let offset = if matches!(F::LAYOUT.offset_shift, None | Some(7)) { 0 } else { offset };
-    // SAFETY: every machine of this platform has it.
+    // SAFETY: every machine of this target has NEON.
     unsafe { vdupq_n_s32(offset) }
 }
 
 /// The minimums of a pair of slices times the row's sums over them.
 ///
 /// # Safety
-/// Eight bytes at `mins`, four at `pair`.
+/// Eight bytes can be read from `mins`, four from `pair`.
 #[inline(always)]
 unsafe fn times_minimums(mins: *const u8, pair: *const [i16; 2]) -> int32x4_t {
     // SAFETY: by the caller's promise.
@@ -164,10 +165,10 @@ unsafe fn times_minimums(mins: *const u8, pair: *const [i16; 2]) -> int32x4_t {
     }
 }
 
-/// R rows of a block, from `first` on, times one panel: what is unpacked serves all of them.
+/// R rows of a block, from `first` on, times one panel; each slice is unpacked once for all of them.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F, the block as many, and its rows reach to `first + R`; the machine has the instructions of D.
+/// Panel and block have `num_units` units of F, and the block has at least `first + R` rows; the machine has the instructions of D.
 #[inline(always)]
 unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
     panel: *const u8,
@@ -177,7 +178,7 @@ unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
 ) -> [[f32; PANEL_COLUMNS]; R] {
     let layout = F::LAYOUT;
     let m = x.num_rows;
-    // SAFETY: units, slices and rows are within the panel and the block by the caller's promise.
+    // SAFETY: the caller guarantees that units, slices and rows are within the panel and the block.
     unsafe {
         let zero = vdupq_n_f32(0.0);
         let mut results = [[zero; 4]; R];
@@ -253,6 +254,8 @@ unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
     }
 }
 
+/// All rows of a block times one panel; `put(row, results)` receives the sixteen results of each row.
+///
 /// # Safety
 /// As for [`block_times_panel`], and the machine has the instructions of D.
 #[inline(always)]
@@ -270,16 +273,16 @@ unsafe fn all_rows<D: DotProduct, F: QuantizedFormat>(
         first += 4;
     }
     for row in first..x.num_rows {
-        // SAFETY: as above.
+        // SAFETY: passed on from the caller; the row is within the block.
         let [result] = unsafe { rows_times_panel::<D, F, 1>(panel, num_units, x, row) };
         put(row, &result);
     }
 }
 
-/// All rows of a block times one panel by dot products; `put` gets each row's sixteen results.
+/// All rows of a block times one panel, with `sdot`; `put(row, results)` receives the sixteen results of each row.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F and the block as many; the machine has `dotprod`.
+/// Panel and block have `num_units` units of F; the machine has `dotprod`.
 #[target_feature(enable = "dotprod")]
 pub(crate) unsafe fn block_times_panel_by_dot_products<F: QuantizedFormat>(
     panel: *const u8,
@@ -291,17 +294,17 @@ pub(crate) unsafe fn block_times_panel_by_dot_products<F: QuantizedFormat>(
     unsafe { all_rows::<Sdot, F>(panel, num_units, x, put) }
 }
 
-/// All rows of a block times one panel; `put` gets each row's sixteen results.
+/// All rows of a block times one panel; `put(row, results)` receives the sixteen results of each row.
 ///
 /// # Safety
-/// `panel` holds `num_units` units of F and the block as many.
+/// Panel and block have `num_units` units of F.
 pub(crate) unsafe fn block_times_panel<F: QuantizedFormat>(
     panel: *const u8,
     num_units: usize,
     x: RowBlock<'_>,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
-    // SAFETY: passed on from the caller; every machine of this platform has the instructions.
+    // SAFETY: passed on from the caller; every machine of this target has the instructions.
     unsafe { all_rows::<Widening, F>(panel, num_units, x, put) }
 }
 

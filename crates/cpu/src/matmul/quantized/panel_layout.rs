@@ -1,30 +1,30 @@
-//! The layout of quantized weights in memory, and how rows of a file are brought into it. All instruction sets read this one layout.
+//! The layout of quantized weights in memory, and how rows of a file are packed into it. All instruction sets read the same layout.
 //!
-//! Sixteen columns of the result (rows of W) make a *panel*: a vector register then holds one number for each of sixteen columns,
-//! and no sum ever crosses lanes. A panel is a row of *units* of two slices of 32 numbers of K, or of eight for the K formats, which have
-//! scales of scales. Within a unit lie, one after the other:
+//! Sixteen columns of the result (rows of W) make a *panel*: a vector register then holds one value for each of sixteen columns, and no sum
+//! crosses lanes. A panel is a sequence of *units*. A unit has two slices of 32 values of K, or eight for the K formats, which have scales
+//! of scales. A unit consists of:
 //!
 //! ```text
-//! low    for each slice: 4 bits a number, 256 bytes; or 8 bits, 512 bytes, signed, which tiles read as they are
-//! high   for each slice: the bits above the fourth; 1 bit 64 bytes, 2 bits 128 bytes
-//! scale  for each slice: 16 f16; or 16 u8; or, for scales of 16 numbers, 2 x 16 i8
+//! low    for each slice: 4 bits per value, 256 bytes; or 8 bits, 512 bytes, signed, which tiles read unchanged
+//! high   for each slice: the bits above the fourth; 1 bit per value, 64 bytes; or 2 bits, 128 bytes
+//! scale  for each slice: 16 f16; or 16 u8; or, for scales of 16 values, 2 x 16 i8
 //! min    for each slice: 16 f16; or for each pair of slices 16 x (u8, u8)
 //! head   16 f16 scales of scales, then 16 f16 scales of mins
 //! ```
-//! Number k = 4 j + b of a slice (j < 8, b < 4) of column c is byte 64 j + 4 c + b of the eight registers that a slice unpacks to:
-//! four consecutive numbers of a column sit in one 32-bit lane, which is what VNNI and AMX multiply by. Of 4-bit numbers, byte
-//! 64 j + 4 c + b holds j in its lower and j + 4 in its upper half. High bits of the numbers j stand in byte 4 c + b, 1 bit each from
-//! the lowest up, or 2 bits each with j < 4 in the first 64 bytes and the others in the second.
+//! A slice unpacks to eight registers. Value k = 4 j + b of a slice (j < 8, b < 4) of column c is byte 4 c + b of register j: four
+//! consecutive values of a column share a 32-bit lane, which is what VNNI and AMX multiply. Of 4-bit values, byte 64 j + 4 c + b (j < 4)
+//! holds that of register j in its lower half and that of register j + 4 in its upper half. The high bits of all registers are in byte
+//! 4 c + b: 1 bit for each register from the lowest bit up, or 2 bits each, with registers 0 to 3 in the first 64 bytes.
 //!
-//! Bytes: the file's own, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose units fill lines, plus rows added to fill the last
-//! panel, plus a slice of zeros where K is an odd multiple of 32.
+//! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose units fill cache
+//! lines, plus columns that fill up the last panel, plus a slice of zeros where K is an odd multiple of 32.
 
 use pellucid_tensor::DType;
 
-/// Numbers of K in a slice.
+/// Values of K in a slice.
 pub(crate) const SLICE_LEN: usize = 32;
 
-/// Where the parts of a unit lie, and what its numbers mean.
+/// The offsets of the parts of a unit, and how its integers become values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PanelLayout {
     /// Slices in a unit.
@@ -32,13 +32,14 @@ pub(crate) struct PanelLayout {
     /// Slices whose activations share a scale: one, or all of a unit.
     pub(crate) group: usize,
     pub(crate) bits: usize,
-    /// What is subtracted from the stored, unsigned number: `1 << offset_shift`. For 8 bits, what kernels that multiply unsigned numbers
-    /// add to the stored, signed one.
+    /// `1 << offset_shift` is subtracted from the stored, unsigned integer. For 8 bits, kernels that multiply unsigned integers add it to the
+    /// stored, signed one.
     pub(crate) offset_shift: Option<u32>,
     pub(crate) scales: Scales,
     pub(crate) mins: Mins,
 }
 
+/// The scales of a format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scales {
     /// An f16 for each slice.
@@ -49,25 +50,26 @@ pub(crate) enum Scales {
     PerHalfSlice,
 }
 
+/// The minimums of a format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mins {
     None,
-    /// An f16 for each slice, added to each number.
+    /// An f16 for each slice, added to each value.
     Float,
-    /// A u8 for each slice, times the unit's f16, subtracted from each number.
+    /// A u8 for each slice, times the unit's f16, subtracted from each value.
     PerSlice,
 }
 
-/// Groups of layouts that read x in one form: [`PanelLayout::input_form`].
+/// Number of distinct values of [`PanelLayout::input_form`].
 pub(crate) const NUM_INPUT_FORMS: usize = 5;
 
 impl PanelLayout {
-    /// Whether a float scales every slice; else integers do, and a float all slices of a unit.
+    /// Whether each slice has a float scale. Otherwise slices have integer scales, and a unit has one float scale.
     pub(crate) const fn scaled_by_floats(&self) -> bool {
         matches!(self.scales, Scales::Float)
     }
 
-    /// Layouts with the same number read the same integers, sums and offsets of x.
+    /// Layouts with the same input form read the same integers, sums and offsets of x.
     pub(crate) const fn input_form(&self) -> usize {
         match (self.group, self.offset_shift) {
             (1, None) => 0,
@@ -78,7 +80,7 @@ impl PanelLayout {
         }
     }
 
-    /// What is subtracted from the stored numbers, in all layouts of this one's form that subtract anything.
+    /// The offset of all layouts with this input form that have one.
     pub(crate) const fn shared_offset(&self) -> i32 {
         match (self.group, self.offset_shift) {
             (1, None) => 0,
@@ -130,18 +132,18 @@ impl PanelLayout {
         self.scale(self.slices) + slice * self.min_bytes()
     }
 
-    /// The scales of scales.
+    /// Offset of the scales of scales.
     pub(crate) const fn head(&self) -> usize {
         self.min(self.slices)
     }
 
-    /// The scales of mins.
+    /// Offset of the scales of minimums.
     pub(crate) const fn min_head(&self) -> usize {
         self.head() + 32
     }
 
     pub(crate) const fn unit_bytes(&self) -> usize {
-        // A whole line, so that the next unit starts on one.
+        // A whole cache line, so that the next unit begins on one.
         let head = if self.scaled_by_floats() { 0 } else { 64 };
         self.head() + head
     }
@@ -160,14 +162,14 @@ pub(crate) trait QuantizedFormat: Copy + Send + Sync + 'static {
     fn read(block: &[u8]) -> FileBlock;
 }
 
-/// A block of a file, its integers apart from its scales. Formats of 32 numbers use the first of each array.
+/// A block of a file, with integers and scales separated. Formats of 32 values use the first elements of each array.
 pub(crate) struct FileBlock {
-    /// Without the offset, never negative; of 8 bits, with their sign.
+    /// Unsigned, before the offset is subtracted; signed for 8 bits.
     integers: [u8; 256],
     /// f16 bits.
     scale: u16,
     min: u16,
-    /// For each slice one, or two for scales of 16 numbers.
+    /// One for each slice, or two for scales of 16 values.
     scales: [u8; 16],
     mins: [u8; 8],
 }
@@ -178,11 +180,12 @@ impl FileBlock {
     }
 }
 
-/// Formats with one f16 scale for 32 numbers: activations have one for as many. Two slices make a unit so that units fill cache lines.
+/// Formats with an f16 scale for 32 values: activations have a scale for 32 values too. Two slices make a unit so that units fill cache lines.
 const fn float_scaled(bits: usize, offset_shift: Option<u32>, mins: Mins) -> PanelLayout {
     PanelLayout { slices: 2, group: 1, bits, offset_shift, scales: Scales::Float, mins }
 }
 
+/// Formats with integer scales and a float scale for 256 values.
 const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> PanelLayout {
     PanelLayout { slices: 8, group: 8, bits, offset_shift, scales, mins }
 }
@@ -206,7 +209,7 @@ macro_rules! formats {
             }
         )*
 
-        /// Evaluates an expression with a format's type, when the format has integer kernels.
+        /// Evaluates an expression with `$format` as a format's type; `None` if the format has no integer kernels.
         macro_rules! with_quantized_format {
             ($dtype:expr, $format:ident => $body:expr) => {
                 match $dtype {
@@ -298,7 +301,7 @@ fn k6(scale: u16, ql: &[u8], qh: &[u8], scales: &[u8]) -> FileBlock {
     numbers
 }
 
-/// Packs up to sixteen rows of a file, all in one format, into a panel. Columns without a row stay zero.
+/// Packs up to sixteen rows of a file into a panel. Columns without a row stay zero.
 pub(crate) fn pack_panel<F: QuantizedFormat>(rows: &[&[u8]], panel: &mut [u8]) {
     let layout = F::LAYOUT;
     let block_slices = F::DTYPE.block_len() / SLICE_LEN;

@@ -1,13 +1,13 @@
-//! The definition of a product with quantized weights, one number at a time. Every other instruction set gives these bits.
+//! The definition of a product with quantized weights, one value at a time. Every other instruction set gives the same bits.
 //!
 //! For a row x, quantized to integers `q` with a scale `s` for each group of slices, and a column of W, group by group:
 //!
 //! ```text
-//! part = f32(sum of w q) * d                     of 32 numbers, with a scale in f16
-//! part = fma(f32(sum of q), m, part)             where they have a minimum of their own (Q4_1, Q5_1)
+//! part = f32(sum of w q) * d                       32 values with an f16 scale d
+//! part = fma(f32(sum of q), m, part)               if they have a minimum m (Q4_1, Q5_1)
 //!
-//! part = f32(sum over slices of scale * sum of w q) * d       of 256 numbers, whose slices (or halves of them) have integers as scales
-//! part = fma(f32(sum over slices of m * sum of q), -dmin, part)    where slices have minimums as well (Q4_K, Q5_K)
+//! part = f32(sum over slices of scale * sum of w q) * d            256 values, whose slices or half slices have integer scales
+//! part = fma(f32(sum over slices of m * sum of q), -dmin, part)    if slices have minimums (Q4_K, Q5_K)
 //!
 //! result = fma(part, s, result)
 //! ```
@@ -24,7 +24,7 @@ use crate::matmul::quantized::panel_layout::{Mins, PanelLayout, QuantizedFormat,
 /// One row of a block times one panel.
 ///
 /// # Safety
-/// The block holds `num_units` units of F's grouping, and `row` is one of its rows.
+/// The block has `num_units` units of F, and `row` is one of its rows; rows are ordered by row.
 pub(crate) unsafe fn row_times_panel<F: QuantizedFormat>(
     panel: &[u8],
     num_units: usize,
@@ -35,7 +35,7 @@ pub(crate) unsafe fn row_times_panel<F: QuantizedFormat>(
     let m = x.num_rows;
     let mut results = [0.0; PANEL_COLUMNS];
     for (u, unit) in panel.chunks_exact(layout.unit_bytes()).take(num_units).enumerate() {
-        // SAFETY: by the layout of `activations`, these are entries of the row within the block's arrays.
+        // SAFETY: by the layout in `activations`, these are entries of the row within the block's arrays.
         let slices = (0..layout.slices).map(|slice| unsafe {
             let at = u * layout.slices + slice;
             let quants = std::slice::from_raw_parts(x.slice(at, row), SLICE_LEN);
@@ -76,7 +76,7 @@ pub(crate) unsafe fn row_times_panel<F: QuantizedFormat>(
     results
 }
 
-/// The number k of a slice of a column, its offset subtracted.
+/// Value k of a slice of a column, with its offset subtracted.
 fn integer(layout: &PanelLayout, unit: &[u8], slice: usize, k: usize, column: usize) -> i32 {
     let (j, lane) = (k / 4, 4 * column + k % 4);
     let low = &unit[layout.low(slice)..];
@@ -93,7 +93,7 @@ fn integer(layout: &PanelLayout, unit: &[u8], slice: usize, k: usize, column: us
     i32::from(stored) - layout.offset_shift.map_or(0, |shift| 1 << shift)
 }
 
-/// The integer that scales a slice, or half of one.
+/// The integer scale of a slice, or of half a slice.
 fn scale_of(layout: &PanelLayout, unit: &[u8], slice: usize, half: usize, column: usize) -> i32 {
     let at = layout.scale(slice) + column;
     match layout.scales {

@@ -1,5 +1,5 @@
-//! One slice of sixteen rows at a time, by AVX-512: what a slice leaves behind is then one vector with a lane for each row, and the
-//! largest numbers and the sums of all rows come out of one tree. The same integers, scales and sums as [`super::quantize_group`] gives.
+//! Quantizing with AVX-512, one slice of sixteen rows at a time: scales and sums of the rows are then lanes of one vector, and one tree of
+//! operations computes the largest values or the sums of all rows. Gives the same integers, scales and sums as [`super::quantize_group`].
 
 use std::arch::x86_64::*;
 
@@ -9,14 +9,14 @@ use crate::matmul::quantized::panel_layout::SLICE_LEN;
 /// Quantizes up to sixteen rows of a block.
 ///
 /// # Safety
-/// The machine has AVX-512 (F, BW and VL), `x` is whole rows of `depth` numbers in whole groups, and no other thread writes these rows.
+/// The machine has AVX-512 (F, BW and VL), `x` is whole rows of `depth` values in whole groups, and no other thread writes these rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Destination, parts: RowArrays<'_>) {
-    let Destination { start, row, m, group, .. } = place;
+pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, destination: Destination, arrays: RowArrays<'_>) {
+    let Destination { start, row, m, group, .. } = destination;
     let num_rows = x.len() / depth;
     assert!(num_rows <= BLOCK_ROWS && depth.is_multiple_of(group * SLICE_LEN) && x.len() == num_rows * depth);
     for first in (0..depth / SLICE_LEN).step_by(group) {
-        // SAFETY: a group of each row lies in `x`; the places are these rows' own.
+        // SAFETY: `x` has a group of each row; only these rows have these entries.
         unsafe {
             let mut magnitudes = [_mm512_setzero_si512(); BLOCK_ROWS];
             for (i, magnitudes) in magnitudes.iter_mut().enumerate().take(num_rows) {
@@ -25,51 +25,52 @@ pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, place: Destination, 
                     *magnitudes = _mm512_max_epu32(*magnitudes, _mm512_max_epu32(magnitude(a), magnitude(b)));
                 }
             }
-            let inverses = scale_each(magnitudes, parts.scales.part((start + first * m) / group + row, num_rows));
+            let inverses = scale_each(magnitudes, arrays.scales.part((start + first * m) / group + row, num_rows));
             let mut previous = _mm512_setzero_si512();
             for s in first..first + group {
-                previous = quantize_slice(&x[s * SLICE_LEN..], depth, s, &inverses[..num_rows], previous, place, parts);
+                previous =
+                    quantize_slice(&x[s * SLICE_LEN..], depth, s, &inverses[..num_rows], previous, destination, arrays);
             }
         }
     }
 }
 
-/// Quantizes one row on its own, whose slices have scales of their own: sixteen slices take the place of sixteen rows.
+/// Quantizes a single row with a scale for each slice: sixteen slices are processed like sixteen rows.
 ///
 /// # Safety
-/// As for `quantize_rows`; the row is whole slices, and the only one of its block.
+/// As for [`quantize_rows`]; the row is whole slices, and the only one of its block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-pub(super) unsafe fn quantize_slices(x: &[f32], place: Destination, parts: RowArrays<'_>) {
-    let Destination { quants, start, offset, .. } = place;
+pub(super) unsafe fn quantize_slices(x: &[f32], destination: Destination, arrays: RowArrays<'_>) {
+    let Destination { quants, start, offset, .. } = destination;
     let (slices, rest) = x.as_chunks::<SLICE_LEN>();
-    assert!(rest.is_empty() && (place.m, place.group) == (1, 1));
+    assert!(rest.is_empty() && (destination.m, destination.group) == (1, 1));
     for (first, slices) in (0..).step_by(BLOCK_ROWS).zip(slices.chunks(BLOCK_ROWS)) {
         let (at, count) = (start + first, slices.len());
-        // SAFETY: the places are this row's own.
+        // SAFETY: only this row has these entries.
         unsafe {
             let mut magnitudes = [_mm512_setzero_si512(); BLOCK_ROWS];
             for (magnitudes, slice) in magnitudes.iter_mut().zip(slices) {
                 let [a, b] = load(slice.as_ptr());
                 *magnitudes = _mm512_max_epu32(magnitude(a), magnitude(b));
             }
-            let factors = scale_each(magnitudes, parts.scales.part(at, count));
+            let factors = scale_each(magnitudes, arrays.scales.part(at, count));
             let mut sums = [_mm256_setzero_si256(); BLOCK_ROWS];
             for (i, slice) in slices.iter().enumerate() {
                 let bytes = integers(slice.as_ptr(), factors[i]);
-                let to = parts.quants.part(quants + (first + i) * SLICE_LEN, SLICE_LEN);
+                let to = arrays.quants.part(quants + (first + i) * SLICE_LEN, SLICE_LEN);
                 _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes);
                 sums[i] = sums_by_fours(bytes);
             }
             let [low, high] = sums_of_each(sums);
             let sum = _mm512_add_epi32(low, high);
             let offsets = _mm512_mullo_epi32(sum, _mm512_set1_epi32(-offset));
-            _mm512_mask_storeu_ps(parts.sums.part(at, count).as_mut_ptr(), lanes(count), _mm512_cvtepi32_ps(sum));
-            _mm512_mask_storeu_epi32(parts.offsets32.part(at, count).as_mut_ptr(), lanes(count), offsets);
+            _mm512_mask_storeu_ps(arrays.sums.part(at, count).as_mut_ptr(), lanes(count), _mm512_cvtepi32_ps(sum));
+            _mm512_mask_storeu_epi32(arrays.offsets32.part(at, count).as_mut_ptr(), lanes(count), offsets);
         }
     }
 }
 
-/// Writes a scale for each vector of magnitudes; gives what makes integers of its numbers.
+/// Writes the scale of each vector of magnitudes; returns the factors that turn values into integers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn scale_each(magnitudes: [__m512i; BLOCK_ROWS], scales: &mut [f32]) -> [f32; BLOCK_ROWS] {
@@ -78,7 +79,7 @@ fn scale_each(magnitudes: [__m512i; BLOCK_ROWS], scales: &mut [f32]) -> [f32; BL
     let inverse = _mm512_maskz_div_ps(!is_zero, _mm512_set1_ps(127.0), largest);
     let scale = _mm512_div_ps(largest, _mm512_set1_ps(127.0));
     let mut inverses = [0.0f32; BLOCK_ROWS];
-    // SAFETY: the mask leaves out what is beyond the scales; the other array is as long as the vector.
+    // SAFETY: the mask excludes lanes beyond `scales`; the array is as long as the vector.
     unsafe {
         _mm512_mask_storeu_ps(scales.as_mut_ptr(), lanes(scales.len()), scale);
         _mm512_storeu_ps(inverses.as_mut_ptr(), inverse);
@@ -86,10 +87,10 @@ fn scale_each(magnitudes: [__m512i; BLOCK_ROWS], scales: &mut [f32]) -> [f32; BL
     inverses
 }
 
-/// A slice as integers.
+/// A slice times `factor`, rounded to integers.
 ///
 /// # Safety
-/// A slice can be read.
+/// 32 values can be read from `slice`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
 unsafe fn integers(slice: *const f32, factor: f32) -> __m256i {
@@ -99,6 +100,7 @@ unsafe fn integers(slice: *const f32, factor: f32) -> __m256i {
     _mm256_set_m128i(round(b, factor), round(a, factor))
 }
 
+/// Sums of four adjacent bytes each.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn sums_by_fours(bytes: __m256i) -> __m256i {
@@ -106,16 +108,15 @@ fn sums_by_fours(bytes: __m256i) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
-/// The lanes of so many rows.
+/// The mask of the first `num_rows` lanes.
 fn lanes(num_rows: usize) -> u16 {
     ((1u32 << num_rows) - 1) as u16
 }
 
-/// One slice of each row, `x` being where the first row has it, with the factors that make integers of them. Takes the sums of the slice
-/// before it and gives its own.
+/// Quantizes slice `s` of each row; `x` begins with that of the first row. Takes the sums of the previous slice and returns its own.
 ///
 /// # Safety
-/// As for `quantize_rows`.
+/// As for [`quantize_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
 unsafe fn quantize_slice(
@@ -124,10 +125,10 @@ unsafe fn quantize_slice(
     s: usize,
     factors: &[f32],
     previous: __m512i,
-    place: Destination,
-    parts: RowArrays<'_>,
+    destination: Destination,
+    arrays: RowArrays<'_>,
 ) -> __m512i {
-    let Destination { quants: block, start, row, m, order, group, offset } = place;
+    let Destination { quants: block, start, row, m, order, group, offset } = destination;
     let (num_rows, at) = (factors.len(), start + s * m);
     // SAFETY: passed on from the caller.
     unsafe {
@@ -140,14 +141,15 @@ unsafe fn quantize_slice(
         match order {
             InputOrder::ByRow => {
                 for (i, slice) in slices.iter().enumerate().take(num_rows) {
-                    let to =
-                        parts.quants.part(block + (s / 2 * m + row + i) * 2 * SLICE_LEN + s % 2 * SLICE_LEN, SLICE_LEN);
+                    let to = arrays
+                        .quants
+                        .part(block + (s / 2 * m + row + i) * 2 * SLICE_LEN + s % 2 * SLICE_LEN, SLICE_LEN);
                     _mm256_storeu_si256(to.as_mut_ptr().cast(), *slice);
                 }
             }
             InputOrder::ByWord => {
                 for (j, words) in words_of_each(slices).into_iter().enumerate() {
-                    let to = parts.quants.part(block + ((s * SLICE_WORDS + j) * BLOCK_ROWS + row) * 4, num_rows * 4);
+                    let to = arrays.quants.part(block + ((s * SLICE_WORDS + j) * BLOCK_ROWS + row) * 4, num_rows * 4);
                     _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(num_rows), words);
                 }
             }
@@ -156,17 +158,17 @@ unsafe fn quantize_slice(
         let (sum, negated) = (_mm512_add_epi32(low, high), _mm512_set1_epi32(-offset));
         let lanes = lanes(num_rows);
         let put = |to: &mut [i32], x: __m512i| _mm512_mask_storeu_epi32(to.as_mut_ptr(), lanes, x);
-        _mm512_mask_storeu_ps(parts.sums.part(at + row, num_rows).as_mut_ptr(), lanes, _mm512_cvtepi32_ps(sum));
+        _mm512_mask_storeu_ps(arrays.sums.part(at + row, num_rows).as_mut_ptr(), lanes, _mm512_cvtepi32_ps(sum));
         if group == 1 {
-            put(parts.offsets32.part(at + row, num_rows), _mm512_mullo_epi32(sum, negated));
+            put(arrays.offsets32.part(at + row, num_rows), _mm512_mullo_epi32(sum, negated));
             return sum;
         }
-        put(parts.offsets16.part(2 * at + row, num_rows), _mm512_mullo_epi32(low, negated));
-        put(parts.offsets16.part(2 * at + m + row, num_rows), _mm512_mullo_epi32(high, negated));
+        put(arrays.offsets16.part(2 * at + row, num_rows), _mm512_mullo_epi32(low, negated));
+        put(arrays.offsets16.part(2 * at + m + row, num_rows), _mm512_mullo_epi32(high, negated));
         if s % 2 == 1 {
             let first = _mm512_and_si512(previous, _mm512_set1_epi32(0xffff));
             let pairs = _mm512_or_si512(first, _mm512_slli_epi32::<16>(sum));
-            let to = parts.pairs.part((at - m) / 2 + row, num_rows);
+            let to = arrays.pairs.part((at - m) / 2 + row, num_rows);
             _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes, pairs);
         }
         sum
@@ -174,7 +176,7 @@ unsafe fn quantize_slice(
 }
 
 /// # Safety
-/// A slice can be read.
+/// 32 values can be read from `slice`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load(slice: *const f32) -> [__m512; 2] {
@@ -182,7 +184,7 @@ unsafe fn load(slice: *const f32) -> [__m512; 2] {
     unsafe { [_mm512_loadu_ps(slice), _mm512_loadu_ps(slice.add(16))] }
 }
 
-/// The bits of magnitudes, whose order is theirs, what is no number last.
+/// The bits of the magnitudes, which are ordered like the magnitudes, with NaN last.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn magnitude(x: __m512) -> __m512i {
@@ -196,7 +198,7 @@ fn round(x: __m512, factor: __m512) -> __m128i {
     _mm512_cvtepi32_epi8(_mm512_castps_si512(rounded))
 }
 
-/// Lane i becomes the largest lane of vector i. A step takes two vectors, puts the halves of each side by side, and joins them.
+/// Returns a vector whose lane i is the largest lane of vector i. Each step interleaves the halves of two vectors and takes the maximum.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn largest_of_each(v: [__m512i; BLOCK_ROWS]) -> __m512i {
@@ -213,7 +215,7 @@ fn largest_of_each(v: [__m512i; BLOCK_ROWS]) -> __m512i {
     two(two(fours[0], fours[1]), two(fours[2], fours[3]))
 }
 
-/// Lane i becomes the sum of the lower half of vector i, and of its upper half.
+/// Returns two vectors: lane i of the first is the sum of the lower half of vector i, lane i of the second that of its upper half.
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
 fn sums_of_each(v: [__m256i; BLOCK_ROWS]) -> [__m512i; 2] {

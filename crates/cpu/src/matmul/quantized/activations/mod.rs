@@ -1,14 +1,17 @@
-//! Rows of x as 8-bit integers, for products with quantized weights.
+//! [`QuantizedRows`]: rows of x as 8-bit integers, for products with quantized weights.
 //!
-//! Each group of numbers of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where largest is the greatest
-//! magnitude, and `q = round(x * (127 / largest))` to nearest, ties to even. A row's integers depend on that row alone, and every
-//! instruction set computes the same ones. The sums of the integers, over 16 and over 32, are exact and serve the formats whose
-//! numbers have an offset or a minimum.
+//! Each group of values of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where `largest` is the greatest
+//! magnitude, and `q = round(x * (127 / largest))`, to nearest with ties to even. A row's integers depend only on that row, and every
+//! instruction set computes the same ones. The sums of 16 and of 32 integers are exact; formats with an offset or a minimum need them.
 //!
-//! Rows lie in blocks of sixteen, the last one smaller, in one of two orders. By rows: of a block of m rows, slices 2 p and 2 p + 1 of row i
-//! are the 64 bytes at (p m + i) 64. A row on its own is thus contiguous, and two slices of a whole block are one contiguous tile. By words,
-//! for vectors that multiply four numbers of several rows after each other: word j of slice s of row i is the four bytes at
-//! ((8 s + j) 16 + i) 4, whatever the number of rows. Sums and scales lie slice by slice, each with its m rows.
+//! Rows are stored in blocks of sixteen, the last one smaller, in one of two orders ([`InputOrder`]):
+//!
+//! - by row: in a block of m rows, slices 2 p and 2 p + 1 of row i are the 64 bytes at (p m + i) 64. A single row is thus contiguous, and two
+//!   slices of a whole block are one contiguous tile;
+//! - by word, for kernels that multiply the same four values of several rows in turn: word j of slice s of row i is the four bytes at
+//!   ((8 s + j) 16 + i) 4, whatever the number of rows.
+//!
+//! Sums and scales are stored slice by slice, with m rows each.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -26,10 +29,10 @@ use crate::shared_slice::SharedSlice;
 use crate::simd::Isa;
 use crate::simd::{Simd, vectorized};
 
-/// Words of four numbers in a slice.
+/// Words of four values in a slice.
 pub(crate) const SLICE_WORDS: usize = SLICE_LEN / 4;
 
-/// In which order the integers of a block lie.
+/// The order of the integers of a block; the head of this file gives the offsets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum InputOrder {
     #[default]
@@ -48,19 +51,19 @@ pub(crate) struct QuantizedRows {
     /// Bytes of `quants` from block to block.
     stride: usize,
     quants: Buffer<i8>,
-    /// What the numbers' offset adds to a product, the sum of x times the negated offset: of 16 numbers, for the K formats.
+    /// Sums of 16 integers times the negated offset of W, for the K formats: what the offset adds to a product.
     offsets16: Buffer<i32>,
-    /// The same of 32 numbers, for the others.
+    /// Sums of 32 integers times the negated offset of W, for the other formats.
     offsets32: Buffer<i32>,
-    /// Sums of 32 as they are, in f32.
+    /// Sums of 32 integers, in f32.
     sums: Buffer<f32>,
-    /// Those of two slices as i16; for the K formats.
+    /// Sums of 32 integers of two slices, for the K formats.
     pairs: Buffer<[i16; 2]>,
-    /// One for each group.
+    /// The scale of each group.
     scales: Buffer<f32>,
 }
 
-/// One block of rows, as kernels read it: the start of each array, whose order the head of this file gives.
+/// One block of rows, as kernels read it: the start of each array. The head of this file gives the offsets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowBlock<'a> {
     pub(crate) num_rows: usize,
@@ -79,35 +82,36 @@ unsafe impl Send for RowBlock<'_> {}
 unsafe impl Sync for RowBlock<'_> {}
 
 impl RowBlock<'_> {
-    /// A slice of a row, where they lie by rows. The next row's lies two slices further on.
+    /// Returns a slice of a row, if rows are ordered by row. The next row's slice is two slices further on.
     ///
     /// # Safety
-    /// The block has that slice.
+    /// The block has that slice and that row.
     #[inline(always)]
     pub(crate) unsafe fn slice(&self, slice: usize, row: usize) -> *const i8 {
-        // SAFETY: within the block's array by the caller's promise.
+        // SAFETY: the caller guarantees that the offset is within the array.
         unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE_LEN + slice % 2 * SLICE_LEN) }
     }
 
-    /// The first word of a slice of a row, where they lie by words. The next row's follows it, the row's next word lies [`BLOCK_ROWS`] further on.
+    /// Returns the first word of a slice of a row, if rows are ordered by word. The next row's word follows it; the row's next word is
+    /// [`BLOCK_ROWS`] words further on.
+    ///
+    /// # Safety
+    /// The block has that slice and that row.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) unsafe fn words(&self, slice: usize, row: usize) -> *const i32 {
+        // SAFETY: the caller guarantees that the offset is within the array.
+        unsafe { self.quants.cast::<i32>().add(slice * SLICE_WORDS * BLOCK_ROWS + row) }
+    }
+
+    /// The same rows from `slice` on, which begins a unit of a layout with a scale for each slice.
     ///
     /// # Safety
     /// The block has that slice.
     #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(crate) unsafe fn words(&self, slice: usize, row: usize) -> *const i32 {
-        // SAFETY: within the block's array by the caller's promise.
-        unsafe { self.quants.cast::<i32>().add(slice * SLICE_WORDS * BLOCK_ROWS + row) }
-    }
-
-    /// The same rows from a slice on, which begins a unit of a layout whose slices have scales of their own.
-    ///
-    /// # Safety
-    /// The block has more slices.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) unsafe fn at_slice(self, slice: usize) -> Self {
         let at = slice * self.num_rows;
-        // SAFETY: within the block's arrays by the caller's promise.
+        // SAFETY: the caller guarantees that the offsets are within the arrays.
         unsafe {
             RowBlock {
                 quants: self.quants.add(at * SLICE_LEN),
@@ -119,7 +123,7 @@ impl RowBlock<'_> {
     }
 }
 
-/// Kernels that work on whole blocks may read this many entries of sums and scales past the last.
+/// Entries after the last sums and scales: kernels that work on whole blocks read sixteen entries where a block has fewer rows.
 const SPARE: usize = BLOCK_ROWS;
 
 impl QuantizedRows {
@@ -133,7 +137,7 @@ impl QuantizedRows {
         order: InputOrder,
     ) -> InputRows<'x> {
         let (num_rows, depth) = (x.num_rows(), x.depth());
-        // A unit is never cut: the last one is filled up with zeros.
+        // Units are whole: the last one is filled up with zeros.
         let num_slices = depth.div_ceil(SLICE_LEN).next_multiple_of(layout.slices);
         let (group, offset) = (layout.group, layout.shared_offset());
         (self.num_rows, self.num_slices, self.order, self.group) = (num_rows, num_slices, order, group);
@@ -141,7 +145,7 @@ impl QuantizedRows {
         let stride = block_stride(BLOCK_ROWS * num_slices * SLICE_LEN);
         self.stride = stride;
         let num_blocks = self.num_blocks();
-        let parts = RowArrays {
+        let arrays = RowArrays {
             quants: SharedSlice::new(self.quants.grow(num_blocks * stride)),
             offsets16: SharedSlice::new(self.offsets16.grow(2 * slices + SPARE)),
             offsets32: SharedSlice::new(self.offsets32.grow(slices + SPARE)),
@@ -149,13 +153,13 @@ impl QuantizedRows {
             pairs: SharedSlice::new(self.pairs.grow(slices / 2 + SPARE)),
             scales: SharedSlice::new(self.scales.grow(slices / group + SPARE)),
         };
-        // Threads are worth waking for several rows only. A task is half a block, or a whole one where there are many: neighbours in a
-        // block share cache lines, over which two threads would quarrel.
+        // A task is half a block, or a whole block if there are many rows: adjacent rows share cache lines, which two threads would pass
+        // back and forth. For fewer rows than a task, waking threads is not worth it.
         let per_task = if num_rows < 4 * BLOCK_ROWS { BLOCK_ROWS / 2 } else { BLOCK_ROWS };
         pool.run(num_rows.div_ceil(per_task), &|task| {
             let rows = task * per_task..num_rows.min((task + 1) * per_task);
             let block = rows.start / BLOCK_ROWS;
-            let place = Destination {
+            let destination = Destination {
                 quants: block * stride,
                 start: block * BLOCK_ROWS * num_slices,
                 row: rows.start % BLOCK_ROWS,
@@ -164,23 +168,23 @@ impl QuantizedRows {
                 group,
                 offset,
             };
-            // SAFETY: a task has rows of its own.
+            // SAFETY: each task has its own rows.
             let x = unsafe { x.take(rows.clone()) };
-            // From a few rows on, the tree of sixteen is worth it; and for one, where it has slices enough. Units are whole there.
+            // Sixteen rows at a time are faster from four rows on; one row is quantized sixteen slices at a time. Both need whole units.
             #[cfg(target_arch = "x86_64")]
             if S::ISA == Isa::Avx512 && depth == num_slices * SLICE_LEN {
-                // SAFETY: the value `simd` proves the instructions; a task has rows of its own.
+                // SAFETY: the value `simd` proves the instructions; each task has its own rows.
                 unsafe {
                     match (num_rows, rows.len()) {
                         (1, _) if group == 1 && order == InputOrder::ByRow => {
-                            return avx512::quantize_slices(x, place, parts);
+                            return avx512::quantize_slices(x, destination, arrays);
                         }
-                        (_, 4..) => return avx512::quantize_rows(x, depth, place, parts),
+                        (_, 4..) => return avx512::quantize_rows(x, depth, destination, arrays),
                         _ => {}
                     }
                 }
             }
-            quantize_rows(simd, x, depth, num_slices, place, parts);
+            quantize_rows(simd, x, depth, num_slices, destination, arrays);
         });
         // SAFETY: each task took its own rows, and all tasks are done.
         unsafe { x.taken() }
@@ -200,7 +204,7 @@ impl QuantizedRows {
         self.num_rows.div_ceil(BLOCK_ROWS)
     }
 
-    /// Bytes from the integers of a block to those of the next.
+    /// Bytes from the integers of one block to those of the next.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn block_bytes(&self) -> usize {
         self.stride
@@ -229,7 +233,7 @@ fn rows_of_block(num_rows: usize, block: usize) -> usize {
     BLOCK_ROWS.min(num_rows - block * BLOCK_ROWS)
 }
 
-/// The arrays of a [`QuantizedRows`] while several threads fill them, a row each.
+/// The arrays of [`QuantizedRows`] while several threads fill them, each its own rows.
 #[derive(Clone, Copy)]
 struct RowArrays<'a> {
     quants: SharedSlice<'a, i8>,
@@ -240,46 +244,46 @@ struct RowArrays<'a> {
     scales: SharedSlice<'a, f32>,
 }
 
-/// Where rows of a block go.
+/// Where the integers, sums and scales of some rows of a block go.
 #[derive(Clone, Copy)]
 struct Destination {
-    /// Where the integers of the row's block begin.
+    /// Offset of the block's integers.
     quants: usize,
-    /// First slice of the row's block.
+    /// Offset of the block in arrays with an entry for each slice and row.
     start: usize,
-    /// The first row within the block, and how many the block has.
+    /// The first row within the block, and the number of rows of the block.
     row: usize,
     m: usize,
     order: InputOrder,
     group: usize,
-    /// Of the numbers of W.
+    /// The offset of W.
     offset: i32,
 }
 
 vectorized! {
-    /// Group after group, each for all rows: what the rows of a block leave behind lies side by side.
-    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, place: Destination, parts: RowArrays<'_>) {
-        for first in (0..num_slices).step_by(place.group) {
+    /// Quantizes some rows of a block, group by group: the results of the rows of a group are adjacent in memory.
+    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, destination: Destination, arrays: RowArrays<'_>) {
+        for first in (0..num_slices).step_by(destination.group) {
             for (i, x) in x.chunks_exact(depth).enumerate() {
                 // A row of x ends with a slice, but perhaps not with a group.
                 let (slices, _) = x.as_chunks::<SLICE_LEN>();
                 let numbers = slices.get(first..).unwrap_or(&[]);
-                let numbers = &numbers[..place.group.min(numbers.len())];
-                // SAFETY: passed on from `QuantizedRows::fill`, which gives each thread rows of its own.
-                unsafe { quantize_group(numbers, first, Destination { row: place.row + i, ..place }, parts) };
+                let numbers = &numbers[..destination.group.min(numbers.len())];
+                // SAFETY: `QuantizedRows::fill` gives each thread its own rows.
+                unsafe { quantize_group(numbers, first, Destination { row: destination.row + i, ..destination }, arrays) };
             }
         }
     }
 }
 
-/// The slices of one group of one row, from slice `first` on; those that `numbers` lacks are zeros.
+/// Quantizes one group of one row, from slice `first` on; slices that `numbers` lacks are zeros.
 ///
 /// # Safety
 /// No other thread writes this row.
 #[inline(always)]
-unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, place: Destination, parts: RowArrays<'_>) {
-    let Destination { start, row, m, group, offset, .. } = place;
-    // The order of magnitudes is that of their bits, NaN last: a row with a NaN must not look like a clean one.
+unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, destination: Destination, arrays: RowArrays<'_>) {
+    let Destination { start, row, m, group, offset, .. } = destination;
+    // Magnitudes are ordered like their bits, with NaN last: a NaN must become the scale, so that it reaches the results.
     let mut lanes = [0u32; 16];
     for slice in numbers {
         for i in 0..SLICE_LEN {
@@ -288,55 +292,55 @@ unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, place: Dest
     }
     let largest = f32::from_bits(lanes.into_iter().fold(0, u32::max));
     let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
-    // SAFETY: this row's own places, by the layout at the head of the file.
-    unsafe { parts.scales.write((start + first * m) / group + row, largest / 127.0) };
+    // SAFETY: by the layout at the head of this file, only this row has this entry.
+    unsafe { arrays.scales.write((start + first * m) / group + row, largest / 127.0) };
     let mut previous = 0;
     for s in first..first + group {
         let slice = numbers.get(s - first).unwrap_or(&[0.0; SLICE_LEN]);
         let mut integers = [0i32; SLICE_LEN];
         for i in 0..SLICE_LEN {
-            // The sum's low byte is the integer.
+            // The low byte of the sum is the rounded integer.
             integers[i] = (slice[i] * inverse + ROUND).to_bits() as i8 as i32;
         }
         let low: i32 = integers[..16].iter().sum();
         let high: i32 = integers[16..].iter().sum();
         let (at, sum) = (start + s * m, low + high);
-        // SAFETY: as above.
+        // SAFETY: by the layout at the head of this file, only this row has these entries.
         unsafe {
-            put_integers(integers.map(|integer| integer as i8), s, place, parts);
-            parts.sums.write(at + row, sum as f32);
+            put_integers(integers.map(|integer| integer as i8), s, destination, arrays);
+            arrays.sums.write(at + row, sum as f32);
             if group == 1 {
-                parts.offsets32.write(at + row, -sum * offset);
+                arrays.offsets32.write(at + row, -sum * offset);
                 continue;
             }
-            parts.offsets16.write(2 * at + row, -low * offset);
-            parts.offsets16.write(2 * at + m + row, -high * offset);
+            arrays.offsets16.write(2 * at + row, -low * offset);
+            arrays.offsets16.write(2 * at + m + row, -high * offset);
             if s % 2 == 1 {
-                parts.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
+                arrays.pairs.write((at - m) / 2 + row, [previous as i16, sum as i16]);
             }
         }
         previous = sum;
     }
 }
 
-/// Writes a slice of a row.
+/// Writes the integers of a slice of a row.
 ///
 /// # Safety
 /// No other thread writes this row.
 #[inline(always)]
-unsafe fn put_integers(integers: [i8; SLICE_LEN], slice: usize, place: Destination, parts: RowArrays<'_>) {
-    let Destination { quants, row, m, .. } = place;
-    // SAFETY: this row's own places, by the layout at the head of the file.
+unsafe fn put_integers(integers: [i8; SLICE_LEN], slice: usize, destination: Destination, arrays: RowArrays<'_>) {
+    let Destination { quants, row, m, .. } = destination;
+    // SAFETY: by the layout at the head of this file, only this row has these bytes.
     unsafe {
-        match place.order {
+        match destination.order {
             InputOrder::ByRow => {
                 let at = quants + (slice / 2 * m + row) * 2 * SLICE_LEN + slice % 2 * SLICE_LEN;
-                parts.quants.part(at, SLICE_LEN).copy_from_slice(&integers);
+                arrays.quants.part(at, SLICE_LEN).copy_from_slice(&integers);
             }
             InputOrder::ByWord => {
                 for (j, word) in integers.as_chunks::<4>().0.iter().enumerate() {
                     let at = quants + ((slice * SLICE_WORDS + j) * BLOCK_ROWS + row) * 4;
-                    parts.quants.part(at, 4).copy_from_slice(word);
+                    arrays.quants.part(at, 4).copy_from_slice(word);
                 }
             }
         }
@@ -352,7 +356,7 @@ mod tests {
     use crate::matmul::quantized::panel_layout::{QuantizedFormat, with_quantized_format};
     use crate::simd::{Avx512, Scalar};
 
-    /// Rows together leave what rows alone leave, also where numbers are zero, huge or none.
+    /// Zero, huge, denormal and NaN values are quantized alike too.
     #[test]
     fn sixteen_rows_at_a_time_are_quantized_as_one_is_in_both_orders() {
         const DEPTH: usize = 24 * SLICE_LEN;

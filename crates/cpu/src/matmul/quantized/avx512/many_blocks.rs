@@ -1,4 +1,5 @@
-//! Several blocks of rows: what is unpacked of two panels stays in the first-level cache, the rows' stretch in the second-level one.
+//! Several blocks of rows: a part of two panels is unpacked into the first-level cache and multiplied with all blocks, whose own part stays
+//! in the second-level cache.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,14 +16,14 @@ use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 const PANELS: usize = 2;
 
 thread_local! {
-    /// Kept by each thread so that a step allocates nothing after the first.
+    /// Kept by each thread, so that only the first step allocates.
     static SCRATCH: RefCell<Box<[UnpackedPanel; PANELS]>> = RefCell::new(Box::new([UnpackedPanel::ZEROS; PANELS]));
 }
 
-/// Some panels times some blocks; results are `[panel][block]`.
+/// Multiplies some panels with some blocks; results are `[panel][block]`.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI; rows lie by words, and rows and weight have the same number of units of F.
+/// The machine has AVX-512 with VNNI; rows are ordered by word, and rows and weight have the same number of units of F.
 pub(super) unsafe fn multiply<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
@@ -39,10 +40,10 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
             for start in panels.clone().step_by(PANELS) {
                 let few = start..panels.end.min(start + PANELS);
                 for (panel, unpacked) in few.clone().zip(scratch.iter_mut()) {
-                    // SAFETY: they are whole units of F, no more than the scratch holds; features by the caller's promise.
+                    // SAFETY: they are whole units of F, no more than the scratch holds; the caller guarantees the features.
                     unsafe { unpacked.fill::<F>(&weight.panel(panel)[bytes.clone()]) };
                 }
-                // What is unpacked next: the same stretch of the next panels, or the next stretch of the first ones.
+                // Unpacked next: the same part of the next panels, or the next part of the first ones.
                 let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
                 let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
                 let mut upcoming = NextPanelsPrefetch::new(next, weight.panel_bytes(), bytes.len(), blocks.len());
@@ -62,8 +63,8 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
                     };
                     while work.row < work.x.num_rows {
                         let left = work.x.num_rows - work.row;
-                        // SAFETY: the scratch holds these units of F, and rows lie by words, by the caller's promise; results have a tile for
-                        // every panel and block, with room for sixteen rows.
+                        // SAFETY: the scratch holds these units of F; the caller guarantees rows ordered by word, and results with a tile
+                        // of sixteen rows for every panel and block.
                         unsafe {
                             match (left, few.len()) {
                                 (..=4, 2) => unpacked_panels::multiply::<4, 2>(&layout, &work),

@@ -1,9 +1,11 @@
-//! Products with quantized weights by AVX-512 VNNI: `vpdpbusd` multiplies 64 bytes and adds them up by fours, sixteen columns at once.
+//! Products with quantized weights with AVX-512 VNNI: `vpdpbusd` multiplies 64 bytes and adds them by fours, for sixteen columns at once.
 //!
-//! Up to sixteen rows, as in decoding: W is read once, from end to end, and unpacked on the way ([`one_block`]); bound: reading W, up to a few rows.
-//! One row goes through several panels side by side: the machine's own prefetchers follow as many streams, each in its page, where they could
-//! run ahead in one only. More rows: for each stretch of K two panels are unpacked, scales too, into the first-level cache and used for all rows
-//! ([`many_blocks`], [`unpacked_panels`]); bound: arithmetic.
+//! Up to sixteen rows, as in decoding: W is read once, from end to end, and unpacked on the way ([`one_block`], [`packed_panels`]). Up to a few
+//! rows, reading W is the bound. One row is multiplied with several panels at a time: the hardware prefetchers then follow several streams,
+//! each within its page, where a single stream would leave them idle.
+//!
+//! More rows: for each part of K two panels are unpacked, with their scales, into the first-level cache and multiplied with all rows
+//! ([`many_blocks`], [`unpacked_panels`]). Arithmetic is the bound.
 
 mod many_blocks;
 mod one_block;

@@ -1,4 +1,4 @@
-//! One block of rows.
+//! One block of rows: how many panels and rows are multiplied together.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::matmul::weight::PackedWeight;
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 use crate::pool::Direction;
 
-/// Some panels times the block; there is a tile of results for each.
+/// Multiplies some panels with the block; there is a tile of results for each panel.
 ///
 /// # Safety
 /// The machine has AVX-512 with VNNI; rows and weight have the same number of units of F, and there is one block.
@@ -33,7 +33,7 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
     }
 }
 
-/// How many of so many panels are multiplied at once: enough sums to fill the time that an instruction takes.
+/// Number of panels that are multiplied together: enough independent sums to cover the latency of an instruction.
 fn panels_at_once(num_rows: usize, num_panels: usize) -> usize {
     match (num_rows, num_panels) {
         (1, _) => num_panels.min(MANY_PANELS),
@@ -42,10 +42,10 @@ fn panels_at_once(num_rows: usize, num_panels: usize) -> usize {
     }
 }
 
-/// As many panels as [`panels_at_once`] says. The `next` ones are asked for.
+/// Multiplies a group of panels, whose number is that of [`panels_at_once`], and prefetches the `next` ones.
 ///
 /// # Safety
-/// As for `multiply`.
+/// As for [`multiply`].
 unsafe fn multiply_group<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
@@ -65,7 +65,7 @@ unsafe fn multiply_group<F: QuantizedFormat>(
         let rows = BlockRows { x, first, results: results.wrapping_add(first * PANEL_COLUMNS), distance };
         macro_rules! rows {
             ($order:ident, $rows:literal, $panels:literal) => {{
-                // SAFETY: passed on from the caller; there are as many panels, and rows end within the block or, by words, its tile.
+                // SAFETY: passed on from the caller; the panels exist, and rows end within the block or, ordered by word, within its tile.
                 unsafe { packed_panels::multiply::<F, $order, $rows, $panels>(&w, &rows, &mut ahead, following) };
                 $rows
             }};
@@ -85,7 +85,7 @@ unsafe fn multiply_group<F: QuantizedFormat>(
             (InputOrder::ByRow, 3, 4) => rows!(ByRows, 3, 4),
             (InputOrder::ByRow, 3, 2) => rows!(ByRows, 3, 2),
             (InputOrder::ByRow, 3, _) => rows!(ByRows, 3, 1),
-            // More rows than four lie by rows for the sake of tiles, and come here where tiles would be slower: a matter of the format.
+            // More than four rows are ordered by row on machines with AMX only; formats for which AMX begins later come here.
             (InputOrder::ByRow, 8.., num_panels) if const { min_rows_amx(&F::LAYOUT) > 8 } => match num_panels {
                 2 => rows!(ByRows, 8, 2),
                 _ => rows!(ByRows, 8, 1),

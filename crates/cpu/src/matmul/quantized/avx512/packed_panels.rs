@@ -1,6 +1,6 @@
-//! Some rows times some panels as they lie in memory, unpacked on the way: for one block of rows.
+//! The inner loop for one block of rows: some rows times some packed panels, which are unpacked on the way.
 //!
-//! Sums of several rows and panels grow side by side, since an instruction takes five cycles and two can begin in each.
+//! Several rows and panels have independent sums, because an instruction takes five cycles and two can begin in each cycle.
 
 use std::arch::x86_64::*;
 
@@ -10,20 +10,22 @@ use crate::matmul::quantized::activations::{RowBlock, SLICE_WORDS};
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, Scales};
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 
-/// How far ahead of its use W is fetched when [`MANY_PANELS`] are read side by side: they share the first-level cache.
+/// Distance in bytes from the prefetched line of W to the one in use, when [`MANY_PANELS`] panels share the first-level cache.
 const PREFETCH_BYTES: usize = 2 * 1024;
 
-/// Panels of which each is fetched on its own.
+/// With this number of panels, each panel prefetches its own next lines.
 pub(super) const MANY_PANELS: usize = 4;
 
-/// How the numbers of x lie in memory ([`Order`](super::super::activations::Order)).
+/// Where the words of x are in memory: one implementation for each [`InputOrder`](crate::matmul::quantized::activations::InputOrder).
 pub(super) trait WordStrides {
-    /// Words of four numbers from a row to the next, and from a word of a row to the next.
+    /// Words from a row to the next, and from a word of a row to its next word.
     const ROW: usize;
     const WORD: usize;
 
+    /// The first word of a slice of a row.
+    ///
     /// # Safety
-    /// The block has that slice, and lies in this order.
+    /// The block has that slice and row, and is in this order.
     unsafe fn slice(x: &RowBlock<'_>, slice: usize, row: usize) -> *const i32;
 }
 
@@ -53,10 +55,10 @@ impl WordStrides for ByWords {
     }
 }
 
-/// Neighbouring panels.
+/// Adjacent panels.
 #[derive(Clone, Copy)]
 pub(super) struct AdjacentPanels {
-    /// Where the first begins, and the bytes from panel to panel.
+    /// Start of the first panel, and the bytes from panel to panel.
     pub(super) start: *const u8,
     pub(super) panel_bytes: usize,
     pub(super) num_units: usize,
@@ -67,17 +69,17 @@ pub(super) struct AdjacentPanels {
 pub(super) struct BlockRows<'a> {
     pub(super) x: RowBlock<'a>,
     pub(super) first: usize,
-    /// The first row's results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
+    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are `distance` values further on.
     pub(super) results: *mut f32,
     pub(super) distance: usize,
 }
 
-/// R rows times P panels. A few panels ask for what is `ahead`; [`MANY_PANELS`] fetch what follows in each of them, and then the first bytes of
-/// the panels that lie `following` bytes further on.
+/// Multiplies R rows with P panels. With fewer than [`MANY_PANELS`] panels, `ahead` is prefetched meanwhile. With [`MANY_PANELS`], each panel
+/// prefetches its own next lines, and at its end the first lines of the panel that is `following` bytes further on.
 ///
 /// # Safety
-/// There are P panels of F; the block has as many units and lies as X says; there are R rows from the first on, or by words at least room for
-/// them, and results. The machine has AVX-512 with VNNI.
+/// There are P panels of F, the block has the same number of units and is in the order X. There are R rows from the first on, or, ordered
+/// by word, memory for them; and memory for their results. The machine has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize, const P: usize>(
     w: &AdjacentPanels,
@@ -89,14 +91,14 @@ pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize
     let &BlockRows { x, first, results, distance } = rows;
     let (m, unit_bytes) = (x.num_rows, layout.unit_bytes());
     let mut sums = [[_mm512_setzero_ps(); R]; P];
-    // SAFETY: units, slices, rows and results are where the caller promises; a prefetch may go anywhere.
+    // SAFETY: the caller guarantees units, slices, rows and results; a prefetch may use any address.
     unsafe {
         for u in 0..w.num_units {
             let mut units = [w.start; P];
             for p in 0..P {
                 units[p] = w.start.add(p * w.panel_bytes + u * unit_bytes);
             }
-            // Where a panel ends, its stream goes on in the panels that follow, if there are any.
+            // At the end of a panel, prefetching goes on in the panel that follows, if there is one.
             let further = match (u * unit_bytes + PREFETCH_BYTES < w.panel_bytes, following) {
                 (true, _) => PREFETCH_BYTES,
                 (false, None) => 0,
@@ -188,8 +190,8 @@ pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize
 /// Sums of the products of registers FROM to TO of a slice.
 ///
 /// # Safety
-/// Each of `units` is a whole unit of F, `quants` are rows of x in the order X and `offsets` what the numbers' offset adds for each of them;
-/// the machine has AVX-512 with VNNI.
+/// Each of `units` is a whole unit of F; `quants` are R rows of x in the order X, and `offsets` their sums times the negated offset of W. The
+/// machine has AVX-512 with VNNI.
 #[inline(always)]
 unsafe fn dots<
     F: QuantizedFormat,
@@ -229,7 +231,7 @@ unsafe fn dots<
     }
 }
 
-/// Adds sums of products times the integers that scale them.
+/// Adds sums of products times their integer scales.
 ///
 /// # Safety
 /// `units` are whole units of F, whose scales are integers; the machine has AVX-512 with VNNI.
@@ -252,7 +254,7 @@ unsafe fn add_scaled<F: QuantizedFormat, const R: usize, const P: usize>(
     }
 }
 
-/// What the numbers' offset adds to a sum of products.
+/// What the offset of W adds to a sum of products.
 ///
 /// # Safety
 /// `offset` can be read, and the machine has AVX-512 F.

@@ -1,10 +1,10 @@
-//! Numbers and scales of a unit in registers of sixteen columns.
+//! Unpacks the integers and scales of a unit into registers of sixteen columns.
 
 use std::arch::x86_64::*;
 
 use crate::matmul::quantized::panel_layout::{QuantizedFormat, Scales};
 
-/// The eight registers of a slice: register j holds, for each column, the numbers 4 j to 4 j + 3, offset not yet subtracted.
+/// The eight registers of a slice: register j holds, for each column, values 4 j to 4 j + 3, before the offset is subtracted.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, and the machine has AVX-512 BW.
@@ -27,12 +27,12 @@ pub(in crate::matmul) unsafe fn integers<F: QuantizedFormat>(unit: *const u8, sl
 #[inline(always)]
 pub(in crate::matmul) unsafe fn integer<F: QuantizedFormat>(unit: *const u8, slice: usize, j: usize) -> __m512i {
     let layout = F::LAYOUT;
-    // SAFETY: the layout's parts lie within the unit; features by the caller's promise.
+    // SAFETY: the layout's parts are within the unit; the caller guarantees the features.
     unsafe {
         let low = unit.add(layout.low(slice));
         let load = |at: *const u8, j: usize| _mm512_loadu_si512(at.add(64 * j).cast());
         if layout.bits == 8 {
-            // The other sign bit adds the offset.
+            // Inverting the sign bit adds the offset of 128.
             return _mm512_xor_si512(load(low, j), _mm512_set1_epi8(i8::MIN));
         }
         let both = load(low, j % 4);
@@ -55,13 +55,13 @@ pub(in crate::matmul) unsafe fn integer<F: QuantizedFormat>(unit: *const u8, sli
     }
 }
 
-/// Bits moved up by `by` places, or down where it is negative. Constant after unrolling.
+/// Bits shifted left by `by`, or right if it is negative. `by` is a constant after unrolling.
 ///
 /// # Safety
 /// The machine has AVX-512 BW.
 #[inline(always)]
 unsafe fn shifted(bits: __m512i, by: i32) -> __m512i {
-    // SAFETY: features by the caller's promise.
+    // SAFETY: the caller guarantees the features.
     unsafe {
         match by {
             4 => _mm512_slli_epi16::<4>(bits),
@@ -79,14 +79,14 @@ unsafe fn shifted(bits: __m512i, by: i32) -> __m512i {
 /// Sixteen f16 as f32.
 ///
 /// # Safety
-/// 32 bytes at `at`; the machine has AVX-512 F.
+/// 32 bytes can be read from `at`; the machine has AVX-512 F.
 #[inline(always)]
 pub(in crate::matmul) unsafe fn halves(at: *const u8) -> __m512 {
     // SAFETY: by the caller's promise.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
-/// The integers that scale a slice, or half of one, in 32 bits.
+/// The integer scales of a slice, or of half a slice, in 32 bits.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, whose scales are integers; the machine has AVX-512 F.

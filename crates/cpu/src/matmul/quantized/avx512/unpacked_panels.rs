@@ -1,9 +1,9 @@
-//! Units of a panel, unpacked, and rows times several of them. Numbers and scales are unpacked once for all rows, so that multiplying is
-//! left with loads alone.
+//! The inner loop for several blocks of rows: rows times unpacked units of panels. Values and scales are unpacked once for all rows, so that
+//! the loop only has to load them.
 //!
-//! Sums of eight rows and two panels grow side by side, since an instruction takes five cycles and two can begin in each: a register of W
-//! serves eight times and one of x twice. For each sum and each slice of 32 numbers there are eight multiplications, and three operations
-//! (six for Q6_K) that scale what they give: some seven tenths of what the machine can multiply is the most to be had.
+//! Eight rows and two panels have independent sums, because an instruction takes five cycles and two can begin in each cycle: a register of
+//! W is used eight times and one of x twice. Each slice of 32 values takes eight multiplications for each sum, and three operations (six for
+//! Q6_K) to scale the result. So at most about seven tenths of the machine's multiplications can be reached.
 
 use std::arch::x86_64::*;
 
@@ -12,23 +12,24 @@ use crate::matmul::quantized::activations::{RowBlock, SLICE_WORDS};
 use crate::matmul::quantized::panel_layout::{Mins, PanelLayout, QuantizedFormat, SLICE_LEN, Scales};
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 
-/// Slices that are unpacked of a panel at a time: of two panels 16 KB.
+/// Slices of a panel that are unpacked at a time: 16 KB for two panels.
 pub(super) const SLICES: usize = 16;
 
-/// Slices of a unit whose scales are integers, and how many such units there are.
+/// Slices of a unit with integer scales.
 const UNIT_SLICES: usize = 8;
+/// Units with integer scales that are unpacked at a time.
 const UNITS: usize = SLICES / UNIT_SLICES;
 
-/// A number of 32 bits, or a pair of i16, for each column.
+/// 32 bits, or a pair of i16, for each column.
 type ColumnRegister = [u32; PANEL_COLUMNS];
 
-/// Some units of a panel.
+/// Some units of a panel, unpacked.
 #[repr(C, align(64))]
 pub(super) struct UnpackedPanel {
     integers: [[u8; SLICE_LEN * PANEL_COLUMNS]; SLICES],
-    /// Of each slice, or of each half of one: f32, or i32 where units have a scale too.
+    /// Scales of each slice or half slice: f32, or i32 if units have a float scale.
     scales: [ColumnRegister; 2 * SLICES],
-    /// Of each slice: f32; of two slices where units have a scale: pairs of i16.
+    /// Minimums of each slice: f32; or of two slices as pairs of i16 if units have a float scale.
     mins: [ColumnRegister; SLICES],
     heads: [ColumnRegister; UNITS],
     min_heads: [ColumnRegister; UNITS],
@@ -43,18 +44,20 @@ impl UnpackedPanel {
         min_heads: [[0; PANEL_COLUMNS]; UNITS],
     };
 
+    /// Unpacks units of a panel.
+    ///
     /// # Safety
-    /// They are whole units of F, no more than [`SLICES`] slices; the machine has AVX-512 BW.
+    /// `units` are whole units of F, of at most [`SLICES`] slices; the machine has AVX-512 BW.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
     pub(super) unsafe fn fill<F: QuantizedFormat>(&mut self, units: &[u8]) {
         let layout = F::LAYOUT;
         let put = |to: &mut ColumnRegister, x: __m512i| {
-            // SAFETY: as long as a register and aligned like one; features by the caller's promise.
+            // SAFETY: `to` has the size and alignment of a register; the caller guarantees the features.
             unsafe { _mm512_store_si512(to.as_mut_ptr().cast(), x) };
         };
         for (u, unit) in units.chunks_exact(layout.unit_bytes()).enumerate() {
             let unit = unit.as_ptr();
-            // SAFETY: the unit is whole; features by the caller's promise.
+            // SAFETY: the unit is whole; the caller guarantees the features.
             unsafe {
                 for slice in 0..layout.slices {
                     let at = u * layout.slices + slice;
@@ -93,30 +96,30 @@ impl UnpackedPanel {
     }
 }
 
-/// Rows times unpacked units.
+/// The operands of [`multiply`].
 pub(super) struct UnpackedWork<'a> {
     pub(super) panels: *const UnpackedPanel,
-    /// A block by words, the number of the first slice within it, and how many slices.
+    /// A block ordered by word, its first slice, and the number of slices.
     pub(super) x: RowBlock<'a>,
     pub(super) slice: usize,
     pub(super) num_slices: usize,
     /// The first row.
     pub(super) row: usize,
-    /// Its results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
+    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are `distance` values further on.
     pub(super) results: *mut f32,
     pub(super) distance: usize,
-    /// Whether results begin here, or go on.
+    /// Whether results are overwritten; otherwise they are added to.
     pub(super) fresh: bool,
 }
 
-/// R rows times P panels.
+/// Multiplies R rows with P panels.
 ///
 /// # Safety
-/// There are P panels, unpacked from units of that layout; the block has the slices, and room for R rows from the first on, as have the results.
-/// The machine has AVX-512 with VNNI.
+/// There are P panels, unpacked from units of that layout. The block has the slices, and block and results have memory for R rows from the
+/// first on. The machine has AVX-512 with VNNI.
 pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayout, work: &UnpackedWork<'_>) {
-    // SAFETY: passed on from the caller. Layouts with floats as scales have minimums, or else an offset; of those with integers only the ones that scale
-    // halves of slices have an offset.
+    // SAFETY: passed on from the caller. Layouts with float scales have either minimums or an offset; of those with integer scales, the ones
+    // with scales for half slices have an offset and the others minimums.
     unsafe {
         match (layout.scales, layout.mins) {
             (Scales::Float, Mins::Float) => by_floats::<true, R, P>(work),
@@ -127,15 +130,15 @@ pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayo
     }
 }
 
-/// Slices with a float as scale each: with minimums, or else with an offset of the numbers.
+/// Slices with float scales, and either minimums or an offset.
 ///
 /// # Safety
-/// As for `multiply`.
+/// As for [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &UnpackedWork<'_>) {
     let &UnpackedWork { panels, x, slice, num_slices, row, results, distance, fresh } = work;
     let m = x.num_rows;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees panels, rows and results.
     unsafe {
         for s in 0..num_slices {
             let place = (slice + s) * m + row;
@@ -159,7 +162,7 @@ unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &Unp
                     if MINS {
                         part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), min, part);
                     }
-                    // In memory: for sixteen sums beside sixteen products there are not enough registers.
+                    // Results are kept in memory: there are not enough registers for sixteen of them beside sixteen products.
                     let result = results.add(p * distance + r * PANEL_COLUMNS);
                     let sum = if fresh && s == 0 { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
                     let scale = _mm512_set1_ps(*x.scales.add(place + r));
@@ -170,15 +173,15 @@ unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &Unp
     }
 }
 
-/// Units of eight slices with integers as scales: of whole slices, which have minimums; or of halves of them, which have an offset.
+/// Units of eight slices with integer scales: of whole slices, with minimums; or of half slices, with an offset.
 ///
 /// # Safety
-/// As for `multiply`.
+/// As for [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn by_integers<const HALVES: bool, const R: usize, const P: usize>(work: &UnpackedWork<'_>) {
     let &UnpackedWork { panels, x, slice, num_slices, row, results, distance, fresh } = work;
     let m = x.num_rows;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees panels, rows and results.
     unsafe {
         for u in 0..num_slices / UNIT_SLICES {
             let mut scaled = [[_mm512_setzero_si512(); R]; P];
@@ -239,10 +242,10 @@ unsafe fn by_integers<const HALVES: bool, const R: usize, const P: usize>(work: 
     }
 }
 
-/// Adds the products of words FROM to TO of a slice, whose integers lie a panel's size apart.
+/// Adds the products of words FROM to TO of a slice; `integers` are those of the first panel.
 ///
 /// # Safety
-/// As for `multiply`.
+/// As for [`multiply`].
 #[inline(always)]
 unsafe fn add_dots<const R: usize, const P: usize, const FROM: usize, const TO: usize>(
     dots: &mut [[__m512i; R]; P],
