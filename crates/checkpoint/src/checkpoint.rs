@@ -1,4 +1,4 @@
-//! [`Checkpoint`]: one type above every file format. Decides which reader opens a path, and finds tensors by name.
+//! [`Checkpoint`]: one type for every file format. Chooses the reader for a path, and finds tensors by name.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::{gguf, hugging_face, mmap, pickle};
 const GGUF_CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const GGUF_ARCHITECTURE: &str = "general.architecture";
 
-/// An opened model: its description, and its tensors as views on mapped bytes.
+/// An opened model: its description, and its tensors as views of memory-mapped bytes.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -25,31 +25,32 @@ pub struct Checkpoint {
     file_bytes: u64,
 }
 
-/// Where hyperparameters and tokenizer come from.
+/// The source of hyperparameters and tokenizer.
 #[derive(Debug)]
 pub enum Source {
     Gguf(Metadata),
     HuggingFace(HuggingFace),
 }
 
-/// What a file says about one tensor. Its bytes were checked to lie within the file.
+/// The description of one tensor. Its bytes were checked to lie within the file.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
     pub name: String,
     pub dtype: DType,
-    /// Outermost dimension first; the last one is contiguous in memory. No dimension is zero; a scalar has none.
+    /// Outermost dimension first; the last one is contiguous in memory. No dimension is zero; a scalar has no
+    /// dimensions.
     pub shape: Vec<usize>,
     bytes: SharedBytes,
 }
 
-/// A tensor's description together with its bytes, still where the file has them.
+/// A tensor's description and its bytes, which are still in the mapped file.
 #[derive(Debug, Clone)]
 pub struct TensorView<'a> {
     pub info: &'a TensorInfo,
     pub bytes: SharedBytes,
 }
 
-/// What a format's reader hands over: everything but the index by name.
+/// What a format's reader returns: everything except the index by name.
 pub(crate) struct Contents {
     pub(crate) source: Source,
     pub(crate) tensors: Vec<TensorInfo>,
@@ -62,24 +63,25 @@ impl TensorInfo {
         TensorInfo { name, dtype, shape, bytes }
     }
 
-    /// How many numbers the tensor holds. Cannot overflow: the product was checked when the file was opened.
+    /// Returns the number of values. Cannot overflow: the product was checked when the file was opened.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Bytes that the tensor takes in its file.
+    /// Returns the number of bytes in the file.
     pub fn num_bytes(&self) -> usize {
         self.bytes.len()
     }
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file (any part of a split one opens them all), a Hugging Face folder, or a file of such a folder.
+    /// Opens a GGUF file, a Hugging Face folder, or a file of such a folder. Any part of a split GGUF file opens all of
+    /// them.
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
         Checkpoint::index(path, read(path)?)
     }
 
-    /// A model that is in no file: `name` stands where messages would have a path.
+    /// Creates a checkpoint that is not in a file. `name` takes the place of the path in messages.
     pub fn in_memory(
         name: &str,
         metadata: Metadata,
@@ -104,7 +106,7 @@ impl Checkpoint {
                 return Err(Error::Duplicate { path: path.to_path_buf(), what });
             }
         }
-        // Both are read again later by name; a wrong type is said here, once, so that the getters can be plain.
+        // The getters of these keys return no error, so a wrong type is reported here.
         if let Source::Gguf(metadata) = &contents.source {
             metadata.opt_str(GGUF_CHAT_TEMPLATE)?;
             metadata.opt_str(GGUF_ARCHITECTURE)?;
@@ -115,7 +117,7 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.to_path_buf(), source, tensors, by_name, files, file_bytes })
     }
 
-    /// The path that was opened, as it was given.
+    /// Returns the path as it was passed to [`Checkpoint::open`].
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -124,7 +126,7 @@ impl Checkpoint {
         &self.source
     }
 
-    /// The family of the model, by its file's own name for it: `general.architecture` of a GGUF, `model_type` of a `config.json`.
+    /// Returns the model's architecture: `general.architecture` of a GGUF file, `model_type` of a `config.json`.
     pub fn architecture(&self) -> Result<&str, Error> {
         match &self.source {
             Source::Gguf(metadata) => metadata.str(GGUF_ARCHITECTURE),
@@ -132,7 +134,7 @@ impl Checkpoint {
         }
     }
 
-    /// All tensors, in the order of the files and of the data within each.
+    /// Returns all tensors, in the order of the files and of the data within each.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
@@ -146,7 +148,7 @@ impl Checkpoint {
         Some(TensorView { info, bytes: info.bytes.clone() })
     }
 
-    /// The text of the model's own chat template, unparsed.
+    /// Returns the text of the model's chat template.
     pub fn chat_template(&self) -> Option<&str> {
         match &self.source {
             Source::Gguf(metadata) => metadata.opt_str(GGUF_CHAT_TEMPLATE).ok().flatten(),
@@ -154,18 +156,18 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of all weight files together.
+    /// Returns the bytes of all weight files together.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// The weight files, in order: the parts of a split GGUF, or the safetensors shards.
+    /// Returns the weight files, in order: the parts of a split GGUF file, or the safetensors shards.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 }
 
-/// Picks the reader: a folder by its kind, a file by its magic first and by its name where it has none.
+/// Reads a folder as a Hugging Face folder, and a file by its extension or its first bytes.
 fn read(path: &Path) -> Result<Contents, Error> {
     let about = std::fs::metadata(path).map_err(|e| Error::io(path, "open the model", e))?;
     if about.is_dir() {

@@ -1,7 +1,7 @@
-//! Writes a model once more, its tensors in other formats.
+//! Writes a model as a GGUF file with its tensors in other formats.
 //!
-//! Which tensor gets which format is the caller's choice; here numbers are decoded, rounded and written, and the error that the rounding
-//! left is measured. `pellucid quantize` calls it.
+//! The caller chooses the format of each tensor. Values are decoded, rounded and written, and the rounding error is
+//! measured. `pellucid quantize` calls this.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,33 +11,34 @@ use pellucid_tensor::{DType, SharedBytes, quant};
 use crate::error::{Error, quote};
 use crate::{GgufWriter, Metadata, NewTensor};
 
-/// One tensor that was written.
+/// A tensor that was written.
 #[derive(Debug, Clone)]
 pub struct ConvertedTensor<'a> {
     pub tensor: &'a NewTensor,
-    /// Root of the mean squared error over the root of the mean square; 0 for a tensor of zeros.
+    /// Root mean square of the error, divided by that of the values; 0 for a tensor of zeros.
     pub relative_error: f64,
 }
 
-/// Where the numbers of a new file come from.
+/// The source of a new file's values.
 pub trait TensorSource {
-    /// For messages.
+    /// Returns the path of the source, for messages.
     fn path(&self) -> &Path;
 
-    /// The numbers of a tensor of the new file, by its place in the list, and the format that they are in.
+    /// Returns the values of the new file's tensor `index`, and the format that they are in.
     fn tensor(&self, index: usize) -> Result<(DType, SharedBytes), Error>;
 }
 
-/// Sums over numbers and what became of them.
+/// Sums over values and their rounding errors.
 #[derive(Debug, Clone, Copy, Default)]
-struct Errors {
+struct ErrorSums {
     squares: f64,
     squared_errors: f64,
-    /// A number that no format can stand for.
+    /// A value is not finite, before or after rounding.
     not_finite: bool,
 }
 
-/// Writes `tensors`, each with as many numbers as the source gives for it, as one GGUF file. `path` is for messages.
+/// Writes `tensors` with the values of `source` as one GGUF file. `path` is for messages. Calls `progress` after each
+/// tensor.
 pub fn write_converted<W: Write>(
     source: &dyn TensorSource,
     metadata: &Metadata,
@@ -72,8 +73,9 @@ pub fn write_converted<W: Write>(
     writer.finish().map_err(failed)
 }
 
-/// Decodes, encodes and compares, rows shared out to threads. No row touches another, so their number changes nothing.
-fn encode(from: DType, bytes: &[u8], tensor: &NewTensor, num_threads: usize, out: &mut [u8]) -> Errors {
+/// Decodes, encodes and compares, with the rows divided among threads. Rows are independent, so the number of threads
+/// does not change the result.
+fn encode(from: DType, bytes: &[u8], tensor: &NewTensor, num_threads: usize, out: &mut [u8]) -> ErrorSums {
     let cols = tensor.shape.last().copied().unwrap_or(1);
     let whole = "rows were checked to be whole blocks";
     let (from_row, to_row) = (from.bytes_for(cols).expect(whole), tensor.dtype.bytes_for(cols).expect(whole));
@@ -83,22 +85,22 @@ fn encode(from: DType, bytes: &[u8], tensor: &NewTensor, num_threads: usize, out
         let threads: Vec<_> = parts
             .map(|(bytes, out)| {
                 scope.spawn(move || {
-                    let (mut numbers, mut rounded) = (vec![0.0; cols], vec![0.0; cols]);
-                    let mut errors = Errors::default();
+                    let (mut values, mut rounded) = (vec![0.0; cols], vec![0.0; cols]);
+                    let mut errors = ErrorSums::default();
                     for (bytes, out) in bytes.chunks_exact(from_row).zip(out.chunks_exact_mut(to_row)) {
-                        quant::decode(from, bytes, &mut numbers);
-                        quant::encode(tensor.dtype, &numbers, out);
+                        quant::decode(from, bytes, &mut values);
+                        quant::encode(tensor.dtype, &values, out);
                         quant::decode(tensor.dtype, out, &mut rounded);
-                        errors.add(&numbers, &rounded);
+                        errors.add(&values, &rounded);
                     }
                     errors
                 })
             })
             .collect();
-        // Threads end in order of their rows here, so the sums have one order as well.
+        // Joined in the order of the rows, so the order of the sums is fixed.
         threads.into_iter().map(|thread| thread.join().expect("encoding does not panic")).fold(
-            Errors::default(),
-            |all, part| Errors {
+            ErrorSums::default(),
+            |all, part| ErrorSums {
                 squares: all.squares + part.squares,
                 squared_errors: all.squared_errors + part.squared_errors,
                 not_finite: all.not_finite || part.not_finite,
@@ -107,13 +109,13 @@ fn encode(from: DType, bytes: &[u8], tensor: &NewTensor, num_threads: usize, out
     })
 }
 
-impl Errors {
-    /// What came out is checked as well: a number beyond the range of f16 is infinite there.
-    fn add(&mut self, numbers: &[f32], rounded: &[f32]) {
-        for (&number, &rounded) in numbers.iter().zip(rounded) {
-            self.squares += f64::from(number).powi(2);
-            self.squared_errors += (f64::from(number) - f64::from(rounded)).powi(2);
-            self.not_finite |= !number.is_finite() || !rounded.is_finite();
+impl ErrorSums {
+    /// Adds a row. Rounded values are checked too: a value beyond the range of f16 becomes infinite.
+    fn add(&mut self, values: &[f32], rounded: &[f32]) {
+        for (&value, &rounded) in values.iter().zip(rounded) {
+            self.squares += f64::from(value).powi(2);
+            self.squared_errors += (f64::from(value) - f64::from(rounded)).powi(2);
+            self.not_finite |= !value.is_finite() || !rounded.is_finite();
         }
     }
 }

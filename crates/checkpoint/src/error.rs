@@ -1,44 +1,60 @@
-//! Everything that can be wrong with a model on disk. Each variant says what, where, what was expected and what was found.
+//! Everything that can be wrong with a model on disk. Each variant says what, where, what was expected and what was
+//! found.
 //!
-//! Names that come from a file are quoted with escapes and cut to a readable length, so that a hostile name can neither steer a
-//! terminal nor flood a log. A message has its cause within it, so no variant has a source: printed as a chain it would be said twice.
+//! Names that come from a file are quoted with escapes and cut to a readable length, so that a hostile name can neither
+//! control a terminal nor flood a log. A message contains its cause, so no variant has a `source`: a printed chain
+//! would state it twice.
 
 use std::path::{Path, PathBuf};
 
-/// Why a checkpoint could not be opened, or why it does not hold what was asked for.
+/// Why a checkpoint could not be opened, or does not contain what was requested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{}: cannot {action}: {cause}", path.display())]
     Io { path: PathBuf, action: &'static str, cause: std::io::Error },
 
     /// The path is neither a GGUF file nor a Hugging Face folder or a file of one.
-    #[error("{}: not a model: expected a GGUF file or a Hugging Face folder (config.json beside *.safetensors), found {found}", path.display())]
+    #[error(
+        "{}: not a model: expected a GGUF file or a Hugging Face folder (config.json beside *.safetensors), \
+         found {found}",
+        path.display()
+    )]
     NotAModel { path: PathBuf, found: String },
 
-    /// A pickle runs code when it is loaded; it is never opened, only recognised.
+    /// A pickle, which runs code when it is loaded. It is recognised, but never loaded.
     #[error(
-        "{}: this is a Python pickle ({reason}). Loading a pickle runs whatever code its author put into it, so it is refused; use the \
-         *.safetensors files of the same model, or a GGUF file",
+        "{}: this is a Python pickle ({reason}). Loading a pickle runs whatever code its author put into it, so \
+         it is refused; use the *.safetensors files of the same model, or a GGUF file",
         path.display()
     )]
     Pickle { path: PathBuf, reason: &'static str },
 
-    #[error("{}: not a GGUF file: expected the four bytes \"GGUF\" at the start, found \"{}\"", path.display(), found.escape_ascii())]
+    #[error(
+        "{}: not a GGUF file: expected the four bytes \"GGUF\" at the start, found \"{}\"",
+        path.display(),
+        found.escape_ascii()
+    )]
     BadMagic { path: PathBuf, found: Vec<u8> },
 
-    #[error("{}: GGUF version {} in big-endian byte order; only little-endian files are read, convert it first", path.display(), version)]
+    #[error(
+        "{}: GGUF version {version} in big-endian byte order; only little-endian files are supported, convert it first",
+        path.display()
+    )]
     BigEndian { path: PathBuf, version: u32 },
 
     #[error("{}: GGUF version: expected 2 or 3, found {found}", path.display())]
     UnsupportedVersion { path: PathBuf, found: u32 },
 
     /// Fewer bytes are left than the next item takes, or than a count of items takes at the very least.
-    #[error("{}: the file ends within {what}: expected {needed} bytes from byte {offset}, found {left}", path.display())]
+    #[error(
+        "{}: the file ends within {what}: expected {needed} bytes from byte {offset}, found {left}",
+        path.display()
+    )]
     Truncated { path: PathBuf, what: String, offset: u64, needed: u64, left: u64 },
 
-    /// A length or count past a fixed limit of the reader.
+    /// A length or count above a fixed limit of the reader.
     #[error("{}: {what}: expected at most {limit}, found {found}", path.display())]
     TooLarge { path: PathBuf, what: String, limit: u64, found: u64 },
 
@@ -56,7 +72,7 @@ pub enum Error {
     #[error("{}: tensor {tensor} of type {dtype} and shape {shape}: expected {expected}", path.display())]
     TensorShape { path: PathBuf, tensor: String, dtype: String, shape: String, expected: &'static str },
 
-    /// The place of the data is not acceptable.
+    /// The data of the tensor overlaps another tensor's, is not aligned, or is not within the file.
     #[error("{}: tensor {tensor} lies at bytes {start} to {end} of the data: expected {expected}", path.display())]
     TensorOffsets { path: PathBuf, tensor: String, start: u64, end: u64, expected: String },
 
@@ -64,15 +80,16 @@ pub enum Error {
     #[error("{}: missing; {needed_by}", path.display())]
     MissingFile { path: PathBuf, needed_by: String },
 
-    /// The parts of a split model disagree with each other or with their names.
+    /// The parts of a split model do not agree with each other or with their names.
     #[error("{}: {what}: expected {expected}, found {found}", path.display())]
     Split { path: PathBuf, what: String, expected: String, found: String },
 
     #[error("{}: not valid JSON: {cause}", path.display())]
     Json { path: PathBuf, cause: serde_json::Error },
 
-    /// A tensor that is to be written in another format has a number that is infinite, not a number, or beyond the format's range.
-    #[error("{}: tensor {tensor} has a number that is not finite, or not in the new format", path.display())]
+    /// A tensor that is converted to another format has a value that is infinite, NaN, or beyond the range of the new
+    /// format.
+    #[error("{}: tensor {tensor} has a value that is not finite, or not finite in the new format", path.display())]
     NotFinite { path: PathBuf, tensor: String },
 
     #[error("the model has no tensor {name}")]
@@ -100,7 +117,7 @@ impl Error {
     }
 }
 
-/// A name from a file, fit for a message: escaped, quoted, and cut after 120 characters.
+/// Returns a name from a file for use in a message: escaped, quoted, and cut after 120 characters.
 pub(crate) fn quote(name: &str) -> String {
     const SHOWN_CHARS: usize = 120;
     match name.char_indices().nth(SHOWN_CHARS) {

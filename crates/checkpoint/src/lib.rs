@@ -1,16 +1,21 @@
-//! A model on disk: GGUF files and Hugging Face folders look alike above [`Checkpoint`].
+//! A model on disk: [`Checkpoint`] opens GGUF files and Hugging Face folders and presents both in the same way.
 //!
-//! `tokenizer` and `model` call this room for hyperparameters, vocabulary text and tensor bytes. It knows file formats and nothing
-//! of what the numbers mean: no architecture, no tensor name and no token has a special place here.
+//! `tokenizer` and `model` use this crate for hyperparameters, vocabulary text and tensor bytes. It knows file formats,
+//! but not what the values mean: no architecture, tensor name or token is treated specially.
 //!
-//! Every file is untrusted. Counts and lengths are held against the bytes that are left before anything is allocated, sizes are
-//! computed with checked arithmetic, and what does not hold is an [`Error`] that names the file and the tensor or key.
+//! Every file is untrusted. Counts and lengths are compared with the bytes that are left before anything is allocated,
+//! and sizes are computed with checked arithmetic. A file that fails a check gives an [`Error`] that names the file and
+//! the tensor or key.
+
+#![deny(unsafe_code)]
 
 mod checkpoint;
 mod convert;
 mod error;
 mod gguf;
 mod hugging_face;
+// The only module with unsafe code: memory-mapping a file.
+#[allow(unsafe_code)]
 mod mmap;
 mod pickle;
 

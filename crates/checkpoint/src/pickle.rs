@@ -1,4 +1,5 @@
-//! Recognises Python pickles, by name and by first bytes, so that they are refused with a reason instead of a parse error.
+//! Recognises Python pickles by name and by first bytes, so that they are refused with a reason instead of a parse
+//! error.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use crate::error::Error;
 
 const EXTENSIONS: [&str; 5] = ["pt", "pth", "pkl", "pickle", "ckpt"];
 
-/// Why a file of this name is taken for a pickle.
+/// Returns why a file of this name is taken for a pickle; `None` if it is not.
 pub(crate) fn by_name(path: &Path) -> Option<&'static str> {
     let name = path.file_name()?.to_str()?.to_ascii_lowercase();
     let extension = Path::new(&name).extension().and_then(|e| e.to_str()).unwrap_or("");
@@ -17,7 +18,8 @@ pub(crate) fn by_name(path: &Path) -> Option<&'static str> {
     torch_weights.then_some("by its file name")
 }
 
-/// Why a file that starts like this is taken for a pickle: a PyTorch zip archive, or the PROTO opcode of pickle protocols 2 to 5.
+/// Returns why a file with these first bytes is taken for a pickle; `None` if it is not. Recognises PyTorch's zip
+/// archives, and the PROTO opcode of pickle protocols 2 to 5.
 pub(crate) fn by_magic(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [b'P', b'K', 3, 4, ..] => Some("a zip archive, the container that PyTorch wraps around a pickle"),

@@ -1,5 +1,5 @@
-//! A header that lies about its counts costs neither time nor memory. Alone in its process, so that the process's own peak of
-//! resident memory is the measure.
+//! A header with false counts costs neither time nor memory. The test runs alone in its process, because it measures
+//! the peak memory of the process.
 
 #![cfg(target_os = "linux")]
 
@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use pellucid_checkpoint::Checkpoint;
 
-/// The peak of resident memory so far, in KiB.
+/// Returns the peak resident memory so far, in KiB.
 fn peak_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("the kernel's account of this process");
+    let status = std::fs::read_to_string("/proc/self/status").expect("/proc/self/status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line on peak memory");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
 #[test]
-fn lying_counts_cost_under_100_ms_and_16_mib() {
+fn false_counts_cost_under_100_ms_and_16_mib() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let key = [&1u64.to_le_bytes()[..], b"k"].concat();
     let before_kib = peak_kib();
-    // A file of 64 GiB in holes, so that a bound by the bytes that are left would let most counts through.
+    // The second file is sparse and has 64 GiB, so that the bytes that are left allow most counts.
     for file_bytes in [4096, 1u64 << 36] {
         for count in [1u64 << 31, 1 << 32, 1 << 36, 1 << 63, u64::MAX] {
             let start = [&b"GGUF"[..], &3u32.to_le_bytes()].concat();
@@ -42,10 +42,10 @@ fn lying_counts_cost_under_100_ms_and_16_mib() {
                 let mut file = File::create(&path).unwrap();
                 file.write_all(&header).unwrap();
                 file.set_len(file_bytes).unwrap();
-                // The best of three counts: a busy machine may stop any one of them for longer.
+                // The best of three attempts, because a busy machine may interrupt one of them.
                 let took = (0..3).map(|_| {
                     let start = Instant::now();
-                    let error = Checkpoint::open(&path).expect_err("a count that lies").to_string();
+                    let error = Checkpoint::open(&path).expect_err("a false count").to_string();
                     let took = start.elapsed();
                     assert!(error.contains("ends within") || error.contains("at most"), "for its count: {error}");
                     took

@@ -6,7 +6,7 @@
 //! tensors x { string name, u32 dims, dims x u64 (contiguous dimension first), u32 type, u64 offset into the data }
 //! padding up to general.alignment, then the data
 //! ```
-//! Versions 2 and 3 are laid out alike; 3 only added the big-endian byte order, which is refused.
+//! Versions 2 and 3 have the same layout; 3 only added big-endian byte order, which is refused.
 
 use std::path::Path;
 
@@ -22,31 +22,31 @@ use crate::error::{Error, quote};
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-/// Beyond any page of memory. A file that is written anew keeps its alignment, and each tensor is padded to it.
+/// Larger than any memory page. A converted file keeps its alignment, and each tensor is padded to it.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 20;
 /// The format allows keys of up to 2^16 - 1 bytes.
 const MAX_KEY_BYTES: u64 = 65_535;
-/// The format allows 64; some writers go past it.
+/// The format allows 64; some writers use more.
 const MAX_TENSOR_NAME_BYTES: u64 = 1024;
-/// Real files have some dozens of keys.
+/// Real files have dozens of keys.
 const MAX_KEYS: u64 = 1 << 16;
-/// The largest mixtures of experts have some 10^5 tensors when each expert is apart.
+/// The largest mixtures of experts have some 10^5 tensors if each expert has its own.
 const MAX_TENSORS: u64 = 1 << 20;
 const MAX_DIMENSIONS: u32 = 4;
-/// An empty key, a type number and a one-byte value.
+/// Minimum size of a key: an empty name, a type number and a one-byte value.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
-/// An empty name, no dimensions, a type number and an offset.
+/// Minimum size of a tensor description: an empty name, no dimensions, a type number and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
-/// What one file holds. The tensors are in the order of their data; that their names differ is for the checkpoint to see, over all
-/// parts.
+/// The contents of one file. The tensors are in the order of their data. [`Checkpoint`](crate::Checkpoint) checks that
+/// their names are unique over all parts.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) metadata: Metadata,
     pub(crate) tensors: Vec<TensorInfo>,
 }
 
-/// A tensor as described, before its place is held against the file.
+/// A tensor's description, before its offset is compared with the file.
 struct Description {
     name: String,
     dtype: DType,
@@ -59,7 +59,7 @@ struct Description {
 pub(crate) fn read(path: &Path, bytes: &SharedBytes) -> Result<File, Error> {
     let mut reader = Reader::new(path, bytes);
     read_version(&mut reader)?;
-    // Held against the whole rest of the file here, and by the reader's own bounds for each item later.
+    // Compared with the rest of the file here; the reader checks the bounds of each item later.
     let num_tensors = reader.count(MIN_TENSOR_BYTES, MAX_TENSORS, &"the number of tensors")?;
     let num_keys = reader.count(MIN_KEY_BYTES, MAX_KEYS, &"the number of keys")?;
     let metadata = read_metadata(&mut reader, num_keys)?;
@@ -70,7 +70,7 @@ pub(crate) fn read(path: &Path, bytes: &SharedBytes) -> Result<File, Error> {
         descriptions.push(read_description(&mut reader, index, alignment)?);
     }
     let data_start = (reader.position() as u64).checked_next_multiple_of(alignment);
-    let tensors = place(path, bytes, descriptions, data_start)?;
+    let tensors = slice_tensors(path, bytes, descriptions, data_start)?;
     Ok(File { metadata, tensors })
 }
 
@@ -136,7 +136,7 @@ fn read_description(reader: &mut Reader<'_>, index: usize, alignment: u64) -> Re
     for dim in dims.iter_mut() {
         *dim = reader.u64(&format_args!("the dimensions of tensor {tensor}"))?;
     }
-    // The file has the contiguous dimension first, the engine has it last.
+    // The file has the contiguous dimension first, `TensorInfo` has it last.
     dims.reverse();
     let number = reader.u32(&format_args!("the type of tensor {tensor}"))?;
     let dtype = tensor_type::dtype(number).map_err(|found| Error::UnsupportedTensorType {
@@ -155,16 +155,16 @@ fn read_description(reader: &mut Reader<'_>, index: usize, alignment: u64) -> Re
         expected,
     };
     let (shape, num_bytes) = checked_shape(dtype, dims).map_err(wrong_shape)?;
-    let wrong_place =
+    let wrong_offsets =
         |end, expected| Error::TensorOffsets { path: path.to_path_buf(), tensor: tensor.clone(), start, end, expected };
-    let end = start.checked_add(num_bytes).ok_or_else(|| wrong_place(u64::MAX, "an end within 64 bits".into()))?;
+    let end = start.checked_add(num_bytes).ok_or_else(|| wrong_offsets(u64::MAX, "an end within 64 bits".into()))?;
     if !start.is_multiple_of(alignment) {
-        return Err(wrong_place(end, format!("a start at a multiple of the alignment of {alignment} bytes")));
+        return Err(wrong_offsets(end, format!("a start at a multiple of the alignment of {alignment} bytes")));
     }
     Ok(Description { name, dtype, shape, start, end })
 }
 
-/// The shape in the engine's own type and the bytes it takes; or what should have been.
+/// Returns the shape as `usize` and its number of bytes; or what was expected, as text.
 pub(crate) fn checked_shape(dtype: DType, dims: &[u64]) -> Result<(Vec<usize>, u64), &'static str> {
     const OVERFLOW: &str = "a size in bytes that fits 63 bits";
     if dims.contains(&0) {
@@ -178,14 +178,15 @@ pub(crate) fn checked_shape(dtype: DType, dims: &[u64]) -> Result<(Vec<usize>, u
     let num_blocks = num_elements / dtype.block_len() as u64;
     let num_bytes =
         num_blocks.checked_mul(dtype.block_bytes() as u64).filter(|&n| n <= i64::MAX as u64).ok_or(OVERFLOW)?;
-    // The engine counts numbers as well as bytes, and in its own word: on a 32-bit machine that is the tighter bound.
+    // Elements are counted in `usize`, which is the tighter bound on a 32-bit machine.
     usize::try_from(num_elements).map_err(|_| OVERFLOW)?;
     let shape = dims.iter().map(|&dim| usize::try_from(dim)).collect::<Result<_, _>>().map_err(|_| OVERFLOW)?;
     Ok((shape, num_bytes))
 }
 
-/// Cuts each tensor's bytes from the file, in the order of the data, and refuses what lies outside or on top of another.
-fn place(
+/// Slices each tensor's bytes out of the file, in the order of the data. Refuses tensors outside the file and
+/// overlapping ones.
+fn slice_tensors(
     path: &Path,
     bytes: &SharedBytes,
     mut descriptions: Vec<Description>,
@@ -195,12 +196,12 @@ fn place(
     let mut tensors = Vec::with_capacity(descriptions.len());
     let mut previous_end = 0;
     for Description { name, dtype, shape, start, end } in descriptions {
-        let wrong_place = |expected| {
+        let wrong_offsets = |expected| {
             let (path, tensor) = (path.to_path_buf(), quote(&name));
             Error::TensorOffsets { path, tensor, start, end, expected }
         };
         if start < previous_end {
-            return Err(wrong_place(format!("a start at {previous_end} or later, where the tensor before it ends")));
+            return Err(wrong_offsets(format!("a start at {previous_end} or later, where the tensor before it ends")));
         }
         previous_end = end;
         let range = data_start.and_then(|data_start| {
@@ -210,7 +211,7 @@ fn place(
         });
         let Some(data) = range.and_then(|range| bytes.slice(range)) else {
             let available = data_start.map_or(0, |data_start| (bytes.len() as u64).saturating_sub(data_start));
-            return Err(wrong_place(format!("an end within the {available} bytes of data that the file has")));
+            return Err(wrong_offsets(format!("an end within the {available} bytes of data that the file has")));
         };
         tensors.push(TensorInfo::new(name, dtype, shape, data));
     }

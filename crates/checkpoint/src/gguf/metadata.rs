@@ -1,7 +1,7 @@
-//! The key/value part of a GGUF file, with getters that say which key is missing or of another type.
+//! The keys and values of a GGUF file, with getters whose errors name the key that is missing or has another type.
 //!
-//! Writers disagree about the width of an integer, so an integer getter takes every integer type and refuses a value that does not
-//! fit. A float is never taken for an integer, nor the other way round.
+//! Writers use integers of different widths, so an integer getter accepts every integer type and refuses a value that
+//! does not fit. A float is never converted to an integer, nor the other way round.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ pub struct Metadata {
     by_key: HashMap<String, usize>,
 }
 
-/// A getter that refuses an absent key, from the one that allows it.
+/// Defines a getter that refuses an absent key, from the one that allows it.
 macro_rules! required {
     ($($name:ident from $optional:ident -> $type:ty;)*) => {$(
         pub fn $name(&self, key: &str) -> Result<$type, Error> {
@@ -25,7 +25,7 @@ macro_rules! required {
 }
 
 impl Metadata {
-    /// Adds a key; false when it is already there, and then nothing changes.
+    /// Adds a key. Returns false, and changes nothing, if the key is there already.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         if self.by_key.contains_key(&key) {
             return false;
@@ -88,7 +88,7 @@ impl Metadata {
         self.opt_integer(key, "an integer from 0 to 2^64 - 1")
     }
 
-    /// An f64 is rounded to the nearest f32.
+    /// Returns a float. An f64 is rounded to the nearest f32.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -114,7 +114,7 @@ impl Metadata {
         self.opt_integers(key, "an array of integers from -2^31 to 2^31 - 1")
     }
 
-    /// Elements of type f64 are rounded to the nearest f32.
+    /// Returns an array of floats. Elements of type f64 are rounded to the nearest f32.
     pub fn opt_f32s(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
         match self.get(key) {
             None => Ok(None),

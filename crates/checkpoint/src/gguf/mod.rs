@@ -1,6 +1,7 @@
 //! GGUF: a single file, or one split into parts named `x-00001-of-00003.gguf`.
 //!
-//! Any part opens all of them. Metadata is that of the first part, tensors come from each in order.
+//! Opening any part opens all of them. The metadata is that of the first part; the tensors are those of all parts in
+//! order.
 
 mod header;
 pub(crate) mod metadata;
@@ -19,14 +20,14 @@ use crate::mmap;
 
 pub(crate) use header::{MAGIC, checked_shape};
 
-/// Which part of how many a file says it is, counted from zero.
+/// The number of a part, counted from zero, and the number of parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     number: u32,
     count: u32,
 }
 
-/// Reads a GGUF file that is already mapped, and the other parts when it is one of several.
+/// Reads a GGUF file that is already mapped, and the other parts if it is split.
 pub(crate) fn read(path: &Path, bytes: SharedBytes) -> Result<Contents, Error> {
     let file_bytes = bytes.len() as u64;
     let file = header::read(path, &bytes)?;
@@ -87,7 +88,7 @@ fn read_part(path: &Path, given: &Path, expected: Part) -> Result<(header::File,
         let describe = |part: Part| format!("\"split.no\" {} and \"split.count\" {}", part.number, part.count);
         return Err(Error::Split {
             path: path.to_path_buf(),
-            what: "the place among the parts".into(),
+            what: "the number of the part".into(),
             expected: describe(expected),
             found: found.map_or("a file that is not split".into(), describe),
         });
@@ -95,7 +96,7 @@ fn read_part(path: &Path, given: &Path, expected: Part) -> Result<(header::File,
     Ok((file, bytes.len() as u64))
 }
 
-/// The name before `-00001-of-00003.gguf`, after checking that the name and the keys of the file tell the same place.
+/// Returns the name before `-00001-of-00003.gguf`, after checking that the name agrees with the keys of the file.
 fn stem_of(path: &Path, part: Part) -> Result<String, Error> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     // The number within the file counts from zero, the one in the name from one.
@@ -105,7 +106,7 @@ fn stem_of(path: &Path, part: Part) -> Result<String, Error> {
         _ => Err(Error::Split {
             path: path.to_path_buf(),
             what: "the name of a part".into(),
-            expected: format!("one that ends in {suffix}, by its keys \"split.no\" and \"split.count\""),
+            expected: format!("a name that ends in {suffix}, by the keys \"split.no\" and \"split.count\""),
             found: format!("{name:?}"),
         }),
     }
@@ -115,6 +116,6 @@ fn suffix(part: Part) -> String {
     format!("-{:05}-of-{:05}.gguf", u64::from(part.number) + 1, part.count)
 }
 
-fn part_path(beside: &Path, stem: &str, part: Part) -> PathBuf {
-    beside.with_file_name(format!("{stem}{}", suffix(part)))
+fn part_path(other_part: &Path, stem: &str, part: Part) -> PathBuf {
+    other_part.with_file_name(format!("{stem}{}", suffix(part)))
 }

@@ -1,5 +1,5 @@
-//! A cursor over the bytes of a GGUF header. It hands out bytes only after it has seen that they are there, which is the one check
-//! that all lengths of the format rest on.
+//! A cursor over the bytes of a GGUF header. Every read first checks that the bytes are there; all lengths of the
+//! format rely on this check.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -29,7 +29,7 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.position
     }
 
-    /// The next `len` bytes. `what` is only formatted when they are missing.
+    /// Returns the next `len` bytes. `what` is only formatted if they are missing.
     pub(crate) fn take(&mut self, len: u64, what: &dyn Display) -> Result<&'a [u8], Error> {
         let needed = match usize::try_from(len) {
             Ok(needed) if needed <= self.left() => needed,
@@ -62,8 +62,8 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A count of items that take at least `item_bytes` each: refused unless that many bytes are left, and unless it is within
-    /// `limit`, before anyone allocates for it.
+    /// Reads a count of items that take at least `item_bytes` each. Refuses it if fewer bytes are left than `count *
+    /// item_bytes`, or if it is above `limit`, so that it is safe to allocate.
     pub(crate) fn count(&mut self, item_bytes: u64, limit: u64, what: &dyn Display) -> Result<usize, Error> {
         let count = self.u64(what)?;
         self.check_count(count, item_bytes, limit, what)
@@ -86,10 +86,10 @@ impl<'a> Reader<'a> {
         usize::try_from(count).map_err(|_| self.too_large(count, limit, what))
     }
 
-    /// A string: its length in bytes, then UTF-8 without a terminator.
+    /// Reads a string: its length in bytes, then UTF-8 without a terminator.
     pub(crate) fn string(&mut self, limit: u64, what: &dyn Display) -> Result<String, Error> {
         let bytes = self.string_bytes(limit, what)?;
-        // Copied first and validated after: the map could change between the two the other way round.
+        // The copy is validated, not the mapped file, which could change in between.
         String::from_utf8(bytes.to_vec()).map_err(|e| self.not_utf8(e.utf8_error(), what))
     }
 

@@ -1,8 +1,8 @@
-//! The numbers by which GGUF names tensor types, and which of them this engine reads.
+//! The type numbers of GGUF tensors, and which of the types are supported.
 
 use pellucid_tensor::DType;
 
-/// The number of a format.
+/// Returns the type number of a format.
 pub(crate) fn number(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 0,
@@ -24,13 +24,13 @@ pub(crate) fn number(dtype: DType) -> u32 {
     }
 }
 
-/// The format of a type number, or the name of what is not supported.
+/// Returns the format of a type number, or the name of an unsupported type.
 pub(crate) fn dtype(number: u32) -> Result<DType, String> {
     let found = DType::ALL.into_iter().find(|&dtype| self::number(dtype) == number);
     found.ok_or_else(|| unsupported_name(number))
 }
 
-/// Names of types that exist and are not read, so that the message says more than a number.
+/// Returns the name of a type that exists and is not supported, so that the message has more than a number.
 fn unsupported_name(number: u32) -> String {
     let name = match number {
         4 => "Q4_2 (removed from the format)",
@@ -60,7 +60,7 @@ fn unsupported_name(number: u32) -> String {
     format!("{name} (number {number})")
 }
 
-/// The supported types as a list for messages.
+/// Returns the supported types as a list for messages.
 pub(crate) fn supported() -> String {
     DType::ALL.map(DType::name).join(", ")
 }

@@ -1,21 +1,21 @@
 //! The values of GGUF metadata, and how they are read.
 //!
-//! Type numbers: 0 u8, 1 i8, 2 u16, 3 i16, 4 u32, 5 i32, 6 f32, 7 bool, 8 string, 9 array, 10 u64, 11 i64, 12 f64. An array is its
-//! element type, its length, and its elements, which may be arrays again.
+//! Type numbers: 0 u8, 1 i8, 2 u16, 3 i16, 4 u32, 5 i32, 6 f32, 7 bool, 8 string, 9 array, 10 u64, 11 i64, 12 f64. An
+//! array consists of its element type, its length, and its elements, which may be arrays.
 
 use std::fmt::Display;
 
 use super::reader::Reader;
 use crate::error::Error;
 
-/// A chat template is tens of kilobytes; a whole tokenizer.json within one string is tens of megabytes.
+/// A chat template has tens of kilobytes; a whole tokenizer.json in one string has tens of megabytes.
 const MAX_STRING_BYTES: u64 = 64 << 20;
 /// The largest vocabularies have 2^18 entries and twice as many merges.
 const MAX_ARRAY_LEN: u64 = 1 << 24;
-/// No known key nests arrays at all; the bound keeps recursion shallow.
+/// No known key has nested arrays; the limit keeps the recursion shallow.
 const MAX_ARRAY_DEPTH: usize = 4;
 
-/// One metadata value.
+/// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     U8(u8),
@@ -33,7 +33,7 @@ pub enum Value {
     Array(Array),
 }
 
-/// An array value, stored as compactly as its element type allows.
+/// An array value, stored in a vector of its element type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Array {
     U8(Vec<u8>),
@@ -51,7 +51,8 @@ pub enum Array {
     Arrays(Vec<Array>),
 }
 
-/// Many strings in two allocations: all text end to end, and where each string ends. A vocabulary of 262,144 tokens stays cheap.
+/// Many strings in two allocations: all text concatenated, and the end of each string. A vocabulary may have 262,144
+/// tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StringArray {
     text: String,
@@ -119,7 +120,7 @@ impl Array {
         self.len() == 0
     }
 
-    /// The element type, in words that fit "found ..." in an error.
+    /// Returns the type in words that fit "found ..." in an error.
     pub fn type_name(&self) -> &'static str {
         match self {
             Array::U8(_) => "an array of u8",
@@ -140,7 +141,7 @@ impl Array {
 }
 
 impl Value {
-    /// The type, in words that fit "found ..." in an error.
+    /// Returns the type in words that fit "found ..." in an error.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::U8(_) => "a u8",
@@ -159,7 +160,7 @@ impl Value {
         }
     }
 
-    /// Reads a value, type number first. `what` names its key in errors.
+    /// Reads a type number and a value of that type. `what` names the key in errors.
     pub(crate) fn read(reader: &mut Reader<'_>, what: &dyn Display) -> Result<Value, Error> {
         let kind = reader.u32(&format_args!("the type of {what}"))?;
         Ok(match kind {
@@ -182,7 +183,7 @@ impl Value {
 }
 
 impl Array {
-    /// Reads an array from its element type on; `depth` counts the arrays around and including this one.
+    /// Reads an array, beginning with its element type. `depth` counts this array and those around it.
     fn read(reader: &mut Reader<'_>, what: &dyn Display, depth: usize) -> Result<Array, Error> {
         if depth > MAX_ARRAY_DEPTH {
             let (path, found) = (reader.path().to_path_buf(), depth as u64);
@@ -190,7 +191,7 @@ impl Array {
             return Err(Error::TooLarge { path, what, limit: MAX_ARRAY_DEPTH as u64, found });
         }
         let kind = reader.u32(&format_args!("the element type of {what}"))?;
-        // The fewest bytes that an element can take: an empty string is its length, an empty array its type and length.
+        // Minimum bytes of an element: an empty string has its length, an empty array its type and length.
         let element_bytes = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
@@ -216,13 +217,13 @@ impl Array {
             10 => Array::U64(numbers(reader, count, what, u64::from_le_bytes)?),
             11 => Array::I64(numbers(reader, count, what, i64::from_le_bytes)?),
             12 => Array::F64(numbers(reader, count, what, f64::from_le_bytes)?),
-            // Only 9 is left: other numbers were refused above.
+            // 9: unknown numbers were refused above.
             _ => Array::Arrays((0..count).map(|_| Array::read(reader, what, depth + 1)).collect::<Result<_, _>>()?),
         })
     }
 }
 
-/// Reads `count` numbers of N bytes each. Allocates after the bytes were seen to be there.
+/// Reads `count` numbers of N bytes each. Allocates after checking that the bytes are there.
 fn numbers<T, const N: usize>(
     reader: &mut Reader<'_>,
     count: usize,
@@ -240,11 +241,11 @@ fn read_strings(reader: &mut Reader<'_>, count: usize, what: &dyn Display) -> Re
         let entry = format_args!("entry {index} of {what}");
         let start = text.len();
         text.extend_from_slice(reader.string_bytes(MAX_STRING_BYTES, &entry)?);
-        // The copy is validated, not the map, which could change in between.
+        // The copy is validated, not the mapped file, which could change in between.
         std::str::from_utf8(&text[start..]).map_err(|e| reader.not_utf8(e, &entry))?;
         ends.push(text.len());
     }
-    // Cannot fail after the checks above; asking once more is cheaper than an argument for `unsafe`.
+    // Cannot fail after the checks above. Checking again is simpler than a proof for `unsafe`.
     let text = String::from_utf8(text).map_err(|e| reader.not_utf8(e.utf8_error(), what))?;
     Ok(StringArray { text, ends })
 }

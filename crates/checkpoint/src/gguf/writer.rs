@@ -1,5 +1,5 @@
-//! Writes one GGUF file, version 3: the header at once, then each tensor's data as it comes, so that a model larger than memory can be
-//! written.
+//! Writes a GGUF file, version 3: first the header, then the data of one tensor at a time, so that a model larger than
+//! memory can be written.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use super::metadata::Metadata;
 use super::tensor_type;
 use super::value::{Array, StringArray, Value};
 
-/// A tensor that is to be written: its shape has the contiguous dimension last.
+/// The description of a tensor to be written. The shape has the contiguous dimension last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewTensor {
     pub name: String,
@@ -19,27 +19,29 @@ pub struct NewTensor {
     pub shape: Vec<usize>,
 }
 
-/// A file under way. Its tensors are written in the order in which they were announced.
+/// A file that is being written. The tensors must be written in the order of the header.
 #[derive(Debug)]
 pub struct GgufWriter<W> {
     out: W,
-    /// Names and sizes in bytes of the tensors that are still to come.
+    /// Names and sizes in bytes of the tensors that are not written yet.
     pending: VecDeque<(String, usize)>,
     alignment: usize,
 }
 
 impl NewTensor {
-    /// Bytes of the tensor. Panics unless its rows are whole blocks: whoever announces a tensor chose a format that fits.
+    /// Returns the number of bytes. Panics unless a row is a whole number of the format's blocks.
     pub fn num_bytes(&self) -> usize {
         let row = self.shape.last().copied().unwrap_or(1);
         let row_bytes = self.dtype.bytes_for(row);
-        let row_bytes = row_bytes.unwrap_or_else(|| panic!("{}: rows of {row} are no whole {}", self.name, self.dtype));
+        let row_bytes = row_bytes.unwrap_or_else(|| {
+            panic!("{}: a row of {row} values is not a whole number of {} blocks", self.name, self.dtype)
+        });
         self.shape.iter().rev().skip(1).product::<usize>() * row_bytes
     }
 }
 
 impl<W: Write> GgufWriter<W> {
-    /// Writes everything before the data. Metadata taken over from another file keeps that file's alignment.
+    /// Writes everything before the data. The alignment is the one in `metadata`, so that a converted file keeps it.
     pub fn new(mut out: W, metadata: &Metadata, tensors: &[NewTensor]) -> io::Result<Self> {
         let alignment = metadata.opt_u32(ALIGNMENT_KEY).ok().flatten().map_or(DEFAULT_ALIGNMENT, u64::from) as usize;
         assert!(alignment.is_power_of_two() && alignment as u64 <= MAX_ALIGNMENT, "an alignment of {alignment}");
@@ -66,18 +68,18 @@ impl<W: Write> GgufWriter<W> {
         Ok(GgufWriter { out, pending, alignment })
     }
 
-    /// Writes the next tensor's data. Panics unless it is as long as was announced.
+    /// Writes the next tensor's data. Panics unless it has the length that the header states.
     pub fn write_tensor(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let (name, num_bytes) = self.pending.pop_front().expect("no more tensors than were announced");
+        let (name, num_bytes) = self.pending.pop_front().expect("no more tensors than the header has");
         assert_eq!(bytes.len(), num_bytes, "the bytes of {name}");
         self.out.write_all(bytes)?;
         let padding = num_bytes.next_multiple_of(self.alignment) - num_bytes;
         self.out.write_all(&vec![0; padding])
     }
 
-    /// Hands the output back, flushed. Panics when announced tensors are missing.
+    /// Flushes and returns the output. Panics if tensors of the header are missing.
     pub fn finish(mut self) -> io::Result<W> {
-        assert!(self.pending.is_empty(), "{} announced tensors were not written", self.pending.len());
+        assert!(self.pending.is_empty(), "{} tensors of the header were not written", self.pending.len());
         self.out.flush()?;
         Ok(self.out)
     }
@@ -88,7 +90,7 @@ fn put_string(out: &mut Vec<u8>, string: &str) {
     out.extend(string.as_bytes());
 }
 
-/// The number by which the format names a type, and the bytes of the values of it that follow.
+/// Writes an array of numbers: type number, length and values.
 macro_rules! numbers {
     ($out:expr, $kind:expr, $values:expr) => {{
         put_kind($out, $kind, $values.len());
@@ -96,7 +98,7 @@ macro_rules! numbers {
     }};
 }
 
-/// Type number and value.
+/// Writes a type number and a value.
 fn put_value(out: &mut Vec<u8>, value: &Value) {
     let mut put = |kind: u32, bytes: &[u8]| {
         out.extend(kind.to_le_bytes());
@@ -125,13 +127,13 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// Element type and length.
+/// Writes the element type and length of an array.
 fn put_kind(out: &mut Vec<u8>, kind: u32, len: usize) {
     out.extend(kind.to_le_bytes());
     out.extend((len as u64).to_le_bytes());
 }
 
-/// Element type, length and elements.
+/// Writes an array: element type, length and elements.
 fn put_array(out: &mut Vec<u8>, array: &Array) {
     match array {
         Array::U8(v) => numbers!(out, 0, v),

@@ -1,4 +1,4 @@
-//! JSON and text files, read whole within a limit of bytes. serde_json itself bounds nesting at 128.
+//! Reads JSON and text files up to a maximum number of bytes. serde_json limits nesting to 128.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// The text of a file, or `None` when there is none.
+/// Returns the text of a file, or `None` if the file does not exist.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
-    // Asked before it is opened: to open a pipe is to wait for somebody who writes to it.
+    // Checked before the file is opened, because opening a named pipe blocks until a writer opens it too.
     let about = match std::fs::metadata(path) {
         Ok(about) => about,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -24,7 +24,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error
         let what = "the length in bytes".into();
         return Err(Error::TooLarge { path: path.to_path_buf(), what, limit, found: about.len() });
     }
-    // The limit holds for the read as well: the file may have grown since its length was asked for.
+    // The limit applies to the read as well, because the file may have grown since.
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes).map_err(|e| Error::io(path, "read the file", e))?;
     String::from_utf8(bytes).map(Some).map_err(|e| Error::invalid(path, "the text", "UTF-8", e.utf8_error()))
@@ -35,7 +35,7 @@ pub(crate) fn read_optional(path: &Path, limit: u64) -> Result<Option<Value>, Er
     serde_json::from_str(&text).map(Some).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })
 }
 
-/// What a JSON value is, in words that fit "found ..." in an error.
+/// Returns the type of a JSON value in words that fit "found ..." in an error.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

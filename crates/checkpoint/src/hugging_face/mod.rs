@@ -1,7 +1,7 @@
-//! A Hugging Face folder: `config.json` and its companions as JSON, weights as safetensors.
+//! A Hugging Face folder: `config.json` and other JSON files, and weights as safetensors.
 //!
-//! Files of a download cache are symbolic links; they are followed. Names that come from a file (the shards of an index) must be
-//! plain names within the folder.
+//! Files of a download cache are symbolic links, which are followed. Names that come from a file (the shards of an
+//! index) must be file names without a path.
 
 mod json;
 mod safetensors;
@@ -18,7 +18,7 @@ const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Limits in bytes, some ten times above the largest real files or more: a tokenizer.json of 262,144 tokens takes 33 MB.
+/// Limits in bytes, at least ten times the largest real files: a tokenizer.json of 262,144 tokens takes 33 MB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 const MAX_INDEX_BYTES: u64 = 256 << 20;
@@ -32,12 +32,13 @@ pub struct HuggingFace {
     /// The text of `tokenizer.json`, for the tokenizer to parse.
     pub tokenizer: Option<String>,
     pub tokenizer_config: Option<Value>,
-    /// The text of `chat_template.jinja`, else the (default) template of `tokenizer_config.json`.
+    /// The text of `chat_template.jinja`, or else the (default) template of `tokenizer_config.json`.
     pub chat_template: Option<String>,
 }
 
 impl HuggingFace {
-    /// What `generation_config.json` would have tokens chosen by, as text: `temperature 0.7, top_p 0.8`. Nobody takes it by itself.
+    /// Returns the sampling settings of `generation_config.json` as text, such as `temperature 0.7, top_p 0.8`. They
+    /// are only shown, never applied automatically.
     pub fn suggested_sampling(&self) -> Option<String> {
         const NAMES: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
         let config = self.generation_config.as_ref()?;
@@ -47,7 +48,7 @@ impl HuggingFace {
         (!given.is_empty()).then(|| given.join(", "))
     }
 
-    /// `model_type` of the config.
+    /// Returns `model_type` of `config.json`.
     pub fn model_type(&self) -> Result<&str, Error> {
         match self.config.get("model_type") {
             Some(Value::String(name)) => Ok(name),
@@ -61,7 +62,7 @@ impl HuggingFace {
     }
 }
 
-/// The folder that a file lies in.
+/// Returns the folder of a file.
 pub(crate) fn folder_of(file: &Path) -> &Path {
     match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -73,7 +74,7 @@ pub(crate) fn read_folder(folder: &Path) -> Result<Contents, Error> {
     read(folder, None)
 }
 
-/// Opens the folder of a weight file. A file that is not among the folder's own weights is taken in their place.
+/// Reads the folder of a weight file. A file that is not one of the folder's standard weight files replaces them.
 pub(crate) fn read_weights_file(file: &Path) -> Result<Contents, Error> {
     read(folder_of(file), Some(file))
 }
@@ -84,7 +85,7 @@ fn read(folder: &Path, given: Option<&Path>) -> Result<Contents, Error> {
     if let Some(given) = given
         && !weights.files.iter().any(|file| file.file_name() == given.file_name())
     {
-        weights = Weights { files: vec![given.to_path_buf()], index: None };
+        weights = WeightFiles { files: vec![given.to_path_buf()], index: None };
     }
     let mut files = Vec::new();
     let mut tensors = Vec::new();
@@ -99,7 +100,7 @@ fn read(folder: &Path, given: Option<&Path>) -> Result<Contents, Error> {
     Ok(Contents { source: Source::HuggingFace(source), tensors, files })
 }
 
-/// In the order of their names.
+/// Returns the GGUF files of a folder, in the order of their names.
 fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<PathBuf> =
@@ -114,7 +115,7 @@ fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
         path: config_path.clone(),
         needed_by: match gguf_files(folder).as_slice() {
             [] => "a Hugging Face folder has a config.json beside its weights".into(),
-            files => format!("the folder holds GGUF files: name one, such as {}", files[0].display()),
+            files => format!("the folder contains GGUF files; give the path of one, such as {}", files[0].display()),
         },
     })?;
     if !config.is_object() {
@@ -138,7 +139,8 @@ fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
     })
 }
 
-/// `chat_template` of a tokenizer_config.json: one template, or a list of named ones of which "default" is taken.
+/// Returns `chat_template` of a tokenizer_config.json: a template, or the one named "default" in a list of named
+/// templates.
 fn embedded_template(config: &Value, path: &Path) -> Result<Option<String>, Error> {
     let wrong = |found: &Value| {
         let expected = "a string, or a list of objects with the strings \"name\" and \"template\"";
@@ -162,23 +164,23 @@ fn embedded_template(config: &Value, path: &Path) -> Result<Option<String>, Erro
     }
 }
 
-/// The weights of a folder, and the index that names them when they are sharded.
-struct Weights {
+/// The weight files of a folder, and the index that lists them if there are several.
+struct WeightFiles {
     files: Vec<PathBuf>,
-    index: Option<Index>,
+    index: Option<ShardIndex>,
 }
 
-fn weight_files(folder: &Path, given: bool) -> Result<Weights, Error> {
+fn weight_files(folder: &Path, given: bool) -> Result<WeightFiles, Error> {
     let single = folder.join(SINGLE);
     let index = folder.join(INDEX);
     if single.exists() {
-        return Ok(Weights { files: vec![single], index: None });
+        return Ok(WeightFiles { files: vec![single], index: None });
     }
     if index.exists() {
-        return Index::read(folder, index);
+        return ShardIndex::read(folder, index);
     }
     if given {
-        return Ok(Weights { files: Vec::new(), index: None });
+        return Ok(WeightFiles { files: Vec::new(), index: None });
     }
     for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
         let path = folder.join(name);
@@ -191,14 +193,14 @@ fn weight_files(folder: &Path, given: bool) -> Result<Weights, Error> {
 }
 
 /// `model.safetensors.index.json`: which shard holds which tensor.
-struct Index {
+struct ShardIndex {
     path: PathBuf,
-    /// Tensor names and the file name of the shard, in the order of the index.
+    /// The file name of each tensor's shard, in the order of the index.
     weight_map: serde_json::Map<String, Value>,
 }
 
-impl Index {
-    fn read(folder: &Path, path: PathBuf) -> Result<Weights, Error> {
+impl ShardIndex {
+    fn read(folder: &Path, path: PathBuf) -> Result<WeightFiles, Error> {
         let Some(Value::Object(mut index)) = json::read_optional(&path, MAX_INDEX_BYTES)? else {
             return Err(Error::invalid(&path, "the index", "a JSON object", "something else"));
         };
@@ -222,23 +224,24 @@ impl Index {
                 return Err(Error::MissingFile { path: file.clone(), needed_by: format!("{INDEX} names this shard") });
             }
         }
-        Ok(Weights { files, index: Some(Index { path, weight_map }) })
+        Ok(WeightFiles { files, index: Some(ShardIndex { path, weight_map }) })
     }
 
-    /// Every tensor that the index promises is in some shard; an index that promises more is out of date or cut.
+    /// Checks that every tensor of the index is in some shard. Otherwise the index is out of date, or a shard is
+    /// truncated.
     fn check(&self, tensors: &[crate::checkpoint::TensorInfo]) -> Result<(), Error> {
         let found: std::collections::HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
         match self.weight_map.keys().find(|name| !found.contains(name.as_str())) {
             None => Ok(()),
             Some(missing) => {
                 let what = format!("tensor {}", quote(missing));
-                Err(Error::invalid(&self.path, what, "to be in the shards that the index names", "in none of them"))
+                Err(Error::invalid(&self.path, what, "a tensor in one of the shards that the index names", "none"))
             }
         }
     }
 }
 
-/// A name that stays within its folder on every system, and is not a pickle's.
+/// Whether a name is a safetensors file name without a path, on every operating system.
 fn is_plain_name(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
 }

@@ -1,8 +1,8 @@
-//! One safetensors file: a header length (u64), a JSON header, and the data that the header indexes without gaps.
+//! A safetensors file: a header length (u64), a JSON header, and the data, which the header describes without gaps.
 //!
-//! The `safetensors` crate reads each description. The checks over the whole file are made here: they name the tensor, they refuse
-//! a name that appears twice, and their sums are checked (the crate adds header length and data length unchecked, which a header
-//! with offsets near 2^64 overflows).
+//! The `safetensors` crate parses each description. This module checks the whole file: its errors name the tensor, it
+//! refuses duplicate names, and its sums are checked. (The crate adds header length and data length unchecked, which
+//! overflows for offsets near 2^64.)
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::checkpoint::TensorInfo;
 use crate::error::{Error, quote};
 use crate::{gguf, mmap, pickle};
 
-/// The format allows 100 MB; a header of 10^5 tensors takes 15.
+/// The format allows 100 MB; a header of 10^5 tensors takes 15 MB.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
 const LENGTH_BYTES: u64 = 8;
 const MAX_DIMENSIONS: usize = 8;
@@ -35,13 +35,13 @@ pub(crate) fn read(path: &Path) -> Result<Shard, Error> {
 
     let data_start = LENGTH_BYTES as usize + header_bytes.len();
     let data = bytes.slice(data_start..bytes.len()).unwrap_or_else(|| SharedBytes::from(Vec::new()));
-    let tensors = place(path, &data, header.tensors)?;
+    let tensors = slice_tensors(path, &data, header.tensors)?;
     Ok(Shard { tensors, file_bytes: bytes.len() as u64 })
 }
 
-/// The JSON text of the header, copied out of the map.
+/// Returns a copy of the header's JSON text.
 fn header_bytes(path: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
-    // A header length may start like a pickle, but its JSON starts at the ninth byte.
+    // A header length may look like the start of a pickle, but then JSON starts at the ninth byte.
     if bytes.get(LENGTH_BYTES as usize) != Some(&b'{')
         && let Some(reason) = pickle::by_magic(bytes)
     {
@@ -68,7 +68,7 @@ fn header_bytes(path: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(rest[..length as usize].to_vec())
 }
 
-/// The header's tensors in the order of the text, duplicates included, so that they can be refused by name.
+/// The header's tensors in the order of the text. Duplicates are included, so that an error can name them.
 struct Header {
     tensors: Vec<(String, Description)>,
 }
@@ -91,7 +91,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
         let mut tensors = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
-            // Free text of the writer, of no use to an engine.
+            // Free text for humans.
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
                 continue;
@@ -104,10 +104,15 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Cuts each tensor's bytes from the data. In the order of their offsets they must cover it without gap or overlap.
-fn place(path: &Path, data: &SharedBytes, mut tensors: Vec<(String, Description)>) -> Result<Vec<TensorInfo>, Error> {
+/// Slices each tensor's bytes out of the data. In the order of their offsets, the tensors must cover it without gaps or
+/// overlaps.
+fn slice_tensors(
+    path: &Path,
+    data: &SharedBytes,
+    mut tensors: Vec<(String, Description)>,
+) -> Result<Vec<TensorInfo>, Error> {
     tensors.sort_by_key(|(_, d)| d.data_offsets);
-    let mut placed = Vec::with_capacity(tensors.len());
+    let mut sliced = Vec::with_capacity(tensors.len());
     let mut names = HashSet::with_capacity(tensors.len());
     let mut previous_end = 0;
     for (name, description) in tensors {
@@ -116,27 +121,27 @@ fn place(path: &Path, data: &SharedBytes, mut tensors: Vec<(String, Description)
         }
         let (start, end) = description.data_offsets;
         let (dtype, num_bytes) = checked_size(path, &name, &description)?;
-        let wrong_place = |expected| {
+        let wrong_offsets = |expected| {
             let (path, tensor) = (path.to_path_buf(), quote(&name));
             Error::TensorOffsets { path, tensor, start: start as u64, end: end as u64, expected }
         };
         if start != previous_end {
-            return Err(wrong_place(format!("a start at {previous_end}, where the tensor before it ends")));
+            return Err(wrong_offsets(format!("a start at {previous_end}, where the tensor before it ends")));
         }
         if start.checked_add(num_bytes) != Some(end) {
-            return Err(wrong_place(format!("{num_bytes} bytes, by its type and shape")));
+            return Err(wrong_offsets(format!("{num_bytes} bytes, by its type and shape")));
         }
         let Some(bytes) = data.slice(start..end) else {
-            return Err(wrong_place(format!("an end within the {} bytes of data that the file has", data.len())));
+            return Err(wrong_offsets(format!("an end within the {} bytes of data that the file has", data.len())));
         };
         previous_end = end;
-        placed.push(TensorInfo::new(name, dtype, description.shape, bytes));
+        sliced.push(TensorInfo::new(name, dtype, description.shape, bytes));
     }
     if previous_end != data.len() {
         let found = format_args!("{previous_end} of {} bytes", data.len());
         return Err(Error::invalid(path, "the data", "tensors that cover all of it", found));
     }
-    Ok(placed)
+    Ok(sliced)
 }
 
 fn checked_size(path: &Path, name: &str, description: &Description) -> Result<(DType, usize), Error> {
@@ -169,7 +174,7 @@ fn checked_size(path: &Path, name: &str, description: &Description) -> Result<(D
     Ok((dtype, num_bytes))
 }
 
-/// A shape for a message, cut where a hostile header has thousands of dimensions.
+/// Returns a shape for a message, cut to 8 dimensions because a hostile header may have thousands.
 fn shown_shape(shape: &[usize]) -> String {
     match shape.get(..MAX_DIMENSIONS) {
         Some(first) if shape.len() > MAX_DIMENSIONS => format!("{first:?}... ({} dimensions)", shape.len()),

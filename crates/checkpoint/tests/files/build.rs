@@ -1,4 +1,4 @@
-//! Writers of small model files, with a knob for each field that a test wants to be wrong.
+//! Writers of small model files. A test can set each field to a wrong value.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use pellucid_checkpoint::{Array, Checkpoint, Error, Value};
 use pellucid_tensor::DType;
 use tempfile::TempDir;
 
-/// A GGUF file in pieces. Fields that are `None` get their right value.
+/// The pieces of a GGUF file. Fields that are `None` get their correct value.
 #[derive(Debug, Clone)]
 pub(crate) struct Gguf {
     pub(crate) magic: [u8; 4],
@@ -22,7 +22,7 @@ pub(crate) struct Gguf {
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
     pub(crate) name: Vec<u8>,
-    /// As in the file: the contiguous dimension first.
+    /// In the order of the file: the contiguous dimension first.
     pub(crate) dims: Vec<u64>,
     pub(crate) num_dims: Option<u32>,
     pub(crate) kind: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Tensor {
     pub(crate) data: Vec<u8>,
 }
 
-/// The number that GGUF gives a format, written down a second time on purpose.
+/// Returns the GGUF type number of a format. This repeats the reader's table on purpose.
 pub(crate) fn kind_of(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 0,
@@ -58,7 +58,7 @@ impl Tensor {
         Tensor { name, dims: dims.to_vec(), num_dims: None, kind: kind_of(dtype), offset: None, data }
     }
 
-    /// A tensor of the right length, filled with a pattern.
+    /// A tensor of the correct length, filled with a pattern.
     pub(crate) fn filled(name: &str, dtype: DType, dims: &[u64]) -> Tensor {
         let len = dims.iter().product::<u64>() as usize;
         let bytes = dtype.bytes_for(len).expect("whole blocks");
@@ -89,7 +89,7 @@ impl Gguf {
         self.raw_key(key.as_bytes(), bytes)
     }
 
-    /// A key with the bytes of its type and value as they are.
+    /// Adds a key whose type and value are these bytes.
     pub(crate) fn raw_key(mut self, key: &[u8], value: Vec<u8>) -> Gguf {
         self.keys.push((key.to_vec(), value));
         self
@@ -135,7 +135,7 @@ impl Gguf {
         open_gguf(&self.bytes())
     }
 
-    /// Fails unless opening fails, and quickly; gives the message.
+    /// Asserts that opening fails, and quickly; returns the message.
     #[track_caller]
     pub(crate) fn error(&self) -> String {
         gguf_error(&self.bytes())
@@ -147,7 +147,7 @@ pub(crate) fn put_string(out: &mut Vec<u8>, string: &[u8]) {
     out.extend(string);
 }
 
-/// Type number and value.
+/// Writes a type number and a value.
 pub(crate) fn put_value(out: &mut Vec<u8>, value: &Value) {
     let mut put = |kind: u32, bytes: &[u8]| {
         out.extend(kind.to_le_bytes());
@@ -176,7 +176,7 @@ pub(crate) fn put_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// Element type, length and elements.
+/// Writes an array: element type, length and elements.
 fn put_array(out: &mut Vec<u8>, array: &Array) {
     let mut start = |kind: u32| {
         out.extend(kind.to_le_bytes());
@@ -199,7 +199,7 @@ fn put_array(out: &mut Vec<u8>, array: &Array) {
     }
 }
 
-/// Writes bytes under a file name of their own and opens that.
+/// Writes bytes to a file of this name and opens it.
 pub(crate) fn open_as(name: &str, bytes: &[u8]) -> Result<Checkpoint, Error> {
     let folder = Folder::empty();
     folder.put(name, bytes);
@@ -218,8 +218,8 @@ pub(crate) fn gguf_error(bytes: &[u8]) -> String {
     message
 }
 
-/// Fails unless opening fails within the 100 ms that the project allows a lying file; gives the message. The best of three counts:
-/// a busy machine may stop any one of them for longer.
+/// Asserts that opening fails within 100 ms, and returns the message. The best of three attempts counts, because a busy
+/// machine may interrupt one of them.
 #[track_caller]
 pub(crate) fn quick_error(path: &Path) -> String {
     let mut best = Duration::MAX;
@@ -234,7 +234,7 @@ pub(crate) fn quick_error(path: &Path) -> String {
     panic!("{best:?} to refuse {}", path.display());
 }
 
-/// A folder that goes away with the test.
+/// A folder that is deleted at the end of the test.
 pub(crate) struct Folder(TempDir);
 
 impl Folder {
@@ -274,7 +274,7 @@ impl Folder {
     }
 }
 
-/// A safetensors file of a header as it is and data.
+/// Returns a safetensors file of this header and data.
 pub(crate) fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     put_string(&mut out, header.as_bytes());

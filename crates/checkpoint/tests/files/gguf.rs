@@ -22,7 +22,7 @@ fn versions_2_and_3_open_alike() {
         assert_eq!(checkpoint.files().len(), 1);
         assert_eq!(checkpoint.chat_template(), None);
 
-        // The file has the contiguous dimension first, the engine has it last.
+        // The file has the contiguous dimension first, `TensorInfo` has it last.
         let tensor = checkpoint.tensor("token_embd.weight").unwrap();
         assert_eq!((tensor.info.dtype, tensor.info.shape.as_slice()), (DType::Q4_0, [3, 32].as_slice()));
         assert_eq!(*tensor.bytes, *file.tensors[0].data);
@@ -33,7 +33,7 @@ fn versions_2_and_3_open_alike() {
     }
 }
 
-/// Writes a checkpoint out again.
+/// Writes a checkpoint as a GGUF file.
 fn rewritten(checkpoint: &Checkpoint) -> Vec<u8> {
     let describe = |info: &pellucid_checkpoint::TensorInfo| NewTensor {
         name: info.name.clone(),
@@ -49,7 +49,7 @@ fn rewritten(checkpoint: &Checkpoint) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_read_is_written_again_to_the_byte() {
+fn a_file_that_is_read_and_written_keeps_every_byte() {
     let array = |array: Array| Value::Array(array);
     let every_value = Gguf::small()
         .key("u8", &Value::U8(1))
@@ -72,7 +72,7 @@ fn what_is_read_is_written_again_to_the_byte() {
     }
     for file in [Gguf::small(), every_value, every_type, Gguf::small().aligned(128)] {
         let (bytes, written) = (file.bytes(), rewritten(&file.open().unwrap()));
-        // The last tensor is padded as well, as other writers do; a reader needs no padding there.
+        // The last tensor is padded too, as by other writers; a reader does not need that.
         assert_eq!(written[..bytes.len()], bytes);
         assert!(written[bytes.len()..].iter().all(|&byte| byte == 0) && written.len() < bytes.len() + 128);
     }
@@ -123,7 +123,7 @@ fn the_alignment_key_moves_the_data() {
 #[test]
 fn tensors_are_listed_in_the_order_of_their_data() {
     let mut file = Gguf::small();
-    // 54 bytes of Q4_0 and padding to 64, then 20 bytes of F32: described the other way round.
+    // 54 bytes of Q4_0 and padding to 64, then 20 bytes of F32. The header describes them in reverse order.
     file.tensors[0].offset = Some(0);
     file.tensors[1].offset = Some(64);
     let data: Vec<u8> = file.bytes();
@@ -140,7 +140,7 @@ fn tensors_are_listed_in_the_order_of_their_data() {
 }
 
 #[test]
-fn a_scalar_has_no_dimensions_and_one_number() {
+fn a_scalar_has_no_dimensions_and_one_value() {
     let checkpoint = Gguf::small().tensor(Tensor::filled("scalar", DType::F32, &[])).open().unwrap();
     let tensor = checkpoint.tensor("scalar").unwrap();
     assert_eq!((tensor.info.shape.len(), tensor.info.num_elements(), tensor.bytes.len()), (0, 1, 4));
@@ -202,7 +202,7 @@ fn the_chat_template_is_a_string_or_an_error() {
     assert_eq!(error, r#"key "tokenizer.chat_template": expected a string, found a u8"#);
 }
 
-/// The parts of a split model: the second and third hold a tensor each.
+/// The parts of a split model. The second and third contain one tensor each.
 pub(crate) fn split_parts() -> Vec<Gguf> {
     (0..3u16)
         .map(|number| {
@@ -255,7 +255,7 @@ fn a_split_of_one_is_a_whole_file() {
 }
 
 #[test]
-fn a_gguf_file_is_known_by_its_magic_whatever_its_name() {
+fn a_gguf_file_is_recognised_by_its_magic_whatever_its_name() {
     let checkpoint = crate::build::open_as("sha256-0123", &Gguf::small().bytes()).unwrap();
     assert_eq!(checkpoint.tensors().len(), 2);
 }
@@ -266,7 +266,7 @@ fn unsupported_types_are_named_with_their_tensor() {
     for kind in (0..64).chain([u32::MAX]) {
         let mut file = Gguf::small();
         file.tensors[1].kind = kind;
-        // A shape of whole blocks for every format, and data enough for the widest.
+        // A shape of whole blocks in every format, and enough data for the largest.
         file.tensors[1].dims = vec![256];
         file.tensors[1].data = vec![0; 1024];
         if supported.contains(&kind) {

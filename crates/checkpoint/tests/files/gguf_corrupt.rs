@@ -1,4 +1,4 @@
-//! GGUF files with one thing wrong, a case for each way in which readers of this format have been broken.
+//! GGUF files with one error each. There is a case for every kind of error that has broken readers of this format.
 
 use pellucid_checkpoint::{Array, Checkpoint, Value};
 use pellucid_tensor::DType;
@@ -6,7 +6,7 @@ use pellucid_tensor::DType;
 use crate::build::{Folder, Gguf, Tensor, gguf_error, open_as, open_gguf, put_string, put_value, quick_error};
 use crate::gguf::{put_split, split_name, split_parts};
 
-/// Counts and lengths that overflow something: a sign, a product with an element size, a sum with a position.
+/// Counts and lengths that overflow a sign, a product with an element size, or a sum with a position.
 const HUGE: [u64; 7] = [1 << 32, (1 << 40) + 1, 1 << 61, 1 << 62, 1 << 63, u64::MAX - 7, u64::MAX];
 
 #[test]
@@ -72,9 +72,9 @@ fn huge_numbers_of_tensors_and_keys() {
     }
 }
 
-/// The limits of the reader itself let these through: only the length of the file speaks against them.
+/// These counts are within the reader's limits, and are refused because of the length of the file.
 #[test]
-fn counts_within_the_limits_and_past_the_file() {
+fn counts_within_the_limits_and_beyond_the_file() {
     let message = Gguf { num_tensors: Some(1 << 20), ..Gguf::small() }.error();
     assert!(message.contains("the file ends within the number of tensors (a count of 1048576)"), "{message}");
     let message = Gguf { num_keys: Some(1 << 16), ..Gguf::small() }.error();
@@ -86,9 +86,9 @@ fn counts_within_the_limits_and_past_the_file() {
     }
 }
 
-/// The length of the file lets these through, with holes that take no disk: only the limits of the reader speak against them.
+/// The (sparse) file is long enough for these counts, and they are refused because of the reader's limits.
 #[test]
-fn counts_within_the_file_and_past_the_limits() {
+fn counts_within_the_file_and_beyond_the_limits() {
     let cases = [
         (Gguf { num_tensors: Some((1 << 20) + 1), ..Gguf::empty() }, "the number of tensors: expected at most 1048576"),
         (Gguf { num_keys: Some((1 << 16) + 1), ..Gguf::empty() }, "the number of keys: expected at most 65536"),
@@ -112,14 +112,14 @@ fn counts_within_the_file_and_past_the_limits() {
 }
 
 #[test]
-fn counts_one_past_the_truth() {
+fn counts_that_are_off_by_one() {
     Gguf { num_tensors: Some(3), ..Gguf::small() }.error();
     Gguf { num_keys: Some(5), ..Gguf::small() }.error();
-    // One less leaves bytes that no longer mean what they did.
+    // With one less, the bytes that follow are read as something else.
     Gguf { num_keys: Some(3), ..Gguf::small() }.error();
 }
 
-/// A key whose value is a type number and then these bytes.
+/// A file with a key whose value is this type number and these bytes.
 fn with_value(kind: u32, rest: &[&[u8]]) -> Gguf {
     let mut value = kind.to_le_bytes().to_vec();
     rest.iter().for_each(|bytes| value.extend(*bytes));
@@ -161,7 +161,7 @@ fn huge_lengths_of_arrays() {
 }
 
 #[test]
-fn lengths_past_the_limits_of_the_reader() {
+fn lengths_beyond_the_limits_of_the_reader() {
     let long_name = vec![b'n'; 65_536];
     let message = Gguf::small().raw_key(&long_name, vec![0, 0, 0, 0, 0]).error();
     assert!(message.contains("the length of the name of key 4: expected at most 65535, found 65536"), "{message}");
@@ -201,7 +201,7 @@ fn text_that_is_not_utf8() {
 }
 
 #[test]
-fn arrays_nested_without_end() {
+fn deeply_nested_arrays() {
     let nested = |depth: usize| {
         let mut array = Array::U8(vec![1]);
         for _ in 1..depth {
@@ -237,7 +237,7 @@ fn zero_for_every_divisor_and_size() {
 }
 
 #[test]
-fn alignment_that_is_no_power_of_two() {
+fn alignment_that_is_not_a_power_of_two() {
     for alignment in [3, 31, 33, u32::MAX] {
         let message = Gguf::small().key("general.alignment", &Value::U32(alignment)).error();
         assert!(message.contains(r#"key "general.alignment": expected a power of two"#), "{message}");
@@ -246,7 +246,8 @@ fn alignment_that_is_no_power_of_two() {
         let message = Gguf::small().key("general.alignment", &value).error();
         assert!(message.starts_with(r#"key "general.alignment": expected an integer"#), "{message}");
     }
-    // Powers of two that would make a file of padding when it is written anew; the largest that is read puts the second tensor off.
+    // Powers of two that would make a converted file consist of padding. With the largest allowed one, the second
+    // tensor is misaligned.
     for alignment in [1 << 21, 1 << 31] {
         let message = Gguf::small().key("general.alignment", &Value::U32(alignment)).error();
         assert!(message.contains("expected a power of two up to 2^20"), "{message}");
@@ -256,7 +257,7 @@ fn alignment_that_is_no_power_of_two() {
 }
 
 #[test]
-fn tensors_that_end_past_the_file() {
+fn tensors_that_end_beyond_the_file() {
     for offset in [32, 96, 1 << 20, 1 << 40, 1 << 62, (1 << 63) - 32, 1 << 63, u64::MAX - 31] {
         let mut file = Gguf::small();
         file.tensors[1].offset = Some(offset);
@@ -270,7 +271,7 @@ fn tensors_that_end_past_the_file() {
 }
 
 #[test]
-fn tensors_that_start_off_their_alignment() {
+fn tensors_that_are_misaligned() {
     for offset in [1, 31, 63, 65, u64::MAX] {
         let mut file = Gguf::small();
         file.tensors[1].offset = Some(offset);
@@ -280,7 +281,7 @@ fn tensors_that_start_off_their_alignment() {
 }
 
 #[test]
-fn tensors_on_top_of_each_other() {
+fn tensors_that_overlap() {
     let mut file = Gguf::small();
     file.tensors[1].offset = Some(32);
     let message = file.error();
@@ -300,7 +301,7 @@ fn dimensions_whose_product_overflows() {
         &[1 << 33, 1 << 31],
         &[32, 1 << 59],
         &[1 << 16, 1 << 16, 1 << 16, 1 << 16],
-        // A product that wraps around to a small number.
+        // The product wraps around to a small number.
         &[1 << 32, (1 << 32) + 1],
     ];
     for dims in cases {
@@ -328,7 +329,7 @@ fn too_many_dimensions() {
 fn rows_that_are_not_whole_blocks() {
     for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
         let len = dtype.block_len() as u64;
-        // The second one has whole blocks as a product, but not in a row.
+        // The second one has whole blocks in total, but not in each row.
         for dims in [[len - 1, 1], [len / 2, 2], [len + 1, len]] {
             let mut file = Gguf::small();
             file.tensors[0] = Tensor { dims: dims.to_vec(), ..Tensor::filled("bad.weight", dtype, &[len, 1]) };
@@ -348,7 +349,7 @@ fn duplicates() {
 }
 
 #[test]
-fn names_cannot_steer_a_terminal_or_flood_a_log() {
+fn names_cannot_control_a_terminal_or_flood_a_log() {
     let message = Gguf::small().raw_key(b"\x1b[2J\nkey", vec![99, 0, 0, 0]).error();
     assert!(message.contains(r"\u{1b}[2J\nkey") && !message.contains('\u{1b}') && !message.contains('\n'), "{message}");
     let message = Gguf::small().raw_key(&[b'k'; 60_000], vec![99, 0, 0, 0]).error();
@@ -364,7 +365,7 @@ fn pickles() {
     for name in
         ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "model.PKL", "last.ckpt"]
     {
-        // By name alone, whatever is in it.
+        // Recognised by name, whatever the content.
         cases.push((name, b"anything"));
     }
     for (name, bytes) in cases {
@@ -375,7 +376,7 @@ fn pickles() {
 }
 
 #[test]
-fn paths_that_are_no_model() {
+fn paths_that_are_not_a_model() {
     let missing = std::env::temp_dir().join("no-such-model.gguf");
     let message = Checkpoint::open(&missing).unwrap_err().to_string();
     assert!(message.contains("no-such-model.gguf: cannot open the model"), "{message}");
@@ -405,12 +406,12 @@ fn parts_that_disagree() {
         part.keys.retain(|(name, _)| name != key.as_bytes());
         *part = part.clone().key(key, &value);
     };
-    // A part that says it is another one.
+    // A part whose keys say that it is another one.
     let mut parts = split_parts();
     set(&mut parts[1], "split.no", Value::U16(2));
     let message = split_error(&parts, 0);
-    assert!(message.contains("model-00002-of-00003.gguf: the place among the parts"), "{message}");
-    assert!(split_error(&parts, 1).contains("the name of a part: expected one that ends in -00003-of-00003.gguf"));
+    assert!(message.contains("model-00002-of-00003.gguf: the number of the part"), "{message}");
+    assert!(split_error(&parts, 1).contains("the name of a part: expected a name that ends in -00003-of-00003.gguf"));
 
     // A part of another split.
     let mut parts = split_parts();
@@ -421,12 +422,12 @@ fn parts_that_disagree() {
         "{message}"
     );
 
-    // A whole file in the place of a part.
+    // An unsplit file in place of a part.
     let mut parts = split_parts();
     parts[2] = Gguf::small();
     assert!(split_error(&parts, 0).contains("found a file that is not split"));
 
-    // Fewer tensors than promised, and one that appears in two parts.
+    // Fewer tensors than the first part states, and a tensor that is in two parts.
     let mut parts = split_parts();
     parts[2].tensors.clear();
     let message = split_error(&parts, 0);
@@ -435,14 +436,14 @@ fn parts_that_disagree() {
     parts[2].tensors[0].name = b"tensor.1".to_vec();
     assert!(split_error(&parts, 0).contains(r#"tensor "tensor.1" appears twice"#));
 
-    // A part that is damaged is named, not the one that was given.
+    // The message names the damaged part, not the one that was opened.
     let mut parts = split_parts();
     parts[1].version = 7;
     assert!(split_error(&parts, 0).contains("model-00002-of-00003.gguf: GGUF version"));
 }
 
 #[test]
-fn split_keys_that_make_no_sense() {
+fn split_keys_that_are_inconsistent() {
     let with = |number: Value, count: Value| Gguf::small().key("split.no", &number).key("split.count", &count).error();
     assert!(with(Value::U32(u32::MAX), Value::U32(u32::MAX)).contains("the name of a part"));
     assert!(with(Value::U16(3), Value::U16(3)).contains("the name of a part"));

@@ -43,7 +43,7 @@ fn a_file_of_the_folder_opens_the_folder() {
 }
 
 #[test]
-fn another_weight_file_is_taken_in_the_place_of_the_usual_one() {
+fn another_weight_file_replaces_the_standard_one() {
     let folder = Folder::hugging_face();
     let other = folder.put("other.safetensors", &safetensors("{}", &[]));
     assert!(Checkpoint::open(&other).unwrap().tensors().is_empty());
@@ -52,7 +52,7 @@ fn another_weight_file_is_taken_in_the_place_of_the_usual_one() {
 }
 
 #[test]
-fn all_companions_are_read() {
+fn all_json_files_are_read() {
     let folder = Folder::hugging_face();
     folder.put("generation_config.json", br#"{"temperature": 0.5}"#);
     folder.put("tokenizer.json", br#"{"version": "1.0"}"#);
@@ -66,13 +66,13 @@ fn all_companions_are_read() {
 }
 
 #[test]
-fn the_chat_template_comes_from_one_of_three_places() {
+fn the_chat_template_is_found_in_each_of_three_places() {
     let folder = Folder::hugging_face();
     let cases = [
         (r#"{"chat_template": null}"#, None),
         (r#"{"chat_template": "one"}"#, Some("one")),
         (
-            r#"{"chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]}"#,
+            r#"{"chat_template": [{"name": "tools", "template": "tools"}, {"name": "default", "template": "plain"}]}"#,
             Some("plain"),
         ),
         (r#"{"chat_template": [{"name": "rag", "template": "rag"}]}"#, None),
@@ -86,7 +86,7 @@ fn the_chat_template_comes_from_one_of_three_places() {
     assert_eq!(folder.open().unwrap().chat_template(), Some("own file"));
 }
 
-/// Two shards of a tensor each.
+/// A folder with two shards of one tensor each.
 pub(crate) fn sharded() -> Folder {
     let folder = Folder::hugging_face();
     folder.remove("model.safetensors");
@@ -117,7 +117,7 @@ fn shards_are_found_by_the_index() {
     }
 }
 
-/// A download cache has the files once, under their hashes, and folders of links to them.
+/// A download cache stores files under their hashes, and folders of links to them.
 #[cfg(unix)]
 #[test]
 fn links_are_followed() {

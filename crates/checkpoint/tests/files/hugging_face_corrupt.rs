@@ -1,9 +1,9 @@
-//! Hugging Face folders with one thing wrong.
+//! Hugging Face folders with one error each.
 
 use crate::build::{Folder, SMALL_HEADER, quick_error, safetensors, small_safetensors};
 use crate::hugging_face::sharded;
 
-/// The error of a folder whose weights are these bytes, which must come quickly.
+/// Returns the error of a folder whose weights are these bytes. Asserts that it comes quickly.
 #[track_caller]
 fn weights_error(bytes: &[u8]) -> String {
     let folder = Folder::hugging_face();
@@ -13,7 +13,7 @@ fn weights_error(bytes: &[u8]) -> String {
     message
 }
 
-/// The error of a header over 22 bytes of data.
+/// Returns the error of a file with this header and 22 bytes of data.
 #[track_caller]
 fn header_error(header: &str) -> String {
     weights_error(&safetensors(header, &[0; 22]))
@@ -43,9 +43,9 @@ fn huge_header_lengths() {
     }
 }
 
-/// A file that really is that long, in holes that take no disk.
+/// The file is sparse, and long enough for the header.
 #[test]
-fn a_header_past_the_limit_within_a_longer_file() {
+fn a_header_beyond_the_limit_within_a_longer_file() {
     let folder = Folder::hugging_face();
     let length = (64 << 20) + 1;
     let path = folder.put("model.safetensors", &u64::to_le_bytes(length));
@@ -55,7 +55,7 @@ fn a_header_past_the_limit_within_a_longer_file() {
 }
 
 #[test]
-fn headers_that_are_not_what_they_should_be() {
+fn headers_that_are_malformed() {
     let cases = [
         "",
         "null",
@@ -77,7 +77,7 @@ fn headers_that_are_not_what_they_should_be() {
         assert!(message.contains("not valid JSON"), "{header}: {message}");
     }
     assert!(header_error(cases[4]).contains(r#"tensor "a""#));
-    // Not UTF-8, and nesting without end.
+    // Text that is not UTF-8, and deep nesting.
     weights_error(&[&2u64.to_le_bytes()[..], b"{\xff", &[0; 22]].concat());
     for bomb in
         ["[".repeat(100_000), r#"{"a":"#.repeat(100_000), format!(r#"{{"__metadata__":{}"#, "[".repeat(100_000))]
@@ -87,7 +87,7 @@ fn headers_that_are_not_what_they_should_be() {
     }
 }
 
-/// A header of one tensor.
+/// Returns a header of one tensor.
 fn one(dtype: &str, shape: &str, offsets: &str) -> String {
     format!(r#"{{"bad.weight":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
 }
@@ -112,7 +112,7 @@ fn offsets_outside_the_file() {
     }
 }
 
-/// Ends that each fit their shape and only overflow when the header's length is added.
+/// Offsets that fit their shapes, and overflow only when the header's length is added.
 #[test]
 fn offsets_whose_sum_with_the_header_overflows() {
     let eighth = 1u64 << 61;
@@ -173,7 +173,7 @@ fn tensors_that_appear_twice() {
     let twice = SMALL_HEADER.replace(r#""b""#, r#""a""#);
     assert!(header_error(&twice).contains(r#"tensor "a" appears twice"#), "within a file");
 
-    // The second shard has a "first" of its own beside "second".
+    // The second shard also has a tensor "first".
     let folder = sharded();
     let header = r#"{"first":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},
         "second":{"dtype":"F16","shape":[1],"data_offsets":[4,6]}}"#;
@@ -182,20 +182,20 @@ fn tensors_that_appear_twice() {
 }
 
 #[test]
-fn an_index_that_promises_more_than_the_shards_hold() {
+fn an_index_with_a_tensor_that_no_shard_has() {
     let folder = sharded();
     let index =
         r#"{"weight_map": {"first": "model-00001-of-00002.safetensors", "third": "model-00002-of-00002.safetensors"}}"#;
     folder.put("model.safetensors.index.json", index.as_bytes());
     let message = folder.error();
     assert!(
-        message.contains(r#"index.json: tensor "third": expected to be in the shards that the index names"#),
+        message.contains(r#"index.json: tensor "third": expected a tensor in one of the shards that the index names"#),
         "{message}"
     );
 }
 
 #[test]
-fn an_index_that_leads_elsewhere() {
+fn an_index_that_names_files_outside_the_folder() {
     let outside = Folder::hugging_face();
     let folder = sharded();
     let absolute = outside.path().join("model.safetensors");
@@ -224,7 +224,7 @@ fn an_index_that_leads_elsewhere() {
 }
 
 #[test]
-fn an_index_that_is_wrong() {
+fn an_index_that_is_malformed() {
     let folder = sharded();
     folder.remove("model-00002-of-00002.safetensors");
     let message = folder.error();
@@ -247,7 +247,7 @@ fn an_index_that_is_wrong() {
 }
 
 #[test]
-fn companions_that_are_wrong() {
+fn json_files_that_are_malformed() {
     let bomb = "[".repeat(100_000);
     for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
         for text in ["", "{", "{\"a\": 1} x", "\u{0}", &bomb] {
@@ -273,10 +273,10 @@ fn companions_that_are_wrong() {
     }
 }
 
-/// To open a pipe is to wait for its writer: it is refused without that.
+/// Opening a named pipe blocks until a writer opens it, so pipes are refused without opening them.
 #[cfg(unix)]
 #[test]
-fn companions_that_are_pipes() {
+fn json_files_that_are_pipes() {
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
         let folder = Folder::hugging_face();
         let path = folder.put(name, b"");
@@ -289,9 +289,9 @@ fn companions_that_are_pipes() {
     }
 }
 
-/// Whoever prints an error with all its sources says the cause once.
+/// An error that is printed with all its sources states the cause once.
 #[test]
-fn causes_are_said_once() {
+fn causes_are_printed_once() {
     let folder = Folder::hugging_face();
     folder.put("config.json", b"{");
     let error = folder.open().unwrap_err();
@@ -299,7 +299,7 @@ fn causes_are_said_once() {
 }
 
 #[test]
-fn a_model_type_that_is_missing_or_no_string() {
+fn a_model_type_that_is_missing_or_not_a_string() {
     let folder = Folder::hugging_face();
     for (config, expected) in [("{}", "has no key"), (r#"{"model_type": 1}"#, "expected a string, found a number")] {
         folder.put("config.json", config.as_bytes());
@@ -320,7 +320,7 @@ fn files_that_are_missing() {
 
 #[test]
 fn pickles() {
-    // A folder that has nothing else.
+    // A folder without other weights.
     for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
         let folder = Folder::hugging_face();
         folder.remove("model.safetensors");
@@ -328,18 +328,18 @@ fn pickles() {
         let message = folder.error();
         assert!(message.contains(name) && message.contains("Python pickle"), "{message}");
     }
-    // One beside safetensors is left alone.
+    // A pickle beside safetensors is ignored.
     let folder = Folder::hugging_face();
     folder.put("pytorch_model.bin", b"\x80\x02.");
     assert!(folder.open().is_ok());
-    // One that calls itself safetensors.
+    // A pickle with the extension of safetensors.
     assert!(weights_error(b"PK\x03\x04\x00\x00\x08\x08\x00\x00archive/data.pkl").contains("Python pickle"));
     assert!(weights_error(b"\x80\x02ctorch._utils\n_rebuild").contains("Python pickle"));
 }
 
-/// 0x0280 and 0x0580 are lengths that real headers have.
+/// Real headers have lengths such as 0x0280 and 0x0580.
 #[test]
-fn a_header_length_that_looks_like_a_pickle_is_none() {
+fn a_header_length_that_looks_like_a_pickle_is_accepted() {
     for length in [0x0280, 0x0580] {
         let folder = Folder::hugging_face();
         let header = format!("{SMALL_HEADER:length$}");

@@ -1,7 +1,7 @@
-//! Model files of every kind, whole and damaged, opened through the public API.
+//! Opens model files of every kind, valid and damaged, through the public API.
 //!
-//! A damaged file is always a small change to one that opens (the positive control), so that a test can only pass for the reason
-//! in its name.
+//! A damaged file is always a small change to one that opens (the positive control), so that a test can only pass for
+//! the reason in its name.
 
 mod build;
 mod gguf;

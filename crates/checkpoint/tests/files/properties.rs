@@ -1,4 +1,4 @@
-//! Properties: what is written reads back equal, and no bytes whatever make the reader panic.
+//! Property tests: written files read back equal, and no bytes make the reader panic.
 
 use pellucid_checkpoint::{Array, Checkpoint, Source, Value};
 use pellucid_tensor::DType;
@@ -9,14 +9,14 @@ use proptest::sample::{Index, select};
 
 use crate::build::{Folder, Gguf, Tensor, open_as, open_gguf, safetensors, small_safetensors};
 
-/// What every checkpoint that opens must promise, however it came about.
-fn check_promises(checkpoint: &Checkpoint) {
+/// Checks what must hold for every checkpoint that opens.
+fn check_invariants(checkpoint: &Checkpoint) {
     for info in checkpoint.tensors() {
         let view = checkpoint.tensor(&info.name).unwrap();
         assert_eq!(view.info.shape, info.shape);
         assert_eq!(Some(view.bytes.len()), info.dtype.bytes_for(info.num_elements()));
         assert!(info.shape.last().is_none_or(|row| row.is_multiple_of(info.dtype.block_len())));
-        // Reading every byte would end the test if any lay outside the map.
+        // Reads every byte: one outside the map would crash the test.
         std::hint::black_box(view.bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
     }
     let _ = (checkpoint.architecture(), checkpoint.chat_template());
@@ -25,7 +25,7 @@ fn check_promises(checkpoint: &Checkpoint) {
     }
 }
 
-/// A write of 1, 4 or 8 bytes somewhere into a file.
+/// An offset in a file, and 1, 4 or 8 bytes to write there.
 fn mutation() -> impl Strategy<Value = (Index, Vec<u8>)> {
     let edges = select(vec![0, 1, 0x7f, 0xff, 1 << 31, u32::MAX as u64, 1 << 61, 1 << 63, u64::MAX - 7, u64::MAX]);
     let bytes = prop_oneof![
@@ -107,7 +107,7 @@ proptest! {
             file = file.tensor(Tensor::filled(&format!("tensor.{index}"), *dtype, dims));
         }
         let checkpoint = file.open().unwrap();
-        check_promises(&checkpoint);
+        check_invariants(&checkpoint);
         let Source::Gguf(metadata) = checkpoint.source() else { panic!("a GGUF file") };
         prop_assert_eq!(metadata.len(), values.len() + 1);
         for (index, value) in values.iter().enumerate() {
@@ -123,18 +123,25 @@ proptest! {
     }
 
     #[test]
-    fn mutations_of_a_gguf_never_panic(mutations in vec(mutation(), 1..6), cut in any::<Index>(), whole in any::<bool>()) {
+    fn mutations_of_a_gguf_never_panic(
+        mutations in vec(mutation(), 1..6),
+        cut in any::<Index>(),
+        whole in any::<bool>(),
+    ) {
         let mut bytes = Gguf::small().bytes();
         mutate(&mut bytes, &mutations);
         let len = if whole { bytes.len() } else { cut.index(bytes.len()) };
         match open_gguf(&bytes[..len]) {
-            Ok(checkpoint) => check_promises(&checkpoint),
+            Ok(checkpoint) => check_invariants(&checkpoint),
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
 
     #[test]
-    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..400), name in select(vec!["a.gguf", "a", "a.safetensors", "a.json"])) {
+    fn random_bytes_never_panic(
+        bytes in vec(any::<u8>(), 0..400),
+        name in select(vec!["a.gguf", "a", "a.safetensors", "a.json"]),
+    ) {
         prop_assert!(open_as(name, &bytes).is_err());
     }
 
@@ -142,7 +149,7 @@ proptest! {
     fn random_bytes_after_a_valid_start_never_panic(counts in (0..4u64, 0..4u64), bytes in vec(any::<u8>(), 0..400)) {
         let file = Gguf { num_tensors: Some(counts.0), num_keys: Some(counts.1), ..Gguf::empty() };
         if let Ok(checkpoint) = open_gguf(&[file.bytes(), bytes].concat()) {
-            check_promises(&checkpoint);
+            check_invariants(&checkpoint);
         }
     }
 
@@ -155,13 +162,14 @@ proptest! {
             let start = data.len();
             let bytes = dtypes[*dtype].1.bytes_for(shape.iter().product()).unwrap();
             data.extend((0..bytes).map(|i| (i * 7 + index) as u8));
-            let description = serde_json::json!({"dtype": dtypes[*dtype].0, "shape": shape, "data_offsets": [start, data.len()]});
+            let offsets = [start, data.len()];
+            let description = serde_json::json!({"dtype": dtypes[*dtype].0, "shape": shape, "data_offsets": offsets});
             header.insert(format!("tensor.{index}"), description);
         }
         let folder = Folder::hugging_face();
         folder.put("model.safetensors", &safetensors(&serde_json::Value::Object(header).to_string(), &data));
         let checkpoint = folder.open().unwrap();
-        check_promises(&checkpoint);
+        check_invariants(&checkpoint);
         let mut start = 0;
         for (index, (dtype, shape)) in tensors.iter().enumerate() {
             let view = checkpoint.tensor(&format!("tensor.{index}")).unwrap();
@@ -172,10 +180,13 @@ proptest! {
     }
 
     #[test]
-    fn mutations_of_a_safetensors_never_panic(mutations in vec(mutation(), 1..6), digits in vec((any::<Index>(), b'0'..=b'9'), 0..4)) {
+    fn mutations_of_a_safetensors_never_panic(
+        mutations in vec(mutation(), 1..6),
+        digits in vec((any::<Index>(), b'0'..=b'9'), 0..4),
+    ) {
         let mut bytes = small_safetensors();
         mutate(&mut bytes, &mutations);
-        // Digits in the header change offsets and shapes and leave it JSON.
+        // Changing digits of the header changes offsets and shapes, and keeps it valid JSON.
         for (at, digit) in &digits {
             let places: Vec<usize> = (8..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
             if !places.is_empty() {
@@ -185,7 +196,7 @@ proptest! {
         let folder = Folder::hugging_face();
         folder.put("model.safetensors", &bytes);
         match folder.open() {
-            Ok(checkpoint) => check_promises(&checkpoint),
+            Ok(checkpoint) => check_invariants(&checkpoint),
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
