@@ -69,8 +69,8 @@ fn difference(folder: &DecoderConfig, file: &DecoderConfig) -> (String, String, 
 
 fn mixture(experts: Option<Experts>) -> String {
     let Some(Experts { num_experts, mlp_size, routing }) = experts else { return "none".into() };
-    let weights = if routing.normalize { "weights that add up to one" } else { "weights as they are" };
-    format!("{num_experts} experts of {mlp_size}, {} a token with {weights}", routing.num_selected)
+    let weights = if routing.normalize { "normalised weights" } else { "unnormalised weights" };
+    format!("{num_experts} experts of {mlp_size}, {} per token with {weights}", routing.num_selected)
 }
 
 fn window(layer: LayerConfig) -> String {
