@@ -3,14 +3,12 @@
 mod args;
 mod chain_args;
 mod commands;
-mod device;
+mod flags;
 mod format;
 mod hub;
 mod hyperparameters;
 mod interrupt;
-mod kv_type;
 mod layers;
-mod loaded;
 mod new_file;
 mod output;
 mod prompt;

@@ -27,7 +27,6 @@ pub use http::drain::Drain;
 pub use http::listen::{Ended, Tls, TlsError};
 pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::tenants::Tenants;
-pub use random::secret;
 pub use state::{Limits, Options};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.

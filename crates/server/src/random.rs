@@ -8,7 +8,7 @@ pub(crate) fn word() -> u64 {
 }
 
 /// Returns 32 random bytes, for secrets that last as long as the process.
-pub fn secret() -> [u8; 32] {
+pub(crate) fn secret() -> [u8; 32] {
     let mut bytes = [0; 32];
     fill(&mut bytes);
     bytes

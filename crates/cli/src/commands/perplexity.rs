@@ -9,8 +9,8 @@ use pellucid_engine::{Event, Request};
 use pellucid_sampling::SamplingParams;
 use serde_json::json;
 
+use crate::flags::compute::ComputeArgs;
 use crate::hub::Hub;
-use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use crate::stdin;
 
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         stdin::utf8(bytes, &args.file.display().to_string())?
     };
     let path = hub.resolve(Some(&args.model))?;
-    let model = loaded::load(&path, &args.compute, 1)?.model;
+    let model = args.compute.open(&path, 1)?.model;
     let (prefix, ids) = (model.tokenizer.prefix(), model.tokenizer.encode(&text));
     let window = args.window as usize;
     let Some(text_tokens) = window.checked_sub(prefix.len()).filter(|&tokens| window > 1 && tokens > 0) else {

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::panic;
 
 use anyhow::{Context, Result, bail};
-use pellucid_cpu::Isa;
+use pellucid::{Device, DeviceOptions, Isa};
 use pellucid_selftest::Report;
 
-use crate::device::{self, CpuChoice, CudaChoice, DeviceChoice};
+use crate::flags::compute::open_device;
 use crate::output::Output;
 
 /// Check a device against formulas and the reference implementation
@@ -19,7 +19,7 @@ pub(crate) struct SelftestArgs {
     /// What to check: cpu, cuda or cuda:N
     /// [default: the GPU if there is one, else the CPU]
     #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
-    device: Option<DeviceChoice>,
+    device: Option<Device>,
 
     /// Instructions of the CPU
     /// [default: the best that the machine has]
@@ -37,8 +37,8 @@ pub(crate) struct SelftestArgs {
 }
 
 pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
-    let cuda = CudaChoice { fast: args.fast, compile_kernels: args.nvrtc };
-    let backend = device::open(args.device, CpuChoice { num_threads: None, isa: args.cpu_isa }, cuda)?;
+    let SelftestArgs { device, cpu_isa: isa, fast, nvrtc: compile_kernels } = *args;
+    let backend = open_device(DeviceOptions { device, threads: None, isa, fast, compile_kernels })?;
     writeln!(output, "{}", backend.description())?;
     output.flush()?;
     let folder = tempfile::tempdir().context("no folder for the models' files")?;

@@ -16,9 +16,9 @@ use pellucid_model::Model;
 use pellucid_model::{QuantScheme, SyntheticModel};
 use serde_json::json;
 
+use crate::flags::compute::ComputeArgs;
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
-use crate::loaded::ComputeArgs;
 use crate::output::Output;
 
 /// Measure speed, beside the machine's limits

@@ -14,7 +14,6 @@ use serde::Serialize;
 use super::BenchArgs;
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
-use crate::loaded;
 use crate::new_file::{self, NewFile};
 
 /// A model on its device, before anything is asked of it.
@@ -63,8 +62,8 @@ pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
         Some(_) => random(args)?,
         None => Checkpoint::open(&hub.resolve(args.model.as_deref())?)?,
     };
-    let backend = loaded::backend(&args.compute)?;
-    let model = loaded::decoder(&checkpoint, &args.compute, backend.clone())?;
+    let backend = args.compute.backend()?;
+    let model = args.compute.decoder(&checkpoint, &backend)?;
     let path = checkpoint.path();
     let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
     Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend, kv_dtype: args.compute.kv_type.dtype() })

@@ -16,10 +16,10 @@ use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
+use crate::flags::compute::ComputeArgs;
 use crate::format;
 use crate::hub::Hub;
 use crate::interrupt::{Interrupt, Interrupted};
-use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use crate::prompt::{Prompt, PromptArgs};
 use cells::Paint;
@@ -86,7 +86,7 @@ pub(crate) fn run(
     let Some(prompt) = args.prompt.read()? else { bail!("there is nothing to answer: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
     args.sampling.check(OTHERWISE)?;
-    let loaded = loaded::load(&path, &args.compute, 1)?.model;
+    let loaded = args.compute.open(&path, 1)?.model;
     let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, OTHERWISE)? };
     let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.vocab_size)?.steps())
         // No grammar is given here, so its step has nothing to do.

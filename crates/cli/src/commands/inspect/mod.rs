@@ -5,10 +5,10 @@ mod text;
 
 use crate::format::grouped;
 use crate::hub::Hub;
-use crate::kv_type::KvType;
 use crate::output::Output;
 use crate::tokens;
 use anyhow::Result;
+use pellucid::KvType;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tokenizer::Tokenizer;
 use report::Report;
@@ -35,7 +35,7 @@ pub(crate) struct InspectArgs {
     batch: u64,
 
     /// KV memory in f32, f16, bf16 or q8_0
-    #[arg(long, value_name = "TYPE", value_enum, ignore_case = true, default_value_t, hide_possible_values = true)]
+    #[arg(long, value_name = "TYPE", default_value_t)]
     kv_type: KvType,
 
     /// List every tensor with its type, shape and bytes

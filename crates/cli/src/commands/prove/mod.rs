@@ -10,9 +10,9 @@ use pellucid_checkpoint::Checkpoint;
 use pellucid_model::Model;
 use serde_json::json;
 
+use crate::flags::compute::ComputeArgs;
 use crate::format::grouped;
 use crate::hub::Hub;
-use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use matrix::{Device, Row};
 
@@ -60,8 +60,8 @@ pub(crate) struct ProveArgs {
 
 pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()> {
     let checkpoint = Checkpoint::open(&hub.resolve(args.model.as_deref())?)?;
-    let backend = loaded::backend(&args.compute)?;
-    let model = loaded::decoder(&checkpoint, &args.compute, backend.clone())?;
+    let backend = args.compute.backend()?;
+    let model = args.compute.decoder(&checkpoint, &backend)?;
     let context = model.config().context_len;
     let positions = args.longest as usize + args.reply as usize;
     if positions > context {
@@ -76,8 +76,8 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
         }
     };
     let single_threaded = || {
-        let backend = loaded::single_threaded(&args.compute)?;
-        Ok(Device::new(loaded::decoder(&checkpoint, &args.compute, backend.clone())?, backend))
+        let backend = args.compute.single_threaded()?;
+        Ok(Device::new(args.compute.decoder(&checkpoint, &backend)?, backend))
     };
     let rows = matrix::run(args, &requests, Device::new(model, backend), single_threaded, &mut tell)?;
     tell("");

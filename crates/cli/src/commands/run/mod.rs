@@ -11,9 +11,9 @@ use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Preset, Sampler, SamplingParams, StepKind};
 
 use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
+use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::hub::Hub;
 use crate::interrupt::{Interrupt, Interrupted};
-use crate::loaded::{self, ComputeArgs};
 use crate::output::Output;
 use crate::prompt::PromptArgs;
 use crate::sampling_args::BeamArgs;
@@ -76,9 +76,9 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     if let Some(beams) = beams {
         args.sampling.flags().check_beside(beams, args.choices, best_of)?;
     }
-    let loaded = loaded::load(&path, &args.compute, width)?;
+    let loaded = args.compute.open(&path, width)?;
     if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
-        writeln!(std::io::stderr(), "[{}]", loaded.memory)?;
+        writeln!(std::io::stderr(), "[{}]", memory_text(&loaded.info))?;
     }
     let model = loaded.model;
     let sampling = args.sampling.params(&model.tokenizer, otherwise)?;

@@ -5,10 +5,11 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use pellucid::Loaded;
 use sha2::{Digest, Sha256};
 
+use crate::flags::compute::ComputeArgs;
 use crate::hub::known;
-use crate::loaded::{ComputeArgs, Loaded};
 
 /// Bytes of a file's beginning that stand for it, headers and shapes among them; as many of the end, and a little of every place between:
 /// no layer of a model lies outside of all of them.
@@ -31,7 +32,7 @@ pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
 /// Version and build, instruction set, number format of the KV memory, and model: its files, and the context, which the positions of some
 /// models depend on.
 pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -> Result<String> {
-    let mut files = loaded.files.clone();
+    let mut files = loaded.info.files.clone();
     if path.is_dir() {
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
         files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
@@ -47,11 +48,11 @@ pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -
     if let Ok(program) = std::env::current_exe() {
         let _ = sample(&program, &mut build);
     }
-    let kv = format!("{:?}", compute.kv_type).to_lowercase();
+    let kv = compute.kv_type;
     // Not the same bytes for the same request: two such servers may differ.
     let fast = if compute.fast { "-fast" } else { "" };
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_word(&loaded.device), short(model)))
+    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_word(&loaded.info.device), short(model)))
 }
 
 /// The device and what it computes with, such as `cpu-avx512` of "cpu (avx512, 2 threads)": how many threads or which of several equal

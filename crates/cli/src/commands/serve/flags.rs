@@ -8,7 +8,7 @@ use pellucid_engine::Overcommit;
 use pellucid_server::Limits;
 
 use super::DEFAULT_HOST;
-use crate::loaded::ComputeArgs;
+use crate::flags::compute::ComputeArgs;
 
 /// Serve a model over HTTP, for OpenAI's clients
 ///

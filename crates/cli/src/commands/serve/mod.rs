@@ -8,16 +8,15 @@ use std::net::{IpAddr, TcpListener};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use pellucid_engine::Engine;
-use pellucid_generate::{ChatPrompt, LoadedModel, PromptEncoder, utc_now};
+use pellucid::Loaded;
+use pellucid_generate::LoadedModel;
 use pellucid_server::{Drain, Ended, KeysFile, Options, TenantConfig, Tenants, Tls};
-use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::flags::compute::memory_text;
 use crate::hub::Hub;
 use crate::interrupt::Interrupt;
-use crate::loaded::{self, Loaded, Service};
 pub(crate) use flags::ServeArgs;
 use flags::{LogFormat, LogLevel};
 
@@ -41,13 +40,13 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
         fingerprint = model.fingerprint,
         context = model.context_len,
         chat = model.template.is_some(),
-        device = loaded.device,
+        device = loaded.info.device,
         "loaded"
     );
     if let Some(error) = &model.template_error {
         warn!("{error}; chats are refused");
     }
-    info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", loaded.memory);
+    info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
     info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
     let drain = Drain::default();
     let asked = drain.clone();
@@ -115,53 +114,19 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
 }
 
 fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
-    let service = Service {
-        width: args.max_sequences,
-        max_waiting: args.max_waiting,
-        overcommit: args.overcommit.policy(),
-        secret: pellucid_server::secret(),
-    };
-    let shared = match &args.shared_system {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read the shared system prompt {}", path.display()))?,
-        ),
-        None => None,
-    };
-    let prepare = |engine: &mut Engine, tokenizer: &Tokenizer, template: Option<&ChatTemplate>| {
-        for (tenant, tokens) in tenants.kv_quotas() {
-            let blocks = engine.cache().blocks_for(tokens as usize);
-            engine.cache_mut().set_quota(tenant, blocks);
-        }
-        if let Some(system) = &shared {
-            let Some(template) = template else { bail!("--shared-system: this model has no chat template") };
-            engine.cache_mut().share_prefix(shared_prefix(system.trim_end(), tokenizer, template)?);
-        }
-        Ok(())
-    };
-    loaded::load_for(path, &args.compute, service, prepare)
-}
-
-/// The ids that every conversation with this system prompt begins with, whatever the user says and on whatever day.
-fn shared_prefix(system: &str, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Vec<u32>> {
-    let ids = |user: &str, now: fn() -> DateTime| {
-        let messages = [message("system", system), message("user", user)];
-        let prompt = ChatPrompt { add_generation_prompt: false, ..ChatPrompt::new(&messages) };
-        PromptEncoder::new(tokenizer, Some(template), now).encode_chat(&prompt)
-    };
-    let common = |one: &[u32], other: &[u32]| one.iter().zip(other).take_while(|(one, other)| one == other).count();
-    let another_day = || DateTime { year: 2001, month: 2, day: 3, hour: 4, minute: 5, second: 6 };
-    let (one, other) = (ids("a", utc_now)?, ids("1", utc_now)?);
-    let a_day = common(&one, &other);
-    let always = common(&one, &ids("1", another_day)?).min(a_day);
-    if always < a_day {
-        warn!(
-            tokens = a_day,
-            shared = always,
-            "--shared-system: the model's chat template writes the date before the system prompt ends, so only what comes before it is shared"
-        );
+    let mut builder = (args.compute.builder(path))
+        .max_sequences(args.max_sequences)
+        .max_waiting(args.max_waiting)
+        .overcommit(args.overcommit.policy());
+    for (tenant, num_tokens) in tenants.kv_quotas() {
+        builder = builder.quota(tenant, num_tokens as usize);
     }
-    Ok(one[..always].to_vec())
+    if let Some(path) = &args.shared_system {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the shared system prompt {}", path.display()))?;
+        builder = builder.shared_system(text.trim_end());
+    }
+    args.compute.load(builder)
 }
 
 /// The log goes to standard error. It holds no text of prompts or replies and no keys, at any level.

@@ -1,0 +1,211 @@
+//! The flags that choose a device, a context and KV memory, and how a model is opened with them.
+//!
+//! `pellucid` does the work; this module names its options as flags, shows progress and puts errors in terms of flags.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Error, Result, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pellucid::{
+    Builder, Device, DeviceError, DeviceOptions, Isa, KvType, LoadEvent, Loaded, ModelInfo, Overcommit, Pellucid,
+};
+use pellucid_checkpoint::Checkpoint;
+use pellucid_engine::ContextDoesNotFit;
+use pellucid_model::Decoder;
+use pellucid_tensor::Backend;
+
+use crate::format::{bytes_text, grouped};
+use crate::size;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Computing")]
+pub(crate) struct ComputeArgs {
+    /// Device that computes: auto, cpu, cuda or cuda:N
+    /// [default: the first usable GPU, else the CPU]
+    #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
+    device: Option<Device>,
+
+    /// CPU threads; up to one for each core, each stays on its core
+    /// [default: every core]
+    #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// CPU instruction set: scalar, neon, avx2, avx512 or amx
+    /// [default: the best that the machine has]
+    #[arg(long, verbatim_doc_comment, value_name = "NAME")]
+    cpu_isa: Option<Isa>,
+
+    /// Let cuBLASLt multiply BF16 and F16 matrices on a GPU: faster
+    /// with many rows, but a reply's bytes may then depend on the
+    /// other requests
+    #[arg(long, verbatim_doc_comment)]
+    pub(crate) fast: bool,
+
+    /// Maximum tokens of prompt and reply together
+    /// [default: the maximum that the model supports]
+    #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+
+    /// Format of keys and values: f32, f16, bf16 or q8_0
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub(crate) kv_type: KvType,
+
+    /// Memory for keys and values, such as 2GB or 512MiB
+    /// [default: what is needed, as far as memory is free]
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) kv_memory: Option<u64>,
+}
+
+impl ComputeArgs {
+    /// Opens a model for one user whose requests run `width` sequences at once.
+    pub(crate) fn open(&self, path: &Path, width: usize) -> Result<Loaded> {
+        self.load(self.builder(path).max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
+    }
+
+    /// Returns a builder with these flags.
+    pub(crate) fn builder(&self, path: &Path) -> Builder {
+        let mut builder = Pellucid::builder(path).device_options(self.device_options()).kv_type(self.kv_type);
+        if let Some(context) = self.context {
+            builder = builder.context(context as usize);
+        }
+        if let Some(bytes) = self.kv_memory {
+            builder = builder.kv_memory(bytes);
+        }
+        builder
+    }
+
+    /// Opens a model and shows progress and notes on standard error.
+    pub(crate) fn load(&self, builder: Builder) -> Result<Loaded> {
+        let bar = LoadingBar::new();
+        let shown = bar.clone();
+        builder.on_event(move |event| shown.show(event)).load().map_err(|error| self.in_flags(error))
+    }
+
+    /// Opens the device of these flags.
+    pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
+        open_device(self.device_options())
+    }
+
+    /// Opens the CPU with a single thread.
+    pub(crate) fn single_threaded(&self) -> Result<Arc<dyn Backend>> {
+        let device = Some(Device::Cpu);
+        open_device(DeviceOptions { device, threads: Some(1), isa: self.cpu_isa, ..DeviceOptions::default() })
+    }
+
+    /// Loads the weights of a checkpoint onto a device.
+    pub(crate) fn decoder(&self, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Decoder> {
+        let bar = LoadingBar::new();
+        let context_len = self.context.map(|tokens| tokens as usize);
+        pellucid::load_decoder(checkpoint, context_len, backend, &mut |event| bar.show(event))
+            .map_err(|error| self.in_flags(error))
+    }
+
+    fn device_options(&self) -> DeviceOptions {
+        DeviceOptions {
+            device: self.device,
+            threads: self.threads.map(usize::from),
+            isa: self.cpu_isa,
+            fast: self.fast,
+            ..DeviceOptions::default()
+        }
+    }
+
+    /// Names options by their flags.
+    fn in_flags(&self, error: pellucid::Error) -> Error {
+        match error {
+            pellucid::Error::Open(source) => source.into(),
+            pellucid::Error::Load { path, source } => Error::new(source).context(path.display().to_string()),
+            pellucid::Error::Tokenizer { path, source } => Error::new(source).context(path.display().to_string()),
+            pellucid::Error::Device(error) => device_in_flags(error),
+            pellucid::Error::KvMemory { kv_type, source } => self.memory_in_flags(kv_type, source),
+            pellucid::Error::Start(source) => source.into(),
+            other => other.into(),
+        }
+    }
+
+    fn memory_in_flags(&self, kv_type: KvType, refused: ContextDoesNotFit) -> Error {
+        let (needed, available) = (bytes_text(refused.needed), bytes_text(refused.available));
+        let (context, fits) = (grouped(refused.context_len as u64), grouped(refused.fits as u64));
+        let source = if self.kv_memory.is_some() { "--kv-memory gives" } else { "the free memory allows" };
+        let advice = if refused.fits > 0 { format!("--context {}", refused.fits) } else { "a smaller model".into() };
+        anyhow!(
+            "a whole context of {context} tokens takes {needed} for keys and values in {}; {source} {available}, \
+             which holds {fits} tokens. Use {advice}, a larger --kv-memory or a smaller --kv-type",
+            kv_type.dtype(),
+        )
+    }
+}
+
+/// Opens a device and writes notes about it to standard error.
+pub(crate) fn open_device(options: DeviceOptions) -> Result<Arc<dyn Backend>> {
+    options.open(&mut |note| eprint_line(&note)).map_err(device_in_flags)
+}
+
+fn device_in_flags(error: DeviceError) -> Error {
+    let flag = match &error {
+        DeviceError::FastOnCpu => "--fast".to_owned(),
+        DeviceError::CompileOnCpu => "--nvrtc".to_owned(),
+        DeviceError::Isa { isa, .. } => format!("--cpu-isa {isa}"),
+        DeviceError::Threads(_) => "--threads".to_owned(),
+        _ => "--device".to_owned(),
+    };
+    Error::new(error).context(flag)
+}
+
+/// Describes the memory of a model in one line.
+pub(crate) fn memory_text(info: &ModelInfo) -> String {
+    let plan = &info.kv_memory;
+    let contexts = plan.num_tokens() as f64 / plan.need.context_len as f64;
+    format!(
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {})",
+        bytes_text(info.weight_bytes),
+        bytes_text(plan.bytes()),
+        info.kv_type.dtype(),
+        grouped(plan.num_tokens() as u64),
+        grouped(plan.need.context_len as u64),
+    )
+}
+
+/// Progress of loading on a terminal, and notes. Clears itself when the last clone is dropped.
+#[derive(Clone)]
+struct LoadingBar {
+    bar: ProgressBar,
+}
+
+impl LoadingBar {
+    fn new() -> LoadingBar {
+        if !std::io::stderr().is_terminal() {
+            return LoadingBar { bar: ProgressBar::hidden() };
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        let style = ProgressStyle::with_template("loading {bar:24} {percent} % {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        LoadingBar { bar }
+    }
+
+    fn show(&self, event: LoadEvent) {
+        match event {
+            LoadEvent::Weights { loaded, total } => {
+                self.bar.set_length(total as u64);
+                self.bar.set_position(loaded as u64);
+                if loaded == total {
+                    self.bar.finish_and_clear();
+                }
+            }
+            LoadEvent::Note(note) => self.bar.suspend(|| eprint_line(&note)),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for LoadingBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn eprint_line(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,3 @@
+//! Flags of the command line that several commands share, and their meaning.
+
+pub(crate) mod compute;

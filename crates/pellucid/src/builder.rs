@@ -1,0 +1,291 @@
+//! Options of a model, and how it is opened.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pellucid_checkpoint::{Checkpoint, Source};
+use pellucid_cpu::Isa;
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
+use pellucid_generate::{LoadedModel, utc_now};
+use pellucid_model::{BLOCK_LEN, Model as _};
+use pellucid_tokenizer::{ChatTemplate, Tokenizer};
+
+use crate::loading::{load_decoder, plan_kv_memory, shared_prefix};
+use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, Pellucid};
+
+/// Sequences computed at once unless the builder says otherwise.
+const DEFAULT_MAX_SEQUENCES: usize = 8;
+/// Requests that may wait unless the builder says otherwise.
+const DEFAULT_MAX_WAITING: usize = 256;
+/// Tokens for which a request without `max_tokens` reserves KV memory at a time.
+const DEFAULT_GROWTH: usize = 256;
+
+/// Opens a model with options; [`Pellucid::builder`] returns one.
+///
+/// ```
+/// use pellucid::{Device, KvType, Pellucid};
+///
+/// # fn main() -> Result<(), pellucid::Error> {
+/// let model = Pellucid::builder("models/tiny.gguf")
+///     .device(Device::Cpu)
+///     .context(512)
+///     .kv_type(KvType::F32)
+///     .kv_memory(4 << 20)
+///     .open()?;
+/// assert_eq!(model.context_len(), 512);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until `open` is called"]
+pub struct Builder {
+    path: PathBuf,
+    device: DeviceOptions,
+    context_len: Option<usize>,
+    kv_type: KvType,
+    kv_memory: Option<u64>,
+    max_sequences: usize,
+    max_waiting: usize,
+    overcommit: Overcommit,
+    tenants: Vec<String>,
+    quotas: Vec<(TenantId, usize)>,
+    shared_system: Option<String>,
+    on_event: Box<dyn FnMut(LoadEvent) + Send>,
+}
+
+/// A model with a running engine and the facts about it, for programs that use [`pellucid_generate`] directly.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The model. Its `fingerprint` is empty.
+    pub model: LoadedModel,
+    /// Facts about it.
+    pub info: ModelInfo,
+    /// Names of the tenants; the first has the id 1.
+    pub tenants: Vec<String>,
+}
+
+/// Facts about a model that is open.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ModelInfo {
+    /// Path that it was opened from.
+    pub path: PathBuf,
+    /// Files that hold its weights.
+    pub files: Vec<PathBuf>,
+    /// Size of these files in bytes.
+    pub weight_bytes: u64,
+    /// The device in words, such as `cpu (avx512, 2 threads)`.
+    pub device: String,
+    /// Number format of the KV cache.
+    pub kv_type: KvType,
+    /// Size of the KV cache.
+    pub kv_memory: MemoryPlan,
+}
+
+impl Builder {
+    pub(crate) fn new(path: impl AsRef<Path>) -> Builder {
+        Builder {
+            path: path.as_ref().to_owned(),
+            device: DeviceOptions::default(),
+            context_len: None,
+            kv_type: KvType::default(),
+            kv_memory: None,
+            max_sequences: DEFAULT_MAX_SEQUENCES,
+            max_waiting: DEFAULT_MAX_WAITING,
+            overcommit: Overcommit::Unbounded { growth: DEFAULT_GROWTH },
+            tenants: Vec::new(),
+            quotas: Vec::new(),
+            shared_system: None,
+            on_event: Box::new(|_| ()),
+        }
+    }
+
+    /// Sets the device. Default: the first usable GPU, else the CPU.
+    pub fn device(mut self, device: Device) -> Builder {
+        self.device.device = Some(device);
+        self
+    }
+
+    /// Sets all options of the device at once.
+    pub fn device_options(mut self, options: DeviceOptions) -> Builder {
+        self.device = options;
+        self
+    }
+
+    /// Sets the number of CPU threads. Default: one for each core. The number does not change any reply.
+    pub fn threads(mut self, num_threads: usize) -> Builder {
+        self.device.threads = Some(num_threads);
+        self
+    }
+
+    /// Sets the CPU's instruction set. Default: the best that the machine has.
+    pub fn isa(mut self, isa: Isa) -> Builder {
+        self.device.isa = Some(isa);
+        self
+    }
+
+    /// Lets cuBLASLt multiply BF16 and F16 matrices on a GPU: faster with many requests, but the bits of a reply may
+    /// then depend on the other requests. Opening fails when a CPU computes.
+    pub fn fast(mut self, fast: bool) -> Builder {
+        self.device.fast = fast;
+        self
+    }
+
+    /// Sets the maximum tokens of a prompt and its reply together. Default: the maximum that the model supports.
+    pub fn context(mut self, num_tokens: usize) -> Builder {
+        self.context_len = Some(num_tokens);
+        self
+    }
+
+    /// Sets the number format of keys and values. Default: [`KvType::F16`].
+    pub fn kv_type(mut self, kv_type: KvType) -> Builder {
+        self.kv_type = kv_type;
+        self
+    }
+
+    /// Sets the memory for keys and values in bytes.
+    ///
+    /// Default: `max_sequences` whole contexts, or four fifths of the device's free memory if that is less.
+    pub fn kv_memory(mut self, num_bytes: u64) -> Builder {
+        self.kv_memory = Some(num_bytes);
+        self
+    }
+
+    /// Sets the maximum number of sequences that are computed at once. Default: 8.
+    ///
+    /// A request with `n` choices or beams is `n` sequences.
+    pub fn max_sequences(mut self, num_sequences: usize) -> Builder {
+        self.max_sequences = num_sequences.max(1);
+        self
+    }
+
+    /// Sets the maximum number of requests that wait for their turn. Default: 256. Further ones are rejected.
+    pub fn max_waiting(mut self, num_requests: usize) -> Builder {
+        self.max_waiting = num_requests.max(1);
+        self
+    }
+
+    /// Sets which requests may start before there is KV memory for their maximum length.
+    pub fn overcommit(mut self, overcommit: Overcommit) -> Builder {
+        self.overcommit = overcommit;
+        self
+    }
+
+    /// Declares a tenant. Requests with this tenant find cached prefixes of this tenant only.
+    pub fn tenant(mut self, name: impl Into<String>) -> Builder {
+        self.tenants.push(name.into());
+        self
+    }
+
+    /// Declares a tenant that may hold at most `num_tokens` tokens of KV memory, in use and cached together.
+    pub fn tenant_with_quota(self, name: impl Into<String>, num_tokens: usize) -> Builder {
+        let tenant = TenantId(self.tenants.len() as u32 + 1);
+        self.tenant(name).quota(tenant, num_tokens)
+    }
+
+    /// Sets the quota of a tenant by its id, for programs that number tenants themselves.
+    pub fn quota(mut self, tenant: TenantId, num_tokens: usize) -> Builder {
+        self.quotas.push((tenant, num_tokens));
+        self
+    }
+
+    /// Declares a system prompt whose cached prefix all tenants share. Whether it is cached is then no secret.
+    pub fn shared_system(mut self, text: impl Into<String>) -> Builder {
+        self.shared_system = Some(text.into());
+        self
+    }
+
+    /// Sets a function that is called with notes and progress while the model is opened.
+    pub fn on_event(mut self, on_event: impl FnMut(LoadEvent) + Send + 'static) -> Builder {
+        self.on_event = Box::new(on_event);
+        self
+    }
+
+    /// Opens the model, loads its weights onto the device and starts its engine.
+    pub fn open(self) -> Result<Pellucid, Error> {
+        Ok(Pellucid::from(self.load()?))
+    }
+
+    /// Opens the model like [`open`](Builder::open), for programs that use [`pellucid_generate`] directly.
+    pub fn load(mut self) -> Result<Loaded, Error> {
+        let checkpoint = Checkpoint::open(&self.path).map_err(Error::Open)?;
+        let path = self.path.clone();
+        // An unsupported architecture is reported before a missing tokenizer.
+        pellucid_model::read_config(&checkpoint).map_err(|source| Error::Load { path: path.clone(), source })?;
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint)
+            .map_err(|source| Error::Tokenizer { path: path.clone(), source })?;
+        // A template that does not compile is an error of the requests that need it.
+        let (template, template_error) =
+            match checkpoint.chat_template().map(|text| ChatTemplate::compile(text, &tokenizer)) {
+                Some(Ok(template)) => (Some(template), None),
+                Some(Err(error)) => (None, Some(format!("{}: {error}", path.display()))),
+                None => (None, None),
+            };
+        self.note_suggested_sampling(&checkpoint);
+        let on_event = &mut self.on_event;
+        let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
+        let decoder = load_decoder(&checkpoint, self.context_len, &backend, on_event)?;
+        let config = decoder.config().clone();
+        let kv_memory = plan_kv_memory(&config, &*backend, self.kv_type, self.kv_memory, self.max_sequences)?;
+        let chunk_len = backend.chunk_len();
+        let options = EngineOptions {
+            num_blocks: kv_memory.num_blocks,
+            block_len: BLOCK_LEN,
+            kv_dtype: self.kv_type.dtype(),
+            max_sequences: self.max_sequences,
+            step_tokens: chunk_len.max(self.max_sequences),
+            chunk_len,
+            max_waiting: self.max_waiting,
+            overcommit: self.overcommit,
+            secret: secret(),
+        };
+        let device = backend.description();
+        let mut engine = Engine::new(Box::new(decoder), backend, options).map_err(Error::Start)?;
+        for &(tenant, num_tokens) in &self.quotas {
+            let num_blocks = engine.cache().blocks_for(num_tokens);
+            engine.cache_mut().set_quota(tenant, num_blocks);
+        }
+        if let Some(system) = &self.shared_system {
+            let prefix = shared_prefix(system, &tokenizer, template.as_ref(), on_event)?;
+            engine.cache_mut().share_prefix(prefix);
+        }
+        let model = LoadedModel {
+            id: path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()),
+            fingerprint: String::new(),
+            tokenizer: Arc::new(tokenizer),
+            template,
+            template_error,
+            context_len: config.context_len,
+            vocab_size: config.vocab_size,
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            engine: EngineHandle::start(engine),
+            now: utc_now,
+        };
+        let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.file_bytes());
+        let info = ModelInfo { path, files, weight_bytes, device, kv_type: self.kv_type, kv_memory };
+        Ok(Loaded { model, info, tenants: self.tenants })
+    }
+
+    fn note_suggested_sampling(&mut self, checkpoint: &Checkpoint) {
+        if let Source::HuggingFace(folder) = checkpoint.source()
+            && let Some(suggested) = folder.suggested_sampling()
+        {
+            let note = format!("note: generation_config.json suggests {suggested}; set it if you want it");
+            (self.on_event)(LoadEvent::Note(note));
+        }
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("path", &self.path).field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Returns the key of the prefix cache's hashes: random, so that no one can construct prompts whose hashes collide.
+fn secret() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).expect("the operating system provides random bytes");
+    bytes
+}

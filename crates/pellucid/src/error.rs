@@ -1,0 +1,88 @@
+//! The one error type of this crate. A variant says what failed; its `source()` says why.
+
+use std::path::PathBuf;
+
+use pellucid_engine::ContextDoesNotFit;
+
+use crate::{DeviceError, KvType};
+
+/// Why a model could not be opened, or a request not answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The path does not lead to a readable model file.
+    #[error("the model file cannot be opened")]
+    Open(#[source] pellucid_checkpoint::Error),
+    /// The model is not supported, or its configuration or tensors are wrong.
+    #[error("{}: the model cannot be loaded", path.display())]
+    Load {
+        /// Path of the model.
+        path: PathBuf,
+        /// The reason.
+        source: pellucid_model::Error,
+    },
+    /// The model has no usable tokenizer.
+    #[error("{}: the tokenizer cannot be read", path.display())]
+    Tokenizer {
+        /// Path of the model.
+        path: PathBuf,
+        /// The reason.
+        source: pellucid_tokenizer::Error,
+    },
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// One whole context does not fit into the KV cache.
+    #[error(
+        "the KV cache cannot hold a context of {} tokens in {kv_type}: use a context of at most {} tokens, a larger \
+         KV memory or a smaller KV type",
+        source.context_len, source.fits
+    )]
+    KvMemory {
+        /// Number format of the keys and values.
+        kv_type: KvType,
+        /// The sizes.
+        source: ContextDoesNotFit,
+    },
+    /// The engine could not be started.
+    #[error("the engine cannot be started")]
+    Start(#[source] pellucid_engine::Error),
+    /// The messages or the text could not be made a prompt: no chat template, a role that it does not know, too long.
+    #[error("the prompt cannot be encoded")]
+    Prompt(#[source] pellucid_generate::Error),
+    /// The model's chat template does not compile. Text prompts work without it.
+    #[error("the model's chat template cannot be used: {reason}")]
+    Template {
+        /// The compiler's message, with the path of the model.
+        reason: String,
+    },
+    /// A tenant's name that the builder did not declare.
+    #[error("tenant {name:?} is not declared; declare it with `Builder::tenant`")]
+    UnknownTenant {
+        /// The name in the request.
+        name: String,
+    },
+    /// An option of a request has a value that it cannot have.
+    #[error("{name}: expected {expected}, found {found}")]
+    Option {
+        /// Name of the option.
+        name: &'static str,
+        /// Values that are allowed.
+        expected: String,
+        /// The value in the request.
+        found: String,
+    },
+    /// The engine rejected the request before it started: sizes, sampling parameters, a full queue.
+    #[error("the request was rejected")]
+    Rejected(#[source] pellucid_engine::Error),
+    /// The request started and did not finish: the model, the device or the engine failed.
+    #[error("the request failed")]
+    Failed(#[source] pellucid_engine::Error),
+}
+
+impl Error {
+    /// Whether the same request may succeed later: the queue was full.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Error::Rejected(pellucid_engine::Error::QueueFull { .. }))
+    }
+}

@@ -1,0 +1,98 @@
+//! The steps of opening a model: weights onto a device, KV memory, the prefix that all tenants share.
+//!
+//! [`Builder::open`](crate::Builder::open) calls them in order. Programs that drive a model without an engine, such as
+//! benchmarks, call the public ones directly.
+
+use std::sync::Arc;
+
+use pellucid_checkpoint::Checkpoint;
+use pellucid_engine::{KvBudget, KvNeed, MemoryPlan};
+use pellucid_generate::{ChatPrompt, PromptEncoder, utc_now};
+use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory};
+use pellucid_tensor::Backend;
+use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
+
+use crate::{Error, KvType};
+
+/// Something to report while a model is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadEvent {
+    /// A sentence that a user may want to read, such as why a GPU was skipped.
+    Note(String),
+    /// Tensors are on the device.
+    Weights {
+        /// Tensors loaded so far.
+        loaded: usize,
+        /// Tensors of the model.
+        total: usize,
+    },
+}
+
+/// Loads the weights of a checkpoint onto a device. `context_len` limits the context; `None` is the model's own.
+pub fn load_decoder(
+    checkpoint: &Checkpoint,
+    context_len: Option<usize>,
+    backend: &Arc<dyn Backend>,
+    on_event: &mut dyn FnMut(LoadEvent),
+) -> Result<Decoder, Error> {
+    let options = pellucid_model::LoadOptions { context_len };
+    let loaded = Decoder::load(checkpoint, backend.clone(), options, &mut |loaded, total| {
+        on_event(LoadEvent::Weights { loaded, total });
+    });
+    for remark in backend.remarks() {
+        on_event(LoadEvent::Note(remark));
+    }
+    loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source })
+}
+
+/// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one.
+///
+/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory.
+pub fn plan_kv_memory(
+    config: &DecoderConfig,
+    backend: &dyn Backend,
+    kv_type: KvType,
+    kv_memory: Option<u64>,
+    num_contexts: usize,
+) -> Result<MemoryPlan, Error> {
+    let bytes_per_block = KvMemory::bytes_per_block(config, kv_type.dtype(), BLOCK_LEN)
+        .map_err(|error| Error::Start(error.into()))? as u64;
+    let need = KvNeed { bytes_per_block, block_len: BLOCK_LEN, context_len: config.context_len, num_contexts };
+    let budget = match kv_memory {
+        Some(bytes) => KvBudget::Bytes(bytes),
+        None => backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf),
+    };
+    MemoryPlan::new(need, budget).map_err(|source| Error::KvMemory { kv_type, source })
+}
+
+/// Returns the ids that every conversation with this system prompt begins with, whatever the user writes on whatever
+/// day. Adds a note when the template writes the date before the system prompt ends, which shortens the prefix.
+pub(crate) fn shared_prefix(
+    system: &str,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    on_event: &mut dyn FnMut(LoadEvent),
+) -> Result<Vec<u32>, Error> {
+    let ids = |user: &str, now: fn() -> DateTime| {
+        let messages = [message("system", system), message("user", user)];
+        let prompt = ChatPrompt { add_generation_prompt: false, ..ChatPrompt::new(&messages) };
+        PromptEncoder::new(tokenizer, template, now).encode_chat(&prompt).map_err(Error::Prompt)
+    };
+    let common = |one: &[u32], other: &[u32]| one.iter().zip(other).take_while(|(one, other)| one == other).count();
+    // Two messages that share no character differ from their first token on.
+    let one = ids("a", utc_now)?;
+    let on_one_day = common(&one, &ids("1", utc_now)?);
+    let on_every_day = common(&one, &ids("1", another_day)?).min(on_one_day);
+    if on_every_day < on_one_day {
+        on_event(LoadEvent::Note(format!(
+            "the chat template writes the date before the shared system prompt ends: {on_every_day} of its \
+             {on_one_day} tokens are shared"
+        )));
+    }
+    Ok(one[..on_every_day].to_vec())
+}
+
+fn another_day() -> DateTime {
+    DateTime { year: 2001, month: 2, day: 3, hour: 4, minute: 5, second: 6 }
+}
