@@ -61,7 +61,7 @@ pub struct Loaded {
     pub model: LoadedModel,
     /// Facts about it.
     pub info: ModelInfo,
-    /// Names of the tenants; the first has the id 1.
+    /// Names of the tenants; the first has the id 1. Id 0 is the tenant without a name.
     pub tenants: Vec<String>,
 }
 

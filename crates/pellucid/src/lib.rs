@@ -2,12 +2,16 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod batch;
 mod builder;
 mod device;
 mod error;
 mod kv_type;
 mod loading;
 mod model;
+mod reply;
+mod request;
+mod stream;
 
 pub use builder::{Builder, Loaded, ModelInfo};
 pub use device::{Device, DeviceError, DeviceOptions};
@@ -15,6 +19,12 @@ pub use error::Error;
 pub use kv_type::KvType;
 pub use loading::{LoadEvent, load_decoder, plan_kv_memory};
 pub use model::Pellucid;
+pub use reply::{Choice, Reply};
+pub use request::{Message, Request};
+pub use stream::{AsyncReplyStream, ReplyStream};
 
+// Types of the crates below that appear in this crate's interface.
 pub use pellucid_cpu::Isa;
-pub use pellucid_engine::{EngineStats, MemoryPlan, Overcommit, TenantId};
+pub use pellucid_engine::{BeamParams, EarlyStopping, EngineStats, MemoryPlan, Overcommit, TenantId};
+pub use pellucid_generate::{Delta, Finish, ReplyToken, Summary};
+pub use pellucid_sampling::{Logprobs, Preset, SamplingParams, StepKind, TokenTrace};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pellucid_engine::EngineStats;
 use pellucid_generate::LoadedModel;
 
-use crate::{Builder, Error, Loaded, ModelInfo};
+use crate::{AsyncReplyStream, Builder, Error, Loaded, ModelInfo, Reply, ReplyStream, Request, batch};
 
 /// A model that is open: weights on a device, behind an engine that serves many requests at once.
 ///
@@ -28,12 +28,68 @@ impl Pellucid {
         Builder::new(path)
     }
 
+    /// Answers one message of a user; short for [`generate`](Pellucid::generate) with [`Request::chat`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let reply = pellucid::Pellucid::open("models/tiny.gguf")?.chat("Once upon a time")?;
+    /// println!("{reply}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn chat(&self, text: impl Into<String>) -> Result<Reply, Error> {
+        self.generate(Request::chat(text))
+    }
+
+    /// Continues a text; short for [`generate`](Pellucid::generate) with [`Request::text`].
+    pub fn complete(&self, text: impl Into<String>) -> Result<Reply, Error> {
+        self.generate(Request::text(text))
+    }
+
+    /// Answers a request and blocks until the reply is complete.
+    pub fn generate(&self, request: impl Into<Request>) -> Result<Reply, Error> {
+        self.stream(request)?.into_reply()
+    }
+
+    /// Answers a request in an async task of any runtime.
+    pub async fn generate_async(&self, request: impl Into<Request>) -> Result<Reply, Error> {
+        self.stream_async(request)?.into_reply().await
+    }
+
+    /// Answers many requests at once and returns the replies in their order. The first error cancels the rest.
+    ///
+    /// Each reply is the one that its request would get alone, to the bit.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// # let model = pellucid::Pellucid::open("models/tiny.gguf")?;
+    /// let replies = model.generate_all(["Lily went", "Tom saw a big dog", "The sun"])?;
+    /// assert_eq!(replies.len(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn generate_all<R: Into<Request>>(&self, requests: impl IntoIterator<Item = R>) -> Result<Vec<Reply>, Error> {
+        batch::generate_all(self, requests.into_iter().map(Into::into).collect())
+    }
+
+    /// Answers a request piece by piece; the iterator blocks until the next piece is there.
+    ///
+    /// This call encodes the prompt and never waits for the engine: a full queue is an error.
+    pub fn stream(&self, request: impl Into<Request>) -> Result<ReplyStream, Error> {
+        ReplyStream::submit(self, request.into())
+    }
+
+    /// Answers a request piece by piece in an async task of any runtime.
+    pub fn stream_async(&self, request: impl Into<Request>) -> Result<AsyncReplyStream, Error> {
+        Ok(self.stream(request)?.into_async())
+    }
+
     /// Returns the maximum tokens of a prompt and its reply together.
     pub fn context_len(&self) -> usize {
         self.model().context_len
     }
 
-    /// Whether the model has a usable chat template. Without one, [`Request::text`](crate::Request::text) works alone.
+    /// Whether the model has a usable chat template. Without one, only [`Request::text`] works.
     pub fn can_chat(&self) -> bool {
         self.model().template.is_some()
     }
@@ -56,6 +112,14 @@ impl Pellucid {
     /// Returns the text of tokens; control tokens have none.
     pub fn detokenize(&self, ids: &[u32]) -> String {
         self.model().tokenizer.decode(ids, true)
+    }
+
+    /// Returns the text of one token as it stands within a text, where it may begin with a space.
+    ///
+    /// Bytes that are a part of a character become U+FFFD; an id outside the vocabulary has no text.
+    pub fn token_text(&self, id: u32) -> String {
+        let token = self.model().tokenizer.token(id);
+        token.map_or_else(String::new, |token| String::from_utf8_lossy(&token.bytes).into_owned())
     }
 
     /// Returns the model as [`pellucid_generate`] uses it.

@@ -1,0 +1,70 @@
+//! A whole reply.
+
+use std::fmt;
+
+use pellucid_generate::{Delta, Finish, ReplyToken, Summary};
+use pellucid_sampling::TokenTrace;
+
+/// The answer to a request. Displays as the text of its first choice.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Reply {
+    /// The choices, at least one; of a beam search, the best first.
+    pub choices: Vec<Choice>,
+    /// Token counts and times.
+    pub summary: Summary,
+    /// Seed of the first choice. With it, the same request gives the same reply.
+    pub seed: u64,
+}
+
+/// One choice of a reply.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Choice {
+    /// The text.
+    pub text: String,
+    /// Why it ended.
+    pub finish: Finish,
+    /// The tokens with their log probabilities, if [`Request::logprobs`](crate::Request::logprobs) was set.
+    pub tokens: Vec<ReplyToken>,
+    /// How each token was chosen, the one that ended the reply included, if
+    /// [`Request::trace`](crate::Request::trace) was set.
+    pub traces: Vec<TokenTrace>,
+    /// Score of a beam: the sum of log probabilities, divided by the length to the power of the length penalty.
+    pub score: Option<f64>,
+}
+
+impl Reply {
+    /// Returns the text of the first choice.
+    pub fn text(&self) -> &str {
+        &self.choices[0].text
+    }
+
+    /// Returns the text of the first choice.
+    pub fn into_text(mut self) -> String {
+        self.choices.swap_remove(0).text
+    }
+
+    /// Returns why the first choice ended.
+    pub fn finish(&self) -> &Finish {
+        &self.choices[0].finish
+    }
+
+    pub(crate) fn new(choices: Vec<Delta>, summary: Summary, seed: u64) -> Reply {
+        Reply { choices: choices.into_iter().map(Choice::from).collect(), summary, seed }
+    }
+}
+
+impl From<Delta> for Choice {
+    /// All pieces of a choice together; the last of them says why it ended.
+    fn from(whole: Delta) -> Choice {
+        let Delta { text, tokens, traces, finish, score, .. } = whole;
+        Choice { text, finish: finish.unwrap_or(Finish::Deadline), tokens, traces, score }
+    }
+}
+
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}

@@ -1,0 +1,357 @@
+//! A request: a prompt and how to answer it.
+
+use std::time::Duration;
+
+use pellucid_engine::{BeamParams, EarlyStopping, Scope, TenantId};
+use pellucid_generate::{ChatPrompt, LoadedModel};
+use pellucid_sampling::{DRY_BREAKERS, Preset, SamplingParams, random_seed};
+use pellucid_tokenizer::message;
+use serde_json::Value;
+
+use crate::Error;
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, or another role that the chat template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl Message {
+    /// Returns a message of any role.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into() }
+    }
+
+    /// Returns instructions for the model; they come first.
+    pub fn system(content: impl Into<String>) -> Message {
+        Message::new("system", content)
+    }
+
+    /// Returns a message of the user.
+    pub fn user(content: impl Into<String>) -> Message {
+        Message::new("user", content)
+    }
+
+    /// Returns an earlier reply of the model.
+    pub fn assistant(content: impl Into<String>) -> Message {
+        Message::new("assistant", content)
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Prompt {
+    Chat(Vec<Message>),
+    Text(String),
+}
+
+/// A prompt and how to answer it. A plain string is a chat with one message of the user.
+///
+/// Without sampling options a reply is greedy: each token is the most probable one, so the reply is always the same.
+/// A sampling option (`seed`, `top_k`, `top_p`, `min_p`, several choices) turns sampling on, at temperature 1 unless
+/// `temperature` says otherwise.
+///
+/// ```
+/// use pellucid::{Pellucid, Request};
+///
+/// # fn main() -> Result<(), pellucid::Error> {
+/// let model = Pellucid::open("models/tiny.gguf")?;
+/// let request = Request::text("Once upon a time").temperature(0.8).seed(7).max_tokens(20);
+/// let reply = model.generate(request.clone())?;
+/// assert_eq!(model.generate(request)?.text(), reply.text());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a request does nothing until a model answers it"]
+pub struct Request {
+    prompt: Prompt,
+    system: Option<String>,
+    sampling: SamplingParams,
+    /// Whether `sampling.temperature` was set; otherwise `is_sampled` decides it.
+    has_temperature: bool,
+    is_sampled: bool,
+    seed: Option<u64>,
+    max_tokens: Option<usize>,
+    stops: Vec<String>,
+    num_choices: usize,
+    best_of: Option<usize>,
+    beams: Option<BeamParams>,
+    trace: bool,
+    tenant: Option<String>,
+    priority: i32,
+    timeout: Option<Duration>,
+}
+
+/// A request that was checked and encoded for one model.
+pub(crate) struct EncodedRequest {
+    pub(crate) request: pellucid_engine::Request,
+    pub(crate) stops: Vec<String>,
+    /// Whether the reply continues the prompt's text, so that a leading space belongs to it.
+    pub(crate) continues_text: bool,
+}
+
+impl Request {
+    /// Returns a chat with one message of the user.
+    pub fn chat(text: impl Into<String>) -> Request {
+        Request::messages([Message::user(text)])
+    }
+
+    /// Returns a conversation for the model's chat template.
+    pub fn messages(messages: impl IntoIterator<Item = Message>) -> Request {
+        Request::new(Prompt::Chat(messages.into_iter().collect()))
+    }
+
+    /// Returns text for the model to continue, without a chat template.
+    pub fn text(text: impl Into<String>) -> Request {
+        Request::new(Prompt::Text(text.into()))
+    }
+
+    fn new(prompt: Prompt) -> Request {
+        Request {
+            prompt,
+            system: None,
+            sampling: SamplingParams::default(),
+            has_temperature: false,
+            is_sampled: false,
+            seed: None,
+            max_tokens: None,
+            stops: Vec::new(),
+            num_choices: 1,
+            best_of: None,
+            beams: None,
+            trace: false,
+            tenant: None,
+            priority: 0,
+            timeout: None,
+        }
+    }
+
+    /// Sets the instructions that come before the conversation. Rejected for a text prompt.
+    pub fn system(mut self, text: impl Into<String>) -> Request {
+        self.system = Some(text.into());
+        self
+    }
+
+    /// Sets the maximum tokens of the reply. Default: until the context is full.
+    pub fn max_tokens(mut self, num_tokens: usize) -> Request {
+        self.max_tokens = Some(num_tokens);
+        self
+    }
+
+    /// Sets the minimum tokens of the reply: it neither ends nor stops at a stop string before.
+    pub fn min_tokens(mut self, num_tokens: u32) -> Request {
+        self.sampling.min_tokens = num_tokens;
+        self
+    }
+
+    /// Ends the reply before this text. May be called again for further texts.
+    pub fn stop(mut self, text: impl Into<String>) -> Request {
+        self.stops.push(text.into());
+        self
+    }
+
+    /// Divides the logits by `temperature`. 0 is greedy, 1 is the model's own distribution.
+    pub fn temperature(mut self, temperature: f32) -> Request {
+        self.sampling.temperature = temperature;
+        self.has_temperature = true;
+        self
+    }
+
+    /// Sets the seed of the random draw: the same seed gives the same reply. Default: random, reported by the reply.
+    pub fn seed(mut self, seed: u64) -> Request {
+        self.seed = Some(seed);
+        self.is_sampled = true;
+        self
+    }
+
+    /// Samples among the `k` most probable tokens. 0 is no limit.
+    pub fn top_k(mut self, k: u32) -> Request {
+        self.sampling.top_k = k;
+        self.is_sampled = true;
+        self
+    }
+
+    /// Samples among the most probable tokens that together reach the probability `p`. 1 is no limit.
+    pub fn top_p(mut self, p: f32) -> Request {
+        self.sampling.top_p = p;
+        self.is_sampled = true;
+        self
+    }
+
+    /// Samples among the tokens that are at least `p` times as probable as the most probable one. 0 is no limit.
+    pub fn min_p(mut self, p: f32) -> Request {
+        self.sampling.min_p = p;
+        self.is_sampled = true;
+        self
+    }
+
+    /// Replaces all sampling parameters by those of a preset, such as [`Preset::Creative`].
+    pub fn preset(self, preset: Preset) -> Request {
+        self.sampling(|params| *params = preset.params())
+    }
+
+    /// Changes any sampling parameter: penalties, DRY, Mirostat, logit bias, the order of the steps.
+    ///
+    /// The temperature is then the one in `params`, which is 1 unless it was set before.
+    ///
+    /// ```
+    /// # use pellucid::Request;
+    /// let request = Request::chat("Tell me a story.").sampling(|params| {
+    ///     params.temperature = 0.8;
+    ///     params.repetition_penalty = 1.1;
+    /// });
+    /// ```
+    pub fn sampling(mut self, change: impl FnOnce(&mut SamplingParams)) -> Request {
+        change(&mut self.sampling);
+        self.has_temperature = true;
+        self.is_sampled = true;
+        self
+    }
+
+    /// Sets the number of replies. The first is sampled with the seed, the second with the seed plus 1, and so on.
+    pub fn choices(mut self, num_choices: usize) -> Request {
+        self.num_choices = num_choices;
+        self
+    }
+
+    /// Sets the number of replies to make, of which the most probable `choices` are returned.
+    pub fn best_of(mut self, num_replies: usize) -> Request {
+        self.best_of = Some(num_replies);
+        self
+    }
+
+    /// Searches with `width` beams instead of sampling and returns the best one.
+    pub fn beam_search(self, width: usize) -> Request {
+        let early_stopping = EarlyStopping::Heuristic;
+        self.beams(BeamParams { width, num_returned: 1, length_penalty: 1.0, early_stopping })
+    }
+
+    /// Searches with beams instead of sampling.
+    pub fn beams(mut self, beams: BeamParams) -> Request {
+        self.beams = Some(beams);
+        self
+    }
+
+    /// Reports the log probability of each token, and of the `num_tokens` most probable ones, at most 20.
+    pub fn logprobs(mut self, num_tokens: u32) -> Request {
+        self.sampling.logprobs = Some(num_tokens);
+        self
+    }
+
+    /// Records how each token was chosen: every sampling step with its candidates, and the draw.
+    pub fn trace(mut self) -> Request {
+        self.trace = true;
+        self
+    }
+
+    /// Makes the request one of a tenant that the builder declared. Default: the tenant without a name.
+    pub fn tenant(mut self, name: impl Into<String>) -> Request {
+        self.tenant = Some(name.into());
+        self
+    }
+
+    /// Sets the priority among the waiting requests of the same tenant: higher ones start first. Default: 0.
+    pub fn priority(mut self, priority: i32) -> Request {
+        self.priority = priority;
+        self
+    }
+
+    /// Ends the reply where it is when this time has passed since submission.
+    pub fn timeout(mut self, timeout: Duration) -> Request {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Checks what the engine cannot see, renders the chat template and encodes the prompt.
+    pub(crate) fn encode(self, model: &LoadedModel, tenants: &[String]) -> Result<EncodedRequest, Error> {
+        let tenant = match &self.tenant {
+            None => TenantId(0),
+            Some(name) => match tenants.iter().position(|tenant| tenant == name) {
+                Some(index) => TenantId(index as u32 + 1),
+                None => return Err(Error::UnknownTenant { name: name.clone() }),
+            },
+        };
+        if self.stops.iter().any(String::is_empty) {
+            return Err(option("stop", "a text that is not empty", "\"\""));
+        }
+        let (prompt, continues_text) = self.prompt_ids(model)?;
+        let best_of = self.best_of.unwrap_or(self.num_choices);
+        let request = pellucid_engine::Request {
+            scope: Scope::of(tenant),
+            max_tokens: self.max_tokens,
+            num_choices: self.num_choices,
+            best_of,
+            beams: self.beams,
+            trace: self.trace,
+            priority: self.priority,
+            deadline: self.timeout,
+            ..pellucid_engine::Request::new(prompt, self.sampling_params(model, best_of))
+        };
+        Ok(EncodedRequest { request, stops: self.stops, continues_text })
+    }
+
+    fn prompt_ids(&self, model: &LoadedModel) -> Result<(Vec<u32>, bool), Error> {
+        // A text that cannot fit is refused before it is encoded.
+        let prompts = model.prompts().within(model.context_len);
+        let messages = match &self.prompt {
+            Prompt::Text(_) if self.system.is_some() => {
+                return Err(option("system", "a chat: text has no place for instructions", "a text prompt"));
+            }
+            Prompt::Text(text) => return Ok((prompts.encode_text(text).map_err(Error::Prompt)?, true)),
+            Prompt::Chat(messages) => messages,
+        };
+        if let Some(reason) = &model.template_error {
+            return Err(Error::Template { reason: reason.clone() });
+        }
+        let system = self.system.as_ref().map(|text| message("system", text));
+        let messages = messages.iter().map(|one| message(&one.role, &one.content));
+        let messages: Vec<Value> = system.into_iter().chain(messages).collect();
+        Ok((prompts.encode_chat(&ChatPrompt::new(&messages)).map_err(Error::Prompt)?, false))
+    }
+
+    fn sampling_params(&self, model: &LoadedModel, best_of: usize) -> SamplingParams {
+        let mut params = self.sampling.clone();
+        let has_several = best_of.max(self.num_choices) > 1 || self.beams.is_some();
+        if !self.has_temperature {
+            params.temperature = if self.is_sampled || has_several { 1.0 } else { 0.0 };
+        }
+        params.seed = self.seed.unwrap_or_else(random_seed);
+        params.end_ids = model.tokenizer.end_ids().to_vec();
+        if params.dry_multiplier > 0.0 && params.dry_sequence_breakers.is_empty() {
+            let encode = |text: &&str| model.tokenizer.encode_within(text);
+            params.dry_sequence_breakers = DRY_BREAKERS.iter().map(encode).collect();
+        }
+        params
+    }
+}
+
+impl From<&str> for Request {
+    fn from(text: &str) -> Request {
+        Request::chat(text)
+    }
+}
+
+impl From<String> for Request {
+    fn from(text: String) -> Request {
+        Request::chat(text)
+    }
+}
+
+impl From<&String> for Request {
+    fn from(text: &String) -> Request {
+        Request::chat(text)
+    }
+}
+
+impl From<Vec<Message>> for Request {
+    fn from(messages: Vec<Message>) -> Request {
+        Request::messages(messages)
+    }
+}
+
+fn option(name: &'static str, expected: &str, found: &str) -> Error {
+    Error::Option { name, expected: expected.into(), found: found.into() }
+}
