@@ -10,7 +10,7 @@ use crate::error::Error;
 
 /// A chat template has tens of kilobytes; a whole tokenizer.json in one string has tens of megabytes.
 const MAX_STRING_BYTES: u64 = 64 << 20;
-/// The largest vocabularies have 2^18 entries and twice as many merges.
+/// The largest vocabularies have 2^18 entries and 2^19 merges.
 const MAX_ARRAY_LEN: u64 = 1 << 24;
 /// No known key has nested arrays; the limit keeps the recursion shallow.
 const MAX_ARRAY_DEPTH: usize = 4;

@@ -16,7 +16,7 @@ use crate::sequence_group::{GroupId, SequenceGroup};
 #[derive(Clone, Copy)]
 enum Admission {
     Started,
-    /// Its tenant already holds as many blocks as its quota allows.
+    /// Its tenant is at its quota of blocks.
     AtQuota,
     /// Other requests hold what it needs.
     Short(Shortage),

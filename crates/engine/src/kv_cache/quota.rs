@@ -3,7 +3,7 @@
 //! A quota is a maximum number of blocks of KV memory. It counts the blocks that the tenant owns:
 //!
 //! - **in use**: held by its running sequences. A block that several of its sequences share counts once.
-//! - **reserved**: promised to its running requests and not taken yet.
+//! - **reserved**: set aside for its running requests and not taken yet.
 //! - **idle**: not in use, but kept in its prefix cache.
 //!
 //! Blocks of prefixes that the operator declared shared belong to no tenant and count for none. Waiting requests hold
@@ -12,7 +12,7 @@
 //! 1. A request that needs more blocks than the quota is refused at submission (`request_limits`,
 //!    `Error::ExceedsQuota`).
 //! 2. A request that would need more than the quota leaves beside the tenant's running requests waits until one of them
-//!    ends (`engine::admission`). Idle blocks do not stand in its way: they are evicted.
+//!    ends (`engine::admission`). Idle blocks do not prevent it: they are evicted.
 //! 3. A running request that grows past its reservation and past the quota preempts a request of its own tenant
 //!    (`engine::preemption`).
 //! 4. A block that becomes idle while the tenant is at its quota evicts the tenant's least recently used idle block.
