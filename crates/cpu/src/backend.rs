@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use pellucid_tensor::{
     Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, Input, KvLayer, Linear,
-    Rope, StoreKv, Tensor,
+    Output, Pending, Residual, Rope, StoreKv, TableRows, Tensor,
 };
 
 use crate::attention;
@@ -112,6 +112,14 @@ impl CpuBackend {
         });
     }
 
+    /// Computes a norm without a sum before it, so that products find its rows; a sum and its norm are left to the products.
+    fn prepared<'a>(&self, input: Input<'a>) -> Result<Input<'a>, Error> {
+        match input {
+            Input::Rows(_) | Input::Joined { residual: Residual { pending: Pending::Update, .. }, .. } => Ok(input),
+            input => Ok(Input::Rows(self.input(input)?)),
+        }
+    }
+
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
         let x = InputRows::rows(x, linear.weight.cols());
         self.multiplier.run(&self.pool, x, &[product(linear, out)]);
@@ -134,27 +142,40 @@ impl CpuBackend {
 fn with_rows(level: Level, input: Input<'_>, f: impl FnOnce(InputRows<'_>)) {
     match input {
         Input::Rows(x) => f(InputRows::rows(floats(x), x.cols())),
-        Input::Joined { update, hidden, weight, eps, normed } => {
-            let cols = update.cols();
-            assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), cols));
-            assert_eq!((normed.rows(), normed.cols(), weight.len()), (update.rows(), cols, cols));
-            let (update, weight) = (floats(update), floats(weight));
-            let num_rows = hidden.rows();
-            let [hidden, normed] = [hidden, normed].map(|tensor| SharedSlice::new(floats_mut(tensor)));
-            let join = |rows: Range<usize>| {
-                for start in rows.map(|row| row * cols) {
-                    // SAFETY: `InputRows` computes each row once, so no two parts overlap.
-                    let (hidden, normed) = unsafe { (hidden.part(start, cols), normed.part(start, cols)) };
-                    with_simd!(level, simd => {
-                        elementwise::add(simd, &update[start..start + cols], hidden);
-                        norm::rms_norm(simd, hidden, weight, eps, normed);
-                    });
-                }
-            };
-            // SAFETY: `join` writes exactly the rows that it is called for, and nothing else uses `normed` meanwhile.
-            f(unsafe { InputRows::computed(normed, cols, num_rows, &join) });
+        Input::Normed { .. } => unreachable!("`CpuBackend::prepared` computes it"),
+        Input::Joined { residual: Residual { hidden, update, pending }, weight, eps, normed } => {
+            *pending = Pending::Nothing;
+            with_joined(level, (update, hidden), (weight, eps), normed, f);
         }
     }
+}
+
+/// Calls `f` with the RMSNorm of `hidden += update`, which `f` computes where it reads it.
+fn with_joined(
+    level: Level,
+    (update, hidden): (&Tensor, &mut Tensor),
+    (weight, eps): (&Tensor, f32),
+    normed: &mut Tensor,
+    f: impl FnOnce(InputRows<'_>),
+) {
+    let cols = update.cols();
+    assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), cols));
+    assert_eq!((normed.rows(), normed.cols(), weight.len()), (update.rows(), cols, cols));
+    let (update, weight) = (floats(update), floats(weight));
+    let num_rows = hidden.rows();
+    let [hidden, normed] = [hidden, normed].map(|tensor| SharedSlice::new(floats_mut(tensor)));
+    let join = |rows: Range<usize>| {
+        for start in rows.map(|row| row * cols) {
+            // SAFETY: `InputRows` computes each row once, so no two parts overlap.
+            let (hidden, normed) = unsafe { (hidden.part(start, cols), normed.part(start, cols)) };
+            with_simd!(level, simd => {
+                elementwise::add(simd, &update[start..start + cols], hidden);
+                norm::rms_norm(simd, hidden, weight, eps, normed);
+            });
+        }
+    };
+    // SAFETY: `join` writes exactly the rows that it is called for, and nothing else uses `normed` meanwhile.
+    f(unsafe { InputRows::computed(normed, cols, num_rows, &join) });
 }
 
 fn product<'a>(linear: &'a Linear, out: &'a mut [f32]) -> Product<'a> {
@@ -273,13 +294,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error> {
-        assert_eq!((out.rows(), out.cols()), (ids.len(), table.cols()));
+    fn embed(&self, table: &Tensor, rows: TableRows<'_>, scale: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (rows.len(), table.cols()));
         let dtype = table.dtype();
         let row_bytes = dtype.bytes_for(table.cols()).expect("rows are whole blocks");
         let table = bytes(table);
         with_simd!(self.level, simd => self.for_rows(out, |row, out| {
-            let start = ids[row] as usize * row_bytes;
+            let start = rows.get(row) as usize * row_bytes;
             decoded::decode_row(simd, dtype, &table[start..start + row_bytes], out);
             if scale != 1.0 {
                 elementwise::scale(simd, scale, out);
@@ -335,8 +356,7 @@ impl Backend for CpuBackend {
         eps: f32,
         out: &mut Tensor,
     ) -> Result<(), Error> {
-        let input = Input::Joined { update, hidden, weight, eps, normed: out };
-        with_rows(self.level, input, |x| _ = x.ready(&self.pool));
+        with_joined(self.level, (update, hidden), (weight, eps), out, |x| _ = x.ready(&self.pool));
         Ok(())
     }
 
@@ -357,7 +377,7 @@ impl Backend for CpuBackend {
             let x = self.input(x)?;
             return maps.chunks_mut(MAX_PRODUCTS).try_for_each(|maps| self.linears(Input::Rows(x), maps));
         }
-        with_rows(self.level, x, |x| {
+        with_rows(self.level, self.prepared(x)?, |x| {
             let mut products = [None; MAX_PRODUCTS];
             for (slot, (linear, out)) in products.iter_mut().zip(maps) {
                 assert_eq!((out.rows(), out.cols()), (x.num_rows(), linear.weight.rows()));
@@ -374,7 +394,7 @@ impl Backend for CpuBackend {
         [(gate, gate_out), (up, up_out)]: [(&Linear, &mut Tensor); 2],
         activation: Activation,
     ) -> Result<(), Error> {
-        with_rows(self.level, x, |x| {
+        with_rows(self.level, self.prepared(x)?, |x| {
             assert_eq!((gate_out.rows(), gate_out.cols()), (x.num_rows(), gate.weight.rows()));
             assert_eq!((up_out.rows(), up_out.cols()), (x.num_rows(), up.weight.rows()));
             self.multiply_gated(x, [(gate, floats_mut(gate_out)), (up, floats_mut(up_out))], activation);
@@ -396,7 +416,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+    fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error> {
+        let out = out.rows();
         let (hidden, num_experts) = (mlp.x.cols(), mlp.experts.len());
         assert_eq!(mlp.router_logits.cols(), num_experts);
         assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));

@@ -1,142 +1,16 @@
 //! Attention and the memory of keys and values: which kernel serves, and where everything lies.
 
-use pellucid_tensor::{Attention, DType, Error, KvLayer, StoreKv, Tensor, TurnAndStore};
+use pellucid_tensor::{Attend, Attention, DType, Error, KvLayer, RotateAndStore, StoreKv, Tensor};
 
-use crate::backend::{CudaBackend, Purpose, lock};
+use crate::gpu::{Gpu, Purpose};
 use crate::kernels::attention::{self as kernels, AttentionParameter, Kernel, Work};
-use crate::kernels::store::{self as storing, ExpandParameter, StoreParameter, TurnParameter};
+use crate::kernels::store::{self as storing, ExpandParameter, RotateParameter, StoreParameter};
 use crate::kernels::{decode, rows};
 use crate::memory::{floats, floats_mut, read};
 use crate::step::{self, RUN};
 
-/// Bytes of the results of tiles that wait to be merged, unless one row has more.
+/// Maximum bytes of the results of tiles that wait to be merged, unless one row has more.
 const MAX_PARTIAL: usize = 256 << 20;
-
-/// Writes keys and values into their slots.
-pub(crate) fn store(backend: &CudaBackend, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
-    let parameter = backend.store_parameter(floats(store.keys), store, kv)?;
-    storing::store(&backend.device, store.slots.len(), &parameter)
-}
-
-pub(crate) fn turn_and_store(
-    backend: &CudaBackend,
-    turn: TurnAndStore<'_>,
-    queries: &mut Tensor,
-    keys: &mut Tensor,
-    kv: &mut KvLayer,
-) -> Result<(), Error> {
-    let TurnAndStore { rope, values, slots, shape } = turn;
-    let pairs = rope.angles.cols() / 2;
-    assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
-    assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
-    let address = floats_mut(keys);
-    let store = backend.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
-    // 8 bits are stored by groups, after all numbers of a group have been turned: here, into no block.
-    let stores_later = store.storage == storing::Q8;
-    let parameter = TurnParameter {
-        store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
-        queries: floats_mut(queries),
-        angles: floats(rope.angles),
-        num_rows: slots.len() as u32,
-        num_heads: shape.num_heads as u32,
-        pairs: pairs as u32,
-        interleaved: rows::style_code(rope.style),
-    };
-    if !stores_later && backend.turn_waits(&parameter) {
-        return Ok(());
-    }
-    storing::turn_and_store(&backend.device, &parameter)?;
-    if stores_later { storing::store(&backend.device, slots.len(), &store) } else { Ok(()) }
-}
-
-pub(crate) fn attend(backend: &CudaBackend, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-    let shape = attention.shape;
-    let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-    assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
-    assert_eq!(attention.positions.len(), num_rows);
-    if let Some(why) = kernels::refusal(shape) {
-        return Err(backend.device.refuse("attention", why));
-    }
-    backend.storage(attention.kv)?;
-    let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
-    let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
-    let storage = match kernel {
-        Kernel::Panels { storage, .. } if decodes => Some(storage),
-        _ => None,
-    };
-    if storage.is_none() {
-        // Only tokens that come one by one are turned by the kernel that attends them.
-        backend.settle()?;
-    }
-    let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
-    let mut blocks = KvBlocks {
-        keys: read(&attention.kv.keys),
-        values: read(&attention.kv.values),
-        tables: backend.index(Purpose::BlockTables, attention.block_tables)?,
-    };
-    if kernel.expands() && !decodes {
-        blocks = backend.expand_kv(&attention, blocks)?;
-        kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
-    }
-    let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
-    let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
-    let tiles = kernel.split_tiles(&backend.device, work);
-    // Rows at a time where their tiles wait to be merged: one long row among many would ask for as much memory for each of them.
-    let most = num_rows.max(1);
-    let (partial, rows_at_once) = match kernels::partial_bytes(shape, tiles) {
-        0 => (0, most),
-        of_row => {
-            let rows = (MAX_PARTIAL / of_row).clamp(1, most);
-            (backend.scratch(Purpose::Partial, of_row * rows.next_power_of_two())?, rows)
-        }
-    };
-    let rows_address = backend.row_tables(&attention)?;
-    let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
-    let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
-    let parameter = AttentionParameter {
-        queries: floats(attention.queries),
-        key_blocks: blocks.keys,
-        value_blocks: blocks.values,
-        out: floats_mut(out),
-        positions: backend.index(Purpose::Positions, attention.positions)?,
-        first_blocks: table(0),
-        block_tables: blocks.tables,
-        partial,
-        num_rows: num_rows as u32,
-        num_heads: shape.num_heads as u32,
-        num_kv_heads: shape.num_kv_heads as u32,
-        head_size: shape.head_size as u32,
-        block_len: shape.block_len as u32,
-        window: attention.window.map_or(0, |window| window as u32),
-        max_tiles: tiles as u32,
-        tile_len: kernel.tile_len() as u32,
-        scale: attention.scale,
-        cap: attention.soft_cap.unwrap_or(0.0),
-        first_rows: table(1),
-        end_rows: table(2),
-        runs: table(3),
-        num_runs: num_runs as u32,
-        in_panels: kernel.in_panels(),
-        num_stored: attention.kv.keys.len() as u64,
-    };
-    let turn = match storage {
-        Some(_) => backend.turn_joins(|turn| decode::takes_turn(&parameter, turn))?,
-        None => None,
-    };
-    for start in (0..num_rows).step_by(rows_at_once) {
-        let rows = start..num_rows.min(start + rows_at_once);
-        let part = parameter.of_rows(rows.clone());
-        match storage {
-            None => kernels::attend(&backend.device, kernel, &part)?,
-            Some(storage) => {
-                let turn = turn.as_ref().map(|turn| turn.of_rows(rows));
-                let arrived = backend.counters(decode::num_counters(&part))?;
-                decode::attend(&backend.device, storage, &part, turn.as_ref(), arrived)?;
-            }
-        }
-    }
-    Ok(())
-}
 
 /// Where the keys and values of a step lie, and the tables that lead to them.
 struct KvBlocks {
@@ -145,10 +19,183 @@ struct KvBlocks {
     tables: u64,
 }
 
-impl CudaBackend {
+impl Gpu {
+    /// Writes keys and values into their slots.
+    pub(crate) fn store_kv(&mut self, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
+        let parameter = self.store_parameter(floats(store.keys), store, kv)?;
+        storing::store(&self.device, store.slots.len(), &parameter)
+    }
+
+    pub(crate) fn rotate_and_store(
+        &mut self,
+        call: RotateAndStore<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+    ) -> Result<(), Error> {
+        let (rotate, store) = self.rotate_parameters(call, queries, keys, kv)?;
+        self.launch_rotate(&rotate, store.as_ref())
+    }
+
+    fn launch_rotate(&self, rotate: &RotateParameter, store: Option<&StoreParameter>) -> Result<(), Error> {
+        storing::rotate_and_store(&self.device, rotate)?;
+        store.map_or(Ok(()), |store| storing::store(&self.device, rotate.num_rows as usize, store))
+    }
+
+    /// The parameters of a kernel that rotates and stores and, for 8 bits, of one that stores afterwards: they are rounded by groups of
+    /// values, after all values of a group are rotated.
+    fn rotate_parameters(
+        &mut self,
+        call: RotateAndStore<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+    ) -> Result<(RotateParameter, Option<StoreParameter>), Error> {
+        let RotateAndStore { rope, values, slots, shape } = call;
+        let pairs = rope.angles.cols() / 2;
+        assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
+        assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
+        let address = floats_mut(keys);
+        let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
+        let stores_later = store.storage == storing::Q8;
+        let rotate = RotateParameter {
+            // With no blocks the kernel stores nothing.
+            store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
+            queries: floats_mut(queries),
+            angles: floats(rope.angles),
+            num_rows: slots.len() as u32,
+            num_heads: shape.num_heads as u32,
+            pairs: pairs as u32,
+            interleaved: rows::style_code(rope.style),
+        };
+        Ok((rotate, stores_later.then_some(store)))
+    }
+
+    /// Rotates, stores and attends. In a step of single tokens the kernel that attends does all of it.
+    pub(crate) fn attend(
+        &mut self,
+        call: Attend<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = call;
+        let mut rotate_later = None;
+        match rope {
+            Some(rope) => {
+                let call = RotateAndStore { rope, values, slots, shape };
+                let (rotate, store) = self.rotate_parameters(call, queries, keys, kv)?;
+                if store.is_none() && self.current.is_step() {
+                    rotate_later = Some(rotate);
+                } else {
+                    self.launch_rotate(&rotate, store.as_ref())?;
+                }
+            }
+            None => self.store_kv(&StoreKv { keys, values, slots, shape }, kv)?,
+        }
+        let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
+        self.attention(attention, rotate_later, out)
+    }
+
+    /// Attends, after queries and keys are rotated and stored as `rotate` says.
+    pub(crate) fn attention(
+        &mut self,
+        attention: Attention<'_>,
+        rotate: Option<RotateParameter>,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let shape = attention.shape;
+        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
+        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
+        assert_eq!(attention.positions.len(), num_rows);
+        if let Some(why) = kernels::refusal(shape) {
+            return Err(self.device.refuse("attention", why));
+        }
+        self.storage(attention.kv)?;
+        let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
+        let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+        let storage = match kernel {
+            Kernel::Panels { storage, .. } if decodes => Some(storage),
+            _ => None,
+        };
+        // Only the kernels for one token of each sequence rotate and store it themselves.
+        let rotate = match storage {
+            Some(_) => rotate,
+            None => {
+                rotate.map_or(Ok(()), |rotate| storing::rotate_and_store(&self.device, &rotate))?;
+                None
+            }
+        };
+        let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
+        let mut blocks = KvBlocks {
+            keys: read(&attention.kv.keys),
+            values: read(&attention.kv.values),
+            tables: self.index(Purpose::BlockTables, attention.block_tables)?,
+        };
+        if kernel.expands() && !decodes {
+            blocks = self.expand_kv(&attention, blocks)?;
+            kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
+        }
+        let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
+        let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
+        let tiles = kernel.split_tiles(&self.device, work);
+        // Rows at a time where their tiles wait to be merged: one long row among many would ask for as much memory for each of them.
+        let most = num_rows.max(1);
+        let (partial, rows_at_once) = match kernels::partial_bytes(shape, tiles) {
+            0 => (0, most),
+            of_row => {
+                let rows = (MAX_PARTIAL / of_row).clamp(1, most);
+                (self.scratch(Purpose::Partial, of_row * rows.next_power_of_two())?, rows)
+            }
+        };
+        let rows_address = self.row_tables(&attention)?;
+        let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
+        let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
+        let parameter = AttentionParameter {
+            queries: floats(attention.queries),
+            key_blocks: blocks.keys,
+            value_blocks: blocks.values,
+            out: floats_mut(out),
+            positions: self.index(Purpose::Positions, attention.positions)?,
+            first_blocks: table(0),
+            block_tables: blocks.tables,
+            partial,
+            num_rows: num_rows as u32,
+            num_heads: shape.num_heads as u32,
+            num_kv_heads: shape.num_kv_heads as u32,
+            head_size: shape.head_size as u32,
+            block_len: shape.block_len as u32,
+            window: attention.window.map_or(0, |window| window as u32),
+            max_tiles: tiles as u32,
+            tile_len: kernel.tile_len() as u32,
+            scale: attention.scale,
+            cap: attention.soft_cap.unwrap_or(0.0),
+            first_rows: table(1),
+            end_rows: table(2),
+            runs: table(3),
+            num_runs: num_runs as u32,
+            in_panels: kernel.in_panels(),
+            num_stored: attention.kv.keys.len() as u64,
+        };
+        for start in (0..num_rows).step_by(rows_at_once) {
+            let rows = start..num_rows.min(start + rows_at_once);
+            let part = parameter.of_rows(rows.clone());
+            match storage {
+                None => kernels::attend(&self.device, kernel, &part)?,
+                Some(storage) => {
+                    let rotate = rotate.as_ref().map(|rotate| rotate.of_rows(rows));
+                    let arrived = self.counters(decode::num_counters(&part))?;
+                    decode::attend(&self.device, storage, &part, rotate.as_ref(), arrived)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The blocks of a step's sequences in f16, in the order of its tables; or every block in its place, where sequences share so many that
     /// this is no more.
-    fn expand_kv(&self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
+    fn expand_kv(&mut self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
         let (num_entries, block) = (attention.block_tables.len(), attention.kv.keys.cols());
         let room = num_entries.next_power_of_two().min(attention.kv.keys.rows());
         let in_order = num_entries <= room;
@@ -169,17 +216,7 @@ impl CudaBackend {
         Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables })
     }
 
-    /// Zeros for the blocks of a launch to count themselves, which leave zeros behind.
-    fn counters(&self, len: usize) -> Result<u64, Error> {
-        let mut counters = lock(&self.counters);
-        if counters.as_ref().is_none_or(|buffer| buffer.bytes() < 4 * len) {
-            *counters = None;
-            *counters = Some(self.device.allocate_zeroed(4 * len.next_power_of_two())?);
-        }
-        Ok(counters.as_ref().expect("made above").address())
-    }
-
-    fn store_parameter(&self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
+    fn store_parameter(&mut self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
         let shape = store.shape;
         let cols = shape.num_kv_heads * shape.head_size;
         assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
@@ -200,9 +237,8 @@ impl CudaBackend {
     }
 
     /// Of each row: where its sequence's block table starts, the sequence's first row, and the one after its last.
-    fn row_tables(&self, attention: &Attention<'_>) -> Result<u64, Error> {
-        let known = lock(&self.current).find_spans(attention.sequences);
-        match known {
+    fn row_tables(&mut self, attention: &Attention<'_>) -> Result<u64, Error> {
+        match self.current.find_spans(attention.sequences) {
             Some(address) => Ok(address),
             None => {
                 let tables = step::row_tables(attention.sequences, attention.queries.rows());

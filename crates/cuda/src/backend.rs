@@ -1,97 +1,42 @@
-//! [`CudaBackend`]: finds the addresses behind tensors and launches the kernels.
+//! [`CudaBackend`]: the operations of [`Backend`], each under the lock of the GPU's state.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, HostFloats, HostWeight, Input, KvLayer,
-    Linear, Rope, Routing, RowDigest, RowQuery, StepIndex, StepMemo, StoreKv, Tensor, TurnAndStore,
+    Activation, Attend, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, GatedMlpCall, HostFloats,
+    HostWeight, Input, KvLayer, Linear, Output, Residual, Rope, RotateAndStore, Routing, RowDigest, RowQuery,
+    StepIndex, StepMemo, StoreKv, TableRows, Tensor,
 };
 
 use crate::cublas::CublasLt;
-use crate::digest;
-use crate::driver::{Buffer, Device, Grid};
-use crate::fuse::Fusion;
-use crate::kernels::linear::SliceSums;
-use crate::kernels::norm::{self, Norm};
-use crate::kernels::rows::{self, Angles, Elementwise, Embed, GateRows, Gather, ReadBytes, Rotation};
-use crate::kernels::{self, Operand};
+use crate::driver::{Device, Grid};
+use crate::gpu::{Conversion, Gpu, Purpose};
+use crate::kernels;
+use crate::kernels::norm::Norm;
+use crate::kernels::rows::{self, Angles, Elementwise, Embed, Gather, ReadBytes, Rotation};
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
-use crate::pinned::{Pinned, Ring};
+use crate::pinned::Pinned;
 use crate::probe::Unusable;
-use crate::step::Current;
-use crate::{attention, expert_steps, experts, products, upload};
+use crate::products::norm_of;
+use crate::{digest, expert_steps, experts, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
     pub(crate) device: Arc<Device>,
-    pub(crate) current: Mutex<Current>,
-    pub(crate) fusion: Mutex<Fusion>,
-    scratch: Mutex<Vec<Option<Buffer>>>,
-    pub(crate) counters: Mutex<Option<Buffer>>,
-    frequencies: Mutex<Vec<(Vec<u32>, Buffer)>>,
-    conversions: Mutex<Vec<Conversion>>,
-    /// Where the tables of a step are put together.
-    pub(crate) step_tables: Mutex<Ring<u32>>,
-    /// What weights pass through on their way to the device.
-    pub(crate) staging: Mutex<upload::Staging>,
-    pub(crate) expert_tables: Mutex<expert_steps::Tables>,
-    pub(crate) arrivals: Mutex<digest::Arrivals>,
-    /// For products whose bits may depend on the number of rows, where the user asked for speed above all.
-    pub(crate) cublas: Option<CublasLt>,
+    has_cublas: bool,
+    gpu: Mutex<Gpu>,
 }
 
 /// Which GPU, and how it is to be used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CudaOptions {
     pub ordinal: usize,
-    /// Speed above all: where cuBLASLt is installed, a row's last bits may depend on its company.
+    /// Prefer speed to batch invariance: where cuBLASLt is installed, the last bits of a row may depend on the rest of the batch.
     pub fast: bool,
-    /// Compile the kernels with NVRTC although they are embedded, to see that it works where they are not.
+    /// Compile the kernels with NVRTC although they are embedded, to test the path for GPUs that the embedded ones do not cover.
     pub compile_kernels: bool,
-}
-
-/// Weights that were stored in another format than their file's, because there is no kernel for that one.
-#[derive(Debug, Clone, Copy)]
-struct Conversion {
-    from: DType,
-    to: DType,
-    num_tensors: usize,
-}
-
-/// What a piece of scratch memory is for. Each has one buffer, which grows and is used again in the order of the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    Index,
-    Ids,
-    Positions,
-    Slots,
-    RowTables,
-    BlockTables,
-    Slices,
-    Partial,
-    Upload,
-    RoutedExperts,
-    ExpertRows,
-    ExpertInput,
-    ExpertGate,
-    ExpertUp,
-    ExpertDown,
-    ExpertOperand,
-    ExpertScales,
-    ExpertItems,
-    RoundedRows,
-    FastScalars,
-    ExpandedKeys,
-    ExpandedValues,
-    ExpandedTables,
-    DigestQueries,
-    DigestMaxima,
-    DigestSums,
-    DigestTimes,
-    DigestRows,
-    Chosen,
 }
 
 impl CudaBackend {
@@ -100,127 +45,19 @@ impl CudaBackend {
         let device = Device::open(options.ordinal, options.compile_kernels)?;
         let failed = |error: Error| Unusable::OpenFailed { name: device.name(), reason: error.to_string() };
         let cublas = if options.fast { CublasLt::open(&device).map_err(failed)? } else { None };
-        Ok(CudaBackend {
-            device,
-            current: Mutex::default(),
-            fusion: Mutex::default(),
-            scratch: Mutex::default(),
-            counters: Mutex::default(),
-            frequencies: Mutex::default(),
-            conversions: Mutex::default(),
-            step_tables: Mutex::default(),
-            staging: Mutex::default(),
-            expert_tables: Mutex::default(),
-            arrivals: Mutex::default(),
-            cublas,
-        })
+        let has_cublas = cublas.is_some();
+        Ok(CudaBackend { device: device.clone(), has_cublas, gpu: Mutex::new(Gpu::new(device, cublas)) })
     }
 
     /// Whether products may go to cuBLASLt.
     pub fn has_fast_products(&self) -> bool {
-        self.cublas.is_some()
+        self.has_cublas
     }
 
-    pub(crate) fn note_conversion(&self, from: DType, to: DType) {
-        let mut conversions = lock(&self.conversions);
-        match conversions.iter_mut().find(|conversion| (conversion.from, conversion.to) == (from, to)) {
-            Some(conversion) => conversion.num_tensors += 1,
-            None => conversions.push(Conversion { from, to, num_tensors: 1 }),
-        }
+    /// Locks the state. Operations hold the lock while they launch, never while they call back into the model.
+    pub(crate) fn gpu(&self) -> MutexGuard<'_, Gpu> {
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Address of at least `bytes` bytes for one purpose.
-    pub(crate) fn scratch(&self, purpose: Purpose, bytes: usize) -> Result<u64, Error> {
-        let mut scratch = lock(&self.scratch);
-        let i = purpose as usize;
-        if scratch.len() <= i {
-            scratch.resize_with(i + 1, || None);
-        }
-        if scratch[i].as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-            scratch[i] = None;
-            scratch[i] = Some(self.device.allocate(bytes)?);
-        }
-        Ok(scratch[i].as_ref().expect("made above").address())
-    }
-
-    /// The device's copy of a slice: the step's own, or one made now.
-    pub(crate) fn index(&self, purpose: Purpose, slice: &[u32]) -> Result<u64, Error> {
-        let current = lock(&self.current);
-        if let Some(address) = current.find(slice) {
-            return Ok(address);
-        }
-        self.refuse_while_recording(&current)?;
-        let address = self.scratch(purpose, slice.len() * 4)?;
-        self.device.upload(slice, address)?;
-        Ok(address)
-    }
-
-    /// What needs the host cannot be part of a recording; `step` then runs the operations one by one.
-    pub(crate) fn refuse_while_recording(&self, current: &Current) -> Result<(), Error> {
-        match current.is_recording {
-            true => Err(self.device.refuse("recording a step", "an operation needs the host")),
-            false => Ok(()),
-        }
-    }
-
-    pub(crate) fn host_is_needed(&self) -> Result<(), Error> {
-        self.refuse_while_recording(&lock(&self.current))
-    }
-
-    /// Frequencies on the device; the few tables of a model are kept.
-    fn frequencies(&self, frequencies: &[f32]) -> Result<u64, Error> {
-        let bits: Vec<u32> = frequencies.iter().map(|frequency| frequency.to_bits()).collect();
-        let mut known = lock(&self.frequencies);
-        if let Some((_, buffer)) = known.iter().find(|(table, _)| *table == bits) {
-            return Ok(buffer.address());
-        }
-        let buffer = self.device.allocate(bits.len() * 4)?;
-        self.device.upload(&bits, buffer.address())?;
-        let address = buffer.address();
-        known.push((bits, buffer));
-        Ok(address)
-    }
-
-    /// RMSNorm; of a row or two it waits for the products that read it.
-    fn rms_norm_of(&self, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
-        let is_whole = norm.width as usize == out.cols();
-        if is_whole && self.norm_waits(Norm { x, out: floats_mut(out), ..norm }, out.rows()) {
-            return Ok(());
-        }
-        self.norm("rms_norm", x, norm, out)
-    }
-
-    /// `norm` has everything but the places of what is read and written.
-    fn norm(&self, kernel: &'static str, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
-        assert!(out.cols().is_multiple_of(norm.width as usize));
-        let mut norm = Norm { x, out: floats_mut(out), ..norm };
-        if norm.width as usize == out.cols()
-            && let Some(operand) = memory(out).operand_to_write(out.rows())
-        {
-            norm.with_operand = 1;
-            norm.operand = operand;
-        }
-        norm::norm(&self.device, kernel, out.len() / norm.width as usize, &norm)
-    }
-}
-
-fn norm_of(weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Norm {
-    Norm {
-        x: 0,
-        y: 0,
-        slices: SliceSums::NONE,
-        weight: floats(weight),
-        bias: bias.map_or(0, floats),
-        out: 0,
-        width: weight.len() as u32,
-        eps,
-        with_operand: 0,
-        operand: Operand::NONE,
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for CudaBackend {
@@ -234,23 +71,21 @@ impl Backend for CudaBackend {
         let info = &self.device.info;
         let gib = info.total_bytes as f64 / (1u64 << 30) as f64;
         let (major, minor) = info.capability;
-        let fast = if self.cublas.is_some() { ", fast" } else { "" };
+        let fast = if self.has_cublas { ", fast" } else { "" };
         format!("cuda:{} ({}, compute {major}.{minor}, {gib:.0} GiB{fast})", info.ordinal, info.name)
     }
 
     fn remarks(&self) -> Vec<String> {
         let remark = |&Conversion { from, to, num_tensors }: &Conversion| {
-            format!(
-                "{num_tensors} weights of {from} are kept as {to} on the GPU, which has no kernels for them as they are"
-            )
+            format!("{num_tensors} weights of {from} are stored as {to} on the GPU, which has no kernels for {from}")
         };
         let compiled = self.device.compiled_because.as_ref().map(|why| {
-            format!("NVRTC compiled the kernels, since those of the program did not load: {why}. They may be slower")
+            format!("NVRTC compiled the kernels because the embedded ones did not load: {why}. They may be slower")
         });
-        compiled.into_iter().chain(lock(&self.conversions).iter().map(remark)).collect()
+        compiled.into_iter().chain(self.gpu().conversions.iter().map(remark)).collect()
     }
 
-    /// The residual stream and everything beside it are f32; products round their input by themselves (see `Operand`).
+    /// The residual stream and everything beside it are f32; products round their input (see `Operand`).
     fn activation_dtype(&self) -> DType {
         DType::F32
     }
@@ -260,11 +95,11 @@ impl Backend for CudaBackend {
         2048
     }
 
-    fn runs_ahead(&self) -> bool {
+    fn is_asynchronous(&self) -> bool {
         true
     }
 
-    fn experts_run_ahead(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+    fn experts_are_asynchronous(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
         expert_steps::serves(num_rows, num_experts, routing)
     }
 
@@ -313,20 +148,19 @@ impl Backend for CudaBackend {
     }
 
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
-        upload::table(self, weight)
+        upload::table(&mut self.gpu(), weight)
     }
 
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
-        upload::matrix(self, weight, self.has_fast_products())
+        upload::matrix(&mut self.gpu(), weight, self.has_cublas)
     }
 
     /// Few rows never go to cuBLASLt.
     fn few_rows_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
-        upload::matrix(self, weight, false)
+        upload::matrix(&mut self.gpu(), weight, false)
     }
 
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
-        self.settle()?;
         if tensor.dtype() != DType::F32 {
             return Err(self.device.refuse("reading", format!("a tensor of {} is not brought back", tensor.dtype())));
         }
@@ -335,7 +169,6 @@ impl Backend for CudaBackend {
     }
 
     fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error> {
-        self.settle()?;
         assert!(row < tensor.rows() && out.len() == tensor.cols(), "a row of the tensor");
         self.device.download(floats(tensor) + (row * tensor.cols() * 4) as u64, out)
     }
@@ -345,20 +178,18 @@ impl Backend for CudaBackend {
     }
 
     fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
-        self.settle()?;
-        digest::digest(self, logits, queries)
+        digest::digest(&mut self.gpu(), logits, queries)
     }
 
     fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
-        digest::fetch(self, num_rows)
+        digest::fetch(&mut self.gpu(), num_rows)
     }
 
     fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
-        digest::read(self, ticket, out)
+        digest::read(&mut self.gpu(), ticket, out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
         let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole numbers");
         // In 8 bits a row is in two places: its bytes, and after those of all rows its scales.
@@ -374,7 +205,6 @@ impl Backend for CudaBackend {
     }
 
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         assert_eq!(values.len(), tensor.len());
         self.device.upload(values, floats_mut(tensor))
     }
@@ -388,16 +218,19 @@ impl Backend for CudaBackend {
         self.run_step(index, memo, run)
     }
 
-    fn embed(&self, table: &Tensor, ids: &[u32], scale: f32, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
-        assert_eq!((out.rows(), out.cols()), (ids.len(), table.cols()));
+    fn embed(&self, table: &Tensor, rows: TableRows<'_>, scale: f32, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (rows.len(), table.cols()));
+        let mut gpu = self.gpu();
         let embed = Embed {
             table: read(table),
-            ids: self.index(Purpose::Ids, ids)?,
-            chosen: digest::chosen(self, 0)?,
+            ids: match rows {
+                TableRows::Tokens(tokens) => gpu.token_index(tokens)?,
+                TableRows::Positions(positions) => gpu.index(Purpose::Ids, positions)?,
+            },
+            assumed: digest::assumed_tokens(&mut gpu, 0)?,
             out: floats_mut(out),
             row_bytes: table.dtype().bytes_for(table.cols()).expect("rows are whole blocks") as u64,
-            num_rows: ids.len() as u32,
+            num_rows: rows.len() as u32,
             cols: table.cols() as u32,
             table_rows: table.rows() as u32,
             format: kernels::format(table.dtype()).expect("weights are stored in a format with a kernel"),
@@ -407,25 +240,21 @@ impl Backend for CudaBackend {
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (rows.len(), x.cols()));
         assert!(rows.iter().all(|&row| (row as usize) < x.rows()), "rows of x");
         let cols = x.cols() as u32;
-        let gather = Gather { x: floats(x), rows: self.index(Purpose::Ids, rows)?, out: floats_mut(out), cols };
+        let gather = Gather { x: floats(x), rows: self.gpu().index(Purpose::Ids, rows)?, out: floats_mut(out), cols };
         self.device.launch("gather_rows", Grid::linear(rows.len() as u32, rows::row_threads(x.cols())), &gather)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
-        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
-        self.settle()?;
-        self.rms_norm_of(floats(x), norm_of(weight, None, eps), out)
+        self.gpu().rms_norm(x, weight, eps, out)
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
         assert_eq!((weight.len(), bias.len()), (x.cols(), x.cols()));
-        self.norm("layer_norm", floats(x), norm_of(weight, Some(bias), eps), out)
+        self.gpu().norm("layer_norm", floats(x), norm_of(weight, Some(bias), eps), out)
     }
 
     fn add_rms_norm(
@@ -438,81 +267,67 @@ impl Backend for CudaBackend {
     ) -> Result<(), Error> {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
         assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()));
-        let y = floats(y);
-        if let Some(slices) = self.slices_join(y) {
-            return self.norm("rms_norm", floats_mut(x), Norm { slices, ..norm_of(weight, None, eps) }, out);
-        }
-        if self.sum_joins(y, floats_mut(x))? {
-            return self.rms_norm_of(floats(x), norm_of(weight, None, eps), out);
-        }
-        self.rms_norm_of(floats_mut(x), Norm { y, ..norm_of(weight, None, eps) }, out)
+        let norm = Norm { y: floats(y), ..norm_of(weight, None, eps) };
+        self.gpu().norm("rms_norm", floats_mut(x), norm, out)
     }
 
     fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
-        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
-        let parameter = Elementwise { x: floats_mut(x), y: floats(y), len: x.len() as u64, cap: 0.0, activation: 0 };
-        if self.sum_joins(parameter.y, parameter.x)? {
-            return Ok(());
-        }
-        rows::elementwise(&self.device, "add", parameter)
+        self.gpu().add(y, x)
     }
 
     fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap, activation: 0 };
         rows::elementwise(&self.device, "soft_cap", parameter)
     }
 
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {
-        products::products(self, x, &mut [(linear, out)])
+        self.gpu().linear_to(x, linear, Output::Rows(out))
+    }
+
+    fn linear_to(&self, x: &Tensor, linear: &Linear, out: Output<'_>) -> Result<(), Error> {
+        self.gpu().linear_to(x, linear, out)
+    }
+
+    fn input<'a>(&self, input: Input<'a>) -> Result<&'a Tensor, Error> {
+        self.gpu().input(input)
+    }
+
+    fn join(&self, residual: &mut Residual) -> Result<(), Error> {
+        self.gpu().join(residual)
     }
 
     fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        let x = self.input(x)?;
-        products::products(self, x, maps)
+        self.gpu().linears(x, maps)
+    }
+
+    fn gated(&self, x: Input<'_>, maps: [(&Linear, &mut Tensor); 2], activation: Activation) -> Result<(), Error> {
+        self.gpu().gated(x, maps, activation).map(|_| ())
+    }
+
+    fn gated_mlp(&self, call: GatedMlpCall<'_>, residual: &mut Residual) -> Result<(), Error> {
+        self.gpu().gated_mlp(call, residual)
     }
 
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         let activation = rows::activation_code(activation);
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap: 0.0, activation };
         rows::elementwise(&self.device, "activate", parameter)
     }
 
     fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error> {
-        assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
-        let activation = rows::activation_code(activation);
-        let (x, y, cols) = (floats_mut(gate), floats(up), gate.cols());
-        if self.gate_joins(activation, y, x)? {
-            return Ok(());
-        }
-        let operand = if rows::has_pieces(cols) { memory(gate).operand_to_write(gate.rows()) } else { None };
-        if self.pair_joins(activation, y, x, operand)? {
-            return Ok(());
-        }
-        match operand {
-            Some(operand) => {
-                let parameter = GateRows { x, y, cols: cols as u32, activation, operand };
-                rows::gate(&self.device, gate.rows(), &parameter)
-            }
-            None => {
-                let parameter = Elementwise { x, y, len: gate.len() as u64, cap: 0.0, activation };
-                rows::elementwise(&self.device, "gate", parameter)
-            }
-        }
+        self.gpu().gate(rows::activation_code(activation), up, gate)
     }
 
-    fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
-        experts::expert_mlp(self, mlp, out)
+    fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error> {
+        experts::expert_mlp(&mut self.gpu(), &mlp, out)
     }
 
     fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         assert_eq!((out.rows(), out.cols()), (positions.len(), 2 * frequencies.len()));
+        let mut gpu = self.gpu();
         let angles = Angles {
-            positions: self.index(Purpose::Positions, positions)?,
-            frequencies: self.frequencies(frequencies)?,
+            positions: gpu.index(Purpose::Positions, positions)?,
+            frequencies: gpu.frequencies(frequencies)?,
             out: floats_mut(out),
             num_rows: positions.len() as u32,
             pairs: frequencies.len() as u32,
@@ -522,7 +337,6 @@ impl Backend for CudaBackend {
     }
 
     fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error> {
-        self.settle()?;
         assert_eq!(rope.angles.rows(), x.rows());
         assert!(rope.angles.cols() <= rope.head_size && x.cols().is_multiple_of(rope.head_size));
         let pairs = rope.angles.cols() / 2;
@@ -539,22 +353,31 @@ impl Backend for CudaBackend {
     }
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
-        self.settle()?;
-        attention::store(self, &store, kv)
+        self.gpu().store_kv(&store, kv)
     }
 
-    fn turn_and_store(
+    fn rotate_and_store(
         &self,
-        turn: TurnAndStore<'_>,
+        call: RotateAndStore<'_>,
         queries: &mut Tensor,
         keys: &mut Tensor,
         kv: &mut KvLayer,
     ) -> Result<(), Error> {
-        self.settle()?;
-        attention::turn_and_store(self, turn, queries, keys, kv)
+        self.gpu().rotate_and_store(call, queries, keys, kv)
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        attention::attend(self, attention, out)
+        self.gpu().attention(attention, None, out)
+    }
+
+    fn attend(
+        &self,
+        call: Attend<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        self.gpu().attend(call, queries, keys, kv, out)
     }
 }

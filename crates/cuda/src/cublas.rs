@@ -7,12 +7,11 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::catch_unwind;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
 use pellucid_tensor::Error;
 
-use crate::backend::lock;
 use crate::driver::{Buffer, Device};
 use crate::kernels::fast;
 
@@ -26,7 +25,7 @@ pub(crate) struct CublasLt {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
     workspace: Buffer,
-    chosen: Mutex<HashMap<Shape, Chosen>>,
+    chosen: HashMap<Shape, Chosen>,
 }
 
 /// `out = W x + b`: all that the choice of an algorithm depends on.
@@ -40,9 +39,9 @@ pub(crate) struct Shape {
     pub(crate) is_f16: bool,
 }
 
-/// Where a product's parts lie: two of 16 bits, then f32, and what `fast.cu` left beside rows of F16.
+/// Device addresses of a product: `x` and `weight` in 16 bits, the others in f32; `scalars` is what `fast.cu` wrote beside rows of F16.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places {
+pub(crate) struct Addresses {
     pub(crate) x: u64,
     pub(crate) weight: u64,
     pub(crate) bias: u64,
@@ -60,11 +59,8 @@ struct Chosen {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-// SAFETY: handle and descriptors are plain objects of the library, which lets any thread use them, one at a time; `chosen` is locked
-// during every use.
+// SAFETY: handle and descriptors are objects of the library, which lets any thread use them, one at a time; every use borrows this value.
 unsafe impl Send for CublasLt {}
-// SAFETY: as above.
-unsafe impl Sync for CublasLt {}
 
 impl CublasLt {
     /// `None` where the library is not installed.
@@ -77,21 +73,20 @@ impl CublasLt {
         device.bind()?;
         let handle = result::create_handle().map_err(|error| failed(device, error))?;
         let workspace = device.allocate(WORKSPACE_BYTES)?;
-        Ok(Some(CublasLt { device: device.clone(), handle, workspace, chosen: Mutex::default() }))
+        Ok(Some(CublasLt { device: device.clone(), handle, workspace, chosen: HashMap::new() }))
     }
 
-    pub(crate) fn multiply(&self, shape: Shape, places: Places) -> Result<(), Error> {
+    pub(crate) fn multiply(&mut self, shape: Shape, addresses: Addresses) -> Result<(), Error> {
         self.device.bind()?;
-        let mut known = lock(&self.chosen);
-        let chosen = match known.get(&shape) {
+        let chosen = match self.chosen.get(&shape) {
             Some(chosen) => *chosen,
             None => {
                 let chosen = self.choose(shape).map_err(|error| failed(&self.device, error))?;
-                known.insert(shape, chosen);
+                self.chosen.insert(shape, chosen);
                 chosen
             }
         };
-        self.launch(&chosen, shape.is_f16, places).map_err(|error| failed(&self.device, error))
+        self.launch(&chosen, shape.is_f16, addresses).map_err(|error| failed(&self.device, error))
     }
 
     /// To the library our rows are columns: `out^T = (W^T)^T x^T`.
@@ -135,33 +130,33 @@ impl CublasLt {
         Ok(Chosen { product, weight, x, out, algorithm: found.algo })
     }
 
-    fn launch(&self, chosen: &Chosen, is_f16: bool, places: Places) -> Result<(), result::CublasError> {
+    fn launch(&self, chosen: &Chosen, is_f16: bool, addresses: Addresses) -> Result<(), result::CublasError> {
         let at = |address: u64| address as *mut c_void;
         // The factors of product and output: the host's, or those that the rounding left on the device.
         let (one, zero) = (1.0f32, 0.0f32);
         let (factor, nothing) = match is_f16 {
-            true => (at(places.scalars + fast::BACK).cast_const(), at(places.scalars + fast::ZERO).cast_const()),
+            true => (at(addresses.scalars + fast::BACK).cast_const(), at(addresses.scalars + fast::ZERO).cast_const()),
             false => (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast()),
         };
         // SAFETY: addresses are those of live buffers with the shapes of the descriptors (the caller's promise); the library copies
         // the host's factors and the bias's address before it returns, and reads those of the device in the order of the stream.
         unsafe {
-            if places.bias != 0 {
+            if addresses.bias != 0 {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                set(chosen.product, attribute, &places.bias)?;
+                set(chosen.product, attribute, &addresses.bias)?;
             }
             result::matmul(
                 self.handle,
                 chosen.product,
                 factor,
                 nothing,
-                at(places.weight),
+                at(addresses.weight),
                 chosen.weight,
-                at(places.x),
+                at(addresses.x),
                 chosen.x,
-                at(places.out),
+                at(addresses.out),
                 chosen.out,
-                at(places.out),
+                at(addresses.out),
                 chosen.out,
                 &chosen.algorithm,
                 at(self.workspace.address()),

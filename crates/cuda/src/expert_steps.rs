@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
-use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Routing, Tensor};
+use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Output, Pending, Residual, Routing};
 
-use crate::backend::{CudaBackend, Purpose, lock};
 use crate::driver::Buffer;
 use crate::experts;
+use crate::gpu::{Gpu, Purpose};
 use crate::kernels::expert_products::{
     AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS, stay_pairs,
 };
@@ -54,48 +54,59 @@ impl Kind {
 }
 
 /// Whether it was done; not where there are many rows, or experts of different kinds.
-pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: &ExpertMlp<'_>, out: &mut Tensor) -> Result<bool, Error> {
+pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, out: &mut Output<'_>) -> Result<bool, Error> {
     let (num_rows, hidden) = (mlp.x.rows(), mlp.x.cols());
     let kind = mlp.experts.first().and_then(Kind::of);
     let Some(kind) = kind.filter(|_| serves(num_rows, mlp.experts.len(), mlp.routing)) else { return Ok(false) };
     if !mlp.experts.iter().all(|expert| Kind::of(expert) == Some(kind)) {
         return Ok(false);
     }
-    let table = table(backend, mlp.experts)?;
-    let route = experts::route(backend, mlp)?;
-    let device = &backend.device;
+    let table = table(gpu, mlp.experts)?;
+    let route = experts::route(gpu, mlp)?;
+    let device = &gpu.device.clone();
     let num_pairs = num_rows * mlp.routing.num_selected;
-    let gated = gated_product(mlp, kind, table, backend.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?);
-    let down = down_product(gated, kind, hidden, backend.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?);
+    let gated = gated_product(mlp, kind, table, gpu.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?);
+    let down = down_product(gated, kind, hidden, gpu.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?);
     let most_cols = hidden.max(kind.width);
     if !kind.has_f32() && stay_pairs(device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
         for (product, dtype) in [(gated, kind.gated), (down, kind.down)] {
             ExpertProduct { chosen: route.experts, ..product }.launch_pairs(device, dtype, num_pairs)?;
         }
     } else {
-        launch_items(backend, mlp, kind, route.experts, [gated, down])?;
+        launch_items(gpu, mlp, kind, route.experts, [gated, down])?;
     }
     let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
-    let sum = AddExperts { y: down.out, weights: route.weights, out: floats_mut(out), residual: 0, cols, num_selected };
-    backend.experts_wait(sum, num_rows)?;
+    let (out, residual) = match out {
+        Output::Rows(out) => (floats_mut(out), 0),
+        Output::Residual(Residual { hidden, update, pending }) if gpu.fuses(num_rows) => {
+            *pending = Pending::Nothing;
+            (floats_mut(update), floats_mut(hidden))
+        }
+        Output::Residual(Residual { update, pending, .. }) => {
+            *pending = Pending::Update;
+            (floats_mut(update), 0)
+        }
+    };
+    let sum = AddExperts { y: down.out, weights: route.weights, out, residual, cols, num_selected };
+    sum.launch(device, num_rows)?;
     Ok(true)
 }
 
 /// Gate and up, then down, with pairs of one expert put together; `chosen` has the expert of each pair.
 fn launch_items(
-    backend: &CudaBackend,
+    gpu: &mut Gpu,
     mlp: &ExpertMlp<'_>,
     kind: Kind,
     chosen: u64,
     [gated, down]: [ExpertProduct; 2],
 ) -> Result<(), Error> {
-    let device = &backend.device;
+    let device = &gpu.device.clone();
     let num_pairs = mlp.x.rows() * mlp.routing.num_selected;
     let num_items = Items::of(num_pairs, mlp.experts.len(), kind.has_f32());
-    let items = backend.scratch(Purpose::ExpertItems, num_items.most * ITEM_BYTES + 4)?;
+    let items = gpu.scratch(Purpose::ExpertItems, num_items.most * ITEM_BYTES + 4)?;
     let groups = ExpertGroups {
         experts: chosen,
-        order: backend.scratch(Purpose::ExpertRows, num_pairs * 4)?,
+        order: gpu.scratch(Purpose::ExpertRows, num_pairs * 4)?,
         items,
         num_items: items + (num_items.most * ITEM_BYTES) as u64,
         num_pairs: num_pairs as u32,
@@ -103,9 +114,9 @@ fn launch_items(
     };
     groups.launch(device)?;
     let of_items = |product, x| ExpertProduct { items, num_items: groups.num_items, order: groups.order, x, ..product };
-    let x = if kind.gated == DType::F32 { Operand::NONE } else { backend.operand(mlp.x, kind.gated)? };
+    let x = if kind.gated == DType::F32 { Operand::NONE } else { gpu.operand(mlp.x, kind.gated)? };
     of_items(gated, x).launch(device, kind.gated, num_items)?;
-    let x = gated_operand(backend, gated.out, num_pairs, kind)?;
+    let x = gated_operand(gpu, gated.out, num_pairs, kind)?;
     of_items(down, x).launch(device, kind.down, num_items)
 }
 
@@ -145,20 +156,20 @@ fn down_product(gated: ExpertProduct, kind: Kind, hidden: usize, down: u64) -> E
 }
 
 /// The operand of what gate and up gave, a row for each pair.
-fn gated_operand(backend: &CudaBackend, gated: u64, num_pairs: usize, kind: Kind) -> Result<Operand, Error> {
+fn gated_operand(gpu: &mut Gpu, gated: u64, num_pairs: usize, kind: Kind) -> Result<Operand, Error> {
     if kind.down == DType::F32 {
         return Ok(Operand::NONE);
     }
     let pitch = kind.width.next_multiple_of(GROUP_COLS);
     let operand = Operand {
-        numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(num_pairs, pitch))?,
-        scales: backend.scratch(Purpose::ExpertScales, num_pairs * 4)?,
+        numbers: gpu.scratch(Purpose::ExpertOperand, operand_bytes(num_pairs, pitch))?,
+        scales: gpu.scratch(Purpose::ExpertScales, num_pairs * 4)?,
         // Rows are taken whole here.
         maxima: 0,
         pitch: pitch as u32,
         is_bf16: u32::from(kind.down == DType::BF16),
     };
-    rows::make_operand(&backend.device, gated, num_pairs, kind.width, operand)?;
+    rows::make_operand(&gpu.device, gated, num_pairs, kind.width, operand)?;
     Ok(operand)
 }
 
@@ -168,21 +179,20 @@ fn slices(cols: usize) -> u32 {
 }
 
 /// `ExpertWeights` of expert_products.cu for each expert, on the device. The copy is kept until other experts take its place.
-fn table(backend: &CudaBackend, experts: &[GatedMlp]) -> Result<u64, Error> {
+fn table(gpu: &mut Gpu, experts: &[GatedMlp]) -> Result<u64, Error> {
     let weight = |linear: &Linear| read(&linear.weight);
     let bias = |linear: &Linear| linear.bias.as_ref().map_or(0, floats);
     let places = |GatedMlp { gate, up, down }: &GatedMlp| {
         [weight(gate), weight(up), weight(down), bias(gate), bias(up), bias(down)]
     };
     let places: Vec<u64> = experts.iter().flat_map(places).collect();
-    let mut tables = lock(&backend.expert_tables);
-    if let Some((_, buffer)) = tables.get(&places[0]).filter(|(known, _)| *known == places) {
+    if let Some((_, buffer)) = gpu.expert_tables.get(&places[0]).filter(|(known, _)| *known == places) {
         return Ok(buffer.address());
     }
-    backend.host_is_needed()?;
-    let buffer = backend.device.allocate(places.len() * 8)?;
-    backend.device.upload(&places, buffer.address())?;
+    gpu.refuse_while_recording()?;
+    let buffer = gpu.device.allocate(places.len() * 8)?;
+    gpu.device.upload(&places, buffer.address())?;
     let address = buffer.address();
-    tables.insert(places[0], (places, buffer));
+    gpu.expert_tables.insert(places[0], (places, buffer));
     Ok(address)
 }

@@ -5,36 +5,37 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Tensor};
+use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Output};
 
-use crate::backend::{CudaBackend, Purpose};
 use crate::driver::Grid;
 use crate::expert_steps;
+use crate::gpu::{Gpu, Purpose};
 use crate::kernels::experts::{AddWeighted, MAX_SELECTED, Route};
 use crate::kernels::linear::LinearProduct;
 use crate::kernels::rows::{self, Elementwise, Gather};
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
 
-pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, mut out: Output<'_>) -> Result<(), Error> {
     let (num_rows, hidden, num_experts) = (mlp.x.rows(), mlp.x.cols(), mlp.experts.len());
     assert_eq!(mlp.router_logits.cols(), num_experts);
-    assert_eq!((out.rows(), out.cols()), (num_rows, hidden));
     assert!(mlp.routing.num_selected <= num_experts.min(MAX_SELECTED));
-    if expert_steps::expert_mlp(backend, &mlp, out)? {
+    if expert_steps::expert_mlp(gpu, mlp, &mut out)? {
         return Ok(());
     }
-    backend.host_is_needed()?;
-    let device = &backend.device;
-    let chosen = choose(backend, &mlp)?;
+    let out = out.rows();
+    assert_eq!((out.rows(), out.cols()), (num_rows, hidden));
+    gpu.refuse_while_recording()?;
+    let device = &gpu.device.clone();
+    let chosen = choose(gpu, mlp)?;
     let out_address = floats_mut(out);
     let clear = Elementwise { x: out_address, y: 0, len: out.len() as u64, cap: 0.0, activation: 0 };
     rows::elementwise(device, "clear", clear)?;
-    let rows_address = backend.scratch(Purpose::ExpertRows, chosen.rows_and_weights.len() * 4)?;
+    let rows_address = gpu.scratch(Purpose::ExpertRows, chosen.rows_and_weights.len() * 4)?;
     let weights_address = rows_address + (chosen.rows_and_weights.len() / 2 * 4) as u64;
     device.upload(&chosen.rows_and_weights, rows_address)?;
-    let x = backend.scratch(Purpose::ExpertInput, num_rows * hidden * 4)?;
-    let down = backend.scratch(Purpose::ExpertDown, num_rows * hidden * 4)?;
+    let x = gpu.scratch(Purpose::ExpertInput, num_rows * hidden * 4)?;
+    let down = gpu.scratch(Purpose::ExpertDown, num_rows * hidden * 4)?;
     for (expert, range) in mlp.experts.iter().zip(&chosen.ranges).filter(|(_, range)| !range.is_empty()) {
         let count = range.len();
         let at = |base: u64| base + 4 * range.start as u64;
@@ -42,11 +43,11 @@ pub(crate) fn expert_mlp(backend: &CudaBackend, mlp: ExpertMlp<'_>, out: &mut Te
         device.launch("gather_rows", Grid::linear(count as u32, rows::row_threads(hidden)), &gather)?;
 
         let width = expert.gate.weight.rows();
-        let gate = backend.scratch(Purpose::ExpertGate, num_rows * width * 4)?;
-        let up = backend.scratch(Purpose::ExpertUp, num_rows * width * 4)?;
-        products(backend, x, [count, num_rows], &[(&expert.gate, gate), (&expert.up, up)])?;
-        gate_rows(backend, mlp.activation, up, gate, count * width)?;
-        products(backend, gate, [count, num_rows], &[(&expert.down, down)])?;
+        let gate = gpu.scratch(Purpose::ExpertGate, num_rows * width * 4)?;
+        let up = gpu.scratch(Purpose::ExpertUp, num_rows * width * 4)?;
+        products(gpu, x, [count, num_rows], &[(&expert.gate, gate), (&expert.up, up)])?;
+        gate_rows(gpu, mlp.activation, up, gate, count * width)?;
+        products(gpu, gate, [count, num_rows], &[(&expert.down, down)])?;
         let add = AddWeighted {
             y: down,
             rows: at(rows_address),
@@ -68,10 +69,10 @@ struct Chosen {
 }
 
 /// Chooses experts for every row, each row's in ascending order; their weights lie behind all of them.
-pub(crate) fn route(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
+pub(crate) fn route(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
-    let experts = backend.scratch(Purpose::RoutedExperts, len * 8)?;
+    let experts = gpu.scratch(Purpose::RoutedExperts, len * 8)?;
     let route = Route {
         logits: floats(mlp.router_logits),
         experts,
@@ -81,15 +82,15 @@ pub(crate) fn route(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Route,
         num_selected: num_selected as u32,
         normalize: u32::from(mlp.routing.normalize),
     };
-    backend.device.launch("route", Grid::items(num_rows * 32, 128), &route)?;
+    gpu.device.launch("route", Grid::items(num_rows * 32, 128), &route)?;
     Ok(route)
 }
 
-fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
-    let (route, num_selected) = (route(backend, mlp)?, mlp.routing.num_selected);
+fn choose(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
+    let (route, num_selected) = (route(gpu, mlp)?, mlp.routing.num_selected);
     let len = mlp.x.rows() * num_selected;
     let mut found = vec![0u32; 2 * len];
-    backend.device.download(route.experts, &mut found)?;
+    gpu.device.download(route.experts, &mut found)?;
     let (experts, weights) = found.split_at(len);
     // By expert, and within one by row.
     let mut order: Vec<usize> = (0..len).collect();
@@ -104,7 +105,7 @@ fn choose(backend: &CudaBackend, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
 
 /// `out = W x + b` for each map, between scratch memories; maps of one format together. There are as many rows as the first number says; the
 /// second is the most that an expert may have in this step: memory is taken for so many, so that it seldom moves.
-fn products(backend: &CudaBackend, x: u64, [num_rows, most]: [usize; 2], maps: &[(&Linear, u64)]) -> Result<(), Error> {
+fn products(gpu: &mut Gpu, x: u64, [num_rows, most]: [usize; 2], maps: &[(&Linear, u64)]) -> Result<(), Error> {
     let (dtype, cols) = (maps[0].0.weight.dtype(), maps[0].0.weight.cols());
     let same = maps.iter().take_while(|(linear, _)| linear.weight.dtype() == dtype).count();
     let (maps, rest) = maps.split_at(same);
@@ -113,31 +114,31 @@ fn products(backend: &CudaBackend, x: u64, [num_rows, most]: [usize; 2], maps: &
     };
     if dtype == DType::F32 {
         for map in maps {
-            LinearProduct::new(Operand::NONE, num_rows, cols, &[part(map)]).launch_plain(&backend.device, x)?;
+            LinearProduct::new(Operand::NONE, num_rows, cols, &[part(map)]).launch_plain(&gpu.device, x)?;
         }
     } else {
         let pitch = cols.next_multiple_of(GROUP_COLS);
         let operand = Operand {
-            numbers: backend.scratch(Purpose::ExpertOperand, operand_bytes(most, pitch))?,
-            scales: backend.scratch(Purpose::ExpertScales, most * 4)?,
+            numbers: gpu.scratch(Purpose::ExpertOperand, operand_bytes(most, pitch))?,
+            scales: gpu.scratch(Purpose::ExpertScales, most * 4)?,
             // Rows are taken whole here.
             maxima: 0,
             pitch: pitch as u32,
             is_bf16: u32::from(dtype == DType::BF16),
         };
-        rows::make_operand(&backend.device, x, num_rows, cols, operand)?;
+        rows::make_operand(&gpu.device, x, num_rows, cols, operand)?;
         let parts: Vec<_> = maps.iter().map(part).collect();
         let left = LinearProduct::new(operand, num_rows, cols, &parts)
-            .launch(&backend.device, dtype, |bytes| backend.scratch(Purpose::Slices, bytes))?;
+            .launch(&gpu.device.clone(), dtype, |bytes| gpu.scratch(Purpose::Slices, bytes))?;
         if let Some(product) = left {
-            product.combine(&backend.device)?;
+            product.combine(&gpu.device)?;
         }
     }
-    if rest.is_empty() { Ok(()) } else { products(backend, x, [num_rows, most], rest) }
+    if rest.is_empty() { Ok(()) } else { products(gpu, x, [num_rows, most], rest) }
 }
 
-fn gate_rows(backend: &CudaBackend, activation: Activation, up: u64, gate: u64, len: usize) -> Result<(), Error> {
+fn gate_rows(gpu: &mut Gpu, activation: Activation, up: u64, gate: u64, len: usize) -> Result<(), Error> {
     let activation = rows::activation_code(activation);
     let parameter = Elementwise { x: gate, y: up, len: len as u64, cap: 0.0, activation };
-    rows::elementwise(&backend.device, "gate", parameter)
+    rows::elementwise(&gpu.device, "gate", parameter)
 }

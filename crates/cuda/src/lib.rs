@@ -11,7 +11,7 @@ mod digest;
 mod driver;
 mod expert_steps;
 mod experts;
-mod fuse;
+mod gpu;
 pub mod kernels;
 mod memory;
 mod module;

@@ -1,31 +1,384 @@
-//! Matrix products: the operand that an input becomes, and who multiplies it.
+//! Matrix products with what surrounds them: the norm before, the gate or the sum after.
+//!
+//! A step of one or two rows is bound by the number of its launches as much as by its weights. So a product of few rows computes the norm
+//! that it reads, gates its results, or adds its result to the residual stream, in one launch. With many rows a BF16 product of gate and up
+//! gates its result, and a product whose columns are cut into slices leaves their sums to the norm that reads them. The bits are those of
+//! the separate kernels. Outside of a step every operation launches its separate kernel.
 
-use pellucid_tensor::{DType, Error, Linear, Tensor};
+use pellucid_tensor::{
+    Activation, DType, Error, GatedMlpCall, Input, Linear, Output, Pending, Residual, RmsNorm, Tensor,
+};
 
-use crate::backend::{CudaBackend, Purpose};
-use crate::cublas::{self, Places, Shape};
+use crate::cublas::{self, Addresses, Shape};
+use crate::driver::Buffer;
+use crate::gpu::{Gpu, Purpose};
 use crate::kernels::fast::{self, FastRows};
-use crate::kernels::linear::{LinearProduct, MAX_PARTS};
-use crate::kernels::{GROUP_COLS, Operand, rows};
+use crate::kernels::linear::{self, LinearProduct, MAX_PARTS, Maxima, SliceSums};
+use crate::kernels::norm::{self, Norm};
+use crate::kernels::rows::{self, Elementwise, GateRows};
+use crate::kernels::{GROUP_COLS, Operand, stream, wide};
 use crate::memory::{floats, floats_mut, memory, read};
 
-/// Products of one input with several matrices: those of one format at once.
-pub(crate) fn products(backend: &CudaBackend, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-    if x.rows() == 0 {
-        return Ok(());
-    }
-    let mut rest = maps;
-    while !rest.is_empty() {
-        let dtype = rest[0].0.weight.dtype();
-        let same = rest.iter().take(MAX_PARTS).take_while(|map| map.0.weight.dtype() == dtype).count();
-        let (now, later) = rest.split_at_mut(same);
-        backend.products(x, now)?;
-        rest = later;
-    }
-    Ok(())
+/// Maximum rows of a fused launch: every block of the product computes the operand of all rows.
+const MAX_FUSED_ROWS: usize = 2;
+
+/// Device memory for the largest magnitudes of gated rows: the product of gate and up finds them, and the product that reads the gated rows
+/// uses them to scale its operand.
+#[derive(Debug, Default)]
+pub(crate) struct RowMaxima {
+    buffer: Option<Buffer>,
+    /// Whether they are zeros, as the next gate needs them.
+    pub(crate) are_clear: bool,
 }
 
-impl CudaBackend {
+/// The last product of an operation, before it is complete. What follows it may be part of its launch.
+enum LastProduct {
+    Complete,
+    /// Of one or two rows, not launched yet.
+    Fused(LinearProduct, DType),
+    /// Gate and up of many rows, not launched yet.
+    GatePair(LinearProduct, DType),
+    /// Launched; the sums of its slices are to be added up.
+    Slices(LinearProduct),
+}
+
+/// A linear map and its output.
+type Map<'a, 'b> = (&'a Linear, &'b mut Tensor);
+
+impl Gpu {
+    /// Whether operations of `num_rows` rows are fused into one launch.
+    pub(crate) fn fuses(&self, num_rows: usize) -> bool {
+        num_rows > 0 && num_rows <= MAX_FUSED_ROWS && self.current.is_step()
+    }
+
+    pub(crate) fn linears(&mut self, x: Input<'_>, maps: &mut [Map<'_, '_>]) -> Result<(), Error> {
+        let (x, norm) = self.prepare(x)?;
+        let last = self.products(x, norm, maps, false)?;
+        self.complete(last)
+    }
+
+    pub(crate) fn linear_to(&mut self, x: &Tensor, linear: &Linear, out: Output<'_>) -> Result<(), Error> {
+        self.linear_of(x, false, linear, out)
+    }
+
+    /// `maxima_are_known` says that the largest magnitudes of the rows of x are in `row_maxima`.
+    fn linear_of(&mut self, x: &Tensor, maxima_are_known: bool, linear: &Linear, out: Output<'_>) -> Result<(), Error> {
+        let (out, residual) = match out {
+            Output::Rows(out) => (out, None),
+            Output::Residual(Residual { hidden, update, pending }) => {
+                assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), update.cols()));
+                (update, Some((hidden, pending)))
+            }
+        };
+        let last = self.products(x, None, &mut [(linear, out)], false)?;
+        let residual = match (last, residual) {
+            (LastProduct::Fused(mut product, dtype), Some((hidden, pending))) => {
+                product.add_to(floats_mut(hidden));
+                self.launch_fused(product, dtype, maxima_are_known)?;
+                *pending = Pending::Nothing;
+                return Ok(());
+            }
+            (LastProduct::Fused(product, dtype), None) => {
+                return self.launch_fused(product, dtype, maxima_are_known).map(|_| ());
+            }
+            (LastProduct::Slices(product), Some((_, pending))) if self.current.is_step() => {
+                *pending = Pending::PartialSums(Box::new(product));
+                return Ok(());
+            }
+            (last, residual) => {
+                self.complete(last)?;
+                residual
+            }
+        };
+        if let Some((_, pending)) = residual {
+            *pending = Pending::Update;
+        }
+        Ok(())
+    }
+
+    /// Adds what is pending to the residual stream.
+    pub(crate) fn join(&mut self, residual: &mut Residual) -> Result<(), Error> {
+        let Residual { hidden, update, pending } = residual;
+        match std::mem::take(pending) {
+            Pending::Nothing => return Ok(()),
+            Pending::Update => {}
+            Pending::PartialSums(sums) => product_of(&*sums).combine(&self.device)?,
+        }
+        self.add(update, hidden)
+    }
+
+    pub(crate) fn add(&mut self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
+        let parameter = Elementwise { x: floats_mut(x), y: floats(y), len: x.len() as u64, cap: 0.0, activation: 0 };
+        rows::elementwise(&self.device, "add", parameter)
+    }
+
+    pub(crate) fn gated_mlp(&mut self, call: GatedMlpCall<'_>, residual: &mut Residual) -> Result<(), Error> {
+        let GatedMlpCall { mlp, activation, norm, normed, gate, up, adds_to_stream } = call;
+        let input = match norm {
+            Some(RmsNorm { weight, eps }) => Input::Joined { residual: &mut *residual, weight, eps, normed },
+            None => Input::Rows(normed),
+        };
+        let maxima_are_known = self.gated(input, [(&mlp.gate, &mut *gate), (&mlp.up, up)], activation)?;
+        let out = if adds_to_stream { Output::Residual(residual) } else { Output::Rows(&mut residual.update) };
+        self.linear_of(gate, maxima_are_known, &mlp.down, out)
+    }
+
+    /// `gate = activation(gate x) * (up x)`. Returns whether the largest magnitudes of the gated rows are in `row_maxima`.
+    pub(crate) fn gated(
+        &mut self,
+        x: Input<'_>,
+        [(gate, gate_out), (up, up_out)]: [Map<'_, '_>; 2],
+        activation: Activation,
+    ) -> Result<bool, Error> {
+        let (x, norm) = self.prepare(x)?;
+        assert_eq!((gate_out.rows(), gate_out.cols()), (up_out.rows(), up_out.cols()));
+        let last = self.products(x, norm, &mut [(gate, &mut *gate_out), (up, &mut *up_out)], true)?;
+        let code = rows::activation_code(activation);
+        match last {
+            LastProduct::Fused(mut product, dtype) if product.is_pair() => {
+                product.gate_by(code);
+                self.launch_fused(product, dtype, false)
+            }
+            LastProduct::GatePair(mut product, dtype) => {
+                let operand = operand_of_gate(gate_out).filter(|operand| operand.is_bf16 != 0);
+                if let Some(operand) = operand {
+                    product.round_to(operand);
+                    product.gate_by(code);
+                }
+                self.complete(LastProduct::GatePair(product, dtype))?;
+                if operand.is_none() {
+                    self.gate(code, up_out, gate_out)?;
+                }
+                Ok(false)
+            }
+            last => {
+                self.complete(last)?;
+                self.gate(code, up_out, gate_out)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// `gate = activation(gate) * up`, and the operand of `gate` if a product is known to read it.
+    pub(crate) fn gate(&mut self, activation: u32, up: &Tensor, gate: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
+        let (x, y) = (floats_mut(gate), floats(up));
+        match operand_of_gate(gate) {
+            Some(operand) => {
+                let parameter = GateRows { x, y, cols: gate.cols() as u32, activation, operand };
+                rows::gate(&self.device, gate.rows(), &parameter)
+            }
+            None => {
+                let parameter = Elementwise { x, y, len: gate.len() as u64, cap: 0.0, activation };
+                rows::elementwise(&self.device, "gate", parameter)
+            }
+        }
+    }
+
+    /// Computes the rows of an input.
+    pub(crate) fn input<'a>(&mut self, input: Input<'a>) -> Result<&'a Tensor, Error> {
+        let (x, norm) = self.prepare(input)?;
+        self.launch_norm(norm, x.rows())?;
+        Ok(x)
+    }
+
+    /// The rows of an input, and the norm that is still to be computed to get them: by the product that reads them, or before it.
+    fn prepare<'a>(&mut self, input: Input<'a>) -> Result<(&'a Tensor, Option<Norm>), Error> {
+        match input {
+            Input::Rows(x) => Ok((x, None)),
+            Input::Normed { x, weight, eps, normed } => {
+                let norm = self.norm_for_product(x, norm_of(weight, None, eps), normed)?;
+                Ok((normed, norm))
+            }
+            Input::Joined { residual: Residual { hidden, update, pending }, weight, eps, normed } => {
+                assert_eq!((hidden.rows(), hidden.cols()), (update.rows(), update.cols()));
+                assert_eq!((hidden.rows(), hidden.cols()), (normed.rows(), normed.cols()));
+                let norm = norm_of(weight, None, eps);
+                let norm = match std::mem::take(pending) {
+                    Pending::Nothing => {
+                        let norm = self.norm_for_product(hidden, norm, normed)?;
+                        return Ok((normed, norm));
+                    }
+                    Pending::Update => Norm { y: floats(update), ..norm },
+                    Pending::PartialSums(sums) => Norm { slices: slice_sums(product_of(&*sums)), ..norm },
+                };
+                self.norm("rms_norm", floats_mut(hidden), norm, normed)?;
+                Ok((normed, None))
+            }
+        }
+    }
+
+    /// Launches an RMSNorm of x, or returns it where a product of few rows can compute it.
+    fn norm_for_product(&mut self, x: &Tensor, norm: Norm, out: &mut Tensor) -> Result<Option<Norm>, Error> {
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
+        let is_whole = norm.width as usize == out.cols();
+        if is_whole && self.fuses(out.rows()) && linear::takes_norm(norm.width) {
+            return Ok(Some(Norm { x: floats(x), out: floats_mut(out), ..norm }));
+        }
+        self.norm("rms_norm", floats(x), norm, out)?;
+        Ok(None)
+    }
+
+    /// RMSNorm over each stretch of `weight.len()` values.
+    pub(crate) fn rms_norm(&mut self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
+        let left = self.norm_for_product(x, norm_of(weight, None, eps), out)?;
+        self.launch_norm(left, out.rows())
+    }
+
+    /// Launches a norm of whole rows without an operand: products of one or two rows make their own.
+    fn launch_norm(&self, norm: Option<Norm>, num_rows: usize) -> Result<(), Error> {
+        norm.map_or(Ok(()), |norm| norm::norm(&self.device, "rms_norm", num_rows, &norm))
+    }
+
+    /// Launches a norm; `norm` has everything but the addresses of what is read and written. Writes the operand of `out` too if a product is
+    /// known to read it.
+    pub(crate) fn norm(&self, kernel: &'static str, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
+        assert!(out.cols().is_multiple_of(norm.width as usize));
+        let mut norm = Norm { x, out: floats_mut(out), ..norm };
+        if norm.width as usize == out.cols()
+            && let Some(operand) = memory(out).operand_to_write(out.rows())
+        {
+            norm.with_operand = 1;
+            norm.operand = operand;
+        }
+        norm::norm(&self.device, kernel, out.len() / norm.width as usize, &norm)
+    }
+
+    /// Products of the rows of x, or of `norm`, with several matrices: those of one format at once. All are launched but the last, which is
+    /// complete or waits for what follows it. `are_gated` says that they are the first two maps of a gated MLP.
+    fn products(
+        &mut self,
+        x: &Tensor,
+        mut norm: Option<Norm>,
+        maps: &mut [Map<'_, '_>],
+        are_gated: bool,
+    ) -> Result<LastProduct, Error> {
+        let mut last = LastProduct::Complete;
+        if x.rows() == 0 {
+            return Ok(last);
+        }
+        let mut rest = maps;
+        while !rest.is_empty() {
+            let dtype = rest[0].0.weight.dtype();
+            let same = rest.iter().take(MAX_PARTS).take_while(|map| map.0.weight.dtype() == dtype).count();
+            let (now, later) = rest.split_at_mut(same);
+            last = self.products_of_format(x, &mut norm, last, now, are_gated)?;
+            rest = later;
+        }
+        Ok(last)
+    }
+
+    /// Products with matrices of one format, after those of another.
+    fn products_of_format(
+        &mut self,
+        x: &Tensor,
+        norm: &mut Option<Norm>,
+        before: LastProduct,
+        maps: &mut [Map<'_, '_>],
+        are_gated: bool,
+    ) -> Result<LastProduct, Error> {
+        let dtype = maps[0].0.weight.dtype();
+        let (rows, cols) = (x.rows(), x.cols());
+        let parts: Vec<(u64, u64, u64, usize)> = maps
+            .iter_mut()
+            .map(|(linear, out)| {
+                assert_eq!((cols, out.cols()), (linear.weight.cols(), linear.weight.rows()));
+                assert_eq!(rows, out.rows());
+                let bias = linear.bias.as_ref().map_or(0, floats);
+                (read(&linear.weight), bias, floats_mut(out), linear.weight.rows())
+            })
+            .collect();
+        let pitch = cols.next_multiple_of(GROUP_COLS) as u32;
+        let mut product = LinearProduct::new(Operand { pitch, ..Operand::NONE }, rows, cols, &parts);
+        if dtype != DType::F32 && self.can_fuse(&product, dtype) {
+            if self.launch_both(&before, (&product, dtype))? {
+                return Ok(LastProduct::Complete);
+            }
+            self.complete(before)?;
+            let norm = norm.take();
+            if let Some(norm) = &norm {
+                product.take_norm(norm);
+            }
+            product.take_plain(norm.map_or(floats(x), |norm| norm.x));
+            return Ok(LastProduct::Fused(product, dtype));
+        }
+        self.complete(before)?;
+        self.launch_norm(norm.take(), rows)?;
+        if dtype == DType::F32 {
+            for part in parts {
+                LinearProduct::new(Operand::NONE, rows, cols, &[part]).launch_plain(&self.device, floats(x))?;
+            }
+            return Ok(LastProduct::Complete);
+        }
+        if self.cublas_products(x, maps)? {
+            return Ok(LastProduct::Complete);
+        }
+        let product = LinearProduct::new(self.operand(x, dtype)?, rows, cols, &parts);
+        if are_gated && self.current.is_step() && wide::gates(&self.device, dtype, &product) {
+            return Ok(LastProduct::GatePair(product, dtype));
+        }
+        let device = self.device.clone();
+        let left = product.launch(&device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))?;
+        Ok(left.map_or(LastProduct::Complete, LastProduct::Slices))
+    }
+
+    /// Whether a product can be fused with what surrounds it.
+    fn can_fuse(&self, product: &LinearProduct, dtype: DType) -> bool {
+        // `linear_few` makes the operands of rows one after the other, which costs more than launches.
+        let pays = product.num_rows == 1 || stream::serves(&self.device, dtype, product);
+        pays && self.fuses(product.num_rows as usize)
+            && product.few_fits(&self.device, dtype)
+            && linear::makes_operand(product.cols as usize)
+    }
+
+    /// Launches a product together with the one before it, which has the same input in another format. Returns whether it did.
+    fn launch_both(&mut self, before: &LastProduct, (second, dtype): (&LinearProduct, DType)) -> Result<bool, Error> {
+        let LastProduct::Fused(first, first_type) = before else { return Ok(false) };
+        let Some(both) = first.with(second) else { return Ok(false) };
+        let launched = stream::launch_two(&self.device, (first, *first_type), (second, dtype), &both)?;
+        if launched {
+            // This launch leaves the row maxima as they are: the next product clears them.
+            self.row_maxima.are_clear = false;
+        }
+        Ok(launched)
+    }
+
+    /// Completes a product that nothing is fused with.
+    fn complete(&mut self, last: LastProduct) -> Result<(), Error> {
+        match last {
+            LastProduct::Complete => Ok(()),
+            LastProduct::Fused(product, dtype) => self.launch_fused(product, dtype, false).map(|_| ()),
+            LastProduct::GatePair(product, dtype) => {
+                let left =
+                    wide::launch(&self.device, dtype, product, |_| unreachable!("pairs are not cut into slices"))?;
+                assert!(left.is_none());
+                Ok(())
+            }
+            LastProduct::Slices(product) => product.combine(&self.device),
+        }
+    }
+
+    /// Launches a product of one or two rows. A gated one finds the largest magnitudes of its rows if they are clear, which is what it
+    /// returns; the product after it knows them; any other product clears them.
+    fn launch_fused(&mut self, mut product: LinearProduct, dtype: DType, are_known: bool) -> Result<bool, Error> {
+        let RowMaxima { buffer, are_clear } = &mut self.row_maxima;
+        let address = match buffer {
+            Some(buffer) => buffer.address(),
+            None => buffer.insert(self.device.allocate(4 * MAX_FUSED_ROWS)?).address(),
+        };
+        let finds = !are_known && product.is_gated() && *are_clear;
+        let maxima = match (are_known, finds) {
+            (true, _) => Maxima::Known,
+            (false, true) => Maxima::Found,
+            (false, false) => Maxima::Cleared,
+        };
+        product.maxima(address, maxima);
+        *are_clear = maxima == Maxima::Cleared;
+        product.launch_few(&self.device, dtype)?;
+        Ok(finds)
+    }
+
     /// The operand of an activation for weights of a format, made now unless it is there.
     pub(crate) fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
         let (rows, cols) = (x.rows(), x.cols());
@@ -36,49 +389,11 @@ impl CudaBackend {
         Ok(operand)
     }
 
-    /// Products of one input with matrices of one format.
-    fn products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
-        let dtype = maps[0].0.weight.dtype();
-        let parts: Vec<(u64, u64, u64, usize)> = maps
-            .iter_mut()
-            .map(|(linear, out)| {
-                assert_eq!((x.cols(), out.cols()), (linear.weight.cols(), linear.weight.rows()));
-                assert_eq!(x.rows(), out.rows());
-                let bias = linear.bias.as_ref().map_or(0, floats);
-                (read(&linear.weight), bias, floats_mut(out), linear.weight.rows())
-            })
-            .collect();
-        if dtype == DType::F32 {
-            self.settle()?;
-            for part in parts {
-                LinearProduct::new(Operand::NONE, x.rows(), x.cols(), &[part]).launch_plain(&self.device, floats(x))?;
-            }
-            return Ok(());
-        }
-        let pitch = x.cols().next_multiple_of(GROUP_COLS) as u32;
-        let waiting = LinearProduct::new(Operand { pitch, ..Operand::NONE }, x.rows(), x.cols(), &parts);
-        if self.products_wait(floats(x), waiting, dtype)? {
-            return Ok(());
-        }
-        if self.fast_products(x, maps)? {
-            return Ok(());
-        }
-        let operand = self.operand(x, dtype)?;
-        let product = LinearProduct::new(operand, x.rows(), x.cols(), &parts);
-        if self.pair_waits(product, dtype) {
-            return Ok(());
-        }
-        match product.launch(&self.device, dtype, |bytes| self.scratch(Purpose::Slices, bytes))? {
-            Some(left) => self.slices_wait(left),
-            None => Ok(()),
-        }
-    }
-
-    /// The same by cuBLASLt; false where it does not serve.
-    fn fast_products(&self, x: &Tensor, maps: &mut [(&Linear, &mut Tensor)]) -> Result<bool, Error> {
+    /// Products by cuBLASLt. Returns false where it does not serve.
+    fn cublas_products(&mut self, x: &Tensor, maps: &mut [Map<'_, '_>]) -> Result<bool, Error> {
         let (rows, cols) = (x.rows(), x.cols());
-        let Some(cublas) = self.cublas.as_ref().filter(|_| rows >= cublas::LEAST_ROWS) else { return Ok(false) };
-        if maps.iter().any(|(linear, _)| memory(&linear.weight).plain.is_none()) {
+        let serves = self.cublas.is_some() && rows >= cublas::LEAST_ROWS;
+        if !serves || maps.iter().any(|(linear, _)| memory(&linear.weight).plain.is_none()) {
             return Ok(false);
         }
         let is_f16 = maps[0].0.weight.dtype() == DType::F16;
@@ -88,12 +403,43 @@ impl CudaBackend {
             true => FastRows { x: floats(x), out: rounded, scalars, len: x.len() as u64 }.launch(&self.device)?,
             false => rows::round(&self.device, floats(x), x.len(), rounded)?,
         }
+        let cublas = self.cublas.as_mut().expect("looked at above");
         for (linear, out) in maps {
             let bias = linear.bias.as_ref().map_or(0, floats);
             let weight = memory(&linear.weight).plain.as_ref().expect("looked for above").address();
             let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0, is_f16 };
-            cublas.multiply(shape, Places { x: rounded, weight, bias, out: floats_mut(out), scalars })?;
+            cublas.multiply(shape, Addresses { x: rounded, weight, bias, out: floats_mut(out), scalars })?;
         }
         Ok(true)
+    }
+}
+
+/// The product behind partial sums of this backend.
+fn product_of(sums: &(dyn std::any::Any + Send)) -> &LinearProduct {
+    sums.downcast_ref().expect("partial sums of the CUDA backend")
+}
+
+fn slice_sums(product: &LinearProduct) -> SliceSums {
+    product.slice_sums().expect("one product whose slices are left")
+}
+
+/// The operand of gated rows, to be written with them.
+fn operand_of_gate(gate: &Tensor) -> Option<Operand> {
+    if rows::has_pieces(gate.cols()) { memory(gate).operand_to_write(gate.rows()) } else { None }
+}
+
+/// A norm without the addresses of what it reads and writes.
+pub(crate) fn norm_of(weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Norm {
+    Norm {
+        x: 0,
+        y: 0,
+        slices: SliceSums::NONE,
+        weight: floats(weight),
+        bias: bias.map_or(0, floats),
+        out: 0,
+        width: weight.len() as u32,
+        eps,
+        with_operand: 0,
+        operand: Operand::NONE,
     }
 }

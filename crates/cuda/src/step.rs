@@ -8,12 +8,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use pellucid_tensor::{Error, RowQuery, SequenceSpan, StepIndex, StepMemo};
+use pellucid_tensor::{Error, RowQuery, SequenceSpan, StepIndex, StepMemo, TokenSource};
 
-use crate::backend::{CudaBackend, lock};
+use crate::backend::CudaBackend;
 use crate::driver::{Device, loses_context};
+use crate::gpu::{Gpu, Purpose};
 use crate::kernels::attention::FLASH_TILE;
 use crate::kernels::digest::Query;
+use crate::kernels::rows;
 
 /// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
 pub(crate) const MAX_RECORDED_ROWS: usize = 512;
@@ -28,7 +30,9 @@ pub(crate) struct Current {
     tables: Vec<(usize, usize, u64)>,
     /// The spans that the tables of the rows were made from, and where those lie.
     spans: Option<(usize, usize, u64)>,
-    /// What is asked of its logits, likewise.
+    /// The tokens of its rows, likewise.
+    ids: Option<(usize, usize, u64)>,
+    /// The queries for digests of its logits, likewise.
     queries: Option<(usize, usize, u64)>,
     pub(crate) is_recording: bool,
 }
@@ -47,6 +51,10 @@ impl Current {
 
     pub(crate) fn find_spans(&self, spans: &[SequenceSpan]) -> Option<u64> {
         found(self.spans, spans)
+    }
+
+    pub(crate) fn find_ids(&self, ids: &[TokenSource]) -> Option<u64> {
+        found(self.ids, ids)
     }
 
     pub(crate) fn find_queries(&self, queries: &[RowQuery]) -> Option<u64> {
@@ -68,7 +76,7 @@ struct Key {
     num_queries: usize,
     /// Tiles of the longest context, rounded up to a power of two: launches depend on it.
     tiles: usize,
-    kv_place: usize,
+    kv_address: usize,
 }
 
 #[derive(Debug)]
@@ -155,42 +163,25 @@ pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32
     tables
 }
 
-impl CudaBackend {
-    pub(crate) fn run_step(
-        &self,
-        index: &StepIndex<'_>,
-        memo: &mut StepMemo,
-        run: &mut dyn FnMut() -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        // By the first step the weights are there.
-        lock(&self.staging).clear();
-        self.upload_index(index)?;
-        let result = self.replay_or_run(index, memo, &mut || {
-            let result = run().and_then(|()| self.settle());
-            // What still waits after a failure has nothing left to wait for.
-            lock(&self.fusion).forget();
-            result
-        });
-        *lock(&self.current) = Current::default();
-        result
-    }
-
-    /// Copies the tables of a step to the device, all at once: fixed places for a number of rows, of wanted rows and of queries, the block
-    /// tables last.
-    fn upload_index(&self, index: &StepIndex<'_>) -> Result<(), Error> {
+impl Gpu {
+    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted rows and queries; the
+    /// block tables come last.
+    fn begin_step(&mut self, index: &StepIndex<'_>) -> Result<(), Error> {
+        // By the first step all weights are on the device.
+        self.staging.clear();
+        let ids: Vec<u32> = index.ids.iter().map(|&id| rows::token_code(id)).collect();
         let row_tables = row_tables(index.sequences, index.ids.len());
         let queries: Vec<u32> = index.queries.iter().flat_map(|query| Query::from(query).words()).collect();
-        let parts = [index.ids, index.positions, index.slots, index.wanted, &row_tables, &queries, index.block_tables];
-        let mut places = [0; 7];
+        let parts = [&ids, index.positions, index.slots, index.wanted, &row_tables, &queries, index.block_tables];
+        let mut offsets = [0; 7];
         let mut len = 0;
-        for (part, place) in parts.iter().zip(&mut places) {
-            *place = len;
+        for (part, offset) in parts.iter().zip(&mut offsets) {
+            *offset = len;
             len += part.len();
         }
-        // Room to grow, so that the tables seldom move: recordings end when they do.
-        let base = self.scratch(crate::backend::Purpose::Index, (len * 4).next_power_of_two())?;
-        let mut ring = lock(&self.step_tables);
-        let piece = ring.next(&self.device, len)?;
+        // A power of two, so that the tables seldom move: recordings end when they do.
+        let base = self.scratch(Purpose::Index, (len * 4).next_power_of_two())?;
+        let piece = self.step_tables.next(&self.device, len)?;
         let mut rest = piece.values_mut()?;
         for part in parts {
             let (to, after) = rest.split_at_mut(part.len());
@@ -198,14 +189,33 @@ impl CudaBackend {
             rest = after;
         }
         piece.upload(len, base)?;
-        let at = |i: usize| base + 4 * places[i] as u64;
-        let slices =
-            [(index.ids, 0), (index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 6)];
-        let tables = slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect();
-        let spans = Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4)));
-        let queries = Some((index.queries.as_ptr().addr(), index.queries.len(), at(5)));
-        *lock(&self.current) = Current { tables, spans, queries, is_recording: false };
+        let at = |i: usize| base + 4 * offsets[i] as u64;
+        let slices = [(index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 6)];
+        self.current = Current {
+            tables: slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect(),
+            ids: Some((index.ids.as_ptr().addr(), index.ids.len(), at(0))),
+            spans: Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4))),
+            queries: Some((index.queries.as_ptr().addr(), index.queries.len(), at(5))),
+            is_recording: false,
+        };
         Ok(())
+    }
+}
+
+impl CudaBackend {
+    pub(crate) fn run_step(
+        &self,
+        index: &StepIndex<'_>,
+        memo: &mut StepMemo,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.gpu().begin_step(index)?;
+        let result = self.replay_or_run(index, memo, &mut || {
+            self.gpu().row_maxima.are_clear = false;
+            run()
+        });
+        self.gpu().current = Current::default();
+        result
     }
 
     fn replay_or_run(
@@ -224,7 +234,7 @@ impl CudaBackend {
             num_wanted: index.wanted.len(),
             num_queries: index.queries.len(),
             tiles: longest.div_ceil(FLASH_TILE).next_power_of_two(),
-            kv_place: index.kv_place,
+            kv_address: index.kv_address,
         };
         let recordings = self.recordings(memo);
         match recordings.find(&key) {
@@ -272,9 +282,9 @@ impl CudaBackend {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device, and recording ends below whatever happens.
         unsafe { result::stream::begin_capture(device.stream(), mode) }.map_err(failed)?;
-        lock(&self.current).is_recording = true;
+        self.gpu().current.is_recording = true;
         let outcome = run();
-        lock(&self.current).is_recording = false;
+        self.gpu().current.is_recording = false;
         // SAFETY: a recording is under way on this stream.
         let graph = unsafe { result::stream::end_capture(device.stream()) };
         let Some(graph) = graph.ok().filter(|graph| !graph.is_null()) else { return Ok(None) };
@@ -311,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_recording_that_was_used_least_recently_makes_way() {
-        let key = |num_rows| Key { num_rows, num_wanted: num_rows, num_queries: 0, tiles: 1, kv_place: 0 };
+        let key = |num_rows| Key { num_rows, num_wanted: num_rows, num_queries: 0, tiles: 1, kv_address: 0 };
         let mut recordings = Recordings::new(0);
         for num_rows in 0..MAX_RECORDINGS {
             assert!(recordings.find(&key(num_rows)).is_none());

@@ -14,8 +14,8 @@ use std::thread;
 
 use pellucid_tensor::{DType, Error, HostWeight, Tensor, quant};
 
-use crate::backend::{CudaBackend, Purpose, lock};
 use crate::driver::Device;
+use crate::gpu::{Gpu, Purpose};
 use crate::kernels::pack::PackWeight;
 use crate::kernels::{self, pack};
 use crate::memory::DeviceMemory;
@@ -30,43 +30,44 @@ const MAX_READERS: usize = 8;
 pub(crate) type Staging = Vec<Ring<u8>>;
 
 /// A table or a vector, whose numbers stay exactly what they are.
-pub(crate) fn table(backend: &CudaBackend, weight: HostWeight) -> Result<Tensor, Error> {
+pub(crate) fn table(gpu: &mut Gpu, weight: HostWeight) -> Result<Tensor, Error> {
     let HostWeight { dtype, rows, cols, .. } = weight;
     let to = if kernels::format(dtype).is_some() { dtype } else { DType::F32 };
     if to != dtype {
-        backend.note_conversion(dtype, to);
+        gpu.note_conversion(dtype, to);
     }
     let size = rows.checked_mul(cols).and_then(|len| to.bytes_for(len));
-    let size = size.ok_or_else(|| Error::OutOfMemory { device: backend.device.name(), bytes: usize::MAX })?;
-    let buffer = backend.device.allocate(size)?;
+    let size = size.ok_or_else(|| Error::OutOfMemory { device: gpu.device.name(), bytes: usize::MAX })?;
+    let device = gpu.device.clone();
+    let buffer = device.allocate(size)?;
     let kept = Some(buffer.address());
     let outgrew = AtomicBool::new(false);
-    send(backend, &Journey { device: &backend.device, weight: &weight, to, packed: None, kept, outgrew })?;
+    send(gpu, &Journey { device: &device, weight: &weight, to, packed: None, kept, outgrew })?;
     Ok(Tensor::new(to, rows, cols, Box::new(DeviceMemory::new(buffer))))
 }
 
 /// The matrix of a product, which cuBLASLt is to multiply as well where that `is_fast`.
-pub(crate) fn matrix(backend: &CudaBackend, weight: HostWeight, is_fast: bool) -> Result<Tensor, Error> {
+pub(crate) fn matrix(gpu: &mut Gpu, weight: HostWeight, is_fast: bool) -> Result<Tensor, Error> {
     let to = match weight.dtype {
         dtype if kernels::format(dtype).is_some() => dtype,
         DType::MXFP4 => DType::BF16,
         _ => DType::F16,
     };
     let with_plain = is_fast && matches!(weight.dtype, DType::BF16 | DType::F16);
-    let (to, tensor) = match store(backend, &weight, to, with_plain)? {
+    let (to, tensor) = match store(gpu, &weight, to, with_plain)? {
         Some(tensor) => (to, tensor),
-        None => (DType::F16, store(backend, &weight, DType::F16, false)?.expect("F16 has no scales")),
+        None => (DType::F16, store(gpu, &weight, DType::F16, false)?.expect("F16 has no scales")),
     };
     if to != weight.dtype {
-        backend.note_conversion(weight.dtype, to);
+        gpu.note_conversion(weight.dtype, to);
     }
     Ok(tensor)
 }
 
 /// `with_plain` keeps a weight of 16 bits as it is in the file beside its tiles. `None` when the tiles have no room for a scale.
-fn store(backend: &CudaBackend, weight: &HostWeight, to: DType, with_plain: bool) -> Result<Option<Tensor>, Error> {
+fn store(gpu: &mut Gpu, weight: &HostWeight, to: DType, with_plain: bool) -> Result<Option<Tensor>, Error> {
     let HostWeight { rows, cols, ref bytes, .. } = *weight;
-    let device = &backend.device;
+    let device = &gpu.device.clone();
     let size = kernels::packed_bytes(to, rows, cols);
     let size = size.ok_or_else(|| Error::OutOfMemory { device: device.name(), bytes: usize::MAX })?;
     let buffer = device.allocate(size)?;
@@ -77,7 +78,7 @@ fn store(backend: &CudaBackend, weight: &HostWeight, to: DType, with_plain: bool
         _ => (Some(buffer.address()), plain.as_ref().map(|plain| plain.address())),
     };
     let journey = Journey { device, weight, to, packed, kept, outgrew: AtomicBool::new(false) };
-    send(backend, &journey)?;
+    send(gpu, &journey)?;
     if journey.outgrew.into_inner() {
         return Ok(None);
     }
@@ -87,7 +88,7 @@ fn store(backend: &CudaBackend, weight: &HostWeight, to: DType, with_plain: bool
 }
 
 /// Sends every piece of a weight, by as many readers as there are pieces for.
-fn send(backend: &CudaBackend, journey: &Journey<'_>) -> Result<(), Error> {
+fn send(gpu: &mut Gpu, journey: &Journey<'_>) -> Result<(), Error> {
     let HostWeight { dtype, rows, cols, ref bytes } = *journey.weight;
     assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight's bytes fit its shape");
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -95,9 +96,9 @@ fn send(backend: &CudaBackend, journey: &Journey<'_>) -> Result<(), Error> {
     let piece_bytes = journey.rows_at_once().min(journey.weight.rows.next_multiple_of(16)) * journey.sent_bytes();
     // On the device every reader has a place of its own: between a copy there and its packing come those of others.
     let place_bytes = piece_bytes.next_multiple_of(256);
-    let places = backend.scratch(Purpose::Upload, num_readers * place_bytes)?;
+    let places = gpu.scratch(Purpose::Upload, num_readers * place_bytes)?;
     let place = |reader: usize| places + (reader * place_bytes) as u64;
-    let mut staging = lock(&backend.staging);
+    let staging = &mut gpu.staging;
     let num_rings = staging.len().max(num_readers);
     staging.resize_with(num_rings, Ring::default);
     let next = &AtomicUsize::new(0);

@@ -3,7 +3,7 @@
 use pellucid_tensor::{Attend, Backend, Error, KvLayer, Rope, Tensor};
 
 use crate::config::Positions;
-use crate::decoder::{Activations, Entry};
+use crate::decoder::{Activations, Entry, output};
 use crate::weights::{AttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, KvMemory};
 
@@ -14,20 +14,20 @@ pub(crate) struct LayerMemory<'a> {
     pub(crate) block_len: usize,
 }
 
-/// Leaves its result in `update`.
+/// Leaves its result in the residual stream, or in `update` if an output norm follows.
 pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,
     weights: &AttentionWeights,
     batch: &Batch,
     kv: LayerMemory<'_>,
-    entry: Entry<'_>,
+    (entry, output_norm): (Entry<'_>, Option<&Norm>),
     a: &mut Activations,
 ) -> Result<(), Error> {
     let layer = config.layers[kv.index];
     let shape = KvMemory::shape(config, kv.block_len);
     let mut maps = [(&weights.query, &mut a.queries), (&weights.key, &mut a.keys), (&weights.value, &mut a.values)];
-    backend.linears(entry.input(config, &a.update, &mut a.hidden, &mut a.normed), &mut maps)?;
+    backend.linears(entry.input(config, &mut a.residual, &mut a.normed), &mut maps)?;
 
     if let (Some(query_norm), Some(key_norm)) = (&weights.query_norm, &weights.key_norm) {
         // `attended` has the queries' width and is free until attention has run.
@@ -53,10 +53,10 @@ pub(crate) fn forward(
         window: layer.window,
     };
     backend.attend(attend, &mut a.queries, &mut a.keys, kv.layer, &mut a.attended)?;
-    backend.linear(&a.attended, &weights.output, &mut a.update)
+    backend.linear_to(&a.attended, &weights.output, output(&mut a.residual, output_norm))
 }
 
-/// RMSNorm over each head, through `spare`, which ends up holding the old numbers.
+/// RMSNorm over each head, through `spare`, which ends up holding the old values.
 fn normalise_heads(
     backend: &dyn Backend,
     config: &DecoderConfig,

@@ -6,15 +6,33 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{CHOSEN, RowQuery, SequenceSpan, StepIndex};
+use pellucid_tensor::{RowQuery, SequenceSpan, StepIndex, TokenSource};
 
 use crate::{DecoderConfig, Error, KvMemory};
+
+/// The tokens of a chunk.
+#[derive(Debug, Clone, Copy)]
+pub enum ChunkIds<'a> {
+    Tokens(&'a [u32]),
+    /// One token: the one that the device assumed for this wanted row of the step launched before.
+    Assumed {
+        row: usize,
+    },
+}
+
+impl ChunkIds<'_> {
+    fn len(&self) -> usize {
+        match self {
+            ChunkIds::Tokens(tokens) => tokens.len(),
+            ChunkIds::Assumed { .. } => 1,
+        }
+    }
+}
 
 /// The next tokens of one sequence.
 #[derive(Debug, Clone)]
 pub struct Chunk<'a> {
-    /// Tokens, or [`CHOSEN`] and the wanted row of the step launched before whose token it is.
-    pub ids: &'a [u32],
+    pub ids: ChunkIds<'a>,
     /// Position of the first of `ids`; the keys and values of all earlier positions are already stored.
     pub first_position: usize,
     /// The blocks of the sequence, enough for its positions up to the end of this chunk.
@@ -28,7 +46,7 @@ pub struct Chunk<'a> {
 /// The chunks of a step, flattened.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
-    pub(crate) ids: Vec<u32>,
+    pub(crate) ids: Vec<TokenSource>,
     pub(crate) positions: Vec<u32>,
     pub(crate) sequences: Vec<SequenceSpan>,
     pub(crate) block_tables: Vec<u32>,
@@ -56,7 +74,10 @@ impl Batch {
         assert!(chunk.wanted.end <= chunk.ids.len(), "wanted rows are rows of the chunk");
         let first_row = self.ids.len();
         let first_block = self.block_tables.len();
-        self.ids.extend_from_slice(chunk.ids);
+        match chunk.ids {
+            ChunkIds::Tokens(tokens) => self.ids.extend(tokens.iter().map(|&token| TokenSource::Token(token))),
+            ChunkIds::Assumed { row } => self.ids.push(TokenSource::Assumed { row: row as u32 }),
+        }
         self.block_tables.extend_from_slice(chunk.blocks);
         for position in positions {
             let block = chunk.blocks[position / block_len] as usize;
@@ -71,7 +92,7 @@ impl Batch {
     }
 
     /// Returns the token of each row, or its source.
-    pub fn ids(&self) -> &[u32] {
+    pub fn ids(&self) -> &[TokenSource] {
         &self.ids
     }
 
@@ -134,19 +155,23 @@ impl Batch {
             sequences: &self.sequences,
             block_tables: &self.block_tables,
             queries,
-            kv_place: kv.layers.as_ptr().addr(),
+            kv_address: kv.layers.as_ptr().addr(),
         }
     }
 
     /// Refuses ids and positions outside the model's tables, and tokens from rows beyond the `num_digests` of the step
     /// before.
     pub(crate) fn check(&self, config: &DecoderConfig, num_digests: usize) -> Result<(), Error> {
-        let is_outside = |id: u32| match id.checked_sub(CHOSEN) {
-            Some(row) => row as usize >= num_digests,
-            None => id as usize >= config.vocab_size,
-        };
-        if let Some(row) = self.ids.iter().position(|&id| is_outside(id)) {
-            return Err(Error::IdOutsideVocabulary { id: self.ids[row], row, vocab_size: config.vocab_size });
+        for (row, &id) in self.ids.iter().enumerate() {
+            match id {
+                TokenSource::Token(id) if id as usize >= config.vocab_size => {
+                    return Err(Error::IdOutsideVocabulary { id, row, vocab_size: config.vocab_size });
+                }
+                TokenSource::Assumed { row: digest } if digest as usize >= num_digests => {
+                    return Err(Error::NoSuchDigest { digest: digest as usize, row, num_digests });
+                }
+                _ => {}
+            }
         }
         match self.positions.iter().find(|&&position| position as usize >= config.context_len) {
             Some(&position) => {

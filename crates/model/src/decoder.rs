@@ -5,7 +5,10 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, Error as DeviceError, Input, RowQuery, StepMemo, Tensor};
+use pellucid_tensor::{
+    Backend, DType, Error as DeviceError, Input, Output, Pending, Residual, RmsNorm, RowQuery, StepMemo, TableRows,
+    Tensor,
+};
 
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
@@ -75,11 +78,8 @@ pub struct Decoder {
 /// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Activations {
-    /// The residual stream, `[rows][hidden]`.
-    pub(crate) hidden: Tensor,
+    pub(crate) residual: Residual,
     pub(crate) normed: Tensor,
-    /// What attention or the MLP adds to the stream.
-    pub(crate) update: Tensor,
     pub(crate) queries: Tensor,
     pub(crate) keys: Tensor,
     /// Where normalised keys are written before they change places with `keys`.
@@ -97,27 +97,45 @@ pub(crate) struct Activations {
     logits: Tensor,
 }
 
-/// How attention or an MLP gets its input.
+/// Input of attention or of an MLP.
 #[derive(Clone, Copy)]
 pub(crate) enum Entry<'w> {
-    /// It is in `normed`.
+    /// The rows of `normed`.
     Normed,
-    /// `update` is still to be added to the stream, whose RMSNorm by this weight it is.
+    /// The RMSNorm, by this weight, of the residual stream with its pending update.
     Joined(&'w Norm),
 }
 
-impl Entry<'_> {
+impl<'w> Entry<'w> {
     pub(crate) fn input<'a>(
-        &'a self,
+        self,
         config: &DecoderConfig,
-        update: &'a Tensor,
-        hidden: &'a mut Tensor,
+        residual: &'a mut Residual,
         normed: &'a mut Tensor,
-    ) -> Input<'a> {
-        match self {
-            Entry::Normed => Input::Rows(normed),
-            Entry::Joined(norm) => Input::Joined { update, hidden, weight: &norm.weight, eps: config.norm_eps, normed },
+    ) -> Input<'a>
+    where
+        'w: 'a,
+    {
+        match self.norm(config) {
+            None => Input::Rows(normed),
+            Some(RmsNorm { weight, eps }) => Input::Joined { residual, weight, eps, normed },
         }
+    }
+
+    /// The norm that is still to be computed.
+    pub(crate) fn norm(self, config: &DecoderConfig) -> Option<RmsNorm<'w>> {
+        match self {
+            Entry::Normed => None,
+            Entry::Joined(norm) => Some(RmsNorm { weight: &norm.weight, eps: config.norm_eps }),
+        }
+    }
+}
+
+/// Where attention or an MLP leaves its result: in the residual stream, or in `update` if `output_norm` is applied to it first.
+pub(crate) fn output<'a>(residual: &'a mut Residual, output_norm: Option<&Norm>) -> Output<'a> {
+    match output_norm {
+        Some(_) => Output::Rows(&mut residual.update),
+        None => Output::Residual(residual),
     }
 }
 
@@ -157,10 +175,12 @@ impl Decoder {
     /// `hidden = scale * embedding[id] (+ positions[position])`
     fn embed(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
-        backend.embed(&weights.embedding, &batch.ids, config.embedding_scale, &mut activations.hidden)?;
+        let Residual { hidden, update, pending } = &mut activations.residual;
+        *pending = Pending::Nothing;
+        backend.embed(&weights.embedding, TableRows::Tokens(&batch.ids), config.embedding_scale, hidden)?;
         if let Some(positions) = &weights.positions {
-            backend.embed(positions, &batch.positions, 1.0, &mut activations.update)?;
-            backend.add(&activations.update, &mut activations.hidden)?;
+            backend.embed(positions, TableRows::Positions(&batch.positions), 1.0, update)?;
+            backend.add(update, hidden)?;
         }
         for (rope, angles) in self.ropes.iter().zip(&mut activations.angles) {
             backend.rope_angles(&batch.positions, &rope.frequencies, rope.factor, angles)?;
@@ -171,14 +191,15 @@ impl Decoder {
     /// Logits of the wanted rows alone: the output projection is the largest matrix of many models.
     fn project(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
-        // Wanted rows are in the order of the batch, so as many as it has are all of them.
-        let wants_all = batch.num_wanted() == activations.hidden.rows();
+        let hidden = &activations.residual.hidden;
+        // Wanted rows are in the order of the batch, so if it wants as many as it has, it wants all of them.
+        let wants_all = batch.num_wanted() == hidden.rows();
         if !wants_all {
-            backend.gather_rows(&activations.hidden, &batch.wanted, &mut activations.last)?;
+            backend.gather_rows(hidden, &batch.wanted, &mut activations.last)?;
         }
-        let last = if wants_all { &activations.hidden } else { &activations.last };
-        apply_norm(&**backend, config, &weights.final_norm, last, &mut activations.last_normed)?;
-        backend.linear(&activations.last_normed, &weights.output, &mut activations.logits)?;
+        let last = if wants_all { hidden } else { &activations.last };
+        let input = normed(&**backend, config, &weights.final_norm, last, &mut activations.last_normed)?;
+        backend.linears(input, &mut [(&weights.output, &mut activations.logits)])?;
         match config.logits_soft_cap {
             Some(cap) => backend.soft_cap(cap, &mut activations.logits),
             None => Ok(()),
@@ -192,18 +213,20 @@ impl Decoder {
         let block_len = kv.block_len();
         let Decoder { config, backend, weights, activations: a, .. } = self;
         let backend = &**backend;
-        if let Some(first) = weights.layers.first() {
-            apply_norm(backend, config, &first.attention_norm, &a.hidden, &mut a.normed)?;
-        }
-        let mut entry = Entry::Normed;
+        let mut entry = match weights.layers.first() {
+            Some(first) => a.enter(backend, config, Some(&first.attention_norm))?,
+            None => Entry::Normed,
+        };
         for (i, layer) in weights.layers.iter().enumerate() {
             let memory = LayerMemory { index: i, layer: &mut kv.layers[i], block_len };
-            attention::forward(backend, config, &layer.attention, batch, memory, entry, a)?;
-            entry = a.join(backend, config, layer.attention_output_norm.as_ref(), Some(&layer.mlp_norm))?;
+            let output_norm = layer.attention_output_norm.as_ref();
+            attention::forward(backend, config, &layer.attention, batch, memory, (entry, output_norm), a)?;
+            entry = a.join(backend, config, output_norm, Some(&layer.mlp_norm))?;
 
-            mlp::forward(backend, config, &layer.mlp, entry, a)?;
+            let output_norm = layer.mlp_output_norm.as_ref();
+            mlp::forward(backend, config, &layer.mlp, (entry, output_norm), a)?;
             let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
-            entry = a.join(backend, config, layer.mlp_output_norm.as_ref(), next)?;
+            entry = a.join(backend, config, output_norm, next)?;
         }
         self.project(batch)?;
         match queries {
@@ -244,8 +267,8 @@ impl Model for Decoder {
 
     fn is_asynchronous(&self, num_rows: usize) -> bool {
         let experts_run_ahead =
-            |experts: Experts| self.backend.experts_run_ahead(num_rows, experts.num_experts, experts.routing);
-        self.backend.runs_ahead() && self.config.experts.is_none_or(experts_run_ahead)
+            |experts: Experts| self.backend.experts_are_asynchronous(num_rows, experts.num_experts, experts.routing);
+        self.backend.is_asynchronous() && self.config.experts.is_none_or(experts_run_ahead)
     }
 
     fn digests(&self) -> bool {
@@ -265,9 +288,8 @@ impl Activations {
         // Always f32: rotations are computed once a step, and logits leave the device.
         let angles = |rope: &Frequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
         Ok(Activations {
-            hidden: rows(hidden)?,
+            residual: Residual { hidden: rows(hidden)?, update: rows(hidden)?, pending: Pending::Nothing },
             normed: rows(hidden)?,
-            update: rows(hidden)?,
             queries: rows(config.num_heads * head_size)?,
             keys: rows(config.num_kv_heads * head_size)?,
             spare_keys: rows(config.num_kv_heads * head_size)?,
@@ -285,9 +307,9 @@ impl Activations {
 
     fn resize(&mut self, backend: &dyn Backend, batch: &Batch) -> Result<(), DeviceError> {
         let tensors = [
-            &mut self.hidden,
+            &mut self.residual.hidden,
+            &mut self.residual.update,
             &mut self.normed,
-            &mut self.update,
             &mut self.queries,
             &mut self.keys,
             &mut self.spare_keys,
@@ -306,8 +328,8 @@ impl Activations {
         Ok(())
     }
 
-    /// `hidden += output_norm(update)`, or `update` as it is; then `normed = next_norm(hidden)`. Where the next linear maps can do both with
-    /// their own input, it is left to them.
+    /// Completes `hidden += output_norm(update)` and prepares `next_norm(hidden)`. Without an output norm the sum is left to whoever reads
+    /// the residual stream: a device may compute it with the norm and the linear maps that follow.
     fn join<'w>(
         &mut self,
         backend: &dyn Backend,
@@ -315,22 +337,33 @@ impl Activations {
         output_norm: Option<&Norm>,
         next_norm: Option<&'w Norm>,
     ) -> Result<Entry<'w>, DeviceError> {
-        match (output_norm, next_norm) {
-            (None, Some(next)) if config.norm == NormKind::Rms => return Ok(Entry::Joined(next)),
-            (Some(norm), _) => {
-                apply_norm(backend, config, norm, &self.update, &mut self.normed)?;
-                backend.add(&self.normed, &mut self.hidden)?;
-            }
-            (None, _) => backend.add(&self.update, &mut self.hidden)?,
+        if let Some(norm) = output_norm {
+            apply_norm(backend, config, norm, &self.residual.update, &mut self.normed)?;
+            backend.add(&self.normed, &mut self.residual.hidden)?;
         }
-        if let Some(next) = next_norm {
-            apply_norm(backend, config, next, &self.hidden, &mut self.normed)?;
+        self.enter(backend, config, next_norm)
+    }
+
+    /// Prepares `next_norm(hidden)`. An RMSNorm is computed with the linear maps that read it.
+    fn enter<'w>(
+        &mut self,
+        backend: &dyn Backend,
+        config: &DecoderConfig,
+        next_norm: Option<&'w Norm>,
+    ) -> Result<Entry<'w>, DeviceError> {
+        match next_norm {
+            Some(next) if config.norm == NormKind::Rms => return Ok(Entry::Joined(next)),
+            Some(next) => {
+                backend.join(&mut self.residual)?;
+                apply_norm(backend, config, next, &self.residual.hidden, &mut self.normed)?;
+            }
+            None => backend.join(&mut self.residual)?,
         }
         Ok(Entry::Normed)
     }
 }
 
-pub(crate) fn apply_norm(
+fn apply_norm(
     backend: &dyn Backend,
     config: &DecoderConfig,
     norm: &Norm,
@@ -341,4 +374,19 @@ pub(crate) fn apply_norm(
         (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out),
         _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out),
     }
+}
+
+/// The norm of x as the input of linear maps; an RMSNorm is computed with them.
+fn normed<'a>(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    norm: &'a Norm,
+    x: &'a Tensor,
+    out: &'a mut Tensor,
+) -> Result<Input<'a>, DeviceError> {
+    if config.norm == NormKind::Rms {
+        return Ok(Input::Normed { x, weight: &norm.weight, eps: config.norm_eps, normed: out });
+    }
+    apply_norm(backend, config, norm, x, out)?;
+    Ok(Input::Rows(out))
 }

@@ -30,6 +30,8 @@ pub enum Error {
     LostInGguf { family: String, what: String, folder_has: String, file_has: String },
     #[error("a context of {requested} tokens was requested, but the model supports at most {limit}")]
     ContextTooLong { requested: usize, limit: usize },
+    #[error("row {row} takes its token from digest {digest}, but the last step made {num_digests} digests")]
+    NoSuchDigest { digest: usize, row: usize, num_digests: usize },
     #[error("token id {id} in row {row} is outside the vocabulary of {vocab_size}")]
     IdOutsideVocabulary { id: u32, row: usize, vocab_size: usize },
     #[error("position {position} is outside the context of {context_len} tokens")]

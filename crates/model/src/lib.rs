@@ -25,7 +25,7 @@ mod tensor_names;
 mod weights;
 
 pub use architectures::supported;
-pub use batch::{Batch, Chunk};
+pub use batch::{Batch, Chunk, ChunkIds};
 pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions};
 pub use decoder::{Decoder, LoadOptions, Model, read_config};
 pub use error::Error;

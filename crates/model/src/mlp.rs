@@ -1,38 +1,45 @@
 //! The MLP of one layer: gated, plain, or a mixture of experts.
 
-use pellucid_tensor::{Backend, Error, ExpertMlp};
+use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall};
 
 use crate::DecoderConfig;
-use crate::decoder::{Activations, Entry};
-use crate::weights::MlpWeights;
+use crate::decoder::{Activations, Entry, output};
+use crate::weights::{MlpWeights, Norm};
 
-/// Leaves its result in `update`.
+/// Leaves its result in the residual stream, or in `update` if an output norm follows.
 pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,
     weights: &MlpWeights,
-    entry: Entry<'_>,
+    (entry, output_norm): (Entry<'_>, Option<&Norm>),
     a: &mut Activations,
 ) -> Result<(), Error> {
-    let input = entry.input(config, &a.update, &mut a.hidden, &mut a.normed);
     match weights {
         MlpWeights::Gated(mlp) => {
-            let maps = [(&mlp.gate, &mut a.gate), (&mlp.up, &mut a.up)];
-            backend.gated(input, maps, config.activation)?;
-            backend.linear(&a.gate, &mlp.down, &mut a.update)?;
+            let call = GatedMlpCall {
+                mlp,
+                activation: config.activation,
+                norm: entry.norm(config),
+                normed: &mut a.normed,
+                gate: &mut a.gate,
+                up: &mut a.up,
+                adds_to_stream: output_norm.is_none(),
+            };
+            backend.gated_mlp(call, &mut a.residual)
         }
         MlpWeights::Plain { up, down } => {
-            backend.linear(backend.input(input)?, up, &mut a.up)?;
+            let input = entry.input(config, &mut a.residual, &mut a.normed);
+            backend.linears(input, &mut [(up, &mut a.up)])?;
             backend.activate(config.activation, &mut a.up)?;
-            backend.linear(&a.up, down, &mut a.update)?;
+            backend.linear_to(&a.up, down, output(&mut a.residual, output_norm))
         }
         MlpWeights::Experts { router, experts } => {
-            backend.linear(backend.input(input)?, router, &mut a.router)?;
+            let input = entry.input(config, &mut a.residual, &mut a.normed);
+            backend.linears(input, &mut [(router, &mut a.router)])?;
             let routing = config.experts.expect("checked with the configuration").routing;
             let mlp =
                 ExpertMlp { x: &a.normed, router_logits: &a.router, routing, experts, activation: config.activation };
-            backend.expert_mlp(mlp, &mut a.update)?;
+            backend.expert_mlp(mlp, output(&mut a.residual, output_norm))
         }
     }
-    Ok(())
 }

@@ -65,7 +65,7 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
             models::digests_of_steps(backend, &embedded_goldens::write("llama3", folder));
         });
     }
-    if keeps_bits && digests_rows && backend.runs_ahead() {
+    if keeps_bits && digests_rows && backend.is_asynchronous() {
         for name in ["llama3", "qwen3-moe", "gpt2"] {
             check(&format!("looking ahead gives the same replies, {name}"), &|| {
                 let golden = embedded_goldens::write(name, folder);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, Decoder, KvMemory, LoadOptions, Logits, Model};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, Decoder, KvMemory, LoadOptions, Logits, Model};
 use pellucid_tensor::{Backend, DType, RowQuery};
 
 /// A loaded model and its KV memory.
@@ -69,7 +69,7 @@ impl Runner {
         let mut batch = Batch::default();
         for ((sequence, ids), &query) in chunks.iter_mut().zip(queries) {
             let (first_position, blocks, wanted) = (sequence.len, &sequence.blocks, 0..ids.len());
-            batch.push(Chunk { ids, first_position, blocks, wanted, query }, BLOCK_LEN);
+            batch.push(Chunk { ids: ChunkIds::Tokens(ids), first_position, blocks, wanted, query }, BLOCK_LEN);
             sequence.len += ids.len();
         }
         let mut logits = Logits::default();

@@ -1,6 +1,8 @@
-//! What numbers are: the formats, the quantized block layouts, tensors, and the operations that a device offers.
+//! Number formats, quantized block layouts, tensors, and [`Backend`], the operations that a device offers.
 //!
-//! This crate depends on no other room. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls it.
+//! This crate depends on no other crate of the project. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls it.
+
+#![forbid(unsafe_code)]
 
 mod backend;
 mod bytes;
@@ -9,9 +11,10 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attend, Attention, Backend, CHOSEN, DigestTicket, Error, ExpertMlp, GatedMlp, HeadShape, HostFloats,
-    HostWeight, Input, KvLayer, Linear, Rope, RopeStyle, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist,
-    StepIndex, StepMemo, StoreKv, TurnAndStore,
+    Activation, Attend, Attention, Backend, DigestTicket, Error, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape,
+    HostFloats, HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope, RopeStyle,
+    RotateAndStore, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist, StepIndex, StepMemo, StoreKv, TableRows,
+    TokenSource,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

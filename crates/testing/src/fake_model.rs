@@ -10,7 +10,7 @@ use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits,
 use pellucid_sampling::OwnedDigest;
 use pellucid_selftest::suites::digests::digest_query;
 use pellucid_tensor::{
-    Activation, Backend, CHOSEN, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor,
+    Activation, Backend, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor, TokenSource,
 };
 
 /// A model for tests of the engine; see the head of this file.
@@ -138,7 +138,10 @@ impl Model for FakeModel {
 
     fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         assert!(self.num_launched - self.num_finished < 2, "at most two steps are in flight");
-        let token = |&id: &u32| id.checked_sub(CHOSEN).map_or(id, |row| self.assumed[row as usize]);
+        let token = |&id: &TokenSource| match id {
+            TokenSource::Token(token) => token,
+            TokenSource::Assumed { row } => self.assumed[row as usize],
+        };
         let ids: Vec<u32> = batch.ids().iter().map(token).collect();
         if let Some(bomb) = self.bomb {
             assert!(!ids.contains(&bomb), "the bomb went off");

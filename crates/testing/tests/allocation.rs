@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_cpu::Isa;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, Logits, Model, QuantScheme, SyntheticModel};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, Logits, Model, QuantScheme, SyntheticModel};
 use pellucid_selftest::Runner;
 use pellucid_tensor::DType;
 use pellucid_testing::{cpu, invariance_cases};
@@ -74,7 +74,16 @@ fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize
         batch.clear();
         for sequence in 0..num_sequences as u32 {
             let ids = &ids[step..step + 1];
-            batch.push(Chunk { ids, first_position: step, blocks: &[sequence], wanted: 0..1, query: None }, BLOCK_LEN);
+            batch.push(
+                Chunk {
+                    ids: ChunkIds::Tokens(ids),
+                    first_position: step,
+                    blocks: &[sequence],
+                    wanted: 0..1,
+                    query: None,
+                },
+                BLOCK_LEN,
+            );
         }
         runner.model.forward(&batch, &mut runner.kv, &mut logits).expect("a step");
         if let Some(steady) = step.checked_sub(WARM_UP) {

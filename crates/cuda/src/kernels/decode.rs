@@ -4,7 +4,7 @@ use pellucid_tensor::Error;
 
 use super::attention::{AttentionParameter, FLASH_TILE, Work};
 use super::merge;
-use super::store::{Q8, TurnParameter};
+use super::store::{Q8, RotateParameter};
 use crate::driver::{Device, Grid};
 
 macro_rules! decode_kernels {
@@ -108,16 +108,6 @@ pub(crate) fn takes_all(device: &Device, storage: usize, work: Work) -> bool {
         && work.num_rows * work.num_kv_heads >= 3 * device.num_multiprocessors() as usize
 }
 
-/// Whether the kernel turns and stores what a `turn_and_store` before it would have.
-pub(crate) fn takes_turn(attention: &AttentionParameter, turn: &TurnParameter) -> bool {
-    let store = &turn.store;
-    (turn.queries, store.key_blocks, store.value_blocks)
-        == (attention.queries, attention.key_blocks, attention.value_blocks)
-        && (turn.num_rows, store.num_kv_heads, store.head_size, store.block_len)
-            == (attention.num_rows, attention.num_kv_heads, attention.head_size, attention.block_len)
-        && store.storage != Q8
-}
-
 /// Counters that the tiles of a step need.
 pub(crate) fn num_counters(attention: &AttentionParameter) -> usize {
     num_pieces(attention) as usize
@@ -153,7 +143,7 @@ pub(crate) fn attend(
     device: &Device,
     storage: usize,
     attention: &AttentionParameter,
-    turn: Option<&TurnParameter>,
+    rotate: Option<&RotateParameter>,
     arrived: u64,
 ) -> Result<(), Error> {
     let splits = attention.partial != 0;
@@ -172,10 +162,10 @@ pub(crate) fn attend(
         piece_len: piece_len(attention),
         num_pieces: attention.group().div_ceil(piece_len(attention)),
     };
-    if let Some(turn) = turn {
-        let store = &turn.store;
+    if let Some(rotate) = rotate {
+        let store = &rotate.store;
         (parameter.keys, parameter.values, parameter.slots) = (store.keys, store.values, store.slots);
-        (parameter.angles, parameter.pairs, parameter.interleaved) = (turn.angles, turn.pairs, turn.interleaved);
+        (parameter.angles, parameter.pairs, parameter.interleaved) = (rotate.angles, rotate.pairs, rotate.interleaved);
         parameter.num_blocks = store.num_blocks;
     }
     let size = attention.head_size.ilog2() as usize - 6;

@@ -106,7 +106,7 @@ pub(crate) struct DigestRows {
     pub(crate) sums: u64,
     pub(crate) times: u64,
     pub(crate) out: u64,
-    pub(crate) chosen: u64,
+    pub(crate) assumed: u64,
     pub(crate) vocab_size: u32,
     pub(crate) num_blocks: u32,
     pub(crate) part_len: u32,

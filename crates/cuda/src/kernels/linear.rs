@@ -212,16 +212,10 @@ impl LinearProduct {
         self.maxima_are = are as u32;
     }
 
-    /// This one and products of x in another format, whose tiles follow, if x is what this one multiplies and there is room.
-    pub(crate) fn with(&self, x: u64, other: &LinearProduct) -> Option<LinearProduct> {
-        let input = if self.norm_weight != 0 { self.normed } else { self.x_plain };
+    /// This product and one of the same input in another format, whose tiles follow; `None` if they have more than [`MAX_PARTS`] parts.
+    pub(crate) fn with(&self, other: &LinearProduct) -> Option<LinearProduct> {
         let (mine, others) = (self.num_parts as usize, other.num_parts as usize);
-        let fits = self.makes_operand != 0
-            && (input, self.num_rows) == (x, other.num_rows)
-            && mine + others <= MAX_PARTS
-            && self.residual == 0
-            && self.is_gated == 0;
-        fits.then(|| {
+        (mine + others <= MAX_PARTS).then(|| {
             let mut both = *self;
             for (part, other) in both.parts[mine..].iter_mut().zip(&other.parts[..others]) {
                 *part = LinearPart { first_tile: self.num_tiles + other.first_tile, ..*other };
@@ -232,43 +226,32 @@ impl LinearProduct {
         })
     }
 
-    /// Where the rows of f32 come from, when it makes the operand itself.
-    pub(crate) fn input(&self) -> u64 {
-        self.x_plain
-    }
-
-    pub(crate) fn first_output(&self) -> u64 {
-        self.parts[0].out
-    }
-
     pub(crate) fn is_gated(&self) -> bool {
         self.is_gated != 0
     }
 
-    /// The result y is also added to x, if it is the only one.
-    pub(crate) fn add_to(&mut self, y: u64, x: u64) -> bool {
-        let fits = self.num_parts == 1 && self.parts[0].out == y && self.is_gated == 0;
-        if fits {
-            self.residual = x;
-        }
-        fits
+    /// Adds the one result to the rows at `residual` too.
+    pub(crate) fn add_to(&mut self, residual: u64) {
+        assert!(self.num_parts == 1 && self.is_gated == 0);
+        self.residual = residual;
     }
 
-    /// The first of two results becomes activation(first) * second.
-    pub(crate) fn gate_by(&mut self, activation: u32, gate: u64, up: u64) -> bool {
-        let [first, second, _] = self.parts;
-        let fits = self.num_parts == 2 && (first.out, second.out) == (gate, up) && first.outputs == second.outputs;
-        if fits {
-            self.is_gated = 1;
-            self.activation = activation;
-        }
-        fits
+    /// Makes the first of two results activation(first) * second.
+    pub(crate) fn gate_by(&mut self, activation: u32) {
+        assert!(self.is_pair());
+        self.is_gated = 1;
+        self.activation = activation;
     }
 
-    /// Two matrices whose outputs fill whole groups.
+    /// Whether there are two matrices of one shape.
     pub(crate) fn is_pair(&self) -> bool {
         let [first, second, _] = self.parts;
-        self.num_parts == 2 && first.outputs == second.outputs && first.outputs.is_multiple_of(GROUP_COLS as u32)
+        self.num_parts == 2 && first.outputs == second.outputs
+    }
+
+    /// Whether the outputs of every matrix fill whole groups.
+    pub(crate) fn fills_groups(&self) -> bool {
+        self.parts[..self.num_parts as usize].iter().all(|part| part.outputs.is_multiple_of(GROUP_COLS as u32))
     }
 
     /// The gated result is also rounded to this.
@@ -320,10 +303,10 @@ impl LinearProduct {
         device.launch("linear_combine", Grid::items(vectors, 256), self)
     }
 
-    /// What is left of the product y, if it is the only one.
-    pub(crate) fn slice_sums(&self, y: u64) -> Option<SliceSums> {
+    /// The sums of slices that are left, if there is one matrix.
+    pub(crate) fn slice_sums(&self) -> Option<SliceSums> {
         let pitch = self.num_tiles * 16;
-        let fits = self.workspace != 0 && self.num_parts == 1 && self.parts[0].out == y;
+        let fits = self.workspace != 0 && self.num_parts == 1;
         fits.then(|| SliceSums {
             sums: self.workspace,
             scales: self.x.scales,

@@ -154,7 +154,7 @@ macro_rules! parameters {
 
 parameters! {
     rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
-    norm::Norm, pack::PackWeight, linear::LinearProduct, store::StoreParameter, store::TurnParameter, attention::AttentionParameter,
+    norm::Norm, pack::PackWeight, linear::LinearProduct, store::StoreParameter, store::RotateParameter, attention::AttentionParameter,
     experts::Route, experts::AddWeighted, store::ExpandParameter, decode::OneToken,
     digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
     fast::FastRows,

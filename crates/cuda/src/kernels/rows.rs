@@ -1,6 +1,6 @@
 //! Launches of `rows.cu`.
 
-use pellucid_tensor::{Activation, Error, RopeStyle};
+use pellucid_tensor::{Activation, Error, RopeStyle, TokenSource};
 
 use super::Operand;
 use crate::driver::{Device, Grid};
@@ -27,7 +27,7 @@ pub(crate) const KERNELS: &[&str] = &[
 pub(crate) struct Embed {
     pub(crate) table: u64,
     pub(crate) ids: u64,
-    pub(crate) chosen: u64,
+    pub(crate) assumed: u64,
     pub(crate) out: u64,
     pub(crate) row_bytes: u64,
     pub(crate) num_rows: u32,
@@ -120,6 +120,17 @@ pub(crate) fn activation_code(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
+    }
+}
+
+/// `ASSUMED` of rows.cu: an id with this bit is a row of the tokens that the digests of the last step assumed.
+const ASSUMED: u32 = 1 << 31;
+
+/// The code of a row's token on the device.
+pub(crate) fn token_code(id: TokenSource) -> u32 {
+    match id {
+        TokenSource::Token(token) => token,
+        TokenSource::Assumed { row } => ASSUMED | row,
     }
 }
 

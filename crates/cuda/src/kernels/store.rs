@@ -47,10 +47,10 @@ pub(crate) fn store(device: &Device, num_rows: usize, parameter: &StoreParameter
     device.launch(name, Grid::linear(num_rows as u32, threads), parameter)
 }
 
-/// `TurnAndStore` of store.cu.
+/// `RotateAndStore` of store.cu.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct TurnParameter {
+pub(crate) struct RotateParameter {
     pub(crate) store: StoreParameter,
     pub(crate) queries: u64,
     pub(crate) angles: u64,
@@ -60,12 +60,12 @@ pub(crate) struct TurnParameter {
     pub(crate) interleaved: u32,
 }
 
-impl TurnParameter {
+impl RotateParameter {
     /// Some of the rows.
-    pub(crate) fn of_rows(&self, rows: Range<usize>) -> TurnParameter {
+    pub(crate) fn of_rows(&self, rows: Range<usize>) -> RotateParameter {
         let StoreParameter { num_kv_heads, head_size, .. } = self.store;
         let numbers = |cols: u32| 4 * (rows.start * cols as usize) as u64;
-        TurnParameter {
+        RotateParameter {
             store: StoreParameter {
                 keys: self.store.keys + numbers(num_kv_heads * head_size),
                 values: self.store.values + numbers(num_kv_heads * head_size),
@@ -80,11 +80,11 @@ impl TurnParameter {
     }
 }
 
-/// Turns queries and keys, and stores keys and values.
-pub(crate) fn turn_and_store(device: &Device, parameter: &TurnParameter) -> Result<(), Error> {
-    let TurnParameter { store, num_rows, num_heads, pairs, .. } = parameter;
-    let turned = (num_heads + store.num_kv_heads) * (store.head_size - pairs);
-    let items = (turned + store.num_kv_heads * store.head_size) as usize * *num_rows as usize;
+/// Rotates queries and keys, and stores keys and values.
+pub(crate) fn rotate_and_store(device: &Device, parameter: &RotateParameter) -> Result<(), Error> {
+    let RotateParameter { store, num_rows, num_heads, pairs, .. } = parameter;
+    let rotated = (num_heads + store.num_kv_heads) * (store.head_size - pairs);
+    let items = (rotated + store.num_kv_heads * store.head_size) as usize * *num_rows as usize;
     device.launch("turn_and_store", Grid::items(items, 256), parameter)
 }
 

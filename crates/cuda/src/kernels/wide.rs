@@ -108,7 +108,7 @@ impl Plan {
 /// Whether a product of two matrices can gate its result.
 pub(crate) fn gates(device: &Device, dtype: DType, product: &LinearProduct) -> bool {
     let is_wide = product.num_rows > 8 && serves(device, dtype) && dtype == DType::BF16;
-    is_wide && product.is_pair() && !Plan::of(device, product).splits()
+    is_wide && product.is_pair() && product.fills_groups() && !Plan::of(device, product).splits()
 }
 
 /// A product of more than a few rows, gated where it says so; comes back where its slices are left (see `LinearProduct::launch`).

@@ -4,9 +4,9 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use pellucid_model::Chunk;
+use pellucid_model::{Chunk, ChunkIds};
 use pellucid_sampling::DigestQuery;
-use pellucid_tensor::{CHOSEN, RowQuery, Shortlist};
+use pellucid_tensor::{RowQuery, Shortlist};
 
 use super::{Engine, PlannedChunk, Step};
 use crate::Error;
@@ -43,10 +43,9 @@ impl Engine {
         for planned in &step.chunks {
             let sequence = &self.running[&planned.group].sequences[planned.sequence];
             let table = sequence.table.as_ref().expect("a planned sequence has blocks");
-            let chosen = planned.token_from_row.map(|row| CHOSEN + row as u32);
-            let ids = match &chosen {
-                Some(id) => std::slice::from_ref(id),
-                None => &sequence.tokens[planned.positions.clone()],
+            let ids = match planned.token_from_row {
+                Some(row) => ChunkIds::Assumed { row },
+                None => ChunkIds::Tokens(&sequence.tokens[planned.positions.clone()]),
             };
             let chunk = Chunk {
                 ids,

@@ -1,8 +1,8 @@
 //! Batch invariance, to the bit: the result of a row does not depend on the other rows of the batch.
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, ExpertMlp, GatedMlp, HeadShape, KvLayer, Linear, Routing, SequenceSpan,
-    StoreKv,
+    Activation, Attention, Backend, DType, ExpertMlp, GatedMlp, HeadShape, KvLayer, Linear, Output, Routing,
+    SequenceSpan, StoreKv,
 };
 
 use super::harness::Harness;
@@ -88,7 +88,7 @@ pub fn expert_rows(backend: &dyn Backend) {
                 experts: &experts,
                 activation: Activation::Silu,
             };
-            harness.backend.expert_mlp(mlp, &mut out).expect("experts");
+            harness.backend.expert_mlp(mlp, Output::Rows(&mut out)).expect("experts");
             harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
         let all = mlp(0..ROWS);

@@ -1,8 +1,8 @@
 //! Fused operations, to the bit: they equal their parts, run one after the other.
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, HeadShape, Input, KvLayer, Linear, Rope, RopeStyle, SequenceSpan,
-    StoreKv, Tensor,
+    Activation, Attend, Attention, Backend, DType, HeadShape, Input, KvLayer, Linear, Pending, Residual, Rope,
+    RopeStyle, SequenceSpan, StoreKv, Tensor,
 };
 
 use super::harness::Harness;
@@ -60,15 +60,17 @@ pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
             let values = [(); 2].map(|()| harness.random.normals(num_rows * COLS));
             for is_gated in [false, true] {
                 let found = [false, true].map(|is_fused| {
-                    let [update, mut hidden] = values.each_ref().map(|values| harness.activation(values, COLS));
+                    let [update, hidden] = values.each_ref().map(|values| harness.activation(values, COLS));
+                    let mut residual = Residual { hidden, update, pending: Pending::Update };
                     let mut normed = harness.zeros(num_rows, COLS);
                     let mut out = [(); 2].map(|()| harness.zeros(num_rows, 80));
                     let [first, second] = &mut out;
                     let input = if is_fused {
-                        let (hidden, normed) = (&mut hidden, &mut normed);
-                        Input::Joined { update: &update, hidden, weight: &weight, eps: 1e-5, normed }
+                        let (residual, normed) = (&mut residual, &mut normed);
+                        Input::Joined { residual, weight: &weight, eps: 1e-5, normed }
                     } else {
-                        backend.add_rms_norm(&update, &mut hidden, &weight, 1e-5, &mut normed).expect("a join");
+                        let Residual { hidden, update, .. } = &mut residual;
+                        backend.add_rms_norm(update, hidden, &weight, 1e-5, &mut normed).expect("a join");
                         Input::Rows(&normed)
                     };
                     if is_gated {
@@ -78,7 +80,7 @@ pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
                         backend.linears(input, &mut [(&maps[0], first), (&maps[1], second)]).expect("products");
                     }
                     let read = |x: &Tensor| harness.read(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
-                    [&out[0], &out[usize::from(!is_gated)], &hidden, &normed].map(read)
+                    [&out[0], &out[usize::from(!is_gated)], &residual.hidden, &normed].map(read)
                 });
                 assert!(found[0] == found[1], "{dtypes:?}: {num_rows} rows, gated: {is_gated}");
             }

@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, KvMemory, Logits, Model};
-use pellucid_tensor::{CHOSEN, RowQuery};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, KvMemory, Logits, Model};
+use pellucid_tensor::RowQuery;
 use serde::Serialize;
 
 use super::SpeedArgs;
@@ -131,11 +131,13 @@ impl Bench<'_> {
         let started = Instant::now();
         let mut position = 0;
         for ids in ids.chunks(self.ready.backend.chunk_len()) {
+            let len = ids.len();
             self.batch.clear();
             let wanted = if position + ids.len() == tokens { ids.len() - 1..ids.len() } else { 0..0 };
-            self.batch.push(Chunk { ids, first_position: position, blocks: &blocks, wanted, query: None }, BLOCK_LEN);
+            let (ids, first_position) = (ChunkIds::Tokens(ids), position);
+            self.batch.push(Chunk { ids, first_position, blocks: &blocks, wanted, query: None }, BLOCK_LEN);
             self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits[0])?;
-            position += ids.len();
+            position += len;
         }
         Ok(started.elapsed().as_secs_f64())
     }
@@ -159,10 +161,8 @@ impl Bench<'_> {
         let mut ends = vec![0.0];
         for step in 0..generate {
             let follows = is_asynchronous && step > 0;
-            self.plan(sequences, per_sequence, depth + step, |sequence| match follows {
-                true => CHOSEN + sequence as u32,
-                false => ids[step + sequence],
-            });
+            let tokens = (!follows).then_some(&ids[step..step + sequences]);
+            self.plan(sequences, per_sequence, depth + step, tokens);
             self.ready.model.launch(&self.batch, &mut self.kv, &mut self.logits[step % 2])?;
             // Running ahead, the first step has none before it that could end.
             if is_asynchronous == follows {
@@ -182,8 +182,8 @@ impl Bench<'_> {
         Ok(several.map(|ends| (ends[together] - ends[0]) / together as f64).collect())
     }
 
-    /// A step in which every sequence decodes its token at `position`.
-    fn plan(&mut self, sequences: usize, per_sequence: usize, position: usize, id: impl Fn(usize) -> u32) {
+    /// Plans a step in which every sequence decodes its token at `position`: one of `tokens`, or the one that the device assumed.
+    fn plan(&mut self, sequences: usize, per_sequence: usize, position: usize, tokens: Option<&[u32]>) {
         let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).collect();
         let digests = self.ready.model.digests();
         self.batch.clear();
@@ -191,7 +191,10 @@ impl Bench<'_> {
             // A draw at temperature 1, which looks at the whole row.
             let race = Some((sequence as u64, position as u32 + 1));
             let query = digests.then_some(RowQuery { temperature: 1.0, race, shortlist: None });
-            let ids = &[id(sequence)];
+            let ids = match tokens {
+                Some(tokens) => ChunkIds::Tokens(&tokens[sequence..=sequence]),
+                None => ChunkIds::Assumed { row: sequence },
+            };
             self.batch.push(Chunk { ids, first_position: position, blocks, wanted: 0..1, query }, BLOCK_LEN);
         }
     }

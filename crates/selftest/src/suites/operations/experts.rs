@@ -1,6 +1,6 @@
 //! Expert MLPs: routing, the MLP of each selected expert, and their weighted sum.
 
-use pellucid_tensor::{Activation, DType, ExpertMlp, GatedMlp, Routing};
+use pellucid_tensor::{Activation, DType, ExpertMlp, GatedMlp, Output, Routing};
 
 use super::elementwise::exact;
 use crate::suites::harness::Harness;
@@ -28,7 +28,7 @@ pub(super) fn experts(harness: &mut Harness<'_>) {
             experts: &experts,
             activation: Activation::Silu,
         };
-        harness.backend.expert_mlp(mlp, &mut out).expect("experts");
+        harness.backend.expert_mlp(mlp, Output::Rows(&mut out)).expect("experts");
         let mut expected = Vec::new();
         for (x, logits) in x.chunks_exact(HIDDEN).zip(logits.chunks_exact(5)) {
             let mut order: Vec<usize> = (0..5).collect();

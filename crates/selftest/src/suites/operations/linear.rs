@@ -1,6 +1,6 @@
 //! Matrix products, embedding and gathering of rows, in every weight format.
 
-use pellucid_tensor::{Backend, DType, HostWeight, Linear};
+use pellucid_tensor::{Backend, DType, HostWeight, Linear, TableRows};
 
 use crate::suites::harness::Harness;
 use crate::suites::random_data::{LARGE, MODEST, RandomData, ScaleBits};
@@ -85,7 +85,7 @@ pub(super) fn embed(harness: &mut Harness<'_>) {
         let table = harness.upload(weight);
         let ids = [8, 0, 3, 3];
         let mut out = harness.zeros(4, cols);
-        harness.backend.embed(&table, &ids, 2.5, &mut out).expect("embed");
+        harness.backend.embed(&table, TableRows::Positions(&ids), 2.5, &mut out).expect("embed");
         let row = |id: u32| decoded[id as usize * cols..][..cols].iter();
         let expected: Vec<(f64, f64)> = (ids.iter())
             .flat_map(|&id| row(id))
@@ -120,7 +120,7 @@ pub fn large_weights(backend: &dyn Backend) {
         }
         let ids = [0u32, 2202, 1111, 1023, 1024];
         let mut rows = harness.zeros(ids.len(), COLS);
-        backend.embed(&harness.upload(weight), &ids, 1.0, &mut rows).expect("embed");
+        backend.embed(&harness.upload(weight), TableRows::Positions(&ids), 1.0, &mut rows).expect("embed");
         let expected: Vec<f32> =
             ids.iter().flat_map(|&id| &decoded[id as usize * COLS..(id as usize + 1) * COLS]).copied().collect();
         assert!(harness.read(&rows) == expected, "rows of a large table of {dtype}");

@@ -1,0 +1,243 @@
+//! Arguments of the operations of [`Backend`](crate::Backend), and the parts of a model that they read.
+
+use std::any::Any;
+use std::ops::Range;
+
+use crate::{DType, SharedBytes, Tensor};
+
+/// A weight that is read from a file and sent to a device: `rows` x `cols` values of `dtype`.
+#[derive(Debug, Clone)]
+pub struct HostWeight {
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    pub bytes: SharedBytes,
+}
+
+/// The nonlinearity of an MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x * sigmoid(x)
+    Silu,
+    /// x * Phi(x), with the error function
+    Gelu,
+    /// x * Phi(x), with the tanh approximation
+    GeluTanh,
+}
+
+/// Which two values of a head are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// i and i + half: Hugging Face files, and most GGUF architectures.
+    Half,
+    /// 2i and 2i + 1: GGUF files of the Llama architecture, whose converter reorders the rows of Wq and Wk for it.
+    Interleaved,
+}
+
+/// The rows of a step that belong to one sequence, and the blocks that hold its keys and values.
+///
+/// `rows` are consecutive rows of the step; `blocks` is a range of the step's flat block tables. Position p of the sequence lies in
+/// block `block_tables[blocks.start + p / block_len]` at offset `p % block_len`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceSpan {
+    pub rows: Range<usize>,
+    pub blocks: Range<usize>,
+}
+
+/// The keys and values of one layer, in blocks: a row is a block of `kv heads * block_len * head_size` values, stored in the tensors'
+/// format.
+///
+/// Each backend chooses the layout of a block within its row: [`Backend::store_kv`](crate::Backend::store_kv) writes it,
+/// [`Backend::attention`](crate::Backend::attention) reads it, and [`Backend::copy_row`](crate::Backend::copy_row) copies it whole.
+#[derive(Debug)]
+pub struct KvLayer {
+    pub keys: Tensor,
+    pub values: Tensor,
+}
+
+/// Shape of the attention heads and of the blocks that hold their keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShape {
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_size: usize,
+    pub block_len: usize,
+}
+
+/// Arguments of [`Backend::rope`](crate::Backend::rope).
+#[derive(Debug, Clone, Copy)]
+pub struct Rope<'a> {
+    /// From [`Backend::rope_angles`](crate::Backend::rope_angles): [rows][cos of every pair, then sin of every pair].
+    pub angles: &'a Tensor,
+    pub head_size: usize,
+    pub style: RopeStyle,
+}
+
+/// Arguments of [`Backend::store_kv`](crate::Backend::store_kv).
+#[derive(Debug)]
+pub struct StoreKv<'a> {
+    /// `[rows][kv heads * head_size]`
+    pub keys: &'a Tensor,
+    pub values: &'a Tensor,
+    /// For each row, block * block_len + offset.
+    pub slots: &'a [u32],
+    pub shape: HeadShape,
+}
+
+/// Read-only arguments of [`Backend::rotate_and_store`](crate::Backend::rotate_and_store).
+#[derive(Debug)]
+pub struct RotateAndStore<'a> {
+    pub rope: Rope<'a>,
+    pub values: &'a Tensor,
+    pub slots: &'a [u32],
+    pub shape: HeadShape,
+}
+
+/// Read-only arguments of [`Backend::attend`](crate::Backend::attend).
+#[derive(Debug)]
+pub struct Attend<'a> {
+    /// Rotates queries and keys; `None` for models without rotary positions.
+    pub rope: Option<Rope<'a>>,
+    pub values: &'a Tensor,
+    pub slots: &'a [u32],
+    pub positions: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    pub shape: HeadShape,
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+    pub window: Option<usize>,
+}
+
+/// Arguments of [`Backend::attention`](crate::Backend::attention).
+#[derive(Debug)]
+pub struct Attention<'a> {
+    /// `[rows][heads * head_size]`
+    pub queries: &'a Tensor,
+    pub kv: &'a KvLayer,
+    pub positions: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    pub shape: HeadShape,
+    /// Factor on the dot product of query and key.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` when present.
+    pub soft_cap: Option<f32>,
+    /// A query at position p sees the positions p - window + 1 ..= p; without a window, 0 ..= p.
+    pub window: Option<usize>,
+}
+
+/// A linear map: `y = W x + b`, W as `[out][in]`.
+#[derive(Debug)]
+pub struct Linear {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+/// The three maps of a gated MLP: `down(activation(gate x) * up x)`.
+#[derive(Debug)]
+pub struct GatedMlp {
+    pub gate: Linear,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+/// The residual stream of a step, and an update that has yet to be added to it.
+///
+/// A device adds an update where that costs least: with the product that computes it, or with the norm that reads the sum. So a product
+/// that goes to the stream leaves `pending` behind, and [`Input::Joined`] or [`Backend::join`](crate::Backend::join) completes the sum.
+#[derive(Debug)]
+pub struct Residual {
+    /// `[rows][hidden]`
+    pub hidden: Tensor,
+    /// The output of attention or of an MLP, with the shape of `hidden`.
+    pub update: Tensor,
+    pub pending: Pending,
+}
+
+/// The part of an update that has yet to be added to a residual stream.
+#[derive(Debug, Default)]
+pub enum Pending {
+    /// None: `hidden` is complete.
+    #[default]
+    Nothing,
+    /// The rows of `update`.
+    Update,
+    /// Partial sums of `update` in a form that only their backend can read. They are valid until the next product.
+    PartialSums(Box<dyn Any + Send>),
+}
+
+/// The rows that linear maps are applied to.
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// These rows.
+    Rows(&'a Tensor),
+    /// The RMSNorm of `x`, which is written to `normed`.
+    Normed { x: &'a Tensor, weight: &'a Tensor, eps: f32, normed: &'a mut Tensor },
+    /// The RMSNorm of the residual stream after its pending update was added, which is written to `normed`.
+    Joined { residual: &'a mut Residual, weight: &'a Tensor, eps: f32, normed: &'a mut Tensor },
+}
+
+/// Destination of the result of a linear map or of experts.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// These rows.
+    Rows(&'a mut Tensor),
+    /// The residual stream, with no update pending. What its `update` holds afterwards is unspecified.
+    Residual(&'a mut Residual),
+}
+
+impl<'a> Output<'a> {
+    /// Returns the tensor to write, for a backend that leaves the sum to whoever reads the stream.
+    pub fn rows(self) -> &'a mut Tensor {
+        match self {
+            Output::Rows(rows) => rows,
+            Output::Residual(residual) => {
+                residual.pending = Pending::Update;
+                &mut residual.update
+            }
+        }
+    }
+}
+
+/// Weight and epsilon of an RMSNorm.
+#[derive(Debug, Clone, Copy)]
+pub struct RmsNorm<'a> {
+    pub weight: &'a Tensor,
+    pub eps: f32,
+}
+
+/// Arguments of [`Backend::gated_mlp`](crate::Backend::gated_mlp) beside the residual stream.
+#[derive(Debug)]
+pub struct GatedMlpCall<'a> {
+    pub mlp: &'a GatedMlp,
+    pub activation: Activation,
+    /// The norm of the residual stream that is the input; `None` if `normed` holds the input already.
+    pub norm: Option<RmsNorm<'a>>,
+    pub normed: &'a mut Tensor,
+    /// Work areas for the outputs of the maps `gate` and `up`.
+    pub gate: &'a mut Tensor,
+    pub up: &'a mut Tensor,
+    /// Whether the result goes to the residual stream, or stops in its `update` because a norm is applied to it first.
+    pub adds_to_stream: bool,
+}
+
+/// How a router's scores become expert weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    pub num_selected: usize,
+    /// Divide the selected probabilities by their sum.
+    pub normalize: bool,
+}
+
+/// Arguments of [`Backend::expert_mlp`](crate::Backend::expert_mlp).
+#[derive(Debug)]
+pub struct ExpertMlp<'a> {
+    /// `[rows][hidden]`
+    pub x: &'a Tensor,
+    /// `[rows][experts]`, before the softmax.
+    pub router_logits: &'a Tensor,
+    pub routing: Routing,
+    pub experts: &'a [GatedMlp],
+    pub activation: Activation,
+}

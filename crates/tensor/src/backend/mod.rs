@@ -1,0 +1,308 @@
+//! [`Backend`]: the operations that a transformer needs of a device.
+//!
+//! Every operation writes into an output that the caller owns. A row of an output depends on the same row of the inputs alone
+//! (and, for attention, on the keys and values at its own and earlier positions): the number of rows and the other rows play no part in
+//! the arithmetic of one. This is what makes results batch invariant; a backend that cannot keep to it says so.
+//!
+//! Operations that a device can do in fewer launches are stated together: [`Input::Joined`] and [`Input::Normed`] (a norm and the linear
+//! maps that read it), [`Output::Residual`] (a linear map and the sum that its result goes into), [`Backend::gated_mlp`] and
+//! [`Backend::attend`]. Each has a default implementation by the separate operations, which gives the same bits.
+//!
+//! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
+
+mod arguments;
+mod step;
+
+pub use arguments::{
+    Activation, Attend, Attention, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape, HostWeight, Input, KvLayer, Linear,
+    Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, SequenceSpan, StoreKv,
+};
+pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSource};
+
+use std::any::Any;
+use std::fmt;
+
+use crate::{DType, Tensor};
+
+/// A failure of a device whose operations are used as intended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("out of memory on {device}: {bytes} bytes were asked for")]
+    OutOfMemory { device: String, bytes: usize },
+    #[error("{device} failed in {operation}: {reason}")]
+    Device { device: String, operation: &'static str, reason: String },
+    /// The device's memory is lost, and it will do nothing more for this process.
+    #[error("{device} was lost in {operation}: {reason}")]
+    Lost { device: String, operation: &'static str, reason: String },
+}
+
+/// Memory of the host that values are read back into.
+pub trait HostFloats: Send + Sync + fmt::Debug {
+    fn get(&self) -> &[f32];
+    fn get_mut(&mut self) -> &mut [f32];
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl HostFloats for Vec<f32> {
+    fn get(&self) -> &[f32] {
+        self
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// A device that can run a transformer.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// Describes the device to people: its name, instruction set, threads.
+    fn description(&self) -> String;
+
+    /// Returns notes, a line each, on how the weights of the loaded model are stored.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The format of activations.
+    fn activation_dtype(&self) -> DType;
+
+    /// Rows of a step that keep the device busy: the length of a prefill chunk.
+    fn chunk_len(&self) -> usize {
+        512
+    }
+
+    /// Whether operations return before they are done: the device computes asynchronously, and only reading from it waits.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Backend::expert_mlp`] of `num_rows` rows is asynchronous too: with many rows, it may need the host in the middle of a step.
+    fn experts_are_asynchronous(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
+        let _ = (num_rows, num_experts, routing);
+        self.is_asynchronous()
+    }
+
+    /// Bytes that can still be allocated; `None` if the system does not say.
+    fn free_memory(&self) -> Option<u64>;
+    /// Measures the bytes a second that the device reads from a buffer of `size` bytes: the bound of decoding.
+    fn read_bandwidth(&self, size: usize) -> Result<f64, Error>;
+
+    // Memory.
+
+    /// Allocates host memory for `len` values of the kind that the device copies into fastest.
+    fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
+        Ok(Box::new(vec![0.0; len]))
+    }
+    /// Allocates a tensor of zeros.
+    fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error>;
+    /// Gives an activation `rows` rows, growing its memory when needed. Its contents are lost.
+    fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error>;
+    /// Copies a table or a vector to the device, to be read by rows. A CPU keeps a mapped file's bytes where they are.
+    fn weight(&self, weight: HostWeight) -> Result<Tensor, Error>;
+    /// Copies the matrix of a [`Linear`] to the device, in the layout in which its products are fastest.
+    fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        self.weight(weight)
+    }
+    /// Copies the matrix of a [`Linear`] that is applied to few rows at a time: of an expert, or of the output projection.
+    fn few_rows_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
+        self.linear_weight(weight)
+    }
+    /// Copies a tensor to the host as f32.
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
+    /// Copies an f32 tensor into host memory of [`Backend::host_floats`] that is large enough. The tensor's contents are unspecified
+    /// afterwards: where both lie in host memory, the two may be swapped.
+    fn read_out(&self, tensor: &mut Tensor, out: &mut dyn HostFloats) -> Result<(), Error> {
+        self.read(tensor, &mut out.get_mut()[..tensor.len()])
+    }
+    /// Copies one row to the host as f32.
+    fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error>;
+    /// Copies one row of a tensor over another.
+    fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error>;
+    /// Fills an activation from the host.
+    fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error>;
+
+    // Logits.
+
+    /// Maximum number of tokens that a digest of a row of `cols` logits lists; `None` if the device makes no digests. They are worth it
+    /// where logits would have to be copied to the sampler.
+    fn digest_len(&self, cols: usize) -> Option<usize> {
+        let _ = cols;
+        None
+    }
+    /// Makes the digest of each row. As the end of a step, `queries` are those of its [`StepIndex`].
+    fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
+        let _ = (logits, queries);
+        unreachable!("`digest_len` says that there are no digests")
+    }
+    /// Starts to copy the `num_rows` digests that were made last. They can be read until two more are fetched.
+    fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
+        let _ = num_rows;
+        unreachable!("`digest_len` says that there are no digests")
+    }
+    /// Waits for digests that were fetched; `out` has one for each row.
+    fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
+        let _ = (ticket, out);
+        unreachable!("`digest_len` says that there are no digests")
+    }
+
+    // Steps.
+
+    /// Runs the operations of one step. `run` calls them in the same order, on the same tensors, for every step with equal numbers of
+    /// rows, wanted rows and queries. A backend may therefore record them once and replay them later without calling `run`.
+    fn step(
+        &self,
+        index: &StepIndex<'_>,
+        memo: &mut StepMemo,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let _ = (index, memo);
+        run()
+    }
+
+    // From ids to rows, and selecting rows.
+
+    /// `out[r] = scale * table[rows[r]]`
+    fn embed(&self, table: &Tensor, rows: TableRows<'_>, scale: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// `out[r] = x[rows[r]]`
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error>;
+
+    // Normalisation, residuals, caps.
+
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each stretch of `weight.len()` values of a row (the whole row, or a head).
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// `out = (x - mean) / sqrt(var + eps) * weight + bias`
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// `x += y`
+    fn add(&self, y: &Tensor, x: &mut Tensor) -> Result<(), Error>;
+    /// `x += y`, then `out` becomes the RMSNorm of x.
+    fn add_rms_norm(
+        &self,
+        y: &Tensor,
+        x: &mut Tensor,
+        weight: &Tensor,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        self.add(y, x)?;
+        self.rms_norm(x, weight, eps, out)
+    }
+    /// `x = cap * tanh(x / cap)`
+    fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error>;
+
+    // Linear maps and the MLP.
+
+    /// `out = W x + b` for each row x.
+    fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error>;
+    /// `out = W x + b`, or the residual stream plus it.
+    fn linear_to(&self, x: &Tensor, linear: &Linear, out: Output<'_>) -> Result<(), Error> {
+        self.linear(x, linear, out.rows())
+    }
+    /// Computes the rows of an input and returns them.
+    fn input<'a>(&self, input: Input<'a>) -> Result<&'a Tensor, Error> {
+        match input {
+            Input::Rows(x) => Ok(x),
+            Input::Normed { x, weight, eps, normed } => {
+                self.rms_norm(x, weight, eps, normed)?;
+                Ok(normed)
+            }
+            Input::Joined { residual, weight, eps, normed } => {
+                let Residual { hidden, update, pending } = residual;
+                match std::mem::take(pending) {
+                    Pending::Nothing => self.rms_norm(hidden, weight, eps, normed)?,
+                    Pending::Update => self.add_rms_norm(update, hidden, weight, eps, normed)?,
+                    Pending::PartialSums(_) => unreachable!("a backend that leaves partial sums overrides this"),
+                }
+                Ok(normed)
+            }
+        }
+    }
+    /// Completes the residual stream: adds its pending update.
+    fn join(&self, residual: &mut Residual) -> Result<(), Error> {
+        let Residual { hidden, update, pending } = residual;
+        match std::mem::take(pending) {
+            Pending::Nothing => Ok(()),
+            Pending::Update => self.add(update, hidden),
+            Pending::PartialSums(_) => unreachable!("a backend that leaves partial sums overrides this"),
+        }
+    }
+    /// Several maps of the same rows, such as queries, keys and values: a device may do them at once.
+    fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
+        let x = self.input(x)?;
+        maps.iter_mut().try_for_each(|(linear, out)| self.linear(x, linear, out))
+    }
+    /// The first two maps of a gated MLP: `gate = activation(gate x) * (up x)`. The contents of `up` are unspecified afterwards.
+    fn gated(
+        &self,
+        x: Input<'_>,
+        [(gate, gate_out), (up, up_out)]: [(&Linear, &mut Tensor); 2],
+        activation: Activation,
+    ) -> Result<(), Error> {
+        self.linears(x, &mut [(gate, gate_out), (up, up_out)])?;
+        self.gate(activation, up_out, gate_out)
+    }
+    /// A whole gated MLP on the residual stream: `hidden += down(activation(gate x) * (up x))`, where x is the norm of `hidden`.
+    fn gated_mlp(&self, call: GatedMlpCall<'_>, residual: &mut Residual) -> Result<(), Error> {
+        let GatedMlpCall { mlp, activation, norm, normed, gate, up, adds_to_stream } = call;
+        let input = match norm {
+            Some(RmsNorm { weight, eps }) => Input::Joined { residual: &mut *residual, weight, eps, normed },
+            None => Input::Rows(normed),
+        };
+        self.gated(input, [(&mlp.gate, &mut *gate), (&mlp.up, up)], activation)?;
+        let out = if adds_to_stream { Output::Residual(residual) } else { Output::Rows(&mut residual.update) };
+        self.linear_to(gate, &mlp.down, out)
+    }
+    /// `x = activation(x)`
+    fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error>;
+    /// `gate = activation(gate) * up`
+    fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error>;
+    /// The weighted sum, over each row's selected experts in ascending order, of their gated MLPs.
+    fn expert_mlp(&self, experts: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error>;
+
+    // Attention.
+
+    /// Computes `cos` and `sin` of `position * frequency`, times `factor`: one row for each position.
+    fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// Rotates the first `2 * frequencies` values of each head of `x` by the row's angles.
+    fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error>;
+    /// Writes each row's key and value into its slot, and rounds each head separately to the format of the blocks. A value that the format
+    /// cannot hold becomes a NaN, so that every result that depends on it is a NaN too instead of silently wrong.
+    fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error>;
+    /// Rotates queries and keys by the rows' angles, and stores keys and values.
+    fn rotate_and_store(
+        &self,
+        call: RotateAndStore<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+    ) -> Result<(), Error> {
+        let RotateAndStore { rope, values, slots, shape } = call;
+        self.rope(rope, queries)?;
+        self.rope(rope, keys)?;
+        self.store_kv(StoreKv { keys, values, slots, shape }, kv)
+    }
+    /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
+    fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
+    /// Rotates queries and keys if there are angles, stores keys and values, and attends. The contents of `queries` and `keys` are
+    /// unspecified afterwards. A block that a sequence stores into belongs to no other sequence of the step, so that one may read while the
+    /// other stores.
+    fn attend(
+        &self,
+        attend: Attend<'_>,
+        queries: &mut Tensor,
+        keys: &mut Tensor,
+        kv: &mut KvLayer,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = attend;
+        match rope {
+            Some(rope) => self.rotate_and_store(RotateAndStore { rope, values, slots, shape }, queries, keys, kv)?,
+            None => self.store_kv(StoreKv { keys, values, slots, shape }, kv)?,
+        }
+        let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
+        self.attention(attention, out)
+    }
+}

@@ -1,0 +1,117 @@
+//! One step of a model, as a backend sees it: the token of each row, and the digests of its logits.
+
+use std::any::Any;
+
+use crate::SequenceSpan;
+
+/// The token of a row, or where the device finds it.
+///
+/// With [`TokenSource::Assumed`] a step can be launched before the one that it follows has ended. Only devices whose digests say what they
+/// assume ([`RowDigest::assumed`]) accept it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenSource {
+    /// This token.
+    Token(u32),
+    /// The token that the device assumed for this row of the digests that it made last. Where it assumed none, any token may be read, and
+    /// the results of the row are meaningless.
+    Assumed { row: u32 },
+}
+
+impl TokenSource {
+    /// Returns the token; `None` while only the device knows it.
+    pub fn token(self) -> Option<u32> {
+        match self {
+            TokenSource::Token(token) => Some(token),
+            TokenSource::Assumed { .. } => None,
+        }
+    }
+}
+
+/// Rows of an embedding table.
+#[derive(Debug, Clone, Copy)]
+pub enum TableRows<'a> {
+    Tokens(&'a [TokenSource]),
+    Positions(&'a [u32]),
+}
+
+impl TableRows<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            TableRows::Tokens(tokens) => tokens.len(),
+            TableRows::Positions(positions) => positions.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the table row of `row`, for a backend that assumes no tokens.
+    pub fn get(&self, row: usize) -> u32 {
+        match self {
+            TableRows::Tokens(tokens) => tokens[row].token().expect("only a device that makes digests assumes tokens"),
+            TableRows::Positions(positions) => positions[row],
+        }
+    }
+}
+
+/// The tables of one step. Its operations are given these very slices.
+#[derive(Debug, Clone, Copy)]
+pub struct StepIndex<'a> {
+    pub ids: &'a [TokenSource],
+    pub positions: &'a [u32],
+    pub slots: &'a [u32],
+    pub wanted: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    /// The digest queries of the wanted rows; empty where the rows themselves are wanted.
+    pub queries: &'a [RowQuery],
+    /// Identifies the KV memory among those that live at the same time: the address of its list of layers.
+    pub kv_address: usize,
+}
+
+/// State that a backend keeps from step to step of one model. The model owns it and does not look inside.
+#[derive(Debug, Default)]
+pub struct StepMemo(pub Option<Box<dyn Any + Send>>);
+
+/// A query for the digest of a row of logits, see [`Backend::digest`](crate::Backend::digest).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowQuery {
+    /// The second temperature, beside 1, at which weights are summed.
+    pub temperature: f64,
+    /// Seed and position of a draw from the whole row, if there is one.
+    pub race: Option<(u64, u32)>,
+    /// Without a race: the filters that bound the draw, where they are known beforehand.
+    pub shortlist: Option<Shortlist>,
+}
+
+/// The set of most probable tokens that a draw chooses from, and its seed and position: the `k` highest, of those the smallest set whose
+/// share of the weights reaches `p`, of those the ones with at least `min_p` of the highest weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shortlist {
+    pub draw: (u64, u32),
+    pub k: u32,
+    pub p: f32,
+    pub min_p: f32,
+}
+
+/// Statistics of a row of logits that suffice for most samplers. `sampling` defines their meaning to the bit and has the oracle.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RowDigest {
+    /// Every logit is a number, and the highest is finite. Otherwise the other fields are meaningless.
+    pub is_plain: bool,
+    /// The most probable tokens and their logits, from the highest down; ties to the lower token.
+    pub top: Vec<(u32, f32)>,
+    /// Whether `top` has every token that is not ruled out.
+    pub has_all: bool,
+    /// The sums of weights at temperature 1 and at the query's.
+    pub totals: [f64; 2],
+    /// Every token that may win the draw; empty without a draw, or when too many may.
+    pub finalists: Vec<(u32, f32)>,
+    /// The token that the device assumes to be sampled, if it assumes one: see [`TokenSource::Assumed`].
+    pub assumed: Option<u32>,
+}
+
+/// Identifies digests that are being copied to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DigestTicket(pub u64);
