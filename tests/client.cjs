@@ -1,4 +1,4 @@
-// The official client for JavaScript, run by test_clients.py: node client.cjs URL KEY LIMITED_KEY
+// Tests with the official client for JavaScript, run by test_clients.py: node client.cjs URL KEY LIMITED_KEY
 "use strict";
 const assert = require("node:assert/strict");
 const OpenAI = require("openai");
@@ -6,12 +6,12 @@ const OpenAI = require("openai");
 const [baseURL, apiKey, limitedKey] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
 const messages = [{ role: "user", content: "hello" }];
-// The end is ruled out, so that lengths are known.
+// The end token is banned, so that lengths are known.
 const usual = { model: "tiny", messages, max_tokens: 24, seed: 7, logit_bias: { 2: -100 } };
 const chat = (fields) => client.chat.completions.create({ ...usual, ...fields });
 
 async function refused(asked, kind, code, param) {
-  const error = await asked.then(() => assert.fail("nothing was refused"), (error) => error);
+  const error = await asked.then(() => assert.fail("the request was accepted"), (error) => error);
   assert.ok(error instanceof kind, `${error}`);
   assert.deepEqual([error.code, error.param], [code, param]);
 }
@@ -54,11 +54,11 @@ async function main() {
   await refused(stranger.models.list(), OpenAI.AuthenticationError, "invalid_api_key", null);
   const limited = new OpenAI({ baseURL, apiKey: limitedKey, maxRetries: 0 });
   const once = () => limited.chat.completions.create({ model: "tiny", messages, max_tokens: 1 });
-  // Other tests may have spent the one request of this minute.
+  // Other tests may have used up the limit of one request per minute.
   await once().catch(() => {});
   await refused(once(), OpenAI.RateLimitError, "requests_per_minute", null);
 
-  // A reader that stops reading cancels the request and does no harm.
+  // A client that stops reading cancels the request; the server must survive that.
   for await (const _ of await chat({ stream: true, max_tokens: 2000 })) break;
 }
 

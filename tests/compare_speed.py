@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Speed beside llama.cpp's on the same GGUF files, in alternating rounds: the table of docs/performance.md.
+"""Compares speed with llama.cpp on the same GGUF files, in alternating rounds: the table of docs/performance.md.
 
     tests/compare_speed.py --ours target/release/pellucid --theirs "python peer-bench" MODEL.gguf...
 
 --theirs is a command that takes MODEL --prompt 512,2048 --parallel 1,8 --depth 0 --generate N --repeat N --threads N --json and prints
-{"prefill_512": {"best": t/s, "median": t/s}, "decode_x8_at_0": ...}. Machines are shared and their clocks unsteady: a round measures
-both, one right after the other, and the ratio is that of the medians (and of the bests) over all rounds.
+{"prefill_512": {"best": t/s, "median": t/s}, "decode_x8_at_0": ...}. The speed of a shared machine varies: a round measures both
+programs, one right after the other, and the ratio is that of the medians (and of the best values) over all rounds.
 """
 import argparse, json, pathlib, shlex, statistics, subprocess
 
@@ -30,13 +30,13 @@ def run(command):
 
 
 def theirs(model):
-    """{case: (best, median)}"""
+    """Returns {case: (best, median)} in tokens per second."""
     speeds = run([*shlex.split(options.theirs), model, '--parallel', options.parallel, *common])
     return {case: (speed['best'], speed['median']) for case, speed in speeds.items()}
 
 
 def ours(model):
-    """{case: (best, median)}, {case: fraction of the read limit}, bytes a second that the memory delivers."""
+    """Returns {case: (best, median)}, {case: fraction of the read limit}, and the memory bandwidth in bytes per second."""
     report = run([options.ours, 'bench', model, '--device', 'cpu', '--batch', options.parallel, *common])
     speeds, fractions = {}, {}
     for row in report['speed']:

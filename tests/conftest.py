@@ -1,4 +1,4 @@
-"""Where the binaries are, and servers that several tests share."""
+"""Options of the test run, and fixtures that several tests share."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from serving import Server, tenant, write_model
 
 def pytest_addoption(parser):
     repository = Path(__file__).parent.parent
-    parser.addoption("--binaries", type=Path, default=repository / "target/debug", help="folder of the built program")
-    parser.addoption("--examples", default="10", help="examples of Schemathesis for each operation")
+    parser.addoption("--binaries", type=Path, default=repository / "target/debug", help="folder of the built programs")
+    parser.addoption("--examples", default="10", help="number of Schemathesis examples per operation")
     parser.addoption("--node-modules", type=Path, help="folder with the npm package openai")
 
 
@@ -37,7 +37,7 @@ ALICE, BOB, LIMITED = "alice-secret-key", "bob-secret-key", "limited-secret-key"
 
 @pytest.fixture(scope="session")
 def guarded(binaries, model):
-    """A server with the tenants Alice and Bob, and one that may ask once a minute."""
+    """A server with the tenants Alice and Bob, and one that is limited to one request per minute."""
     tenants = [tenant("alice", ALICE), tenant("bob", BOB), tenant("limited", LIMITED, requests_per_minute=1)]
     with Server(binaries, model, tenants=tenants) as server:
         yield server

@@ -1,4 +1,4 @@
-"""The built server under test: started, asked, measured, ended. Plain sockets, so that bad input can be as bad as it likes."""
+"""The built server under test. It uses http.client, which lets tests send invalid requests that client libraries would reject."""
 
 import http.client
 import json
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODEL = "tiny"
-# Seconds for anything to happen on a machine that is busy with something else.
-PATIENCE = 60
+# Seconds to wait for anything, on a busy machine too.
+TIMEOUT_S = 60
 
 
 @dataclass
@@ -37,14 +37,14 @@ class Reply:
 
     @property
     def chunks(self):
-        """The events of a stream that ended well, without its end."""
+        """The chunks of a complete stream, without [DONE]."""
         assert self.status == 200, self
         assert self.events[-1] == "[DONE]", self.events[-3:]
         return [json.loads(event) for event in self.events[:-1]]
 
 
 def write_model(binaries, folder, *words):
-    """Writes a tiny model; `words` are the arguments of the example `tiny_model`."""
+    """Writes a tiny model; `words` are further arguments of the example `tiny_model`."""
     subprocess.run([binaries / "examples/tiny_model", folder, *words], check=True)
     return folder
 
@@ -54,7 +54,7 @@ def tenant(name, key, **limits):
 
 
 class Server:
-    """A server on a free port, ended when the `with` ends."""
+    """A server on a free port, stopped at the end of the `with` block."""
 
     def __init__(self, binaries, model, *flags, tenants=None, tls=None):
         self.scratch = tempfile.TemporaryDirectory()
@@ -80,9 +80,9 @@ class Server:
         assert self.url, "".join(self.log)
         self.host, port = self.url.split("://")[1].rsplit(":", 1)
         self.port = int(port)
-        # What clients trust, where the server has a certificate.
+        # The SSL context for clients, if the server has a certificate.
         self.tls = tls
-        # A pipe that nobody reads would stop the server.
+        # The pipe must be read, or the server would block.
         self.reader = threading.Thread(target=lambda: self.log.extend(line.decode() for line in self.process.stderr))
         self.reader.start()
         self.local = threading.local()
@@ -97,9 +97,9 @@ class Server:
         self.end()
 
     def end(self):
-        """Waits for the server to have left, and says how."""
+        """Waits until the server has ended, and returns its exit status."""
         try:
-            status = self.process.wait(PATIENCE)
+            status = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -109,11 +109,11 @@ class Server:
 
     def connect(self):
         if self.tls:
-            return http.client.HTTPSConnection(self.host, self.port, timeout=PATIENCE, context=self.tls)
-        return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
+            return http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self.tls)
+        return http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
 
     def ask(self, method, path, body=None, key=None, **headers):
-        """One request on this thread's own connection. A body that is not bytes goes as JSON."""
+        """Sends a request on this thread's connection. A body that is not bytes is sent as JSON."""
         connection = getattr(self.local, "connection", None)
         if connection is None:
             connection = self.local.connection = self.connect()
@@ -130,7 +130,7 @@ class Server:
                 response = connection.getresponse()
                 break
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-                # An idle connection may be closed at any time; a new one may not.
+                # The server may close an idle connection at any time, so the first attempt may fail.
                 connection.close()
                 if attempt == 2:
                     raise
@@ -155,8 +155,8 @@ class Server:
         return self.post("/tokenize", fields, key=key).json["tokens"]
 
     def metric(self, name, key=None):
-        """The sum of a metric over its labels."""
+        """Returns the sum of a metric over its labels."""
         lines = self.get("/metrics", key=key).body.decode().splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
-        assert values, f"{name} is not among the metrics"
+        assert values, f"/metrics has no {name}"
         return sum(values)

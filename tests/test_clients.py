@@ -1,4 +1,4 @@
-"""The official clients, and two libraries above them, as their users write them; only the base URL is ours."""
+"""The official OpenAI clients, LangChain and LiteLLM, used as in their documentation; only the base URL differs."""
 
 import os
 import subprocess
@@ -9,16 +9,16 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 from conftest import ALICE, LIMITED
-from serving import MODEL, PATIENCE
+from serving import MODEL, TIMEOUT_S
 
-# A random model says that it is done at any moment; with its end ruled out, lengths are known.
+# A random model may end at any token; with its end token banned, lengths are known.
 ENDLESS = {"logit_bias": {"2": -100}, "seed": 7}
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
 def client(guarded):
-    return openai.OpenAI(base_url=guarded.url + "/v1", api_key=ALICE, max_retries=0, timeout=PATIENCE)
+    return openai.OpenAI(base_url=guarded.url + "/v1", api_key=ALICE, max_retries=0, timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +42,11 @@ def test_chat(chat):
     assert reply.usage.completion_tokens == 24
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 24
     assert reply.system_fingerprint.startswith("pellucid-")
-    # Our own numbers travel beside the known fields.
+    # Pellucid's own fields come beside those of OpenAI.
     assert reply.model_extra["pellucid"]["seed"] == 7
 
 
-def test_streams_are_the_whole_reply_in_pieces(chat):
+def test_a_stream_equals_the_whole_reply(chat):
     whole = chat()
     chunks = list(chat(stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -58,9 +58,9 @@ def test_streams_are_the_whole_reply_in_pieces(chat):
 
 
 def test_replies_can_be_sent_back(client, chat):
-    """As the objects that the library returns, and as what it makes of them: both hold fields that are null."""
+    """Replies can be sent back as the library's objects and as dictionaries; both contain null fields."""
     usual = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "logit_bias": {"2": -100}, "seed": 7}
-    # The helpers raise an error of their own for a reply that its length ended, so these end by a text.
+    # `parse` and `stream` raise an error if `max_tokens` ends the reply, so these replies end with a stop string.
     ended = {**usual, "stop": chat(max_tokens=8).choices[0].message.content[4]}
     replies = [chat().choices[0].message, client.chat.completions.parse(**ended).choices[0].message]
     with client.chat.completions.stream(**ended) as stream:
@@ -79,7 +79,7 @@ def test_logprobs(chat):
     assert len(tokens) == 24
     for token in tokens:
         assert len(token.top_logprobs) == 5
-        assert token.top_logprobs[0].logprob == token.logprob < 0, "the greedy choice is the most probable one"
+        assert token.top_logprobs[0].logprob == token.logprob < 0, "the greedy token is the most probable one"
     assert b"".join(bytes(token.bytes) for token in tokens).decode().replace("▁", " ") == reply.choices[0].message.content
     streamed = list(chat(logprobs=True, top_logprobs=5, temperature=0, stream=True))
     found = [token for chunk in streamed for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
@@ -91,7 +91,7 @@ def test_n_and_seed(chat):
     texts = [choice.message.content for choice in reply.choices]
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
     assert texts == [chat(seed=seed).choices[0].message.content for seed in (7, 8, 9)]
-    assert len(set(texts)) == 3, "other seeds give other texts"
+    assert len(set(texts)) == 3, "different seeds give different texts"
     by_choice = ["", "", ""]
     for chunk in chat(n=3, stream=True):
         by_choice[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
@@ -133,7 +133,7 @@ def test_completions(client, guarded):
 
 
 def refusals(ask):
-    """What goes wrong, and the exception that the OpenAI client raises for it."""
+    """Returns invalid requests, each with the exception that the OpenAI client raises."""
     return [
         (lambda: ask(model="other"), openai.NotFoundError, "model_not_found", "model"),
         (lambda: ask(temperature=3), openai.BadRequestError, "out_of_range", "temperature"),
@@ -194,18 +194,18 @@ def test_litellm(guarded):
         ({"api_key": LIMITED, "max_tokens": 1}, litellm.RateLimitError),
     ]:
         with pytest.raises(kind):
-            # Whoever comes first, of this test and the one above, spends the one request of the minute.
+            # Of the tests that use this key, the first one uses up the limit of one request per minute.
             ask(**fields)
             ask(**fields)
 
 
-def test_the_client_from_npm(guarded, pytestconfig):
+def test_the_javascript_client(guarded, pytestconfig):
     modules = pytestconfig.getoption("--node-modules")
     if modules is None:
         pytest.skip("--node-modules is not given")
     script = os.path.join(os.path.dirname(__file__), "client.cjs")
     environment = {**os.environ, "NODE_PATH": str(modules.resolve())}
-    ran = subprocess.run(["node", script, guarded.url + "/v1", ALICE, LIMITED], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    ran = subprocess.run(["node", script, guarded.url + "/v1", ALICE, LIMITED], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -217,7 +217,7 @@ def test_the_client_from_npm(guarded, pytestconfig):
     ],
 )
 def test_every_field_of_the_official_client_is_known(server, path, known):
-    """Honoured or refused by name: a value that no field takes is refused under the field's own name, and none is unknown."""
+    """Every field is known: an invalid value is rejected with the field's name, and no field is reported as unknown."""
     usual = {"model": MODEL, "prompt": "hello"} if path == "/v1/completions" else {"model": MODEL, "messages": HELLO}
     names = {"stream", *known.__annotations__}
     assert {"model", "temperature", "stream_options", "user", "n"} < names
@@ -226,4 +226,4 @@ def test_every_field_of_the_official_client_is_known(server, path, known):
         assert (refused.status, refused.error["param"].split(".")[0]) == (400, name), refused
         assert refused.error["code"] != "unknown_parameter" or "." in refused.error["param"], refused
     refused = server.post(path, {**usual, "nonsense": 1})
-    assert (refused.error["param"], refused.error["code"]) == ("nonsense", "unknown_parameter"), "the control"
+    assert (refused.error["param"], refused.error["code"]) == ("nonsense", "unknown_parameter"), "positive control"

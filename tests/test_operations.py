@@ -1,4 +1,4 @@
-"""The built program as operators meet it: signals, TLS, logs, and the WebSocket through a library's client."""
+"""Operation of the built program: signals, TLS, logs, slow readers, and the WebSocket with a client library."""
 
 import http.client
 import json
@@ -15,13 +15,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from conftest import ALICE, BOB
-from serving import MODEL, PATIENCE, Server, tenant
+from serving import MODEL, TIMEOUT_S, Server, tenant
 
 LONG = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000, "ignore_eos": True, "seed": 1}
 
 
 class Stream:
-    """A reply under way: its events, as they come."""
+    """A streamed reply; iterates over its events."""
 
     def __init__(self, server):
         self.connection = server.connect()
@@ -36,13 +36,13 @@ class Stream:
                 yield line[len(b"data: "):].strip().decode()
 
 
-def test_a_signal_drains(binaries, model):
+def test_a_signal_drains_the_server(binaries, model):
     with Server(binaries, model) as server:
         whole = server.chat(**{name: value for name, value in LONG.items() if name != "messages"}).json
         events = iter(Stream(server))
         seen = [next(events) for _ in range(3)]
         server.process.send_signal(signal.SIGTERM)
-        # The signal is heard within a moment; until then a request may still be let in.
+        # Until the server has handled the signal, requests may still be accepted.
         while (refused := server.chat(max_tokens=1)).status == 200:
             pass
         assert (refused.status, refused.error["code"]) == (503, "draining")
@@ -51,11 +51,11 @@ def test_a_signal_drains(binaries, model):
         seen += events
         assert seen[-1] == "[DONE]"
         text = "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in seen[:-1])
-        assert text == whole["choices"][0]["message"]["content"], "what was in flight is finished, to the byte"
+        assert text == whole["choices"][0]["message"]["content"], "the reply in flight is completed, to the byte"
         assert server.end() == 0
 
 
-def test_a_second_signal_ends_at_once(binaries, model):
+def test_a_second_signal_stops_the_server_at_once(binaries, model):
     with Server(binaries, model) as server:
         events = iter(Stream(server))
         next(events)
@@ -86,15 +86,15 @@ def test_https(binaries, model, tmp_path):
         text = "".join(chunk.choices[0].text for chunk in streamed)
         assert text == server.complete().json["choices"][0]["text"]
         with pytest.raises(ssl.SSLCertVerificationError):
-            other = http.client.HTTPSConnection(server.host, server.port, timeout=PATIENCE, context=ssl.create_default_context())
+            other = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT_S, context=ssl.create_default_context())
             other.request("GET", "/health")
         with pytest.raises((http.client.HTTPException, ConnectionError)):
-            plain = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE)
+            plain = http.client.HTTPConnection(server.host, server.port, timeout=TIMEOUT_S)
             plain.request("GET", "/health")
             plain.getresponse()
 
 
-def test_the_log_holds_no_words_and_no_keys(binaries, model):
+def test_the_log_contains_no_text_and_no_keys(binaries, model):
     word = "xyzzy"
     with Server(binaries, model, "--log-level", "debug", tenants=[tenant("alice", ALICE)]) as server:
         reply = server.chat(word, key=ALICE, user=word, stop=[word], cache_salt=word)
@@ -114,11 +114,11 @@ def test_the_log_holds_no_words_and_no_keys(binaries, model):
         assert secret not in log, f"{secret!r} is in the log"
     ids = {line["request_id"] for line in lines if line.get("message") == "request"}
     assert len(ids) == 7 and {"alice"} == {line["tenant"] for line in lines if line.get("message") == "reply"}
-    assert reply.headers["x-request-id"] in ids, "the control: what was asked is in the log, under its id"
+    assert reply.headers["x-request-id"] in ids, "positive control: the request is in the log, with its id"
 
 
 def messages(socket):
-    """What is left to come: chunks and answers, up to the close."""
+    """Iterates over the remaining messages until the connection closes."""
     try:
         for message in socket:
             yield message if message == "[DONE]" else json.loads(message)
@@ -130,7 +130,7 @@ def text_of(chunks):
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk != "[DONE]" and chunk.get("choices"))
 
 
-def test_a_websocket_says_what_a_stream_says(guarded):
+def test_a_websocket_sends_the_same_chunks_as_a_stream(guarded):
     url = guarded.url.replace("http", "ws") + "/v1/stream"
     whole = guarded.chat(key=ALICE, max_tokens=40).json
     request = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 40, "seed": 1}
@@ -146,7 +146,7 @@ def test_a_websocket_says_what_a_stream_says(guarded):
         assert refused.value.response.status_code == 401
 
 
-def test_a_websocket_heeds_control_in_flight(server):
+def test_a_websocket_applies_control_messages(server):
     a, b = (server.tokens(prompt=letter, add_special_tokens=False)[0] for letter in "ab")
     with connect(server.url.replace("http", "ws") + "/v1/stream") as socket:
         tell = lambda kind, **fields: socket.send(json.dumps({"type": kind, **fields}))
@@ -159,12 +159,12 @@ def test_a_websocket_heeds_control_in_flight(server):
         count = until("paused")["output_tokens"]
         assert 0 < count < 3000
         tell("update", allowed_token_ids=[b])
-        assert next(answers) == {"type": "updated", "output_tokens": count}, "nothing was computed meanwhile"
+        assert next(answers) == {"type": "updated", "output_tokens": count}, "no token was computed during the pause"
         tell("update", seed=5)
         assert next(answers)["error"]["param"] == "seed"
         tell("resume")
         assert next(answers) == {"type": "resumed", "output_tokens": count}
-        assert text_of([next(answers)]) == "b", "the new parameters hold from the next token on"
+        assert text_of([next(answers)]) == "b", "the new parameters apply from the next token on"
         tell("cancel")
         until("cancelled")
         assert list(answers) == []
@@ -177,8 +177,8 @@ def resident_bytes(server):
     return int(line.split()[1]) * 1024
 
 
-def test_slow_readers_cost_little_and_hurt_nobody(binaries, model):
-    """Eight clients ask for replies of many megabytes and read nothing of them."""
+def test_slow_readers_take_little_memory_and_affect_no_other_request(binaries, model):
+    """Eight clients request replies of many megabytes and read nothing."""
     body = json.dumps({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20, "trace": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with Server(binaries, model, "--write-timeout", "5") as server:
@@ -191,20 +191,20 @@ def test_slow_readers_cost_little_and_hurt_nobody(binaries, model):
             client.connect((server.host, server.port))
             client.sendall(head.encode() + body)
             slow.append(client)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         steps = -1
-        # Until they are held up: then nothing is computed unless somebody else asks.
+        # Wait until all eight are blocked: then the number of steps no longer grows.
         while steps != (steps := server.metric("pellucid_steps_total")):
             assert time.monotonic() < deadline
             time.sleep(0.3)
-        assert server.metric("pellucid_sequences_running") == 8, "the control: all are under way"
+        assert server.metric("pellucid_sequences_running") == 8, "positive control: all eight are running"
         tokens = server.metric("pellucid_computed_output_tokens_total")
-        assert tokens < 8 * 3000 / 2, "and none is near its end"
+        assert tokens < 8 * 3000 / 2, "positive control: none is near its end"
         grown = resident_bytes(server) - before
         assert grown < 8 * 4 * 2**20, f"each takes {grown / 8 / 2**20:.1f} MiB"
         for _ in range(5):
             assert server.chat().json["choices"] == alone
-        # They are cut when they have taken nothing for too long, and leave nothing behind.
+        # After the write timeout the server drops them and releases their blocks.
         while server.metric("pellucid_kv_blocks_in_use") > 0:
             assert time.monotonic() < deadline
             time.sleep(0.1)

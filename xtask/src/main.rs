@@ -4,6 +4,8 @@
 //! `--only 90a` leaves the other architectures out, for a quick try on one GPU; a test tells what it wrote from what is complete.
 //! nvcc 13.0 is enough, for instance from the PyPI packages nvidia-cuda-nvcc, -nvvm, -crt, -runtime and -cccl, unzipped into one folder.
 
+#![forbid(unsafe_code)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
