@@ -123,7 +123,7 @@ impl EngineHandle {
         for (request, sink) in requests {
             checked.push((self.limits.check(request)?, sink));
         }
-        // These could never be queued together, so it is not a full queue that a client could wait for.
+        // Not `QueueFull`: these requests would not fit into an empty queue either.
         if num_requests > max_waiting {
             let expected = format!("at most {max_waiting}, the length of the queue");
             return Err(Error::OutOfRange { name: "prompts", expected, found: num_requests.to_string() });
