@@ -1,20 +1,20 @@
-//! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project back.
+//! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project.
 
 use pellucid_tensor::{Attend, Backend, Error, KvLayer, Rope, Tensor};
 
+use crate::activations::{Activations, Entry, output};
 use crate::config::Positions;
-use crate::decoder::{Activations, Entry, output};
 use crate::weights::{AttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, KvMemory};
 
-/// Keys and values of a layer, in blocks.
+/// Number, keys and values of a layer.
 pub(crate) struct LayerMemory<'a> {
     pub(crate) index: usize,
     pub(crate) layer: &'a mut KvLayer,
     pub(crate) block_len: usize,
 }
 
-/// Leaves its result in the residual stream, or in `update` if an output norm follows.
+/// Writes its result to the residual stream, or to `update` if an output norm follows.
 pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,
@@ -56,7 +56,7 @@ pub(crate) fn forward(
     backend.linear_to(&a.attended, &weights.output, output(&mut a.residual, output_norm))
 }
 
-/// RMSNorm over each head, through `spare`, which ends up holding the old values.
+/// Applies RMSNorm to each head. `spare` holds the old values afterwards.
 fn normalise_heads(
     backend: &dyn Backend,
     config: &DecoderConfig,

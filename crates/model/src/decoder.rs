@@ -1,64 +1,24 @@
-//! The decoder: embed, layers of attention and MLP on a residual stream, norm, logits. Read this first.
+//! The decoder: embed, layers of attention and MLP on a residual stream, norm, logits. Read [`Decoder::compute`] first.
 //!
-//! Called by `engine` with one [`Batch`] a step. Knows no device, no request and no text.
+//! `engine` calls it with one [`Batch`] for each step. It knows no device, no request and no text.
 
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{
-    Backend, DType, Error as DeviceError, Input, Output, Pending, Residual, RmsNorm, RowQuery, StepMemo, TableRows,
-    Tensor,
-};
+use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows};
 
+use crate::activations::{Activations, Entry, normed};
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
-use crate::config::{NormKind, Positions};
+use crate::config::Positions;
 use crate::rope::Frequencies;
-use crate::weights::{Norm, TokenCost, Weights};
-use crate::{Batch, DecoderConfig, Error, Experts, KvMemory, Logits, attention, loader, mlp};
+use crate::weights::{TokenCost, Weights};
+use crate::{Batch, DecoderConfig, Error, Experts, KvMemory, Logits, Model, attention, loader, mlp};
 
-/// Ids to logits.
-pub trait Model: Send {
-    fn config(&self) -> &DecoderConfig;
-
-    /// Computes the batch's rows, stores their keys and values, and fills `logits` with those of the wanted rows, or with the digests
-    /// that will do in their place.
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error>;
-
-    /// Begins what `forward` does and returns while the device computes, where it is one that does so by itself. `logits` are there after
-    /// [`Model::finish`]; at most two steps are under way, and the one that was launched first is finished first.
-    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        self.forward(batch, kv, logits)
-    }
-
-    /// Waits for the logits of a step that was launched.
-    fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
-        let _ = logits;
-        Ok(())
-    }
-
-    /// Whether [`Model::launch`] of a step of `num_rows` rows returns while the device still computes it.
-    fn is_asynchronous(&self, num_rows: usize) -> bool {
-        let _ = num_rows;
-        false
-    }
-
-    /// Whether a batch may ask for digests.
-    fn digests(&self) -> bool {
-        false
-    }
-
-    /// A wanted row of the batch that was launched last, of which only the digest was given.
-    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
-        let _ = (row, out);
-        unreachable!("a model without digests gives every row")
-    }
-}
-
-/// How to load a model.
+/// Options for loading a model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadOptions {
-    /// Load for fewer tokens than the model was made for.
+    /// Maximum tokens of a sequence, if fewer than the model supports.
     pub context_len: Option<usize>,
 }
 
@@ -71,81 +31,18 @@ pub struct Decoder {
     ropes: Vec<Frequencies>,
     activations: Activations,
     memo: StepMemo,
-    /// What the step launched last was asked for.
+    /// Digest queries of the step that was launched last.
     queries: Vec<RowQuery>,
 }
 
-/// The rows of a step on their way through the layers; kept from step to step so that a step allocates nothing.
-#[derive(Debug)]
-pub(crate) struct Activations {
-    pub(crate) residual: Residual,
-    pub(crate) normed: Tensor,
-    pub(crate) queries: Tensor,
-    pub(crate) keys: Tensor,
-    /// Where normalised keys are written before they change places with `keys`.
-    pub(crate) spare_keys: Tensor,
-    pub(crate) values: Tensor,
-    pub(crate) attended: Tensor,
-    pub(crate) gate: Tensor,
-    pub(crate) up: Tensor,
-    pub(crate) router: Tensor,
-    /// One for each rotary table.
-    pub(crate) angles: Vec<Tensor>,
-    /// The wanted rows.
-    last: Tensor,
-    last_normed: Tensor,
-    logits: Tensor,
-}
-
-/// Input of attention or of an MLP.
-#[derive(Clone, Copy)]
-pub(crate) enum Entry<'w> {
-    /// The rows of `normed`.
-    Normed,
-    /// The RMSNorm, by this weight, of the residual stream with its pending update.
-    Joined(&'w Norm),
-}
-
-impl<'w> Entry<'w> {
-    pub(crate) fn input<'a>(
-        self,
-        config: &DecoderConfig,
-        residual: &'a mut Residual,
-        normed: &'a mut Tensor,
-    ) -> Input<'a>
-    where
-        'w: 'a,
-    {
-        match self.norm(config) {
-            None => Input::Rows(normed),
-            Some(RmsNorm { weight, eps }) => Input::Joined { residual, weight, eps, normed },
-        }
-    }
-
-    /// The norm that is still to be computed.
-    pub(crate) fn norm(self, config: &DecoderConfig) -> Option<RmsNorm<'w>> {
-        match self {
-            Entry::Normed => None,
-            Entry::Joined(norm) => Some(RmsNorm { weight: &norm.weight, eps: config.norm_eps }),
-        }
-    }
-}
-
-/// Where attention or an MLP leaves its result: in the residual stream, or in `update` if `output_norm` is applied to it first.
-pub(crate) fn output<'a>(residual: &'a mut Residual, output_norm: Option<&Norm>) -> Output<'a> {
-    match output_norm {
-        Some(_) => Output::Rows(&mut residual.update),
-        None => Output::Residual(residual),
-    }
-}
-
-/// The configuration of a checkpoint, without loading its weights.
+/// Reads the configuration of a checkpoint, without loading its weights.
 pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
     Ok(architectures::blueprint(checkpoint, None)?.config)
 }
 
 impl Decoder {
-    /// Loads a checkpoint. `progress` is told (parts done, parts in all); a part is a layer, or embedding and output.
+    /// Loads a checkpoint. Calls `progress` with the number of loaded parts and of all parts. A part is a layer;
+    /// embedding and output are one more.
     pub fn load(
         checkpoint: &Checkpoint,
         backend: Arc<dyn Backend>,
@@ -163,7 +60,7 @@ impl Decoder {
         Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default(), queries: Vec::new() })
     }
 
-    /// What one token costs at least.
+    /// Returns the minimum cost of one token.
     pub fn token_cost(&self) -> TokenCost {
         self.weights.token_cost(&self.config)
     }
@@ -188,11 +85,11 @@ impl Decoder {
         Ok(())
     }
 
-    /// Logits of the wanted rows alone: the output projection is the largest matrix of many models.
+    /// Computes the logits of the wanted rows only: the output projection is the largest matrix of many models.
     fn project(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
         let hidden = &activations.residual.hidden;
-        // Wanted rows are in the order of the batch, so if it wants as many as it has, it wants all of them.
+        // Wanted rows are in the order of the batch, so equal numbers mean all rows.
         let wants_all = batch.num_wanted() == hidden.rows();
         if !wants_all {
             backend.gather_rows(hidden, &batch.wanted, &mut activations.last)?;
@@ -206,8 +103,8 @@ impl Decoder {
         }
     }
 
-    /// From ids to logits and, where digests of them will do, to those, on the device: the same operations on the same tensors for every
-    /// step of the same size.
+    /// Computes logits from ids and, if there are queries, digests of the logits, all on the device. Steps of the same
+    /// size run the same operations on the same tensors, so that a device can record and replay them.
     fn compute(&mut self, batch: &Batch, queries: &[RowQuery], kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();
@@ -247,7 +144,7 @@ impl Model for Decoder {
     }
 
     fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        // The queries kept are those of the step before.
+        // `self.queries` are those of the step before.
         batch.check(&self.config, self.queries.len())?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch)?;
@@ -266,127 +163,16 @@ impl Model for Decoder {
     }
 
     fn is_asynchronous(&self, num_rows: usize) -> bool {
-        let experts_run_ahead =
+        let experts_are_asynchronous =
             |experts: Experts| self.backend.experts_are_asynchronous(num_rows, experts.num_experts, experts.routing);
-        self.backend.is_asynchronous() && self.config.experts.is_none_or(experts_run_ahead)
+        self.backend.is_asynchronous() && self.config.experts.is_none_or(experts_are_asynchronous)
     }
 
-    fn digests(&self) -> bool {
+    fn supports_digests(&self) -> bool {
         self.backend.digest_len(self.config.vocab_size).is_some()
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         Ok(self.backend.read_row(&self.activations.logits, row, out)?)
     }
-}
-
-impl Activations {
-    fn new(config: &DecoderConfig, backend: &dyn Backend, ropes: &[Frequencies]) -> Result<Self, Error> {
-        let dtype = backend.activation_dtype();
-        let rows = |cols: usize| backend.zeros(dtype, 0, cols);
-        let (hidden, head_size) = (config.hidden_size, config.head_size);
-        // Always f32: rotations are computed once a step, and logits leave the device.
-        let angles = |rope: &Frequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
-        Ok(Activations {
-            residual: Residual { hidden: rows(hidden)?, update: rows(hidden)?, pending: Pending::Nothing },
-            normed: rows(hidden)?,
-            queries: rows(config.num_heads * head_size)?,
-            keys: rows(config.num_kv_heads * head_size)?,
-            spare_keys: rows(config.num_kv_heads * head_size)?,
-            values: rows(config.num_kv_heads * head_size)?,
-            attended: rows(config.num_heads * head_size)?,
-            gate: rows(config.mlp_size)?,
-            up: rows(config.mlp_size)?,
-            router: rows(config.experts.map_or(1, |experts| experts.num_experts))?,
-            angles: ropes.iter().map(angles).collect::<Result<_, _>>()?,
-            last: rows(hidden)?,
-            last_normed: rows(hidden)?,
-            logits: backend.zeros(DType::F32, 0, config.vocab_size)?,
-        })
-    }
-
-    fn resize(&mut self, backend: &dyn Backend, batch: &Batch) -> Result<(), DeviceError> {
-        let tensors = [
-            &mut self.residual.hidden,
-            &mut self.residual.update,
-            &mut self.normed,
-            &mut self.queries,
-            &mut self.keys,
-            &mut self.spare_keys,
-            &mut self.values,
-            &mut self.attended,
-            &mut self.gate,
-            &mut self.up,
-            &mut self.router,
-        ];
-        for tensor in tensors.into_iter().chain(&mut self.angles) {
-            backend.resize_rows(tensor, batch.num_rows())?;
-        }
-        for tensor in [&mut self.last, &mut self.last_normed, &mut self.logits] {
-            backend.resize_rows(tensor, batch.num_wanted())?;
-        }
-        Ok(())
-    }
-
-    /// Completes `hidden += output_norm(update)` and prepares `next_norm(hidden)`. Without an output norm the sum is left to whoever reads
-    /// the residual stream: a device may compute it with the norm and the linear maps that follow.
-    fn join<'w>(
-        &mut self,
-        backend: &dyn Backend,
-        config: &DecoderConfig,
-        output_norm: Option<&Norm>,
-        next_norm: Option<&'w Norm>,
-    ) -> Result<Entry<'w>, DeviceError> {
-        if let Some(norm) = output_norm {
-            apply_norm(backend, config, norm, &self.residual.update, &mut self.normed)?;
-            backend.add(&self.normed, &mut self.residual.hidden)?;
-        }
-        self.enter(backend, config, next_norm)
-    }
-
-    /// Prepares `next_norm(hidden)`. An RMSNorm is computed with the linear maps that read it.
-    fn enter<'w>(
-        &mut self,
-        backend: &dyn Backend,
-        config: &DecoderConfig,
-        next_norm: Option<&'w Norm>,
-    ) -> Result<Entry<'w>, DeviceError> {
-        match next_norm {
-            Some(next) if config.norm == NormKind::Rms => return Ok(Entry::Joined(next)),
-            Some(next) => {
-                backend.join(&mut self.residual)?;
-                apply_norm(backend, config, next, &self.residual.hidden, &mut self.normed)?;
-            }
-            None => backend.join(&mut self.residual)?,
-        }
-        Ok(Entry::Normed)
-    }
-}
-
-fn apply_norm(
-    backend: &dyn Backend,
-    config: &DecoderConfig,
-    norm: &Norm,
-    x: &Tensor,
-    out: &mut Tensor,
-) -> Result<(), DeviceError> {
-    match (config.norm, &norm.bias) {
-        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out),
-        _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out),
-    }
-}
-
-/// The norm of x as the input of linear maps; an RMSNorm is computed with them.
-fn normed<'a>(
-    backend: &dyn Backend,
-    config: &DecoderConfig,
-    norm: &'a Norm,
-    x: &'a Tensor,
-    out: &'a mut Tensor,
-) -> Result<Input<'a>, DeviceError> {
-    if config.norm == NormKind::Rms {
-        return Ok(Input::Normed { x, weight: &norm.weight, eps: config.norm_eps, normed: out });
-    }
-    apply_norm(backend, config, norm, x, out)?;
-    Ok(Input::Rows(out))
 }

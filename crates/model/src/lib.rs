@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod activations;
 mod architectures;
 mod attention;
 mod batch;
@@ -16,6 +17,7 @@ mod kv_memory;
 mod loader;
 mod logits;
 mod mlp;
+mod model;
 mod quant_scheme;
 mod rope;
 mod sinusoidal;
@@ -27,11 +29,12 @@ mod weights;
 pub use architectures::supported;
 pub use batch::{Batch, Chunk, ChunkIds};
 pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions};
-pub use decoder::{Decoder, LoadOptions, Model, read_config};
+pub use decoder::{Decoder, LoadOptions, read_config};
 pub use error::Error;
 pub use gguf_model::{GgufModel, GgufTensor};
 pub use kv_memory::{BLOCK_LEN, KvMemory};
 pub use logits::Logits;
+pub use model::Model;
 pub use quant_scheme::{QuantScheme, TensorRole};
 pub use rope::{Frequencies, Rope, RopeScaling};
 pub use synthetic::SyntheticModel;

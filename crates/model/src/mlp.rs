@@ -1,12 +1,12 @@
-//! The MLP of one layer: gated, plain, or a mixture of experts.
+//! The MLP of one layer: gated, ungated, or a mixture of experts.
 
 use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall};
 
 use crate::DecoderConfig;
-use crate::decoder::{Activations, Entry, output};
+use crate::activations::{Activations, Entry, output};
 use crate::weights::{MlpWeights, Norm};
 
-/// Leaves its result in the residual stream, or in `update` if an output norm follows.
+/// Writes its result to the residual stream, or to `update` if an output norm follows.
 pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,

@@ -195,7 +195,7 @@ impl Model for FakeModel {
         self.is_asynchronous
     }
 
-    fn digests(&self) -> bool {
+    fn supports_digests(&self) -> bool {
         self.digest_len.is_some()
     }
 

@@ -75,7 +75,7 @@ impl Engine {
         let request = &group.request;
         let needs_row =
             request.trace || group.search.is_some() || request.score_prompt || sequence.look_ahead.needs_row();
-        if !self.model.digests() || !samples_one || needs_row {
+        if !self.model.supports_digests() || !samples_one || needs_row {
             return None;
         }
         let DigestQuery { temperature, race, shortlist } = sequence.sampler.query(next as u32)?;

@@ -58,8 +58,8 @@ impl Model for ControlledModel {
         self.may_look_ahead && self.model.is_asynchronous(num_rows)
     }
 
-    fn digests(&self) -> bool {
-        self.model.digests()
+    fn supports_digests(&self) -> bool {
+        self.model.supports_digests()
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {

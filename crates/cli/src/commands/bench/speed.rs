@@ -155,7 +155,7 @@ impl Bench<'_> {
                 self.kv.copy_block(&*self.ready.backend, block as u32, to)?;
             }
         }
-        let is_asynchronous = self.ready.model.digests() && self.ready.model.is_asynchronous(sequences);
+        let is_asynchronous = self.ready.model.supports_digests() && self.ready.model.is_asynchronous(sequences);
         let ids = self.ids(generate + sequences);
         let started = Instant::now();
         let mut ends = vec![0.0];
@@ -185,7 +185,7 @@ impl Bench<'_> {
     /// Plans a step in which every sequence decodes its token at `position`: one of `tokens`, or the one that the device assumed.
     fn plan(&mut self, sequences: usize, per_sequence: usize, position: usize, tokens: Option<&[u32]>) {
         let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).collect();
-        let digests = self.ready.model.digests();
+        let digests = self.ready.model.supports_digests();
         self.batch.clear();
         for (sequence, blocks) in blocks.chunks_exact(per_sequence).enumerate() {
             // A draw at temperature 1, which looks at the whole row.

@@ -53,8 +53,8 @@ impl Model for Lent {
         self.model.lock().expect("one engine runs at a time").is_asynchronous(num_rows)
     }
 
-    fn digests(&self) -> bool {
-        self.model.lock().expect("one engine runs at a time").digests()
+    fn supports_digests(&self) -> bool {
+        self.model.lock().expect("one engine runs at a time").supports_digests()
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {

@@ -1,0 +1,186 @@
+//! The activations of a step, and how norms and residual additions pass from one layer to the next.
+//!
+//! An addition to the residual stream and the RMSNorm after it are not computed at once: they are handed to the linear
+//! maps that read the result ([`Entry`]), because a device may compute all of them in one kernel.
+
+use pellucid_tensor::{Backend, DType, Error as DeviceError, Input, Output, Pending, Residual, RmsNorm, Tensor};
+
+use crate::config::NormKind;
+use crate::rope::Frequencies;
+use crate::weights::Norm;
+use crate::{Batch, DecoderConfig, Error};
+
+/// The rows of a step between two operations. Kept from step to step, so that a step allocates nothing.
+#[derive(Debug)]
+pub(crate) struct Activations {
+    pub(crate) residual: Residual,
+    pub(crate) normed: Tensor,
+    pub(crate) queries: Tensor,
+    pub(crate) keys: Tensor,
+    /// Output of the norm of `keys`, with which it is then swapped.
+    pub(crate) spare_keys: Tensor,
+    pub(crate) values: Tensor,
+    pub(crate) attended: Tensor,
+    pub(crate) gate: Tensor,
+    pub(crate) up: Tensor,
+    pub(crate) router: Tensor,
+    /// Cosines and sines, for each rotary table.
+    pub(crate) angles: Vec<Tensor>,
+    /// The wanted rows of the residual stream.
+    pub(crate) last: Tensor,
+    pub(crate) last_normed: Tensor,
+    pub(crate) logits: Tensor,
+}
+
+/// Input of attention or of an MLP.
+#[derive(Clone, Copy)]
+pub(crate) enum Entry<'w> {
+    /// The rows of `normed`.
+    Normed,
+    /// The RMSNorm, by this weight, of the residual stream with its pending update.
+    Joined(&'w Norm),
+}
+
+impl<'w> Entry<'w> {
+    pub(crate) fn input<'a>(
+        self,
+        config: &DecoderConfig,
+        residual: &'a mut Residual,
+        normed: &'a mut Tensor,
+    ) -> Input<'a>
+    where
+        'w: 'a,
+    {
+        match self.norm(config) {
+            None => Input::Rows(normed),
+            Some(RmsNorm { weight, eps }) => Input::Joined { residual, weight, eps, normed },
+        }
+    }
+
+    /// Returns the norm that is still to be computed.
+    pub(crate) fn norm(self, config: &DecoderConfig) -> Option<RmsNorm<'w>> {
+        match self {
+            Entry::Normed => None,
+            Entry::Joined(norm) => Some(RmsNorm { weight: &norm.weight, eps: config.norm_eps }),
+        }
+    }
+}
+
+/// Returns the output of attention or an MLP: the residual stream, or `update` if `output_norm` is applied first.
+pub(crate) fn output<'a>(residual: &'a mut Residual, output_norm: Option<&Norm>) -> Output<'a> {
+    match output_norm {
+        Some(_) => Output::Rows(&mut residual.update),
+        None => Output::Residual(residual),
+    }
+}
+
+impl Activations {
+    pub(crate) fn new(config: &DecoderConfig, backend: &dyn Backend, ropes: &[Frequencies]) -> Result<Self, Error> {
+        let dtype = backend.activation_dtype();
+        let rows = |cols: usize| backend.zeros(dtype, 0, cols);
+        let (hidden, head_size) = (config.hidden_size, config.head_size);
+        // Angles are f32 because they are computed only once a step, and logits because the host reads them.
+        let angles = |rope: &Frequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
+        Ok(Activations {
+            residual: Residual { hidden: rows(hidden)?, update: rows(hidden)?, pending: Pending::Nothing },
+            normed: rows(hidden)?,
+            queries: rows(config.num_heads * head_size)?,
+            keys: rows(config.num_kv_heads * head_size)?,
+            spare_keys: rows(config.num_kv_heads * head_size)?,
+            values: rows(config.num_kv_heads * head_size)?,
+            attended: rows(config.num_heads * head_size)?,
+            gate: rows(config.mlp_size)?,
+            up: rows(config.mlp_size)?,
+            router: rows(config.experts.map_or(1, |experts| experts.num_experts))?,
+            angles: ropes.iter().map(angles).collect::<Result<_, _>>()?,
+            last: rows(hidden)?,
+            last_normed: rows(hidden)?,
+            logits: backend.zeros(DType::F32, 0, config.vocab_size)?,
+        })
+    }
+
+    pub(crate) fn resize(&mut self, backend: &dyn Backend, batch: &Batch) -> Result<(), DeviceError> {
+        let tensors = [
+            &mut self.residual.hidden,
+            &mut self.residual.update,
+            &mut self.normed,
+            &mut self.queries,
+            &mut self.keys,
+            &mut self.spare_keys,
+            &mut self.values,
+            &mut self.attended,
+            &mut self.gate,
+            &mut self.up,
+            &mut self.router,
+        ];
+        for tensor in tensors.into_iter().chain(&mut self.angles) {
+            backend.resize_rows(tensor, batch.num_rows())?;
+        }
+        for tensor in [&mut self.last, &mut self.last_normed, &mut self.logits] {
+            backend.resize_rows(tensor, batch.num_wanted())?;
+        }
+        Ok(())
+    }
+
+    /// Computes `hidden += output_norm(update)` and prepares `next_norm(hidden)`. Without an output norm, the addition
+    /// is left to the operation that reads the residual stream.
+    pub(crate) fn join<'w>(
+        &mut self,
+        backend: &dyn Backend,
+        config: &DecoderConfig,
+        output_norm: Option<&Norm>,
+        next_norm: Option<&'w Norm>,
+    ) -> Result<Entry<'w>, DeviceError> {
+        if let Some(norm) = output_norm {
+            apply_norm(backend, config, norm, &self.residual.update, &mut self.normed)?;
+            backend.add(&self.normed, &mut self.residual.hidden)?;
+        }
+        self.enter(backend, config, next_norm)
+    }
+
+    /// Prepares `next_norm(hidden)`. An RMSNorm is computed by the linear maps that read it.
+    pub(crate) fn enter<'w>(
+        &mut self,
+        backend: &dyn Backend,
+        config: &DecoderConfig,
+        next_norm: Option<&'w Norm>,
+    ) -> Result<Entry<'w>, DeviceError> {
+        match next_norm {
+            Some(next) if config.norm == NormKind::Rms => return Ok(Entry::Joined(next)),
+            Some(next) => {
+                backend.join(&mut self.residual)?;
+                apply_norm(backend, config, next, &self.residual.hidden, &mut self.normed)?;
+            }
+            None => backend.join(&mut self.residual)?,
+        }
+        Ok(Entry::Normed)
+    }
+}
+
+fn apply_norm(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    norm: &Norm,
+    x: &Tensor,
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
+    match (config.norm, &norm.bias) {
+        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out),
+        _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out),
+    }
+}
+
+/// Returns the norm of x as the input of linear maps, which compute an RMSNorm themselves.
+pub(crate) fn normed<'a>(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    norm: &'a Norm,
+    x: &'a Tensor,
+    out: &'a mut Tensor,
+) -> Result<Input<'a>, DeviceError> {
+    if config.norm == NormKind::Rms {
+        return Ok(Input::Normed { x, weight: &norm.weight, eps: config.norm_eps, normed: out });
+    }
+    apply_norm(backend, config, norm, x, out)?;
+    Ok(Input::Rows(out))
+}
