@@ -1,8 +1,8 @@
 //! From text to text over one engine: the crate between the programs (command line, server, library) and the engine.
 //!
-//! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, [`PromptEncoder`] makes token ids
-//! of messages or text, [`Generation`] submits them and returns pieces of text, each made by [`ChoiceText`], which holds
-//! back half characters and stop strings. This crate opens no file, chooses no device, and knows neither HTTP nor
+//! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, [`PromptEncoder`] makes token
+//! ids of messages or text, [`Generation`] submits them and returns pieces of text, each made by [`ChoiceText`], which
+//! holds back half characters and stop strings. This crate opens no file, chooses no device, and knows neither HTTP nor
 //! terminals.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -144,7 +144,8 @@ impl PromptReplies {
         self.choices.iter_mut().map(|choice| choice.echo(&text, tokens.clone())).collect()
     }
 
-    /// `reason` applies to beams that do not end in an end token, and to choices that a search cut short has no beam for.
+    /// `reason` applies to beams that do not end in an end token, and to choices for which a search that was cut short
+    /// has no beam.
     fn take_beams(&mut self, beams: &[Beam], reason: FinishReason) -> Vec<Delta> {
         let mut deltas = Vec::new();
         let mut beams = beams.iter();

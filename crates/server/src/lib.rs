@@ -1,4 +1,5 @@
-//! The server: OpenAI's API over HTTP, with streams, WebSockets, tenants and metrics. HTTP and JSON exist in this crate only.
+//! The server: OpenAI's API over HTTP, with streams, WebSockets, tenants and metrics. HTTP and JSON exist in this crate
+//! only.
 //!
 //! The path of a request: `http::listen` accepts the connection, `http::router` gives the request an id, `http::caller`
 //! authenticates it, `http::routes` calls its handler. `http::body` and `openai` read it field by field and check it,
@@ -12,10 +13,8 @@ mod http;
 mod limits;
 mod metrics;
 mod openai;
-mod openapi;
 mod random;
 mod reply;
-mod schemas;
 mod state;
 
 use std::io;

@@ -57,8 +57,8 @@ pub struct Options {
     pub tenants: Tenants,
     /// Web pages of these origins may send requests (CORS); `*` allows all.
     pub cors_origins: Vec<String>,
-    /// Whether to refuse requests whose `Host` is not this machine. Protects servers without keys against DNS rebinding, in
-    /// which a web page lets its own name resolve to 127.0.0.1.
+    /// Whether to refuse requests whose `Host` is not this machine. Protects servers without keys against DNS
+    /// rebinding, in which a web page lets its own name resolve to 127.0.0.1.
     pub loopback_hosts_only: bool,
     /// Whether to export metrics under vLLM's names too, which inference gateways read.
     pub vllm_metrics: bool,

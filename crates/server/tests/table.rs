@@ -1,5 +1,5 @@
-//! Refused requests with their exact status and error object: whole, streamed, and over the WebSocket for chats. The other
-//! test files try more values; this one pins what a client reads.
+//! Refused requests with their exact status and error object: whole, streamed, and over the WebSocket for chats. The
+//! other test files try more values; this one pins what a client reads.
 
 mod support;
 
@@ -168,7 +168,8 @@ fn prompts_that_are_too_long() {
     refuses(&server, COMPLETIONS, &format!("\"prompt\":\"{long}\""), 400, (message, Some("prompt"), exceeded));
     let count = tokens("{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}");
     let message = format!(
-        "this model's maximum context length is 256 tokens, but the request needs {}: {count} for the prompt and up to 256 for the reply",
+        "this model's maximum context length is 256 tokens, but the request needs {}: {count} for the prompt \
+         and up to 256 for the reply",
         count + 256
     );
     refuses(&server, CHAT, "\"max_tokens\":256", 400, (&message, Some("messages"), exceeded));

@@ -14,7 +14,8 @@ use pellucid_testing::FakeModel;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
 pub const CONTEXT_LEN: usize = 2048;
-const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
+     {% if add_generation_prompt %}assistant:{% endif %}";
 
 /// The byte-level tokenizer of the tokenizer crate's tests.
 pub fn tokenizer() -> Arc<Tokenizer> {

@@ -1,4 +1,5 @@
-//! Request bodies: read within limits of size, time and memory, then parsed on a thread that does not delay other clients.
+//! Request bodies: read within limits of size, time and memory, then parsed on a thread that does not delay other
+//! clients.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode, header};
@@ -13,7 +14,8 @@ use crate::state::{App, BODY_UNIT};
 
 /// Bodies of at least this size are processed on blocking threads: rendering and encoding a long text takes long.
 const LONG_BODY_BYTES: usize = 16 << 10;
-/// A body that is too large is read and discarded up to this multiple of the limit, so that the client receives the error.
+/// A body that is too large is read and discarded up to this multiple of the limit, so that the client receives the
+/// error.
 const DISCARD_FACTOR: usize = 16;
 
 /// A body with its share of the memory for all bodies, held until the body is processed even if the client disconnects.
@@ -116,8 +118,8 @@ impl ReadBody {
         Ok(ReadBody { name: "message", bytes, memory })
     }
 
-    /// Parses the body and passes it to `work`, on a blocking thread if it is long. The memory and the tenant's permit are
-    /// held until the work is done, even if the client disconnects meanwhile.
+    /// Parses the body and passes it to `work`, on a blocking thread if it is long. The memory and the tenant's permit
+    /// are held until the work is done, even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static>(
         self,
         permit: Permit,

@@ -45,8 +45,8 @@ pub(crate) async fn authenticate(
     mut request: Request<Body>,
     next: Next,
 ) -> Response<Body> {
-    // Counted as in flight until the handler returns; a streamed reply is counted by its account. Must precede the check
-    // of the phase, so that a request that passes the check is waited for.
+    // Counted as in flight until the handler returns; a streamed reply is counted by its account. Must precede the
+    // check of the phase, so that a request that passes the check is waited for.
     let _in_flight = (!is_monitoring(&request)).then(|| app.drain.start_request());
     match check(&app, &request) {
         Ok(tenant) => {
@@ -85,7 +85,8 @@ pub(crate) fn draining() -> ApiError {
     ApiError::unavailable("draining", message, DRAIN_RETRY_S)
 }
 
-/// Returns the key of a request, from either header. If both are present they must agree, so that it is clear which one counts.
+/// Returns the key of a request, from either header. If both are present they must agree, so that it is clear which one
+/// counts.
 fn key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked(7)?;
@@ -98,7 +99,8 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
     }
 }
 
-/// Refuses hosts other than this machine's, against DNS rebinding: a web page can let its own name resolve to 127.0.0.1.
+/// Refuses hosts other than this machine's, against DNS rebinding: a web page can let its own name resolve to
+/// 127.0.0.1.
 fn check_host(request: &Request<Body>) -> Result<(), ApiError> {
     let Some(host) = request.headers().get(header::HOST) else { return Ok(()) };
     let host = host.to_str().unwrap_or_default();

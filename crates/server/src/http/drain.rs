@@ -1,4 +1,5 @@
-//! Shutdown: at the first signal, replies in flight are completed and new requests refused; at the second, all replies end.
+//! Shutdown: at the first signal, replies in flight are completed and new requests refused; at the second, all replies
+//! end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Errors as clients see them: OpenAI's error object with an HTTP status.
 //!
-//! Messages name fields, limits and what was found. They contain no file path, address or backtrace: internal errors are
-//! logged, and the client is only told that there was one.
+//! Messages name fields, limits and what was found. They contain no file path, address or backtrace: internal errors
+//! are logged, and the client is only told that there was one.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};

@@ -1,5 +1,6 @@
-//! Reads JSON objects field by field. Each field is taken by name with its type and range; fields that nothing takes are
-//! refused by name, so that no part of a request is ignored, truncated or clamped. Null means absent, as in OpenAI's API.
+//! Reads JSON objects field by field. Each field is taken by name with its type and range; fields that nothing takes
+//! are refused by name, so that no part of a request is ignored, truncated or clamped. Null means absent, as in
+//! OpenAI's API.
 
 use std::ops::RangeInclusive;
 

@@ -20,9 +20,10 @@ use super::error::ApiError;
 use super::listen::MAX_HEADER_BYTES;
 use super::routes;
 use crate::openai::models::ModelCard;
+use crate::openai::openapi;
+use crate::random;
 use crate::reply::{respond, websocket};
 use crate::state::SharedApp;
-use crate::{openapi, random};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -138,7 +139,8 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        // OpenAI's client in a browser sends a dozen headers of its own. No header gives a page more rights than its origin.
+        // OpenAI's client in a browser sends a dozen headers of its own. No header gives a page more rights than its
+        // origin.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, header::RETRY_AFTER])
         .max_age(Duration::from_secs(600))

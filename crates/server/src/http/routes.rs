@@ -50,7 +50,7 @@ pub(crate) enum BodyRefusals {
     /// The body is not valid; `param` names the field.
     #[response(status = 400)]
     BadRequest(ErrorBody),
-    /// There is no such model.
+    /// The model does not exist.
     #[response(status = 404)]
     NotFound(ErrorBody),
     /// The body did not arrive in time.
@@ -78,7 +78,8 @@ pub(crate) struct Health {
 ///
 /// With `stream` the reply comes as server-sent events: chunks, then `[DONE]`.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses(
-    (status = 200, description = "The reply, whole or as a stream", content((ChatCompletion = "application/json"), (String = "text/event-stream"))),
+    (status = 200, description = "The reply, whole or as a stream",
+     content((ChatCompletion = "application/json"), (String = "text/event-stream"))),
     Refusals, BodyRefusals))]
 pub(crate) async fn chat(
     State(app): State<SharedApp>,
@@ -93,7 +94,8 @@ pub(crate) async fn chat(
 
 /// Continue a text
 #[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses(
-    (status = 200, description = "The continuation, whole or as a stream", content((Completion = "application/json"), (String = "text/event-stream"))),
+    (status = 200, description = "The continuation, whole or as a stream",
+     content((Completion = "application/json"), (String = "text/event-stream"))),
     Refusals, BodyRefusals))]
 pub(crate) async fn completions(
     State(app): State<SharedApp>,
@@ -113,8 +115,9 @@ pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
 }
 
 /// Describe a model
-#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI", params(("id" = String, Path, description = "The model's id")), responses(
-    (status = 200, body = ModelCard), (status = 404, description = "There is no such model", body = ErrorBody), Refusals))]
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI",
+    params(("id" = String, Path, description = "The model's id")), responses(
+    (status = 200, body = ModelCard), (status = 404, description = "Unknown model", body = ErrorBody), Refusals))]
 pub(crate) async fn model(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Response<Body>, ApiError> {
     Ok(json(text_of(&ModelCard::find(&id, &app.model)?)))
 }
@@ -227,7 +230,8 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>
 ///
 /// With several tenants, only keys with the right to metrics may read them.
 #[utoipa::path(get, path = "/metrics", tag = "Operations", responses(
-    (status = 200, description = "Metrics in the OpenMetrics text format", body = String, content_type = "application/openmetrics-text"), Refusals))]
+    (status = 200, description = "Metrics in the OpenMetrics text format", body = String,
+     content_type = "application/openmetrics-text"), Refusals))]
 pub(crate) async fn metrics(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,

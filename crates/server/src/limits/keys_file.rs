@@ -44,8 +44,8 @@ pub struct TenantConfig {
     pub metrics: bool,
 }
 
-/// Why a keys file was refused. Contains names of tenants, but no other text of the file: any of it may be a key that was
-/// typed in the wrong place.
+/// Why a keys file was refused. Contains names of tenants, but no other text of the file: any of it may be a key that
+/// was typed in the wrong place.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KeysError {
     #[error("the keys file is not valid at line {line}, column {column}: {reason}")]

@@ -127,7 +127,8 @@ impl Tenants {
         if self.tenants.len() == 1 || tenant.config.metrics {
             return Ok(());
         }
-        let message = "metrics are not allowed for this key, because they show the activity of other tenants; `metrics = true` in the keys file allows them";
+        let message = "metrics are not allowed for this key, because they show the activity of other tenants; \
+                       `metrics = true` in the keys file allows them";
         Err(ApiError::refused(StatusCode::FORBIDDEN, "metrics_not_allowed", message))
     }
 
@@ -287,8 +288,8 @@ impl Permit {
         }
     }
 
-    /// Refunds an admitted request that is refused for lack of capacity or by an internal error. A request that is itself
-    /// wrong has cost work and stays charged.
+    /// Refunds an admitted request that is refused for lack of capacity or by an internal error. A request that is
+    /// itself wrong has cost work and stays charged.
     pub(crate) fn refuse(&self, error: &ApiError) {
         if error.status != StatusCode::TOO_MANY_REQUESTS && !error.status.is_server_error() {
             return;

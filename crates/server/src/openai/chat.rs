@@ -7,13 +7,13 @@ use utoipa::ToSchema;
 
 use super::messages::{self, ChatMessage};
 use super::sampling::SamplingFields;
-use super::shared_fields::{self, CommonFields};
+use super::schemas;
+use super::shared_fields::{self, SharedFields};
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
 use crate::reply::{Dialect, Spec};
-use crate::schemas;
 use crate::state::Limits;
 
 const LATER: &str = "planned for a later version";
@@ -43,14 +43,14 @@ pub(crate) struct ChatFields {
 #[derive(Debug)]
 pub(crate) struct ChatRequest {
     pub(crate) chat: ChatFields,
-    pub(crate) common: CommonFields,
+    pub(crate) shared: SharedFields,
     pub(crate) sampling: SamplingFields,
 }
 
 impl ChatRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<ChatRequest, ApiError> {
         let mut fields = Fields::of(value)?;
-        let common = CommonFields::read(&mut fields)?;
+        let shared = SharedFields::read(&mut fields)?;
         let chat = ChatFields {
             messages: messages::read(&mut fields)?,
             max_completion_tokens: fields.whole("max_completion_tokens", 1..=i64::from(i32::MAX))?,
@@ -69,29 +69,29 @@ impl ChatRequest {
             let message = "max_tokens and max_completion_tokens mean the same: give one of them";
             return Err(ApiError::field("max_tokens", message));
         }
-        common.check_seed(&sampling)?;
-        shared_fields::check_model(&common.model, model)?;
-        Ok(ChatRequest { chat, common, sampling })
+        shared.check_seed(&sampling)?;
+        shared_fields::check_model(&shared.model, model)?;
+        Ok(ChatRequest { chat, shared, sampling })
     }
 
     /// Checks the request against the model and the tenant, and encodes its prompt.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
-        let ChatRequest { chat, common, sampling } = self;
+        let ChatRequest { chat, shared, sampling } = self;
         let encoder = model.prompts().within(model.context_len);
         let ids = messages::encode(&chat.messages, true, chat.chat_template_kwargs.as_ref(), encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
         shared_fields::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));
         let params = shared_fields::sampling_params(&sampling, logprobs, model)?;
-        let request = common.request(ids, params, max_tokens, limits, tenant)?;
+        let request = shared.request(ids, params, max_tokens, limits, tenant)?;
         Ok(Spec {
             dialect: Dialect::Chat,
-            streaming: common.streaming(),
+            streaming: shared.streaming(),
             prompts: vec![PromptRequest::chat(request)],
             sampling,
             logprobs,
-            stop: common.stop,
-            user: common.user,
+            stop: shared.stop,
+            user: shared.user,
         })
     }
 }

@@ -6,13 +6,13 @@ use utoipa::ToSchema;
 
 use super::messages;
 use super::sampling::SamplingFields;
-use super::shared_fields::{self, CommonFields, MAX_CHOICES};
+use super::schemas;
+use super::shared_fields::{self, MAX_CHOICES, SharedFields};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
 use crate::reply::{Dialect, Spec};
-use crate::schemas;
 use crate::state::Limits;
 
 /// OpenAI's default for this route.
@@ -48,14 +48,14 @@ pub(crate) enum Prompt {
 #[derive(Debug)]
 pub(crate) struct CompletionRequest {
     completion: CompletionFields,
-    common: CommonFields,
+    shared: SharedFields,
     sampling: SamplingFields,
 }
 
 impl CompletionRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<CompletionRequest, ApiError> {
         let mut fields = Fields::of(value)?;
-        let common = CommonFields::read(&mut fields)?;
+        let shared = SharedFields::read(&mut fields)?;
         let completion = CompletionFields {
             prompt: read_prompts(fields.required("prompt")?)?,
             max_tokens: fields.whole("max_tokens", 0..=i64::from(i32::MAX))?,
@@ -70,33 +70,33 @@ impl CompletionRequest {
             "this server does not support insertion",
         )?;
         fields.finish()?;
-        let request = CompletionRequest { completion, common, sampling };
+        let request = CompletionRequest { completion, shared, sampling };
         request.check()?;
-        shared_fields::check_model(&request.common.model, model)?;
+        shared_fields::check_model(&request.shared.model, model)?;
         Ok(request)
     }
 
     /// Refuses combinations of fields that contradict each other.
     fn check(&self) -> Result<(), ApiError> {
-        let CompletionRequest { completion, common, sampling } = self;
-        common.check_seed(sampling)?;
-        let (n, best_of) = (common.num_choices(), completion.best_of);
+        let CompletionRequest { completion, shared, sampling } = self;
+        shared.check_seed(sampling)?;
+        let (n, best_of) = (shared.num_choices(), completion.best_of);
         if let Some(best_of) = best_of.filter(|&best_of| best_of < n) {
             return Err(ApiError::field(
                 "best_of",
                 format!("best_of: expected at least n, which is {n}, found {best_of}"),
             ));
         }
-        if best_of.is_some_and(|best_of| best_of > n) && !common.stop.is_empty() {
+        if best_of.is_some_and(|best_of| best_of > n) && !shared.stop.is_empty() {
             return Err(ApiError::field("stop", "best_of ranks whole replies, so it cannot be combined with stop"));
         }
-        if best_of.is_some() && common.beam_width.is_some() {
+        if best_of.is_some() && shared.beam_width.is_some() {
             return Err(ApiError::field("best_of", "beam search cannot be combined with best_of"));
         }
         if completion.max_tokens == Some(0) && completion.echo != Some(true) {
             return Err(ApiError::field("max_tokens", "max_tokens: expected at least 1 without echo, found 0"));
         }
-        if completion.max_tokens == Some(0) && common.beam_width.is_some() {
+        if completion.max_tokens == Some(0) && shared.beam_width.is_some() {
             return Err(ApiError::field("beam_width", "beam_width: cannot be combined with max_tokens: 0"));
         }
         let num_replies = completion.prompt.len() * best_of.unwrap_or(n);
@@ -110,7 +110,7 @@ impl CompletionRequest {
 
     /// Checks the request against the model and the tenant, and encodes its prompts.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
-        let CompletionRequest { completion, common, sampling } = self;
+        let CompletionRequest { completion, shared, sampling } = self;
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
@@ -129,7 +129,7 @@ impl CompletionRequest {
             };
             shared_fields::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;
             // The engine generates at least one token; with `max_tokens: 0` it is not shown.
-            let mut request = common.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
+            let mut request = shared.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
             request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);
             request.score_prompt = echoes && completion.logprobs.is_some();
             prompts.push(PromptRequest {
@@ -141,12 +141,12 @@ impl CompletionRequest {
         }
         Ok(Spec {
             dialect: Dialect::Completions,
-            streaming: common.streaming(),
+            streaming: shared.streaming(),
             prompts,
             sampling,
             logprobs: completion.logprobs,
-            stop: common.stop,
-            user: common.user,
+            stop: shared.stop,
+            user: shared.user,
         })
     }
 }

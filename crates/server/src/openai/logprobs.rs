@@ -43,7 +43,8 @@ pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
     /// Null for the first token of an echoed prompt.
     token_logprobs: Vec<Option<f32>>,
-    /// The most probable tokens at each position, and the token itself if it is not among them. Null if `logprobs` is 0.
+    /// The most probable tokens at each position, and the token itself if it is not among them. Null if `logprobs` is
+    /// 0.
     #[schema(value_type = Option<Vec<Option<Object>>>, required)]
     top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
     /// Characters of the text before each token.
@@ -65,7 +66,8 @@ fn bytes_of(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     tokenizer.token(id).map_or_else(Vec::new, |token| token.bytes.into_owned())
 }
 
-/// Returns a token's text. Bytes that are not valid UTF-8 are spelled out, so that different tokens have different texts.
+/// Returns a token's text. Bytes that are not valid UTF-8 are spelled out, so that different tokens have different
+/// texts.
 fn text_of(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -117,7 +119,10 @@ impl CompletionLogprobs {
 /// Returns how a token was chosen, in the format of `pellucid explain --json`.
 pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
     let text = |id: u32| text_of(&bytes_of(tokenizer, id));
-    let runner = |runner: RunnerTrace| json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u, "time": runner.time });
+    let runner = |runner: RunnerTrace| {
+        json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u,
+                "time": runner.time })
+    };
     let step = |step: &pellucid_sampling::StepTrace| {
         let candidates: Vec<Value> = (step.candidates.iter())
             .map(|c| json!({ "id": c.id, "text": text(c.id), "before": c.before, "after": c.after, "cut": c.cut }))

@@ -5,10 +5,10 @@ use pellucid_tokenizer::{Error as TokenizerError, Segment, message};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::schemas;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
-use crate::schemas;
 
 /// Maximum messages of one conversation, and parts of one message.
 const MAX_MESSAGES: usize = 4096;

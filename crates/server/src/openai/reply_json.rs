@@ -265,7 +265,8 @@ impl ChunkWriter {
         true
     }
 
-    /// Writes a piece of a choice. `last` adds counts and times to the last piece, unless they have a chunk of their own.
+    /// Writes a piece of a choice. `last` adds counts and times to the last piece, unless they have a chunk of their
+    /// own.
     pub(crate) fn delta(&mut self, delta: &Delta, last: Option<&Extension>, chunk: &mut String) {
         let finish_reason = delta.finish.as_ref().map(finish_reason);
         let trace = self.envelope.traces(delta);

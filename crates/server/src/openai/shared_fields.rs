@@ -8,11 +8,11 @@ use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 use utoipa::ToSchema;
 
 use super::sampling::SamplingFields;
+use super::schemas;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
-use crate::schemas;
 use crate::state::Limits;
 
 /// Maximum stop strings of one request, and bytes of each.
@@ -24,7 +24,7 @@ const MAX_WORD_LEN: usize = 512;
 
 /// Fields that chat and completions share. Null means absent.
 #[derive(Debug, Clone, PartialEq, ToSchema)]
-pub(crate) struct CommonFields {
+pub(crate) struct SharedFields {
     /// The model's id, as `/v1/models` lists it.
     #[schema(max_length = 512)]
     pub(crate) model: String,
@@ -46,8 +46,8 @@ pub(crate) struct CommonFields {
     /// A beam's score is divided by its length to this power; needs `beam_width`.
     #[schema(minimum = -100, maximum = 100)]
     pub(crate) length_penalty: Option<f32>,
-    /// When to stop after `n` beams have ended: true at once, false by a heuristic, "never" when no better beam is possible;
-    /// needs `beam_width`.
+    /// When to stop after `n` beams have ended: true at once, false by a heuristic, "never" when no better beam is
+    /// possible; needs `beam_width`.
     #[schema(schema_with = schemas::early_stopping)]
     pub(crate) early_stopping: Option<EarlyStopping>,
     /// Requests of one tenant with a lower value are served first.
@@ -73,8 +73,8 @@ pub(crate) struct StreamOptions {
     pub(crate) include_obfuscation: Option<bool>,
 }
 
-impl CommonFields {
-    pub(crate) fn read(fields: &mut Fields) -> Result<CommonFields, ApiError> {
+impl SharedFields {
+    pub(crate) fn read(fields: &mut Fields) -> Result<SharedFields, ApiError> {
         let model = fields.required("model")?;
         let early_stopping = match fields.take("early_stopping") {
             None => None,
@@ -83,7 +83,7 @@ impl CommonFields {
             Some(Json::String(word)) if word == "never" => Some(EarlyStopping::Never),
             Some(other) => return Err(fields::wrong_type("early_stopping", "a boolean or \"never\"", &other)),
         };
-        let common = CommonFields {
+        let shared = SharedFields {
             model: fields::string("model", model, MAX_WORD_LEN)?,
             stream: fields.boolean("stream")?,
             stream_options: StreamOptions::read(fields)?,
@@ -98,19 +98,19 @@ impl CommonFields {
             trace: fields.boolean("trace")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
         };
-        if common.stream_options.is_some() && common.stream != Some(true) {
+        if shared.stream_options.is_some() && shared.stream != Some(true) {
             return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
         }
         let needs_beams =
-            [("length_penalty", common.length_penalty.is_some()), ("early_stopping", common.early_stopping.is_some())];
-        if let Some((name, _)) = needs_beams.iter().find(|(_, given)| *given && common.beam_width.is_none()) {
+            [("length_penalty", shared.length_penalty.is_some()), ("early_stopping", shared.early_stopping.is_some())];
+        if let Some((name, _)) = needs_beams.iter().find(|(_, given)| *given && shared.beam_width.is_none()) {
             return Err(ApiError::field(*name, format!("{name} has no effect without beam_width")));
         }
-        Ok(common)
+        Ok(shared)
     }
 
-    /// Refuses a seed with beam search, which does not sample. The engine checks other sampling fields, but every request
-    /// to the engine has a seed.
+    /// Refuses a seed with beam search, which does not sample. The engine checks other sampling fields, but every
+    /// request to the engine has a seed.
     pub(crate) fn check_seed(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
         match (self.beam_width, sampling.seed()) {
             (Some(_), Some(_)) => Err(ApiError::field("seed", "beam search cannot be combined with seed")),
@@ -238,7 +238,8 @@ pub(crate) fn check_context(
     }
     match max_tokens {
         Some(wanted) if prompt.len() + wanted > context => refused(format!(
-            "this model's maximum context length is {context} tokens, but the request needs {}: {} for the prompt and up to {wanted} for the reply",
+            "this model's maximum context length is {context} tokens, but the request needs {}: {} for the prompt \
+             and up to {wanted} for the reply",
             prompt.len() + wanted,
             prompt.len(),
         )),

@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::messages::{self, ChatMessage};
+use super::schemas;
 use super::shared_fields::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
-use crate::schemas;
 
 /// A text or a conversation to encode: either `prompt` or `messages`.
 #[derive(Debug, ToSchema)]

@@ -1,7 +1,7 @@
 //! A reply as server-sent events: `data: {...}` for each piece, then `data: [DONE]`, or an error event if it failed.
 //!
-//! The connection polls the body, so nothing is generated beyond what the client accepts, the connection's buffer and the
-//! bounded channel of `pellucid_generate`.
+//! The connection polls the body, so nothing is generated beyond what the client accepts, the connection's buffer and
+//! the bounded channel of `pellucid_generate`.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -39,8 +39,9 @@ const MAX_PENDING_CONTROLS: usize = 16;
 
 /// Chat over a WebSocket, with control of the reply
 ///
-/// The first message is a chat request; chunks come back as with `stream`, and `[DONE]` at the end. Meanwhile the messages
-/// `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}` and `{"type": "update", ...}` with sampling fields control the reply.
+/// The first message is a chat request; chunks come back as with `stream`, and `[DONE]` at the end. Meanwhile messages
+/// control the reply: `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}`, and `{"type": "update", ...}` with
+/// sampling fields.
 #[utoipa::path(get, path = "/v1/stream", tag = "OpenAI", responses(
     (status = 101, description = "The connection becomes a WebSocket"),
     (status = 400, description = "Not a valid request for a WebSocket", body = ErrorBody),
@@ -114,7 +115,7 @@ async fn first_message(
             entries.push(("stream".into(), Json::Bool(true)));
         }
         let request = ChatRequest::read(value, &app.model)?;
-        let Some(streaming) = request.common.streaming() else {
+        let Some(streaming) = request.shared.streaming() else {
             return Err(ApiError::field("stream", "a WebSocket always streams: leave stream out or set it to true"));
         };
         Ok((request.spec(&app.model, &app.limits, &caller.tenant)?, streaming))
@@ -263,7 +264,8 @@ impl Exchange {
         Ok(message)
     }
 
-    /// Returns the control message that changes the sampling from the next token on: `changes` over the fields given before.
+    /// Returns the control message that changes the sampling from the next token on: `changes` over the fields given
+    /// before.
     fn update(&mut self, changes: SamplingFields, app: &SharedApp) -> Result<Control, ApiError> {
         if self.reply.sampling.is_beam_search {
             return Err(ApiError::invalid(

@@ -411,7 +411,8 @@ impl Response {
         self.json()
     }
 
-    /// Checks the status and the error object of a refusal, and that it reveals no internals. Returns `param` and `code`.
+    /// Checks the status and the error object of a refusal, and that it reveals no internals. Returns `param` and
+    /// `code`.
     #[track_caller]
     pub fn refused(&self, status: u16) -> (Option<String>, Option<String>) {
         assert_eq!(self.status, status, "{}", self.text());

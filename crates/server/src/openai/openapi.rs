@@ -1,4 +1,4 @@
-//! The OpenAPI document: made from the types of the routes, then fitted to the model that is served.
+//! The OpenAPI document: generated from the types of the routes, then completed with what depends on the served model.
 
 use std::borrow::Cow;
 
@@ -9,14 +9,14 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, Secur
 use utoipa::openapi::{InfoBuilder, OpenApi, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::openai::chat::{ChatFields, ChatRequest};
-use crate::openai::completions::{CompletionFields, CompletionRequest};
-use crate::openai::shared_fields::CommonFields;
-use crate::schemas::{self, TOKEN_ID};
+use super::chat::{ChatFields, ChatRequest};
+use super::completions::{CompletionFields, CompletionRequest};
+use super::schemas::{self, TOKEN_ID};
+use super::shared_fields::SharedFields;
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
 
-/// One object with the fields of several.
+/// Returns an object schema with the fields of several.
 fn merged(parts: [RefOr<Schema>; 3]) -> RefOr<Schema> {
     let mut whole = Object::default();
     for part in parts {
@@ -31,7 +31,7 @@ fn merged(parts: [RefOr<Schema>; 3]) -> RefOr<Schema> {
 
 impl PartialSchema for ChatRequest {
     fn schema() -> RefOr<Schema> {
-        merged([ChatFields::schema(), CommonFields::schema(), schemas::sampling()])
+        merged([ChatFields::schema(), SharedFields::schema(), schemas::sampling()])
     }
 }
 
@@ -42,13 +42,13 @@ impl ToSchema for ChatRequest {
 
     fn schemas(schemas: &mut Schemas) {
         ChatFields::schemas(schemas);
-        CommonFields::schemas(schemas);
+        SharedFields::schemas(schemas);
     }
 }
 
 impl PartialSchema for CompletionRequest {
     fn schema() -> RefOr<Schema> {
-        merged([CompletionFields::schema(), CommonFields::schema(), schemas::sampling()])
+        merged([CompletionFields::schema(), SharedFields::schema(), schemas::sampling()])
     }
 }
 
@@ -59,11 +59,11 @@ impl ToSchema for CompletionRequest {
 
     fn schemas(schemas: &mut Schemas) {
         CompletionFields::schemas(schemas);
-        CommonFields::schemas(schemas);
+        SharedFields::schemas(schemas);
     }
 }
 
-/// A request of each kind as people write them. The model's name is added.
+/// Returns an example of a request.
 fn example(name: &str, model: &LoadedModel) -> Option<Value> {
     let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
     let mut request = match name {
@@ -78,7 +78,7 @@ fn example(name: &str, model: &LoadedModel) -> Option<Value> {
     Some(request)
 }
 
-/// Objects that requests are made of: no field of them is ignored, and one that nobody knows can only be null.
+/// Schemas of requests and their parts. Unknown fields are refused unless they are null.
 const STRICT: [&str; 7] = [
     "ChatRequest",
     "CompletionRequest",
@@ -89,12 +89,12 @@ const STRICT: [&str; 7] = [
     "ChatMessage",
 ];
 
-/// The document as clients see it.
+/// Returns the document for clients.
 pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) -> Value {
     api.info = InfoBuilder::new()
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("LLM inference that can be seen through: OpenAI's routes, and a few of our own."))
+        .description(Some("LLM inference with OpenAI's API, and routes for tokens, health and metrics."))
         .build();
     api.servers = None;
     let components = api.components.get_or_insert_default();
@@ -110,7 +110,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
     for name in STRICT {
         let Some(schema) = document.pointer_mut(&format!("/components/schemas/{name}")) else { continue };
         schema["additionalProperties"] = json!({ "type": "null" });
-        // This route makes text of ids, which not every id of a model has.
+        // A model may have more logits than its tokenizer has tokens; only tokens can be decoded.
         let has_text = name == "DetokenizeRequest";
         fit_ids(schema, if has_text { model.tokenizer.vocab_size() } else { model.vocab_size });
         if let Some(Value::Object(property)) = schema.pointer_mut("/properties/model") {
@@ -124,7 +124,8 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
         if name == "TokenizeRequest" {
             let only = |given: &str, kind: &str, others: [&str; 2]| {
                 let nothing = json!({ "type": "null" });
-                json!({ "required": [given], "properties": { given: { "type": kind }, others[0]: nothing, others[1]: nothing } })
+                let properties = json!({ given: { "type": kind }, others[0]: nothing, others[1]: nothing });
+                json!({ "required": [given], "properties": properties })
             };
             schema["oneOf"] = json!([
                 only("prompt", "string", ["messages", "add_generation_prompt"]),
@@ -135,7 +136,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
     document
 }
 
-/// Token ids end where the vocabulary ends.
+/// Sets the maximum of token ids to that of the vocabulary.
 fn fit_ids(schema: &mut Value, vocab_size: usize) {
     match schema {
         Value::Object(entries) => {
