@@ -247,6 +247,9 @@ impl Builder {
             engine.cache_mut().set_quota(tenant, num_blocks);
         }
         if let Some(system) = &self.shared_system {
+            if let Some(reason) = template_error {
+                return Err(Error::Template { reason });
+            }
             let prefix = shared_prefix(system, &tokenizer, template.as_ref(), on_event)?;
             engine.cache_mut().share_prefix(prefix);
         }
