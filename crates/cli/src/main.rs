@@ -1,29 +1,18 @@
 //! The program `pellucid`: parse, run one command, say how it went.
 
-mod args;
-mod chain_args;
+mod atomic_file;
 mod commands;
 mod flags;
-mod format;
 mod hub;
-mod hyperparameters;
-mod interrupt;
-mod layers;
-mod new_file;
-mod output;
-mod prompt;
-mod sampling_args;
-mod size;
-mod stdin;
-mod tokens;
+mod terminal;
 
 use anyhow::Result;
-use args::{Cli, Command};
-use interrupt::{INTERRUPTED_STATUS, Interrupt, Interrupted};
-use output::{Output, is_reader_gone};
+use flags::command_line::{Cli, Command};
 use std::io::Write;
 use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
+use terminal::interrupt::{INTERRUPTED_STATUS, Interrupt, Interrupted};
+use terminal::output::{Output, is_reader_gone};
 
 fn main() -> ExitCode {
     panic::set_hook(Box::new(own_fault));

@@ -6,8 +6,8 @@ use anyhow::Result;
 use pellucid_cpu::Isa;
 use serde_json::json;
 
-use crate::format::bytes_text;
-use crate::output::Output;
+use crate::terminal::format::bytes_text;
+use crate::terminal::output::Output;
 
 /// Show what can compute here, and why something cannot
 #[derive(Debug, clap::Args)]

@@ -1,8 +1,8 @@
 //! `pellucid list`: what is in the store.
 
-use crate::format::bytes_text;
 use crate::hub::{Format, Hub, Manifest};
-use crate::output::Output;
+use crate::terminal::format::bytes_text;
+use crate::terminal::output::Output;
 use anyhow::Result;
 use serde_json::json;
 use std::io::{IsTerminal, Write};

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
 use crate::hub::Hub;
-use crate::output::Output;
-use crate::stdin;
+use crate::terminal::output::Output;
+use crate::terminal::stdin;
 
 /// Measure how well a model predicts a text
 ///

@@ -1,7 +1,7 @@
 //! `pellucid pull`: bring a model into the store.
 
 use crate::hub::Hub;
-use crate::output::Output;
+use crate::terminal::output::Output;
 use anyhow::Result;
 use std::io::Write;
 

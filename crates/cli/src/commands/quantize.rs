@@ -12,11 +12,11 @@ use pellucid_tensor::{DType, quant};
 use pellucid_tokenizer::write_gguf;
 use serde_json::json;
 
-use crate::format::{bytes_text, grouped, plain};
+use crate::atomic_file::{self, AtomicFile};
 use crate::hub::Hub;
-use crate::interrupt::Interrupt;
-use crate::new_file::{self, NewFile};
-use crate::output::Output;
+use crate::terminal::format::{bytes_text, grouped, plain};
+use crate::terminal::interrupt::Interrupt;
+use crate::terminal::output::Output;
 
 /// Write a model in fewer bits
 ///
@@ -64,7 +64,7 @@ struct Line {
 
 pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     // Known before anything is read, so it is said before anything else is.
-    new_file::refuse_existing(&args.out)?;
+    atomic_file::refuse_existing(&args.out)?;
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
     let scheme = QuantScheme::named(&args.scheme).with_context(|| format!("--type {} is not known", args.scheme))?;
@@ -170,7 +170,7 @@ fn write(
     target: &Path,
     interrupt: &Interrupt,
 ) -> Result<Vec<Line>> {
-    let (new, file) = NewFile::create(target, interrupt)?;
+    let (new, file) = AtomicFile::create(target, interrupt)?;
     let bar = bar(tensors.iter().map(NewTensor::num_bytes).sum());
     let mut lines = Vec::new();
     let written =

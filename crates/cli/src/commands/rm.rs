@@ -1,8 +1,8 @@
 //! `pellucid rm`: take a model out of the store.
 
-use crate::format::{bytes_text, grouped};
 use crate::hub::Hub;
-use crate::output::Output;
+use crate::terminal::format::{bytes_text, grouped};
+use crate::terminal::output::Output;
 use anyhow::{Result, bail};
 use std::io::Write;
 

@@ -8,7 +8,7 @@ use pellucid::{Device, DeviceOptions, Isa};
 use pellucid_selftest::Report;
 
 use crate::flags::compute::open_device;
-use crate::output::Output;
+use crate::terminal::output::Output;
 
 /// Check a device against formulas and the reference implementation
 ///

@@ -1,8 +1,8 @@
 //! `pellucid tokenize`: text to ids and back, for scripts and for checking a tokenizer against another.
 
 use crate::hub::Hub;
-use crate::output::Output;
-use crate::{stdin, tokens};
+use crate::terminal::output::Output;
+use crate::terminal::{stdin, token_table};
 use anyhow::Result;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tokenizer::Tokenizer;
@@ -39,8 +39,8 @@ pub(crate) fn run(args: &TokenizeArgs, hub: &Hub, output: &mut Output) -> Result
     let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
     let text = stdin::read_text()?;
     if args.decode {
-        let ids = tokens::parse_ids(&text)?;
-        tokens::check_ids(&tokenizer, &ids)?;
+        let ids = token_table::parse_ids(&text)?;
+        token_table::check_ids(&tokenizer, &ids)?;
         output.write_all(&tokenizer.decode_bytes(&ids, false))?;
         return Ok(());
     }
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &TokenizeArgs, hub: &Hub, output: &mut Output) -> Result
         tokenizer.encode(&text)
     };
     if args.json {
-        return Ok(output.write_json(&tokens::to_json(&tokenizer, &ids)?)?);
+        return Ok(output.write_json(&token_table::to_json(&tokenizer, &ids)?)?);
     }
     for (index, id) in ids.iter().enumerate() {
         let space = if index == 0 { "" } else { " " };

@@ -16,8 +16,8 @@ use pellucid_engine::ContextDoesNotFit;
 use pellucid_model::Decoder;
 use pellucid_tensor::Backend;
 
-use crate::format::{bytes_text, grouped};
-use crate::size;
+use crate::flags::byte_size;
+use crate::terminal::format::{bytes_text, grouped};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Computing")]
@@ -54,7 +54,7 @@ pub(crate) struct ComputeArgs {
 
     /// Memory for keys and values, such as 2GB or 512MiB
     /// [default: what is needed, as far as memory is free]
-    #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = byte_size::parse)]
     pub(crate) kv_memory: Option<u64>,
 }
 

@@ -1,3 +1,12 @@
-//! Flags of the command line that several commands share, and their meaning.
+//! Flags: what the command line, the environment and the config file say, and what it means.
+//!
+//! `command_line` holds the program's commands and is the only module that reads the environment. The others are groups
+//! of flags that several commands share.
 
+pub(crate) mod byte_size;
+pub(crate) mod command_line;
 pub(crate) mod compute;
+pub(crate) mod prompt;
+pub(crate) mod sampling;
+pub(crate) mod sampling_defaults;
+pub(crate) mod setting_layers;

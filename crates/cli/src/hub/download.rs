@@ -5,10 +5,10 @@
 use super::failure::Failure;
 use super::http::{Answer, Client, bare_etag, text};
 use super::listing::check_status;
-use super::part::{Expected, Part};
+use super::partial_file::{Expected, PartialFile};
 use super::screen::{Progress, Screen};
-use crate::format::bytes_text;
-use crate::interrupt::Interrupt;
+use crate::terminal::format::bytes_text;
+use crate::terminal::interrupt::Interrupt;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use ureq::http::HeaderMap;
@@ -51,7 +51,7 @@ pub(crate) fn fetch(
     screen: &Screen,
     interrupt: &Interrupt,
 ) -> Result<String, Failure> {
-    let mut part = Part::open(wanted.target, wanted.identity, wanted.expected.bytes)?;
+    let mut part = PartialFile::open(wanted.target, wanted.identity, wanted.expected.bytes)?;
     let kept = format!("what came so far is kept in {}; run again to resume", part.path().display());
     let _leaving = interrupt.leaving(|| kept);
     let mut expected = wanted.expected.clone();
@@ -70,7 +70,7 @@ pub(crate) fn fetch(
 fn fill(
     client: &Client,
     wanted: &Wanted,
-    part: &mut Part,
+    part: &mut PartialFile,
     expected: &mut Expected,
     screen: &Screen,
 ) -> Result<(), Failure> {
@@ -102,7 +102,7 @@ fn fill(
     Err(gave_up(part, expected, &last))
 }
 
-fn gave_up(part: &Part, expected: &Expected, why: &str) -> Failure {
+fn gave_up(part: &PartialFile, expected: &Expected, why: &str) -> Failure {
     Failure::remote(format!(
         "{why}; {} of {} are kept in {}, run the command again to resume",
         bytes_text(part.len()),
@@ -115,7 +115,7 @@ fn gave_up(part: &Part, expected: &Expected, why: &str) -> Failure {
 fn attempt(
     client: &Client,
     wanted: &Wanted,
-    part: &mut Part,
+    part: &mut PartialFile,
     expected: &mut Expected,
     screen: &Screen,
 ) -> Result<(), Broken> {
@@ -150,7 +150,7 @@ fn attempt(
 }
 
 /// Writes the body to the part; a body that goes on past the expected end is cut off, so that no server can fill the disk.
-fn receive(answer: Answer, part: &mut Part, bytes: u64, progress: &Progress) -> Result<(), Broken> {
+fn receive(answer: Answer, part: &mut PartialFile, bytes: u64, progress: &Progress) -> Result<(), Broken> {
     let host = answer.host;
     let mut body = answer.response.into_body().into_reader();
     let mut buffer = vec![0; 1 << 18];

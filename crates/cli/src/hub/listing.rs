@@ -5,7 +5,7 @@
 use super::failure::Failure;
 use super::http::{Answer, Client, escaped, origin, text};
 use super::name::{ModelRef, Pick, check_path, check_target};
-use crate::format::bytes_text;
+use crate::terminal::format::bytes_text;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;

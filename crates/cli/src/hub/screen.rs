@@ -1,6 +1,6 @@
 //! What a pull tells the person who waits: a bar on a terminal, plain lines elsewhere, on standard error in both cases.
 
-use crate::format::bytes_text;
+use crate::terminal::format::bytes_text;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;

@@ -12,7 +12,7 @@ use super::failure::{Failure, disk_error, on_disk};
 use super::known;
 use super::listing::Format;
 use super::name::{ModelRef, Pick, check_target, is_plain_name};
-use super::part::with_suffix;
+use super::partial_file::with_suffix;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};

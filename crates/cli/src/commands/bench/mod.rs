@@ -1,9 +1,9 @@
 //! `pellucid bench`: how fast a model runs here, beside what the machine allows; and how it serves many at once.
 
 mod model;
+mod percentiles;
 mod serving;
 mod speed;
-mod spread;
 mod text;
 
 use std::io::Write;
@@ -18,8 +18,8 @@ use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
 use crate::hub::Hub;
-use crate::interrupt::Interrupt;
-use crate::output::Output;
+use crate::terminal::interrupt::Interrupt;
+use crate::terminal::output::Output;
 
 /// Measure speed, beside the machine's limits
 ///

@@ -12,9 +12,9 @@ use pellucid_tensor::{Backend, DType};
 use serde::Serialize;
 
 use super::BenchArgs;
+use crate::atomic_file::{self, AtomicFile};
 use crate::hub::Hub;
-use crate::interrupt::Interrupt;
-use crate::new_file::{self, NewFile};
+use crate::terminal::interrupt::Interrupt;
 
 /// A model on its device, before anything is asked of it.
 pub(super) struct Ready {
@@ -87,13 +87,13 @@ fn random(args: &BenchArgs) -> Result<Checkpoint> {
 
 /// Writes the random model for other engines to be measured with.
 pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Result<()> {
-    new_file::refuse_existing(path)?;
+    atomic_file::refuse_existing(path)?;
     let checkpoint = random(args)?;
     let Source::Gguf(metadata) = checkpoint.source() else { unreachable!("a shape has GGUF keys") };
     let tensors: Vec<NewTensor> = (checkpoint.tensors().iter())
         .map(|tensor| NewTensor { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() })
         .collect();
-    let (new, file) = NewFile::create(path, interrupt)?;
+    let (new, file) = AtomicFile::create(path, interrupt)?;
     let written = || -> std::io::Result<File> {
         let mut writer = GgufWriter::new(BufWriter::new(file), metadata, &tensors)?;
         for tensor in &tensors {

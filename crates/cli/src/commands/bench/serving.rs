@@ -11,7 +11,7 @@ use pellucid_sampling::SamplingParams;
 use serde::Serialize;
 
 use super::model::Ready;
-use super::spread::Spread;
+use super::percentiles::Percentiles;
 use super::{Length, ServingArgs};
 
 /// How requests come.
@@ -33,10 +33,10 @@ pub(super) struct Level {
     pub(super) requests_per_second: f64,
     pub(super) output_tokens_per_second: f64,
     pub(super) prompt_tokens_per_second: f64,
-    pub(super) queue_time: Option<Spread>,
-    pub(super) time_to_first_token: Option<Spread>,
-    pub(super) time_per_output_token: Option<Spread>,
-    pub(super) end_to_end: Option<Spread>,
+    pub(super) queue_time: Option<Percentiles>,
+    pub(super) time_to_first_token: Option<Percentiles>,
+    pub(super) time_per_output_token: Option<Percentiles>,
+    pub(super) end_to_end: Option<Percentiles>,
     /// Of the time of steps, what was not the model's.
     pub(super) engine_share: f64,
     /// Of the steps, those that were on the device before the step that they follow had ended.
@@ -199,7 +199,7 @@ fn summary(
     kv_peak: f64,
 ) -> Level {
     let total = |count: fn(&RequestStats) -> usize| finished.iter().map(count).sum::<usize>() as f64;
-    let spread = |time: fn(&RequestStats) -> Option<Duration>| Spread::of(finished.iter().filter_map(time));
+    let spread = |time: fn(&RequestStats) -> Option<Duration>| Percentiles::of(finished.iter().filter_map(time));
     let step_time = (after.step_time - before.step_time).as_secs_f64();
     let forward_time = (after.forward_time - before.forward_time).as_secs_f64();
     Level {

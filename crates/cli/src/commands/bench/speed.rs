@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::SpeedArgs;
 use super::model::Ready;
-use super::spread::median;
+use super::percentiles::median;
 
 /// One line of the table.
 #[derive(Debug, Serialize)]

@@ -3,10 +3,10 @@
 use std::io::{Result, Write};
 
 use super::model::Machine;
+use super::percentiles::Percentiles;
 use super::serving::{Arrival, Level};
 use super::speed::{Case, Row};
-use super::spread::Spread;
-use crate::format::{bytes_text, grouped};
+use crate::terminal::format::{bytes_text, grouped};
 
 pub(super) fn machine(out: &mut impl Write, machine: &Machine) -> Result<()> {
     writeln!(out, "{}: {}, {} a step", machine.model, bytes_text(machine.model_bytes), bytes_text(machine.step_bytes))?;
@@ -95,7 +95,7 @@ fn arrival(arrival: Arrival) -> String {
     }
 }
 
-fn spread(out: &mut impl Write, name: &str, spread: Option<Spread>) -> Result<()> {
+fn spread(out: &mut impl Write, name: &str, spread: Option<Percentiles>) -> Result<()> {
     match spread {
         Some(spread) => {
             let [p50, p90, p99] = [spread.p50_ms, spread.p90_ms, spread.p99_ms].map(|ms| format!("{ms:.1} ms"));

@@ -15,13 +15,13 @@ use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
-use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::flags::compute::ComputeArgs;
-use crate::format;
+use crate::flags::prompt::{Prompt, PromptArgs};
+use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::hub::Hub;
-use crate::interrupt::{Interrupt, Interrupted};
-use crate::output::Output;
-use crate::prompt::{Prompt, PromptArgs};
+use crate::terminal::format;
+use crate::terminal::interrupt::{Interrupt, Interrupted};
+use crate::terminal::output::Output;
 use cells::Paint;
 use page::{Page, Written};
 

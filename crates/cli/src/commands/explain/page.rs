@@ -8,7 +8,7 @@ use super::cells::{
 };
 use super::table::{Cell, Row, Table};
 
-use crate::format::grouped;
+use crate::terminal::format::grouped;
 
 const WIDTH: usize = 80;
 const MARGIN: &str = "   ";

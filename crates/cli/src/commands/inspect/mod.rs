@@ -1,12 +1,13 @@
 //! `pellucid inspect`: what a model is, what it costs in memory, and how it reads a text.
 
+mod hyperparameters;
 mod report;
 mod text;
 
-use crate::format::grouped;
 use crate::hub::Hub;
-use crate::output::Output;
-use crate::tokens;
+use crate::terminal::format::grouped;
+use crate::terminal::output::Output;
+use crate::terminal::token_table;
 use anyhow::Result;
 use pellucid::KvType;
 use pellucid_checkpoint::Checkpoint;
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &InspectArgs, hub: &Hub, output: &mut Output) -> Result<
     if args.json {
         let mut json = report.to_json(tokenizer.as_ref(), args.tensors);
         if let Some((tokenizer, ids)) = &tokens {
-            json["tokens"] = tokens::to_json(tokenizer, ids)?;
+            json["tokens"] = token_table::to_json(tokenizer, ids)?;
         }
         return Ok(output.write_json(&json)?);
     }
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &InspectArgs, hub: &Hub, output: &mut Output) -> Result<
     }
     if let Some((tokenizer, ids)) = &tokens {
         writeln!(output, "\n{} tokens", grouped(ids.len() as u64))?;
-        tokens::write_table(tokenizer, ids, output)?;
+        token_table::write_table(tokenizer, ids, output)?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! What `inspect` shows, gathered before it becomes text or JSON.
 
 use super::InspectArgs;
-use crate::hyperparameters::Hyperparameters;
-use crate::tokens;
+use super::hyperparameters::Hyperparameters;
+use crate::terminal::token_table;
 use anyhow::{Context, Result};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_model::Error;
@@ -80,7 +80,7 @@ impl<'a> Report<'a> {
         let type_json = |(dtype, total): (&DType, &TypeTotal)| json!({ "type": dtype.name(), "tensors": total.tensors, "parameters": total.parameters, "bytes": total.bytes });
         let types: Vec<_> = self.types.iter().map(type_json).collect();
         let special_json = |(purpose, id): &(&str, u64)| {
-            let piece = tokenizer.and_then(|tokenizer| tokens::piece(tokenizer, *id));
+            let piece = tokenizer.and_then(|tokenizer| token_table::piece(tokenizer, *id));
             json!({ "for": purpose, "id": id, "piece": piece })
         };
         let special: Vec<_> = numbers.special_ids.iter().map(special_json).collect();

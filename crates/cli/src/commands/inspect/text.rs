@@ -1,8 +1,8 @@
 //! The report of `inspect` in 80 columns, without colour. Names from the file are shown with their control characters escaped.
 
 use super::report::{KvMemory, Report, single};
-use crate::format::{bytes_text, count_text, grouped, plain};
-use crate::tokens;
+use crate::terminal::format::{bytes_text, count_text, grouped, plain};
+use crate::terminal::token_table;
 use anyhow::Result;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tokenizer::Tokenizer;
@@ -50,7 +50,7 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
     line("chat template", if checkpoint.chat_template().is_some() { "yes" } else { "no" }.to_owned())?;
     for (index, (purpose, id)) in numbers.special_ids.iter().enumerate() {
         let label = if index == 0 { "special ids" } else { "" };
-        let piece = tokenizer.and_then(|tokenizer| tokens::piece(tokenizer, *id)).unwrap_or_default();
+        let piece = tokenizer.and_then(|tokenizer| token_table::piece(tokenizer, *id)).unwrap_or_default();
         line(label, format!("{id:>7}  {purpose:12} {piece}").trim_end().to_owned())?;
     }
     if let Some(prefix) = tokenizer.map(Tokenizer::prefix).filter(|prefix| !prefix.is_empty()) {

@@ -11,9 +11,9 @@ use pellucid_model::Model;
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
-use crate::format::grouped;
 use crate::hub::Hub;
-use crate::output::Output;
+use crate::terminal::format::grouped;
+use crate::terminal::output::Output;
 use matrix::{Device, Row};
 
 /// Check that replies do not depend on who else is served

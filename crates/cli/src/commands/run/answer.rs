@@ -10,9 +10,9 @@ use pellucid_engine::{BeamParams, Error, Request};
 use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest};
 use pellucid_sampling::SamplingParams;
 
-use crate::interrupt::Interrupt;
-use crate::output::Output;
-use crate::prompt::Prompt;
+use crate::flags::prompt::Prompt;
+use crate::terminal::interrupt::Interrupt;
+use crate::terminal::output::Output;
 
 /// How long to wait for the engine before looking whether Ctrl-C has come.
 const GLANCE: Duration = Duration::from_millis(50);

@@ -10,8 +10,8 @@ use rustyline::{Behavior, Config, Editor};
 use serde_json::Value;
 
 use super::answer::Answerer;
-use crate::output::Output;
-use crate::prompt::Prompt;
+use crate::flags::prompt::Prompt;
+use crate::terminal::output::Output;
 
 const HELP: &str = "/new starts over, /exit or Ctrl-D leaves, Ctrl-C stops a reply";
 
@@ -55,7 +55,7 @@ pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &
         match answerer.answer(&prompt, output) {
             Ok(reply) => messages.push(message("assistant", &reply.text)),
             // The question is taken back, so that a shorter one can follow: the conversation before it is not lost.
-            Err(error) if !crate::output::is_reader_gone(&error) => {
+            Err(error) if !crate::terminal::output::is_reader_gone(&error) => {
                 messages.pop();
                 let is_full = matches!(error.downcast_ref(), Some(pellucid_engine::Error::PromptTooLong { .. }));
                 let way_out = if is_full { "; /new starts over, and a larger --context would hold more" } else { "" };

@@ -10,13 +10,13 @@ use pellucid_engine::MAX_WIDTH;
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Preset, Sampler, SamplingParams, StepKind};
 
-use crate::chain_args::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::flags::compute::{ComputeArgs, memory_text};
+use crate::flags::prompt::PromptArgs;
+use crate::flags::sampling::BeamArgs;
+use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, Otherwise};
 use crate::hub::Hub;
-use crate::interrupt::{Interrupt, Interrupted};
-use crate::output::Output;
-use crate::prompt::PromptArgs;
-use crate::sampling_args::BeamArgs;
+use crate::terminal::interrupt::{Interrupt, Interrupted};
+use crate::terminal::output::Output;
 use answer::Answerer;
 
 /// Answer a prompt, or chat when there is none

@@ -16,7 +16,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::flags::compute::memory_text;
 use crate::hub::Hub;
-use crate::interrupt::Interrupt;
+use crate::terminal::interrupt::Interrupt;
 pub(crate) use flags::ServeArgs;
 use flags::{LogFormat, LogLevel};
 

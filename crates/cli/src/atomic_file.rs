@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::interrupt::{Interrupt, Leaving};
+use crate::terminal::interrupt::{Interrupt, Leaving};
 
 /// What is written so far. It is removed when it is dropped before it was finished, and by Ctrl-C.
-pub(crate) struct NewFile {
+pub(crate) struct AtomicFile {
     target: PathBuf,
     part: PathBuf,
     _leaving: Leaving,
 }
 
-impl NewFile {
+impl AtomicFile {
     /// Refuses to begin where there is something already.
-    pub(crate) fn create(target: &Path, interrupt: &Interrupt) -> Result<(NewFile, File)> {
+    pub(crate) fn create(target: &Path, interrupt: &Interrupt) -> Result<(AtomicFile, File)> {
         refuse_existing(target)?;
         let mut part = target.as_os_str().to_owned();
         part.push(".part");
@@ -37,7 +37,7 @@ impl NewFile {
                 Err(error) => format!("{} was left: {error}", part.display()),
             }
         });
-        Ok((NewFile { target: target.to_owned(), part, _leaving: leaving }, file))
+        Ok((AtomicFile { target: target.to_owned(), part, _leaving: leaving }, file))
     }
 
     pub(crate) fn part(&self) -> &Path {
@@ -51,7 +51,7 @@ impl NewFile {
     }
 }
 
-impl Drop for NewFile {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         // After `finish` it is gone. What is left of a failed run is of no use; that it cannot be removed would only hide why it failed.
         let _ = fs::remove_file(&self.part);

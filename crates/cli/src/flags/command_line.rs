@@ -7,9 +7,9 @@ use crate::commands::{
     perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs,
     selftest::SelftestArgs, serve::ServeArgs, tokenize::TokenizeArgs,
 };
+use crate::flags::setting_layers::{self, Setting};
 use crate::hub::{Hub, Remote, Token};
-use crate::interrupt::Interrupt;
-use crate::layers::{self, Setting};
+use crate::terminal::interrupt::Interrupt;
 use anyhow::{Result, anyhow};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -79,8 +79,8 @@ impl Cli {
             // Flags that stand for every command are known to this one after that.
             command.build();
             let serve = command.find_subcommand("serve").expect("it was just found");
-            let settings = layers::lower_layers(serve, given, |name| std::env::var_os(name))?;
-            layers::warn_of_unknown(serve, std::env::vars_os().map(|(name, _)| name));
+            let settings = setting_layers::lower_layers(serve, given, |name| std::env::var_os(name))?;
+            setting_layers::warn_of_unknown(serve, std::env::vars_os().map(|(name, _)| name));
             let parse = |settings: &[Setting]| {
                 let flags = settings.iter().map(|setting| setting.flag.clone());
                 Cli::command().try_get_matches_from(arguments.iter().cloned().chain(flags))
@@ -142,7 +142,7 @@ fn store_folder() -> Result<PathBuf> {
 
 /// An environment variable that is set to something; refused when that is no text.
 fn variable(name: &str) -> Result<Option<String>> {
-    let value = std::env::var_os(name).map(|value| layers::text(name, value)).transpose()?;
+    let value = std::env::var_os(name).map(|value| setting_layers::text(name, value)).transpose()?;
     Ok(value.filter(|value| !value.trim().is_empty()))
 }
 

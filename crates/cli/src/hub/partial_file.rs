@@ -1,7 +1,7 @@
 //! A file on its way into the store: `NAME.part`, hashed as it grows, renamed when it is whole and right.
 //!
 //! Beside it lies `NAME.part.json`, which says what the part is a part of; a part without it, or of something else, is thrown
-//! away. `download.rs` fills parts from the network and `wheel.rs` from an archive; neither touches the final name.
+//! away. `download.rs` fills parts from the network and `pip_fallback.rs` from an archive; neither touches the final name.
 
 use super::failure::{Failure, on_disk};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ struct Note {
 }
 
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct PartialFile {
     target: PathBuf,
     path: PathBuf,
     note: PathBuf,
@@ -37,9 +37,9 @@ pub(crate) struct Part {
     hasher: Sha256,
 }
 
-impl Part {
+impl PartialFile {
     /// Opens the part of `target`, keeping what an earlier run left if it was of the same thing (`identity`, `bytes`).
-    pub(crate) fn open(target: &Path, identity: &str, bytes: u64) -> Result<Part, Failure> {
+    pub(crate) fn open(target: &Path, identity: &str, bytes: u64) -> Result<PartialFile, Failure> {
         let path = with_suffix(target, ".part");
         let note = with_suffix(target, ".part.json");
         if let Some(folder) = target.parent() {
@@ -55,7 +55,8 @@ impl Part {
             .open(&path)
             .map_err(on_disk("write", &path))?;
         let about = Note { identity: identity.to_owned(), bytes, etag: None };
-        let mut part = Part { target: target.to_owned(), path, note, about, file, len: 0, hasher: Sha256::new() };
+        let mut part =
+            PartialFile { target: target.to_owned(), path, note, about, file, len: 0, hasher: Sha256::new() };
         let len = part.file.metadata().map_err(on_disk("read", &part.path))?.len();
         match left {
             Some(left) if len <= bytes => {
@@ -106,7 +107,7 @@ impl Part {
 
     /// Removes the part and its note.
     pub(crate) fn discard(self) -> Result<(), Failure> {
-        let Part { path, note, file, .. } = self;
+        let PartialFile { path, note, file, .. } = self;
         drop(file);
         fs::remove_file(&path).map_err(on_disk("remove", &path))?;
         remove_note(&note)

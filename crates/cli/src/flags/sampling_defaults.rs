@@ -7,7 +7,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use pellucid_sampling::{Preset, SamplingParams};
 use pellucid_tokenizer::Tokenizer;
 
-use crate::sampling_args::SamplingArgs;
+use crate::flags::sampling::SamplingArgs;
 
 /// What a chat is drawn with when nothing is asked for, and what `explain` explains.
 pub(crate) const CHAT_DEFAULT: Preset = Preset::Chat;

@@ -7,7 +7,7 @@ use pellucid_generate::{ChatPrompt, LoadedModel};
 use pellucid_tokenizer::message;
 use serde_json::Value;
 
-use crate::stdin;
+use crate::terminal::stdin;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {

@@ -1,6 +1,6 @@
 //! Tokens as people and programs read them, for `inspect` and `tokenize`.
 
-use crate::format::plain;
+use crate::terminal::format::plain;
 use anyhow::{Result, bail};
 use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};

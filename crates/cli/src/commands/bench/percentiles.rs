@@ -6,19 +6,19 @@ use serde::Serialize;
 
 /// Percentiles of durations, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(super) struct Spread {
+pub(super) struct Percentiles {
     pub(super) p50_ms: f64,
     pub(super) p90_ms: f64,
     pub(super) p99_ms: f64,
 }
 
-impl Spread {
+impl Percentiles {
     /// `None` when there is nothing to order.
-    pub(super) fn of(durations: impl Iterator<Item = Duration>) -> Option<Spread> {
+    pub(super) fn of(durations: impl Iterator<Item = Duration>) -> Option<Percentiles> {
         let mut sorted: Vec<f64> = durations.map(|duration| duration.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);
         let at = |percent| percentile(&sorted, percent);
-        Some(Spread { p50_ms: at(50.0)?, p90_ms: at(90.0)?, p99_ms: at(99.0)? })
+        Some(Percentiles { p50_ms: at(50.0)?, p90_ms: at(90.0)?, p99_ms: at(99.0)? })
     }
 }
 
@@ -45,8 +45,8 @@ mod tests {
         assert_eq!(percentile(&sorted, 99.0), Some(198.0));
         assert_eq!(percentile(&[7.0], 99.0), Some(7.0));
         assert_eq!(percentile(&[], 50.0), None);
-        let spread = Spread::of([3u64, 1, 2].map(Duration::from_millis).into_iter()).expect("three of them");
-        assert_eq!(spread, Spread { p50_ms: 2.0, p90_ms: 3.0, p99_ms: 3.0 });
+        let spread = Percentiles::of([3u64, 1, 2].map(Duration::from_millis).into_iter()).expect("three of them");
+        assert_eq!(spread, Percentiles { p50_ms: 2.0, p90_ms: 3.0, p99_ms: 3.0 });
         assert_eq!(median(&mut [5.0, 1.0, 3.0]), 3.0);
     }
 }
