@@ -42,8 +42,8 @@ pub enum Error {
     )]
     NoKvFormat { dtype: DType },
     #[error(
-        "keys and values cannot be stored in {dtype}: the head size must be a multiple of {multiple}, but this model's is \
-         {head_size}"
+        "keys and values cannot be stored in {dtype}: the head size must be a multiple of {multiple}, but this \
+         model's is {head_size}"
     )]
     KvHeadSize { dtype: DType, multiple: usize, head_size: usize },
     #[error(transparent)]

@@ -22,8 +22,6 @@ mod quant_scheme;
 mod rope;
 mod sinusoidal;
 mod synthetic;
-mod tensor_finder;
-mod tensor_names;
 mod weights;
 
 pub use architectures::supported;

@@ -6,8 +6,8 @@
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Value};
 use pellucid_tensor::{SharedBytes, quant};
 
+use crate::loader::tensor_names;
 use crate::quant_scheme::{QuantScheme, TensorRole};
-use crate::tensor_names;
 
 /// The sizes of a decoder, from its published configuration.
 #[derive(Debug, Clone, Copy)]
@@ -82,8 +82,10 @@ impl SyntheticModel {
         model("qwen2.5-7b", "qwen2", (152_064, 3_584, 28), (28, 4, 128), (18_944, 32_768, 1e6), false),
         model("qwen3-0.6b", "qwen3", (151_936, 1_024, 28), (16, 8, 128), (3_072, 40_960, 1e6), true),
         model("qwen3-8b", "qwen3", (151_936, 4_096, 36), (32, 8, 128), (12_288, 40_960, 1e6), false),
-        model("mixtral-8x7b", "llama", (32_000, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false).with_experts((8, 2, 14_336)),
-        model("qwen3-30b-a3b", "qwen3moe", (151_936, 2_048, 48), (32, 4, 128), (6_144, 40_960, 1e6), false).with_experts((128, 8, 768)),
+        model("mixtral-8x7b", "llama", (32_000, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false)
+            .with_experts((8, 2, 14_336)),
+        model("qwen3-30b-a3b", "qwen3moe", (151_936, 2_048, 48), (32, 4, 128), (6_144, 40_960, 1e6), false)
+            .with_experts((128, 8, 768)),
     ];
 
     /// Finds a model by its name, ignoring case.

@@ -7,7 +7,7 @@ use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, MlpKind, NormKind, Positions, plain_layers};
-use crate::tensor_names::TensorNames;
+use crate::loader::tensor_names::TensorNames;
 
 pub(super) const GPT2: Family = Family {
     name: "gpt2",
@@ -43,7 +43,7 @@ const NAMES: TensorNames = TensorNames {
     down: "h.{}.mlp.c_proj",
     // Causal masks, which early files contain.
     ignored: &[".attn.bias", ".attn.masked_bias"],
-    ..crate::tensor_names::HUGGING_FACE
+    ..crate::loader::tensor_names::HUGGING_FACE
 };
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {

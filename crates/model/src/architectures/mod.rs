@@ -15,7 +15,7 @@ use pellucid_checkpoint::{Checkpoint, Source};
 use crate::config::DecoderConfig;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::Fields;
-use crate::tensor_names::{self, TensorNames};
+use crate::loader::tensor_names::{self, TensorNames};
 use crate::{Error, config};
 
 /// A model family: its names in files, and how its configuration is read.

@@ -6,7 +6,7 @@ use super::{Blueprint, Family};
 use crate::Error;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, MlpKind, NormKind, Positions, plain_layers};
-use crate::tensor_names::TensorNames;
+use crate::loader::tensor_names::TensorNames;
 
 pub(super) const XGLM: Family = Family { name: "xglm", gguf: None, hugging_face: &["xglm"], read_hugging_face };
 
@@ -20,7 +20,7 @@ const NAMES: TensorNames = TensorNames {
     down: "layers.{}.fc2",
     // The sinusoidal table, which some files contain.
     ignored: &["embed_positions.weights"],
-    ..crate::tensor_names::HUGGING_FACE
+    ..crate::loader::tensor_names::HUGGING_FACE
 };
 
 /// Epsilon of PyTorch's LayerNorm, which the reference implementation uses without reading a setting.

@@ -5,7 +5,7 @@ use pellucid_checkpoint::{Checkpoint, Error, TensorInfo, TensorView};
 use pellucid_tensor::{DType, SharedBytes, quant};
 
 use super::GgufTensor;
-use crate::tensor_finder::transpose;
+use crate::loader::tensor_finder::transpose;
 
 /// The source tensors of a GGUF tensor, and what is done with them.
 #[derive(Debug)]

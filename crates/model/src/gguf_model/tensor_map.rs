@@ -8,14 +8,14 @@ use super::{GgufTensor, recipe::TensorRecipe};
 use crate::Error;
 use crate::architectures::Blueprint;
 use crate::config::{MlpKind, NormKind, Positions};
-use crate::tensor_finder::{ModulePath, TensorFinder};
-use crate::tensor_names::TensorNames;
+use crate::loader::tensor_finder::{ModulePath, TensorFinder};
+use crate::loader::tensor_names::TensorNames;
 
 /// Describes the embedding table, from whose rows a reader gets the vocabulary size.
 pub(super) fn embedding(checkpoint: &Checkpoint, source: &Blueprint) -> Result<GgufTensor, Error> {
     let (path, target) = (
         ModulePath::new(source.names.token_embedding, 0),
-        ModulePath::new(crate::tensor_names::GGUF.token_embedding, 0),
+        ModulePath::new(crate::loader::tensor_names::GGUF.token_embedding, 0),
     );
     let mut finder = TensorFinder::new(checkpoint, source);
     let name = finder.name(path, "weight");

@@ -1,6 +1,9 @@
 //! Loads the weights of a checkpoint onto a device: finds each tensor by its name, checks its shape, splits fused
 //! tensors.
 
+pub(crate) mod tensor_finder;
+pub(crate) mod tensor_names;
+
 use std::ops::Range;
 
 use pellucid_checkpoint::{Checkpoint, TensorView};
@@ -8,9 +11,10 @@ use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, SharedBytes,
 
 use crate::architectures::Blueprint;
 use crate::config::{MlpKind, NormKind, Positions};
-use crate::tensor_finder::{ModulePath, TensorFinder, transpose};
 use crate::weights::{AttentionWeights, LayerWeights, MlpWeights, Norm, Weights};
 use crate::{Error, sinusoidal};
+
+use tensor_finder::{ModulePath, TensorFinder, transpose};
 
 pub(crate) struct Loader<'a> {
     finder: TensorFinder<'a>,
