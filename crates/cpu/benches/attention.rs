@@ -1,8 +1,8 @@
-//! Attention beside the machine's limits: one row against the bandwidth of a plain read, a chunk of rows as arithmetic.
+//! Speed of attention beside the machine's limits: memory bandwidth for one row, arithmetic for a chunk of rows.
 //!
-//! `cargo bench -p pellucid-cpu --bench attention [-- --threads N] [-- --isa NAME]`. The layers of a model are taken in turn, more of them than the
-//! last cache holds, so that keys and values come from memory as they do in a real step. The best of several runs: what the code can do
-//! on a machine that others use as well.
+//! `cargo bench -p pellucid-cpu --bench attention [-- --threads N] [-- --isa NAME]`. The layers of a model are used in
+//! turn, more of them than the last-level cache holds, so that keys and values come from memory as they do in a real
+//! step. The fastest of several runs counts, because other programs may run on the machine.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use pellucid_cpu::{CpuBackend, CpuOptions};
 use pellucid_tensor::{Attention, Backend, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor};
 
 const BLOCK_LEN: usize = 32;
-/// Bytes of keys and values to go through before any is read again.
+/// Bytes of keys and values that are read before any is read again: more than any cache holds.
 const BEYOND_CACHES: usize = 400 << 20;
 const FORMATS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
 
@@ -27,9 +27,9 @@ fn main() {
     }
     let backend = CpuBackend::new(options).expect("an instruction set of this machine");
     println!("{}", backend.description());
-    println!("plain read: {:.1} GB/s", read_bandwidth(options.num_threads));
+    println!("memory read: {:.1} GB/s", read_bandwidth(options.num_threads));
     let shapes = [(32, 8, 64), (9, 3, 64), (32, 8, 128)];
-    println!("\none row: GB/s of keys and values read, microseconds a layer");
+    println!("\none row: GB/s of keys and values read, microseconds per layer");
     println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "depth", "F32", "F16", "BF16", "Q8_0");
     for shape in shapes {
         for depth in [512, 4096, 16384] {
@@ -42,7 +42,7 @@ fn main() {
             println!();
         }
     }
-    println!("\nsixteen sequences of one row: microseconds a layer, from memory and from the cache");
+    println!("\nsixteen sequences of one row: microseconds per layer, from memory and from the cache");
     println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "depth", "F32", "F16", "BF16", "Q8_0");
     for shape in shapes {
         for depth in [32, 64, 256] {
@@ -55,14 +55,14 @@ fn main() {
             println!();
         }
     }
-    println!("\na whole prompt: GFLOP/s, milliseconds a layer");
+    println!("\na whole prompt: GFLOP/s, milliseconds per layer");
     println!("{:>16} {:>7} {:>16} {:>16} {:>16} {:>16}", "heads/kv/size", "rows", "F32", "F16", "BF16", "Q8_0");
     for shape in shapes {
         for rows in [512, 2048] {
             print!("{:>16} {rows:>7}", format!("{}/{}/{}", shape.0, shape.1, shape.2));
             for dtype in FORMATS {
                 let seconds = Bench::new(&backend, shape, dtype, rows, rows).best(0, rows);
-                // Two products of a multiplication and an addition each, for every pair of a query and a position that it sees.
+                // Two products, of a multiplication and an addition each, for every query and position that it sees.
                 let operations = 4.0 * (shape.0 * shape.2) as f64 * (rows * (rows + 1) / 2) as f64;
                 print!(" {:>6.0} {:>6.2} ms", operations / seconds / 1e9, seconds * 1e3);
             }
@@ -71,7 +71,7 @@ fn main() {
     }
 }
 
-/// All threads adding up memory that no cache holds: what one row of attention could reach at most.
+/// Returns the GB/s at which all threads add up memory that no cache holds: the limit for one row of attention.
 fn read_bandwidth(num_threads: usize) -> f64 {
     let numbers = vec![1u64; BEYOND_CACHES / 8];
     let part = numbers.len() / num_threads;
@@ -91,7 +91,7 @@ fn read_bandwidth(num_threads: usize) -> f64 {
     BEYOND_CACHES as f64 / best / 1e9
 }
 
-/// The fastest of the runs that fit into a second and a half, in seconds; three at least.
+/// Returns the seconds of the fastest run of those that fit into 1.5 seconds; at least three.
 fn best_of(mut work: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut best = f64::INFINITY;
@@ -117,7 +117,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Layers filled with keys and values of `depth` positions, enough that they leave the caches when rows are few.
+    /// Layers filled with keys and values of `depth` positions; for one row, more layers than the caches hold.
     fn new(backend: &'a CpuBackend, shape: (usize, usize, usize), dtype: DType, depth: usize, rows: usize) -> Self {
         let (num_heads, num_kv_heads, head_size) = shape;
         let shape = HeadShape { num_heads, num_kv_heads, head_size, block_len: BLOCK_LEN };
@@ -148,7 +148,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The same for several sequences of one row each, which lie one after the other.
+    /// Layers for several sequences of one row each, with `depth` positions for each sequence.
     fn of_sequences(
         backend: &'a CpuBackend,
         shape: (usize, usize, usize),
@@ -164,7 +164,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Seconds a layer for `rows` rows, the first at position `first`: the best of runs over enough layers to be well above the clock's step.
+    /// Returns the seconds per layer for `rows` rows from position `first` on, in the fastest run. A run has enough
+    /// layers that the resolution of the clock does not matter.
     fn best(&mut self, first: usize, rows: usize) -> f64 {
         let positions: Vec<u32> = (first..first + rows).map(|position| position as u32).collect();
         let sequences = [SequenceSpan { rows: 0..rows, blocks: 0..self.block_table.len() }];
@@ -172,7 +173,8 @@ impl<'a> Bench<'a> {
         self.best_layer(&positions, &sequences, layers_per_run, true)
     }
 
-    /// Seconds a layer for several sequences of one row each, which see `depth` positions: going through all layers, or one over and over.
+    /// Returns the seconds per layer for several sequences of one row each, which see `depth` positions: with all layers
+    /// in turn, or with the same layer again and again.
     fn best_of_sequences(&mut self, num_sequences: usize, depth: usize, cached: bool) -> f64 {
         let blocks = depth.div_ceil(BLOCK_LEN);
         let positions = vec![depth as u32 - 1; num_sequences];
@@ -182,7 +184,8 @@ impl<'a> Bench<'a> {
         self.best_layer(&positions, &sequences, LAYERS, !cached)
     }
 
-    /// Seconds a layer: the best of runs of so many, through all layers in turn or one over and over.
+    /// Returns the seconds per layer in the fastest run of `num_layers` layers: with `goes_on` all layers in turn,
+    /// otherwise the same layer again and again.
     fn best_layer(&mut self, positions: &[u32], sequences: &[SequenceSpan], num_layers: usize, goes_on: bool) -> f64 {
         let seconds = best_of(|| {
             for _ in 0..num_layers {
@@ -207,7 +210,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Modest numbers.
+/// Values between -1 and 1.
 fn activation(backend: &CpuBackend, rows: usize, cols: usize) -> Tensor {
     let mut tensor = backend.zeros(DType::F32, rows, cols).expect("memory");
     let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();

@@ -1,10 +1,10 @@
-//! Speed of matrix products with weights of every format, beside what the machine's memory delivers at the time.
+//! Speed of matrix products with weights of every format, beside the memory bandwidth at the time.
 //!
-//! `cargo bench -p pellucid-cpu -- [format] [isa] [rows ...]`: for one row the figure is bytes of weights read a second, for many rows
-//! operations a second (a multiplication and an addition are two). Weights together exceed the cache. Machines are noisy: each figure
-//! is the best and the median of several rounds. With the word `busy`, one thread runs and its own time is counted, not the clock's: the
-//! way to compare kernels on a machine that others use as well. With `cached`, a single small weight is multiplied over and over, which
-//! shows what arithmetic alone costs.
+//! `cargo bench -p pellucid-cpu --bench products -- [format] [isa] [rows ...] [busy] [cached]`: for one row the figure is
+//! bytes of weights read per second, for many rows operations per second (a multiplication and an addition are two).
+//! All weights together exceed the caches. Machines are noisy: the best and the median of several rounds are printed.
+//! With `busy`, one thread runs and its CPU time is measured, to compare kernels on a machine that others use too. With
+//! `cached`, a single small weight is multiplied again and again, which shows the cost of arithmetic alone.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use pellucid_tensor::{Backend, DType, HostWeight, Linear};
 
 /// Rows and columns of W in a Llama of a billion parameters: down, gate or up, query.
 const SHAPES: [(usize, usize); 3] = [(2048, 8192), (8192, 2048), (2048, 2048)];
-/// Bytes of weights to go through in a round of one row, well above any cache.
+/// Bytes of weights in a round of one row: more than any cache holds.
 const WORKING_SET: usize = 400 << 20;
-/// A weight that stays in the second-level caches, and how often a round multiplies by it.
+/// A weight that stays in the second-level caches, and how often a round multiplies it.
 const CACHED_SHAPE: [(usize, usize); 1] = [(512, 2048)];
 const CACHED_TIMES: usize = 200;
 
@@ -47,7 +47,7 @@ fn main() {
     }
 }
 
-/// Products with all shapes, in a model's proportions.
+/// Measures products with all shapes, in a model's proportions.
 fn measure(backend: &CpuBackend, dtype: DType, rows: usize, busy: bool, cached: bool) -> String {
     let shapes: &[(usize, usize)] = if cached { &CACHED_SHAPE } else { &SHAPES };
     let bytes: usize = shapes.iter().map(|(m, k)| dtype.bytes_for(m * k).expect("whole blocks")).sum();
@@ -88,23 +88,23 @@ fn measure(backend: &CpuBackend, dtype: DType, rows: usize, busy: bool, cached: 
     )
 }
 
-/// Seconds on the clock, or of this thread's own work.
+/// Seconds of the clock, or of this thread's CPU time.
 fn now(busy: bool) -> f64 {
     let clock = if busy { libc::CLOCK_THREAD_CPUTIME_ID } else { libc::CLOCK_MONOTONIC };
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills in the structure that it is given.
+    // SAFETY: the call writes the given structure.
     unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Bytes that are modest numbers in every format.
+/// A weight whose bytes are small values in every format.
 fn weight(backend: &CpuBackend, dtype: DType, rows: usize, cols: usize) -> pellucid_tensor::Tensor {
     let len = dtype.bytes_for(rows * cols).expect("whole blocks");
     let bytes: Vec<u8> = (0..len).map(|i| 0x28 + (i * 7 % 8) as u8).collect();
     backend.linear_weight(HostWeight { dtype, rows, cols, bytes: bytes.into() }).expect("memory")
 }
 
-/// What all threads read from memory just now: the limit of one row.
+/// Returns the GB/s that all threads read from memory now: the limit for one row.
 fn read_bandwidth() -> f64 {
     let threads = CpuOptions::default().num_threads;
     let words = vec![1u64; WORKING_SET / 8];

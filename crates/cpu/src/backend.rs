@@ -1,4 +1,5 @@
-//! [`CpuBackend`]: checks shapes, finds the slices behind tensors, distributes rows over threads and calls the operations.
+//! [`CpuBackend`]: checks shapes, finds the slices behind tensors, distributes rows over threads and calls the
+//! operations.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -198,7 +199,7 @@ impl Backend for CpuBackend {
         let decoded = self.decoded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let remark = |(dtype, count): (&&str, &usize)| {
             format!(
-                "{count} weights in {dtype} have no CPU kernel: their rows are decoded to f32 in every product, which is slow"
+                "{count} weights in {dtype} have no CPU kernel: their rows are decoded in every product, which is slow"
             )
         };
         decoded.iter().map(remark).collect()
@@ -225,7 +226,8 @@ impl Backend for CpuBackend {
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
         let too_large = || Error::OutOfMemory { device: "the CPU".into(), bytes: usize::MAX };
         let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len)).ok_or_else(too_large)?;
-        // Huge pages, because keys and values are read from end to end. The system still provides a page only when it is touched.
+        // Huge pages, because keys and values are read from end to end. The system still provides a page only when it
+        // is touched.
         let memory = HostMemory::zeroed(len)?;
         memory.prefer_huge_pages();
         Ok(Tensor::new(dtype, rows, cols, Box::new(memory)))
@@ -237,7 +239,7 @@ impl Backend for CpuBackend {
 
     fn weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         let HostWeight { dtype, rows, cols, bytes } = weight;
-        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight has as many bytes as its shape requires");
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "the bytes of a weight match its shape");
         // f32 weights (norms and biases) are read in place, which requires the alignment of f32.
         let is_misaligned = dtype == DType::F32 && bytes.as_ptr().align_offset(align_of::<f32>()) != 0;
         let memory = if is_misaligned { HostMemory::copied(&bytes)? } else { HostMemory::Mapped(bytes) };
@@ -246,7 +248,7 @@ impl Backend for CpuBackend {
 
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         let HostWeight { dtype, rows, cols, ref bytes } = weight;
-        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "a weight has as many bytes as its shape requires");
+        assert_eq!(Some(bytes.len()), dtype.bytes_for(rows * cols), "the bytes of a weight match its shape");
         let memory = LinearWeight::new(&self.pool, weight)?;
         if memory.is_decoded() {
             let mut decoded = self.decoded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -38,8 +38,8 @@ struct Cgroup {
 
 #[cfg(target_os = "linux")]
 impl Cgroup {
-    /// Returns the bytes that are left within the limit; `None` if the group does not exist or has no limit. Version 1 states a limit beyond
-    /// all memory instead of none.
+    /// Returns the bytes that are left within the limit; `None` if the group does not exist or has no limit. Version 1
+    /// states a limit beyond all memory instead of none.
     fn left(&self, read: &impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let number = |name: &str| read(&self.folder.join(name))?.trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.used)?);
@@ -56,9 +56,11 @@ impl Cgroup {
     }
 }
 
-/// Returns the cgroups that limit a process: those in the lines `number:controllers:/path` of its `/proc/self/cgroup`, and all above them.
+/// Returns the cgroups that limit a process: those in the lines `number:controllers:/path` of its `/proc/self/cgroup`,
+/// and all above them.
 ///
-/// In a container the path may be that of the host and not be visible; the container's own group is then the visible root.
+/// In a container the path may be that of the host and not be visible; the container's own group is then the visible
+/// root.
 #[cfg(target_os = "linux")]
 fn cgroups_of(groups: &str) -> Vec<Cgroup> {
     let mut found = Vec::new();

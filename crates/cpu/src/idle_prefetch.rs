@@ -1,8 +1,9 @@
 //! Prefetching the weights of the next product by threads that would otherwise wait.
 //!
-//! Between two products of a step one thread works alone (norms, quantizing, rotating) while the others wait, and each product begins
-//! with weights that are in no cache. The products of a step are the same, in the same order, as those of the step before, so the weights
-//! that come next are known. Waiting threads prefetch the part that they will read first into their second-level caches.
+//! Between two products of a step one thread works alone (norms, quantizing, rotating) while the others wait, and each
+//! product begins with weights that are in no cache. The products of a step are the same, in the same order, as those
+//! of the step before, so the weights that come next are known. Waiting threads prefetch the part that they will read
+//! first into their second-level caches.
 
 use crate::pool::{Direction, share};
 use crate::simd::prefetch_to_l2;

@@ -1,7 +1,7 @@
 //! Elementary functions in plain arithmetic that the compiler can vectorise.
 //!
-//! The C library's `expf` differs between versions and machines. These functions give the same bits everywhere, which deterministic replies
-//! need, and they run in sixteen lanes at a time.
+//! The C library's `expf` differs between versions and machines. These functions give the same bits everywhere, which
+//! deterministic replies need, and they run in sixteen lanes at a time.
 
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts, the first with few enough bits that `n * LN2_HIGH` is exact for |n| < 2^9.
@@ -17,7 +17,8 @@ pub(crate) const EXP_TAYLOR: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0,
 
 /// e^x with a relative error under 2e-7; zero below -87.3, and e^88.3 above 88.3.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (the next term is under 6e-9), times 2^n.
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (the next term is under 6e-9), times
+/// 2^n.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let clamped = x.clamp(EXP_LOWEST, EXP_HIGHEST);
@@ -30,8 +31,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < EXP_LOWEST { 0.0 } else { result }
 }
 
-/// 2^n for `shifted` = [`ROUND`] + n with an integer n of -126 to 127. The lowest bits of such a float are n; shifting them to the exponent
-/// drops the other bits.
+/// 2^n for `shifted` = [`ROUND`] + n with an integer n of -126 to 127. The lowest bits of such a float are n; shifting
+/// them to the exponent drops the other bits.
 #[inline(always)]
 pub(crate) fn power_of_two(shifted: f32) -> f32 {
     f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)

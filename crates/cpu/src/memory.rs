@@ -10,11 +10,13 @@ use pellucid_tensor::{DType, Error, HostFloats, Memory, SharedBytes, Tensor};
 
 /// Owned bytes that begin on a cache line, so that no aligned vector load crosses one.
 ///
-/// The operating system provides zeroed pages when they are first touched: KV memory for a long context costs nothing until it is used.
+/// The operating system provides zeroed pages when they are first touched: KV memory for a long context costs nothing
+/// until it is used.
 pub(crate) struct AlignedBytes {
     start: NonNull<u8>,
     layout: Layout,
-    /// Whether the pages were mapped from the operating system; otherwise they are from the allocator, which may have to write the zeros.
+    /// Whether the pages were mapped from the operating system; otherwise they are from the allocator, which may have
+    /// to write the zeros.
     mapped: bool,
 }
 
@@ -47,8 +49,8 @@ impl AlignedBytes {
         Some(AlignedBytes { start, layout, mapped: false })
     }
 
-    /// Asks the system for pages of 2 MiB: weights are read from end to end, and with small pages the translation of addresses takes a
-    /// third of the time. Has no effect where the system offers none.
+    /// Asks the system for pages of 2 MiB: weights are read from end to end, and with small pages the translation of
+    /// addresses takes a third of the time. Has no effect where the system offers none.
     fn prefer_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         if self.mapped {
@@ -226,13 +228,13 @@ pub(crate) struct Buffer<T> {
 /// Every pattern of bytes is a valid value, and the alignment is at most a cache line.
 pub(crate) unsafe trait AnyBits: Copy {}
 
-macro_rules! plain {
+macro_rules! any_bits {
     ($($number:ty)*) => {
         // SAFETY: integers and floats have no invalid patterns.
         $(unsafe impl AnyBits for $number {})*
     };
 }
-plain!(i8 i16 u16 i32 f32);
+any_bits!(i8 i16 u16 i32 f32);
 
 // SAFETY: an array has no invalid patterns when its elements have none.
 unsafe impl<T: AnyBits, const N: usize> AnyBits for [T; N] {}
@@ -244,7 +246,8 @@ impl<T> Default for Buffer<T> {
 }
 
 impl<T: AnyBits> Buffer<T> {
-    /// Returns a buffer of at least `len` values. If it has to grow, its contents are lost and the new memory is all zeros.
+    /// Returns a buffer of at least `len` values. If it has to grow, its contents are lost and the new memory is all
+    /// zeros.
     ///
     /// # Panics
     /// When there is not enough memory, like `Vec`.
@@ -273,8 +276,9 @@ impl<T: AnyBits> std::ops::Deref for Buffer<T> {
     }
 }
 
-/// Returns the distance in bytes between blocks of rows that take `bytes` each: an odd number of pages. Products read the same few
-/// kilobytes of many blocks at a time; at a distance of a power of two, all of these would share a few sets of the second-level cache.
+/// Returns the distance in bytes between blocks of rows that take `bytes` each: an odd number of pages. Products read
+/// the same few kilobytes of many blocks at a time; at a distance of a power of two, all of these would share a few
+/// sets of the second-level cache.
 pub(crate) const fn block_stride(bytes: usize) -> usize {
     const PAGE: usize = 4096;
     (bytes.div_ceil(PAGE) | 1) * PAGE

@@ -1,14 +1,14 @@
 //! A fixed pool of threads, which spin briefly between operations and sleep when idle.
 //!
-//! An operation (a *job*) is a number of tasks. A thread takes the next task until none is left. Which thread computes which task is not
-//! fixed and does not matter: a task owns its part of the output, and no sum is split between tasks. A token takes hundreds of jobs of a
-//! few microseconds, so starting a job costs one store that spinning threads see; a system call is needed only to wake sleeping threads.
-//! The caller waits only for threads that have joined the job. On a busy machine it computes the tasks of threads that the operating
-//! system did not schedule.
+//! An operation (a *job*) is a number of tasks. A thread takes the next task until none is left. Which thread computes
+//! which task is not fixed and does not matter: a task owns its part of the output, and no sum is split between tasks.
+//! A token takes hundreds of jobs of a few microseconds, so starting a job costs one store that spinning threads see; a
+//! system call is needed only to wake sleeping threads. The caller waits only for threads that have joined the job. On
+//! a busy machine it computes the tasks of threads that the operating system did not schedule.
 //!
-//! Tasks that read memory from end to end are taken from both ends ([`Pool::run_from_both_ends`]): of two threads one goes up and the other
-//! down, so a thread reads next what follows in memory. More than two threads work in pairs, each pair on its own range of the tasks, and
-//! help other pairs when their range is done.
+//! Tasks that read memory from end to end are taken from both ends ([`Pool::run_from_both_ends`]): of two threads one
+//! goes up and the other down, so a thread reads next what follows in memory. More than two threads work in pairs, each
+//! pair on its own range of the tasks, and help other pairs when their range is done.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -20,8 +20,8 @@ use std::thread::JoinHandle;
 use crate::core_affinity;
 use crate::idle_prefetch::{NextWeights, PrefetchPath};
 
-/// Polls before a thread goes to sleep: around 50 microseconds, which is longer than the gap between two jobs of a step and short enough
-/// not to disturb other programs.
+/// Polls before a thread goes to sleep: around 50 microseconds, which is longer than the gap between two jobs of a step
+/// and short enough not to disturb other programs.
 const SPINS_BEFORE_SLEEP: usize = 2_000;
 
 /// Prefetches that the caller issues after a job before it returns.
@@ -45,7 +45,8 @@ struct Job {
     next_weights: Option<NextWeights>,
 }
 
-/// A value on its own pair of cache lines, so that threads that poll one value do not slow down threads that write another.
+/// A value on its own pair of cache lines, so that threads that poll one value do not slow down threads that write
+/// another.
 #[derive(Default)]
 #[repr(align(128))]
 struct OwnLine<T>(T);
@@ -53,14 +54,14 @@ struct OwnLine<T>(T);
 struct Shared {
     /// The job's number, counted from one, and whether it can be joined. Only the caller writes it.
     state: OwnLine<AtomicU64>,
-    /// For each worker, whether it is in the job, or about to find the job closed. Each has its own cache line: with many workers, a
-    /// shared line would be the bottleneck.
+    /// For each worker, whether it is in the job, or about to find the job closed. Each has its own cache line: with
+    /// many workers, a shared line would be the bottleneck.
     inside: Box<[OwnLine<AtomicBool>]>,
     /// Written only while no worker is in a job.
     job: UnsafeCell<Option<Job>>,
     num_threads: usize,
-    /// Number of tasks taken of each pair's range: from its start in the lower 32 bits, from its end in the upper 32. A job without pairs
-    /// uses the first entry for all tasks.
+    /// Number of tasks taken of each pair's range: from its start in the lower 32 bits, from its end in the upper 32. A
+    /// job without pairs uses the first entry for all tasks.
     taken: Box<[OwnLine<AtomicU64>]>,
     /// Number of workers that sleep, or are about to.
     sleepers: OwnLine<AtomicUsize>,
@@ -74,8 +75,8 @@ fn generation(state: u64) -> u64 {
     state >> 1
 }
 
-// SAFETY: `job` is written by `run_job` alone, which holds the lock, has closed the previous job and has seen every worker leave it;
-// workers read it after they have joined, which only an open job allows.
+// SAFETY: `job` is written by `run_job` alone, which holds the lock, has closed the previous job and has seen every
+// worker leave it; workers read it after they have joined, which only an open job allows.
 unsafe impl Sync for Shared {}
 // SAFETY: a job's task is `Sync`, and `run_job` keeps it alive until every thread has left the job.
 unsafe impl Send for Shared {}
@@ -98,8 +99,8 @@ pub(crate) struct Pool {
 impl Pool {
     /// Creates a pool of `num_threads` threads, one of which is the calling thread.
     ///
-    /// If `num_threads` equals the number of cores that the program may use, each worker is pinned to a core. With fewer threads the
-    /// operating system chooses the cores: another program might be pinned to the same ones.
+    /// If `num_threads` equals the number of cores that the program may use, each worker is pinned to a core. With
+    /// fewer threads the operating system chooses the cores: another program might be pinned to the same ones.
     pub(crate) fn new(num_threads: usize) -> Result<Self, ThreadRefused> {
         let cores = core_affinity::allowed_cores();
         let own_core = |worker: usize| (cores.len() == num_threads).then(|| cores[worker]);
@@ -136,8 +137,8 @@ impl Pool {
         self.run_job(num_tasks, false, None, &|i, _| task(i));
     }
 
-    /// Like [`Pool::run`], but threads take tasks from both ends of their range. Threads that have to wait prefetch the part of `next_weights`
-    /// that they will read first.
+    /// Like [`Pool::run`], but threads take tasks from both ends of their range. Threads that have to wait prefetch the
+    /// part of `next_weights` that they will read first.
     pub(crate) fn run_from_both_ends(
         &self,
         num_tasks: usize,
@@ -160,7 +161,8 @@ impl Pool {
         }
         let running = self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the reference only while they are in the job, and the loop below waits for them.
+        // SAFETY: only the lifetime changes. Workers use the reference only while they are in the job, and the loop
+        // below waits for them.
         let task: *const (dyn Fn(usize, Direction) + Sync + 'static) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize, Direction) + Sync), _>(task) };
         let job = Job { task, num_tasks, both_ends, next_weights };
@@ -192,8 +194,8 @@ impl Pool {
 
     /// Begins a new generation and wakes sleeping workers.
     ///
-    /// A worker counts itself among the sleepers and then reads the state; this function writes the state and then reads the count. In any
-    /// order of these four steps, the worker sees the change or is woken.
+    /// A worker counts itself among the sleepers and then reads the state; this function writes the state and then
+    /// reads the count. In any order of these four steps, the worker sees the change or is woken.
     fn announce(&self, open: u64) {
         let state = &self.shared.state.0;
         let next = generation(state.load(Ordering::Relaxed)).wrapping_add(1) << 1;
@@ -204,7 +206,8 @@ impl Pool {
     }
 }
 
-/// Returns the range of tasks that a thread begins with, which it shares with the other thread of its pair, and the end it begins at.
+/// Returns the range of tasks that a thread begins with, which it shares with the other thread of its pair, and the end
+/// it begins at.
 pub(crate) fn share(num_tasks: usize, thread: usize, num_threads: usize) -> (Range<usize>, Direction) {
     let edge = |thread: usize| num_tasks * thread.min(num_threads) / num_threads;
     let first = thread / 2 * 2;
@@ -233,8 +236,9 @@ fn take_tasks(shared: &Shared, job: Job, thread: usize) {
 
 /// Takes tasks of a range from one of its ends until none is left.
 ///
-/// One atomic addition returns the number of tasks taken from each end before. No task is taken twice: the task taken as the i-th from the
-/// start and the j-th from the end has i + j + 1 equal to the length, and the second thread would find i + j + 1 tasks taken.
+/// One atomic addition returns the number of tasks taken from each end before. No task is taken twice: the task taken
+/// as the i-th from the start and the j-th from the end has i + j + 1 equal to the length, and the second thread would
+/// find i + j + 1 tasks taken.
 fn take_range(taken: &AtomicU64, range: Range<usize>, direction: Direction, task: &(dyn Fn(usize, Direction) + Sync)) {
     let counts = |taken: u64| ((taken & u64::from(u32::MAX)) as usize, (taken >> 32) as usize);
     let is_left = |(from_start, from_end): (usize, usize)| from_start + from_end < range.len();
@@ -293,8 +297,9 @@ fn join_next(shared: &Shared, inside: &AtomicBool, seen: &mut u64, path: &mut Pr
     joined
 }
 
-/// Joins the job if it is open. The worker sets `inside` and then reads the state; the caller closes the job and then reads `inside`. In any
-/// order of these four steps, the worker sees that the job is closed or the caller waits for the worker.
+/// Joins the job if it is open. The worker sets `inside` and then reads the state; the caller closes the job and then
+/// reads `inside`. In any order of these four steps, the worker sees that the job is closed or the caller waits for the
+/// worker.
 fn try_join(shared: &Shared, inside: &AtomicBool, seen: &mut u64) -> bool {
     let state = &shared.state.0;
     let mut found = state.load(Ordering::SeqCst);

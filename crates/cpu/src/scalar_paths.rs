@@ -1,6 +1,6 @@
-//! Tests that run the unsafe code of the scalar paths on tiny shapes: packing, quantizing, products, paged attention, threads. They are
-//! small enough for Miri (`.ci/miri`), which cannot interpret vector instructions. Results are compared between one thread and three,
-//! and between a row on its own and the same row among others.
+//! Tests that run the unsafe code of the scalar paths on tiny shapes: packing, quantizing, products, paged attention,
+//! threads. They are small enough for Miri (`.ci/miri`), which cannot interpret vector instructions. Results are
+//! compared between one thread and three, and between a row on its own and the same row among others.
 
 use pellucid_tensor::{
     Attention, Backend, DType, HeadShape, HostWeight, KvLayer, Linear, SequenceSpan, StoreKv, Tensor,

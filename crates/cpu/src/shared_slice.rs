@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 /// A slice borrowed for `'a`, of which threads take disjoint parts.
 ///
-/// The borrow checker keeps the slice alive and unused elsewhere for `'a`, and bounds are checked. What is left to the callers of the
-/// `unsafe` functions is that parts in use at the same time do not overlap.
+/// The borrow checker keeps the slice alive and unused elsewhere for `'a`, and bounds are checked. What is left to the
+/// callers of the `unsafe` functions is that parts in use at the same time do not overlap.
 #[derive(Debug)]
 pub(crate) struct SharedSlice<'a, T> {
     start: *mut T,
@@ -23,8 +23,8 @@ impl<T> Clone for SharedSlice<'_, T> {
 
 impl<T> Copy for SharedSlice<'_, T> {}
 
-// SAFETY: elements are reached only through the unsafe functions below, whose callers guarantee that no two threads use an element at
-// the same time while one of them writes it.
+// SAFETY: elements are reached only through the unsafe functions below, whose callers guarantee that no two threads use
+// an element at the same time while one of them writes it.
 unsafe impl<T: Send + Sync> Send for SharedSlice<'_, T> {}
 // SAFETY: see `Send`.
 unsafe impl<T: Send + Sync> Sync for SharedSlice<'_, T> {}

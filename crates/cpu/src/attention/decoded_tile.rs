@@ -1,4 +1,4 @@
-//! A tile of keys or of values, decoded to f32 for all queries that read it. Decoding is exact in every format.
+//! Decodes a tile of keys or of values to f32 for all queries that read it. Decoding is exact in every format.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::lanes::{LANES, LaneKernel, Lanes};
 use super::new_rows::KeyOrValue;
 use crate::shared_slice::SharedSlice;
 
-/// Positions in a tile. Its edges are multiples of it, whatever the length of a block is.
+/// Positions in a tile. Tiles begin at multiples of it, whatever the length of a block.
 pub(super) const TILE: usize = 64;
 const CACHE_LINE: usize = 64;
 
@@ -23,20 +23,20 @@ pub(super) struct HeadPages<'a> {
     pub(super) kv_head: usize,
 }
 
-/// Positions of one block that a tile takes.
+/// The positions of one block that belong to a tile.
 struct BlockRun<'a> {
     region: &'a [u8],
-    /// Of the first position, in the block and in the tile.
+    /// The first position, counted from the block's start and from the tile's.
     offset: usize,
     at: usize,
     len: usize,
-    /// Where the region begins that will be read after this one; asking for it early hides the memory's latency. A task of the next span may be
-    /// writing there.
+    /// Start of the region that is read after this one, to prefetch it. It is a pointer because the task of the next
+    /// span may write there.
     next: Option<*const u8>,
 }
 
 impl<'a> HeadPages<'a> {
-    /// The parts of blocks that hold some positions, which lie in the tile at `tile`.
+    /// The parts of blocks that hold `positions`, which belong to the tile that begins at position `tile`.
     #[inline(always)]
     fn runs<'b>(
         &'b self,
@@ -46,7 +46,8 @@ impl<'a> HeadPages<'a> {
     ) -> impl Iterator<Item = BlockRun<'b>> {
         let block_len = self.layout.shape.block_len;
         (positions.start / block_len..positions.end.div_ceil(block_len)).map(move |index| {
-            // Whole blocks, as far as the tile goes: what lies beyond the last is not looked at later, and vectors stay whole.
+            // Whole blocks as far as the tile goes, so that vectors are whole; positions beyond `positions` are not
+            // used later.
             let first = (index * block_len).max(tile);
             let last = ((index + 1) * block_len).min(tile + TILE);
             BlockRun {
@@ -66,7 +67,7 @@ impl<'a> HeadPages<'a> {
     #[inline(always)]
     pub(super) fn region<'b>(&self, bytes: &'b SharedSlice<'_, u8>, position: usize) -> &'b [u8] {
         let block = self.blocks[position / self.layout.shape.block_len] as usize;
-        // SAFETY: the memory stays borrowed while tasks run; what is written of it is written by the task that reads it, before.
+        // SAFETY: a region is written either before all tasks run, or by the task that reads it, before it reads it.
         unsafe { bytes.read(self.layout.region(block, self.kv_head), self.layout.region_bytes()) }
     }
 }
@@ -77,7 +78,7 @@ pub(super) struct DecodeTile<'a> {
     pub(super) kind: KeyOrValue,
     /// First position of the tile.
     pub(super) tile: usize,
-    /// Positions of it that are promised.
+    /// Positions of the tile that must be decoded.
     pub(super) positions: Range<usize>,
     pub(super) out: &'a mut [f32],
 }
@@ -133,7 +134,7 @@ impl DecodeTile<'_> {
     }
 }
 
-/// Rows of numbers in a region.
+/// Rows of values in a region.
 struct Matrix<'a> {
     bytes: &'a [u8],
     row_bytes: usize,
@@ -146,14 +147,14 @@ impl Matrix<'_> {
     #[inline(always)]
     fn decode<L: Lanes>(&self, lanes: L, dtype: DType, out: &mut [f32], stride: usize) {
         match dtype {
-            DType::F32 => self.decode_plain::<L, KvF32>(lanes, out, stride),
-            DType::F16 => self.decode_plain::<L, KvF16>(lanes, out, stride),
-            _ => self.decode_plain::<L, KvBf16>(lanes, out, stride),
+            DType::F32 => self.decode_floats::<L, KvF32>(lanes, out, stride),
+            DType::F16 => self.decode_floats::<L, KvF16>(lanes, out, stride),
+            _ => self.decode_floats::<L, KvBf16>(lanes, out, stride),
         }
     }
 
     #[inline(always)]
-    fn decode_plain<L: Lanes, P: FloatFormat>(&self, lanes: L, out: &mut [f32], stride: usize) {
+    fn decode_floats<L: Lanes, P: FloatFormat>(&self, lanes: L, out: &mut [f32], stride: usize) {
         assert!((self.rows - 1) * self.row_bytes + self.cols * P::BYTES <= self.bytes.len());
         assert!((self.rows - 1) * stride + self.cols <= out.len());
         let vectors = self.cols / LANES;
@@ -176,10 +177,10 @@ impl Matrix<'_> {
         }
     }
 
-    /// Decodes `V` vectors of every row, from column `col` on; gives `V`.
+    /// Decodes `V` vectors of every row, from column `col` on; returns `V`.
     ///
     /// # Safety
-    /// They lie within every row of both.
+    /// The vectors are within every row of `self.bytes` and of `out`.
     #[inline(always)]
     unsafe fn decode_vectors<L: Lanes, P: FloatFormat, const V: usize>(
         &self,
@@ -205,15 +206,15 @@ impl Matrix<'_> {
         V
     }
 
-    /// Distance to the same place of the region that will be read next; asking for it early hides the memory's latency.
+    /// Distance in bytes to the same position of the region that is read next, to prefetch it.
     #[inline(always)]
     fn ahead(&self) -> isize {
         self.next.map_or(0, |next| (next as isize).wrapping_sub(self.bytes.as_ptr() as isize))
     }
 }
 
-/// A vector has one number of sixteen positions, each with its own scale. The product of a signed byte and a half is exact in f32: 8 and
-/// 11 bits.
+/// Decodes keys in Q8_0. A vector has one value of sixteen positions, each with its own scale. The product of a signed
+/// byte and an f16 is exact in f32: 8 and 11 bits.
 #[inline(always)]
 fn decode_q8_keys<L: Lanes>(lanes: L, run: &BlockRun<'_>, layout: KvLayout, out: &mut [f32]) {
     let block_len = layout.shape.block_len;
@@ -229,7 +230,7 @@ fn decode_q8_keys<L: Lanes>(lanes: L, run: &BlockRun<'_>, layout: KvLayout, out:
             lanes.prefetch(quants.as_ptr().wrapping_offset(ahead).wrapping_add(line));
         }
         for i in (0..whole).step_by(LANES) {
-            // SAFETY: i + 16 positions lie within the run; the assertion covers the last row of the group.
+            // SAFETY: i + 16 positions are within the run; the assertion covers the last row of the group.
             unsafe {
                 let scale = lanes.load_f16(scales.as_ptr().add(i * 2));
                 for d in 0..GROUP {
@@ -247,7 +248,8 @@ fn decode_q8_keys<L: Lanes>(lanes: L, run: &BlockRun<'_>, layout: KvLayout, out:
     }
 }
 
-/// A vector has sixteen numbers of one position and one scale. Scales are decoded sixteen at a time.
+/// Decodes values in Q8_0. A vector has sixteen values of one position and one scale. Scales are decoded sixteen at a
+/// time.
 #[inline(always)]
 fn decode_q8_values<L: Lanes>(lanes: L, run: &BlockRun<'_>, layout: KvLayout, out: &mut [f32], stride: usize) {
     let head_size = layout.shape.head_size;
@@ -257,7 +259,7 @@ fn decode_q8_values<L: Lanes>(lanes: L, run: &BlockRun<'_>, layout: KvLayout, ou
     assert!(quants.len() >= run.len * head_size && out.len() >= (run.len - 1) * stride + head_size);
     let ahead = run.next.map_or(0, |next| (next as isize).wrapping_sub(run.region.as_ptr() as isize));
     for part in (0..count).step_by(LANES) {
-        // SAFETY: sixteen scales from here on lie within the region, because 32 bytes of each group follow them all.
+        // SAFETY: sixteen scales from here on are within the region, because 32 bytes for each group follow the scales.
         let scales = lanes.to_array(unsafe { lanes.load_f16(run.region[(first + part) * 2..].as_ptr()) });
         for i in part..count.min(part + LANES) {
             let (row, col) = (i / groups, i % groups * GROUP);
@@ -274,12 +276,12 @@ fn decode_q8_values<L: Lanes>(lanes: L, run: &BlockRun<'_>, layout: KvLayout, ou
     }
 }
 
-/// A format whose numbers stand by themselves.
+/// A format in which each value is stored separately.
 trait FloatFormat {
     const BYTES: usize;
     fn decode(bytes: &[u8]) -> f32;
     /// # Safety
-    /// Sixteen numbers of the format can be read from `from`.
+    /// Sixteen values of the format can be read from `from`.
     unsafe fn load<L: Lanes>(lanes: L, from: *const u8) -> L::Vector;
 }
 

@@ -1,7 +1,7 @@
-//! How keys and values lie in the blocks of KV memory, and how rows are written there.
+//! The layout of keys and values in the blocks of KV memory, and how rows are written there.
 //!
-//! A block's row has one region for each kv head, `block_len * head_size` numbers, contiguous. Keys are transposed, so that a vector
-//! holds one number of sixteen positions and scores come out side by side; values are as they come.
+//! A block has one contiguous region of `block_len * head_size` values for each kv head. Keys are transposed, so that a
+//! vector holds one value of sixteen positions and computes sixteen scores; values are not.
 //!
 //! ```text
 //! keys    F32, F16, BF16   [head_size][block_len]
@@ -9,14 +9,15 @@
 //! values  F32, F16, BF16   [block_len][head_size]
 //!         Q8_0             [block_len][head_size / 32] scales as f16, then [block_len][head_size] signed bytes
 //! ```
-//! With AMX, F16 and BF16 lie as tiles multiply them: two numbers that meet in one instruction, sixteen apart in the head (or in position),
-//! share a line of 64 bytes, with those of sixteen positions (or of sixteen numbers of the head).
+//! With AMX, F16 and BF16 are stored as tiles multiply them: a tile instruction multiplies pairs, here two values that
+//! are sixteen apart in the head (or in position). A line of 64 bytes holds the pairs of sixteen positions (or of
+//! sixteen values of the head).
 //!
 //! ```text
-//! keys    [head_size / 32][16][block_len / 16][2][16 positions]      number 32 i + 16 k + j of the head has the place [i][j][..][k]
-//! values  [block_len / 32][16][head_size / 16][2][16 numbers]        position 32 i + 16 k + j of the block has the place [i][j][..][k]
+//! keys    [head_size / 32][16][block_len / 16][2][16 positions]   value 32 i + 16 k + j is at [i][j][..][k]
+//! values  [block_len / 32][16][head_size / 16][2][16 values]      position 32 i + 16 k + j is at [i][j][..][k]
 //! ```
-//! Numbers and bytes are those of the format, in another order than in a file; a head is rounded by itself.
+//! Values are encoded as in the format, in another order than in a file. Each head is rounded separately.
 
 use pellucid_tensor::{DType, HeadShape, KvLayer, quant};
 
@@ -25,18 +26,18 @@ use crate::memory::{bytes, bytes_mut};
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Isa, Level, vectorized};
 
-/// Numbers that share a scale in Q8_0.
+/// Values that share a scale in Q8_0.
 pub(super) const GROUP: usize = DType::Q8_0.block_len();
 
-/// Numbers that a tile of AMX sums up at a time: heads and blocks must be multiples of it.
+/// Values that a tile instruction of AMX sums: `head_size` and `block_len` must be multiples of it.
 pub(super) const STEP: usize = 32;
 
-/// The format and shape of KV memory: where things are.
+/// The format and shape of KV memory, which give the offsets of keys and values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvLayout {
     pub(super) dtype: DType,
     pub(super) shape: HeadShape,
-    /// Whether numbers lie as the tiles of AMX want them.
+    /// Whether values are stored as the tiles of AMX multiply them.
     pub(super) tiles: bool,
 }
 
@@ -59,43 +60,44 @@ impl KvLayout {
         self.shape.block_len * self.head_bytes()
     }
 
-    /// First byte of a region.
+    /// Offset of a region in bytes.
     #[inline(always)]
     pub(super) fn region(&self, block: usize, kv_head: usize) -> usize {
         (block * self.shape.num_kv_heads + kv_head) * self.region_bytes()
     }
 
-    /// Where the signed bytes of Q8_0 begin in a region: after the scales.
+    /// Offset of the signed bytes of Q8_0 in a region: they follow the scales.
     #[inline(always)]
     pub(super) fn quants(&self) -> usize {
         self.shape.head_size / GROUP * self.shape.block_len * 2
     }
 
-    /// Puts numbers of two bytes where tiles want them: sixteen of a head at a time, which a value has side by side and a key apart.
+    /// Writes an encoded key or value in the layout for tiles, sixteen 16-bit values at a time: those of a value row
+    /// are adjacent, those of a key are not.
     fn place_in_tiles(&self, head: &[u8], offset: usize, kind: KeyOrValue, region: &mut [u8]) {
         let HeadShape { block_len, head_size, .. } = self.shape;
-        let numbers = region.as_chunks_mut::<2>().0;
+        let values = region.as_chunks_mut::<2>().0;
         for (part, sixteen) in head.as_chunks::<32>().0.iter().enumerate() {
             let sixteen = sixteen.as_chunks::<2>().0;
             if kind == KeyOrValue::Key {
                 let lines = block_len / 16;
                 let first = (part / 2 * 16 * lines + offset / 16) * 32 + part % 2 * 16 + offset % 16;
-                for (number, place) in sixteen.iter().zip(numbers[first..].iter_mut().step_by(32 * lines)) {
-                    *place = *number;
+                for (value, slot) in sixteen.iter().zip(values[first..].iter_mut().step_by(32 * lines)) {
+                    *slot = *value;
                 }
             } else {
                 let pair = offset / 32 * 16 + offset % 16;
                 let first = (pair * (head_size / 16) + part) * 32 + offset / 16 % 2 * 16;
-                numbers[first..][..16].copy_from_slice(sixteen);
+                values[first..][..16].copy_from_slice(sixteen);
             }
         }
     }
 
-    /// Puts an encoded key or value into its region.
+    /// Writes an encoded key or value to its region.
     pub(super) fn place(&self, head: &[u8], offset: usize, kind: KeyOrValue, region: &mut [u8]) {
         let HeadShape { block_len, head_size, .. } = self.shape;
         let is_key = kind == KeyOrValue::Key;
-        // Index of the i-th of n things that one position has.
+        // Index of the i-th of the n elements of a position.
         let index = |i: usize, n: usize| if is_key { i * block_len + offset } else { offset * n + i };
         if self.tiles {
             self.place_in_tiles(head, offset, kind, region);
@@ -109,8 +111,8 @@ impl KvLayout {
             }
         } else if is_key {
             let size = self.dtype.block_bytes();
-            for (d, number) in head.chunks_exact(size).enumerate() {
-                region[index(d, head_size) * size..][..size].copy_from_slice(number);
+            for (d, value) in head.chunks_exact(size).enumerate() {
+                region[index(d, head_size) * size..][..size].copy_from_slice(value);
             }
         } else {
             region[offset * head.len()..][..head.len()].copy_from_slice(head);
@@ -119,13 +121,13 @@ impl KvLayout {
 }
 
 vectorized! {
-    /// Rounds one head. What the format cannot hold becomes a NaN instead of an infinity: an infinite key could get the weight zero and
-    /// never be noticed, a NaN reaches the logits of every row that should have seen it.
+    /// Encodes one head. A value that the format cannot represent becomes NaN instead of infinity: an infinite key
+    /// could get a weight of zero and go unnoticed, but a NaN reaches the logits of every row that sees it.
     pub(super) fn encode_head<S: Simd>(dtype: DType, head: &[f32], out: &mut [u8]) {
         const NAN: [u8; 2] = 0x7e00u16.to_le_bytes();
         #[cfg(target_arch = "x86_64")]
         if S::ISA == Isa::Avx512 && dtype == DType::F16 {
-            // SAFETY: the value of S proves that the instructions are there.
+            // SAFETY: a value of S proves that the instructions are there.
             return unsafe { halves(head, out) };
         }
         quant::encode(dtype, head, out);
@@ -139,7 +141,8 @@ vectorized! {
                     *half = (bits | nan).to_le_bytes();
                 }
             }
-            // The scale is infinite when the largest number is; it is finite but wrong when a number is NaN, which `max` passes over.
+            // The scale is infinite if the largest value is; it is finite but wrong if a value is NaN, which `max`
+            // ignores.
             DType::Q8_0 => {
                 for (x, block) in head.chunks_exact(GROUP).zip(out.chunks_exact_mut(DType::Q8_0.block_bytes())) {
                     let finite = quant::f16_to_f32(u16::from_le_bytes([block[0], block[1]])).is_finite();
@@ -153,15 +156,15 @@ vectorized! {
     }
 }
 
-/// F16 by the instruction for it, sixteen at a time; the same bits.
+/// Encodes F16 with the conversion instruction, sixteen values at a time; gives the same bits as `quant::encode`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
 fn halves(head: &[f32], out: &mut [u8]) {
     use std::arch::x86_64::*;
-    assert_eq!(out.len(), 2 * head.len(), "two bytes for each number");
+    assert_eq!(out.len(), 2 * head.len(), "two bytes for each value");
     for (x, out) in head.chunks(16).zip(out.chunks_mut(32)) {
         let lanes = ((1u32 << x.len()) - 1) as u16;
-        // SAFETY: the mask leaves out what is beyond the end of both.
+        // SAFETY: the mask excludes lanes beyond the end of both slices.
         unsafe {
             let x = _mm512_maskz_loadu_ps(lanes, x.as_ptr());
             let bits = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
@@ -173,7 +176,7 @@ fn halves(head: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The bytes of a layer's blocks: any number of tasks read them, and some write where no other reads.
+/// The bytes of a layer's blocks. Any number of tasks read them; a task writes only regions that no other task reads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvBytes<'a> {
     pub(super) keys: SharedSlice<'a, u8>,
@@ -209,9 +212,9 @@ mod tests {
         values
     }
 
-    /// Whatever cannot be stored is not a number afterwards; its neighbours in other blocks are untouched.
+    /// Values that cannot be represented become NaN; values in other blocks do not change.
     #[test]
-    fn numbers_beyond_the_format_become_nan() {
+    fn values_beyond_the_format_become_nan() {
         for bad in [70_000.0, -1e30, f32::INFINITY, f32::NAN] {
             let mut head = [0.5f32; 64];
             head[7] = bad;
@@ -220,12 +223,12 @@ mod tests {
             assert_eq!(decoded(DType::BF16, &head)[7].is_nan(), !bad.is_finite(), "{bad}");
             assert_eq!(decoded(DType::F32, &head)[7].to_bits(), bad.to_bits());
             let eight = decoded(DType::Q8_0, &head);
-            // 70,000 / 127 is a fine scale; larger ones are not.
+            // 70,000 / 127 is a valid scale; the others are not.
             assert!(bad == 70_000.0 || eight[..32].iter().all(|x| x.is_nan()), "{bad}: {eight:?}");
             assert!(eight[32..].iter().all(|x| (x - 0.5).abs() < 0.003), "{bad}");
         }
         assert_eq!(decoded(DType::F16, &[65_504.0, -65_504.0]), [65_504.0, -65_504.0]);
-        // Ties, numbers below the smallest normal one and below the smallest of all; `decoded` compares the ways.
+        // Ties, and values below the smallest normal and the smallest denormal one; `decoded` compares both encoders.
         let small: Vec<f32> = (0..200).map(|i| (i as f32 - 100.0) * 1.3e-8 * (1 << (i % 19)) as f32).collect();
         decoded(DType::F16, &small);
         decoded(DType::F16, &[1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 65_519.9, 65_520.0]);

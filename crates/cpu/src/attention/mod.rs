@@ -2,14 +2,15 @@
 //!
 //! For a query q at position p and the visible positions j: `out = sum_j softmax_j(cap(scale * q·k_j)) v_j`.
 //!
-//! The law. Positions are cut into spans of [`SPAN`], whose edges are absolute. Within a span a row takes the largest of its scores,
-//! then exponentials, their sum and the weighted sum of values, each in one fixed order ([`softmax`]); spans are joined in ascending
-//! order ([`state`]). So the bits of a row depend on its query, its position and the stored keys and values: a row among 512 of a
-//! prompt, the same row alone, one thread or many, all do the same arithmetic. Where a block lies plays no part.
+//! Batch invariance: positions are divided into spans of [`SPAN`] at absolute positions. Within a span a row computes
+//! the largest of its scores, then exponentials, their sum and the weighted sum of values, each in one fixed order
+//! ([`softmax`]); spans are joined in ascending order ([`state`]). So the bits of a row depend only on its query, its
+//! position and the stored keys and values. A row in a prefill of 512, the same row alone, one thread or many: all do
+//! the same arithmetic. The block that holds a position does not matter.
 //!
-//! Bytes moved: each visible key and value once for all query heads that share it, and for as many rows of a chunk as one task takes.
-//! One row is bound by memory; a chunk of rows is a matrix product and bound by arithmetic: of f32 by vectors, or, with AMX and keys and
-//! values of 16 bits, of bf16 in two parts (`tiles`).
+//! Bytes moved: each visible key and value once for all query heads that share it and for all rows of a task. One row
+//! is bound by memory. A chunk of rows is a matrix product and bound by arithmetic: f32 with vectors, or, with AMX and
+//! keys and values of 16 bits, bf16 in two parts (`amx`).
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -38,15 +39,16 @@ use plan::{Piece, Plan};
 use span::{Queries, Span, Workspace};
 use state::State;
 
-/// Positions between two edges where the work on one row may be split.
+/// Positions of a span: the work on one row is divided between threads only at multiples of it.
 const SPAN: usize = 512;
 
-/// Numbers that begin on a cache line, so that no vector of them crosses one: that would halve the speed of every load.
+/// A buffer of floats that begins on a cache line, so that no vector crosses one: that would halve the speed of every
+/// load.
 #[derive(Debug, Default)]
 struct AlignedFloats(Vec<f32>);
 
 impl AlignedFloats {
-    /// Room for `len` numbers; what they are is not promised.
+    /// Returns `len` floats with unspecified values.
     fn with_len(&mut self, len: usize) -> &mut [f32] {
         if self.0.len() < len + lanes::LANES {
             self.0.resize(len + lanes::LANES, 0.0);
@@ -56,14 +58,14 @@ impl AlignedFloats {
     }
 }
 
-/// One call, as all tasks see it.
+/// The arguments of a call, shared by all tasks.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     queries: &'a [f32],
-    /// By how much they turn first.
-    turn: Option<Rotation<'a>>,
-    /// What is stored first, where that is part of the call.
-    fresh: Option<NewRows<'a>>,
+    /// How queries are rotated first.
+    rotation: Option<Rotation<'a>>,
+    /// Keys and values that are stored first, if that is part of the call.
+    new_rows: Option<NewRows<'a>>,
     memory: KvBytes<'a>,
     layout: KvLayout,
     positions: &'a [u32],
@@ -79,21 +81,21 @@ thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::default();
 }
 
-/// Writes every row's keys and values into their slots.
+/// Writes the keys and values of every row into their slots.
 pub(crate) fn store(level: Level, pool: &Pool, store: &StoreKv<'_>, kv: &mut KvLayer) {
     let layout = KvLayout::new(level, kv_dtype(kv), store.shape);
-    let fresh = NewRows::new(&layout, None, store.keys, store.values, store.slots);
-    // SAFETY: the layer is borrowed here.
-    unsafe { fresh.store_rows(level, pool, &layout, &KvBytes::of(kv), 0..store.slots.len()) };
+    let new_rows = NewRows::new(&layout, None, store.keys, store.values, store.slots);
+    // SAFETY: the layer is borrowed uniquely, and nothing else uses it during the call.
+    unsafe { new_rows.store_rows(level, pool, &layout, &KvBytes::of(kv), 0..store.slots.len()) };
 }
 
-/// Computes every row of `attention` into `out`.
+/// Computes attention for every row into `out`.
 pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, out: &mut Tensor) {
     let Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attention;
     let call = Call {
         queries: rows_of(queries, shape, positions, out),
-        turn: None,
-        fresh: None,
+        rotation: None,
+        new_rows: None,
         memory: KvBytes::read_only(kv),
         layout: KvLayout::new(level, kv_dtype(kv), shape),
         positions,
@@ -106,9 +108,10 @@ pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, ou
     call.run(level, pool, floats_mut(out));
 }
 
-/// The same, and before it turns queries and keys and stores keys and values.
+/// Rotates queries and keys, stores keys and values, and computes attention for every row into `out`.
 ///
-/// Tasks of sequences with few rows do that for themselves: their memory is then in the cache of the thread that reads it.
+/// If one task has all rows of a sequence, it stores them itself: they are then in the cache of the thread that reads
+/// them.
 pub(crate) fn attend(
     level: Level,
     pool: &Pool,
@@ -119,11 +122,11 @@ pub(crate) fn attend(
 ) {
     let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attend;
     let layout = KvLayout::new(level, kv_dtype(kv), shape);
-    let turn = rope.map(|rope| Rotation::new(rope, shape.head_size, positions.len()));
+    let rotation = rope.map(|rope| Rotation::new(rope, shape.head_size, positions.len()));
     let call = Call {
         queries: rows_of(queries, shape, positions, out),
-        turn,
-        fresh: Some(NewRows::new(&layout, turn, keys, values, slots)),
+        rotation,
+        new_rows: Some(NewRows::new(&layout, rotation, keys, values, slots)),
         memory: KvBytes::of(kv),
         layout,
         positions,
@@ -141,7 +144,7 @@ fn kv_dtype(kv: &KvLayer) -> DType {
     kv.keys.dtype()
 }
 
-/// The queries, once they and the results have the shape they should.
+/// Checks the shapes of queries and output, and returns the queries.
 fn rows_of<'a>(queries: &'a Tensor, shape: HeadShape, positions: &[u32], out: &Tensor) -> &'a [f32] {
     let cols = shape.num_heads * shape.head_size;
     assert!(shape.num_heads.is_multiple_of(shape.num_kv_heads) && shape.head_size > 0 && shape.block_len > 0);
@@ -158,13 +161,13 @@ impl<'a> Call<'a> {
             plan.make(self, pool.num_threads());
             let mut partial = std::mem::take(&mut plan.partial);
             let places = [SharedSlice::new(out), SharedSlice::new(partial.with_len(plan.partial_len))];
-            if let Some(fresh) = self.fresh {
+            if let Some(new_rows) = self.new_rows {
                 let others = plan.pieces.iter().filter(|piece| !piece.stores).flat_map(|piece| piece.rows.clone());
-                // SAFETY: the memory stays borrowed by the caller, and no task runs yet.
-                unsafe { fresh.store_rows(level, pool, &self.layout, &self.memory, others) };
+                // SAFETY: no task runs yet, so nothing else uses the memory.
+                unsafe { new_rows.store_rows(level, pool, &self.layout, &self.memory, others) };
             }
             let compute = |task: usize, next: Option<usize>| self.compute(level, plan, task, next, places);
-            if plan.reads_on {
+            if plan.from_both_ends {
                 pool.run_from_both_ends(plan.num_tasks, None, &|task, direction| match direction {
                     Direction::Up => compute(task, Some(task + 1).filter(|&next| next < plan.num_tasks)),
                     Direction::Down => compute(task, task.checked_sub(1)),
@@ -176,7 +179,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// One task: its rows turn and are stored where that is its part, then they attend.
+    /// Runs one task: stores its rows if that is its part, then computes their attention. `next` is the task that the
+    /// thread probably runs next.
     fn compute(
         &self,
         level: Level,
@@ -187,12 +191,12 @@ impl<'a> Call<'a> {
     ) {
         let num_kv_heads = self.layout.shape.num_kv_heads;
         let (index, piece, kv_head, span) = plan.task(task, num_kv_heads);
-        if let (Some(fresh), true) = (self.fresh, piece.stores) {
+        if let (Some(new_rows), true) = (self.new_rows, piece.stores) {
             let spans = span.map_or(piece.spans.clone(), |span| piece.spans.start + span..piece.spans.start + span + 1);
             for row in piece.rows.clone().filter(|&row| spans.contains(&(self.positions[row] as usize / SPAN))) {
                 for kind in [KeyOrValue::Key, KeyOrValue::Value] {
-                    // SAFETY: no other sequence has the row's block, and no other task this part of it; the memory stays borrowed.
-                    unsafe { fresh.store_head(level, &self.layout, &self.memory, row, kv_head, kind) };
+                    // SAFETY: no other sequence has the row's block, and no other task this head of it.
+                    unsafe { new_rows.store_head(level, &self.layout, &self.memory, row, kv_head, kind) };
                 }
             }
         }
@@ -202,10 +206,10 @@ impl<'a> Call<'a> {
         });
         let missing = &plan.missing[index * num_kv_heads + kv_head];
         WORKSPACE.with_borrow_mut(|workspace| {
-            let mut turned = std::mem::take(&mut workspace.queries);
-            let queries = Queries::new(self, level, piece.sequence, piece.rows.clone(), kv_head, &mut turned);
+            let mut rotated = std::mem::take(&mut workspace.queries);
+            let queries = Queries::new(self, level, piece.sequence, piece.rows.clone(), kv_head, &mut rotated);
             lanes::run(level, Task { queries, piece, span, next, output, partial, missing, workspace });
-            workspace.queries = turned;
+            workspace.queries = rotated;
         });
     }
 
@@ -219,7 +223,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Where a thread is likely to go on reading: a span of a kv head of a sequence. Only tiles ask for it ahead.
+/// The span of a kv head of a sequence that a thread probably reads next. Only the AMX kernel prefetches it.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
 struct NextSpan<'a> {
@@ -228,11 +232,11 @@ struct NextSpan<'a> {
     span: usize,
 }
 
-/// One piece for one kv head: all of its spans, or one.
+/// The attention of one piece for one kv head: over all of its spans, or over one.
 struct Task<'a> {
     queries: Queries<'a>,
     piece: &'a Piece,
-    /// Counted from the piece's first.
+    /// Index among the piece's spans.
     span: Option<usize>,
     next: Option<NextSpan<'a>>,
     output: SharedSlice<'a, f32>,
@@ -255,10 +259,10 @@ impl LaneKernel for Task<'_> {
             let mut state = State::of(current.with_len(len), num_queries, head_size);
             for span in piece.spans.clone() {
                 let next = if span + 1 < piece.spans.end { Some(queries.next(span + 1)) } else { next };
-                lanes.apart(Span { queries: &queries, span, next, workspace: &mut *workspace, state: &mut state });
+                lanes.call(Span { queries: &queries, span, next, workspace: &mut *workspace, state: &mut state });
                 joined_state.join(lanes, &state);
             }
-            // SAFETY: a task owns its kv head of its rows, and the output stays borrowed until all tasks are done.
+            // SAFETY: only this task writes this kv head of its rows.
             unsafe { queries.write(&joined_state, &output) };
             (workspace.joined, workspace.current) = (joined, current);
             return;
@@ -266,20 +270,20 @@ impl LaneKernel for Task<'_> {
         let num_spans = piece.spans.len();
         let first = piece.partial + queries.kv_head() * num_spans * len;
         {
-            // SAFETY: this task alone has this place until it says below that it is done.
+            // SAFETY: only this task uses this state until it decrements the counter below.
             let place = unsafe { partial.part(first + span * len, len) };
             let mut state = State::of(place, num_queries, head_size);
             let (span, workspace) = (piece.spans.start + span, &mut *workspace);
-            lanes.apart(Span { queries: &queries, span, next, workspace, state: &mut state });
+            lanes.call(Span { queries: &queries, span, next, workspace, state: &mut state });
         }
-        // Whoever computes the last missing span joins them all, in their order.
+        // The task that computes the last missing span joins all of them in order.
         if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             for span in 0..num_spans {
-                // SAFETY: the task of that span is done, which the counter ordered before this.
+                // SAFETY: the task of that span is done; the counter orders its writes before this.
                 let place = unsafe { partial.part(first + span * len, len) };
                 joined_state.join(lanes, &State::of(place, num_queries, head_size));
             }
-            // SAFETY: as above.
+            // SAFETY: only the task that finds no span missing writes these rows.
             unsafe { queries.write(&joined_state, &output) };
         }
         workspace.joined = joined;

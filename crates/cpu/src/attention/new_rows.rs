@@ -1,4 +1,5 @@
-//! The rows that a step brings: their queries and keys turn by the angles of their positions, keys and values are stored.
+//! The new rows of a step: queries and keys are rotated by the angles of their positions (RoPE), keys and values are
+//! stored.
 
 use std::cell::RefCell;
 
@@ -10,7 +11,7 @@ use crate::ops::rope;
 use crate::pool::Pool;
 use crate::simd::{Level, with_simd};
 
-/// By how much rows turn.
+/// The angles by which heads are rotated.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rotation<'a> {
     angles: &'a [f32],
@@ -26,22 +27,22 @@ impl<'a> Rotation<'a> {
         Rotation { angles: floats(rope.angles), cols: rope.angles.cols(), style: rope.style }
     }
 
-    /// Turns one head of a row.
-    pub(super) fn head(&self, level: Level, row: usize, head: &mut [f32]) {
+    /// Rotates one head of a row.
+    pub(super) fn rotate_head(&self, level: Level, row: usize, head: &mut [f32]) {
         let (angles, len) = (&self.angles[row * self.cols..][..self.cols], head.len());
         with_simd!(level, simd => rope::rotate_row(simd, head, angles, len, self.style));
     }
 }
 
-/// What is stored.
+/// Keys and values to store.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NewRows<'a> {
-    /// Of keys; values stay as they are.
-    turn: Option<Rotation<'a>>,
+    /// How keys are rotated; values are not.
+    rotation: Option<Rotation<'a>>,
     /// `[rows][kv heads][head_size]`
     keys: &'a [f32],
     values: &'a [f32],
-    /// For each row, block * block_len + offset.
+    /// The slot of each row: block * block_len + offset.
     slots: &'a [u32],
 }
 
@@ -52,14 +53,14 @@ pub(super) enum KeyOrValue {
 }
 
 thread_local! {
-    /// A head that turns, and the same encoded.
+    /// A rotated head, and an encoded one.
     static HEAD: RefCell<(Vec<f32>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
 impl<'a> NewRows<'a> {
     pub(super) fn new(
         layout: &KvLayout,
-        turn: Option<Rotation<'a>>,
+        rotation: Option<Rotation<'a>>,
         keys: &'a Tensor,
         values: &'a Tensor,
         slots: &'a [u32],
@@ -68,13 +69,13 @@ impl<'a> NewRows<'a> {
         for tensor in [keys, values] {
             assert_eq!((tensor.rows(), tensor.cols()), (slots.len(), cols));
         }
-        NewRows { turn, keys: floats(keys), values: floats(values), slots }
+        NewRows { rotation, keys: floats(keys), values: floats(values), slots }
     }
 
     /// Writes the key or the value of one head of a row into its slot.
     ///
     /// # Safety
-    /// `memory` is alive, and nobody else reads or writes that head's region of the slot's block.
+    /// Nothing else uses that head's region of the slot's block meanwhile.
     pub(super) unsafe fn store_head(
         &self,
         level: Level,
@@ -92,13 +93,13 @@ impl<'a> NewRows<'a> {
         let (block, offset) =
             (self.slots[row] as usize / layout.shape.block_len, self.slots[row] as usize % layout.shape.block_len);
         let head = &rows[(row * num_kv_heads + kv_head) * head_size..][..head_size];
-        HEAD.with_borrow_mut(|(turned, encoded)| {
-            let head = match (kind, self.turn) {
-                (KeyOrValue::Key, Some(turn)) => {
-                    turned.clear();
-                    turned.extend_from_slice(head);
-                    turn.head(level, row, turned);
-                    &turned[..]
+        HEAD.with_borrow_mut(|(rotated, encoded)| {
+            let head = match (kind, self.rotation) {
+                (KeyOrValue::Key, Some(rotation)) => {
+                    rotated.clear();
+                    rotated.extend_from_slice(head);
+                    rotation.rotate_head(level, row, rotated);
+                    &rotated[..]
                 }
                 _ => head,
             };
@@ -110,11 +111,11 @@ impl<'a> NewRows<'a> {
         });
     }
 
-    /// Stores some rows. Threads share out the heads and, where there are more threads than heads, the blocks of the cache: rows that one block
-    /// and head have write into the same cache lines.
+    /// Stores some rows. Threads divide the heads and, if there are more threads than heads, the blocks: rows of the
+    /// same block and head write into the same cache lines, so one thread stores them.
     ///
     /// # Safety
-    /// `memory` is alive, and nobody else uses it.
+    /// Nothing else uses `memory` meanwhile.
     pub(super) unsafe fn store_rows(
         &self,
         level: Level,
@@ -123,7 +124,7 @@ impl<'a> NewRows<'a> {
         memory: &KvBytes,
         rows: impl Iterator<Item = usize> + Clone + Sync,
     ) {
-        // Below this many numbers, waking threads costs more than the work.
+        // With fewer values, waking threads costs more than the work itself.
         const ENOUGH_FOR_THREADS: usize = 1024;
         let num_kv_heads = layout.shape.num_kv_heads;
         let num_rows = rows.clone().count();
@@ -134,7 +135,7 @@ impl<'a> NewRows<'a> {
             let kind = if kind == 0 { KeyOrValue::Key } else { KeyOrValue::Value };
             let is_here = |row: usize| self.slots[row] as usize / layout.shape.block_len % parts == part;
             for row in rows.clone().filter(|&row| is_here(row)) {
-                // SAFETY: a task owns its head's regions of keys or of values in its part of the blocks.
+                // SAFETY: only this task uses its head's regions of keys, or of values, in its part of the blocks.
                 unsafe { self.store_head(level, layout, memory, row, kv_head, kind) };
             }
         };

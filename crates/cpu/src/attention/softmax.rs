@@ -1,7 +1,8 @@
-//! The arithmetic of one stretch of positions: scores, their exponentials, and the weighted sum of values.
+//! The arithmetic of attention over one tile of positions: scores, their exponentials, and the weighted sum of values.
 //!
-//! Every number here depends on its own query alone, by a chain of operations whose order is fixed: a score sums over the head from
-//! its first number to its last, a value sums over positions in ascending order. How many queries share a register tile plays no part.
+//! Every result depends only on its own query, by operations in a fixed order: a score sums over the head from its
+//! first value to its last, an output sums over positions in ascending order. The number of queries in a register tile
+//! does not matter.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ const VECTORS: usize = TILE / LANES;
 /// `scores[i][j] = sum_d queries[i][d] * keys[d][j]` for the queries of one register tile.
 ///
 /// # Safety
-/// `queries` point to `head_size` numbers, `scores` to room for `TILE`; `keys` has `head_size` rows of `TILE`.
+/// Each of `queries` points to `head_size` floats, each of `scores` to `TILE`; `keys` has `head_size` rows of `TILE`.
 #[inline(always)]
 pub(super) unsafe fn score<L: Lanes, const R: usize>(
     lanes: L,
@@ -26,7 +27,7 @@ pub(super) unsafe fn score<L: Lanes, const R: usize>(
     assert!(keys.len() >= head_size * TILE);
     let mut sums = [[lanes.splat(0.0); VECTORS]; R];
     for d in 0..head_size {
-        // SAFETY: by the assertion, and by the caller's promise for queries.
+        // SAFETY: keys are in bounds by the assertion, queries as the caller guarantees.
         unsafe {
             let row = keys.as_ptr().add(d * TILE);
             let mut key = [lanes.splat(0.0); VECTORS];
@@ -57,7 +58,8 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// Turns the scores of `visible` into `exp(score - largest)`. Gives the largest score and the sum of the weights.
+    /// Replaces the scores of `visible` by the weights `exp(score - largest)`. Returns the largest score and the sum of
+    /// the weights.
     ///
     /// Sums run in sixteen lanes by position modulo sixteen, then in the tree of [`crate::math::sum_lanes`].
     #[inline(always)]
@@ -65,7 +67,7 @@ impl Softmax {
         let vectors = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
         let scores = &mut scores[vectors.clone()];
         let visible = visible.start - vectors.start..visible.end - vectors.start;
-        // Multiplying by a positive number keeps the order, so the largest score may be found before.
+        // A positive scale keeps the order of scores, so the largest can be found before scaling.
         let mut scale = self.scale;
         if self.soft_cap.is_some() || scale <= 0.0 {
             self.scale_and_cap(lanes, scores);
@@ -75,10 +77,10 @@ impl Softmax {
             scores[i] = f32::NEG_INFINITY;
         }
         let start = scores.as_mut_ptr();
-        // Four at a time, none of which waits for another.
+        // Four independent maximums, none of which waits for another.
         let mut largest = [lanes.splat(f32::NEG_INFINITY); 4];
         let whole = scores.len() / (4 * LANES) * 4 * LANES;
-        // SAFETY: `scores` is whole vectors, and these are the places of some.
+        // SAFETY: `scores` is whole vectors, and `place` is the start of one.
         let at = |place: usize| unsafe { lanes.load(start.add(place)) };
         for place in (0..whole).step_by(4 * LANES) {
             for i in 0..4 {
@@ -89,11 +91,12 @@ impl Softmax {
         let fours = lanes.max(lanes.max(a, b), lanes.max(c, d));
         let rest = (whole..scores.len()).step_by(LANES);
         let largest = lanes.largest(rest.fold(fours, |largest, place| lanes.max(largest, at(place))));
-        // The difference is taken first: the largest score then has a weight of one however large it is, and no other has more.
+        // The difference is taken before scaling: the largest score then has a weight of exactly one, and no other has
+        // more.
         let (factor, shift) = (lanes.splat(scale), lanes.splat(largest));
         let mut sum = lanes.splat(0.0);
         for i in (0..scores.len()).step_by(LANES) {
-            // SAFETY: as above.
+            // SAFETY: `scores` is whole vectors.
             unsafe {
                 let weight = lanes.exp(lanes.multiply(lanes.subtract(lanes.load(start.add(i)), shift), factor));
                 sum = lanes.add(sum, weight);
@@ -131,7 +134,8 @@ fn capped<L: Lanes>(lanes: L, x: L::Vector, cap: f32) -> L::Vector {
 /// `sums[i] += sum_j weights[i][j] * values[j]` over the positions of `range`, for the queries of one register tile.
 ///
 /// # Safety
-/// `weights` point to `TILE` numbers and `sums` to `stride`, where `stride` is the length of a row of `values` and whole vectors.
+/// Each of `weights` points to `TILE` floats, each of `sums` to `stride`, which is the length of a row of `values` and
+/// whole vectors.
 #[inline(always)]
 pub(super) unsafe fn accumulate<L: Lanes, const R: usize>(
     lanes: L,
@@ -145,7 +149,7 @@ pub(super) unsafe fn accumulate<L: Lanes, const R: usize>(
     let mut column = 0;
     while column < stride {
         let values = &values[column..];
-        // SAFETY: as many columns as are left in a row are taken; the rest is the caller's promise.
+        // SAFETY: a row has at least the vectors that are taken; the caller guarantees weights and sums.
         unsafe {
             let sums = sums.map(|sums| sums.add(column));
             match (stride - column) / LANES {

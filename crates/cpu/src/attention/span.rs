@@ -1,4 +1,4 @@
-//! The queries of one task, and their way through one span of positions.
+//! The queries of one task, and their attention over one span of positions.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ use super::{AlignedFloats, Call, NextSpan, SPAN};
 use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 
-/// Distance of two queries' scores. A power of two would put all of them into the same few sets of the cache.
+/// Floats from the scores of one query to those of the next. With a power of two, all of them would share a few sets of
+/// the cache.
 pub(super) const SCORES_STRIDE: usize = SPAN + LANES;
 
 /// Memory that a thread keeps from task to task.
@@ -23,48 +24,49 @@ pub(super) struct Workspace {
     pub(super) scores: AlignedFloats,
     #[cfg(target_arch = "x86_64")]
     pub(super) planes: super::amx::SplitBuffers,
-    /// `[queries][head_size]`, turned.
+    /// `[queries][head_size]`, rotated.
     pub(super) queries: AlignedFloats,
-    /// States of a task that goes through all of its spans.
+    /// States of a task that computes all of its spans: joined so far, and of the current span.
     pub(super) joined: AlignedFloats,
     pub(super) current: AlignedFloats,
 }
 
 /// Consecutive rows of one sequence, each with the query heads that share a kv head.
 ///
-/// Query i is head `i % group` of row `i / group`. Later rows see later positions, and no earlier ones than the rows before them.
+/// Query i is head `i % group` of row `i / group`. The first and the last visible position do not decrease from row to
+/// row.
 pub(super) struct Queries<'a> {
     call: &'a Call<'a>,
     pages: HeadPages<'a>,
     rows: Range<usize>,
     group: usize,
     /// `[queries][head_size]`
-    turned: &'a [f32],
+    rotated: &'a [f32],
 }
 
 impl<'a> Queries<'a> {
-    /// Takes the queries out of their rows into `turned`, and turns them there.
+    /// Copies the queries of a kv head from their rows to `rotated`, and rotates them there.
     pub(super) fn new(
         call: &'a Call<'a>,
         level: Level,
         sequence: usize,
         rows: Range<usize>,
         kv_head: usize,
-        turned: &'a mut AlignedFloats,
+        rotated: &'a mut AlignedFloats,
     ) -> Self {
         let Call { memory, layout, .. } = *call;
         let pages = HeadPages { layout, memory, blocks: call.blocks(sequence), kv_head };
         let group = layout.shape.num_heads / layout.shape.num_kv_heads;
-        let mut queries = Queries { call, pages, rows, group, turned: &[] };
+        let mut queries = Queries { call, pages, rows, group, rotated: &[] };
         let (len, head_size) = (queries.len(), layout.shape.head_size);
-        let turned = turned.with_len(len * head_size);
-        for (i, query) in turned.chunks_exact_mut(head_size).enumerate() {
-            query.copy_from_slice(&call.queries[queries.place(i)..][..head_size]);
-            if let Some(turn) = call.turn {
-                turn.head(level, queries.rows.start + i / group, query);
+        let rotated = rotated.with_len(len * head_size);
+        for (i, query) in rotated.chunks_exact_mut(head_size).enumerate() {
+            query.copy_from_slice(&call.queries[queries.offset(i)..][..head_size]);
+            if let Some(rotation) = call.rotation {
+                rotation.rotate_head(level, queries.rows.start + i / group, query);
             }
         }
-        queries.turned = turned;
+        queries.rotated = rotated;
         queries
     }
 
@@ -77,7 +79,7 @@ impl<'a> Queries<'a> {
         self.pages.layout.shape.head_size
     }
 
-    /// One of its spans, as what is read next.
+    /// One of the spans, as the memory that is read next.
     pub(super) fn next(&self, span: usize) -> NextSpan<'a> {
         NextSpan { blocks: self.pages.blocks, kv_head: self.pages.kv_head, span }
     }
@@ -86,15 +88,15 @@ impl<'a> Queries<'a> {
         self.rows.len() * self.group
     }
 
-    /// Where query i begins in the rows of queries, and in those of results.
+    /// Offset of query i in the rows of queries, and of its result in the output.
     #[inline(always)]
-    fn place(&self, i: usize) -> usize {
+    fn offset(&self, i: usize) -> usize {
         let shape = self.call.layout.shape;
         let (row, head) = (self.rows.start + i / self.group, self.pages.kv_head * self.group + i % self.group);
         (row * shape.num_heads + head) * shape.head_size
     }
 
-    /// The positions of a span that query i sees, counted from the span's start.
+    /// The positions of a span that are visible to query i, counted from the span's start.
     #[inline(always)]
     pub(super) fn visible(&self, i: usize, span: usize) -> Range<usize> {
         let position = self.call.positions[self.rows.start + i / self.group] as usize;
@@ -104,7 +106,7 @@ impl<'a> Queries<'a> {
 
     #[inline(always)]
     pub(super) fn query(&self, i: usize) -> &[f32] {
-        &self.turned[i * self.head_size()..][..self.head_size()]
+        &self.rotated[i * self.head_size()..][..self.head_size()]
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -117,7 +119,7 @@ impl<'a> Queries<'a> {
         Softmax { scale: self.call.scale, soft_cap: self.call.soft_cap }
     }
 
-    /// (first query, number of queries) of the register tiles in which some query sees something of the tile at `start`.
+    /// (first query, number of queries) of the register tiles with a query that sees a position of the tile at `start`.
     fn register_tiles<L: Lanes>(&self, span: usize, start: usize) -> impl Iterator<Item = (usize, usize)> {
         let sees = move |i: usize| {
             let visible = self.visible(i, span);
@@ -129,8 +131,10 @@ impl<'a> Queries<'a> {
             .filter(move |&(first, count)| (first..first + count).any(sees))
     }
 
+    /// Computes the scores of up to four queries with a tile of keys.
+    ///
     /// # Safety
-    /// The queries exist, and `scores` points to a tile within the first of the queries' rows of scores.
+    /// The queries exist, and `scores` points to a tile within the first query's row of scores.
     #[inline(always)]
     unsafe fn score<L: Lanes>(&self, lanes: L, first: usize, count: usize, keys: &[f32], scores: *mut f32) {
         let head_size = self.head_size();
@@ -138,7 +142,7 @@ impl<'a> Queries<'a> {
         // SAFETY: passed on from the caller.
         unsafe {
             let scores = |r: usize| scores.add((first + r) * SCORES_STRIDE);
-            // Known to the compiler, which then leaves the rest out.
+            // A constant condition: the compiler then omits the match.
             if L::TILE_QUERIES == 1 {
                 return softmax::score(lanes, [query(0)], keys, head_size, [scores(0)]);
             }
@@ -151,16 +155,16 @@ impl<'a> Queries<'a> {
         }
     }
 
-    /// Divides by the sums and writes the results.
+    /// Divides the weighted sums by the sums of weights and writes the results.
     ///
     /// # Safety
-    /// No other thread writes these rows' results of this kv head, and `output` is alive.
+    /// No other thread writes this kv head's results of these rows.
     pub(super) unsafe fn write(&self, state: &State<'_>, output: &SharedSlice<'_, f32>) {
         let head_size = self.head_size();
         let stride = state.stride();
         for i in 0..self.len() {
             // SAFETY: passed on from the caller.
-            let out = unsafe { output.part(self.place(i), head_size) };
+            let out = unsafe { output.part(self.offset(i), head_size) };
             let factor = 1.0 / state.sums[i];
             for (out, value) in out.iter_mut().zip(&state.values[i * stride..]) {
                 *out = value * factor;
@@ -169,7 +173,8 @@ impl<'a> Queries<'a> {
     }
 }
 
-/// The way of queries through one span, which leaves a state for each of them. The thread is likely to go on with `next`.
+/// The attention of queries over one span, which gives a state for each query. The thread probably reads `next`
+/// afterwards.
 pub(super) struct Span<'a, 'state> {
     pub(super) queries: &'a Queries<'a>,
     pub(super) span: usize,
@@ -184,7 +189,7 @@ impl LaneKernel for Span<'_, '_> {
         let Span { queries, span, next, workspace, state } = self;
         #[cfg(target_arch = "x86_64")]
         if L::TILES && queries.pages.layout.tiles {
-            // SAFETY: the layout says so.
+            // SAFETY: the layout is for tiles.
             unsafe { queries.span_by_tiles(lanes, span, next, workspace, state) };
             return;
         }
@@ -205,7 +210,7 @@ impl LaneKernel for Span<'_, '_> {
         let decode = |kind, start: usize, seen: Range<usize>, out: &mut [f32]| {
             let first = span * SPAN;
             let positions = first + seen.start..first + seen.end;
-            lanes.apart(DecodeTile { pages: &queries.pages, kind, tile: first + start, positions, out });
+            lanes.call(DecodeTile { pages: &queries.pages, kind, tile: first + start, positions, out });
         };
         for (start, seen) in tiles.clone() {
             let keys = &mut tile[..TILE * head_size];
@@ -229,25 +234,25 @@ impl LaneKernel for Span<'_, '_> {
             decode(KeyOrValue::Value, start, seen, values);
             for (first, count) in queries.register_tiles::<L>(span, start) {
                 let tile = RegisterTile { queries, span, start, first, count };
-                // SAFETY: as above; `state` has a row of values for every query.
+                // SAFETY: the queries have rows of scores, and `state` has a row of values for every query.
                 unsafe { tile.accumulate(lanes, values, scores, state) };
             }
         }
     }
 }
 
-/// Queries whose sums are in registers together, at one tile of a span.
+/// Queries whose sums are in registers at the same time, at one tile of a span.
 struct RegisterTile<'a> {
     queries: &'a Queries<'a>,
     span: usize,
-    /// Of the tile, counted from the span's.
+    /// Start of the tile, counted from the span's start.
     start: usize,
     first: usize,
     count: usize,
 }
 
 impl RegisterTile<'_> {
-    /// The positions of the tile that one of the queries sees, counted from the tile's start.
+    /// The positions of the tile that are visible to query `first + r`, counted from the tile's start.
     #[inline(always)]
     fn visible(&self, r: usize) -> Range<usize> {
         let visible = self.queries.visible(self.first + r, self.span);
@@ -255,15 +260,15 @@ impl RegisterTile<'_> {
         (visible.start.clamp(self.start, self.start + TILE) - self.start).min(end)..end
     }
 
-    /// Adds the tile's values: first the positions that only some of the queries see, each by itself, then those that all of them see,
-    /// then the rest. For each query that is ascending order, and nothing invisible is touched: a stale slot may hold anything, and
-    /// zero times infinity is not zero.
+    /// Adds the tile's values: for each query separately those before the first position that all of them see, then
+    /// together those that all of them see, then separately the rest. For each query that is ascending order, and
+    /// invisible positions are not used: an unused slot may hold anything, and zero times infinity is not zero.
     ///
     /// # Safety
     /// The queries exist, and have rows in `scores` and `state`.
     #[inline(always)]
     unsafe fn accumulate<L: Lanes>(&self, lanes: L, values: &[f32], scores: &[f32], state: &mut State<'_>) {
-        // Later queries see no earlier and no fewer positions.
+        // The visible range of the last query begins last, that of the first query ends first.
         let common = self.visible(self.count - 1).start..self.visible(0).end;
         let stride = state.stride();
         let rows = TileSums {
@@ -298,7 +303,7 @@ impl RegisterTile<'_> {
     }
 }
 
-/// Weights and sums of a register tile's queries.
+/// Weights and sums of the queries of a register tile.
 struct TileSums {
     weights: *const f32,
     sums: *mut f32,
@@ -306,10 +311,10 @@ struct TileSums {
 }
 
 impl TileSums {
-    /// Adds the positions of `range` for `R` queries from the given one on.
+    /// Adds the positions of `range` for `R` queries from `first` on.
     ///
     /// # Safety
-    /// Those queries have rows of weights, SCORES_STRIDE apart, and of sums, `stride` apart.
+    /// These queries have rows of weights, SCORES_STRIDE apart, and of sums, `stride` apart.
     #[inline(always)]
     unsafe fn add<L: Lanes, const R: usize>(&self, lanes: L, first: usize, values: &[f32], range: Range<usize>) {
         if range.is_empty() {

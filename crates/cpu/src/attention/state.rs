@@ -1,8 +1,9 @@
-//! What a stretch of positions leaves behind for each query: its largest score, the sum of its weights, the weighted sum of its values.
+//! [`State`]: the result of a span for each query: its largest score, the sum of its weights, and the weighted sum of
+//! values.
 
 use super::lanes::{LANES, Lanes};
 
-/// States of several queries in one slice: all values in rows of whole vectors, then all largest scores and all sums.
+/// The states of several queries in one slice: rows of values in whole vectors, then all largest scores, then all sums.
 pub(super) struct State<'a> {
     pub(super) largest: &'a mut [f32],
     pub(super) sums: &'a mut [f32],
@@ -10,19 +11,19 @@ pub(super) struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// Numbers of the state of `num_queries` queries: whole vectors.
+    /// Floats in the states of `num_queries` queries: whole vectors.
     pub(super) fn len(num_queries: usize, head_size: usize) -> usize {
         (num_queries * (2 + head_size.next_multiple_of(LANES))).next_multiple_of(LANES)
     }
 
-    /// Reads a slice of [`State::len`] numbers as a state.
+    /// Reads a slice of [`State::len`] floats as states.
     pub(super) fn of(slice: &'a mut [f32], num_queries: usize, head_size: usize) -> Self {
         let (values, rest) = slice.split_at_mut(num_queries * head_size.next_multiple_of(LANES));
         let (largest, sums) = rest[..2 * num_queries].split_at_mut(num_queries);
         State { largest, sums, values }
     }
 
-    /// Nothing seen yet.
+    /// Sets the state of no visible position.
     pub(super) fn clear(&mut self) {
         self.largest.fill(f32::NEG_INFINITY);
         self.sums.fill(0.0);
@@ -34,13 +35,13 @@ impl<'a> State<'a> {
         self.values.len() / self.sums.len()
     }
 
-    /// Adds what the next span left: both sides are brought to the larger of their largest scores.
+    /// Adds the state of the next span, after rescaling both to the larger of their largest scores.
     #[inline(always)]
     pub(super) fn join<L: Lanes>(&mut self, lanes: L, next: &State<'_>) {
         let stride = self.stride();
         assert!(next.sums.len() == self.sums.len() && next.stride() == stride && stride.is_multiple_of(LANES));
         for i in 0..self.sums.len() {
-            // A weight is at most one and the largest score's is one, so the sum of a span is zero only when nothing of it is seen.
+            // The largest score has a weight of one, so the sum of a span is zero only if no position of it is visible.
             if next.sums[i] == 0.0 {
                 continue;
             }
@@ -56,7 +57,7 @@ impl<'a> State<'a> {
             self.largest[i] = largest;
             self.sums[i] = self.sums[i] * lanes.to_array(ours)[0] + next.sums[i] * lanes.to_array(theirs)[0];
             for at in row.step_by(LANES) {
-                // SAFETY: rows are whole vectors, and both have as many of them.
+                // SAFETY: by the assertion, rows of both are the same whole vectors.
                 unsafe {
                     let (sum, add) = (lanes.load(self.values[at..].as_ptr()), lanes.load(next.values[at..].as_ptr()));
                     let joined = lanes.multiply_add(add, theirs, lanes.multiply(sum, ours));

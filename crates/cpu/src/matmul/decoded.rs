@@ -1,8 +1,8 @@
 //! Products with formats that have no kernel: rows of W are decoded to f32 first.
 //!
-//! A few rows of W are decoded and multiplied with all rows of x while they are in the cache. Decoding costs the same for one row of x as
-//! for many; for one row it is most of the work, so the decoder's arithmetic is the bound and not memory. Bytes moved: W once, x once for
-//! each group of columns that a thread takes.
+//! A few rows of W are decoded and multiplied with all rows of x while they are in the cache. Decoding costs the same
+//! for one row of x as for many; for one row it is most of the work, so the decoder's arithmetic is the bound and not
+//! memory. Bytes moved: W once, x once for each group of columns that a thread takes.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! [`InputRows`]: the rows of x. They may still have to be computed; the thread that reads a row first does it, while the row is in
-//! its cache.
+//! [`InputRows`]: the rows of x. They may still have to be computed; the thread that reads a row first does it, while
+//! the row is in its cache.
 
 use std::ops::Range;
 
@@ -24,7 +24,8 @@ impl<'a> InputRows<'a> {
     /// Rows of `x` that `compute` writes, each once.
     ///
     /// # Safety
-    /// `compute` writes the rows that it is called for and no others, and nothing else uses `x` before every row is written.
+    /// `compute` writes the rows that it is called for and no others, and nothing else uses `x` before every row is
+    /// written.
     pub(crate) unsafe fn computed(
         x: SharedSlice<'a, f32>,
         depth: usize,

@@ -1,7 +1,9 @@
-//! The map of this folder: [`kernel_for`] says which kernel multiplies a weight, and holds every threshold on the number of rows.
+//! The map of this folder: [`kernel_for`] says which kernel multiplies a weight, and holds every threshold on the
+//! number of rows.
 //!
-//! A kernel is chosen once for each product, before its tasks run ([`super::Multiplier`]); tasks match on the result. The choice changes
-//! speed alone: all kernels of a format on one instruction set give the same bits, whatever the number of rows.
+//! A kernel is chosen once for each product, before its tasks run ([`super::Multiplier`]); tasks match on the result.
+//! The choice changes speed alone: all kernels of a format on one instruction set give the same bits, whatever the
+//! number of rows.
 
 use pellucid_tensor::DType;
 
@@ -10,18 +12,20 @@ use super::quantized::activations::InputOrder;
 use super::quantized::panel_layout::{PanelLayout, QuantizedFormat, Scales, with_quantized_format};
 use crate::simd::Level;
 
-/// From this number of rows on, AVX-512 without AMX multiplies quantized weights eight rows at a time, which needs x ordered by words.
+/// From this number of rows on, AVX-512 without AMX multiplies quantized weights eight rows at a time, which needs x
+/// ordered by words.
 const MIN_ROWS_BY_WORD: usize = 5;
 
 /// From this number of rows on, AVX-512 multiplies unquantized weights eight rows at a time, which needs x interleaved.
 const MIN_ROWS_INTERLEAVED: usize = 5;
 
-/// From this number of rows on, a gated pair of BF16 products is computed as one. With fewer rows, reading the weights takes all the
-/// time, and threads read one weight to its end faster than two in turns.
+/// From this number of rows on, a gated pair of BF16 products is computed as one. With fewer rows, reading the weights
+/// takes all the time, and threads read one weight to its end faster than two in turns.
 #[cfg(target_arch = "x86_64")]
 const MIN_ROWS_BF16_GATED: usize = 3;
 
-/// From this number of rows on, AMX is faster than AVX-512 VNNI with weights of this layout: later for Q6_K, which costs most to unpack.
+/// From this number of rows on, AMX is faster than AVX-512 VNNI with weights of this layout: later for Q6_K, which
+/// costs most to unpack.
 pub(super) const fn min_rows_amx(layout: &PanelLayout) -> usize {
     match layout.scales {
         Scales::Float | Scales::PerSlice => 5,
@@ -31,6 +35,7 @@ pub(super) const fn min_rows_amx(layout: &PanelLayout) -> usize {
 
 /// Instructions that products use: the level, and the extensions within a level that only products know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "a target constructs only its own instructions, and the table has them all")]
 pub(super) enum Instructions {
     Scalar,
     Neon,
@@ -117,9 +122,10 @@ pub(super) enum InputForm {
 
 /// Returns the kernel that multiplies `num_rows` rows of x with a weight in `dtype`.
 ///
-/// *Quantized* are Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K, *floats* are F32, F16 and BF16, *others* are all other formats. A line
-/// that names a format goes before one that names its group. A block has 16 rows ([`BLOCK_ROWS`]). So one row of Q4_K on a machine with AMX
-/// is multiplied by `Avx512ByRow`, by VNNI instructions: AMX begins with the fifth row.
+/// *Quantized* are Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K, *floats* are F32, F16 and BF16, *others* are all
+/// other formats. A line that names a format goes before one that names its group. A block has 16 rows
+/// ([`BLOCK_ROWS`]). So one row of Q4_K on a machine with AMX is multiplied by `Avx512ByRow`, by VNNI instructions: AMX
+/// begins with the fifth row.
 ///
 /// | instructions     | format      | rows   | kernel                     | file                                    |
 /// |------------------|-------------|--------|----------------------------|-----------------------------------------|
@@ -204,8 +210,8 @@ impl Kernel {
         }
     }
 
-    /// Whether a gated pair of products (`activation(gate) * up`) is computed as one: where arithmetic takes longer than reading weights,
-    /// the results of both are combined while they are in the cache.
+    /// Whether a gated pair of products (`activation(gate) * up`) is computed as one: where arithmetic takes longer
+    /// than reading weights, the results of both are combined while they are in the cache.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn fuses_gate(self, num_rows: usize) -> bool {
         match self {

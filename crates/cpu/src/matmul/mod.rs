@@ -1,15 +1,18 @@
-//! Matrix products `out[n][m] = x[n][k] · w[m][k] + bias[m]`, with w in any format. `README.md` in this folder is the guide; [`kernel_for`]
-//! says which kernel runs.
+//! Matrix products `out[n][m] = x[n][k] · w[m][k] + bias[m]`, with w in any format. `README.md` in this folder is the
+//! guide; [`kernel_for`] says which kernel runs.
 //!
 //! Each format has one definition of its arithmetic, whatever the number of rows:
 //!
-//! - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K ([`quantized`]): x is rounded to 8-bit integers, row by row; integers are multiplied
-//!   and added exactly, and the scales are applied in the order that [`quantized::scalar`] defines. Integer sums do not depend on the
-//!   instruction that computes them, so every instruction set gives the same bits, for one row and for many.
-//! - F32, F16, BF16 ([`unquantized`]): f32 multiply-adds in a fixed order. With AMX, BF16 is multiplied by bf16 tiles instead.
+//! - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K ([`quantized`]): x is rounded to 8-bit integers, row by row;
+//!   integers are multiplied and added exactly, and the scales are applied in the order that [`quantized::scalar`]
+//!   defines. Integer sums do not depend on the instruction that computes them, so every instruction set gives the same
+//!   bits, for one row and for many.
+//! - F32, F16, BF16 ([`unquantized`]): f32 multiply-adds in a fixed order. With AMX, BF16 is multiplied by bf16 tiles
+//!   instead.
 //! - Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4 ([`decoded`]): rows of w are decoded to f32 first.
 //!
-//! Threads divide panels of sixteen columns and blocks of sixteen rows among them ([`task_grid`]), never parts of a sum.
+//! Threads divide panels of sixteen columns and blocks of sixteen rows among them ([`task_grid`]), never parts of a
+//! sum.
 
 pub(crate) mod decoded;
 mod input;
@@ -72,7 +75,8 @@ pub(crate) struct Multiplier {
 /// The rows of x in each [`InputForm`] that the kernels of a call need.
 #[derive(Debug, Default)]
 struct PreparedInputs {
-    /// One for each group of formats that read the same integers: [`PanelLayout::input_form`](quantized::panel_layout::PanelLayout).
+    /// One for each group of formats that read the same integers:
+    /// [`PanelLayout::input_form`](quantized::panel_layout::PanelLayout).
     quantized: [QuantizedRows; NUM_INPUT_FORMS],
     #[cfg(target_arch = "x86_64")]
     bf16: amx_bf16::Bf16Rows,
@@ -129,9 +133,9 @@ impl Multiplier {
         });
     }
 
-    /// Computes a gated pair of products of the same rows as one: the first becomes `activation(first) * second`, the second is not written.
-    /// A task computes the same panels of both and combines them while they are in its cache. Returns false, having done nothing, where two
-    /// separate products are as fast ([`Kernel::fuses_gate`]).
+    /// Computes a gated pair of products of the same rows as one: the first becomes `activation(first) * second`, the
+    /// second is not written. A task computes the same panels of both and combines them while they are in its cache.
+    /// Returns false, having done nothing, where two separate products are as fast ([`Kernel::fuses_gate`]).
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn run_gated(
         &self,
@@ -159,8 +163,8 @@ impl Multiplier {
         pool.run_from_both_ends(grid.num_tasks(), Some(next_weights), &|task, direction| {
             let (panels, blocks) = grid.task(task);
             let part = ProductPart { product: gate, panels, blocks, direction };
-            // SAFETY: `kernel_for` chose the kernel for this machine; `prepare` checked that rows and weights have the same depth; tasks own
-            // disjoint parts of the output.
+            // SAFETY: `kernel_for` chose the kernel for this machine; `prepare` checked that rows and weights have the
+            // same depth; tasks own disjoint parts of the output.
             unsafe {
                 match (&gate.weight.stored, &up.weight.stored) {
                     (Stored::Packed(first), Stored::Packed(second)) => {
@@ -252,8 +256,8 @@ impl Multiplier {
             }
             #[cfg(target_arch = "x86_64")]
             (_, Stored::Unquantized(weight)) => {
-                // SAFETY: `kernel_for` chose the kernel for this machine; `prepare` checked that rows and weight have the same depth; tasks
-                // own disjoint parts of the output.
+                // SAFETY: `kernel_for` chose the kernel for this machine; `prepare` checked that rows and weight have
+                // the same depth; tasks own disjoint parts of the output.
                 unsafe { float_panels(kernel, part, [weight], inputs, |_, _| {}) };
             }
             _ => unreachable!("{kernel:?} does not multiply panels of {dtype} on this machine"),
@@ -264,8 +268,8 @@ impl Multiplier {
 /// Multiplies some panels of one weight, or of two that `join` combines, with a kernel for AVX-512 VNNI or AMX.
 ///
 /// # Safety
-/// The machine has the instructions of the kernel; `rows` are in its input form, and have as many units of F as the weights. No other
-/// thread writes these panels of the output.
+/// The machine has the instructions of the kernel; `rows` are in its input form, and have the same number of units of F
+/// as the weights. No other thread writes these panels of the output.
 #[cfg(target_arch = "x86_64")]
 unsafe fn wide_panels<F: QuantizedFormat, const WEIGHTS: usize>(
     kernel: Kernel,
@@ -288,11 +292,12 @@ unsafe fn wide_panels<F: QuantizedFormat, const WEIGHTS: usize>(
     }
 }
 
-/// Multiplies some panels of one unquantized weight, or of two that `join` combines, with a kernel that needs x in a form of its own.
+/// Multiplies some panels of one unquantized weight, or of two that `join` combines, with a kernel that needs x in a
+/// form of its own.
 ///
 /// # Safety
-/// The machine has the instructions of the kernel; `inputs` holds x in its form, as deep as the weights. No other thread writes these
-/// panels of the output.
+/// The machine has the instructions of the kernel; `inputs` holds x in its form, as deep as the weights. No other
+/// thread writes these panels of the output.
 #[cfg(target_arch = "x86_64")]
 unsafe fn float_panels<const WEIGHTS: usize>(
     kernel: Kernel,
@@ -332,8 +337,8 @@ fn packed_panels<F: QuantizedFormat>(
             | Kernel::AmxOneBlock
             | Kernel::AmxManyBlocks
     ) {
-        // SAFETY: `kernel_for` chose the kernel for this machine; rows and weight have the same number of units by the assertion; tasks own
-        // disjoint parts of the output.
+        // SAFETY: `kernel_for` chose the kernel for this machine; rows and weight have the same number of units by the
+        // assertion; tasks own disjoint parts of the output.
         return unsafe { wide_panels::<F, 1>(kernel, part, [weight], rows, |_, _| {}) };
     }
     let ProductPart { product, panels, blocks, .. } = part;

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::pool::Direction;
 
-/// Streams that a range is prefetched in. The hardware prefetchers follow a stream within a page of 4 KB: several streams fetch the range
-/// sooner than one.
+/// Streams that a range is prefetched in. The hardware prefetchers follow a stream within a page of 4 KB: several
+/// streams fetch the range sooner than one.
 const STREAMS: usize = 4;
 
 const LINE: usize = 64;
@@ -51,7 +51,8 @@ impl PacedPrefetch {
     }
 }
 
-/// Prefetches the part of the next panels that will be unpacked next, one share for each block of rows that is multiplied meanwhile.
+/// Prefetches the part of the next panels that will be unpacked next, one share for each block of rows that is
+/// multiplied meanwhile.
 pub(super) struct NextPanelsPrefetch {
     start: *const u8,
     panel_bytes: usize,
@@ -86,8 +87,8 @@ impl NextPanelsPrefetch {
     }
 }
 
-/// Takes `len` panels of those that are left, in the thread's direction. Returns them, and up to `num_next` of `num_panels` panels that will
-/// probably be read after them, in this task or in the thread's next one.
+/// Takes `len` panels of those that are left, in the thread's direction. Returns them, and up to `num_next` of
+/// `num_panels` panels that will probably be read after them, in this task or in the thread's next one.
 pub(super) fn take_panels(
     left: &mut Range<usize>,
     len: usize,

@@ -1,5 +1,5 @@
-//! Results of the kernels for AVX-512 and AMX on their way to the output: tiles of sixteen rows by sixteen columns. The two results of a
-//! gated pair are combined here, and rows are written one after the other.
+//! Results of the kernels for AVX-512 and AMX on their way to the output: tiles of sixteen rows by sixteen columns. The
+//! two results of a gated pair are combined here, and rows are written one after the other.
 
 use std::arch::x86_64::{_mm_sfence, _mm512_loadu_ps, _mm512_stream_ps};
 use std::cell::RefCell;
@@ -12,14 +12,15 @@ use crate::memory::Buffer;
 /// Results of a block of rows and a panel.
 pub(super) type Tile<T> = [[T; PANEL_COLUMNS]; BLOCK_ROWS];
 
-/// Maximum tiles that a thread computes before it writes them: 512 KB. The rows of x that they need take another 512 KB of a second-level
-/// cache of 2 MB.
+/// Maximum tiles that a thread computes before it writes them: 512 KB. The rows of x that they need take another 512 KB
+/// of a second-level cache of 2 MB.
 const MAX_TILES: usize = 512;
-/// Maximum blocks of rows among them, which leaves sixteen panels: with more panels, rows are read from the third-level cache less often.
+/// Maximum blocks of rows among them, which leaves sixteen panels: with more panels, rows are read from the third-level
+/// cache less often.
 const MAX_BLOCKS: usize = 32;
 
-/// Outputs from this number of bytes on are written past the caches, which would not hold them until they are read. An ordinary store would
-/// first read each line from memory, only to overwrite it.
+/// Outputs from this number of bytes on are written past the caches, which would not hold them until they are read. An
+/// ordinary store would first read each line from memory, only to overwrite it.
 const STREAMED_BYTES: usize = 1 << 20;
 
 thread_local! {
@@ -34,8 +35,8 @@ pub(super) struct ResultSink<'a> {
 }
 
 impl ResultSink<'_> {
-    /// Calls `multiply(weight, panels, blocks, results)` until all results are computed, and writes them; results are `[panel][block]`. With two
-    /// weights, `join(first, second)` combines their results into the first.
+    /// Calls `multiply(weight, panels, blocks, results)` until all results are computed, and writes them; results are
+    /// `[panel][block]`. With two weights, `join(first, second)` combines their results into the first.
     ///
     /// # Safety
     /// The machine has AVX-512. No other thread writes this part of the output.
@@ -61,8 +62,8 @@ impl ResultSink<'_> {
                     let first = &mut first.grow(count)[..count];
                     if WEIGHTS == 2 {
                         for (i, (first, second)) in first.iter_mut().zip(&second[..count]).enumerate() {
-                            // Only existing rows: values beyond the last row would be combined again and again, and become denormal
-                            // floats, with which arithmetic is slow.
+                            // Only existing rows: values beyond the last row would be combined again and again, and
+                            // become denormal floats, with which arithmetic is slow.
                             let rows = BLOCK_ROWS.min(num_rows - (blocks.start + i % blocks.len()) * BLOCK_ROWS);
                             join(first[..rows].as_flattened_mut(), second[..rows].as_flattened());
                         }
@@ -79,8 +80,8 @@ impl ResultSink<'_> {
             }
         });
         if streams {
-            // SAFETY: every x86-64 processor has the instruction. It makes the stores past the caches visible before this thread reports
-            // that its task is done.
+            // SAFETY: every x86-64 processor has the instruction. It makes the stores past the caches visible before
+            // this thread reports that its task is done.
             unsafe { _mm_sfence() };
         }
     }

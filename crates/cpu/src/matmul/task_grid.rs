@@ -3,7 +3,8 @@
 use crate::matmul::BLOCK_ROWS;
 use std::ops::Range;
 
-/// Maximum panels of a task with many rows. More panels mean that rows are read less often, up to what a second-level cache holds.
+/// Maximum panels of a task with many rows. More panels mean that rows are read less often, up to what a second-level
+/// cache holds.
 const MAX_PANELS: usize = 16;
 
 /// From this number of rows on, arithmetic takes longer than reading the weights.
@@ -75,8 +76,8 @@ impl TaskGrid {
     }
 }
 
-/// Returns the panels of a task when there are few rows: few, so that the others do not wait long for a thread that was interrupted. More
-/// than two threads get up to four panels, which kernels read at the same time.
+/// Returns the panels of a task when there are few rows: few, so that the others do not wait long for a thread that was
+/// interrupted. More than two threads get up to four panels, which kernels read at the same time.
 fn panels_for_few_rows(num_panels: usize, num_threads: usize) -> usize {
     let each = num_panels.div_ceil(num_threads * 8).max(1);
     if num_threads > 2 { each.max((num_panels / (num_threads * 4)).clamp(1, 4)) } else { each }

@@ -93,8 +93,8 @@ impl LinearWeight {
         let packed = with_quantized_format!(dtype, F => pack::<F>(pool, rows, cols, &bytes));
         let stored = if let Some(packed) = packed {
             Stored::Packed(packed?)
-        } else if let Some(plain) = UnquantizedWeight::pack(pool, dtype, rows, cols, &bytes) {
-            Stored::Unquantized(plain?)
+        } else if let Some(unquantized) = UnquantizedWeight::pack(pool, dtype, rows, cols, &bytes) {
+            Stored::Unquantized(unquantized?)
         } else {
             Stored::FileRows(HostMemory::Mapped(bytes.clone()))
         };

@@ -1,7 +1,7 @@
 //! Routing of a mixture of experts: which rows go to which expert.
 //!
-//! Rows are grouped by expert so that an expert's weights are read once. A row adds up the results of its experts in ascending order of
-//! their number, whatever the other rows chose.
+//! Rows are grouped by expert so that an expert's weights are read once. A row adds up the results of its experts in
+//! ascending order of their number, whatever the other rows chose.
 
 use pellucid_tensor::Routing;
 
@@ -37,8 +37,8 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
-    /// Chooses the experts of every row of logits: the highest probabilities of a softmax over all experts. Ties go to the lower number;
-    /// `routing.normalize` makes the weights of a row add up to one.
+    /// Chooses the experts of every row of logits: the highest probabilities of a softmax over all experts. Ties go to
+    /// the lower number; `routing.normalize` makes the weights of a row add up to one.
     pub(crate) fn choose(&mut self, logits: &[f32], num_experts: usize, routing: Routing) {
         let Choices { choices, probabilities } = self;
         choices.clear();

@@ -6,7 +6,8 @@ use crate::simd::vectorized;
 
 /// Computes one row of angles: `cos(position * f)` for every frequency f, then the sines, all times `factor`.
 ///
-/// The product is rounded to f32 before the cosine, as the reference implementations do; `libm` gives the same bits on every machine.
+/// The product is rounded to f32 before the cosine, as the reference implementations do; `libm` gives the same bits on
+/// every machine.
 pub(crate) fn angles_row(position: u32, frequencies: &[f32], factor: f32, out: &mut [f32]) {
     let (cosines, sines) = out.split_at_mut(frequencies.len());
     for ((cosine, sine), frequency) in cosines.iter_mut().zip(sines).zip(frequencies) {
@@ -17,7 +18,8 @@ pub(crate) fn angles_row(position: u32, frequencies: &[f32], factor: f32, out: &
 }
 
 vectorized! {
-    /// Rotates each head of a row. `angles` is a row of [`angles_row`]; values of a head beyond twice the number of angles are not rotated.
+    /// Rotates each head of a row. `angles` is a row of [`angles_row`]; values of a head beyond twice the number of
+    /// angles are not rotated.
     pub(crate) fn rotate_row<S: Simd>(row: &mut [f32], angles: &[f32], head_size: usize, style: RopeStyle) {
         let pairs = angles.len() / 2;
         let (cosines, sines) = angles.split_at(pairs);

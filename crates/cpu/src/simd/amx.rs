@@ -1,19 +1,22 @@
 //! AMX: detecting, enabling and configuring tile registers. `matmul` and `attention` hold the products that use them.
 //!
-//! The compiler does not know tiles: the instructions are written in `asm!`, and no compiled code uses the registers in between.
+//! The compiler does not know tiles: the instructions are written in `asm!`, and no compiled code uses the registers in
+//! between.
 //!
-//! **Kernels use few tiles.** A core seems to rename tiles with a small set of physical registers, of which a program has fewer while another
-//! program (such as another virtual machine) runs on the core's second hardware thread. With all eight tiles in use, every load and every
-//! multiplication then waits until the one before it has retired. A tile of zeros seems to take no register. This is inferred from
-//! measurements: on 2026-11-15 on a Xeon (model 207), a load and a multiplication with 3, 4, 5, 6, 7 and 8 tiles in use took 10, 11, 13, 16,
-//! 22 and 31 ns while the second hardware thread was busy, and 7 ns with any number of tiles otherwise. So kernels use at most six tiles, and
-//! zero each tile after its last use.
+//! **Kernels use few tiles.** A core seems to rename tiles with a small set of physical registers, of which a program
+//! has fewer while another program (such as another virtual machine) runs on the core's second hardware thread. With
+//! all eight tiles in use, every load and every multiplication then waits until the one before it has retired. A tile
+//! of zeros seems to take no register. This is inferred from measurements: on 2026-11-15 on a Xeon (model 207), a load
+//! and a multiplication with 3, 4, 5, 6, 7 and 8 tiles in use took 10, 11, 13, 16, 22 and 31 ns while the second
+//! hardware thread was busy, and 7 ns with any number of tiles otherwise. So kernels use at most six tiles, and zero
+//! each tile after its last use.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
 
-/// Proof that the machine has AMX for 8-bit integers and bf16, and that the operating system allows this program to use it.
+/// Proof that the machine has AMX for 8-bit integers and bf16, and that the operating system allows this program to use
+/// it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(());
 

@@ -78,7 +78,8 @@ fn dot_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[f32]; C]) -> [
     products
 }
 
-/// The fixed tree of [`crate::math::sum_lanes`]: lanes 0 to 7 plus lanes 8 to 15, then the upper half to the lower half again.
+/// The fixed tree of [`crate::math::sum_lanes`]: lanes 0 to 7 plus lanes 8 to 15, then the upper half to the lower half
+/// again.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 pub(super) fn sum_lanes(low: __m256, high: __m256) -> f32 {

@@ -1,8 +1,10 @@
-//! Instruction sets. A value of an instruction set's type can only be made on a machine that has the instructions: the type is the proof.
+//! Instruction sets. A value of an instruction set's type can only be made on a machine that has the instructions: the
+//! type is the proof.
 //!
-//! All of them share one definition of a dot product, so that one row and many give the same bits: lane i of sixteen sums the products at
-//! i, i + 16, i + 32 and so on in that order; then the lanes are added in the fixed tree of [`crate::math::sum_lanes`]. AVX2, AVX-512 and
-//! NEON fuse the multiply with the add and agree to the bit. The scalar version rounds twice; it is the reference, within a tolerance.
+//! All of them share one definition of a dot product, so that one row and many give the same bits: lane i of sixteen
+//! sums the products at i, i + 16, i + 32 and so on in that order; then the lanes are added in the fixed tree of
+//! [`crate::math::sum_lanes`]. AVX2, AVX-512 and NEON fuse the multiply with the add and agree to the bit. The scalar
+//! version rounds twice; it is the reference, within a tolerance.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -139,7 +141,8 @@ impl Level {
     }
 }
 
-/// Evaluates an expression with `$simd` bound to a value of the instruction set's type; the expression is compiled once for each set.
+/// Evaluates an expression with `$simd` bound to a value of the instruction set's type; the expression is compiled once
+/// for each set.
 macro_rules! with_simd {
     ($level:expr, $simd:ident => $body:expr) => {
         match $level {
@@ -157,10 +160,14 @@ pub(crate) use with_simd;
 
 /// Declares a function whose loops are compiled once for each instruction set; `S` names the set within its body.
 ///
-/// The body is inlined into a wrapper that has the set's features enabled, which lets the compiler vectorise it. Passing a closure to such
-/// a wrapper would not help: a closure keeps the features of the function that it was written in.
+/// The body is inlined into a wrapper that has the set's features enabled, which lets the compiler vectorise it.
+/// Passing a closure to such a wrapper would not help: a closure keeps the features of the function that it was written
+/// in.
 macro_rules! vectorized {
-    ($(#[$attribute:meta])* $visibility:vis fn $name:ident<S: Simd>($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<S: Simd>($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block
+    ) => {
         $(#[$attribute])*
         $visibility fn $name<S: $crate::simd::Simd>(_: S, $($argument: $type),*) $(-> $result)? {
             #[inline(always)]
@@ -200,7 +207,8 @@ pub(crate) use vectorized;
 #[inline(always)]
 pub(crate) fn prefetch_to_l1(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch has no effect that the program could observe and faults at no address; every x86-64 processor has it.
+    // SAFETY: a prefetch has no effect that the program could observe and faults at no address; every x86-64 processor
+    // has it.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }
@@ -220,7 +228,8 @@ pub(crate) fn prefetch_to_l2(address: *const u8) {
     let _ = address;
 }
 
-/// The last, incomplete sixteen values of a row, filled up with zeros: a fused multiply-add of zeros does not change a lane.
+/// The last, incomplete sixteen values of a row, filled up with zeros: a fused multiply-add of zeros does not change a
+/// lane.
 #[inline(always)]
 fn padded(tail: &[f32]) -> [f32; 16] {
     let mut lanes = [0.0; 16];
@@ -258,7 +267,8 @@ mod tests {
                     );
                     let exact: f64 = x[r].iter().zip(&w[c]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                     let size: f64 = x[r].iter().zip(&w[c]).map(|(&a, &b)| (f64::from(a) * f64::from(b)).abs()).sum();
-                    // Each lane adds len / 16 products and the tree four sums, each rounding to 2^-24 of the running size.
+                    // Each lane adds len / 16 products and the tree four sums, each rounding to 2^-24 of the running
+                    // size.
                     let bound = size * (len as f64 / 16.0 + 6.0) * 2f64.powi(-24);
                     assert!((f64::from(tile[r][c]) - exact).abs() <= bound, "length {len}: {} and {exact}", tile[r][c]);
                 }

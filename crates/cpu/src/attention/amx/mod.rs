@@ -1,16 +1,17 @@
-//! Attention by the tiles of AMX: scores and weighted sums as products of bf16 matrices, for one row as for many.
+//! Attention with the tiles of AMX: scores and weighted sums are products of bf16 matrices, for one row as for many.
 //!
-//! `scores[q][j] = q·k_j` and `sums[q] += weights[q][j] v_j` in blocks of sixteen queries. A tile multiplies bf16, which is too coarse for
-//! these numbers, so each is two of them, x = high + low: keys and values in f16 exactly so (11 bits in 8 + 8), queries and weights to
-//! 2^-16 of themselves. A product is then `high·low + high·high + low·high`, in this order, 32 numbers at a time.
+//! `scores[q][j] = q·k_j` and `sums[q] += weights[q][j] v_j`, for sixteen queries at a time. A tile multiplies bf16,
+//! which is too coarse, so each value is split into two, x = high + low: keys and values in f16 exactly (11 bits in 8 +
+//! 8), queries and weights with a relative error of 2^-16. A product is then `high·low + high·high + low·high`, in this
+//! order, 32 values at a time.
 //!
-//! The law of [`super`] holds because the machine computes each row of a tile by itself, in an order that the instruction fixes, and a
-//! weight of zero adds nothing: how many rows a tile has, and what the others see, plays no part. The order of numbers within 32 is that
-//! of the layout (see [`super::kv_layout`]).
+//! The batch invariance of [`super`] holds because the hardware computes each row of a tile separately, in an order
+//! that the instruction fixes, and a weight of zero adds nothing: the number of rows of a tile and what the other rows
+//! see do not matter. The order of values within 32 is that of the layout (see [`super::kv_layout`]).
 //!
-//! Bound: 24 multiplications of 16 cycles for 16 queries and 32 positions of a head of 64, beside 32 vectors of exponentials.
-//! Measured on 2026-11-15 on two threads of a Xeon with AMX: 340 GFLOP/s of attention, which is 1.0 TFLOP/s of bf16, where vectors
-//! of f32 gave 208.
+//! Bound: 24 multiplications of 16 cycles for 16 queries and 32 positions of a head of 64, and 32 vectors of
+//! exponentials. Measured on 2026-11-15 on two threads of a Xeon with AMX: 340 GFLOP/s of attention, which is 1.0
+//! TFLOP/s of bf16; f32 vectors reach 208 GFLOP/s.
 
 mod prefetch;
 mod split;
@@ -42,20 +43,20 @@ const KEYS: usize = 64;
 /// Bytes from a query's scores to the next one's.
 const SCORES_BYTES: usize = SCORES_STRIDE * size_of::<f32>();
 
-/// What a thread keeps from task to task.
+/// Memory that a thread keeps from task to task.
 #[derive(Debug, Default)]
 pub(super) struct SplitBuffers {
-    /// `[tile][step][high, low][16 queries][32 numbers]`
+    /// `[tile][step][high, low][16 queries][32 values]`
     queries: Buffer<u16>,
-    /// High parts of some positions' keys or values, then low parts.
+    /// High parts of the keys or values of some positions, then low parts.
     memory: Buffer<u16>,
 }
 
-/// Positions of a span whose values are no numbers, bit by bit.
+/// A bit for each position of a span, set if its value has a NaN or an infinity.
 type NanMarks = [u32; SPAN / STEP];
 
 impl Queries<'_> {
-    /// The state that a span leaves for each query, as [`Queries::span`] but by tiles.
+    /// Computes the state of each query over one span with tiles.
     ///
     /// # Safety
     /// The layout is for tiles.
@@ -85,7 +86,8 @@ impl Queries<'_> {
                 }
             }
             tiles.values(planes, scores, state, false);
-            // A weight of zero does not silence a value that is no number, seen or not: these rows may have seen none.
+            // Zero times NaN or infinity is NaN, so an invisible value can make a result NaN. If a result is NaN, all
+            // are computed again with such values set to zero, and rows that do see one become NaN.
             if has_nan(state.values) {
                 let marks = tiles.values(planes, scores, state, true);
                 for i in (0..self.len()).filter(|&i| sees_mark(&marks, self.visible(i, span))) {
@@ -96,7 +98,7 @@ impl Queries<'_> {
         }
     }
 
-    /// Queries as tiles; of the last, only as many rows as there are.
+    /// Splits the queries into tiles of high and low parts. The last tile has fewer rows.
     ///
     /// # Safety
     /// The machine has AVX-512.
@@ -106,19 +108,19 @@ impl Queries<'_> {
         let out = planes.queries.grow(self.len().next_multiple_of(ROWS) * 2 * head_size);
         for i in 0..self.len() {
             for step in 0..steps {
-                let numbers = self.query(i)[step * STEP..].as_ptr();
+                let values = self.query(i)[step * STEP..].as_ptr();
                 let at = ((i / ROWS * steps + step) * 2 * ROWS + i % ROWS) * STEP;
-                // SAFETY: 32 numbers of the query; a row of two tiles.
-                unsafe { split(numbers, out[at..].as_mut_ptr(), out[at + ROWS * STEP..].as_mut_ptr()) };
+                // SAFETY: the query has 32 values from here on, and both tiles have a row for them.
+                unsafe { split(values, out[at..].as_mut_ptr(), out[at + ROWS * STEP..].as_mut_ptr()) };
             }
         }
     }
 }
 
-/// Looks at every number: to stop at the first would be to look at one at a time.
+/// Whether a value is NaN. Looks at every value: stopping at the first NaN would prevent vectorisation.
 #[inline(always)]
-fn has_nan(numbers: &[f32]) -> bool {
-    numbers.iter().fold(false, |found, number| found | number.is_nan())
+fn has_nan(values: &[f32]) -> bool {
+    values.iter().fold(false, |found, value| found | value.is_nan())
 }
 
 /// Whether one of the visible positions is marked.
@@ -126,8 +128,8 @@ fn sees_mark(marks: &NanMarks, visible: Range<usize>) -> bool {
     visible.into_iter().any(|position| marks[position / STEP] >> (position % STEP) & 1 == 1)
 }
 
-/// Turns scores into weights, split as tiles want them, in place: 32 of them become 32 high parts and 32 low parts. Whatever is not
-/// visible of the blocks gets the weight zero.
+/// Replaces the scores of a query by weights, split for tiles: 32 scores become 32 high parts and 32 low parts.
+/// Invisible positions of the blocks get the weight zero. Returns the largest score and the sum of the weights.
 ///
 /// # Safety
 /// The machine has AVX-512.
@@ -149,18 +151,18 @@ unsafe fn weights<L: Lanes>(
     scores[visible.end..positions.end].fill(0.0);
     for block in scores[positions].chunks_exact_mut(STEP) {
         let block = block.as_mut_ptr();
-        // SAFETY: all 32 numbers are read before their room is written.
+        // SAFETY: all 32 values are read before they are overwritten.
         unsafe { split(block, block.cast(), block.cast::<u16>().add(STEP)) };
     }
     result
 }
 
-/// The tiles of queries of one task, at one span.
+/// The tiles of queries of one task, over one span.
 struct QueryTiles<'a> {
     queries: &'a Queries<'a>,
     span: usize,
     ahead: KvPrefetch<'a>,
-    /// Rows that tiles are configured for.
+    /// Number of rows that tile registers are configured for.
     configured: usize,
 }
 
@@ -181,7 +183,7 @@ impl QueryTiles<'_> {
         self.lines(&memory.values, position, first, 2 * LINE, self.ahead.of_values(position))
     }
 
-    /// Lines of the block that holds a position, `first` bytes from its region's start.
+    /// Lines of the block that holds a position, from byte `first` of its region on.
     fn lines(
         &self,
         bytes: &SharedSlice<'_, u8>,
@@ -205,7 +207,7 @@ impl QueryTiles<'_> {
         tile * ROWS..((tile + 1) * ROWS).min(self.queries.len())
     }
 
-    /// The blocks of 32 positions of the span, within `positions`, that one of a tile's queries sees.
+    /// The blocks of 32 positions, within `positions`, that are visible to one of a tile's queries.
     fn blocks(&self, tile: usize, positions: Range<usize>) -> Range<usize> {
         let queries = self.queries_of(tile);
         let seen = self.seen(queries.start, queries.end - 1);
@@ -213,17 +215,20 @@ impl QueryTiles<'_> {
         if start < end { start / STEP..end.div_ceil(STEP) } else { 0..0 }
     }
 
-    /// The positions that queries from `first` to `last` see: later ones see no earlier and no fewer positions.
+    /// The positions that are visible to queries `first` to `last`: the visible range does not begin or end earlier in
+    /// later queries.
     fn seen(&self, first: usize, last: usize) -> Range<usize> {
         self.queries.visible(first, self.span).start..self.queries.visible(last, self.span).end
     }
 
-    /// Blocks of 32 positions that any query sees.
+    /// The blocks of 32 positions that are visible to any query.
     fn all_blocks(&self) -> Range<usize> {
         let seen = self.seen(0, self.queries.len() - 1);
         seen.start / STEP..seen.end.div_ceil(STEP)
     }
 
+    /// Configures the tile registers for `rows` rows.
+    ///
     /// # Safety
     /// The machine has AMX.
     unsafe fn configure(&mut self, rows: usize) {
@@ -234,6 +239,8 @@ impl QueryTiles<'_> {
         }
     }
 
+    /// Computes the scores of all queries.
+    ///
     /// # Safety
     /// The layout is for tiles, queries are split, and `scores` has a row for every query.
     unsafe fn scores(&mut self, planes: &mut SplitBuffers, scores: &mut [f32]) {
@@ -247,7 +254,8 @@ impl QueryTiles<'_> {
             let here = first.max(all.start)..(first + 2).min(all.end);
             for block in here {
                 let lines = self.keys_of(block);
-                // SAFETY: half of `head_size` rows of two lines each, side by side for two blocks.
+                // SAFETY: the memory has `head_size / 2` rows of two lines for each of two adjacent blocks, in both
+                // planes.
                 unsafe { lines.split(memory.add((block - first) * 2 * LINE), plane * 2, KEYS * 4) };
             }
             for tile in 0..self.count() {
@@ -255,7 +263,7 @@ impl QueryTiles<'_> {
                 let rows = self.queries_of(tile);
                 let left = queries[tile * steps * 2 * ROWS * STEP..].as_ptr().cast::<u8>();
                 let left = LeftTiles { high: left, low: ROWS * LINE, stride: LINE, step: 2 * ROWS * LINE };
-                // SAFETY: the queries' rows of scores have room for whole blocks.
+                // SAFETY: the queries' rows of scores hold whole blocks.
                 unsafe {
                     self.configure(rows.len());
                     let right = right.columns((blocks.start.saturating_sub(first)) * STEP);
@@ -267,7 +275,8 @@ impl QueryTiles<'_> {
         }
     }
 
-    /// Sums weighted values up in the state. When they are to be cleared, values that are no numbers count as zeros; gives their positions.
+    /// Adds up the weighted values in the state. With `clear`, NaN and infinite values count as zeros. Returns the
+    /// positions that have some.
     ///
     /// # Safety
     /// As for `scores`, which hold weights, and `state` has a row for every query.
@@ -279,7 +288,8 @@ impl QueryTiles<'_> {
         clear: bool,
     ) -> NanMarks {
         let head_size = self.queries.head_size();
-        // As many blocks as fit into the first-level cache beside the weights; for one tile there is no gain in several.
+        // The number of blocks that fit into the first-level cache together with the weights; one tile gains nothing
+        // from several.
         let at_once = match self.count() {
             1 => 1,
             _ if head_size <= 64 => 4,
@@ -294,12 +304,12 @@ impl QueryTiles<'_> {
         for first in (all.start / at_once * at_once..all.end).step_by(at_once) {
             for block in first.max(all.start)..(first + at_once).min(all.end) {
                 let lines = self.values_of(block);
-                // SAFETY: `head_size` lines, two in a row.
+                // SAFETY: the memory has `head_size` lines, two in a row, for each block in both planes.
                 unsafe {
                     let to = memory.add((block - first) * block_bytes);
                     lines.split(to, low, 2 * LINE);
                     if clear {
-                        marks[block] = lines.clear_what_is_no_number(to, low, head_size);
+                        marks[block] = lines.clear_non_finite(to, low, head_size);
                     }
                 }
             }
@@ -314,7 +324,7 @@ impl QueryTiles<'_> {
                 let skipped = (blocks.start - first) * block_bytes;
                 let right =
                     RightTiles { high: memory.wrapping_add(skipped), low, stride: head_size * 4, step: block_bytes };
-                // SAFETY: the queries' rows of values have `head_size` numbers.
+                // SAFETY: the queries' rows of values have `head_size` floats.
                 unsafe {
                     self.configure(rows.len());
                     let out = state.values[rows.start * head_size..].as_mut_ptr();
@@ -341,30 +351,30 @@ mod tests {
     const LEN: usize = 600;
     const KV_HEADS: usize = 2;
 
-    fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    fn values_from(len: usize, seed: u32) -> Vec<f32> {
         (0..len as u32).map(|i| (i.wrapping_add(seed).wrapping_mul(2_654_435_761) >> 8) as f32 / 4e6 - 2.1).collect()
     }
 
-    fn tensor(backend: &CpuBackend, numbers: &[f32], cols: usize) -> Tensor {
-        let mut tensor = backend.zeros(DType::F32, numbers.len() / cols, cols).unwrap();
-        backend.write(numbers, &mut tensor).unwrap();
+    fn tensor(backend: &CpuBackend, values: &[f32], cols: usize) -> Tensor {
+        let mut tensor = backend.zeros(DType::F32, values.len() / cols, cols).unwrap();
+        backend.write(values, &mut tensor).unwrap();
         tensor
     }
 
-    /// All rows of one sequence.
+    /// The attention of all rows of one sequence.
     fn attend(backend: &CpuBackend, dtype: DType, shape: HeadShape, values: &[f32]) -> Vec<f32> {
         let (cols, kv_cols) = (shape.num_heads * shape.head_size, KV_HEADS * shape.head_size);
         let blocks: Vec<u32> = (0..LEN.div_ceil(shape.block_len) as u32).rev().collect();
         let slot = |p: usize| blocks[p / shape.block_len] * shape.block_len as u32 + (p % shape.block_len) as u32;
         let memory = || backend.zeros(dtype, blocks.len(), shape.block_len * kv_cols).unwrap();
         let mut kv = KvLayer { keys: memory(), values: memory() };
-        let keys = tensor(backend, &numbers(LEN * kv_cols, 1), kv_cols);
+        let keys = tensor(backend, &values_from(LEN * kv_cols, 1), kv_cols);
         let slots: Vec<u32> = (0..LEN).map(slot).collect();
         let store = StoreKv { keys: &keys, values: &tensor(backend, values, kv_cols), slots: &slots, shape };
         backend.store_kv(store, &mut kv).unwrap();
         let mut out = backend.zeros(DType::F32, LEN, cols).unwrap();
         let attention = Attention {
-            queries: &tensor(backend, &numbers(LEN * cols, 3), cols),
+            queries: &tensor(backend, &values_from(LEN * cols, 3), cols),
             kv: &kv,
             positions: &(0..LEN as u32).collect::<Vec<_>>(),
             sequences: &[SequenceSpan { rows: 0..LEN, blocks: 0..blocks.len() }],
@@ -375,13 +385,13 @@ mod tests {
             window: Some(555),
         };
         backend.attention(attention, &mut out).unwrap();
-        let mut numbers = vec![0.0; LEN * cols];
-        backend.read(&out, &mut numbers).unwrap();
-        numbers
+        let mut result = vec![0.0; LEN * cols];
+        backend.read(&out, &mut result).unwrap();
+        result
     }
 
     #[test]
-    fn tiles_compute_what_vectors_do_and_what_is_no_number_reaches_those_who_see_it() {
+    fn tiles_agree_with_vectors_and_a_nan_reaches_only_rows_that_see_it() {
         let backend = |isa: Isa| CpuBackend::new(CpuOptions { num_threads: 2, isa });
         let (Ok(tiles), Ok(vectors)) = (backend(Isa::Amx), backend(Isa::Avx512)) else { return };
         for (dtype, num_heads, head_size, block_len) in
@@ -389,19 +399,19 @@ mod tests {
         {
             let shape = HeadShape { num_heads, num_kv_heads: KV_HEADS, head_size, block_len };
             let (cols, kv_cols) = (num_heads * head_size, KV_HEADS * head_size);
-            let mut values = numbers(LEN * kv_cols, 2);
+            let mut values = values_from(LEN * kv_cols, 2);
             let by_tiles = attend(&tiles, dtype, shape, &values);
             for (i, (x, y)) in by_tiles.iter().zip(attend(&vectors, dtype, shape, &values)).enumerate() {
-                assert!((x - y).abs() < 2e-4, "{dtype} {shape:?}: number {i} is {x} by tiles and {y} by vectors");
+                assert!((x - y).abs() < 2e-4, "{dtype} {shape:?}: value {i} is {x} by tiles and {y} by vectors");
             }
-            // Position 33 of the second kv head, and of it one number; rows from 588 on see it no longer.
+            // One value of position 33 of the second kv head; rows from 588 on do not see it.
             values[33 * kv_cols + head_size + 7] = f32::NAN;
             let poisoned = attend(&tiles, dtype, shape, &values);
             for row in 0..LEN {
                 for (i, x) in poisoned[row * cols..(row + 1) * cols].iter().enumerate() {
                     let sees = (33..588).contains(&row) && i >= cols / 2;
-                    assert_eq!(x.is_nan(), sees, "{dtype} {shape:?}: row {row}, number {i}");
-                    assert!(sees || x.to_bits() == by_tiles[row * cols + i].to_bits(), "row {row}, number {i}");
+                    assert_eq!(x.is_nan(), sees, "{dtype} {shape:?}: row {row}, value {i}");
+                    assert!(sees || x.to_bits() == by_tiles[row * cols + i].to_bits(), "row {row}, value {i}");
                 }
             }
         }

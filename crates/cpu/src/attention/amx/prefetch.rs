@@ -1,8 +1,9 @@
-//! What of KV memory is asked for before it is read.
+//! Prefetching KV memory.
 //!
-//! A thread reads some regions of keys, then as many of values, then those of its next task. In a long span it asks for them four regions
-//! ahead, four at a time, because several streams of memory are faster than one. A span of few regions would be over before that helps:
-//! while it reads one of them, it asks for the like one of the next task.
+//! A thread reads some regions of keys, then the same number of regions of values, then those of its next task. In a
+//! long span it prefetches four regions ahead, four at a time, because several streams of memory are faster than one. A
+//! span of few regions would end before that helps: while reading one of them, the thread prefetches the corresponding
+//! region of its next task.
 
 use super::super::decoded_tile::HeadPages;
 use super::super::kv_layout::STEP;
@@ -10,19 +11,20 @@ use super::super::{NextSpan, SPAN};
 use super::LINE;
 use crate::shared_slice::SharedSlice;
 
-/// Regions that are asked for at a time.
+/// Regions that are prefetched at a time.
 pub(super) const STREAMS: usize = 4;
 
-/// The way of a thread through KV memory.
+/// The KV memory that a thread reads now and next.
 #[derive(Clone, Copy)]
 pub(super) struct KvPrefetch<'a> {
     pub(super) pages: &'a HeadPages<'a>,
-    /// What will be read after this span, if that is known.
+    /// The span that is read after this one, if known.
     pub(super) next: Option<NextSpan<'a>>,
 }
 
 impl KvPrefetch<'_> {
-    /// Where the lines begin that are asked for while 32 positions of keys are read: as many as these have.
+    /// Returns the starts of the lines to prefetch while 32 positions of keys are read, and the distance between lines.
+    /// The number of lines is that of the keys.
     #[inline]
     pub(super) fn of_keys(&self, position: usize) -> ([*const u8; STREAMS], usize) {
         let HeadPages { memory, blocks, kv_head, .. } = self.pages;
@@ -30,7 +32,8 @@ impl KvPrefetch<'_> {
         self.part(&memory.keys, position, Some((&memory.values, values)))
     }
 
-    /// The same for values.
+    /// Returns the starts of the lines to prefetch while 32 positions of values are read, and the distance between
+    /// lines.
     #[inline]
     pub(super) fn of_values(&self, position: usize) -> ([*const u8; STREAMS], usize) {
         let memory = &self.pages.memory;
@@ -46,15 +49,15 @@ impl KvPrefetch<'_> {
     ) -> ([*const u8; STREAMS], usize) {
         let HeadPages { layout, blocks, kv_head, .. } = *self.pages;
         let block_len = layout.shape.block_len;
-        // Elsewhere stays what is in the cache already: to ask for an address that is none would cost more than to ask for nothing.
+        // By default an address that is in the cache already: prefetching an invalid address would cost more.
         let mut starts = [blocks.as_ptr().cast(); STREAMS];
         let first_of = |span: usize| span * SPAN / block_len;
         let (here, span) = (position / block_len, position / SPAN);
         if blocks.len().min(first_of(span + 1)) - first_of(span) <= STREAMS {
-            let like = |next: NextSpan<'_>| {
+            let corresponding = |next: NextSpan<'_>| {
                 next.blocks.get(first_of(next.span) + here - first_of(span)).map(|&block| (block, next.kv_head))
             };
-            if let Some((block, kv_head)) = self.next.and_then(like) {
+            if let Some((block, kv_head)) = self.next.and_then(corresponding) {
                 let lines = layout.shape.head_size * LINE;
                 let region = bytes
                     .address(layout.region(block as usize, kv_head))
@@ -63,7 +66,7 @@ impl KvPrefetch<'_> {
             }
             return (starts, STREAMS * LINE);
         }
-        // A part of each of the next four regions; after the last ones of a span, of the first four of what is read then.
+        // A part of each of the next four regions; at the end of a span, of the first four regions that are read next.
         let part = (position / STEP) % (block_len / STEP * STREAMS);
         let first = (here / STREAMS + 1) * STREAMS;
         let place = if first < first_of(span + 1) {

@@ -1,11 +1,12 @@
-//! A product of tiles: sixteen rows by 32 columns at a time, every number in its high and its low part.
+//! A product of tiles: sixteen rows by 32 columns at a time, with values split into a high and a low bf16.
 
 use std::arch::asm;
 
 use super::{LINE, ROWS};
 use crate::simd::amx::TileConfig;
 
-/// Rows of high parts, of which low parts lie `low` bytes apart; `step` bytes from 32 numbers to the next.
+/// The left operand: rows of high parts; the low parts are `low` bytes further on. `step` bytes from 32 values to the
+/// next 32.
 #[derive(Clone, Copy)]
 pub(super) struct LeftTiles {
     pub(super) high: *const u8,
@@ -14,7 +15,7 @@ pub(super) struct LeftTiles {
     pub(super) step: usize,
 }
 
-/// Pairs of rows, in lines of sixteen columns.
+/// The right operand: pairs of rows, in lines of sixteen columns; the low parts are `low` bytes further on.
 #[derive(Clone, Copy)]
 pub(super) struct RightTiles {
     pub(super) high: *const u8,
@@ -24,13 +25,13 @@ pub(super) struct RightTiles {
 }
 
 impl RightTiles {
-    /// From a column on, a multiple of sixteen.
+    /// The operand from column `first` on, a multiple of sixteen.
     pub(super) fn columns(self, first: usize) -> Self {
         RightTiles { high: self.high.wrapping_add(first / ROWS * LINE), ..self }
     }
 }
 
-/// `out (+)= left · right`, sixteen rows (or what tiles are configured for).
+/// `out = left · right` or `out += left · right`, for the rows that tiles are configured for.
 #[derive(Clone, Copy)]
 pub(super) struct TileProduct {
     pub(super) left: LeftTiles,
@@ -39,11 +40,11 @@ pub(super) struct TileProduct {
     pub(super) out: *mut f32,
     /// Bytes from a row of `out` to the next.
     pub(super) stride: usize,
-    /// Two, or one where there are no low parts on the right.
+    /// Two, or one if the right operand has no low parts.
     pub(super) planes: usize,
 }
 
-/// One step for one group of sixteen columns.
+/// The instructions of one step for one group of sixteen columns.
 macro_rules! group {
     (2, $sum:literal, $at:literal) => {
         concat!(
@@ -71,7 +72,7 @@ macro_rules! group {
     };
 }
 
-/// All steps for two groups.
+/// The loop over all steps for two groups of columns.
 macro_rules! steps {
     ($product:expr, $planes:tt) => {{
         let TileProduct { left, right, steps, .. } = $product;
@@ -96,7 +97,8 @@ macro_rules! steps {
 }
 
 impl TileProduct {
-    /// The tiles: two of results, two on the left, one on the right; no more than that, see [`crate::simd::amx`].
+    /// Tiles 0 and 1 are results, 2 and 3 the left operand, 4 the right one. [`crate::simd::amx`] says why there are no
+    /// more.
     pub(super) fn tile_shapes(rows: usize) -> TileConfig {
         let mut config = TileConfig::default();
         (0..4).for_each(|tile| config.set(tile, rows, LINE));
@@ -104,10 +106,10 @@ impl TileProduct {
         config
     }
 
-    /// Computes so many times sixteen columns, an even number; adds to what is there, unless `fresh`.
+    /// Computes `groups` groups of sixteen columns, an even number; adds to `out` unless `fresh`.
     ///
     /// # Safety
-    /// The machine has AMX, tiles are configured, and rows of both sides and of `out` are as long as is said.
+    /// The machine has AMX, tiles are configured, and both operands and `out` have these rows and columns.
     #[inline(always)]
     pub(super) unsafe fn run(self, groups: usize, fresh: bool) {
         for group in (0..groups).step_by(2) {
@@ -118,10 +120,10 @@ impl TileProduct {
     }
 
     /// # Safety
-    /// As for `run`.
+    /// As for [`TileProduct::run`].
     #[inline(always)]
     unsafe fn two_groups(self, fresh: bool) {
-        // SAFETY: passed on from the caller; nothing else of the program uses tile registers.
+        // SAFETY: passed on from the caller; no compiled code uses tile registers.
         unsafe {
             if fresh {
                 asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));

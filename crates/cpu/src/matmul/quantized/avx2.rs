@@ -1,9 +1,10 @@
-//! Products with quantized weights with AVX2: four rows and the sixteen columns of a panel at a time. All integers are exact, so the results
-//! have the bits of `scalar`.
+//! Products with quantized weights with AVX2: four rows and the sixteen columns of a panel at a time. All integers are
+//! exact, so the results have the bits of `scalar`.
 //!
-//! `vpmaddubsw` multiplies bytes and adds pairs in 16 bits ([`Maddubs`]). Sums of pairs are added in 16 bits as long as they cannot overflow
-//! (eight of them for 4-bit values: 8 * 2 * 15 * 127 < 2^15), then widened to 32 bits. 8-bit values are multiplied as magnitudes, with their
-//! signs moved to x: 2 * 128 * 127 < 2^15. Machines with AVX-VNNI have one instruction for all of this ([`Dpbusd`]).
+//! `vpmaddubsw` multiplies bytes and adds pairs in 16 bits ([`Maddubs`]). Sums of pairs are added in 16 bits as long as
+//! they cannot overflow (eight of them for 4-bit values: 8 * 2 * 15 * 127 < 2^15), then widened to 32 bits. 8-bit
+//! values are multiplied as magnitudes, with their signs moved to x: 2 * 128 * 127 < 2^15. Machines with AVX-VNNI have
+//! one instruction for all of this ([`Dpbusd`]).
 
 use std::arch::x86_64::*;
 
@@ -57,7 +58,7 @@ impl Instruction for Maddubs {
 
     #[inline(always)]
     unsafe fn add<F: QuantizedFormat>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe {
             _mm256_add_epi16(
                 sums,
@@ -71,7 +72,7 @@ impl Instruction for Maddubs {
 
     #[inline(always)]
     unsafe fn widen(total: __m256i, sums: __m256i) -> __m256i {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe { _mm256_add_epi32(total, _mm256_madd_epi16(sums, _mm256_set1_epi16(1))) }
     }
 }
@@ -89,19 +90,19 @@ impl Instruction for Dpbusd {
 
     #[inline(always)]
     unsafe fn add<F: QuantizedFormat>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe { _mm256_dpbusd_avx_epi32(sums, w, x) }
     }
 
     #[inline(always)]
     unsafe fn widen(total: __m256i, sums: __m256i) -> __m256i {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe { _mm256_add_epi32(total, sums) }
     }
 }
 
-/// Register j of a slice for eight columns: values 4 j to 4 j + 3 of each, before the offset is subtracted. Values of 8 bits are signed if
-/// the instruction needs that.
+/// Register j of a slice for eight columns: values 4 j to 4 j + 3 of each, before the offset is subtracted. Values of 8
+/// bits are signed if the instruction needs that.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, and the machine has AVX2.
@@ -140,8 +141,8 @@ unsafe fn integer<F: QuantizedFormat, I: Instruction>(unit: *const u8, slice: us
 /// Sums of the products of registers FROM to TO of a slice, for R rows and both halves of the columns.
 ///
 /// # Safety
-/// `unit` is a whole unit of F; `quants` are R rows of x, and `offsets` their sums times the negated offset of W. The machine has the
-/// instruction.
+/// `unit` is a whole unit of F; `quants` are R rows of x, and `offsets` their sums times the negated offset of W. The
+/// machine has the instruction.
 #[inline(always)]
 unsafe fn dots<F: QuantizedFormat, I: Instruction, const R: usize, const FROM: usize, const TO: usize>(
     unit: *const u8,
@@ -183,7 +184,7 @@ unsafe fn dots<F: QuantizedFormat, I: Instruction, const R: usize, const FROM: u
 /// Sixteen bytes can be read from `at`; the machine has F16C.
 #[inline(always)]
 unsafe fn halves(at: *const u8) -> __m256 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
 }
 
@@ -193,7 +194,7 @@ unsafe fn halves(at: *const u8) -> __m256 {
 /// `unit` is a whole unit of F, whose scales are integers; the machine has AVX2.
 #[inline(always)]
 unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half: usize, side: usize) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         let at = unit.add(F::LAYOUT.scale(slice) + 8 * side);
         match F::LAYOUT.scales {
@@ -209,7 +210,7 @@ unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half
 /// `offset` can be read, and the machine has AVX2.
 #[inline(always)]
 unsafe fn offset<F: QuantizedFormat, I: Instruction>(offset: *const i32) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         match F::LAYOUT.offset_shift {
             None => _mm256_setzero_si256(),
@@ -222,8 +223,8 @@ unsafe fn offset<F: QuantizedFormat, I: Instruction>(offset: *const i32) -> __m2
 /// R rows of a block, from `first` on, times one panel; `ahead` is prefetched meanwhile.
 ///
 /// # Safety
-/// Panel and block have `num_units` units of F, and the block has at least `first + R` rows; the machine has AVX2, FMA, F16C and the
-/// instruction.
+/// Panel and block have `num_units` units of F, and the block has at least `first + R` rows; the machine has AVX2, FMA,
+/// F16C and the instruction.
 #[inline(always)]
 unsafe fn rows_times_panel<F: QuantizedFormat, I: Instruction, const R: usize>(
     work: PanelWork<'_>,

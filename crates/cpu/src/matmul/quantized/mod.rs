@@ -1,7 +1,7 @@
 //! Products with quantized weights: integer arithmetic on 8-bit activations and packed weights.
 //!
-//! [`panel_layout`] is how weights lie in memory, [`activations`] how rows of x are quantized. [`scalar`] defines the result; every other
-//! file computes the same bits with the instructions it is named after.
+//! [`panel_layout`] is how weights lie in memory, [`activations`] how rows of x are quantized. [`scalar`] defines the
+//! result; every other file computes the same bits with the instructions it is named after.
 
 pub(crate) mod activations;
 #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,8 @@
 //! Products with quantized weights with NEON, a quarter of a panel (four columns) at a time.
 //!
-//! If the machine has the feature `dotprod`, `sdot` multiplies the four bytes of a lane and adds them in one instruction ([`Sdot`]).
-//! Otherwise bytes are multiplied to 16 bits and added in pairs to 32-bit sums ([`Widening`]). All integers are exact, so the results have
-//! the bits of `scalar`.
+//! If the machine has the feature `dotprod`, `sdot` multiplies the four bytes of a lane and adds them in one
+//! instruction ([`Sdot`]). Otherwise bytes are multiplied to 16 bits and added in pairs to 32-bit sums ([`Widening`]).
+//! All integers are exact, so the results have the bits of `scalar`.
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
@@ -31,7 +31,7 @@ impl DotProduct for Sdot {
     unsafe fn dot(start: int32x4_t, w: &[int8x16_t], x: *const i8) -> int32x4_t {
         let mut sum = start;
         for (i, w) in w.chunks_exact(4).enumerate() {
-            // SAFETY: by the caller's promise.
+            // SAFETY: passed on from the caller.
             unsafe {
                 let x = vld1q_s8(x.add(16 * i));
                 sum = sdot::<0>(sum, w[0], x);
@@ -67,7 +67,7 @@ struct Widening;
 impl DotProduct for Widening {
     #[inline(always)]
     unsafe fn dot(start: int32x4_t, w: &[int8x16_t], x: *const i8) -> int32x4_t {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe {
             // Two lanes for each column.
             let mut sums = [vdupq_n_s32(0); 2];
@@ -121,7 +121,7 @@ unsafe fn integers<F: QuantizedFormat>(unit: *const u8, slice: usize, quarter: u
 /// Eight bytes can be read from `at`.
 #[inline(always)]
 unsafe fn halves(at: *const u8) -> float32x4_t {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at))) }
 }
 
@@ -132,7 +132,7 @@ unsafe fn halves(at: *const u8) -> float32x4_t {
 #[inline(always)]
 unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half: usize, quarter: usize) -> int32x4_t {
     let layout = F::LAYOUT;
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         let at = unit.add(layout.scale(slice) + 16 * half + 4 * quarter);
         let bytes = vcreate_u8(u64::from(at.cast::<u32>().read_unaligned()));
@@ -157,7 +157,7 @@ fn offset<F: QuantizedFormat>(offset: i32) -> int32x4_t {
 /// Eight bytes can be read from `mins`, four from `pair`.
 #[inline(always)]
 unsafe fn times_minimums(mins: *const u8, pair: *const [i16; 2]) -> int32x4_t {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         let mins = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(mins)));
         let pair = vreinterpretq_s16_s32(vdupq_n_s32(pair.cast::<i32>().read_unaligned()));
@@ -168,7 +168,8 @@ unsafe fn times_minimums(mins: *const u8, pair: *const [i16; 2]) -> int32x4_t {
 /// R rows of a block, from `first` on, times one panel; each slice is unpacked once for all of them.
 ///
 /// # Safety
-/// Panel and block have `num_units` units of F, and the block has at least `first + R` rows; the machine has the instructions of D.
+/// Panel and block have `num_units` units of F, and the block has at least `first + R` rows; the machine has the
+/// instructions of D.
 #[inline(always)]
 unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
     panel: *const u8,

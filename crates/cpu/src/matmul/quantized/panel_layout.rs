@@ -1,8 +1,9 @@
-//! The layout of quantized weights in memory, and how rows of a file are packed into it. All instruction sets read the same layout.
+//! The layout of quantized weights in memory, and how rows of a file are packed into it. All instruction sets read the
+//! same layout.
 //!
-//! Sixteen columns of the result (rows of W) make a *panel*: a vector register then holds one value for each of sixteen columns, and no sum
-//! crosses lanes. A panel is a sequence of *units*. A unit has two slices of 32 values of K, or eight for the K formats, which have scales
-//! of scales. A unit consists of:
+//! Sixteen columns of the result (rows of W) make a *panel*: a vector register then holds one value for each of sixteen
+//! columns, and no sum crosses lanes. A panel is a sequence of *units*. A unit has two slices of 32 values of K, or
+//! eight for the K formats, which have scales of scales. A unit consists of:
 //!
 //! ```text
 //! low    for each slice: 4 bits per value, 256 bytes; or 8 bits, 512 bytes, signed, which tiles read unchanged
@@ -11,13 +12,15 @@
 //! min    for each slice: 16 f16; or for each pair of slices 16 x (u8, u8)
 //! head   16 f16 scales of scales, then 16 f16 scales of mins
 //! ```
-//! A slice unpacks to eight registers. Value k = 4 j + b of a slice (j < 8, b < 4) of column c is byte 4 c + b of register j: four
-//! consecutive values of a column share a 32-bit lane, which is what VNNI and AMX multiply. Of 4-bit values, byte 64 j + 4 c + b (j < 4)
-//! holds that of register j in its lower half and that of register j + 4 in its upper half. The high bits of all registers are in byte
-//! 4 c + b: 1 bit for each register from the lowest bit up, or 2 bits each, with registers 0 to 3 in the first 64 bytes.
+//! A slice unpacks to eight registers. Value k = 4 j + b of a slice (j < 8, b < 4) of column c is byte 4 c + b of
+//! register j: four consecutive values of a column share a 32-bit lane, which is what VNNI and AMX multiply. Of 4-bit
+//! values, byte 64 j + 4 c + b (j < 4) holds that of register j in its lower half and that of register j + 4 in its
+//! upper half. The high bits of all registers are in byte 4 c + b: 1 bit for each register from the lowest bit up, or 2
+//! bits each, with registers 0 to 3 in the first 64 bytes.
 //!
-//! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose units fill cache
-//! lines, plus columns that fill up the last panel, plus a slice of zeros where K is an odd multiple of 32.
+//! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose
+//! units fill cache lines, plus columns that fill up the last panel, plus a slice of zeros where K is an odd multiple
+//! of 32.
 
 use pellucid_tensor::DType;
 
@@ -32,8 +35,8 @@ pub(crate) struct PanelLayout {
     /// Slices whose activations share a scale: one, or all of a unit.
     pub(crate) group: usize,
     pub(crate) bits: usize,
-    /// `1 << offset_shift` is subtracted from the stored, unsigned integer. For 8 bits, kernels that multiply unsigned integers add it to the
-    /// stored, signed one.
+    /// `1 << offset_shift` is subtracted from the stored, unsigned integer. For 8 bits, kernels that multiply unsigned
+    /// integers add it to the stored, signed one.
     pub(crate) offset_shift: Option<u32>,
     pub(crate) scales: Scales,
     pub(crate) mins: Mins,
@@ -180,7 +183,8 @@ impl FileBlock {
     }
 }
 
-/// Formats with an f16 scale for 32 values: activations have a scale for 32 values too. Two slices make a unit so that units fill cache lines.
+/// Formats with an f16 scale for 32 values: activations have a scale for 32 values too. Two slices make a unit so that
+/// units fill cache lines.
 const fn float_scaled(bits: usize, offset_shift: Option<u32>, mins: Mins) -> PanelLayout {
     PanelLayout { slices: 2, group: 1, bits, offset_shift, scales: Scales::Float, mins }
 }
@@ -231,9 +235,12 @@ formats! {
     Q5_0: float_scaled(5, Some(4), Mins::None), |b| legacy5(half(b, 0), 0, &b[2..6], &b[6..]);
     Q5_1: float_scaled(5, None, Mins::Float), |b| legacy5(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
     Q8_0: float_scaled(8, Some(7), Mins::None), |b| signed8(half(b, 0), &b[2..]);
-    Q4_K: super_block(4, None, Scales::PerSlice, Mins::PerSlice), |b| k45(half(b, 0), half(b, 2), &b[4..16], None, &b[16..]);
-    Q5_K: super_block(5, None, Scales::PerSlice, Mins::PerSlice), |b| k45(half(b, 0), half(b, 2), &b[4..16], Some(&b[16..48]), &b[48..]);
-    Q6_K: super_block(6, Some(5), Scales::PerHalfSlice, Mins::None), |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
+    Q4_K: super_block(4, None, Scales::PerSlice, Mins::PerSlice),
+        |b| k45(half(b, 0), half(b, 2), &b[4..16], None, &b[16..]);
+    Q5_K: super_block(5, None, Scales::PerSlice, Mins::PerSlice),
+        |b| k45(half(b, 0), half(b, 2), &b[4..16], Some(&b[16..48]), &b[48..]);
+    Q6_K: super_block(6, Some(5), Scales::PerHalfSlice, Mins::None),
+        |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
 }
 
 #[inline(always)]

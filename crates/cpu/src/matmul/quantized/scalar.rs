@@ -1,4 +1,5 @@
-//! The definition of a product with quantized weights, one value at a time. Every other instruction set gives the same bits.
+//! The definition of a product with quantized weights, one value at a time. Every other instruction set gives the same
+//! bits.
 //!
 //! For a row x, quantized to integers `q` with a scale `s` for each group of slices, and a column of W, group by group:
 //!
@@ -6,7 +7,7 @@
 //! part = f32(sum of w q) * d                       32 values with an f16 scale d
 //! part = fma(f32(sum of q), m, part)               if they have a minimum m (Q4_1, Q5_1)
 //!
-//! part = f32(sum over slices of scale * sum of w q) * d            256 values, whose slices or half slices have integer scales
+//! part = f32(sum over slices of scale * sum of w q) * d            256 values, with integer scales of slices or halves
 //! part = fma(f32(sum over slices of m * sum of q), -dmin, part)    if slices have minimums (Q4_K, Q5_K)
 //!
 //! result = fma(part, s, result)

@@ -1,12 +1,15 @@
-//! Products with BF16 weights by AMX: `tdpbf16ps` multiplies a tile of rows by 32 numbers with one of 32 numbers by 16 columns.
+//! Products with BF16 weights with AMX: `tdpbf16ps` multiplies a tile of rows by 32 values with one of 32 values by 16
+//! columns.
 //!
-//! x is rounded to bf16 (to nearest, ties to even), as llama.cpp and oneDNN do; products are exact in f32. A result is one chain of tile
-//! instructions over ascending K, 32 numbers each; the instruction adds its sixteen pairs in an order of its own, the same for every
-//! row of a tile. One row is a tile of one row, so one row and many share every rounding; that sum cannot be had from other instructions,
-//! hence other instruction sets use f32 (`plain`) and differ from this one.
+//! x is rounded to bf16 (to nearest, ties to even), as llama.cpp and oneDNN do; products are exact in f32. A result is
+//! one chain of tile instructions over ascending K, 32 values each. The instruction adds its sixteen pairs in an order
+//! that the hardware fixes, the same for every row of a tile. A single row is a tile of one row, so one row and many
+//! have the same bits. Other instructions cannot compute this sum; other instruction sets use f32 (see
+//! `unquantized/mod.rs`) and give other bits.
 //!
-//! One block of rows: bound by reading W, four panels side by side; a chain alone would allow 1 KB in 52 cycles. Many rows: a block by two panels, two
-//! multiplications of 16 cycles for three loads; W's stretch of [`CHUNK`] numbers stays in the first-level cache, that of x in the second.
+//! One block of rows: reading W is the bound; four panels are read at a time, because a single chain would allow only 1
+//! KB in 52 cycles. Several blocks: one block by two panels at a time, two multiplications of 16 cycles for three
+//! loads; [`CHUNK`] values of W stay in the first-level cache, those of x in the second.
 
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -25,23 +28,24 @@ use crate::shared_slice::SharedSlice;
 use crate::simd::amx::{TileConfig, release_tiles};
 use crate::simd::{Simd, vectorized};
 
-/// Numbers of K in a tile, 64 bytes of x.
+/// Values of K in a tile: 64 bytes of x.
 const STEP: usize = 32;
-/// Numbers of K that many rows go through at a time: two panels take 16 KB.
+/// Values of K that several blocks are multiplied with at a time: two panels take 16 KB.
 const CHUNK: usize = 256;
-/// How far ahead of its use W is fetched when it is read for few rows.
+/// Distance in bytes from the prefetched line of W to the one in use, for a single panel.
 const PREFETCH_BYTES: usize = 8 * 1024;
-/// The same for each of four panels.
+/// Distance in bytes from the prefetched line of W to the one in use, for each of four panels.
 const PREFETCH_EACH: usize = 2 * 1024;
 
-/// Rows of x as bf16, in blocks of sixteen (the last one smaller): of a block of m rows, step s of row i is 64 bytes at (s m + i) 64.
+/// Rows of x in bf16, in blocks of sixteen (the last one smaller): in a block of m rows, step s of row i is the 64
+/// bytes at (s m + i) 64.
 #[derive(Debug, Default)]
 pub(in crate::matmul) struct Bf16Rows {
     num_rows: usize,
     num_steps: usize,
-    /// Numbers from block to block.
+    /// Values from block to block.
     stride: usize,
-    numbers: Buffer<u16>,
+    values: Buffer<u16>,
 }
 
 impl Bf16Rows {
@@ -51,15 +55,15 @@ impl Bf16Rows {
         self.num_steps = x.depth().div_ceil(STEP);
         self.stride = block_stride(BLOCK_ROWS * self.num_steps * STEP * size_of::<u16>()) / size_of::<u16>();
         let (num_rows, stride) = (self.num_rows, self.stride);
-        let numbers = SharedSlice::new(self.numbers.grow(self.num_blocks() * stride));
+        let values = SharedSlice::new(self.values.grow(self.num_blocks() * stride));
         let round = |row: usize| {
             let block = row / BLOCK_ROWS;
             let m = BLOCK_ROWS.min(num_rows - block * BLOCK_ROWS);
             let start = block * stride + row % BLOCK_ROWS * STEP;
-            // SAFETY: every row is rounded once.
-            round_row(simd, unsafe { x.take(row..row + 1) }, m * STEP, start, numbers);
+            // SAFETY: every row is taken once.
+            round_row(simd, unsafe { x.take(row..row + 1) }, m * STEP, start, values);
         };
-        // Threads are worth waking for several rows only.
+        // For fewer rows, waking threads costs more than it saves.
         if num_rows < 8 {
             (0..num_rows).for_each(round)
         } else {
@@ -73,32 +77,33 @@ impl Bf16Rows {
         self.num_rows.div_ceil(BLOCK_ROWS)
     }
 
-    /// Rows of a block, and where its step begins.
+    /// Number of rows of a block, and the start of one of its steps.
     fn block(&self, block: usize, step: usize) -> (usize, *const u16) {
         let m = BLOCK_ROWS.min(self.num_rows - block * BLOCK_ROWS);
-        (m, self.numbers[block * self.stride + step * m * STEP..].as_ptr())
+        (m, self.values[block * self.stride + step * m * STEP..].as_ptr())
     }
 }
 
 vectorized! {
-    /// Step s of the row goes to `start + s * stride`; numbers past the end are zero.
-    fn round_row<S: Simd>(x: &[f32], stride: usize, start: usize, numbers: SharedSlice<'_, u16>) {
+    /// Rounds a row: step s goes to `start + s * stride`, and values past the end of the row become zero.
+    fn round_row<S: Simd>(x: &[f32], stride: usize, start: usize, values: SharedSlice<'_, u16>) {
         for (s, x) in x.chunks(STEP).enumerate() {
-            // SAFETY: this row's own places, by the layout of `Bf16Rows`; each thread has rows of its own.
-            let numbers = unsafe { numbers.part(start + s * stride, STEP) };
-            numbers[x.len()..].fill(0);
+            // SAFETY: by the layout of `Bf16Rows`, only this row has these values.
+            let values = unsafe { values.part(start + s * stride, STEP) };
+            values[x.len()..].fill(0);
             for i in 0..x.len() {
-                numbers[i] = f32_to_bf16(x[i]);
+                values[i] = f32_to_bf16(x[i]);
             }
         }
     }
 }
 
-/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results.
 ///
 /// # Safety
-/// The machine has AMX, and the program may use it. There is one block of rows, and rows and weights have the same depth. No other thread
-/// writes these panels of the output.
+/// The machine has AMX, and the program may use it. There is one block of rows, and rows and weights have the same
+/// depth. No other thread writes these panels of the output.
 pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&UnquantizedWeight; WEIGHTS],
@@ -114,7 +119,8 @@ pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
     }
 }
 
-/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results.
 ///
 /// # Safety
 /// As for [`one_block_times_panels`], for any number of blocks.
@@ -132,7 +138,8 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
     }
 }
 
-/// Four panels side by side where there are as many: four streams of memory and four chains of sums.
+/// Multiplies one block with panels, four at a time as long as there are four: four streams of memory and four chains
+/// of sums.
 ///
 /// # Safety
 /// As for [`one_block_times_panels`].
@@ -143,7 +150,7 @@ unsafe fn one_block(weight: &UnquantizedWeight, panels: Range<usize>, rows: &Bf1
     for (first, results) in panels.clone().step_by(4).zip(results.chunks_mut(4)) {
         let count = results.len().min(panels.end - first);
         let w = |panel: usize| weight.panel(panel).as_ptr();
-        // SAFETY: panels and block hold so many steps.
+        // SAFETY: panels and block have `num_steps` steps.
         unsafe {
             match results {
                 [a, b, c, d] if count == 4 => {
@@ -159,6 +166,8 @@ unsafe fn one_block(weight: &UnquantizedWeight, panels: Range<usize>, rows: &Bf1
     }
 }
 
+/// Multiplies some blocks with some panels; results are `[panel][block]`.
+///
 /// # Safety
 /// As for [`many_blocks_times_panels`].
 unsafe fn many_blocks(
@@ -174,21 +183,21 @@ unsafe fn many_blocks(
         let count = (CHUNK / STEP).min(rows.num_steps - step);
         for (first, results) in panels.clone().step_by(2).zip(results.chunks_mut(2 * num_blocks)) {
             let w = |panel: usize| weight.panel(panel)[step * STEP * PANEL_COLUMNS * 2..].as_ptr();
-            // What the next two panels will need is fetched while these are multiplied.
+            // The next two panels are prefetched while these are multiplied.
             let next = w(first).wrapping_add(2 * weight.panel_bytes());
             let per_block = (count * 1024).div_ceil(64 * num_blocks);
             let mut ahead = (0..count * 1024).step_by(64);
             let (ones, others) = results.split_at_mut(num_blocks);
             for (i, block) in blocks.clone().enumerate() {
                 for line in ahead.by_ref().take(per_block) {
-                    // SAFETY: a prefetch may go anywhere.
+                    // SAFETY: a prefetch may use any address.
                     unsafe {
                         _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
                         _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(weight.panel_bytes() + line).cast());
                     }
                 }
                 let (m, x) = rows.block(block, step);
-                // SAFETY: panels and block hold so many steps from this one on; the tiles are configured for the block.
+                // SAFETY: panels and block have `count` steps from this one on; tiles are configured for the block.
                 unsafe {
                     if std::mem::replace(&mut configured, m) != m {
                         tile_shapes(m).load();
@@ -205,7 +214,7 @@ unsafe fn many_blocks(
     }
 }
 
-/// Tiles 0 to 3 are results, 4 is rows of x, 5 of W: no more than that, see [`crate::simd::amx`].
+/// Tiles 0 to 3 are results, tile 4 is x, tile 5 is W. [`crate::simd::amx`] says why there are no more.
 fn tile_shapes(m: usize) -> TileConfig {
     let mut config = TileConfig::default();
     (0..5).for_each(|tile| config.set(tile, m, 64));
@@ -213,18 +222,19 @@ fn tile_shapes(m: usize) -> TileConfig {
     config
 }
 
-/// One block by one panel, over `count` steps; `result` is added to unless `fresh`.
+/// Multiplies one block with one panel, over `count` steps; adds to `result` unless `fresh`.
 ///
 /// # Safety
-/// Block and panel hold so many steps, and tiles are configured for the block's `m` rows; the machine has AMX.
+/// Block and panel have `count` steps, and tiles are configured for the block's `m` rows; the machine has AMX.
 unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result: &mut Tile<f32>, fresh: bool) {
-    // SAFETY: tiles read whole steps of 64 m and 1024 bytes and at most sixteen lines of the result; a prefetch may go anywhere; nothing
-    // else of the program uses tile registers.
+    // SAFETY: tiles read whole steps of 64 m and 1024 bytes, and at most sixteen rows of the result; a prefetch may use
+    // any address; no compiled code uses tile registers.
     unsafe {
         if fresh {
             asm!("tilezero tmm0", options(nostack, preserves_flags, nomem));
         } else {
-            asm!("tileloadd tmm0, [{} + {}]", in(reg) result.as_ptr(), in(reg) 64usize, options(nostack, preserves_flags, readonly));
+            let from = result.as_ptr();
+            asm!("tileloadd tmm0, [{} + {}]", in(reg) from, in(reg) 64usize, options(nostack, preserves_flags, readonly));
         }
         for step in 0..count {
             let w = w.add(step * 1024);
@@ -241,14 +251,15 @@ unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result
                 options(nostack, preserves_flags, readonly),
             );
         }
-        asm!("tilestored [{} + {}], tmm0", in(reg) result.as_mut_ptr(), in(reg) 64usize, options(nostack, preserves_flags));
+        let to = result.as_mut_ptr();
+        asm!("tilestored [{} + {}], tmm0", in(reg) to, in(reg) 64usize, options(nostack, preserves_flags));
     }
 }
 
-/// One block by four neighbouring panels.
+/// Multiplies one block with four adjacent panels.
 ///
 /// # Safety
-/// As for `one_by_one`, for panels of `panel_bytes` from `w` on.
+/// As for [`one_by_one`], for panels of `panel_bytes` from `w` on.
 unsafe fn one_by_four(
     x: *const u16,
     m: usize,
@@ -257,7 +268,7 @@ unsafe fn one_by_four(
     count: usize,
     results: [&mut Tile<f32>; 4],
 ) {
-    // SAFETY: as for `one_by_one`.
+    // SAFETY: see `one_by_one`.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -268,7 +279,7 @@ unsafe fn one_by_four(
         );
         for step in 0..count {
             let w = w.add(step * 1024);
-            // Where a panel ends, its stream goes on in the next four.
+            // At the end of a panel, prefetching goes on in the next four panels.
             let over = step * 1024 + PREFETCH_EACH >= panel_bytes;
             let ahead = w.wrapping_add(PREFETCH_EACH + if over { 3 * panel_bytes } else { 0 });
             for line in (0..1024).step_by(64) {
@@ -307,10 +318,10 @@ unsafe fn one_by_four(
     }
 }
 
-/// One block by two panels; as `one_by_one`, but W comes from the cache.
+/// Multiplies one block with two panels, which are in the cache; adds to `results` unless `fresh`.
 ///
 /// # Safety
-/// As for `one_by_one`, for both panels.
+/// As for [`one_by_one`], for both panels.
 unsafe fn one_by_two(
     x: *const u16,
     m: usize,
@@ -319,7 +330,7 @@ unsafe fn one_by_two(
     results: [&mut Tile<f32>; 2],
     fresh: bool,
 ) {
-    // SAFETY: as for `one_by_one`.
+    // SAFETY: see `one_by_one`.
     unsafe {
         if fresh {
             asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));

@@ -1,9 +1,10 @@
-//! Several rows by AVX-512, eight at a time: sums of eight rows and three panels grow side by side, so that a register of W serves eight times
-//! and a number of x three times.
+//! Five rows and more with AVX-512, eight rows and three panels at a time: a register of W is used eight times and a
+//! value of x three times.
 //!
-//! Up to sixteen rows, W is read once, from end to end, as it lies; bound: reading W, up to eight rows. More rows: for each unit of K three
-//! panels become f32 once for all; bound: two multiply-adds a cycle. Both go through a unit by halves, of which W stays in the first-level
-//! cache for a few groups of rows.
+//! Up to sixteen rows: W is read once, from end to end, in its own format. Up to eight rows, reading W is the bound.
+//! More rows: for each unit of K three panels are converted to f32 once for all rows; the bound is two multiply-adds
+//! per cycle. Both process a unit in halves, of which W stays in the first-level cache for several groups of eight
+//! rows.
 
 use std::arch::x86_64::_mm512_storeu_ps;
 use std::cell::RefCell;
@@ -11,7 +12,7 @@ use std::ops::Range;
 
 use super::interleaved_rows::{GROUP, InterleavedRows};
 use super::panel_format::{BF16, F16, F32, PanelFormat};
-use super::register_tile::{self, StretchWork};
+use super::register_tile::{self, HalfUnitWork};
 use super::{UNIT, UnquantizedWeight, units};
 use crate::matmul::ProductPart;
 use crate::matmul::prefetch::{NextPanelsPrefetch, take_panels};
@@ -20,37 +21,38 @@ use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 use crate::pool::Direction;
 use pellucid_tensor::DType;
 
-/// Panels that are multiplied together, at most.
+/// Maximum panels that are multiplied together.
 const PANELS: usize = 3;
 
-/// Numbers of K that a group goes through at a time: of three panels in f32 24 KB, which a first-level cache holds.
-const STRETCH: usize = UNIT / 2;
+/// Values of K that are processed at a time: three panels in f32 take 24 KB, which a first-level cache holds.
+const HALF_UNIT: usize = UNIT / 2;
 
-/// Groups that follow each other with one stretch.
+/// Groups of rows that are multiplied with one half of a unit before the next half.
 const GROUPS: usize = 8;
 
+/// Memory of a thread.
 #[repr(C, align(64))]
 struct WidenedPanels {
-    /// A unit of each panel.
-    numbers: [[[f32; PANEL_COLUMNS]; UNIT]; PANELS],
-    /// Sums of a unit that is not at its end, of each group.
+    /// One unit of each panel, in f32.
+    values: [[[f32; PANEL_COLUMNS]; UNIT]; PANELS],
+    /// Sums of each group over the first half of a unit.
     parts: [[[[f32; PANEL_COLUMNS]; GROUP]; PANELS]; GROUPS],
 }
 
 thread_local! {
-    /// Kept by each thread so that a step allocates nothing after the first.
+    /// Kept by each thread, so that only the first step allocates.
     static SCRATCH: RefCell<Box<WidenedPanels>> = RefCell::new(Box::new(WidenedPanels {
-        numbers: [[[0.0; PANEL_COLUMNS]; UNIT]; PANELS],
+        values: [[[0.0; PANEL_COLUMNS]; UNIT]; PANELS],
         parts: [[[[0.0; PANEL_COLUMNS]; GROUP]; PANELS]; GROUPS],
     }));
 }
 
-/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results. Panels are
-/// taken in the thread's direction.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results. Panels are taken in the thread's direction.
 ///
 /// # Safety
-/// The machine has AVX-512. There is one block of rows; rows and weights have the same depth, and weights the format of the product. No
-/// other thread writes these panels of the output.
+/// The machine has AVX-512. There is one block of rows; rows and weights have the same depth, and weights the format of
+/// the product. No other thread writes these panels of the output.
 pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&UnquantizedWeight; WEIGHTS],
@@ -77,7 +79,8 @@ pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
     });
 }
 
-/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results.
 ///
 /// # Safety
 /// As for [`one_block_times_panels`], for any number of blocks.
@@ -105,7 +108,8 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
     });
 }
 
-/// How many of so many panels are multiplied at once: one alone has too few sums to fill the time that an instruction takes.
+/// Number of panels that are multiplied together. Four are taken as two and two: one panel alone has too few
+/// independent sums to cover the latency of an instruction.
 fn panels_at_once(num_panels: usize) -> usize {
     match num_panels {
         4 => 2,
@@ -140,7 +144,7 @@ unsafe fn one_block<N: PanelFormat>(
                 (!next.is_empty()).then_some(to_next - before as isize)
             };
             let distance = weight.panel_bytes();
-            let w = PanelUnit { start: start.wrapping_add(before), distance, len, numbers: unit, after };
+            let w = PanelUnit { start: start.wrapping_add(before), distance, len, range: unit, after };
             let target = ResultPosition { results, distance: 1, block: 0 };
             let parts = scratch.parts.as_mut_ptr();
             // SAFETY: passed on from the caller.
@@ -169,17 +173,17 @@ unsafe fn many_blocks<N: PanelFormat>(
         while start < panels.end {
             let few = start..start + panels_at_once(panels.end - start);
             start = few.end;
-            for (panel, numbers) in few.clone().zip(&mut scratch.numbers) {
-                // SAFETY: the panel has these numbers; features by the caller's promise.
-                unsafe { widen::<N>(weight.panel(panel).as_ptr(), unit.clone(), numbers) };
+            for (panel, values) in few.clone().zip(&mut scratch.values) {
+                // SAFETY: the panel has these values; the caller guarantees the features.
+                unsafe { widen::<N>(weight.panel(panel).as_ptr(), unit.clone(), values) };
             }
-            // What becomes f32 next: the same unit of the next panels, or the next unit of the first ones.
+            // Converted next: the same unit of the next panels, or the next unit of the first ones.
             let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
             let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
             let visits = groups.len().div_ceil(GROUPS);
             let mut upcoming = NextPanelsPrefetch::new(next, weight.panel_bytes(), bytes.len(), visits);
-            let (start, distance) = (scratch.numbers.as_ptr().cast(), size_of_val(&scratch.numbers[0]));
-            let w = PanelUnit { start, distance, len: few.len(), numbers: unit.clone(), after: None };
+            let (start, distance) = (scratch.values.as_ptr().cast(), size_of_val(&scratch.values[0]));
+            let w = PanelUnit { start, distance, len: few.len(), range: unit.clone(), after: None };
             let results = results[(few.start - panels.start) * blocks.len()..].as_mut_ptr();
             for first in groups.clone().step_by(GROUPS) {
                 upcoming.next_block();
@@ -194,32 +198,33 @@ unsafe fn many_blocks<N: PanelFormat>(
     }
 }
 
-/// Numbers of a panel as f32.
+/// Converts values of a panel to f32.
 ///
 /// # Safety
-/// The panel has them; the machine has AVX-512.
+/// The panel has these values; the machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-unsafe fn widen<N: PanelFormat>(panel: *const u8, unit: Range<usize>, numbers: &mut [[f32; PANEL_COLUMNS]; UNIT]) {
-    for (k, numbers) in unit.zip(numbers) {
+unsafe fn widen<N: PanelFormat>(panel: *const u8, unit: Range<usize>, values: &mut [[f32; PANEL_COLUMNS]; UNIT]) {
+    for (k, values) in unit.zip(values) {
         // SAFETY: passed on from the caller.
-        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), N::sixteen(panel, k)) };
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), N::sixteen(panel, k)) };
     }
 }
 
-/// A unit of a few panels.
+/// One unit of some panels.
 struct PanelUnit {
-    /// Of the first panel, and the bytes from panel to panel.
+    /// Start of the unit in the first panel, and the bytes from panel to panel.
     start: *const u8,
     distance: usize,
-    /// How many panels.
+    /// Number of panels.
     len: usize,
-    /// Which numbers of K.
-    numbers: Range<usize>,
-    /// Bytes from here to the unit that is read next, where it is to be asked for.
+    /// The unit's range of K.
+    range: Range<usize>,
+    /// Distance in bytes to the unit that is read next, if it is to be prefetched.
     after: Option<isize>,
 }
 
-/// Where results go: the tile of the first panel and block, the number of that block, and the tiles from panel to panel.
+/// Where results go: the tile of the first panel and block, the number of that block, and the distance in tiles from
+/// panel to panel.
 #[derive(Clone, Copy)]
 struct ResultPosition {
     results: *mut Tile<f32>,
@@ -227,9 +232,12 @@ struct ResultPosition {
     distance: usize,
 }
 
+/// Multiplies one unit of some panels with some groups of rows. Results are overwritten by the first unit and added to
+/// by the others.
+///
 /// # Safety
-/// The unit is in the form N; x has these groups, no more than [`GROUPS`], of which there are parts; there are results for all of them, which
-/// began unless the unit is the first. The machine has AVX-512.
+/// The unit is in the format N; x has these groups, at most [`GROUPS`]; there are `parts` and results for all of them.
+/// The machine has AVX-512.
 unsafe fn unit_times_groups<N: PanelFormat>(
     w: &PanelUnit,
     x: &InterleavedRows,
@@ -237,17 +245,17 @@ unsafe fn unit_times_groups<N: PanelFormat>(
     target: ResultPosition,
     parts: *mut [[[f32; PANEL_COLUMNS]; GROUP]; PANELS],
 ) {
-    let unit = &w.numbers;
-    for start in (0..unit.len()).step_by(STRETCH) {
-        let len = STRETCH.min(unit.len() - start);
+    let unit = &w.range;
+    for start in (0..unit.len()).step_by(HALF_UNIT) {
+        let len = HALF_UNIT.min(unit.len() - start);
         let ends = start + len == unit.len();
-        let stretch_bytes = (STRETCH * PANEL_COLUMNS * N::SIZE) as isize;
+        let half_bytes = (HALF_UNIT * PANEL_COLUMNS * N::SIZE) as isize;
         let next =
-            w.after.map(|after| if ends { after - (start * PANEL_COLUMNS * N::SIZE) as isize } else { stretch_bytes });
+            w.after.map(|after| if ends { after - (start * PANEL_COLUMNS * N::SIZE) as isize } else { half_bytes });
         for group in groups.clone() {
             let row = group * GROUP;
             let tile = target.results.wrapping_add(row / BLOCK_ROWS - target.block);
-            let work = StretchWork {
+            let work = HalfUnitWork {
                 x: x.unit(unit.start, group)[start * GROUP..].as_ptr(),
                 w: w.start.wrapping_add(start * PANEL_COLUMNS * N::SIZE),
                 w_distance: w.distance,
@@ -255,13 +263,14 @@ unsafe fn unit_times_groups<N: PanelFormat>(
                 parts: parts.wrapping_add(group - groups.start).cast(),
                 begins: start == 0,
                 ends,
-                // The first group asks for all.
+                // The first group prefetches for all.
                 next: next.filter(|_| group == groups.start),
                 results: tile.cast::<f32>().wrapping_add(row % BLOCK_ROWS * PANEL_COLUMNS),
                 distance: target.distance * BLOCK_ROWS * PANEL_COLUMNS,
                 fresh: unit.start == 0,
             };
-            // SAFETY: passed on from the caller; rows of a group that are not there have zeros and, within the tile, results.
+            // SAFETY: passed on from the caller; rows that a group lacks are zeros in x, and have results within the
+            // tile.
             unsafe {
                 match (x.num_rows() - row, w.len) {
                     (..=4, 1) => register_tile::multiply::<N, 4, 1>(&work),

@@ -1,4 +1,4 @@
-//! Rows of x, eight side by side.
+//! [`InterleavedRows`]: rows of x in f32, eight of them interleaved.
 
 use super::{UNIT, units};
 use crate::matmul::input::InputRows;
@@ -7,18 +7,18 @@ use crate::pool::Pool;
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Simd, vectorized};
 
-/// Rows that lie side by side.
+/// Rows that are interleaved.
 pub(super) const GROUP: usize = 8;
 
-/// Rows in groups of eight, of which number k lies side by side: what the rows of a group multiply by is then one stream through memory, where
-/// rows as they are would share a few sets of the first-level cache. Rows of the last group that are not there are zeros.
+/// Rows in groups of eight: values k of the rows of a group are adjacent. A group is then one stream of memory;
+/// separate rows would share a few sets of the first-level cache. Rows that the last group lacks are zeros.
 ///
-/// `[unit][group][k of the unit][8]`: what all rows need at a time is one stretch.
+/// `[unit][group][k of the unit][8]`: the values of a unit are contiguous for all rows.
 #[derive(Debug, Default)]
 pub(in crate::matmul) struct InterleavedRows {
     num_rows: usize,
     depth: usize,
-    numbers: Buffer<f32>,
+    values: Buffer<f32>,
 }
 
 impl InterleavedRows {
@@ -26,15 +26,15 @@ impl InterleavedRows {
     pub(in crate::matmul) fn fill<'x, S: Simd>(&mut self, simd: S, pool: &Pool, x: InputRows<'x>) -> InputRows<'x> {
         (self.num_rows, self.depth) = (x.num_rows(), x.depth());
         let (num_rows, depth, num_groups) = (self.num_rows, self.depth, self.num_groups());
-        let numbers = SharedSlice::new(self.numbers.grow(depth * num_groups * GROUP));
+        let values = SharedSlice::new(self.values.grow(depth * num_groups * GROUP));
         pool.run(num_groups, &|group| {
-            // SAFETY: every row is taken once.
+            // SAFETY: each task has its own rows.
             let rows = unsafe { x.take(group * GROUP..num_rows.min((group + 1) * GROUP)) };
             for unit in units(depth) {
                 let start = (unit.start * num_groups + group * unit.len()) * GROUP;
-                // SAFETY: this group's own place, by the layout above.
-                let to = unsafe { numbers.part(start, unit.len() * GROUP) };
-                lay_side_by_side(simd, rows, depth, unit.start, to);
+                // SAFETY: by the layout above, only this group has these values.
+                let to = unsafe { values.part(start, unit.len() * GROUP) };
+                interleave(simd, rows, depth, unit.start, to);
             }
         });
         // SAFETY: each task took its own rows, and all tasks are done.
@@ -53,16 +53,16 @@ impl InterleavedRows {
         self.depth
     }
 
-    /// A group's numbers of a unit, from the one that begins at `start`.
+    /// A group's values of the unit that begins at value `start`.
     pub(super) fn unit(&self, start: usize, group: usize) -> &[f32] {
         let len = UNIT.min(self.depth - start);
-        &self.numbers[(start * self.num_groups() + group * len) * GROUP..][..len * GROUP]
+        &self.values[(start * self.num_groups() + group * len) * GROUP..][..len * GROUP]
     }
 }
 
 vectorized! {
-    /// Numbers of up to eight rows, from number `start` of each on.
-    fn lay_side_by_side<S: Simd>(rows: &[f32], depth: usize, start: usize, to: &mut [f32]) {
+    /// Interleaves values of up to eight rows, from value `start` of each on.
+    fn interleave<S: Simd>(rows: &[f32], depth: usize, start: usize, to: &mut [f32]) {
         for r in 0..GROUP {
             let to = to[r..].iter_mut().step_by(GROUP);
             match rows.chunks_exact(depth).nth(r) {

@@ -1,12 +1,14 @@
-//! Products with F32, F16 and BF16 weights in f32: panels of sixteen columns, one fused multiply-add for each number.
+//! Products with F32, F16 and BF16 weights: f32 arithmetic on panels of sixteen columns, one fused multiply-add for
+//! each value.
 //!
 //! ```text
 //! part = 0; for each k of a unit of 256, ascending: part = fma(x[k], w[k], part)
 //! result = result + part, unit by unit
 //! ```
-//! One definition for every row count and instruction set; the sum of a unit apart from that of the row keeps errors small. A panel holds
-//! `[k][16]` numbers; of BF16, `[k / 2][16][2]`, which is what AMX multiplies by (see `bf16`). Bound: for one row reading W, for many the
-//! two multiply-adds a cycle of a core.
+//! This is the definition for every number of rows and every instruction set (but BF16 with AMX, see
+//! [`amx_bf16`](self)). Summing each unit separately keeps errors small. A panel holds `[k][16]` values; for BF16 `[k /
+//! 2][16][2]`, which is what AMX multiplies. Bound: reading W for one row, the two multiply-adds per cycle of a core
+//! for many. This file holds the kernels for up to four rows at a time.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx_bf16;
@@ -36,13 +38,13 @@ use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 use panel_format::{BF16, F16, F32, PanelFormat};
 
-/// Numbers of K that are summed up apart.
+/// Values of K that are summed separately.
 const UNIT: usize = 256;
 
-/// Panels hold whole tiles of AMX.
+/// The depth of a panel is a multiple of this, because AMX reads whole tiles.
 pub(super) const DEPTH_MULTIPLE: usize = 32;
 
-/// A weight in panels of plain numbers.
+/// An unquantized weight in panels.
 #[derive(Debug)]
 pub(crate) struct UnquantizedWeight {
     memory: HostMemory,
@@ -63,7 +65,7 @@ impl UnquantizedWeight {
         &self.memory.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
     }
 
-    /// Neighbouring panels.
+    /// Adjacent panels.
     #[cfg(target_arch = "x86_64")]
     fn range(&self, panels: Range<usize>) -> &[u8] {
         &self.memory.bytes()[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
@@ -74,7 +76,7 @@ impl UnquantizedWeight {
         (self.memory.bytes(), self.panel_bytes)
     }
 
-    /// Brings rows of a file into panels, on all threads; `None` for quantized formats.
+    /// Packs rows of a file into panels, on all threads; `None` for quantized formats.
     pub(crate) fn pack(
         pool: &Pool,
         dtype: DType,
@@ -100,14 +102,14 @@ impl UnquantizedWeight {
         pool.run(num_panels, &|panel| {
             let rows = panel * PANEL_COLUMNS..rows.min((panel + 1) * PANEL_COLUMNS);
             let source = &bytes[rows.start * row_bytes..rows.end * row_bytes];
-            // SAFETY: each task has its own panel, and the memory stays borrowed until `run` returns.
+            // SAFETY: each task has its own panel.
             pack(source, row_bytes, unsafe { panels.part(panel * panel_bytes, panel_bytes) });
         });
         Some(Ok(UnquantizedWeight { memory, panel_bytes }))
     }
 }
 
-/// Numbers of `SIZE` bytes, `RUN` of a column side by side.
+/// Packs up to sixteen rows of values of `SIZE` bytes; `RUN` values of a column are adjacent.
 fn pack_panel<const SIZE: usize, const RUN: usize>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     for (column, row) in source.chunks_exact(row_bytes).enumerate() {
         for (i, run) in row.chunks(SIZE * RUN).enumerate() {
@@ -117,7 +119,7 @@ fn pack_panel<const SIZE: usize, const RUN: usize>(source: &[u8], row_bytes: usi
     }
 }
 
-/// Rows of x in f32, one after the other.
+/// Rows of x in f32.
 #[derive(Clone, Copy)]
 pub(super) struct FloatRows<'a> {
     pub(super) x: &'a [f32],
@@ -125,7 +127,7 @@ pub(super) struct FloatRows<'a> {
 }
 
 impl<'a> FloatRows<'a> {
-    /// Those of a range that there are.
+    /// The existing rows of a range.
     pub(super) fn part(self, rows: Range<usize>) -> FloatRows<'a> {
         let end = self.num_rows().min(rows.end);
         FloatRows { x: &self.x[rows.start * self.depth..end * self.depth], depth: self.depth }
@@ -136,7 +138,7 @@ impl<'a> FloatRows<'a> {
     }
 }
 
-/// All rows times one panel; `put` gets each row's sixteen results.
+/// Multiplies all rows with one panel; `put(row, results)` receives the sixteen results of each row.
 pub(super) fn rows_times_panel(
     level: Level,
     dtype: DType,
@@ -165,7 +167,8 @@ fn by_level<N: PanelFormat>(
             while first < rows.num_rows() {
                 let left = rows.num_rows() - first;
                 $(if left >= $count {
-                    // SAFETY: the level is the proof of the instructions; panel and rows are `depth` long, and so many rows are left.
+                    // SAFETY: the level proves the instructions; panel and rows are `depth` long, and at least `$count`
+                    // rows are left.
                     let results = unsafe { $kernel::<N, $count>(panel.as_ptr(), rows, first) };
                     (0..$count).for_each(|r| put(first + r, &results[r]));
                     first += $count;
@@ -188,7 +191,7 @@ fn by_level<N: PanelFormat>(
     }
 }
 
-/// The units of a row.
+/// The ranges of K of the units.
 fn units(depth: usize) -> impl Iterator<Item = Range<usize>> {
     (0..depth).step_by(UNIT).map(move |start| start..depth.min(start + UNIT))
 }
@@ -197,14 +200,14 @@ fn scalar<N: PanelFormat>(panel: &[u8], x: &[f32]) -> [f32; PANEL_COLUMNS] {
     let mut results = [0.0; PANEL_COLUMNS];
     for unit in units(x.len()) {
         for (c, result) in results.iter_mut().enumerate() {
-            *result += unit.clone().fold(0.0, |part, k| x[k].mul_add(N::number(panel, k, c), part));
+            *result += unit.clone().fold(0.0, |part, k| x[k].mul_add(N::value(panel, k, c), part));
         }
     }
     results
 }
 
 /// # Safety
-/// Panel and rows are `depth` long, R rows are there from `first` on; the machine has AVX-512.
+/// Panel and rows are `depth` long, and there are R rows from `first` on; the machine has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
 unsafe fn avx512<N: PanelFormat, const R: usize>(
@@ -212,10 +215,10 @@ unsafe fn avx512<N: PanelFormat, const R: usize>(
     rows: FloatRows<'_>,
     first: usize,
 ) -> [[f32; PANEL_COLUMNS]; R] {
-    /// As in the integer kernels.
+    /// Distance in bytes from the prefetched line of W to the one in use.
     const PREFETCH_BYTES: usize = 6 * 1024;
     let mut results = [_mm512_setzero_ps(); R];
-    // SAFETY: by the caller's promise; a prefetch may go anywhere.
+    // SAFETY: the caller guarantees panel and rows; a prefetch may use any address.
     unsafe {
         let x: [*const f32; R] = std::array::from_fn(|r| rows.x[(first + r) * rows.depth..].as_ptr());
         for unit in units(rows.depth) {
@@ -249,7 +252,7 @@ unsafe fn avx512<N: PanelFormat, const R: usize>(
 }
 
 /// # Safety
-/// Panel and rows are `depth` long, R rows are there from `first` on; the machine has AVX2, FMA and F16C.
+/// Panel and rows are `depth` long, and there are R rows from `first` on; the machine has AVX2, FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 unsafe fn avx2<N: PanelFormat, const R: usize>(
@@ -258,7 +261,7 @@ unsafe fn avx2<N: PanelFormat, const R: usize>(
     first: usize,
 ) -> [[f32; PANEL_COLUMNS]; R] {
     let mut results = [[_mm256_setzero_ps(); 2]; R];
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees panel and rows.
     unsafe {
         let x: [*const f32; R] = std::array::from_fn(|r| rows.x[(first + r) * rows.depth..].as_ptr());
         for unit in units(rows.depth) {
@@ -284,14 +287,14 @@ unsafe fn avx2<N: PanelFormat, const R: usize>(
 }
 
 /// # Safety
-/// Panel and rows are `depth` long, R rows are there from `first` on.
+/// Panel and rows are `depth` long, and there are R rows from `first` on.
 #[cfg(target_arch = "aarch64")]
 unsafe fn neon<N: PanelFormat, const R: usize>(
     panel: *const u8,
     rows: FloatRows<'_>,
     first: usize,
 ) -> [[f32; PANEL_COLUMNS]; R] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees panel and rows.
     unsafe {
         let zero = vdupq_n_f32(0.0);
         let mut results = [[zero; 4]; R];

@@ -1,4 +1,4 @@
-//! F32, F16 and BF16 as panels hold them.
+//! [`PanelFormat`]: how F32, F16 and BF16 values are read from panels.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
@@ -9,33 +9,33 @@ use pellucid_tensor::quant::{bf16_to_f32, f16_to_f32};
 
 use crate::matmul::PANEL_COLUMNS;
 
-/// A plain format, read from its panels.
+/// An unquantized format, read from its panels.
 pub(super) trait PanelFormat {
-    /// Bytes of a number.
+    /// Bytes of a value.
     #[cfg(target_arch = "x86_64")]
     const SIZE: usize;
 
-    /// Number k of a column.
-    fn number(panel: &[u8], k: usize, column: usize) -> f32;
+    /// Value k of a column.
+    fn value(panel: &[u8], k: usize, column: usize) -> f32;
 
-    /// Number k of all sixteen columns.
+    /// Value k of all sixteen columns.
     ///
     /// # Safety
-    /// The panel has it; the machine has AVX-512 F and BW.
+    /// The panel has the value; the machine has AVX-512 F and BW.
     #[cfg(target_arch = "x86_64")]
     unsafe fn sixteen(panel: *const u8, k: usize) -> __m512;
 
-    /// Number k of eight columns.
+    /// Value k of eight columns.
     ///
     /// # Safety
-    /// The panel has it; the machine has AVX2 and F16C.
+    /// The panel has the value; the machine has AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     unsafe fn eight(panel: *const u8, k: usize, side: usize) -> __m256;
 
-    /// Number k of four columns.
+    /// Value k of four columns.
     ///
     /// # Safety
-    /// The panel has it.
+    /// The panel has the value.
     #[cfg(target_arch = "aarch64")]
     unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t;
 }
@@ -48,7 +48,7 @@ impl PanelFormat for F32 {
     #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 4;
 
-    fn number(panel: &[u8], k: usize, column: usize) -> f32 {
+    fn value(panel: &[u8], k: usize, column: usize) -> f32 {
         let at = 4 * (k * PANEL_COLUMNS + column);
         f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]])
     }
@@ -56,21 +56,21 @@ impl PanelFormat for F32 {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn sixteen(panel: *const u8, k: usize) -> __m512 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe { _mm512_loadu_ps(panel.add(64 * k).cast()) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn eight(panel: *const u8, k: usize, side: usize) -> __m256 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe { _mm256_loadu_ps(panel.add(64 * k + 32 * side).cast()) }
     }
 
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe { vld1q_f32(panel.add(64 * k + 16 * quarter).cast()) }
     }
 }
@@ -79,7 +79,7 @@ impl PanelFormat for F16 {
     #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
-    fn number(panel: &[u8], k: usize, column: usize) -> f32 {
+    fn value(panel: &[u8], k: usize, column: usize) -> f32 {
         let at = 2 * (k * PANEL_COLUMNS + column);
         f16_to_f32(u16::from_le_bytes([panel[at], panel[at + 1]]))
     }
@@ -87,21 +87,21 @@ impl PanelFormat for F16 {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn sixteen(panel: *const u8, k: usize) -> __m512 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(panel.add(32 * k).cast())) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn eight(panel: *const u8, k: usize, side: usize) -> __m256 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(panel.add(32 * k + 16 * side).cast())) }
     }
 
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(panel.add(32 * k + 8 * quarter)))) }
     }
 }
@@ -110,16 +110,16 @@ impl PanelFormat for BF16 {
     #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
-    fn number(panel: &[u8], k: usize, column: usize) -> f32 {
+    fn value(panel: &[u8], k: usize, column: usize) -> f32 {
         let at = 4 * (k / 2 * PANEL_COLUMNS + column) + 2 * (k % 2);
         bf16_to_f32(u16::from_le_bytes([panel[at], panel[at + 1]]))
     }
 
-    /// The even number of a pair is the lower half of its lane, the odd one the upper half.
+    /// The even value of a pair is the lower half of its lane, the odd one the upper half.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn sixteen(panel: *const u8, k: usize) -> __m512 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe {
             let pair = _mm512_loadu_si512(panel.add(k / 2 * 64).cast());
             _mm512_castsi512_ps(match k % 2 {
@@ -132,7 +132,7 @@ impl PanelFormat for BF16 {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn eight(panel: *const u8, k: usize, side: usize) -> __m256 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe {
             let pair = _mm256_loadu_si256(panel.add(k / 2 * 64 + 32 * side).cast());
             _mm256_castsi256_ps(match k % 2 {
@@ -145,7 +145,7 @@ impl PanelFormat for BF16 {
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     unsafe fn four(panel: *const u8, k: usize, quarter: usize) -> float32x4_t {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the panel has the value.
         unsafe {
             let pair = vreinterpretq_u32_u8(vld1q_u8(panel.add(k / 2 * 64 + 16 * quarter)));
             vreinterpretq_f32_u32(match k % 2 {

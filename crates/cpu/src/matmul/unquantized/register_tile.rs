@@ -1,4 +1,4 @@
-//! Eight rows times a stretch of up to three panels: a register of W serves eight times and a number of x three times.
+//! The inner loop for eight rows: half a unit of up to three panels times a group of rows, with all sums in registers.
 
 use crate::matmul::PANEL_COLUMNS;
 use std::arch::x86_64::*;
@@ -6,36 +6,37 @@ use std::arch::x86_64::*;
 use super::interleaved_rows::GROUP;
 use super::panel_format::PanelFormat;
 
-/// A group of rows times a stretch of panels.
-pub(super) struct StretchWork {
+/// The operands of [`multiply`].
+pub(super) struct HalfUnitWork {
     pub(super) x: *const f32,
-    /// The first panel's stretch, and the bytes from panel to panel.
+    /// Start in the first panel, and the bytes from panel to panel.
     pub(super) w: *const u8,
     pub(super) w_distance: usize,
-    /// Numbers of K.
+    /// Values of K.
     pub(super) len: usize,
-    /// Bytes from here to the stretch that is read next, where it is to be asked for.
+    /// Distance in bytes to the half unit that is read next, if it is to be prefetched.
     pub(super) next: Option<isize>,
-    /// Sums of the unit: whether they begin with this stretch, or go on; whether they end, or are kept here.
+    /// Sums of the unit between its halves: read unless the unit `begins` here, written unless it `ends` here.
     pub(super) parts: *mut f32,
     pub(super) begins: bool,
     pub(super) ends: bool,
-    /// The first row's results of the first panel, followed by the other rows'; those of the next panel lie `distance` numbers further on.
+    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are
+    /// `distance` values further on.
     pub(super) results: *mut f32,
     pub(super) distance: usize,
-    /// Whether results begin with this unit.
+    /// Whether results are overwritten; otherwise they are added to.
     pub(super) fresh: bool,
 }
 
-/// R rows of the group, P panels.
+/// Multiplies R rows of the group with P panels.
 ///
 /// # Safety
-/// They are there, and so are their parts and results; the machine has AVX-512.
+/// Rows, panels, parts and results exist; the machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2")]
-pub(super) unsafe fn multiply<N: PanelFormat, const R: usize, const P: usize>(work: &StretchWork) {
-    let &StretchWork { x, w, w_distance, len, next, parts, begins, ends, results, distance, fresh } = work;
+pub(super) unsafe fn multiply<N: PanelFormat, const R: usize, const P: usize>(work: &HalfUnitWork) {
+    let &HalfUnitWork { x, w, w_distance, len, next, parts, begins, ends, results, distance, fresh } = work;
     let mut sums = [[_mm512_setzero_ps(); R]; P];
-    // SAFETY: by the caller's promise; a prefetch may go anywhere.
+    // SAFETY: the caller guarantees all operands; a prefetch may use any address.
     unsafe {
         if !begins {
             for p in 0..P {
@@ -46,14 +47,14 @@ pub(super) unsafe fn multiply<N: PanelFormat, const R: usize, const P: usize>(wo
         }
         macro_rules! step {
             ($k:expr) => {
-                let mut numbers = [_mm512_setzero_ps(); P];
+                let mut values = [_mm512_setzero_ps(); P];
                 for p in 0..P {
-                    numbers[p] = N::sixteen(w.add(p * w_distance), $k);
+                    values[p] = N::sixteen(w.add(p * w_distance), $k);
                 }
                 for r in 0..R {
                     let x = _mm512_set1_ps(*x.add($k * GROUP + r));
                     for p in 0..P {
-                        sums[p][r] = _mm512_fmadd_ps(x, numbers[p], sums[p][r]);
+                        sums[p][r] = _mm512_fmadd_ps(x, values[p], sums[p][r]);
                     }
                 }
             };

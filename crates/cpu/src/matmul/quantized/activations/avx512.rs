@@ -1,5 +1,6 @@
-//! Quantizing with AVX-512, one slice of sixteen rows at a time: scales and sums of the rows are then lanes of one vector, and one tree of
-//! operations computes the largest values or the sums of all rows. Gives the same integers, scales and sums as [`super::quantize_group`].
+//! Quantizing with AVX-512, one slice of sixteen rows at a time: scales and sums of the rows are then lanes of one
+//! vector, and one tree of operations computes the largest values or the sums of all rows. Gives the same integers,
+//! scales and sums as [`super::quantize_group`].
 
 use std::arch::x86_64::*;
 
@@ -9,7 +10,8 @@ use crate::matmul::quantized::panel_layout::SLICE_LEN;
 /// Quantizes up to sixteen rows of a block.
 ///
 /// # Safety
-/// The machine has AVX-512 (F, BW and VL), `x` is whole rows of `depth` values in whole groups, and no other thread writes these rows.
+/// The machine has AVX-512 (F, BW and VL), `x` is whole rows of `depth` values in whole groups, and no other thread
+/// writes these rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
 pub(super) unsafe fn quantize_rows(x: &[f32], depth: usize, destination: Destination, arrays: RowArrays<'_>) {
     let Destination { start, row, m, group, .. } = destination;
@@ -113,7 +115,8 @@ fn lanes(num_rows: usize) -> u16 {
     ((1u32 << num_rows) - 1) as u16
 }
 
-/// Quantizes slice `s` of each row; `x` begins with that of the first row. Takes the sums of the previous slice and returns its own.
+/// Quantizes slice `s` of each row; `x` begins with that of the first row. Takes the sums of the previous slice and
+/// returns its own.
 ///
 /// # Safety
 /// As for [`quantize_rows`].
@@ -198,7 +201,8 @@ fn round(x: __m512, factor: __m512) -> __m128i {
     _mm512_cvtepi32_epi8(_mm512_castps_si512(rounded))
 }
 
-/// Returns a vector whose lane i is the largest lane of vector i. Each step interleaves the halves of two vectors and takes the maximum.
+/// Returns a vector whose lane i is the largest lane of vector i. Each step interleaves the halves of two vectors and
+/// takes the maximum.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn largest_of_each(v: [__m512i; BLOCK_ROWS]) -> __m512i {
@@ -215,7 +219,8 @@ fn largest_of_each(v: [__m512i; BLOCK_ROWS]) -> __m512i {
     two(two(fours[0], fours[1]), two(fours[2], fours[3]))
 }
 
-/// Returns two vectors: lane i of the first is the sum of the lower half of vector i, lane i of the second that of its upper half.
+/// Returns two vectors: lane i of the first is the sum of the lower half of vector i, lane i of the second that of its
+/// upper half.
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
 fn sums_of_each(v: [__m256i; BLOCK_ROWS]) -> [__m512i; 2] {
@@ -243,7 +248,8 @@ fn words_of_each(v: [__m256i; BLOCK_ROWS]) -> [__m512i; SLICE_WORDS] {
     for i in 0..SLICE_WORDS {
         rows[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(v[i]), v[i + SLICE_WORDS]);
     }
-    // In each quarter of a register, words w of four rows: quarters 0 and 2 have the words 0 to 3, quarters 1 and 3 the words 4 to 7.
+    // In each quarter of a register, words w of four rows: quarters 0 and 2 have the words 0 to 3, quarters 1 and 3 the
+    // words 4 to 7.
     let mut fours = [[_mm512_setzero_si512(); 4]; 2];
     for (i, four) in fours.iter_mut().enumerate() {
         let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];

@@ -1,15 +1,16 @@
 //! [`QuantizedRows`]: rows of x as 8-bit integers, for products with quantized weights.
 //!
-//! Each group of values of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where `largest` is the greatest
-//! magnitude, and `q = round(x * (127 / largest))`, to nearest with ties to even. A row's integers depend only on that row, and every
-//! instruction set computes the same ones. The sums of 16 and of 32 integers are exact; formats with an offset or a minimum need them.
+//! Each group of values of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where `largest`
+//! is the greatest magnitude, and `q = round(x * (127 / largest))`, to nearest with ties to even. A row's integers
+//! depend only on that row, and every instruction set computes the same ones. The sums of 16 and of 32 integers are
+//! exact; formats with an offset or a minimum need them.
 //!
 //! Rows are stored in blocks of sixteen, the last one smaller, in one of two orders ([`InputOrder`]):
 //!
-//! - by row: in a block of m rows, slices 2 p and 2 p + 1 of row i are the 64 bytes at (p m + i) 64. A single row is thus contiguous, and two
-//!   slices of a whole block are one contiguous tile;
-//! - by word, for kernels that multiply the same four values of several rows in turn: word j of slice s of row i is the four bytes at
-//!   ((8 s + j) 16 + i) 4, whatever the number of rows.
+//! - by row: in a block of m rows, slices 2 p and 2 p + 1 of row i are the 64 bytes at (p m + i) 64. A single row is
+//!   thus contiguous, and two slices of a whole block are one contiguous tile;
+//! - by word, for kernels that multiply the same four values of several rows in turn: word j of slice s of row i is the
+//!   four bytes at ((8 s + j) 16 + i) 4, whatever the number of rows.
 //!
 //! Sums and scales are stored slice by slice, with m rows each.
 
@@ -92,8 +93,8 @@ impl RowBlock<'_> {
         unsafe { self.quants.add((slice / 2 * self.num_rows + row) * 2 * SLICE_LEN + slice % 2 * SLICE_LEN) }
     }
 
-    /// Returns the first word of a slice of a row, if rows are ordered by word. The next row's word follows it; the row's next word is
-    /// [`BLOCK_ROWS`] words further on.
+    /// Returns the first word of a slice of a row, if rows are ordered by word. The next row's word follows it; the
+    /// row's next word is [`BLOCK_ROWS`] words further on.
     ///
     /// # Safety
     /// The block has that slice and that row.
@@ -123,7 +124,8 @@ impl RowBlock<'_> {
     }
 }
 
-/// Entries after the last sums and scales: kernels that work on whole blocks read sixteen entries where a block has fewer rows.
+/// Entries after the last sums and scales: kernels that work on whole blocks read sixteen entries where a block has
+/// fewer rows.
 const SPARE: usize = BLOCK_ROWS;
 
 impl QuantizedRows {
@@ -153,8 +155,8 @@ impl QuantizedRows {
             pairs: SharedSlice::new(self.pairs.grow(slices / 2 + SPARE)),
             scales: SharedSlice::new(self.scales.grow(slices / group + SPARE)),
         };
-        // A task is half a block, or a whole block if there are many rows: adjacent rows share cache lines, which two threads would pass
-        // back and forth. For fewer rows than a task, waking threads is not worth it.
+        // A task is half a block, or a whole block if there are many rows: adjacent rows share cache lines, which two
+        // threads would pass back and forth. For fewer rows than a task, waking threads is not worth it.
         let per_task = if num_rows < 4 * BLOCK_ROWS { BLOCK_ROWS / 2 } else { BLOCK_ROWS };
         pool.run(num_rows.div_ceil(per_task), &|task| {
             let rows = task * per_task..num_rows.min((task + 1) * per_task);
@@ -170,7 +172,8 @@ impl QuantizedRows {
             };
             // SAFETY: each task has its own rows.
             let x = unsafe { x.take(rows.clone()) };
-            // Sixteen rows at a time are faster from four rows on; one row is quantized sixteen slices at a time. Both need whole units.
+            // Sixteen rows at a time are faster from four rows on; one row is quantized sixteen slices at a time. Both
+            // need whole units.
             #[cfg(target_arch = "x86_64")]
             if S::ISA == Isa::Avx512 && depth == num_slices * SLICE_LEN {
                 // SAFETY: the value `simd` proves the instructions; each task has its own rows.
@@ -262,15 +265,22 @@ struct Destination {
 
 vectorized! {
     /// Quantizes some rows of a block, group by group: the results of the rows of a group are adjacent in memory.
-    fn quantize_rows<S: Simd>(x: &[f32], depth: usize, num_slices: usize, destination: Destination, arrays: RowArrays<'_>) {
+    fn quantize_rows<S: Simd>(
+        x: &[f32],
+        depth: usize,
+        num_slices: usize,
+        destination: Destination,
+        arrays: RowArrays<'_>,
+    ) {
         for first in (0..num_slices).step_by(destination.group) {
             for (i, x) in x.chunks_exact(depth).enumerate() {
                 // A row of x ends with a slice, but perhaps not with a group.
                 let (slices, _) = x.as_chunks::<SLICE_LEN>();
                 let numbers = slices.get(first..).unwrap_or(&[]);
                 let numbers = &numbers[..destination.group.min(numbers.len())];
+                let destination = Destination { row: destination.row + i, ..destination };
                 // SAFETY: `QuantizedRows::fill` gives each thread its own rows.
-                unsafe { quantize_group(numbers, first, Destination { row: destination.row + i, ..destination }, arrays) };
+                unsafe { quantize_group(numbers, first, destination, arrays) };
             }
         }
     }
@@ -283,7 +293,8 @@ vectorized! {
 #[inline(always)]
 unsafe fn quantize_group(numbers: &[[f32; SLICE_LEN]], first: usize, destination: Destination, arrays: RowArrays<'_>) {
     let Destination { start, row, m, group, offset, .. } = destination;
-    // Magnitudes are ordered like their bits, with NaN last: a NaN must become the scale, so that it reaches the results.
+    // Magnitudes are ordered like their bits, with NaN last: a NaN must become the scale, so that it reaches the
+    // results.
     let mut lanes = [0u32; 16];
     for slice in numbers {
         for i in 0..SLICE_LEN {

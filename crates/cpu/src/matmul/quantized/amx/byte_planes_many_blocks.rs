@@ -1,15 +1,17 @@
-//! K formats, several blocks of rows: a tile of x is multiplied with two panels of W, whose unpacked values stay in the first-level cache.
+//! K formats, several blocks of rows: a tile of x is multiplied with two panels of W, whose unpacked values stay in the
+//! first-level cache.
 //!
-//! For each unit of 256 values, two panels are unpacked to [`byte_planes`]; then block after block is multiplied with both. While one block
-//! is multiplied, the tiles of the block before it are scaled.
+//! For each unit of 256 values, two panels are unpacked to [`byte_planes`]; then block after block is multiplied with
+//! both. While one block is multiplied, the tiles of the block before it are scaled.
 //!
-//! A product of 16 x 16 x 32 takes 16 cycles of tile multiplication and 12 of vectors. In this order it takes 27 cycles when the program has
-//! the core for itself, and 38 to 50 while another program uses the second hardware thread (2026-11-16, Xeon with AMX).
+//! A product of 16 x 16 x 32 takes 16 cycles of tile multiplication and 12 of vectors. In this order it takes 27 cycles
+//! when the program has the core for itself, and 38 to 50 while another program uses the second hardware thread
+//! (2026-11-16, Xeon with AMX).
 
 use std::arch::asm;
 use std::ops::Range;
 
-use super::scale_rows::{FEW, ScaledRows, UnitScaleRegisters, plain_row, row_with_min, scale_four};
+use super::scale_rows::{ROWS_AT_ONCE, ScaledRows, UnitScaleRegisters, plain_row, row_with_min, scale_four};
 use super::{AmxScratch, BLOCK_ROWS, Tile, UnitScales, byte_planes};
 use crate::matmul::prefetch::NextPanelsPrefetch;
 use crate::matmul::quantized::activations::{QuantizedRows, RowBlock};
@@ -37,7 +39,8 @@ struct BlockRange<'a> {
     rows: &'a QuantizedRows,
     blocks: Range<usize>,
     unit: usize,
-    /// The tile of the first block and the first panel, followed by those of the other blocks; the next panel's are `distance` tiles on.
+    /// The tile of the first block and the first panel, followed by those of the other blocks; the next panel's are
+    /// `distance` tiles on.
     results: *mut Tile<f32>,
     distance: usize,
     /// Tiles from `results` to the end of the memory that holds them.
@@ -51,7 +54,8 @@ struct BlockRange<'a> {
 /// The machine has AMX and AVX-512 with VNNI, and the program may use AMX.
 ///
 /// # Panics
-/// When rows and weight have not the same number of units of F, when a block or a panel does not exist, or when `results` is too short.
+/// When rows and weight have not the same number of units of F, when a block or a panel does not exist, or when
+/// `results` is too short.
 pub(super) unsafe fn multiply<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
@@ -101,8 +105,8 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
                     num_panels: few.len(),
                     blocks: part,
                 };
-                // SAFETY: the group holds these panels; tiles are configured for the blocks; by the assertions above, blocks and unit exist,
-                // and there is a tile of results for every panel and block.
+                // SAFETY: the group holds these panels; tiles are configured for the blocks; by the assertions above,
+                // blocks and unit exist, and there is a tile of results for every panel and block.
                 unsafe { multiply_units::<F>(group, &work, &mut ahead) };
             }
         }
@@ -150,7 +154,10 @@ macro_rules! multiply_pair {
 
 /// Like `multiply_pair`, and scales four rows of the previous block between the tile instructions.
 macro_rules! multiply_and_scale {
-    ([$dot_high:literal, $dot_low:literal], $w:expr, $high:literal, $low:literal, $scales:expr, $registers:expr, $rows:expr) => {
+    (
+        [$dot_high:literal, $dot_low:literal], $w:expr, $high:literal, $low:literal,
+        $scales:expr, $registers:expr, $rows:expr
+    ) => {
         scale_four!(
             $scales, $registers, $rows,
             [
@@ -184,8 +191,8 @@ macro_rules! store_pair {
 /// Multiplies blocks with the panels of a group, one unit of each.
 ///
 /// # Safety
-/// The group holds `work.num_panels` panels; tiles are configured for the blocks; blocks and unit exist, and there is a tile of results for
-/// every panel and block. The machine has AMX and AVX-512 with VNNI.
+/// The group holds `work.num_panels` panels; tiles are configured for the blocks; blocks and unit exist, and there is a
+/// tile of results for every panel and block. The machine has AMX and AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 unsafe fn multiply_units<F: QuantizedFormat>(
     group: &mut UnpackedUnits,
@@ -199,9 +206,9 @@ unsafe fn multiply_units<F: QuantizedFormat>(
     debug_assert!((1..=PANELS).contains(&work.num_panels) && work.blocks.end <= work.rows.num_blocks());
     debug_assert!(first_slice + 2 * QUAD <= work.rows.num_slices());
     debug_assert!((work.num_panels - 1) * work.distance + work.blocks.len() <= work.num_results);
-    // SAFETY: the caller guarantees that blocks, unit, panels and results exist. Every offset below is within them: slices `first_slice` to
-    // `first_slice + 2 * QUAD` of a block, rows below `num_rows` of a tile, and tiles `panel * distance + step` of the results. Sums and
-    // scales of x can be read for sixteen rows even where a block has fewer.
+    // SAFETY: the caller guarantees that blocks, unit, panels and results exist. Every offset below is within them:
+    // slices `first_slice` to `first_slice + 2 * QUAD` of a block, rows below `num_rows` of a tile, and tiles `panel *
+    // distance + step` of the results. Sums and scales of x can be read for sixteen rows even where a block has fewer.
     unsafe {
         let registers = [UnitScaleRegisters::load(&scales[0]), UnitScaleRegisters::load(&scales[1])];
         let load_x = |x: *const i8| {
@@ -222,10 +229,11 @@ unsafe fn multiply_units<F: QuantizedFormat>(
                 macro_rules! panel {
                     ($panel:literal, $high:literal, $low:literal) => {
                         let w = bytes[4 * (QUAD * $panel + pair)..].as_ptr();
-                        let rows = scaled.as_ref().filter(|(x, _)| FEW * pair < x.num_rows).map(|(x, results)| {
-                            let results = results.wrapping_add($panel * work.distance);
-                            ScaledRows::new(&tiles[$panel], x, work.unit, FEW * pair, fresh, results)
-                        });
+                        let rows =
+                            scaled.as_ref().filter(|(x, _)| ROWS_AT_ONCE * pair < x.num_rows).map(|(x, results)| {
+                                let results = results.wrapping_add($panel * work.distance);
+                                ScaledRows::new(&tiles[$panel], x, work.unit, ROWS_AT_ONCE * pair, fresh, results)
+                            });
                         let scales = F::LAYOUT.scales;
                         match (&multiplied, rows) {
                             (Some(_), Some(rows)) if scales == Scales::PerHalfSlice => {

@@ -1,12 +1,17 @@
-//! Products with quantized weights by AMX, for many rows: `tdpbssd` multiplies a tile of 16 rows by 64 numbers with one of 64 numbers by
-//! 16 columns, and adds up exactly.
+//! Products with quantized weights with AMX: `tdpbssd` multiplies a tile of 16 rows by 64 values with one of 64 values
+//! by 16 columns, and adds exactly.
 //!
-//! Where a float scales every 32 numbers (Q4_0, Q8_0, ...), a tile of 32 goes to memory after one instruction ([`float_scales`]). Where integers
-//! scale them (the K formats), the scale is multiplied into the numbers beforehand; the products of up to 13 bits make two tiles of
-//! bytes, high and low, and a sum ends after 256 numbers ([`byte_planes`]).
+//! | formats | one block of rows | several blocks |
+//! |---|---|---|
+//! | Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (float scales) | [`float_scales::multiply_panels`] | [`float_scales::multiply_blocks`] |
+//! | Q4_K, Q5_K, Q6_K (integer scales) | [`byte_planes`] | [`byte_planes_many_blocks`] |
 //!
-//! Many rows: sixteen panels of W stay with a thread, and each is unpacked once for all of its rows ([`float_scales`], [`byte_planes_many_blocks`]). One block of
-//! rows: as panels lie in memory, one after the other or four side by side.
+//! With a float scale for every 32 values, a tile is stored to memory after one multiplication of 32 values. With
+//! integer scales, the scale is multiplied into the values beforehand; the products of up to 13 bits make two tiles of
+//! bytes, high and low, and a sum ends after 256 values.
+//!
+//! One block of rows reads panels once, in the order of memory. Several blocks: a task has up to sixteen panels, and
+//! unpacks each once for all of its rows.
 
 mod byte_planes;
 mod byte_planes_many_blocks;
@@ -26,60 +31,63 @@ use crate::matmul::weight::PackedWeight;
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 use crate::simd::amx::{TileConfig, release_tiles};
 
-/// Slices of which a ring holds the bytes, 16 KB: a third of the first-level cache. Half as many where a number takes two.
-const CHUNK_SLICES: usize = 32;
+/// Slices in a ring of unpacked bytes: 16 KB, a third of the first-level cache.
+const RING_SLICES: usize = 32;
 
-/// Rings of what was unpacked of a panel; and where tiles go between multiplying and scaling.
+/// Rings of unpacked slices and scales of panels, and the memory that holds tiles between multiplying and scaling.
 #[repr(C, align(64))]
 struct UnpackRing {
-    /// Each slice as `packing` says that it unpacks. Of two planes, two slices of the high one are followed by those of the low one.
-    integers: [[u8; 512]; CHUNK_SLICES],
-    /// Of each slice, where floats scale them.
-    scales: [SliceScales; CHUNK_SLICES],
-    /// Of each unit, where integers do.
+    /// Slices unpacked as `panel_layout` describes. With two planes, two slices of the high plane are followed by those
+    /// of the low plane.
+    integers: [[u8; 512]; RING_SLICES],
+    /// Scales of each slice, for formats with float scales.
+    scales: [SliceScales; RING_SLICES],
+    /// Scales of each unit, for formats with integer scales.
     unit_scales: [UnitScales; byte_planes::SCALE_UNITS],
     tiles: [Tile<i32>; 4],
 }
 
-/// What scales a slice, for sixteen columns.
+/// Scales and minimums of a slice, for sixteen columns.
 #[repr(C, align(64))]
 struct SliceScales {
     scale: [f32; PANEL_COLUMNS],
     min: [f32; PANEL_COLUMNS],
 }
 
-/// What scales a unit whose slices have integers as scales, for sixteen columns.
+/// Float scales and minimums of a unit with integer scales, for sixteen columns.
 #[repr(C, align(64))]
 struct UnitScales {
     scale: [f32; PANEL_COLUMNS],
     min: [f32; PANEL_COLUMNS],
-    /// The minimums of two slices each, as pairs of i16.
+    /// Minimums of two slices each, as pairs of i16.
     min_pairs: [[u8; 64]; byte_planes::PAIRS],
 }
 
+/// Memory of a thread.
 struct AmxScratch {
-    chunk: Box<UnpackRing>,
+    ring: Box<UnpackRing>,
     group: Box<byte_planes_many_blocks::UnpackedUnits>,
 }
 
 thread_local! {
-    /// Kept by each thread so that a step allocates nothing after the first.
+    /// Kept by each thread, so that only the first step allocates.
     static SCRATCH: RefCell<Option<AmxScratch>> = const { RefCell::new(None) };
 }
 
 impl AmxScratch {
     fn new() -> Self {
         // SAFETY: zeros are valid in every field of both.
-        let (chunk, group) = unsafe { (Box::new_zeroed().assume_init(), Box::new_zeroed().assume_init()) };
-        AmxScratch { chunk, group }
+        let (ring, group) = unsafe { (Box::new_zeroed().assume_init(), Box::new_zeroed().assume_init()) };
+        AmxScratch { ring, group }
     }
 }
 
-/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results.
 ///
 /// # Safety
-/// The machine has AMX and AVX-512 with VNNI, and the program may use AMX. There is one block of rows, and rows and weights have the same
-/// number of units of F. No other thread writes these panels of the output.
+/// The machine has AMX and AVX-512 with VNNI, and the program may use AMX. There is one block of rows, and rows and
+/// weights have the same number of units of F. No other thread writes these panels of the output.
 pub(in crate::matmul) unsafe fn one_block_times_panels<F: QuantizedFormat, const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&PackedWeight; WEIGHTS],
@@ -108,7 +116,8 @@ pub(in crate::matmul) unsafe fn one_block_times_panels<F: QuantizedFormat, const
     });
 }
 
-/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results.
 ///
 /// # Safety
 /// As for [`one_block_times_panels`], for any number of blocks.
@@ -138,10 +147,11 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<F: QuantizedFormat, con
     });
 }
 
-/// Rows of one block: W is read once, from end to end, and unpacked on the way. There are more panels to come, up to `end`.
+/// Multiplies one block of rows with some panels; the task's panels go on to `end`. W is read once, from end to end,
+/// and unpacked on the way.
 ///
 /// # Safety
-/// As for `rows_times_panels`; there is one block.
+/// As for [`one_block_times_panels`].
 unsafe fn one_block<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
@@ -151,7 +161,7 @@ unsafe fn one_block<F: QuantizedFormat>(
     results: &mut [Tile<f32>],
 ) {
     let layout = F::LAYOUT;
-    // SAFETY: the machine has AMX and the program may use it; panel and block hold as many units.
+    // SAFETY: passed on from the caller.
     unsafe {
         tile_shapes(&layout, rows.num_rows()).load();
         if const { F::LAYOUT.scaled_by_floats() } {
@@ -162,17 +172,17 @@ unsafe fn one_block<F: QuantizedFormat>(
     }
 }
 
-/// Bytes that a number takes, each in a tile of its own.
+/// Bytes that an unpacked value takes, each in its own plane.
 const fn num_planes(layout: &PanelLayout) -> usize {
     if layout.scaled_by_floats() { 1 } else { 2 }
 }
 
-/// Tiles 0 to 3 are results, 4 is rows of x, 5 of W: no more than that, see [`crate::simd::amx`].
+/// Tiles 0 to 3 are results, tile 4 is x, tile 5 is W. [`crate::simd::amx`] says why there are no more.
 fn tile_shapes(layout: &PanelLayout, num_rows: usize) -> TileConfig {
-    let numbers = 32 * num_planes(layout);
+    let row_bytes = 32 * num_planes(layout);
     let mut config = TileConfig::default();
     (0..4).for_each(|tile| config.set(tile, num_rows, 4 * PANEL_COLUMNS));
-    config.set(4, num_rows, numbers);
-    config.set(5, numbers / 4, 4 * PANEL_COLUMNS);
+    config.set(4, num_rows, row_bytes);
+    config.set(5, row_bytes / 4, 4 * PANEL_COLUMNS);
     config
 }

@@ -1,7 +1,8 @@
-//! What a unit of a K format leaves in its two tiles, scaled and added to results: four rows at a time, with tile instructions among them.
+//! Scales the two result tiles of a unit of a K format and adds them to the results: four rows at a time, with tile
+//! instructions in between.
 //!
-//! The order is written down instruction by instruction, for the reason that [`slice_pipeline`](super::stream) gives: instructions that multiply tiles
-//! take long, and what follows them at once waits behind them.
+//! The order of instructions is fixed in `asm!`, for the reason that [`slice_pipeline`](super::slice_pipeline) gives:
+//! tile multiplications take long, and instructions right behind them wait.
 
 use std::arch::x86_64::*;
 
@@ -10,10 +11,10 @@ use super::{BLOCK_ROWS, Tile, UnitScales};
 use crate::matmul::PANEL_COLUMNS;
 use crate::matmul::quantized::activations::RowBlock;
 
-/// Rows that are scaled between the multiplications of a pair of slices.
-pub(super) const FEW: usize = BLOCK_ROWS / 4;
+/// Rows that are scaled at a time.
+pub(super) const ROWS_AT_ONCE: usize = BLOCK_ROWS / 4;
 
-/// The scales of a unit, in registers.
+/// Scales and minimums of a unit, in registers.
 #[derive(Clone, Copy)]
 pub(super) struct UnitScaleRegisters {
     pub(super) scale: __m512,
@@ -26,7 +27,7 @@ impl UnitScaleRegisters {
     /// The machine has AVX-512 F.
     #[inline(always)]
     pub(super) unsafe fn load(scales: &UnitScales) -> Self {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe {
             UnitScaleRegisters {
                 scale: _mm512_load_ps(scales.scale.as_ptr()),
@@ -37,16 +38,16 @@ impl UnitScaleRegisters {
     }
 }
 
-/// A few rows of a unit: where what concerns them begins.
+/// The operands of [`scale_four`]: pointers to the first of the rows.
 #[derive(Clone, Copy)]
 pub(super) struct ScaledRows {
-    /// Of the tile of high bytes; that of low bytes follows.
+    /// Row of the high plane's tile; the low plane's tile follows.
     pub(super) tiles: *const [i32; PANEL_COLUMNS],
     pub(super) x_scales: *const f32,
-    /// Sums of x, of two slices each.
+    /// Sums of x over two slices each.
     pub(super) pairs: [*const [i16; 2]; PAIRS],
     pub(super) results: *mut [f32; PANEL_COLUMNS],
-    /// All ones where results are added to, none where they begin.
+    /// All ones if results are added to, zero if they are overwritten.
     pub(super) kept: __mmask16,
 }
 
@@ -54,7 +55,7 @@ impl ScaledRows {
     /// Rows of a block from `first` on.
     ///
     /// # Safety
-    /// The block has that unit. Arrays of sums and scales can be read for a whole block even where it has fewer rows.
+    /// The block has that unit. Sums and scales can be read for sixteen rows even if the block has fewer.
     #[inline(always)]
     pub(super) unsafe fn new(
         tiles: &[Tile<i32>],
@@ -75,25 +76,38 @@ impl ScaledRows {
     }
 }
 
-/// The instructions for a row: high and low bytes are put together and scaled, less the minimums times the sums of x; times the scale of x,
-/// added to the result.
+/// The instructions for a row: the sums of both planes are combined and scaled, the minimums times the sums of x are
+/// subtracted, and the result times the scale of x is added to the row's results.
 macro_rules! row_with_min {
     ($shift:literal, $r:literal) => {
         concat!(
-            "vpslld zmm30, zmmword ptr [{tiles} + 64 * ", $r, "], ", $shift,
-            "\nvpaddd zmm30, zmm30, zmmword ptr [{tiles} + 1024 + 64 * ", $r,
-            "]\nvpxord zmm31, zmm31, zmm31\nvpdpwssd zmm31, {min0}, dword ptr [{pairs0} + 4 * ", $r,
-            "]{{1to16}}\nvcvtdq2ps zmm30, zmm30\nvpdpwssd zmm31, {min1}, dword ptr [{pairs1} + 4 * ", $r,
-            "]{{1to16}}\nvmulps zmm30, zmm30, {scale}\nvpdpwssd zmm31, {min2}, dword ptr [{pairs2} + 4 * ", $r,
-            "]{{1to16}}\nvpdpwssd zmm31, {min3}, dword ptr [{pairs3} + 4 * ", $r,
-            "]{{1to16}}\nvcvtdq2ps zmm31, zmm31\nvfnmadd231ps zmm30, zmm31, {min}\nvmovups zmm31{{{kept}}}{{z}}, zmmword ptr [{results} + 64 * ", $r,
-            "]\nvfmadd231ps zmm31, zmm30, dword ptr [{x_scales} + 4 * ", $r,
-            "]{{1to16}}\nvmovups zmmword ptr [{results} + 64 * ", $r, "], zmm31"
+            "vpslld zmm30, zmmword ptr [{tiles} + 64 * ",
+            $r,
+            "], ",
+            $shift,
+            "\nvpaddd zmm30, zmm30, zmmword ptr [{tiles} + 1024 + 64 * ",
+            $r,
+            "]\nvpxord zmm31, zmm31, zmm31\nvpdpwssd zmm31, {min0}, dword ptr [{pairs0} + 4 * ",
+            $r,
+            "]{{1to16}}\nvcvtdq2ps zmm30, zmm30\nvpdpwssd zmm31, {min1}, dword ptr [{pairs1} + 4 * ",
+            $r,
+            "]{{1to16}}\nvmulps zmm30, zmm30, {scale}\nvpdpwssd zmm31, {min2}, dword ptr [{pairs2} + 4 * ",
+            $r,
+            "]{{1to16}}\nvpdpwssd zmm31, {min3}, dword ptr [{pairs3} + 4 * ",
+            $r,
+            "]{{1to16}}\nvcvtdq2ps zmm31, zmm31\nvfnmadd231ps zmm30, zmm31, {min}",
+            "\nvmovups zmm31{{{kept}}}{{z}}, zmmword ptr [{results} + 64 * ",
+            $r,
+            "]\nvfmadd231ps zmm31, zmm30, dword ptr [{x_scales} + 4 * ",
+            $r,
+            "]{{1to16}}\nvmovups zmmword ptr [{results} + 64 * ",
+            $r,
+            "], zmm31"
         )
     };
 }
 
-/// The same without minimums.
+/// Like `row_with_min`, without minimums.
 macro_rules! plain_row {
     ($shift:literal, $r:literal) => {
         concat!(
@@ -114,7 +128,7 @@ macro_rules! plain_row {
     };
 }
 
-/// Scales four rows of a unit of a format, each after one of the instructions given.
+/// Scales four rows of a unit, each after one of the given instructions.
 macro_rules! scale_four {
     ($scales:expr, $registers:expr, $rows:expr, [$a:expr, $b:expr, $c:expr, $d:expr], $($operands:tt)*) => {
         match $scales {

@@ -1,78 +1,79 @@
-//! Slices of 32 numbers that floats scale, as a stream through tiles: one is multiplied, the second before it stored, and the fourth before it
-//! scaled by vectors and added to the sums of its rows. The stream goes on from block to block ([`multiply_blocks`]), or from panel to panel
-//! ([`multiply_panels`]).
+//! A pipeline for slices of 32 values with float scales: while one slice is multiplied in tiles, the slice two before
+//! it is stored, and the slice four before it is scaled by vectors and added to the sums of its rows. The pipeline goes
+//! on from block to block ([`multiply_blocks`]), or from panel to panel ([`multiply_panels`]).
 //!
-//! **Order.** A slice of 16 x 16 x 32 is 16 cycles of multiplication, 16 of storing and 48 operations on vectors (64 with minimums), for two
-//! units of the core, of which one also multiplies tiles: 33 cycles. A core by itself comes to 36 in any order. While another program uses
-//! its second hardware thread it looks ahead half as far, and instructions that wait then hold up those behind them: tile instructions
-//! in one clump before the vectors took 74 to 91 cycles a slice, spread among them 50 to 57 (2026-11-16, Xeon with AMX). So each tile
-//! instruction stands apart from the one that needs its result, with a quarter or a half of the rows between them.
+//! **Order of instructions.** A slice of 16 x 16 x 32 takes 16 cycles of multiplication, 16 of storing and 48 vector
+//! operations (64 with minimums) for two ports of the core, one of which also multiplies tiles: 33 cycles. A core that
+//! runs nothing else needs 36 in any order. While another program uses its second hardware thread, the core looks ahead
+//! half as far, and an instruction that waits delays those behind it: with all tile instructions before the vector
+//! operations a slice took 74 to 91 cycles, with tile instructions spread among them 50 to 57 (2026-11-16, Xeon with
+//! AMX). So a quarter or a half of the rows is scaled between a tile instruction and the one that needs its result.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::float_scales::{CHUNK_UNITS, unpack_slice};
-use super::{BLOCK_ROWS, CHUNK_SLICES, SliceScales, Tile, UnpackRing};
+use super::float_scales::{RING_CAPACITY_UNITS, unpack_slice};
+use super::{BLOCK_ROWS, RING_SLICES, SliceScales, Tile, UnpackRing};
 use crate::matmul::prefetch::PacedPrefetch;
 use crate::matmul::quantized::activations::RowBlock;
 use crate::matmul::quantized::avx512::halves;
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN};
 
-/// Units that a ring holds where they are unpacked on the way: the fewer, the surer they are still in the first-level cache when they are
-/// overwritten. With sixteen, products of 16 rows were a fifth slower.
+/// Units in the ring when panels are unpacked on the way. A small ring is still in the first-level cache when it is
+/// overwritten: with sixteen units, products of 16 rows were a fifth slower.
 const RING_UNITS: usize = 4;
 
-/// Panels that one block of rows goes through side by side.
-const SIDE_BY_SIDE: usize = 4;
+/// Panels that one block of rows is multiplied with in turns.
+const GROUP_PANELS: usize = 4;
 
-/// So many units of a panel come before the next panel's.
+/// Units of a panel that are multiplied before the next panel's turn.
 const VISIT: usize = 4;
 
-/// How far ahead of its use W is asked for, in each of these.
+/// Distance in bytes from the prefetched line of W to the one in use, in each of these panels.
 const AHEAD_BYTES: usize = 3 * 1024;
 
 /// Units from being multiplied to being scaled.
 const LAG: usize = 2;
 
-/// An integer below 2^22 in magnitude, added to these bits, is a float that is larger than the integer by this much.
+/// An integer below 2^22 in magnitude, added to the bits of this float, gives the float `MAGIC + integer`.
 const MAGIC: f32 = crate::math::ROUND;
 
-/// What is multiplied in one go: blocks of rows with some units of a panel, no more than the ring holds.
+/// Blocks of rows to multiply with some units of a panel, no more than the ring holds.
 pub(super) struct PanelRun<'a> {
     /// The first block, from the first unit on.
     pub(super) x: RowBlock<'a>,
-    /// To the next block of as many rows: bytes of its integers, entries of its sums and scales.
+    /// Distance to the next block: in bytes of integers, and in entries of sums and scales.
     pub(super) distance: (usize, usize),
     /// Units of a block.
     pub(super) num_units: usize,
-    /// Results begin with these units; they are added to what is there otherwise.
+    /// Whether results are overwritten; otherwise they are added to.
     pub(super) fresh: bool,
-    /// As they lie in memory.
+    /// The packed units.
     pub(super) units: *const u8,
 }
 
-/// Where the next unit to be multiplied lies.
+/// The next unit to be multiplied.
 struct NextUnit {
     x: *const i8,
-    /// Its number among the units.
+    /// Its index among the units.
     at: usize,
-    /// Blocks that are left with it.
+    /// Blocks that are left, including this one.
     blocks: usize,
 }
 
-/// A slice that has been multiplied and stored, with what scales it: of W in registers, of x for each row.
+/// A slice that has been multiplied and stored, with its scales: those of W in registers, those of x for each row.
 struct MultipliedSlice {
     tile: *const Tile<i32>,
     scale: __m512,
-    /// What the integers are too large by, times the scale.
+    /// `-MAGIC` times the scale.
     excess: __m512,
     mins: __m512,
     x_scales: *const f32,
     x_sums: *const f32,
 }
 
-/// The instructions for a row: `product * scale`, rounded once (that the product becomes a float costs no more than an addition of integers),
-/// times the scale of x, added to the row's sum.
+/// The instructions that scale a row: `product * scale`, rounded once, times the scale of x, added to the row's sum.
+/// The conversion of the product to a float costs one integer addition.
 macro_rules! plain_row {
     ($r:literal) => {
         concat!(
@@ -87,7 +88,7 @@ macro_rules! plain_row {
     };
 }
 
-/// The same with a minimum, times the sum of x.
+/// Like `plain_row`, with the minimum times the sum of x added.
 macro_rules! row_with_min {
     ($r:literal) => {
         concat!(
@@ -104,7 +105,7 @@ macro_rules! row_with_min {
     };
 }
 
-/// Tile instructions before, between and after rows that are scaled, in this very order.
+/// Tile instructions before, between and after two groups of rows that are scaled; the order of instructions is fixed.
 macro_rules! interleaved {
     ($slice:ident, $sums:ident, $row:ident, $before:literal, [$($first:ident $f:literal)*], $between:literal,
         [$($second:ident $s:literal)*], $after:literal, $($operands:tt)*) => {
@@ -139,26 +140,33 @@ impl MultipliedSlice {
         x_scales: *const f32,
         x_sums: *const f32,
     ) -> Self {
-        // SAFETY: by the caller's promise.
+        // SAFETY: passed on from the caller.
         unsafe {
-            // Exact: 2 bits times the 11 of a half.
+            // Exact: MAGIC has 2 significant bits, an f16 has 11.
             let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
             MultipliedSlice { tile, scale, excess, mins, x_scales, x_sums }
         }
     }
 }
 
-/// Adds the first half of a slice's rows to their sums. Meanwhile x is loaded for a multiplication into a tile of this number, and what is
-/// in that tile is stored and zeroed. (A macro, since functions that are always inlined may not hold such registers.)
+/// Scales the first half of a slice's rows. Meanwhile x is loaded for a multiplication into tile `$number`, after that
+/// tile is stored and zeroed. (A macro, because a function that is always inlined cannot have AVX-512 registers as
+/// `asm!` operands.)
 macro_rules! first_half {
     ($slice:ident, $sums:ident, $mins:expr, $rows:expr, $number:literal, $x:expr, $to:expr) => {
         match ($mins, $rows) {
             (Mins::None, BLOCK_ROWS) => {
-                first_half!(@ $slice, $sums, plain_row, $number, $x, $to, [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],)
+                first_half!(
+                    @ $slice, $sums, plain_row, $number, $x, $to,
+                    [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],
+                )
             }
-            (Mins::None, _) => first_half!(@ $slice, $sums, plain_row, $number, $x, $to, [sum0 0 sum1 1], [sum2 2 sum3 3],),
+            (Mins::None, _) => {
+                first_half!(@ $slice, $sums, plain_row, $number, $x, $to, [sum0 0 sum1 1], [sum2 2 sum3 3],)
+            }
             (_, BLOCK_ROWS) => first_half!(
-                @ $slice, $sums, row_with_min, $number, $x, $to, [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],
+                @ $slice, $sums, row_with_min, $number, $x, $to,
+                [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],
                 x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
             ),
             _ => first_half!(
@@ -167,7 +175,10 @@ macro_rules! first_half {
             ),
         }
     };
-    (@ $slice:ident, $sums:ident, $row:ident, $number:literal, $x:expr, $to:expr, $first:tt, $second:tt, $($operands:tt)*) => {
+    (
+        @ $slice:ident, $sums:ident, $row:ident, $number:literal, $x:expr, $to:expr,
+        $first:tt, $second:tt, $($operands:tt)*
+    ) => {
         interleaved!(
             $slice, $sums, $row,
             "tileloadd tmm4, [{x} + {stride}]", $first,
@@ -181,7 +192,7 @@ macro_rules! first_half {
     };
 }
 
-/// The second half of the rows. Meanwhile W is loaded, and when they are done multiplied with x.
+/// Scales the second half of a slice's rows. Meanwhile W is loaded; after the rows, it is multiplied with x.
 macro_rules! second_half {
     ($slice:ident, $sums:ident, $mins:expr, $rows:expr, $number:literal, $w:expr) => {
         match ($mins, $rows) {
@@ -214,19 +225,19 @@ macro_rules! second_half {
     };
 }
 
-/// Whether tiles read the numbers as they lie in memory.
+/// Whether tiles read the packed values without unpacking.
 pub(super) const fn is_direct<F: QuantizedFormat>() -> bool {
     F::LAYOUT.bits == 8
 }
 
-/// What scales a slice of a unit.
+/// Scale and minimum of a slice of a unit.
 ///
 /// # Safety
 /// The unit is whole; the machine has AVX-512 F.
 #[inline(always)]
 pub(super) unsafe fn scales<F: QuantizedFormat>(unit: *const u8, slice: usize) -> [__m512; 2] {
     let layout = F::LAYOUT;
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         let min = match layout.mins {
             Mins::Float => halves(unit.add(layout.min(slice))),
@@ -236,48 +247,48 @@ pub(super) unsafe fn scales<F: QuantizedFormat>(unit: *const u8, slice: usize) -
     }
 }
 
-/// The same, of a slice that was unpacked to the ring.
+/// Scale and minimum of a slice that was unpacked to the ring.
 ///
 /// # Safety
-/// As for [`scales`]; the ring has the unit at place `at`, unless tiles read it as it is.
+/// As for [`scales`]; the ring has the unit at index `at`, unless tiles read packed values.
 #[inline(always)]
 unsafe fn unpacked_scales<F: QuantizedFormat>(
     unit: *const u8,
     at: usize,
     slice: usize,
-    chunk: &UnpackRing,
+    ring: &UnpackRing,
 ) -> [__m512; 2] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         if is_direct::<F>() {
             return scales::<F>(unit, slice);
         }
-        let SliceScales { scale, min } = &chunk.scales[2 * at + slice];
+        let SliceScales { scale, min } = &ring.scales[2 * at + slice];
         [_mm512_load_ps(scale.as_ptr()), _mm512_load_ps(min.as_ptr())]
     }
 }
 
-/// Multiplies blocks of rows with some units of one panel, one tile of results for each block. While one is scaled, `ahead` of its number says
-/// what to ask for.
+/// Multiplies blocks of rows with some units of one panel; there is a tile of results for each block. Block i
+/// prefetches `ahead(i)`.
 ///
 /// # Safety
-/// Tiles are configured for the blocks and hold zeros; the ring holds the units, unless they are read as they are; rows have them all; the
-/// machine has AMX and AVX-512 with VNNI.
+/// Tiles are configured for the blocks and hold zeros. The ring holds the units, unless tiles read packed values; the
+/// blocks have them too. The machine has AMX and AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
-    chunk: &mut UnpackRing,
+    ring: &mut UnpackRing,
     run: &PanelRun<'_>,
     results: &mut [Tile<f32>],
     ahead: impl Fn(usize) -> PacedPrefetch,
 ) {
     let num_units = run.num_units;
-    // SAFETY: see the promises of the function; every index below is within the block's and the ring's arrays, of which those of sums
-    // and scales can be read for a whole block even where it has fewer rows.
+    // SAFETY: the caller guarantees blocks and units. Every index below is within the block's and the ring's arrays;
+    // sums and scales can be read for sixteen rows even if a block has fewer.
     unsafe {
         let m = run.x.num_rows;
         let unit_bytes = 2 * SLICE_LEN * m;
         let mut factors = NextUnit { x: run.x.quants, at: 0, blocks: results.len() };
-        // After the last unit of all, some of the last block are multiplied again, and nobody reads the products.
+        // After the last unit, the pipeline multiplies some units of the last block again; the products are not used.
         let advance = |factors: &mut NextUnit| {
             factors.x = factors.x.wrapping_add(unit_bytes);
             factors.at += 1;
@@ -287,19 +298,19 @@ pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
                 (factors.at, factors.blocks) = (0, factors.blocks.saturating_sub(1));
             }
         };
-        let ring = chunk.integers.as_ptr();
+        let unpacked_slices = ring.integers.as_ptr();
         let unit = |at: usize| run.units.wrapping_add(at * F::LAYOUT.unit_bytes());
         let w = |at: usize, slice: usize| match is_direct::<F>() {
             true => unit(at).add(F::LAYOUT.low(slice)),
-            false => ring.add(2 * at + slice).cast(),
+            false => unpacked_slices.add(2 * at + slice).cast(),
         };
-        let tiles = chunk.tiles.as_mut_ptr();
+        let tiles = ring.tiles.as_mut_ptr();
         for unit in 0..LAG {
             multiply_tile::<0>(factors.x, w(factors.at, 0), (unit > 0).then_some(tiles));
             multiply_tile::<1>(factors.x.add(SLICE_LEN), w(factors.at, 1), (unit > 0).then_some(tiles.add(1)));
             advance(&mut factors);
         }
-        // Of units that were scaled.
+        // Number of units that were scaled.
         let mut n = 0;
         let (mut block_scales, mut block_sums) = (run.x.scales, run.x.sums);
         for (i, result) in results.iter_mut().enumerate() {
@@ -313,7 +324,7 @@ pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
                 let (scaled, stored) = (tiles.add(n % 2 * 2), tiles.add((n + 1) % 2 * 2));
                 macro_rules! slice {
                     ($slice:literal) => {{
-                        let scales = unpacked_scales::<F>(unit(at), at, $slice, chunk);
+                        let scales = unpacked_scales::<F>(unit(at), at, $slice, ring);
                         let slice = MultipliedSlice::new(scaled.add($slice), scales, x_scales, x_sums);
                         let (x, to) = (factors.x.add($slice * SLICE_LEN), stored.add($slice));
                         first_half!(slice, sums, F::LAYOUT.mins, BLOCK_ROWS, $slice, x, to);
@@ -336,38 +347,40 @@ pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
     }
 }
 
-/// Panels that lie one after the other. They are gone through in groups: some units of each panel of a group in turn.
+/// The order in which units of adjacent panels are multiplied: panels are taken in groups, and of a group some units of
+/// each panel in turn.
 #[derive(Clone, Copy)]
 struct PanelWalk {
     units: *const u8,
     num_units: usize,
     count: usize,
     unit_bytes: usize,
-    /// So many units of a panel come before the next panel's.
+    /// Units of a panel before the next panel's turn.
     visit: usize,
 }
 
-/// A unit of a panel.
+/// A unit in that order.
 #[derive(Clone, Copy)]
 struct UnitCursor {
     unit: *const u8,
-    /// Its number in the panel.
+    /// Its index in the panel.
     index: usize,
     panel: usize,
-    /// The units of a panel that follow each other.
+    /// First unit of the panel's turn, and the end of it.
     visit: (usize, usize),
-    /// The panels of the group.
+    /// First panel of the group, and the end of it.
     group: (usize, usize),
 }
 
 impl PanelWalk {
+    /// The first unit of the group that begins with panel `start`.
     fn group(&self, start: usize) -> UnitCursor {
         let unit = self.units.wrapping_add(start * self.num_units * self.unit_bytes);
-        let group = (start, self.count.min(start + SIDE_BY_SIDE));
+        let group = (start, self.count.min(start + GROUP_PANELS));
         UnitCursor { unit, index: 0, panel: start, visit: (0, self.num_units.min(self.visit)), group }
     }
 
-    /// The place after this one; after the last comes the first.
+    /// The unit after this one; after the last comes the first.
     #[inline(always)]
     fn next(&self, place: UnitCursor) -> UnitCursor {
         if place.index + 1 < place.visit.1 {
@@ -376,7 +389,7 @@ impl PanelWalk {
         self.next_visit(place)
     }
 
-    /// The first place of the next panel.
+    /// The first unit of the next panel's turn.
     #[inline(always)]
     fn next_visit(&self, place: UnitCursor) -> UnitCursor {
         let UnitCursor { unit, index, panel, visit, group } = place;
@@ -395,15 +408,16 @@ impl PanelWalk {
     }
 }
 
-/// Multiplies one block of rows with neighbouring panels, a tile of results for each. Several are gone through side by side, since several
-/// streams of memory are faster than one; sums are in registers for a unit and go to memory between.
+/// Multiplies one block of rows with adjacent panels; there is a tile of results for each panel. Several panels are
+/// read in turns, because several streams of memory are faster than one; sums are in registers during a panel's turn
+/// and in memory between turns.
 ///
 /// # Safety
-/// Tiles are configured for the block and hold zeros; at `units` lie as many panels as there are results, of `num_units` units each; x has as
-/// many, and ROWS or fewer rows; the machine has AMX and AVX-512 with VNNI.
+/// Tiles are configured for the block and hold zeros. At `units` there is a panel of `num_units` units for each tile of
+/// results; x has `num_units` units too, and at most ROWS rows. The machine has AMX and AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
-    chunk: &mut UnpackRing,
+    ring: &mut UnpackRing,
     x: RowBlock<'_>,
     units: *const u8,
     num_units: usize,
@@ -411,8 +425,8 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
 ) {
     let panels = PanelWalk { units, num_units, count: results.len(), unit_bytes: F::LAYOUT.unit_bytes(), visit: VISIT };
     let m = x.num_rows;
-    // SAFETY: see the promises of the function; places are within the panels, and arrays of sums and scales can be read for a whole
-    // block even where it has fewer rows; a prefetch may go anywhere.
+    // SAFETY: the caller guarantees block and panels; cursors stay within the panels. Sums and scales can be read for
+    // sixteen rows even if the block has fewer; a prefetch may use any address.
     unsafe {
         let fetch = |at: *const u8, part: usize| {
             let lines = panels.unit_bytes / 64;
@@ -420,35 +434,36 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
             }
         };
-        let unpack = |place: UnitCursor, n: usize, slice: usize, chunk: &mut UnpackRing| {
+        let unpack = |place: UnitCursor, n: usize, slice: usize, ring: &mut UnpackRing| {
             if !is_direct::<F>() {
-                unpack_slice::<F>(place.unit, n % RING_UNITS, slice, chunk);
+                unpack_slice::<F>(place.unit, n % RING_UNITS, slice, ring);
             }
         };
-        // What is asked for has its own order, so that all panels of a group come in at the same pace, and goes on beyond the last one.
+        // Prefetching has its own order, in which all panels of a group advance at the same pace; it goes on beyond the
+        // last panel.
         let streams = PanelWalk { count: usize::MAX, visit: 1, ..panels };
-        let mut asked = streams.group(0);
-        for _ in 0..SIDE_BY_SIDE * AHEAD_BYTES.div_ceil(panels.unit_bytes) {
-            asked = streams.next_visit(asked);
+        let mut prefetched = streams.group(0);
+        for _ in 0..GROUP_PANELS * AHEAD_BYTES.div_ceil(panels.unit_bytes) {
+            prefetched = streams.next_visit(prefetched);
         }
-        let ring = chunk.integers.as_ptr();
+        let unpacked_slices = ring.integers.as_ptr();
         let w = |place: UnitCursor, n: usize, slice: usize| match is_direct::<F>() {
             true => place.unit.add(F::LAYOUT.low(slice)),
-            false => ring.add(n % RING_UNITS * 2 + slice).cast(),
+            false => unpacked_slices.add(n % RING_UNITS * 2 + slice).cast(),
         };
         let x_slice = |place: UnitCursor, slice: usize| x.quants.add((place.index * 2 * m + slice) * SLICE_LEN);
-        let tiles = chunk.tiles.as_mut_ptr();
+        let tiles = ring.tiles.as_mut_ptr();
         // The unit that is multiplied, and the next one, which is unpacked.
         let mut factors = panels.group(0);
-        (0..2).for_each(|slice| unpack(factors, 0, slice, chunk));
+        (0..2).for_each(|slice| unpack(factors, 0, slice, ring));
         let mut unpacked = panels.next(factors);
         for n in 0..LAG {
-            (0..2).for_each(|slice| unpack(unpacked, n + 1, slice, chunk));
+            (0..2).for_each(|slice| unpack(unpacked, n + 1, slice, ring));
             multiply_tile::<0>(x_slice(factors, 0), w(factors, n, 0), (n > 0).then_some(tiles));
             multiply_tile::<1>(x_slice(factors, 1), w(factors, n, 1), (n > 0).then_some(tiles.add(1)));
             (factors, unpacked) = (unpacked, panels.next(unpacked));
         }
-        // After the last unit of all, the first ones are multiplied again, and nobody reads the products.
+        // After the last unit, the pipeline multiplies the first ones again; the products are not used.
         let (mut scaled, mut n) = (panels.group(0), 0);
         while n < num_units * panels.count {
             let result = &mut results[scaled.panel];
@@ -469,15 +484,15 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
                         );
                         let to = tiles.add((n + 1) % 2 * 2 + $slice);
                         first_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, x_slice(factors, $slice), to);
-                        unpack(unpacked, n + LAG + 1, $slice, chunk);
-                        fetch(asked.unit, 2 * $slice);
+                        unpack(unpacked, n + LAG + 1, $slice, ring);
+                        fetch(prefetched.unit, 2 * $slice);
                         second_half!(slice, sums, F::LAYOUT.mins, ROWS, $slice, w(factors, n + LAG, $slice));
-                        fetch(asked.unit, 2 * $slice + 1);
+                        fetch(prefetched.unit, 2 * $slice + 1);
                     }};
                 }
                 slice!(0);
                 slice!(1);
-                (factors, unpacked, asked) = (unpacked, panels.next(unpacked), streams.next_visit(asked));
+                (factors, unpacked, prefetched) = (unpacked, panels.next(unpacked), streams.next_visit(prefetched));
                 (scaled.unit, scaled.index, n) = (scaled.unit.wrapping_add(panels.unit_bytes), scaled.index + 1, n + 1);
             }
             (0..ROWS).for_each(|r| _mm512_storeu_ps(result[r].as_mut_ptr(), sums[r]));
@@ -487,13 +502,14 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
     }
 }
 
-/// Multiplies a slice into a tile, which is stored and zeroed before where that is asked for.
+/// Multiplies a slice into a tile; if `stored` is given, the tile is stored there and zeroed first.
 ///
 /// # Safety
-/// Block and ring have these slices, tiles are configured for them and the tile holds zeros otherwise; the machine has AMX.
+/// Block and ring have these slices, tiles are configured for them, and without `stored` the tile holds zeros; the
+/// machine has AMX.
 #[inline(always)]
 unsafe fn multiply_tile<const TILE: usize>(x: *const i8, w: *const u8, stored: Option<*mut Tile<i32>>) {
-    // SAFETY: by the caller's promise; sixteen lines or fewer go to an array of as many.
+    // SAFETY: passed on from the caller; a tile has at most sixteen rows, like the memory that it is stored to.
     unsafe {
         if let Some(to) = stored {
             asm!(
@@ -520,4 +536,4 @@ unsafe fn multiply_tile<const TILE: usize>(x: *const i8, w: *const u8, stored: O
     }
 }
 
-const _: () = assert!(CHUNK_SLICES == 2 * CHUNK_UNITS && LAG + 1 < RING_UNITS);
+const _: () = assert!(RING_SLICES == 2 * RING_CAPACITY_UNITS && LAG + 1 < RING_UNITS);

@@ -1,5 +1,5 @@
-//! Several blocks of rows: a part of two panels is unpacked into the first-level cache and multiplied with all blocks, whose own part stays
-//! in the second-level cache.
+//! Several blocks of rows: a part of two panels is unpacked into the first-level cache and multiplied with all blocks,
+//! whose own part stays in the second-level cache.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -40,7 +40,8 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
             for start in panels.clone().step_by(PANELS) {
                 let few = start..panels.end.min(start + PANELS);
                 for (panel, unpacked) in few.clone().zip(scratch.iter_mut()) {
-                    // SAFETY: they are whole units of F, no more than the scratch holds; the caller guarantees the features.
+                    // SAFETY: they are whole units of F, no more than the scratch holds; the caller guarantees the
+                    // features.
                     unsafe { unpacked.fill::<F>(&weight.panel(panel)[bytes.clone()]) };
                 }
                 // Unpacked next: the same part of the next panels, or the next part of the first ones.
@@ -63,8 +64,8 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
                     };
                     while work.row < work.x.num_rows {
                         let left = work.x.num_rows - work.row;
-                        // SAFETY: the scratch holds these units of F; the caller guarantees rows ordered by word, and results with a tile
-                        // of sixteen rows for every panel and block.
+                        // SAFETY: the scratch holds these units of F; the caller guarantees rows ordered by word, and
+                        // results with a tile of sixteen rows for every panel and block.
                         unsafe {
                             match (left, few.len()) {
                                 (..=4, 2) => unpacked_panels::multiply::<4, 2>(&layout, &work),

@@ -1,11 +1,13 @@
-//! Products with quantized weights with AVX-512 VNNI: `vpdpbusd` multiplies 64 bytes and adds them by fours, for sixteen columns at once.
+//! Products with quantized weights with AVX-512 VNNI: `vpdpbusd` multiplies 64 bytes and adds them by fours, for
+//! sixteen columns at once.
 //!
-//! Up to sixteen rows, as in decoding: W is read once, from end to end, and unpacked on the way ([`one_block`], [`packed_panels`]). Up to a few
-//! rows, reading W is the bound. One row is multiplied with several panels at a time: the hardware prefetchers then follow several streams,
-//! each within its page, where a single stream would leave them idle.
+//! Up to sixteen rows, as in decoding: W is read once, from end to end, and unpacked on the way ([`one_block`],
+//! [`packed_panels`]). Up to a few rows, reading W is the bound. One row is multiplied with several panels at a time:
+//! the hardware prefetchers then follow several streams, each within its page, where a single stream would leave them
+//! idle.
 //!
-//! More rows: for each part of K two panels are unpacked, with their scales, into the first-level cache and multiplied with all rows
-//! ([`many_blocks`], [`unpacked_panels`]). Arithmetic is the bound.
+//! More rows: for each part of K two panels are unpacked, with their scales, into the first-level cache and multiplied
+//! with all rows ([`many_blocks`], [`unpacked_panels`]). Arithmetic is the bound.
 
 mod many_blocks;
 mod one_block;
@@ -21,12 +23,12 @@ use crate::matmul::quantized::panel_layout::QuantizedFormat;
 use crate::matmul::result_tiles::ResultSink;
 use crate::matmul::weight::PackedWeight;
 
-/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes the results. Panels are
-/// taken in the thread's direction.
+/// Multiplies up to sixteen rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results. Panels are taken in the thread's direction.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI. There is one block of rows, and rows and weights have the same number of units of F. No other
-/// thread writes these panels of the output.
+/// The machine has AVX-512 with VNNI. There is one block of rows, and rows and weights have the same number of units of
+/// F. No other thread writes these panels of the output.
 pub(in crate::matmul) unsafe fn one_block_times_panels<F: QuantizedFormat, const WEIGHTS: usize>(
     part: ProductPart<'_>,
     weights: [&PackedWeight; WEIGHTS],
@@ -45,7 +47,8 @@ pub(in crate::matmul) unsafe fn one_block_times_panels<F: QuantizedFormat, const
     }
 }
 
-/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes the results.
+/// Multiplies any number of rows with some panels of one weight, or of two whose results `join` combines, and writes
+/// the results.
 ///
 /// # Safety
 /// As for [`one_block_times_panels`], for any number of blocks; rows are ordered by words.

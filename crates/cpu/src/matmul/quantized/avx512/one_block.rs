@@ -65,7 +65,8 @@ unsafe fn multiply_group<F: QuantizedFormat>(
         let rows = BlockRows { x, first, results: results.wrapping_add(first * PANEL_COLUMNS), distance };
         macro_rules! rows {
             ($order:ident, $rows:literal, $panels:literal) => {{
-                // SAFETY: passed on from the caller; the panels exist, and rows end within the block or, ordered by word, within its tile.
+                // SAFETY: passed on from the caller; the panels exist, and rows end within the block or, ordered by
+                // word, within its tile.
                 unsafe { packed_panels::multiply::<F, $order, $rows, $panels>(&w, &rows, &mut ahead, following) };
                 $rows
             }};
@@ -85,7 +86,8 @@ unsafe fn multiply_group<F: QuantizedFormat>(
             (InputOrder::ByRow, 3, 4) => rows!(ByRows, 3, 4),
             (InputOrder::ByRow, 3, 2) => rows!(ByRows, 3, 2),
             (InputOrder::ByRow, 3, _) => rows!(ByRows, 3, 1),
-            // More than four rows are ordered by row on machines with AMX only; formats for which AMX begins later come here.
+            // More than four rows are ordered by row on machines with AMX only; formats for which AMX begins later come
+            // here.
             (InputOrder::ByRow, 8.., num_panels) if const { min_rows_amx(&F::LAYOUT) > 8 } => match num_panels {
                 2 => rows!(ByRows, 8, 2),
                 _ => rows!(ByRows, 8, 1),

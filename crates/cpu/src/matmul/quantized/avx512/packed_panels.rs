@@ -1,6 +1,7 @@
 //! The inner loop for one block of rows: some rows times some packed panels, which are unpacked on the way.
 //!
-//! Several rows and panels have independent sums, because an instruction takes five cycles and two can begin in each cycle.
+//! Several rows and panels have independent sums, because an instruction takes five cycles and two can begin in each
+//! cycle.
 
 use std::arch::x86_64::*;
 
@@ -10,13 +11,15 @@ use crate::matmul::quantized::activations::{RowBlock, SLICE_WORDS};
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, Scales};
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
 
-/// Distance in bytes from the prefetched line of W to the one in use, when [`MANY_PANELS`] panels share the first-level cache.
+/// Distance in bytes from the prefetched line of W to the one in use, when [`MANY_PANELS`] panels share the first-level
+/// cache.
 const PREFETCH_BYTES: usize = 2 * 1024;
 
 /// With this number of panels, each panel prefetches its own next lines.
 pub(super) const MANY_PANELS: usize = 4;
 
-/// Where the words of x are in memory: one implementation for each [`InputOrder`](crate::matmul::quantized::activations::InputOrder).
+/// Where the words of x are in memory: one implementation for each
+/// [`InputOrder`](crate::matmul::quantized::activations::InputOrder).
 pub(super) trait WordStrides {
     /// Words from a row to the next, and from a word of a row to its next word.
     const ROW: usize;
@@ -69,17 +72,19 @@ pub(super) struct AdjacentPanels {
 pub(super) struct BlockRows<'a> {
     pub(super) x: RowBlock<'a>,
     pub(super) first: usize,
-    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are `distance` values further on.
+    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are
+    /// `distance` values further on.
     pub(super) results: *mut f32,
     pub(super) distance: usize,
 }
 
-/// Multiplies R rows with P panels. With fewer than [`MANY_PANELS`] panels, `ahead` is prefetched meanwhile. With [`MANY_PANELS`], each panel
-/// prefetches its own next lines, and at its end the first lines of the panel that is `following` bytes further on.
+/// Multiplies R rows with P panels. With fewer than [`MANY_PANELS`] panels, `ahead` is prefetched meanwhile. With
+/// [`MANY_PANELS`], each panel prefetches its own next lines, and at its end the first lines of the panel that is
+/// `following` bytes further on.
 ///
 /// # Safety
-/// There are P panels of F, the block has the same number of units and is in the order X. There are R rows from the first on, or, ordered
-/// by word, memory for them; and memory for their results. The machine has AVX-512 with VNNI.
+/// There are P panels of F, the block has the same number of units and is in the order X. There are R rows from the
+/// first on, or, ordered by word, memory for them; and memory for their results. The machine has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
 pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize, const P: usize>(
     w: &AdjacentPanels,
@@ -190,8 +195,8 @@ pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize
 /// Sums of the products of registers FROM to TO of a slice.
 ///
 /// # Safety
-/// Each of `units` is a whole unit of F; `quants` are R rows of x in the order X, and `offsets` their sums times the negated offset of W. The
-/// machine has AVX-512 with VNNI.
+/// Each of `units` is a whole unit of F; `quants` are R rows of x in the order X, and `offsets` their sums times the
+/// negated offset of W. The machine has AVX-512 with VNNI.
 #[inline(always)]
 unsafe fn dots<
     F: QuantizedFormat,
@@ -260,6 +265,6 @@ unsafe fn add_scaled<F: QuantizedFormat, const R: usize, const P: usize>(
 /// `offset` can be read, and the machine has AVX-512 F.
 #[inline(always)]
 unsafe fn offset<F: QuantizedFormat>(offset: *const i32) -> __m512i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe { if F::LAYOUT.offset_shift.is_none() { _mm512_setzero_si512() } else { _mm512_set1_epi32(*offset) } }
 }

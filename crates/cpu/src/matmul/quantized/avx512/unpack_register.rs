@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use crate::matmul::quantized::panel_layout::{QuantizedFormat, Scales};
 
-/// The eight registers of a slice: register j holds, for each column, values 4 j to 4 j + 3, before the offset is subtracted.
+/// The eight registers of a slice: register j holds, for each column, values 4 j to 4 j + 3, before the offset is
+/// subtracted.
 ///
 /// # Safety
 /// `unit` is a whole unit of F, and the machine has AVX-512 BW.
@@ -82,7 +83,7 @@ unsafe fn shifted(bits: __m512i, by: i32) -> __m512i {
 /// 32 bytes can be read from `at`; the machine has AVX-512 F.
 #[inline(always)]
 pub(in crate::matmul) unsafe fn halves(at: *const u8) -> __m512 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
@@ -96,7 +97,7 @@ pub(in crate::matmul) unsafe fn scale_integers<F: QuantizedFormat>(
     slice: usize,
     half: usize,
 ) -> __m512i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe {
         let at = unit.add(F::LAYOUT.scale(slice));
         match F::LAYOUT.scales {
@@ -112,6 +113,6 @@ pub(in crate::matmul) unsafe fn scale_integers<F: QuantizedFormat>(
 /// `unit` is a whole unit of F, whose minimums are integers; the machine has AVX-512 BW.
 #[inline(always)]
 pub(in crate::matmul) unsafe fn min_pairs<F: QuantizedFormat>(unit: *const u8, pair: usize) -> __m512i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: passed on from the caller.
     unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(unit.add(F::LAYOUT.min(2 * pair)).cast())) }
 }

@@ -1,9 +1,10 @@
-//! The inner loop for several blocks of rows: rows times unpacked units of panels. Values and scales are unpacked once for all rows, so that
-//! the loop only has to load them.
+//! The inner loop for several blocks of rows: rows times unpacked units of panels. Values and scales are unpacked once
+//! for all rows, so that the loop only has to load them.
 //!
-//! Eight rows and two panels have independent sums, because an instruction takes five cycles and two can begin in each cycle: a register of
-//! W is used eight times and one of x twice. Each slice of 32 values takes eight multiplications for each sum, and three operations (six for
-//! Q6_K) to scale the result. So at most about seven tenths of the machine's multiplications can be reached.
+//! Eight rows and two panels have independent sums, because an instruction takes five cycles and two can begin in each
+//! cycle: a register of W is used eight times and one of x twice. Each slice of 32 values takes eight multiplications
+//! for each sum, and three operations (six for Q6_K) to scale the result. So at most about seven tenths of the
+//! machine's multiplications can be reached.
 
 use std::arch::x86_64::*;
 
@@ -105,7 +106,8 @@ pub(super) struct UnpackedWork<'a> {
     pub(super) num_slices: usize,
     /// The first row.
     pub(super) row: usize,
-    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are `distance` values further on.
+    /// Results of the first row and the first panel, followed by those of the other rows; the next panel's are
+    /// `distance` values further on.
     pub(super) results: *mut f32,
     pub(super) distance: usize,
     /// Whether results are overwritten; otherwise they are added to.
@@ -115,11 +117,11 @@ pub(super) struct UnpackedWork<'a> {
 /// Multiplies R rows with P panels.
 ///
 /// # Safety
-/// There are P panels, unpacked from units of that layout. The block has the slices, and block and results have memory for R rows from the
-/// first on. The machine has AVX-512 with VNNI.
+/// There are P panels, unpacked from units of that layout. The block has the slices, and block and results have memory
+/// for R rows from the first on. The machine has AVX-512 with VNNI.
 pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayout, work: &UnpackedWork<'_>) {
-    // SAFETY: passed on from the caller. Layouts with float scales have either minimums or an offset; of those with integer scales, the ones
-    // with scales for half slices have an offset and the others minimums.
+    // SAFETY: passed on from the caller. Layouts with float scales have either minimums or an offset; of those with
+    // integer scales, the ones with scales for half slices have an offset and the others minimums.
     unsafe {
         match (layout.scales, layout.mins) {
             (Scales::Float, Mins::Float) => by_floats::<true, R, P>(work),
@@ -162,7 +164,8 @@ unsafe fn by_floats<const MINS: bool, const R: usize, const P: usize>(work: &Unp
                     if MINS {
                         part = _mm512_fmadd_ps(_mm512_set1_ps(*x.sums.add(place + r)), min, part);
                     }
-                    // Results are kept in memory: there are not enough registers for sixteen of them beside sixteen products.
+                    // Results are kept in memory: there are not enough registers for sixteen of them beside sixteen
+                    // products.
                     let result = results.add(p * distance + r * PANEL_COLUMNS);
                     let sum = if fresh && s == 0 { _mm512_setzero_ps() } else { _mm512_loadu_ps(result) };
                     let scale = _mm512_set1_ps(*x.scales.add(place + r));
