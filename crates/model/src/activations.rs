@@ -6,7 +6,7 @@
 use pellucid_tensor::{Backend, DType, Error as DeviceError, Input, Output, Pending, Residual, RmsNorm, Tensor};
 
 use crate::config::NormKind;
-use crate::rope::Frequencies;
+use crate::rope::RopeFrequencies;
 use crate::weights::Norm;
 use crate::{Batch, DecoderConfig, Error};
 
@@ -75,12 +75,12 @@ pub(crate) fn output<'a>(residual: &'a mut Residual, output_norm: Option<&Norm>)
 }
 
 impl Activations {
-    pub(crate) fn new(config: &DecoderConfig, backend: &dyn Backend, ropes: &[Frequencies]) -> Result<Self, Error> {
+    pub(crate) fn new(config: &DecoderConfig, backend: &dyn Backend, ropes: &[RopeFrequencies]) -> Result<Self, Error> {
         let dtype = backend.activation_dtype();
         let rows = |cols: usize| backend.zeros(dtype, 0, cols);
         let (hidden, head_size) = (config.hidden_size, config.head_size);
         // Angles are f32 because they are computed only once a step, and logits because the host reads them.
-        let angles = |rope: &Frequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
+        let angles = |rope: &RopeFrequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
         Ok(Activations {
             residual: Residual { hidden: rows(hidden)?, update: rows(hidden)?, pending: Pending::Nothing },
             normed: rows(hidden)?,

@@ -11,7 +11,7 @@ use crate::activations::{Activations, Entry, normed};
 use crate::architectures::{self, Blueprint};
 use crate::attention::LayerMemory;
 use crate::config::Positions;
-use crate::rope::Frequencies;
+use crate::rope::RopeFrequencies;
 use crate::weights::{TokenCost, Weights};
 use crate::{Batch, DecoderConfig, Error, Experts, KvMemory, Logits, Model, attention, loader, mlp};
 
@@ -28,7 +28,7 @@ pub struct Decoder {
     config: DecoderConfig,
     backend: Arc<dyn Backend>,
     weights: Weights,
-    ropes: Vec<Frequencies>,
+    ropes: Vec<RopeFrequencies>,
     activations: Activations,
     memo: StepMemo,
     /// Digest queries of the step that was launched last.

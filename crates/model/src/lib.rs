@@ -34,6 +34,6 @@ pub use kv_memory::{BLOCK_LEN, KvMemory};
 pub use logits::Logits;
 pub use model::Model;
 pub use quant_scheme::{QuantScheme, TensorRole};
-pub use rope::{Frequencies, Rope, RopeScaling};
+pub use rope::{RopeConfig, RopeFrequencies, RopeScaling};
 pub use synthetic::SyntheticModel;
 pub use weights::TokenCost;

@@ -5,7 +5,7 @@
 
 /// Rotary positions as a model defines them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
+pub struct RopeConfig {
     pub base: f32,
     /// Number of values of a head that are rotated; even, at most the head's size.
     pub rotary_size: usize,
@@ -54,28 +54,28 @@ pub enum RopeScaling {
 
 /// The frequencies of the pairs, and the factor of cosine and sine.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Frequencies {
+pub struct RopeFrequencies {
     pub frequencies: Vec<f32>,
     pub factor: f32,
 }
 
-impl Rope {
+impl RopeConfig {
     /// Returns the frequencies for a model that is loaded for `context_len` tokens.
-    pub fn frequencies(&self, context_len: usize) -> Frequencies {
+    pub fn frequencies(&self, context_len: usize) -> RopeFrequencies {
         let base: Vec<f32> = (0..self.rotary_size / 2)
             .map(|i| (1.0 / f64::from(self.base).powf(2.0 * i as f64 / self.rotary_size as f64)) as f32)
             .collect();
         let divided =
             |divisors: &[f32]| base.iter().zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect();
         match &self.scaling {
-            RopeScaling::None => Frequencies { frequencies: base, factor: 1.0 },
+            RopeScaling::None => RopeFrequencies { frequencies: base, factor: 1.0 },
             RopeScaling::Linear { factor } => {
-                Frequencies { frequencies: base.iter().map(|frequency| frequency / factor).collect(), factor: 1.0 }
+                RopeFrequencies { frequencies: base.iter().map(|frequency| frequency / factor).collect(), factor: 1.0 }
             }
-            RopeScaling::Factors { factors } => Frequencies { frequencies: divided(factors), factor: 1.0 },
+            RopeScaling::Factors { factors } => RopeFrequencies { frequencies: divided(factors), factor: 1.0 },
             RopeScaling::LongRope { short, long, original_context_len, attention_factor } => {
                 let divisors = if context_len > *original_context_len { long } else { short };
-                Frequencies { frequencies: divided(divisors), factor: *attention_factor }
+                RopeFrequencies { frequencies: divided(divisors), factor: *attention_factor }
             }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context_len } => {
                 let stretch = |frequency: f32| {
@@ -84,7 +84,7 @@ impl Rope {
                     let keep = keep.clamp(0.0, 1.0);
                     (1.0 - keep) * frequency / factor + keep * frequency
                 };
-                Frequencies { frequencies: base.iter().map(|&frequency| stretch(frequency)).collect(), factor: 1.0 }
+                RopeFrequencies { frequencies: base.iter().map(|&frequency| stretch(frequency)).collect(), factor: 1.0 }
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor } => {
                 // The index of the pair that makes `beta` rotations over the original context.
@@ -99,7 +99,10 @@ impl Rope {
                     let interpolated = ((i as f64 - low) / width).clamp(0.0, 1.0) as f32;
                     frequency / factor * interpolated + frequency * (1.0 - interpolated)
                 };
-                Frequencies { frequencies: base.iter().enumerate().map(stretch).collect(), factor: *attention_factor }
+                RopeFrequencies {
+                    frequencies: base.iter().enumerate().map(stretch).collect(),
+                    factor: *attention_factor,
+                }
             }
         }
     }
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn unscaled_frequencies_fall_from_one_towards_one_over_base() {
-        let rope = Rope { base: 10_000.0, rotary_size: 8, scaling: RopeScaling::None };
+        let rope = RopeConfig { base: 10_000.0, rotary_size: 8, scaling: RopeScaling::None };
         let found = rope.frequencies(2048);
         assert_eq!(found.frequencies.len(), 4);
         for (found, expected) in found.frequencies.iter().zip([1.0, 0.1, 0.01, 0.001]) {
@@ -138,7 +141,7 @@ mod tests {
             original_context_len: 100,
             attention_factor: 1.25,
         };
-        let rope = Rope { base: 10_000.0, rotary_size: 4, scaling };
+        let rope = RopeConfig { base: 10_000.0, rotary_size: 4, scaling };
         assert_eq!(rope.frequencies(100).frequencies[0], 1.0);
         assert_eq!(rope.frequencies(101).frequencies[0], 0.5);
         assert_eq!(rope.frequencies(101).factor, 1.25);

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
 use crate::config::{DecoderConfig, Positions};
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::{RopeConfig, RopeScaling};
 
 pub(super) const GEMMA2: Family = Family {
     name: "gemma2",
@@ -84,7 +84,7 @@ fn read_gguf_gemma3(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Err
 fn add_sliding_rope(config: &mut DecoderConfig, base: f32) {
     let rotary_size = config.head_size;
     if let Positions::Rope { tables, .. } = &mut config.positions {
-        tables.push(Rope { base, rotary_size, scaling: RopeScaling::None });
+        tables.push(RopeConfig { base, rotary_size, scaling: RopeScaling::None });
     }
     config.layers.iter_mut().for_each(|layer| layer.rope = usize::from(layer.window.is_some()));
 }

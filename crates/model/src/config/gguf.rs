@@ -6,7 +6,7 @@ use pellucid_tensor::{RopeStyle, quant};
 
 use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
-use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
+use crate::rope::{RopeConfig, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
 
 /// The metadata keys under an architecture's prefix.
 #[derive(Clone, Copy)]
@@ -114,7 +114,7 @@ pub(crate) fn llama(keys: Keys<'_>, checkpoint: &Checkpoint, vocab_size: usize) 
         context_len,
         norm,
         norm_eps,
-        positions: Positions::Rope { tables: vec![Rope { base, rotary_size, scaling }], style: RopeStyle::Half },
+        positions: Positions::Rope { tables: vec![RopeConfig { base, rotary_size, scaling }], style: RopeStyle::Half },
         attention_scale: 1.0 / (head_size as f32).sqrt(),
         layers: plain_layers(keys.usize("block_count")?),
         ..DecoderConfig::EMPTY

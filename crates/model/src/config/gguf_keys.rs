@@ -6,7 +6,7 @@
 use pellucid_checkpoint::{Metadata, Value};
 
 use super::{DecoderConfig, NormKind, Positions};
-use crate::rope::{Rope, RopeScaling, yarn_attention_factor};
+use crate::rope::{RopeConfig, RopeScaling, yarn_attention_factor};
 
 /// The keys, and the settings that the format stores as small tensors.
 pub(crate) struct GgufKeys {
@@ -80,7 +80,7 @@ impl GgufKeys {
         }
     }
 
-    fn rope(&mut self, rope: &Rope) {
+    fn rope(&mut self, rope: &RopeConfig) {
         self.number("rope.dimension_count", rope.rotary_size);
         self.real("rope.freq_base", rope.base);
         match &rope.scaling {
@@ -89,7 +89,7 @@ impl GgufKeys {
             RopeScaling::Factors { factors } => self.factors.push(("rope_freqs.weight", factors.clone())),
             RopeScaling::Llama3 { .. } => {
                 // Neither of the two depends on the context length.
-                let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies(0).frequencies;
+                let plain = RopeConfig { scaling: RopeScaling::None, ..rope.clone() }.frequencies(0).frequencies;
                 let stretched = rope.frequencies(0).frequencies;
                 let factors = plain.iter().zip(&stretched).map(|(plain, stretched)| plain / stretched).collect();
                 self.factors.push(("rope_freqs.weight", factors));

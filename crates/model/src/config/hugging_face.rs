@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
-use crate::rope::{Rope, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
+use crate::rope::{RopeConfig, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
 
 /// An object of `config.json`, with its path for error messages: the keys that lead to it, outermost first, the rest
 /// empty.
@@ -122,7 +122,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns the context length. YaRN extends the trained length, which some files give as the maximum.
-fn extended_len(max_positions: usize, rope: &Rope) -> usize {
+fn extended_len(max_positions: usize, rope: &RopeConfig) -> usize {
     match rope.scaling {
         RopeScaling::Yarn { factor, original_context_len, .. } => {
             max_positions.max((original_context_len * factor) as usize)
@@ -226,7 +226,12 @@ pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation
 
 /// Reads rotary positions in either layout. In the newer one some families have an object for each `kind` of layer.
 /// Settings missing there are read from the top level, as the reference implementation does.
-fn rope(fields: Fields<'_>, kind: Option<&'static str>, default_base: f32, rotary_size: usize) -> Result<Rope, Error> {
+fn rope(
+    fields: Fields<'_>,
+    kind: Option<&'static str>,
+    default_base: f32,
+    rotary_size: usize,
+) -> Result<RopeConfig, Error> {
     let base = fields.opt_f32("rope_theta")?.unwrap_or(default_base);
     let scaling = fields.opt_object("rope_scaling")?;
     let parameters = match (fields.opt_object("rope_parameters")?, kind) {
@@ -244,7 +249,7 @@ fn rope(fields: Fields<'_>, kind: Option<&'static str>, default_base: f32, rotar
     }
     match parameters.or(scaling) {
         Some(rope) => rope_from(fields, rope, base, rotary_size),
-        None => Ok(Rope { base, rotary_size, scaling: RopeScaling::None }),
+        None => Ok(RopeConfig { base, rotary_size, scaling: RopeScaling::None }),
     }
 }
 
@@ -262,7 +267,7 @@ fn settings(scaling: Fields<'_>) -> BTreeMap<&str, String> {
     settings
 }
 
-fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize) -> Result<Rope, Error> {
+fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize) -> Result<RopeConfig, Error> {
     let base = rope.opt_f32("rope_theta")?.unwrap_or(base);
     let kind = match rope.opt_str("rope_type")? {
         Some(kind) => kind,
@@ -299,7 +304,7 @@ fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize
         }
         _ => return Err(rope.bad("rope_type", "default, linear, llama3, yarn or longrope", &Value::from(kind))),
     };
-    Ok(Rope { base, rotary_size, scaling })
+    Ok(RopeConfig { base, rotary_size, scaling })
 }
 
 fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Error> {

@@ -9,7 +9,7 @@ pub(crate) mod hugging_face;
 use pellucid_tensor::{Activation, RopeStyle, Routing};
 
 use crate::Error;
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::{RopeConfig, RopeScaling};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +70,7 @@ pub enum NormKind {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Positions {
     /// Queries and keys are rotated. Each layer uses one of the tables.
-    Rope { tables: Vec<Rope>, style: RopeStyle },
+    Rope { tables: Vec<RopeConfig>, style: RopeStyle },
     /// A trained table, added to the embedding.
     Learned,
     /// The sines and cosines of the original transformer, added to the embedding.

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::config::{DecoderConfig, Experts, LayerConfig, Positions};
-use crate::rope::Rope;
+use crate::rope::RopeConfig;
 
 /// Returns an error that names the first setting which a reader of the file would get wrong.
 pub(super) fn check(folder: &DecoderConfig, file: &DecoderConfig) -> Result<(), Error> {
@@ -28,14 +28,15 @@ fn same_positions(folder: &DecoderConfig, file: &DecoderConfig) -> bool {
         return folder.positions == file.positions;
     };
     let close = |a: f32, b: f32| (a - b).abs() <= 1e-6 * a.abs();
-    let same = |ours: &Rope, theirs: &Rope, context_len: usize| {
+    let same = |ours: &RopeConfig, theirs: &RopeConfig, context_len: usize| {
         let (ours, theirs) = (ours.frequencies(context_len), theirs.frequencies(context_len));
         ours.frequencies.len() == theirs.frequencies.len()
             && close(ours.factor, theirs.factor)
             && ours.frequencies.iter().zip(&theirs.frequencies).all(|(&a, &b)| close(a, b))
     };
     // LongRoPE has one set of factors for short contexts and one for long ones.
-    let both = |ours: &Rope, theirs: &Rope| [1, folder.context_len].into_iter().all(|len| same(ours, theirs, len));
+    let both =
+        |ours: &RopeConfig, theirs: &RopeConfig| [1, folder.context_len].into_iter().all(|len| same(ours, theirs, len));
     ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(ours, theirs)| both(ours, theirs))
 }
 
