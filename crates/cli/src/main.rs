@@ -1,4 +1,4 @@
-//! The program `pellucid`: parse, run one command, say how it went.
+//! The program `pellucid`: parses the command line, runs one command, reports errors and sets the exit status.
 
 mod atomic_file;
 mod commands;
@@ -15,8 +15,8 @@ use terminal::interrupt::{INTERRUPTED_STATUS, Interrupt, Interrupted};
 use terminal::output::{Output, is_reader_gone};
 
 fn main() -> ExitCode {
-    panic::set_hook(Box::new(own_fault));
-    // The hook has said what there is to say; all that remains is the status.
+    panic::set_hook(Box::new(report_panic));
+    // The hook has printed the message; only the exit status is left to set.
     let Ok(result) = panic::catch_unwind(run) else { return ExitCode::FAILURE };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,9 +53,9 @@ fn run() -> Result<()> {
     Ok(output.flush()?)
 }
 
-/// A panic is a fault of this program, and is said as one.
-fn own_fault(info: &PanicHookInfo) {
+/// Reports a panic as an internal error of this program.
+fn report_panic(info: &PanicHookInfo) {
     let place = info.location().map_or_else(String::new, |place| format!(" ({}:{})", place.file(), place.line()));
-    let what = info.payload_as_str().unwrap_or("no further word");
-    let _ = writeln!(std::io::stderr(), "error: pellucid met a fault of its own{place}: {what}; please report it");
+    let what = info.payload_as_str().unwrap_or("no message");
+    let _ = writeln!(std::io::stderr(), "error: internal error{place}: {what}; please report it");
 }

@@ -30,7 +30,7 @@ fn replies_do_not_depend_on_company_over_thousands_of_prompts() {
 #[test]
 fn a_context_that_is_too_small_is_told() {
     let ran = Home::new().run(&["prove", &golden("llama3"), "--longest", "4000"]);
-    assert!(ran.error().contains("--longest and --reply come to 4016 tokens; the model's context holds"), "{ran:?}");
+    assert!(ran.error().contains("--longest and --reply need 4016 tokens, but the model's context holds"), "{ran:?}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn what_is_wrong_is_a_sentence() {
         (&["--model", &model, "--host", "0.0.0.0"], "--allow-unauthenticated-network"),
         (&["--model", &model, "--keys-file", &keys], "name"),
         (&["--model", &model, "--keys-file", "/no/such/file"], "cannot read the keys file"),
-        (&["--model", &model, "--config", &config], "no setting is called \"prot\""),
+        (&["--model", &model, "--config", &config], "there is no setting \"prot\""),
         (&["--model", &model, "--tls-cert", &pem, "--tls-key", &pem], "no certificate"),
         (&["--model", &broken, "--port", "0"], "broken.gguf"),
         (&["--model", &model, "--port", "0", "--api-key", "short"], "8 to 512"),
@@ -163,5 +163,5 @@ fn a_variable_that_is_wrong_is_named() {
     }
     let ran = home.command(&["serve", "--model", "/no/such/model"]).env("PELLUCID_PROT", "1").output().unwrap();
     let ran = support::Ran::from(ran);
-    assert!(ran.stderr.contains("note: PELLUCID_PROT is set, but no setting has that name"), "{ran:?}");
+    assert!(ran.stderr.contains("note: PELLUCID_PROT is set, but there is no setting of that name"), "{ran:?}");
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::atomic_file::{self, AtomicFile};
 use crate::hub::Hub;
-use crate::terminal::format::{bytes_text, grouped, plain};
+use crate::terminal::format::{bytes_text, escaped, grouped};
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::output::Output;
 
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
         notes.push(format!("{count} tensors that are no part of the decoder are left out, such as {example}"));
     }
     for note in &notes {
-        writeln!(std::io::stderr(), "note: {}", plain(note))?;
+        writeln!(std::io::stderr(), "note: {}", escaped(note))?;
     }
     let lines = write(&model, &metadata, &tensors, num_threads, &args.out, interrupt)?;
     report(args, scheme, &checkpoint, &notes, &lines, output)
@@ -95,7 +95,7 @@ fn plan(model: &GgufModel<'_>, scheme: QuantScheme, requantize: bool) -> Result<
         if dtype.is_quantized() && *dtype != wanted && !requantize {
             bail!(
                 "tensor {} is {dtype}: quantize starts from F32, F16 or BF16, or with --requantize from what is there",
-                plain(name)
+                escaped(name)
             );
         }
         debug_assert!(quant::has_encoder(wanted), "every scheme has encoders");
@@ -216,7 +216,7 @@ fn report(
             if line.from == line.to { line.to.name().to_owned() } else { format!("{} > {}", line.from, line.to) };
         let error = format!("{:.3} %", line.relative_error * 100.0);
         let bytes = grouped(line.bytes as u64);
-        writeln!(output, "{:<38}{kind:<14}{bytes:>14}{error:>10}", plain(&line.name))?;
+        writeln!(output, "{:<38}{kind:<14}{bytes:>14}{error:>10}", escaped(&line.name))?;
     }
     writeln!(output, "\n{} from {}", bytes_text(after), bytes_text(before))?;
     Ok(())

@@ -1,6 +1,6 @@
-//! Sizes as people type them: `2GB`, `512MiB`, `1.5g`, or plain bytes.
+//! Parses sizes in bytes as people type them: `2GB`, `512MiB`, `1.5g`, or a number of bytes.
 
-/// Bytes of a size. Decimal units are powers of 1000, as everywhere in this program; those with an `i` are powers of 1024.
+/// Returns the bytes of a size. Decimal units are powers of 1000; units with an `i` are powers of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let wrong = || format!("expected a size such as 2GB, 512MiB or 1000000000, found {text:?}");
     let text_lower = text.trim().to_ascii_lowercase();

@@ -1,6 +1,6 @@
-//! The argument room: what can be typed, and the only place that reads the environment.
+//! The commands and global flags of the program, and the only module that reads the environment.
 //!
-//! `main` parses a [`Cli`] and asks it for the [`Hub`] it describes; commands get meaning, not strings.
+//! `main` parses a [`Cli`] and gets the [`Hub`] that it describes.
 
 use crate::commands::{
     bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
@@ -59,24 +59,24 @@ struct StoreArgs {
     #[arg(long, global = true, verbatim_doc_comment, value_name = "DIR")]
     models_dir: Option<PathBuf>,
 
-    /// Hub that models are pulled from
+    /// Hub to pull models from
     /// [default: HF_ENDPOINT or huggingface.co]
     #[arg(long, global = true, verbatim_doc_comment, value_name = "URL")]
     endpoint: Option<String>,
 
-    /// Seconds of silence before a retry
+    /// Seconds without data before a download is retried
     #[arg(long, global = true, verbatim_doc_comment, value_name = "SECONDS", default_value_t = DEFAULT_STALL_S, value_parser = clap::value_parser!(u64).range(1..=3600))]
     stall_timeout: u64,
 }
 
 impl Cli {
-    /// What the command line says; for `serve`, with what the environment and the config file say below it.
+    /// Parses the command line; for `serve` also the environment and the config file, which have lower precedence.
     pub(crate) fn read() -> Result<Cli> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let mut matches = Cli::command().get_matches_from(&arguments);
         if let Some(("serve", given)) = matches.subcommand() {
             let mut command = Cli::command();
-            // Flags that stand for every command are known to this one after that.
+            // Adds the global flags to each command.
             command.build();
             let serve = command.find_subcommand("serve").expect("it was just found");
             let settings = setting_layers::lower_layers(serve, given, |name| std::env::var_os(name))?;
@@ -86,10 +86,10 @@ impl Cli {
                 Cli::command().try_get_matches_from(arguments.iter().cloned().chain(flags))
             };
             matches = parse(&settings).unwrap_or_else(|error| {
-                // Nobody typed these flags: the error names where one came from.
+                // The user did not type these flags, so the error names the variable or file of the wrong one.
                 let culprit = settings.iter().find(|setting| parse(std::slice::from_ref(setting)).is_err());
                 match culprit {
-                    Some(setting) => setting.refuse(&error),
+                    Some(setting) => setting.exit_with(&error),
                     None => error.exit(),
                 }
             });
@@ -97,12 +97,12 @@ impl Cli {
         Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
     }
 
-    /// Whether the environment has nothing against colour (no-color.org; a dumb terminal shows its codes as text).
+    /// Whether the environment allows colour: NO_COLOR is not set (no-color.org), and the terminal is not dumb.
     pub(crate) fn wants_color(&self) -> bool {
         path("NO_COLOR").is_none() && path("TERM").is_none_or(|terminal| terminal.as_os_str() != "dumb")
     }
 
-    /// The store and hub that the arguments and the environment describe.
+    /// Returns the store and hub that the flags and the environment describe.
     pub(crate) fn hub(&self, interrupt: Interrupt) -> Result<Hub> {
         let root = match &self.store.models_dir {
             Some(folder) => folder.clone(),
@@ -113,7 +113,7 @@ impl Cli {
                 Some(endpoint) => endpoint.clone(),
                 None => variable("HF_ENDPOINT")?.unwrap_or(DEFAULT_ENDPOINT.into()),
             },
-            // A token copied from a page often brings its line end along, which no header may hold.
+            // A token copied from a page often ends with a line end, which a header must not contain.
             token: variable("HF_TOKEN")?.map(|token| Token::new(token.trim().to_owned())),
             stall: Duration::from_secs(self.store.stall_timeout),
             python: "python3".into(),
@@ -122,12 +122,12 @@ impl Cli {
     }
 }
 
-/// The store's folder by the customs of the system.
+/// Returns the default folder of the model store on this operating system.
 fn store_folder() -> Result<PathBuf> {
     if let Some(home) = path("PELLUCID_HOME") {
         return Ok(home);
     }
-    // The specification of these folders says that a relative path is to be ignored.
+    // The XDG specification says that a relative path must be ignored.
     let cache = path("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let cache = cache.or_else(|| match std::env::consts::OS {
         "windows" => path("LOCALAPPDATA"),
@@ -135,18 +135,18 @@ fn store_folder() -> Result<PathBuf> {
         _ => path("HOME").map(|home| home.join(".cache")),
     });
     let cache = cache.ok_or_else(|| {
-        anyhow!("no folder for models is known, since HOME is not set; name one with --models-dir or PELLUCID_HOME")
+        anyhow!("there is no default folder for models because HOME is not set; set --models-dir or PELLUCID_HOME")
     })?;
     Ok(cache.join("pellucid"))
 }
 
-/// An environment variable that is set to something; refused when that is no text.
+/// Returns an environment variable if it is set and not empty; an error if it is not UTF-8.
 fn variable(name: &str) -> Result<Option<String>> {
     let value = std::env::var_os(name).map(|value| setting_layers::text(name, value)).transpose()?;
     Ok(value.filter(|value| !value.trim().is_empty()))
 }
 
-/// The same for what need not be text.
+/// Returns an environment variable as a path if it is set and not empty.
 fn path(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.to_string_lossy().trim().is_empty()).map(PathBuf::from)
 }
@@ -156,12 +156,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_are_consistent() {
+    fn the_flags_are_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn every_flag_says_what_it_does() {
+    fn every_flag_has_a_help_text() {
         for command in Cli::command().get_subcommands() {
             assert!(command.get_about().is_some(), "{} has no help", command.get_name());
             for argument in command.get_arguments() {

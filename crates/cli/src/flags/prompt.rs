@@ -1,4 +1,4 @@
-//! What is asked: the flags of a prompt, and how it becomes ids. The same for `run` and `explain`.
+//! The flags of a prompt, and how it becomes token ids; `run` and `explain` share them.
 
 use std::io::{IsTerminal, Write};
 
@@ -11,7 +11,7 @@ use crate::terminal::stdin;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
-    /// What to answer [default: standard input, when that is not a terminal]
+    /// Text to answer [default: standard input, if it is not a terminal]
     prompt: Option<String>,
 
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
@@ -28,16 +28,16 @@ pub(crate) struct PromptArgs {
     pub(crate) raw: bool,
 }
 
-/// A prompt as the model is to read it.
+/// A prompt for the model.
 pub(crate) enum Prompt {
     /// Messages for the chat template.
     Chat(Vec<Value>),
-    /// Text to be continued.
+    /// Text to continue.
     Text(String),
 }
 
 impl PromptArgs {
-    /// The prompt: the argument, or standard input; `None` when that is a terminal.
+    /// Returns the argument, or else standard input; `None` if that is a terminal.
     pub(crate) fn read(&self) -> Result<Option<String>> {
         let prompt = match &self.prompt {
             Some(prompt) => prompt.clone(),
@@ -50,18 +50,18 @@ impl PromptArgs {
         Ok(Some(prompt))
     }
 
-    /// The message that goes before all others.
+    /// Returns the system message, which comes first.
     pub(crate) fn system(&self) -> Option<Value> {
         self.system.as_ref().map(|text| message("system", text))
     }
 
-    /// A conversation where the model has a template for one, text to continue where it has none or is not to use it.
-    pub(crate) fn shape(&self, prompt: String, model: &LoadedModel) -> Result<Prompt> {
+    /// Returns a conversation if the model has a chat template; without one, or with --raw, text to continue.
+    pub(crate) fn for_model(&self, prompt: String, model: &LoadedModel) -> Result<Prompt> {
         if model.template.is_some() && !self.raw {
             return Ok(Prompt::Chat(self.system().into_iter().chain([message("user", &prompt)]).collect()));
         }
         if let Some(error) = model.template_error.as_ref().filter(|_| !self.raw) {
-            bail!("{error}; --raw does without");
+            bail!("{error}; --raw works without a template");
         }
         if self.system.is_some() {
             bail!("--system: this model has no chat template, so there is no place for instructions");
@@ -75,7 +75,7 @@ impl PromptArgs {
 }
 
 impl Prompt {
-    /// The ids of a prompt, with what the model wants before it.
+    /// Returns the token ids, with those that the model expects before every text.
     pub(crate) fn ids(&self, model: &LoadedModel) -> Result<Vec<u32>> {
         Ok(match self {
             Prompt::Chat(messages) => model.prompts().encode_chat(&ChatPrompt::new(messages))?,

@@ -142,7 +142,7 @@ fn listed(names: &[&str], last: &str) -> String {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Beam search")]
 pub(crate) struct BeamArgs {
-    /// Search with so many beams in place of drawing
+    /// Number of beams; searches instead of sampling
     #[arg(long, value_name = "N")]
     beams: Option<usize>,
 
@@ -150,13 +150,13 @@ pub(crate) struct BeamArgs {
     #[arg(long, value_name = "N", requires = "beams")]
     beams_returned: Option<usize>,
 
-    /// Divide scores by length to this power: above 0 favours long
-    /// replies, 0 is neutral [default: 1]
+    /// Divide scores by the length to this power: above 0 favours
+    /// long replies, 0 is neutral [default: 1]
     #[arg(long, verbatim_doc_comment, value_name = "P", requires = "beams", allow_negative_numbers = true)]
     length_penalty: Option<f32>,
 
     /// Stop when enough beams have ended: true, false (by a heuristic)
-    /// or never (only when none can get better) [default: false]
+    /// or never (when no beam can improve) [default: false]
     #[arg(long, verbatim_doc_comment, value_name = "WHEN", requires = "beams")]
     early_stopping: Option<Stopping>,
 }
@@ -216,7 +216,7 @@ impl SamplingArgs {
         Ok(params)
     }
 
-    /// Refuses flags that are wrong with any model, so that the user learns of it before one is loaded.
+    /// Rejects flags that are wrong with any model, so that the user learns of it before one is loaded.
     pub(crate) fn check(&self, default_temperature: f32) -> Result<()> {
         checked(&self.without_tokenizer(default_temperature))
     }
@@ -233,7 +233,7 @@ impl SamplingArgs {
         }
     }
 
-    /// Refuses flags that have no effect on beam search.
+    /// Rejects flags that have no effect on beam search.
     pub(crate) fn check_beside(&self, beams: BeamParams, num_choices: usize, best_of: usize) -> Result<()> {
         let mut sampling = self.without_tokenizer(1.0);
         // Only the number of stop tokens matters here, not their ids.
@@ -242,7 +242,7 @@ impl SamplingArgs {
         sampling.stop_ids = vec![0; num_stops];
         let request = Request { num_choices, best_of, beams: Some(beams), ..Request::new(vec![0], sampling) };
         beams.check(&request).map_err(|error| match error {
-            engine::Error::NotWithBeams { name } => anyhow!("--beams does not go together with {}", flag(name)),
+            engine::Error::NotWithBeams { name } => anyhow!("--beams cannot be combined with {}", flag(name)),
             engine::Error::OutOfRange { name, expected, found } => {
                 anyhow!("{}: expected {expected}, found {found}", flag(name))
             }
@@ -311,7 +311,7 @@ fn token_ids(tokenizer: &Tokenizer, tokens: &[String]) -> Result<Vec<u32>> {
     tokens.iter().map(|token| token_id(tokenizer, token)).collect()
 }
 
-/// A number is an id; anything else must be the text of one token.
+/// Returns the id of a token that is given as its id or as its text.
 fn token_id(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     if let Ok(id) = token.parse::<u32>() {
         if id as usize >= tokenizer.vocab_size() {
@@ -334,7 +334,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of these flags before a model is loaded.
+    /// Returns the error for these flags before a model is loaded.
     fn refused(flags: &[&str]) -> String {
         let command = SamplingArgs::augment_args(clap::Command::new("flags")).no_binary_name(true);
         let matches = command.try_get_matches_from(flags).expect("flags that can be read");

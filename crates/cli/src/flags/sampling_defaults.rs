@@ -1,4 +1,4 @@
-//! The flags of the chain, and whether any of them was given: without one, a chat and `explain` take a preset.
+//! The sampling flags with what applies where none is given: a chat and `explain` then use a preset.
 
 use anyhow::Result;
 use clap::error::Error;
@@ -9,31 +9,32 @@ use pellucid_tokenizer::Tokenizer;
 
 use crate::flags::sampling::SamplingArgs;
 
-/// What a chat is drawn with when nothing is asked for, and what `explain` explains.
+/// Preset of a chat and of `explain` without sampling flags.
 pub(crate) const CHAT_DEFAULT: Preset = Preset::Chat;
-/// Flags that do not say how to choose.
+/// Flags that do not change the distribution, so that the preset still applies beside them.
 const NEUTRAL_FLAGS: [&str; 2] = ["seed", "stop_ids"];
 
+/// The sampling flags, and whether any was given.
 #[derive(Debug)]
 pub(crate) struct ChainArgs {
     args: SamplingArgs,
     is_given: bool,
 }
 
-/// What stands for what was not said.
+/// Values that apply where no flag gives one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Otherwise {
-    /// Where no flag says how to choose.
+pub(crate) struct SamplingDefaults {
+    /// Preset to use when no sampling flag is given.
     pub(crate) preset: Option<Preset>,
-    /// Where neither a flag nor a preset gives one. All else is neutral then: the model's own distribution.
+    /// Temperature to use when neither a flag nor a preset gives one. All other options are neutral then.
     pub(crate) temperature: f32,
 }
 
 impl ChainArgs {
-    /// The effective parameters.
-    pub(crate) fn params(&self, tokenizer: &Tokenizer, otherwise: Otherwise) -> Result<SamplingParams> {
-        let given = self.args.params(tokenizer, otherwise.temperature)?;
-        match otherwise.preset {
+    /// Returns the effective parameters.
+    pub(crate) fn params(&self, tokenizer: &Tokenizer, defaults: SamplingDefaults) -> Result<SamplingParams> {
+        let given = self.args.params(tokenizer, defaults.temperature)?;
+        match defaults.preset {
             Some(preset) if !self.is_given => {
                 let SamplingParams { seed, end_ids, stop_ids, .. } = given;
                 Ok(SamplingParams { seed, end_ids, stop_ids, ..preset.params() })
@@ -42,21 +43,21 @@ impl ChainArgs {
         }
     }
 
-    /// Refuses what is wrong whatever the model.
-    pub(crate) fn check(&self, otherwise: Otherwise) -> Result<()> {
-        self.args.check(otherwise.temperature)
+    /// Rejects flags that are wrong with any model.
+    pub(crate) fn check(&self, defaults: SamplingDefaults) -> Result<()> {
+        self.args.check(defaults.temperature)
     }
 
-    pub(crate) fn preset(&self, otherwise: Otherwise) -> Option<Preset> {
-        if self.is_given { self.args.preset() } else { otherwise.preset }
+    pub(crate) fn preset(&self, defaults: SamplingDefaults) -> Option<Preset> {
+        if self.is_given { self.args.preset() } else { defaults.preset }
     }
 
-    /// Whether the user said how to choose.
+    /// Whether a sampling flag was given.
     pub(crate) fn is_given(&self) -> bool {
         self.is_given
     }
 
-    /// The flags alone.
+    /// Returns the flags without defaults.
     pub(crate) fn flags(&self) -> &SamplingArgs {
         &self.args
     }

@@ -1,7 +1,7 @@
-//! Settings of `serve` in layers: flags over the environment over a config file over the defaults.
+//! Settings of `serve` in layers: flags take precedence over the environment, over a config file, over the defaults.
 //!
-//! The lower layers become flags that the user did not give, so that every setting has one name, one check and one error message.
-//! Part of the argument room; `args.rs` hands the environment in.
+//! Values of the lower layers are turned into flags that the user did not give, so that every setting has one name, one
+//! check and one error message. `command_line.rs` passes the environment in.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,14 +15,14 @@ use clap::{ArgAction, ArgMatches, Command};
 /// A flag that the user did not type, and where it came from.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// A variable, or a file and a name in it.
+    /// An environment variable, or a file and a name in it.
     source: String,
     pub(crate) flag: OsString,
 }
 
 impl Setting {
-    /// Says what is wrong with it, and leaves as a wrong flag would.
-    pub(crate) fn refuse(&self, error: &clap::Error) -> ! {
+    /// Reports the error with the source of the setting and exits like a wrong flag does.
+    pub(crate) fn exit_with(&self, error: &clap::Error) -> ! {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
         let _ = writeln!(std::io::stderr(), "error: {}: {what}", self.source);
@@ -30,7 +30,7 @@ impl Setting {
     }
 }
 
-/// Flags for what the environment and the config file set and the command line does not.
+/// Returns flags for the settings of the environment and the config file that the command line does not give.
 pub(crate) fn lower_layers(
     command: &Command,
     given: &ArgMatches,
@@ -58,9 +58,9 @@ pub(crate) fn lower_layers(
         let (source, values) = match (environment(&variable), &config) {
             (Some(value), _) => {
                 let text = text(&variable, value)?;
-                // What a secret that was not filled in looks like: to go on without it could be to go on without keys.
+                // An empty variable may be a secret that was not filled in. Ignoring it could serve without keys.
                 if text.trim().is_empty() {
-                    bail!("{variable} is set to nothing: give it a value, or unset it");
+                    bail!("{variable} is empty: give it a value, or unset it");
                 }
                 let parts = || text.split(',').map(|part| part.trim().to_owned()).collect();
                 (variable, if is_list { parts() } else { vec![text.clone()] })
@@ -80,34 +80,34 @@ pub(crate) fn lower_layers(
     }
     match (file.keys().next(), config) {
         (Some(name), Some(path)) => {
-            bail!("{}: no setting is called {name:?}; see `pellucid serve --help`", path.display())
+            bail!("{}: there is no setting {name:?}; see `pellucid serve --help`", path.display())
         }
         _ => Ok(settings),
     }
 }
 
-/// The variable that sets a flag.
+/// Returns the environment variable of a flag.
 fn variable_of(flag: &str) -> String {
     format!("PELLUCID_{}", flag.replace('-', "_").to_uppercase())
 }
 
-/// A variable's value, which must be text: one that is dropped could have been a key.
+/// Returns the value of a variable as text. Dropping one that is not UTF-8 could drop a key, so it is an error.
 pub(crate) fn text(name: &str, value: OsString) -> Result<String> {
     value.into_string().map_err(|_| anyhow!("{name} is set to bytes that are not UTF-8"))
 }
 
-/// Says which variables look like settings and are none. They are not refused: systems that run containers set some of their own.
+/// Notes variables that look like settings but are none. They are no error, because container systems set some.
 pub(crate) fn warn_of_unknown(command: &Command, names: impl Iterator<Item = OsString>) {
     let known: Vec<String> =
         command.get_arguments().filter_map(|argument| argument.get_long()).map(variable_of).collect();
     for name in names.filter_map(|name| name.into_string().ok()) {
         if name.starts_with("PELLUCID_") && name != "PELLUCID_HOME" && !known.contains(&name) {
-            let _ = writeln!(std::io::stderr(), "note: {name} is set, but no setting has that name");
+            let _ = writeln!(std::io::stderr(), "note: {name} is set, but there is no setting of that name");
         }
     }
 }
 
-/// A TOML file as names and values; names may be written with underscores.
+/// Reads a TOML file as names and values. Names may be written with underscores.
 fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read the config file {}", path.display()))?;
@@ -129,7 +129,7 @@ fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
             bail!("{}: {name}: expected a text, a number, true, false or a list of those", path.display());
         };
         if settings.insert(name.replace('_', "-"), values).is_some() {
-            bail!("{}: {name} stands twice", path.display());
+            bail!("{}: {name} is set twice", path.display());
         }
     }
     Ok(settings)

@@ -53,7 +53,7 @@ pub(crate) fn fetch(
 ) -> Result<String, Failure> {
     let mut part = PartialFile::open(wanted.target, wanted.identity, wanted.expected.bytes)?;
     let kept = format!("what came so far is kept in {}; run again to resume", part.path().display());
-    let _leaving = interrupt.leaving(|| kept);
+    let _cleanup = interrupt.on_exit(|| kept);
     let mut expected = wanted.expected.clone();
     match fill(client, wanted, &mut part, &mut expected, screen) {
         Ok(()) => part.finish(&expected, client.host()),

@@ -22,7 +22,7 @@ pub(crate) fn fetch(
     screen: &Screen,
     interrupt: &Interrupt,
 ) -> Result<String, Failure> {
-    let _leaving = interrupt.leaving(|| "the Python package was not fetched; run again to begin anew".to_owned());
+    let _cleanup = interrupt.on_exit(|| "the Python package was not fetched; run again to begin anew".to_owned());
     let folder = target.with_file_name(".wheel");
     fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
     let fetched = download(python, package, &folder, screen).and_then(|archive| {

@@ -1,8 +1,8 @@
-//! Numbers, sizes and dates as people read them. Pure.
+//! Formats numbers, sizes and dates for people.
 
 use pellucid_tokenizer::DateTime;
 
-/// A size in decimal units (1 kB is 1000 bytes), as disks and download pages count.
+/// Formats a size in decimal units (1 kB is 1000 bytes), as disks and download pages do.
 pub(crate) fn bytes_text(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
     if bytes < 1000 {
@@ -18,7 +18,7 @@ pub(crate) fn bytes_text(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Digits in groups of three: 98362432 is `98,362,432`.
+/// Formats a number with digits in groups of three: 98362432 is `98,362,432`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -31,7 +31,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// A count of parameters with three figures: 134515008 is `135 M`.
+/// Formats a count of parameters with three significant digits: 134515008 is `135 M`.
 pub(crate) fn count_text(count: u64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")];
     let value = count as f64;
@@ -51,8 +51,9 @@ pub(crate) fn count_text(count: u64) -> String {
     count.to_string()
 }
 
-/// A text from a file, fit for a terminal: control characters and marks that turn the writing direction are escaped.
-pub(crate) fn plain(text: &str) -> String {
+/// Escapes control characters and marks that change the writing direction, so that text from a file cannot steer a
+/// terminal.
+pub(crate) fn escaped(text: &str) -> String {
     let steers = |c: char| {
         c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
@@ -63,7 +64,7 @@ pub(crate) fn plain(text: &str) -> String {
     shown
 }
 
-/// The present moment in UTC as RFC 3339 has it: `2026-11-15T03:08:46Z`.
+/// Returns the current time in UTC in the format of RFC 3339: `2026-11-15T03:08:46Z`.
 pub(crate) fn utc_now() -> String {
     utc_text(pellucid_generate::utc_now())
 }
@@ -94,8 +95,8 @@ mod tests {
 
     #[test]
     fn names_cannot_steer_a_terminal() {
-        assert_eq!(plain("a\u{1b}[31m\nb é 模"), "a\\u{1b}[31m\\nb é 模");
-        assert_eq!(plain("\u{202e}x"), "\\u{202e}x");
+        assert_eq!(escaped("a\u{1b}[31m\nb é 模"), "a\\u{1b}[31m\\nb é 模");
+        assert_eq!(escaped("\u{202e}x"), "\\u{202e}x");
     }
 
     #[test]

@@ -1,35 +1,35 @@
-//! Ctrl-C: what is said before the program leaves, or what is stopped in its stead.
+//! Ctrl-C: cleans up and exits, or stops what is running.
 //!
-//! `main` installs the one handler; a command that would leave something behind says so for as long as that is true, and one that
-//! can stop short of leaving asks to be told.
+//! `main` installs the one handler. A command that must clean up before the program exits registers that with
+//! [`Interrupt::on_exit`]; one that can stop without an exit uses [`Interrupt::stopping`] or [`Interrupt::on_signal`].
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The status that shells give a program stopped by Ctrl-C: 128 plus the signal's number.
+/// Exit status that shells use for a program stopped by Ctrl-C: 128 plus the number of the signal.
 pub(crate) const INTERRUPTED_STATUS: u8 = 130;
 
 /// A handle on the process's one interrupt handler.
 #[derive(Clone)]
 pub(crate) struct Interrupt {
-    farewell: Arc<Mutex<Option<Farewell>>>,
-    wish: Arc<AtomicU8>,
+    cleanup: Arc<Mutex<Option<Cleanup>>>,
+    state: Arc<AtomicU8>,
     listener: Arc<Mutex<Option<Listener>>>,
 }
 
-/// Done before the program leaves; gives what is said.
-type Farewell = Box<dyn FnOnce() -> String + Send>;
+/// Called before the program exits; returns the message to print.
+type Cleanup = Box<dyn FnOnce() -> String + Send>;
 
-/// Called for each signal, in place of everything else.
+/// Called for each signal; nothing else happens then.
 type Listener = Box<dyn Fn() + Send>;
 
-/// Nobody listens: Ctrl-C leaves the program.
-const LEAVE: u8 = 0;
-/// Somebody is at work who will stop when asked.
-const LISTENING: u8 = 1;
-/// It has been asked; the next Ctrl-C leaves after all.
-const ASKED: u8 = 2;
+/// Nothing can be stopped: Ctrl-C exits the program.
+const EXIT: u8 = 0;
+/// Something is running that stops on request.
+const RUNNING: u8 = 1;
+/// The stop was requested; the next Ctrl-C exits the program.
+const STOP_REQUESTED: u8 = 2;
 
 impl std::fmt::Debug for Interrupt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -38,22 +38,22 @@ impl std::fmt::Debug for Interrupt {
 }
 
 impl Interrupt {
-    /// Takes over Ctrl-C (and the request to terminate). Without a handler the program still works: it then ends wordlessly.
+    /// Handles Ctrl-C and SIGTERM. If no handler can be installed, the program still works and exits without a message.
     pub(crate) fn install() -> Interrupt {
         let interrupt =
-            Interrupt { farewell: Arc::default(), wish: Arc::new(AtomicU8::new(LEAVE)), listener: Arc::default() };
-        let (farewell, wish, listener) =
-            (interrupt.farewell.clone(), interrupt.wish.clone(), interrupt.listener.clone());
+            Interrupt { cleanup: Arc::default(), state: Arc::new(AtomicU8::new(EXIT)), listener: Arc::default() };
+        let (cleanup, state, listener) =
+            (interrupt.cleanup.clone(), interrupt.state.clone(), interrupt.listener.clone());
         let _ = ctrlc::set_handler(move || {
             if let Some(listener) = &*listener.lock().unwrap_or_else(PoisonError::into_inner) {
                 return listener();
             }
-            if wish.compare_exchange(LISTENING, ASKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            if state.compare_exchange(RUNNING, STOP_REQUESTED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 return;
             }
-            let farewell = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let _ = match farewell {
-                Some(farewell) => writeln!(std::io::stderr(), "\ninterrupted: {}", farewell()),
+            let cleanup = cleanup.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let _ = match cleanup {
+                Some(cleanup) => writeln!(std::io::stderr(), "\ninterrupted: {}", cleanup()),
                 None => writeln!(std::io::stderr()),
             };
             std::process::exit(INTERRUPTED_STATUS.into());
@@ -61,49 +61,51 @@ impl Interrupt {
         interrupt
     }
 
-    /// When Ctrl-C comes while the returned value lives, calls `farewell` and says what it gives.
-    pub(crate) fn leaving(&self, farewell: impl FnOnce() -> String + Send + 'static) -> Leaving {
-        *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(farewell));
-        Leaving { farewell: self.farewell.clone() }
+    /// While the returned value lives, Ctrl-C calls `cleanup` and prints the message that it returns.
+    pub(crate) fn on_exit(&self, cleanup: impl FnOnce() -> String + Send + 'static) -> CleanupGuard {
+        *self.cleanup.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(cleanup));
+        CleanupGuard { cleanup: self.cleanup.clone() }
     }
 
-    /// From now on every Ctrl-C, and every request to terminate, calls `listener` and does nothing else.
-    pub(crate) fn telling(&self, listener: impl Fn() + Send + 'static) {
+    /// From now on every Ctrl-C and every SIGTERM calls `listener` and does nothing else.
+    pub(crate) fn on_signal(&self, listener: impl Fn() + Send + 'static) {
         *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(listener));
     }
 
-    /// While the returned value lives, the first Ctrl-C asks it to stop and does nothing else.
+    /// While the returned value lives, the first Ctrl-C requests a stop and does nothing else.
     pub(crate) fn stopping(&self) -> Stopping {
-        self.wish.store(LISTENING, Ordering::Relaxed);
-        Stopping { wish: self.wish.clone() }
+        self.state.store(RUNNING, Ordering::Relaxed);
+        Stopping { state: self.state.clone() }
     }
 }
 
+/// Tells whether Ctrl-C has requested a stop.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Stopping {
-    wish: Arc<AtomicU8>,
+    state: Arc<AtomicU8>,
 }
 
 impl Stopping {
-    /// Whether Ctrl-C has come.
-    pub(crate) fn asked(&self) -> bool {
-        self.wish.load(Ordering::Relaxed) == ASKED
+    /// Whether Ctrl-C was pressed.
+    pub(crate) fn is_requested(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == STOP_REQUESTED
     }
 }
 
 impl Drop for Stopping {
     fn drop(&mut self) {
-        self.wish.store(LEAVE, Ordering::Relaxed);
+        self.state.store(EXIT, Ordering::Relaxed);
     }
 }
 
+/// Keeps a cleanup registered.
 #[must_use]
-pub(crate) struct Leaving {
-    farewell: Arc<Mutex<Option<Farewell>>>,
+pub(crate) struct CleanupGuard {
+    cleanup: Arc<Mutex<Option<Cleanup>>>,
 }
 
-/// A command that stopped where it was asked to, with everything said: the status tells a script that the work is not whole.
+/// Error of a command that Ctrl-C stopped and that has printed everything: only the exit status is left to set.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -115,8 +117,8 @@ impl std::fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-impl Drop for Leaving {
+impl Drop for CleanupGuard {
     fn drop(&mut self) {
-        *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.cleanup.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

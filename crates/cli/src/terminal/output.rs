@@ -1,22 +1,22 @@
-//! Standard output: results and nothing else. A reader that goes away (`| head`) is not an error.
+//! Standard output, which holds results only. A reader that stops reading (`| head`) is not an error.
 
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 
-/// Standard output whose closing can be told from any other broken pipe.
+/// Standard output. Its errors tell a closed standard output from other broken pipes.
 #[derive(Debug)]
 pub(crate) struct Output {
     inner: io::BufWriter<io::StdoutLock<'static>>,
 }
 
-/// Carried by the error of a write to a standard output that nobody reads any more.
+/// Cause of a write error when the reader of standard output has closed it.
 #[derive(Debug)]
 pub(crate) struct ReaderGone;
 
 impl fmt::Display for ReaderGone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads standard output any more")
+        f.write_str("the reader of standard output has closed it")
     }
 }
 
@@ -27,9 +27,9 @@ impl Output {
         Output { inner: io::BufWriter::new(io::stdout().lock()) }
     }
 
-    /// A JSON value, indented, and a line end.
+    /// Writes a JSON value, indented, and a line end.
     pub(crate) fn write_json(&mut self, value: &impl Serialize) -> io::Result<()> {
-        // The conversion gives back the error of the write, if it was one.
+        // The conversion returns the write error itself, so that its cause can be found.
         serde_json::to_writer_pretty(&mut *self, value).map_err(io::Error::from)?;
         self.write_all(b"\n")
     }
@@ -52,7 +52,7 @@ fn marked(error: io::Error) -> io::Error {
     }
 }
 
-/// Whether an error is only that the reader went away.
+/// Whether the cause of an error is that the reader of standard output has closed it.
 pub(crate) fn is_reader_gone(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let io = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

@@ -1,17 +1,17 @@
-//! Text from outside: standard input and files, which must be UTF-8.
+//! Text from standard input and files, which must be UTF-8.
 
 use std::io::Read;
 
 use anyhow::{Context, Result, anyhow};
 
-/// All of standard input.
+/// Reads all of standard input.
 pub(crate) fn read_text() -> Result<String> {
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("could not read standard input")?;
     utf8(bytes, "standard input")
 }
 
-/// Bytes as text; an error says where they stop being text.
+/// Converts bytes to text; an error names the first byte that is not UTF-8.
 pub(crate) fn utf8(bytes: Vec<u8>, place: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

@@ -1,6 +1,6 @@
 //! Tokens as people and programs read them, for `inspect` and `tokenize`.
 
-use crate::terminal::format::plain;
+use crate::terminal::format::escaped;
 use anyhow::{Result, bail};
 use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ pub(crate) fn write_table(tokenizer: &Tokenizer, ids: &[u32], output: &mut impl 
             bytes.pop();
             bytes.push(format!(".. {}", token.bytes.len()));
         }
-        writeln!(output, "{id:>8}  {:PIECE_WIDTH$}  {}", shortened(&plain(token.piece)), bytes.join(" "))?;
+        writeln!(output, "{id:>8}  {:PIECE_WIDTH$}  {}", shortened(&escaped(token.piece)), bytes.join(" "))?;
     }
     Ok(())
 }
@@ -39,7 +39,7 @@ pub(crate) fn write_table(tokenizer: &Tokenizer, ids: &[u32], output: &mut impl 
 /// The piece of an id, where there is one.
 pub(crate) fn piece(tokenizer: &Tokenizer, id: u64) -> Option<String> {
     let token = tokenizer.token(u32::try_from(id).ok()?)?;
-    Some(plain(token.piece))
+    Some(escaped(token.piece))
 }
 
 /// Refuses ids that the vocabulary does not have.
@@ -59,7 +59,7 @@ pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>> {
             Ok(id) => ids.push(id),
             Err(_) => {
                 let word: String = word.chars().take(40).collect();
-                bail!("`{}` is not a token id: expected whole numbers from 0 to {}", plain(&word), u32::MAX);
+                bail!("`{}` is not a token id: expected whole numbers from 0 to {}", escaped(&word), u32::MAX);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `pellucid bench`: how fast a model runs here, beside what the machine allows; and how it serves many at once.
+//! `pellucid bench`: the speed of a model compared with the machine's limits, and of serving many requests at once.
 
 mod model;
 mod percentiles;
@@ -21,15 +21,15 @@ use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::output::Output;
 
-/// Measure speed, beside the machine's limits
+/// Measure speed and compare it with the machine's limits
 ///
-/// Without serving flags: prefill of whole prompts, and decoding with several
-/// sequences at several depths, straight through the model. With --concurrency
-/// or --rate: requests through the engine, with the percentiles that users feel;
-/// speed is then measured only when one of its flags is given too.
+/// Without serving flags, measures prefill of whole prompts and decoding of
+/// several sequences at several depths, without the engine. With --concurrency
+/// or --rate, sends requests through the engine and reports latency percentiles;
+/// speed is then measured only if one of its flags is given too.
 ///
-/// A model is a file, or --shape with random weights: speed does not depend on
-/// their values.
+/// The model is a file, or random weights with --shape: the speed does not depend
+/// on the values of the weights.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
@@ -37,7 +37,7 @@ pub(crate) struct BenchArgs {
     #[arg(conflicts_with = "shape")]
     model: Option<String>,
 
-    /// Random weights in the shape of a known model
+    /// Use random weights in the shape of a known model
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SyntheticModel::ALL.map(|shape| shape.name)))]
     shape: Option<String>,
 
@@ -45,7 +45,7 @@ pub(crate) struct BenchArgs {
     #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name)))]
     scheme: Option<String>,
 
-    /// Write the random model to this GGUF file, and measure nothing
+    /// Write the random model to this GGUF file instead of measuring
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 
@@ -70,19 +70,19 @@ struct SpeedArgs {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     prompt: Option<Vec<u32>>,
 
-    /// Sequences that decode at once [default: 1]
+    /// Sequences to decode at once [default: 1]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Option<Vec<u32>>,
 
-    /// Tokens that each has before it decodes [default: 0]
+    /// Tokens of each sequence before decoding [default: 0]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     depth: Option<Vec<u32>>,
 
-    /// Steps to decode
+    /// Decoding steps
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     generate: u32,
 
-    /// Rounds; each measures everything once
+    /// Rounds; each round measures every case once
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
 }
@@ -90,37 +90,37 @@ struct SpeedArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Serving", group(clap::ArgGroup::new("load").multiple(true)))]
 struct ServingArgs {
-    /// Requests under way at once; a list gives a curve
+    /// Concurrent requests; a list measures each number
     #[arg(long, group = "load", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: Vec<u32>,
 
-    /// Requests that arrive each second, at random moments
+    /// Requests per second, arriving at random times
     #[arg(long, group = "load", value_name = "PER_SECOND", value_delimiter = ',')]
     rate: Vec<f64>,
 
-    /// Requests at each concurrency or rate
-    /// [default: 4 for each at once, 64 for a rate]
+    /// Number of requests for each concurrency or rate
+    /// [default: 4 times the concurrency; 64 for a rate]
     #[arg(long, requires = "load", verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: Option<u32>,
 
-    /// Tokens of a prompt: a number, or a range like 64-512
+    /// Tokens of a prompt: a number or a range such as 64-512
     #[arg(long, requires = "load", value_name = "TOKENS", default_value = "256", value_parser = length)]
     input: Length,
 
-    /// Tokens of a reply: a number, or a range
+    /// Tokens of a reply: a number or a range
     #[arg(long, requires = "load", value_name = "TOKENS", default_value = "64", value_parser = length)]
     output: Length,
 
-    /// Tokens that all prompts begin with
+    /// Tokens of the prefix that all prompts share
     #[arg(long, requires = "load", value_name = "TOKENS", default_value_t = 0)]
     shared_prefix: u32,
 
-    /// Rows of a step at most; one for each request under way at least
+    /// Maximum rows of a step; at least one for each running request
     #[arg(long, requires = "load", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     step_tokens: u32,
 }
 
-/// A length that is drawn anew for each request.
+/// A range from which the length of each request is drawn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Length(RangeInclusive<u32>);
 
@@ -136,7 +136,7 @@ fn length(text: &str) -> Result<Length, String> {
 pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     for (flag, is_given) in [("--type", args.scheme.is_some()), ("--write", args.write.is_some())] {
         if is_given && args.shape.is_none() {
-            bail!("{flag} is for random weights: it needs --shape");
+            bail!("{flag} applies to random weights and needs --shape");
         }
     }
     if let Some(path) = &args.write {
@@ -146,11 +146,11 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     let measures_speed =
         !serves || args.speed.prompt.is_some() || args.speed.batch.is_some() || args.speed.depth.is_some();
     if !serves && args.compute.kv_memory.is_some() {
-        bail!("--kv-memory is the memory of an engine, which only --concurrency and --rate use");
+        bail!("--kv-memory applies to the engine and needs --concurrency or --rate");
     }
     let mut ready = model::load(args, hub)?;
     let context = ready.model.config().context_len;
-    // Everything that can be refused is refused before anything is measured.
+    // Wrong flags are rejected before anything is measured.
     let cases = if measures_speed { speed::cases(&args.speed, context)? } else { Vec::new() };
     if serves {
         serving::check(&args.serving, context)?;

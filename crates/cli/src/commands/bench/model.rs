@@ -1,4 +1,4 @@
-//! The model under test: a file's, or random weights in a known shape.
+//! The model to measure: from a file, or random weights in a known shape.
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -16,7 +16,7 @@ use crate::atomic_file::{self, AtomicFile};
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
 
-/// A model on its device, before anything is asked of it.
+/// A model on its device.
 pub(super) struct Ready {
     pub(super) name: String,
     pub(super) file_bytes: u64,
@@ -25,20 +25,20 @@ pub(super) struct Ready {
     pub(super) kv_dtype: DType,
 }
 
-/// What is measured on what.
+/// The model and the machine of a measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) model: String,
     pub(super) model_bytes: u64,
-    /// Of weights, for a step of one token.
+    /// Bytes of weights that a step of one token reads.
     pub(super) step_bytes: u64,
     pub(super) device: String,
     pub(super) kv_type: &'static str,
-    /// Measured with a buffer of the size of a step.
+    /// Read bandwidth, measured with a buffer of `step_bytes`.
     pub(super) read_bytes_per_second: f64,
 }
 
-/// The sizes between which reading speed is measured: small enough to have it, large enough that no cache holds it.
+/// Minimum and maximum buffer for the read bandwidth: larger than any cache, and small enough to allocate.
 const READ_SIZES: (u64, u64) = (16 << 20, 1 << 30);
 
 impl Ready {
@@ -69,12 +69,12 @@ pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
     Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend, kv_dtype: args.compute.kv_type.dtype() })
 }
 
-/// Weights are made while you wait; on a terminal one sees how far they are.
+/// Creates random weights, and shows progress on a terminal.
 fn random(args: &BenchArgs) -> Result<Checkpoint> {
     let name = args.shape.as_deref().unwrap_or_default();
-    let shape = SyntheticModel::named(name).with_context(|| format!("--shape {name} is not known"))?;
+    let shape = SyntheticModel::named(name).with_context(|| format!("--shape {name}: unknown model"))?;
     let scheme = args.scheme.as_deref().unwrap_or("q4_k_m");
-    let scheme = QuantScheme::named(scheme).with_context(|| format!("--type {scheme} is not known"))?;
+    let scheme = QuantScheme::named(scheme).with_context(|| format!("--type {scheme}: unknown format"))?;
     let shows = std::io::stderr().is_terminal();
     let checkpoint = shape.checkpoint(scheme, 1, &mut |done, all| {
         if shows {
@@ -85,7 +85,7 @@ fn random(args: &BenchArgs) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// Writes the random model for other engines to be measured with.
+/// Writes the random model to a file, so that other engines can be measured with it.
 pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Result<()> {
     atomic_file::refuse_existing(path)?;
     let checkpoint = random(args)?;

@@ -1,4 +1,4 @@
-//! Percentiles of repeated measurements. Pure.
+//! Percentiles of repeated measurements.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(super) struct Percentiles {
 }
 
 impl Percentiles {
-    /// `None` when there is nothing to order.
+    /// Returns `None` if there is no measurement.
     pub(super) fn of(durations: impl Iterator<Item = Duration>) -> Option<Percentiles> {
         let mut sorted: Vec<f64> = durations.map(|duration| duration.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);
@@ -22,13 +22,13 @@ impl Percentiles {
     }
 }
 
-/// The smallest measurement that at least `percent` of all do not exceed.
+/// Returns the smallest measurement that at least `percent` percent of all do not exceed.
 pub(super) fn percentile(sorted: &[f64], percent: f64) -> Option<f64> {
     let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// The median, which ignores the rounds in which a shared machine did something else.
+/// Returns the median, which ignores rounds that other load on the machine slowed down.
 pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     percentile(values, 50.0).unwrap_or(f64::NAN)

@@ -1,4 +1,4 @@
-//! Requests through the engine, as many users would send them: a fixed number under way at once, or arriving at random moments.
+//! Requests through the engine as many users would send them: with a fixed concurrency, or arriving at random times.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -14,17 +14,17 @@ use super::model::Ready;
 use super::percentiles::Percentiles;
 use super::{Length, ServingArgs};
 
-/// How requests come.
+/// Arrival pattern of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Arrival {
-    /// As soon as one ends, the next begins.
+    /// This number of requests is running at any time: when one ends, the next starts.
     Concurrency(u32),
-    /// At random moments, this many a second on average, whether the engine keeps up or not.
+    /// Requests arrive at random times, with this mean rate per second, whether or not the engine keeps up.
     Rate(f64),
 }
 
-/// What was measured at one concurrency or rate.
+/// Results for one concurrency or rate.
 #[derive(Debug, Serialize)]
 pub(super) struct Level {
     pub(super) arrival: Arrival,
@@ -37,17 +37,17 @@ pub(super) struct Level {
     pub(super) time_to_first_token: Option<Percentiles>,
     pub(super) time_per_output_token: Option<Percentiles>,
     pub(super) end_to_end: Option<Percentiles>,
-    /// Of the time of steps, what was not the model's.
+    /// Fraction of the step time that was spent outside the model.
     pub(super) engine_share: f64,
-    /// Of the steps, those that were on the device before the step that they follow had ended.
+    /// Fraction of the steps that were launched before the step before them had ended.
     pub(super) ahead_share: f64,
-    /// Tokens that these computed for nothing.
+    /// Tokens of look-ahead steps that were discarded.
     pub(super) discarded_tokens: u64,
     pub(super) prefill_tokens: u64,
     pub(super) decode_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) preemptions: u64,
-    /// The highest share of blocks in use that was seen.
+    /// Maximum observed fraction of KV blocks in use.
     pub(super) kv_peak: f64,
 }
 
@@ -60,12 +60,12 @@ pub(super) fn run(args: &ServingArgs, ready: Ready) -> Result<Vec<Level>> {
     arrivals.into_iter().map(|arrival| level(args, arrival, &engine, &config)).collect()
 }
 
-/// Refuses requests that would not fit.
+/// Rejects requests that would not fit into the context.
 pub(super) fn check(args: &ServingArgs, context: usize) -> Result<()> {
     let longest = longest(args);
     if longest > context {
         let flags = "--shared-prefix, --input and --output";
-        bail!("{flags}: a request may come to {longest} tokens; the model's context holds {context}");
+        bail!("{flags}: a request may have {longest} tokens, but the model's context holds {context}");
     }
     if let Some(rate) = args.rate.iter().find(|rate| !(1e-3..=1e6).contains(*rate)) {
         bail!("--rate {rate}: expected 0.001 to 1,000,000");
@@ -73,12 +73,12 @@ pub(super) fn check(args: &ServingArgs, context: usize) -> Result<()> {
     Ok(())
 }
 
-/// Tokens that a request may come to.
+/// Returns the maximum tokens of a request.
 fn longest(args: &ServingArgs) -> usize {
     [args.shared_prefix, *args.input.0.end(), *args.output.0.end()].iter().map(|&tokens| tokens as usize).sum()
 }
 
-/// An engine with memory for every request that may be under way.
+/// Starts an engine with memory for every request that may run at once.
 fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<EngineHandle> {
     let widest = arrivals.iter().map(|arrival| match arrival {
         Arrival::Concurrency(n) => *n as usize,
@@ -95,17 +95,17 @@ fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<Engin
         chunk_len: step_tokens,
         max_waiting: 100_000,
         overcommit: Overcommit::Never,
-        // One user, one process: there is nobody to hide a prefix from.
+        // There is one user, so the prefix cache needs no secret.
         secret: [0; 32],
     };
     let Ready { model, backend, .. } = ready;
     Ok(EngineHandle::start(Engine::new(Box::new(model), backend, options)?))
 }
 
-/// Sequences that run at once when requests come at random moments; the others wait.
+/// Sequences that run at once when requests arrive at random times; further ones wait.
 const OPEN_LOOP_SEQUENCES: usize = 32;
-/// How often memory use is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval between two samples of memory use.
+const MEMORY_SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 
 type Outcome = Result<RequestStats, pellucid_engine::Error>;
 
@@ -128,7 +128,7 @@ fn level(args: &ServingArgs, arrival: Arrival, engine: &EngineHandle, config: &D
                     let (queue, done) = (queue.clone(), done.clone());
                     scope.spawn(move || {
                         loop {
-                            let next = queue.lock().expect("nobody panics while he holds the queue").next();
+                            let next = queue.lock().expect("no thread panics while it holds the queue").next();
                             let Some(request) = next else { return };
                             serve(engine, request, &done);
                         }
@@ -166,11 +166,11 @@ fn serve(engine: &EngineHandle, request: Request, done: &Sender<Outcome>) {
             }
         }
     });
-    // The collector leaves at the first failure.
+    // The collector stops at the first failure and closes the channel.
     let _ = done.send(outcome);
 }
 
-/// Takes in what ends, and looks at the memory meanwhile.
+/// Collects the results, and samples memory use meanwhile.
 fn collect(
     engine: &EngineHandle,
     outcomes: std::sync::mpsc::Receiver<Outcome>,
@@ -178,7 +178,7 @@ fn collect(
 ) -> (Result<Vec<RequestStats>>, f64) {
     let (mut finished, mut peak) = (Vec::with_capacity(expected), 0.0f64);
     loop {
-        match outcomes.recv_timeout(LOOK) {
+        match outcomes.recv_timeout(MEMORY_SAMPLE_INTERVAL) {
             Ok(Ok(stats)) => finished.push(stats),
             Ok(Err(error)) => return (Err(error.into()), peak),
             Err(RecvTimeoutError::Timeout) => {}
@@ -224,18 +224,18 @@ fn summary(
     }
 }
 
-/// What a random number is for; requests and purposes never share one.
+/// Purpose of a random number; no two requests or purposes share one.
 const GAPS: u32 = 0;
 const INPUT: u32 = 1;
 const OUTPUT: u32 = 2;
 const TOKENS: u32 = 3;
 
-/// A number in (0, 1) that belongs to one request and one purpose: two runs send the same requests at the same moments.
+/// Returns a random number in (0, 1) for a request and a purpose. Two runs send the same requests at the same times.
 fn uniform(request: u32, purpose: u32) -> f64 {
     pellucid_sampling::uniform(0, request, purpose)
 }
 
-/// The i-th request: lengths and tokens at random, greedy choice, and no token that ends it early.
+/// Returns request `i`: random lengths and tokens, greedy, without an end token.
 fn request(args: &ServingArgs, i: u32, vocab_size: usize) -> Request {
     let length = |range: &Length, purpose| {
         let (low, high) = (*range.0.start(), *range.0.end());

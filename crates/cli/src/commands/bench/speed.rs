@@ -1,6 +1,6 @@
-//! Prefill and decode straight through the model: no engine, and of sampling only what a device does by itself.
+//! Prefill and decode without the engine, and without the sampling that the CPU would do.
 //!
-//! Every round measures every case once, so that what else the machine does falls on all of them alike.
+//! Every round measures every case once, so that other load on the machine affects all cases alike.
 
 use std::time::Instant;
 
@@ -13,18 +13,18 @@ use super::SpeedArgs;
 use super::model::Ready;
 use super::percentiles::median;
 
-/// One line of the table.
+/// One row of the table of results.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     #[serde(flatten)]
     pub(super) case: Case,
-    /// The median over rounds (prefill) or steps (decode), and the best.
+    /// Median and best over rounds (prefill) or steps (decode).
     pub(super) tokens_per_second: f64,
     pub(super) best_tokens_per_second: f64,
     pub(super) step_ms: f64,
-    /// Bytes that a decode step must read, over the time in which the memory could have: 1 is the limit.
+    /// Bandwidth of a decode step as a fraction of the read limit.
     pub(super) fraction_of_read_limit: Option<f64>,
-    /// Of the weights alone; attention comes on top.
+    /// Arithmetic rate of the weights alone, without attention.
     pub(super) tflops: f64,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_spee
         let (tokens, bytes) = match case {
             Case::Prefill { tokens } => (tokens as f64, None),
             Case::Decode { sequences, depth } => {
-                // On average a step finds half of the generated tokens behind the depth.
+                // On average, half of the generated tokens are in the KV memory beside `depth`.
                 let positions = sequences as f64 * (depth as f64 + f64::from(args.generate) / 2.0);
                 (sequences as f64, Some(cost.weight_bytes as f64 + positions * position_bytes))
             }
@@ -72,7 +72,8 @@ pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_spee
     Ok(rows.collect())
 }
 
-/// Prefill of every length, then decode at every batch size and depth; or the first that the model's context cannot hold.
+/// Returns the cases: prefill of every length, then decode at every batch size and depth. Fails for a case that does not
+/// fit into the context.
 pub(super) fn cases(args: &SpeedArgs, context: usize) -> Result<Vec<Case>> {
     let numbers = |given: &Option<Vec<u32>>, default: u32| -> Vec<usize> {
         given.as_deref().unwrap_or(&[default]).iter().map(|&n| n as usize).collect()
@@ -85,7 +86,7 @@ pub(super) fn cases(args: &SpeedArgs, context: usize) -> Result<Vec<Case>> {
         let positions = case.positions(args.generate as usize);
         if positions > context {
             let flags = if matches!(case, Case::Prefill { .. }) { "--prompt" } else { "--depth and --generate" };
-            bail!("{flags}: {positions} positions; the model's context holds {context}");
+            bail!("{flags}: {positions} positions, but the model's context holds {context}");
         }
     }
     Ok(cases)
@@ -96,7 +97,7 @@ impl Case {
         if let Case::Decode { sequences, .. } = self { sequences } else { 1 }
     }
 
-    /// Of each sequence, at the end.
+    /// Positions of each sequence at the end.
     fn positions(self, generate: usize) -> usize {
         match self {
             Case::Prefill { tokens } => tokens,
@@ -105,14 +106,14 @@ impl Case {
     }
 }
 
-/// Steps of decoding whose mean is one measurement, where they overlap.
+/// Decoding steps whose mean is one measurement if steps overlap.
 const STEPS_TOGETHER: usize = 8;
 
 struct Bench<'a> {
     ready: &'a mut Ready,
     kv: KvMemory,
     batch: Batch,
-    /// Of steps in turn.
+    /// Logits of alternating steps.
     logits: [Logits; 2],
 }
 
@@ -124,7 +125,7 @@ impl Bench<'_> {
         Ok(Bench { ready, kv, batch: Batch::default(), logits: Default::default() })
     }
 
-    /// Seconds for a whole prompt, with the logits after it.
+    /// Returns the seconds for a whole prompt, with the logits after it.
     fn prefill(&mut self, tokens: usize) -> Result<f64> {
         let blocks: Vec<u32> = (0..tokens.div_ceil(BLOCK_LEN) as u32).collect();
         let ids = self.ids(tokens);
@@ -148,7 +149,7 @@ impl Bench<'_> {
         let depth = depth.max(1);
         let per_sequence = (depth + generate).div_ceil(BLOCK_LEN);
         self.prefill(depth)?;
-        // The other sequences get the first one's keys and values, in blocks of their own: what is read is what counts.
+        // The other sequences get copies of the first one's keys and values: only the bytes read matter for the speed.
         for sequence in 1..sequences {
             for block in 0..depth.div_ceil(BLOCK_LEN) {
                 let to = (sequence * per_sequence + block) as u32;
@@ -164,7 +165,7 @@ impl Bench<'_> {
             let tokens = (!follows).then_some(&ids[step..step + sequences]);
             self.plan(sequences, per_sequence, depth + step, tokens);
             self.ready.model.launch(&self.batch, &mut self.kv, &mut self.logits[step % 2])?;
-            // Running ahead, the first step has none before it that could end.
+            // With look-ahead, no step ends before the first one is launched.
             if is_asynchronous == follows {
                 self.ready.model.finish(&mut self.logits[(step - usize::from(follows)) % 2])?;
                 ends.push(started.elapsed().as_secs_f64());
@@ -188,7 +189,7 @@ impl Bench<'_> {
         let digests = self.ready.model.supports_digests();
         self.batch.clear();
         for (sequence, blocks) in blocks.chunks_exact(per_sequence).enumerate() {
-            // A draw at temperature 1, which looks at the whole row.
+            // Sampling at temperature 1 reads the whole row.
             let race = Some((sequence as u64, position as u32 + 1));
             let query = digests.then_some(RowQuery { temperature: 1.0, race, shortlist: None });
             let ids = match tokens {
@@ -199,7 +200,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Tokens spread over the vocabulary, so that no row of the embedding table is read twice in a hurry.
+    /// Returns a token such that successive ones are spread over the vocabulary and rows of the embedding are not reused.
     fn ids(&self, len: usize) -> Vec<u32> {
         let vocab_size = self.ready.model.config().vocab_size as u64;
         (0..len as u64).map(|i| (i * 7919 % vocab_size) as u32).collect()

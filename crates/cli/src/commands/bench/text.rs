@@ -1,4 +1,4 @@
-//! The results as people read them, in 80 columns.
+//! The results as text of 80 columns.
 
 use std::io::{Result, Write};
 
@@ -74,7 +74,7 @@ pub(super) fn serving(out: &mut impl Write, levels: &[Level]) -> Result<()> {
     curve(out, levels)
 }
 
-/// Output tokens a second against what was asked, as bars.
+/// Draws output tokens per second for each concurrency or rate as bars.
 fn curve(out: &mut impl Write, levels: &[Level]) -> Result<()> {
     if levels.len() < 2 {
         return Ok(());
@@ -105,7 +105,7 @@ fn spread(out: &mut impl Write, name: &str, spread: Option<Percentiles>) -> Resu
     }
 }
 
-/// Three or four figures.
+/// Formats a value with three or four digits.
 fn rate(value: f64) -> String {
     if value >= 999.5 { grouped(value.round() as u64) } else { format!("{value:.1}") }
 }

@@ -1,10 +1,10 @@
-//! What goes into the columns of `explain`: text made visible, padded to a width as a terminal counts it, shares, bars and colour.
+//! Cells of the tables of `explain`: visible text, padding to terminal columns, percentages, bars and colour.
 //!
-//! Pure. Knows nothing of tokens or of sampling.
+//! Knows nothing of tokens or sampling.
 
 use unicode_width::UnicodeWidthChar;
 
-/// Colour, or none of it. Nothing is said in colour alone.
+/// Writes text in colour if it is on. Colour never carries information that the text lacks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Paint {
     pub(super) is_on: bool,
@@ -19,7 +19,7 @@ pub(super) enum Ink {
     Cut,
     Before,
     After,
-    /// What has just been written.
+    /// Text of the newest token.
     Fresh,
 }
 
@@ -39,7 +39,8 @@ impl Paint {
     }
 }
 
-/// Bytes of a token as one can see them: `␣` for a space, `⏎` for the end of a line, `\xe2` for a byte that is no whole character.
+/// Makes the bytes of a token visible: `␣` for a space, `⏎` for a line end, `\xe2` for a byte that is not a whole
+/// character.
 pub(super) fn visible(bytes: &[u8]) -> String {
     let mut shown = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -49,7 +50,7 @@ pub(super) fn visible(bytes: &[u8]) -> String {
     shown
 }
 
-/// Running text on one line: as [`visible`], with spaces left as they are.
+/// Makes a text visible on one line like [`visible`], but keeps its spaces.
 pub(super) fn one_line(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     text.chars().for_each(|c| push_visible(c, &mut shown));
@@ -62,13 +63,14 @@ fn push_visible(c: char, shown: &mut String) {
         '\t' => shown.push('⇥'),
         '\r' => shown.push('␍'),
         _ if is_unseen(c) => shown.extend(c.escape_unicode()),
-        // An accent without a letter would sit on whatever stands to its left.
+        // A combining mark without a letter would be drawn onto the character to its left.
         _ if c.width() == Some(0) => shown.extend(['◌', c]),
         _ => shown.push(c),
     }
 }
 
-/// Characters that steer a terminal, turn the writing direction, take no place, or change how wide their neighbour is.
+/// Whether a character controls the terminal, changes the writing direction, is invisible, or changes the width of the
+/// character beside it.
 fn is_unseen(c: char) -> bool {
     let spaces =
         matches!(c, '\u{a0}' | '\u{ad}' | '\u{2000}'..='\u{200f}' | '\u{2028}'..='\u{202f}' | '\u{205f}'..='\u{206f}');
@@ -77,12 +79,12 @@ fn is_unseen(c: char) -> bool {
         || matches!(c, '\u{3000}' | '\u{feff}' | '\u{fe00}'..='\u{fe0f}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Columns that a text takes.
+/// Returns the number of terminal columns of a text.
 pub(super) fn width(text: &str) -> usize {
     text.chars().map(|c| c.width().unwrap_or(0)).sum()
 }
 
-/// The beginning of a text, with `…` where it had to be cut.
+/// Returns the beginning of a text that fits into `columns`, with `…` if it was cut.
 pub(super) fn beginning(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -97,23 +99,23 @@ pub(super) fn beginning(text: &str, columns: usize) -> String {
     text.chars().take_while(fits).chain(['…']).collect()
 }
 
-/// The end of a text, with `…` where it had to be cut.
+/// Returns the end of a text that fits into `columns`, with `…` if it was cut.
 pub(super) fn ending(text: &str, columns: usize) -> String {
     let backwards = |text: &str| text.chars().rev().collect::<String>();
     backwards(&beginning(&backwards(text), columns))
 }
 
-/// Fills up on the right.
+/// Pads a text on the right.
 pub(super) fn left_aligned(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// Fills up on the left.
+/// Pads a text on the left.
 pub(super) fn right_aligned(text: &str, columns: usize) -> String {
     format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// Words on lines of at most so many columns.
+/// Breaks a text into lines of at most `columns` columns.
 pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -128,12 +130,12 @@ pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// A probability in at most six columns.
+/// Formats a probability as a percentage of at most six columns.
 pub(super) fn share(probability: f64) -> String {
     let percent = 100.0 * probability;
     match percent {
         _ if percent == 0.0 => "0%".into(),
-        // Certain, and close to it, are not the same.
+        // 100% is for certainty only.
         _ if probability < 1.0 - 1e-9 && percent >= 99.95 => ">99.9%".into(),
         99.95.. => "100%".into(),
         9.995.. => format!("{percent:.1}%"),
@@ -142,10 +144,10 @@ pub(super) fn share(probability: f64) -> String {
     }
 }
 
-/// A bar of at most so many columns, to the eighth of one.
+/// Draws a bar of at most `columns` columns with a resolution of an eighth of a column.
 pub(super) fn bar(fraction: f64, columns: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-    // The conversion takes what is no number as 0.
+    // NaN converts to 0.
     let eighths = (fraction.clamp(0.0, 1.0) * (8 * columns) as f64).round() as usize;
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }

@@ -1,10 +1,10 @@
-//! The record for machines: a header, an object for each token, an object for the end; one a line.
+//! The trace for programs, as JSON lines: a header, an object for each token, an object for the end.
 
 use pellucid_sampling::{Logprobs, OPTIONS, OptionKind, RunnerTrace, SamplingParams, StepKind, TokenTrace, ValueRef};
 use pellucid_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// What all the tokens have in common.
+/// Returns the header: the part that is common to all tokens.
 pub(super) fn header(
     model: &str,
     prompt: &[u32],
@@ -47,12 +47,12 @@ fn parameter(value: ValueRef<'_>) -> Value {
     }
 }
 
-/// An f32 as it was typed: 0.7, not 0.699999988079071.
+/// Converts an f32 so that it prints as it was typed: 0.7, not 0.699999988079071.
 fn number(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, |value| json!(value))
 }
 
-/// One choice. `index` counts from 0.
+/// Returns the object of one token. `index` counts from 0.
 pub(super) fn token(
     tokenizer: &Tokenizer,
     index: usize,
@@ -100,7 +100,7 @@ pub(super) fn end(reason: &str, text: &str, num_tokens: usize) -> Value {
     json!({ "type": "end", "reason": reason, "text": text, "num_tokens": num_tokens })
 }
 
-/// Bytes that are no text become U+FFFD here; `bytes` has them as they are.
+/// Returns the text of a token. Bytes that are not UTF-8 become U+FFFD; the field `bytes` has them unchanged.
 fn text_of(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     tokenizer.token(id).map(|token| String::from_utf8_lossy(&token.bytes).into_owned())
 }

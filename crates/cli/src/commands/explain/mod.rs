@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::flags::compute::ComputeArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
-use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, Otherwise};
+use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
 use crate::hub::Hub;
 use crate::terminal::format;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -25,26 +25,26 @@ use crate::terminal::output::Output;
 use cells::Paint;
 use page::{Page, Written};
 
-/// How long to wait for the engine before looking whether Ctrl-C has come.
-const GLANCE: Duration = Duration::from_millis(50);
+/// Time between two checks for Ctrl-C while waiting for the engine.
+const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
 
-const OTHERWISE: Otherwise = Otherwise { preset: Some(CHAT_DEFAULT), temperature: 1.0 };
+const SAMPLING_DEFAULTS: SamplingDefaults = SamplingDefaults { preset: Some(CHAT_DEFAULT), temperature: 1.0 };
 
 /// Show how each token of a reply is chosen
 ///
-/// For each token a table: a row for each candidate, a column for each step of
-/// the chain with the probability after it, `cut` where a step took it out, and
-/// bars for the model's own probability and for the chance in the draw. Below it
-/// the draw, what the model itself thought of the token, and the text so far.
-/// Without a flag that says how to choose, the preset `chat` is explained; with
-/// one, what is not given is neutral, and the temperature 1.
+/// Each token gets a table: a row for each candidate and a column for each step
+/// of the sampling chain with the probability after it, `cut` where the step
+/// removed the candidate, and bars for the model's own probability and for the
+/// final one. Below it are the draw, the model's own rank of the token, and the
+/// text so far. Without sampling flags, the preset `chat` is explained; with
+/// them, options that are not given are neutral and the temperature is 1.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// Tokens to explain at most
+    /// Maximum tokens to explain
     #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
 
@@ -52,12 +52,12 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOGPROBS)))]
     candidates: u32,
 
-    /// Write JSON lines: a header, an object for each token with everything
-    /// that is recorded, and the end
+    /// Write JSON lines: a header, an object for each token with the
+    /// whole trace, and the end
     #[arg(long, verbatim_doc_comment)]
     json: bool,
 
-    /// When to colour: auto is on a terminal, unless NO_COLOR is set
+    /// When to use colour; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     color: ColorWhen,
 
@@ -75,7 +75,7 @@ enum ColorWhen {
     Never,
 }
 
-/// `wants_color` is what the environment says; the flag goes before it.
+/// Runs the command. `wants_color` is the environment's setting; the flag takes precedence.
 pub(crate) fn run(
     args: &ExplainArgs,
     hub: &Hub,
@@ -83,18 +83,19 @@ pub(crate) fn run(
     wants_color: bool,
     output: &mut Output,
 ) -> Result<()> {
-    let Some(prompt) = args.prompt.read()? else { bail!("there is nothing to answer: give a PROMPT") };
+    let Some(prompt) = args.prompt.read()? else { bail!("there is no prompt to explain: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
-    args.sampling.check(OTHERWISE)?;
+    args.sampling.check(SAMPLING_DEFAULTS)?;
     let loaded = args.compute.open(&path, 1)?.model;
-    let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, OTHERWISE)? };
+    let params =
+        SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, SAMPLING_DEFAULTS)? };
     let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.vocab_size)?.steps())
         // No grammar is given here, so its step has nothing to do.
         .filter(|(kind, _)| *kind != StepKind::Mask)
         .collect();
-    let prompt = args.prompt.shape(prompt, &loaded)?;
+    let prompt = args.prompt.for_model(prompt, &loaded)?;
     let ids = prompt.ids(&loaded)?;
-    let model = path.file_name().map_or_else(String::new, |name| format::plain(&name.to_string_lossy()));
+    let model = path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy()));
     let is_colored = match args.color {
         ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
         when => when == ColorWhen::Always,
@@ -110,7 +111,7 @@ pub(crate) fn run(
         is_json: args.json,
         interrupt,
     };
-    let preset = args.sampling.preset(OTHERWISE).map(|preset| preset.name());
+    let preset = args.sampling.preset(SAMPLING_DEFAULTS).map(|preset| preset.name());
     if args.json {
         write_line(output, &json::header(&model, &ids, preset, &params, &chain))?;
     } else {
@@ -129,7 +130,7 @@ pub(crate) fn run(
         trace: true,
         ..Request::new(ids.clone(), params.clone())
     })?;
-    // A reply begins a text of its own; a continuation goes on in the prompt's.
+    // The reply of a chat is a new text; otherwise it continues the prompt's text.
     let (text, before) = match prompt {
         Prompt::Chat(_) => (loaded.tokenizer.stream(false), String::new()),
         Prompt::Text(text) => (TextStream::after(&*loaded.tokenizer, false, &ids), text),
@@ -144,7 +145,7 @@ struct Explainer<'a> {
 }
 
 impl Explainer<'_> {
-    /// Explains tokens as they come.
+    /// Explains tokens while they are generated.
     fn follow(
         &self,
         stream: &TokenStream,
@@ -157,10 +158,10 @@ impl Explainer<'_> {
         let mut written = Written { before, fresh: String::new() };
         let mut num_tokens = 0;
         let finish = loop {
-            if stop.asked() {
+            if stop.is_requested() {
                 break None;
             }
-            let Ok(event) = stream.next_within(GLANCE) else { continue };
+            let Ok(event) = stream.next_within(INTERRUPT_CHECK) else { continue };
             match event {
                 None => return Err(anyhow!("the engine stopped in the middle of a reply")),
                 Some(Event::Failed(error)) => return Err(error.into()),
@@ -182,22 +183,22 @@ impl Explainer<'_> {
                 Some(_) => {}
             }
         };
-        // The token that ends a reply is no part of it.
+        // The token that ends a reply is not part of its text.
         let reply = written.before[start..].to_owned() + &text.finish();
         if self.is_json {
             write_line(output, &json::end(finish_name(finish.as_ref()), &reply, num_tokens))?;
         } else {
             let again = match self.page.params.temperature {
                 0.0 => String::new(),
-                _ => format!(" With --seed {} the same tokens come again.", self.page.params.seed),
+                _ => format!(" With --seed {} the tokens are the same again.", self.page.params.seed),
             };
             write!(output, "{}", self.page.foot(&format!("{}{again}", finish_sentence(finish.as_ref())), &reply))?;
         }
         output.flush()?;
-        if stop.asked() { Err(Interrupted.into()) } else { Ok(()) }
+        if stop.is_requested() { Err(Interrupted.into()) } else { Ok(()) }
     }
 
-    /// One choice: a page, or a line of JSON.
+    /// Writes one token, as a table or as a line of JSON.
     fn explain(
         &self,
         token: &TokenEvent,
@@ -207,7 +208,7 @@ impl Explainer<'_> {
         output: &mut Output,
     ) -> Result<()> {
         let (Some(trace), Some(logprobs)) = (&token.trace, &token.logprobs) else {
-            return Err(anyhow!("the engine gave a token without the record that was asked for"));
+            return Err(anyhow!("the engine returned a token without the trace that was requested"));
         };
         if self.is_json {
             let end = finish.map(|finish| finish_name(Some(finish)));
@@ -219,7 +220,7 @@ impl Explainer<'_> {
     }
 }
 
-/// The finish reason as the JSON has it; a reply without one was interrupted.
+/// Returns the name of the finish reason in JSON; a reply without one was interrupted.
 fn finish_name(finish: Option<&Finish>) -> &'static str {
     match finish {
         Some(Finish::EndToken(_)) => "end",
@@ -232,15 +233,15 @@ fn finish_name(finish: Option<&Finish>) -> &'static str {
 
 fn finish_sentence(finish: Option<&Finish>) -> &'static str {
     match finish {
-        Some(Finish::EndToken(_)) => "The model chose a token that means: I am done.",
-        Some(Finish::StopToken(_) | Finish::StopString(_)) => "The reply met a token given with --stop-token.",
-        Some(Finish::MaxTokens) => "As many tokens as --max-tokens allows; the model would go on.",
+        Some(Finish::EndToken(_)) => "The model chose an end token.",
+        Some(Finish::StopToken(_) | Finish::StopString(_)) => "The model chose a token of --stop-token.",
+        Some(Finish::MaxTokens) => "The reply has --max-tokens tokens; the model would continue.",
         Some(Finish::ContextFull) => "The context is full.",
         Some(Finish::Deadline) | None => "Stopped.",
     }
 }
 
-/// A JSON value on a line of its own.
+/// Writes a JSON value on one line.
 fn write_line(output: &mut Output, value: &Value) -> Result<()> {
     Ok(writeln!(output, "{value}")?)
 }

@@ -1,4 +1,4 @@
-//! The record for people: the chain in words, then for each token the table, the race and the text so far, in 80 columns.
+//! The trace for people, in 80 columns: the sampling chain in words, then each token's table, draw and text so far.
 
 use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
@@ -12,14 +12,14 @@ use crate::terminal::format::grouped;
 
 const WIDTH: usize = 80;
 const MARGIN: &str = "   ";
-/// Columns of a candidate's text, the mark before it included.
+/// Columns of a candidate's text, with the mark before it.
 const NAME: usize = 19;
 /// Columns of the model's own probability.
 const MODEL: usize = 7;
-/// Between the table and its last bars.
+/// Columns between the table and its last bars.
 const GAP: usize = 2;
 const LONGEST_BAR: usize = 22;
-/// Columns of the words at the head of a line below the table.
+/// Columns of the label of a line below the table.
 const TOPIC: usize = 9;
 
 pub(super) struct Page<'t> {
@@ -34,12 +34,12 @@ pub(super) struct Page<'t> {
 #[derive(Debug, Default)]
 pub(super) struct Written {
     pub(super) before: String,
-    /// What the newest token added; empty while a character is incomplete.
+    /// Text that the newest token added; empty while a character is incomplete.
     pub(super) fresh: String,
 }
 
 impl Page<'_> {
-    /// What is the same for all tokens.
+    /// Returns the part that is common to all tokens: title, prompt and chain.
     pub(super) fn head(&self, title: &str, prompt: &[u32], chain: &[(StepKind, String)]) -> String {
         let mut lines: Vec<String> =
             wrapped(title, WIDTH).iter().map(|line| self.paint.ink(Ink::Strong, line)).collect();
@@ -47,7 +47,7 @@ impl Page<'_> {
         lines.push(format!("prompt, {} tokens", prompt.len()));
         lines.extend(self.prompt(prompt));
         lines.push(String::new());
-        lines.push("what happens to the model's probabilities, in this order".into());
+        lines.push("steps that change the model's probabilities, in this order".into());
         for (number, (kind, setting)) in (1..).zip(chain) {
             let label = format!("{number:>4}  {} {setting}", kind.name());
             let meaning = kind.meaning(self.params);
@@ -67,13 +67,13 @@ impl Page<'_> {
         joined(&lines)
     }
 
-    /// The last lines of the prompt with its control tokens, as the model reads it.
+    /// Returns the last lines of the prompt, with its control tokens.
     fn prompt(&self, prompt: &[u32]) -> Vec<String> {
-        const MOST_LINES: usize = 3;
+        const MAX_LINES: usize = 3;
         let text = self.tokenizer.decode(prompt, false);
-        // Line by line, because a chat prompt is laid out in lines.
+        // Chat templates put each message on its own lines, so lines are the natural unit to cut.
         let all: Vec<String> = text.split_inclusive('\n').map(one_line).collect();
-        let kept = &all[all.len().saturating_sub(MOST_LINES)..];
+        let kept = &all[all.len().saturating_sub(MAX_LINES)..];
         let mut lines: Vec<String> = Vec::new();
         if kept.len() < all.len() {
             lines.push(format!("{MARGIN}…"));
@@ -82,7 +82,7 @@ impl Page<'_> {
         lines.into_iter().map(|line| self.paint.ink(Ink::Faint, &line)).collect()
     }
 
-    /// One token: `number` counts from 1.
+    /// Returns the table of one token. `number` counts from 1.
     pub(super) fn token(&self, number: usize, trace: &TokenTrace, logprobs: &Logprobs, written: &Written) -> String {
         let table = Table::new(trace, logprobs, self.num_rows, self.vocab_size);
         let mut lines =
@@ -94,7 +94,7 @@ impl Page<'_> {
         let surprise = format!(
             "gave it {} (ln p = {own:.3}, a surprise of {:.2} bits)",
             share(own.exp()),
-            // -0.0 is no number to show.
+            // Avoids -0.0.
             (-own / std::f64::consts::LN_2).max(0.0)
         );
         lines.push(self.line("model", &surprise));
@@ -125,7 +125,7 @@ impl Page<'_> {
         };
         lines.push(faint(heads("   candidate", "model", &labels, chance)));
         lines.push(faint(heads("", "", &settings, draw)));
-        // One scale for both kinds of bar, so that they can be compared.
+        // Both kinds of bar have one scale, so that they can be compared.
         let fullest = table.rows.iter().flat_map(|row| [row.model.probability(), row.last.probability()]);
         let full = fullest.fold(1e-300, f64::max);
         lines.extend(table.rows.iter().map(|row| self.row(row, trace, &shape, full)));
@@ -134,7 +134,7 @@ impl Page<'_> {
         lines.push(faint(heads("   still in", &grouped(table.entered as u64), &lefts, "")));
         if !table.without_column.is_empty() {
             let names: Vec<&str> = table.without_column.iter().map(|step| step.name).collect();
-            let text = format!("no room for the columns of {}", names.join(", "));
+            let text = format!("too narrow for the columns of {}", names.join(", "));
             lines.extend(wrapped(&text, WIDTH - MARGIN.len()).into_iter().map(|line| faint(MARGIN.to_owned() + &line)));
         }
         lines
@@ -163,7 +163,7 @@ impl Page<'_> {
         line.trim_end().to_owned()
     }
 
-    /// The draw in words and numbers.
+    /// Describes the draw.
     fn race(&self, trace: &TokenTrace) -> Vec<String> {
         let winner = trace.draw.winner;
         let name = |id| beginning(&self.name(id), 24);
@@ -204,7 +204,7 @@ impl Page<'_> {
         line.trim_end().to_owned()
     }
 
-    /// The end of the text with the new token marked: by colour, or by a line below it.
+    /// Returns the end of the text with the new token marked, by colour or by a line below it.
     fn text(&self, id: u32, written: &Written) -> Vec<String> {
         let room = WIDTH - MARGIN.len() - TOPIC;
         // Half a character has no text yet; its bytes stand in for it.

@@ -1,23 +1,23 @@
-//! The record of one choice as a table: a row for each candidate that matters, a column for each step.
+//! The trace of one token as a table: a row for each shown candidate, a column for each sampling step.
 //!
-//! Pure: from the trace and the model's own log probabilities to numbers. `page.rs` draws it.
+//! Computes the values from the trace and the model's own log probabilities; `page.rs` draws them.
 
 use std::collections::BTreeSet;
 
 use pellucid_sampling::{Logprobs, StepTrace, TokenTrace};
 
-/// Steps that have room in 80 columns.
+/// Maximum steps that fit into 80 columns.
 const MAX_COLUMNS: usize = 6;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Cell {
-    /// Still in, with this probability.
+    /// The candidate is left, with this probability.
     In(f64),
-    /// This step took it out.
+    /// This step removed the candidate.
     Cut,
-    /// An earlier step took it out.
+    /// An earlier step removed the candidate.
     Gone,
-    /// Too far down for the record, which holds 20 candidates of each step.
+    /// The trace does not contain the candidate: it holds the 20 most probable of each step.
     Unrecorded,
 }
 
@@ -30,20 +30,20 @@ impl Cell {
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) id: u32,
-    /// By the model itself, before any step.
+    /// The model's own probability, before any step.
     pub(super) model: Cell,
-    /// After each step that has a column.
+    /// Probability after each step that has a column.
     pub(super) after: Vec<Cell>,
-    /// In the draw.
+    /// Probability in the draw.
     pub(super) last: Cell,
 }
 
 #[derive(Debug)]
 pub(super) struct Table<'t> {
     pub(super) columns: Vec<&'t StepTrace>,
-    /// Steps that took part and have no column.
+    /// Steps of the chain that have no column.
     pub(super) without_column: Vec<&'t StepTrace>,
-    /// From the most probable by the model down.
+    /// Sorted by the model's own probability, highest first.
     pub(super) rows: Vec<Row>,
     /// Candidates before the first step.
     pub(super) entered: usize,
@@ -56,7 +56,7 @@ impl<'t> Table<'t> {
         if columns.len() > MAX_COLUMNS {
             let (acted, idle) = columns.into_iter().partition(|step| acts(step));
             (columns, without_column) = (acted, idle);
-            // The last ones decide.
+            // The last steps matter most, because they decide between the remaining candidates.
             let surplus = columns.len().saturating_sub(MAX_COLUMNS);
             without_column.extend(columns.drain(..surplus));
         }
@@ -68,7 +68,7 @@ impl<'t> Table<'t> {
                 Row { id, model: path.model, after, last: path.last() }
             })
             .collect();
-        // Unrecorded ones are below all that are recorded.
+        // Unrecorded candidates count as 0, so they come last.
         rows.sort_by(|a, b| {
             (b.model.probability().total_cmp(&a.model.probability()))
                 .then(b.last.probability().total_cmp(&a.last.probability()))
@@ -79,13 +79,13 @@ impl<'t> Table<'t> {
     }
 }
 
-/// Whether a step did anything to this choice.
+/// Whether a step changed any probability.
 pub(super) fn acts(step: &StepTrace) -> bool {
     step.left != step.entered
         || step.candidates.iter().any(|candidate| (candidate.before - candidate.after).abs() > 1e-12)
 }
 
-/// One candidate's way through all the steps.
+/// The probabilities of one candidate after each step.
 struct Path {
     model: Cell,
     after: Vec<Cell>,
@@ -109,7 +109,7 @@ impl Path {
                 _ if is_out => Cell::Gone,
                 Some(candidate) if candidate.cut => Cell::Cut,
                 Some(candidate) => Cell::In(candidate.after),
-                // Where the record holds everyone who was left, who is not in it was cut; at which step, it does not say.
+                // The trace holds every candidate that was left, so this one was cut, by this step or before it.
                 None if step.candidates.iter().filter(|candidate| candidate.after > 0.0).count() == step.left => {
                     Cell::Gone
                 }
@@ -117,7 +117,7 @@ impl Path {
             });
             is_out |= matches!(after.last(), Some(Cell::Cut | Cell::Gone));
         }
-        // Who ran is known even when the record of the last step does not reach down to them.
+        // The draw names its first two candidates even if the trace of the last step does not contain them.
         let runners = [Some(trace.draw.winner), trace.draw.runner_up];
         if let Some(runner) = runners.into_iter().flatten().find(|runner| runner.id == id)
             && let Some(last) = after.last_mut()
@@ -142,7 +142,8 @@ impl Path {
     }
 }
 
-/// Finds the unrecorded probabilities of a candidate who survived to the draw: a step that only cuts scales all who are left alike.
+/// Computes the unrecorded probabilities of a candidate that reached the draw: a step that only removes candidates scales
+/// the probabilities of all others by one factor.
 fn fill_gaps(steps: &[StepTrace], model: Cell, after: &mut [Cell]) {
     for i in (1..steps.len()).rev() {
         if let (Cell::Unrecorded, Cell::In(later), Some(scale)) = (after[i - 1], after[i], scale(&steps[i])) {
@@ -157,7 +158,7 @@ fn fill_gaps(steps: &[StepTrace], model: Cell, after: &mut [Cell]) {
     }
 }
 
-/// By how much the survivors of a step gained; `None` for steps that change logits.
+/// Returns the factor by which a step scaled the remaining probabilities; `None` for steps that change logits.
 fn scale(step: &StepTrace) -> Option<f64> {
     if !step.kind.only_removes() {
         return None;
@@ -166,7 +167,8 @@ fn scale(step: &StepTrace) -> Option<f64> {
     Some(survivor.after / survivor.before)
 }
 
-/// Who gets a row: the winner, the runner-up, the most probable victim of each step, then whoever was most probable at any point.
+/// Returns the candidates that get a row: the winner, the runner-up, the most probable one that each step removed, then
+/// those with the highest probability at any point.
 fn chosen_ids(trace: &TokenTrace, logprobs: &Logprobs, num_rows: usize) -> BTreeSet<u32> {
     let mut ids = BTreeSet::from([trace.draw.winner.id]);
     let mut take = |id: u32| {
@@ -177,9 +179,9 @@ fn chosen_ids(trace: &TokenTrace, logprobs: &Logprobs, num_rows: usize) -> BTree
     trace.draw.runner_up.iter().for_each(|runner| take(runner.id));
     let mut prominent: Vec<(u32, f64)> =
         logprobs.top.iter().map(|&(id, logprob)| (id, f64::from(logprob).exp())).collect();
-    // Half of the rows go to the most probable whatever happens to them, so that the model's own view stays in sight.
-    let victims = trace.steps.iter().rev().filter_map(|step| step.candidates.iter().find(|candidate| candidate.cut));
-    victims.take(num_rows / 2).for_each(|candidate| take(candidate.id));
+    // Half of the rows are kept for the most probable candidates, so that the model's own distribution is visible.
+    let removed = trace.steps.iter().rev().filter_map(|step| step.candidates.iter().find(|candidate| candidate.cut));
+    removed.take(num_rows / 2).for_each(|candidate| take(candidate.id));
     for step in &trace.steps {
         prominent.extend(step.candidates.iter().map(|candidate| (candidate.id, candidate.before.max(candidate.after))));
     }
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_winner_from_far_below_is_followed_all_the_way() {
-        // A flat hundred: at most 20 are recorded at each step, and most winners are none of them.
+        // A hundred nearly equal candidates: the trace holds 20 of each step, and most winners are not among them.
         let logits: Vec<f32> = (0..100u16).map(|i| 5.0 - f32::from(i) / 100.0).collect();
         let samplers = Some(vec![StepKind::TopK, StepKind::Temperature, StepKind::TopP]);
         let mut num_unrecorded = 0;
@@ -246,7 +248,7 @@ mod tests {
             num_unrecorded += usize::from(trace.steps[2].candidates.iter().all(|candidate| candidate.id != winner));
             let table = Table::new(&trace, &logprobs, 8, 100);
             let row = table.rows.iter().find(|row| row.id == winner).unwrap();
-            // The definition, over everyone: the first 80, and those of them that reach 0.9 at temperature 2.
+            // By definition: the first 80 candidates, and those of them that reach 0.9 at temperature 2.
             let weight = |id: u32, temperature: f64| (f64::from(logits[id as usize]) / temperature).exp();
             let among = |count: u32, temperature| {
                 weight(winner, temperature) / (0..count).map(|id| weight(id, temperature)).sum::<f64>()
@@ -260,12 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn the_victim_of_a_step_has_a_row() {
+    fn a_removed_candidate_has_a_row() {
         let params = SamplingParams { top_k: 6, ..SamplingParams::default() };
         let (trace, logprobs) = traced(&params, &LOGITS);
         let table = Table::new(&trace, &logprobs, 4, 7);
-        let victim = table.rows.iter().find(|row| row.id == 6).expect("the seventh is cut and shown");
-        assert_eq!(victim.after, [Cell::Cut]);
+        let removed = table.rows.iter().find(|row| row.id == 6).expect("the seventh is cut and shown");
+        assert_eq!(removed.after, [Cell::Cut]);
     }
 
     #[test]

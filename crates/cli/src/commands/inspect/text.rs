@@ -1,7 +1,7 @@
 //! The report of `inspect` in 80 columns, without colour. Names from the file are shown with their control characters escaped.
 
 use super::report::{KvMemory, Report, single};
-use crate::terminal::format::{bytes_text, count_text, grouped, plain};
+use crate::terminal::format::{bytes_text, count_text, escaped, grouped};
 use crate::terminal::token_table;
 use anyhow::Result;
 use pellucid_checkpoint::Checkpoint;
@@ -16,11 +16,11 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
     let checkpoint = report.checkpoint;
     let mut line = |label: &str, text: String| writeln!(output, "{label:LABEL_WIDTH$}{text}");
     if let Some(name) = &numbers.name {
-        line("name", plain(name))?;
+        line("name", escaped(name))?;
     }
-    line("architecture", plain(&report.architecture))?;
+    line("architecture", escaped(&report.architecture))?;
     if let Some(reason) = &report.cannot_run {
-        line("can be run", format!("no: {}", plain(reason)))?;
+        line("can be run", format!("no: {}", escaped(reason)))?;
     }
     if report.num_parameters > 0 {
         line("parameters", format!("{} ({})", count_text(report.num_parameters), grouped(report.num_parameters)))?;
@@ -142,7 +142,7 @@ pub(super) fn write_tensors(checkpoint: &Checkpoint, output: &mut impl Write) ->
         writeln!(
             output,
             "{:<38}{:<8}{bytes:>14}  {:>18}",
-            plain(&tensor.name),
+            escaped(&tensor.name),
             tensor.dtype.name(),
             shape.join(" x ")
         )?;

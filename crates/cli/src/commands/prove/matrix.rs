@@ -1,4 +1,4 @@
-//! The settings under which every request is answered again, and the comparison.
+//! Answers every request again under several settings and compares the replies.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{ProveArgs, requests};
 
-/// What one setting gave.
+/// The result of one setting.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: &'static str,
@@ -19,14 +19,14 @@ pub(super) struct Row {
     pub(super) num_tokens: usize,
     pub(super) cached_tokens: u64,
     pub(super) preemptions: u64,
-    /// Replies that are not those given alone.
+    /// Replies that differ from those of the requests alone.
     pub(super) num_different: usize,
 }
 
-/// A token, and the log probabilities at its place as bits.
+/// The tokens of a reply, each with the bits of the log probabilities at its position.
 type Reply = Vec<(u32, Vec<(u32, u32)>)>;
 
-/// A model that several engines use one after the other.
+/// A model that several engines use in turn.
 struct Lent {
     config: DecoderConfig,
     model: Arc<Mutex<dyn Model>>,
@@ -62,7 +62,7 @@ impl Model for Lent {
     }
 }
 
-/// A device with the model on it.
+/// A model on its device.
 pub(super) struct Device {
     config: DecoderConfig,
     model: Arc<Mutex<dyn Model>>,
@@ -98,7 +98,7 @@ pub(super) fn run(
     let together = args.together as usize;
     let stored = |request: &Request| (request.prompt.len() + args.reply as usize).div_ceil(BLOCK_LEN);
     let options = EngineOptions {
-        // Enough that a second round finds all of the first.
+        // Enough that the second round finds the whole first round in the prefix cache.
         num_blocks: per_request * together + requests.iter().map(stored).sum::<usize>(),
         block_len: BLOCK_LEN,
         kv_dtype: args.compute.kv_type.dtype(),
@@ -125,7 +125,7 @@ pub(super) fn run(
     let mut engine = device.engine(options)?;
     bench.halves(&mut engine)?;
     bench.row("first halves cached", &mut engine, &everyone, 0)?;
-    // Memory for about a third of those who run, given out as if there were enough.
+    // Memory for about a third of the running requests, with overcommit, forces preemption.
     let tight = EngineOptions {
         num_blocks: per_request.max(per_request * together / 6),
         overcommit: Overcommit::Always,
@@ -133,14 +133,14 @@ pub(super) fn run(
     };
     bench.row("preempted", &mut device.engine(tight)?, &everyone, 0)?;
 
-    // Two copies of a large model may be one too many.
+    // A second copy of a large model may not fit into memory.
     drop(device);
     bench.row("one thread", &mut single_threaded()?.engine(options)?, &everyone, 0)?;
     Ok(bench.rows)
 }
 
 impl Bench<'_> {
-    /// The measure: one request at a time, each with a cache of its own.
+    /// Answers the requests one at a time, each with its own cache: the expected replies.
     fn alone(&mut self, engine: &mut Engine) -> Result<()> {
         for (i, request) in self.requests.iter().enumerate() {
             (self.tell)(&format!("alone: {i} of {}", self.requests.len()));
@@ -152,7 +152,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Answers everybody in this order, `stagger` steps apart, and compares.
+    /// Answers the requests in this order, `stagger` steps apart, and compares.
     fn row(&mut self, name: &'static str, engine: &mut Engine, order: &[usize], stagger: usize) -> Result<()> {
         let before = engine.stats();
         let mut replies: Vec<Option<Receiver<Event>>> = self.requests.iter().map(|_| None).collect();
@@ -201,12 +201,12 @@ impl Bench<'_> {
     }
 }
 
-/// A sink that hands every event to a queue.
+/// A sink that sends every event to a channel.
 struct Queue(Sender<Event>);
 
 impl EventSink for Queue {
     fn send(&mut self, event: Event) {
-        // The reader of a warming request does not look.
+        // The receiver of a request that only fills the cache is dropped.
         let _ = self.0.send(event);
     }
 
@@ -220,7 +220,7 @@ fn collector() -> (Queue, Receiver<Event>) {
     (Queue(sender), events)
 }
 
-/// The tokens of a request that has ended.
+/// Returns the reply of a request that has ended.
 fn only(events: Receiver<Event>) -> Result<Reply> {
     let mut reply = Reply::new();
     for event in events.try_iter() {
@@ -245,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// A model whose logits know how many rows were computed with them, as those of an engine without the promise do.
+    /// A model whose logits depend on the number of rows in the batch, which batch invariance forbids.
     struct Leaky(FakeModel);
 
     impl Model for Leaky {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_leaks_its_company_is_found_out_and_an_honest_one_is_not() {
+    fn a_model_without_batch_invariance_is_detected_and_another_is_not() {
         let fake = || FakeModel::new(24, 160);
         assert_eq!(num_different(|| Device::new(fake(), fake().backend())), 0);
         assert!(num_different(|| Device::new(Leaky(fake()), fake().backend())) > 0);

@@ -1,4 +1,4 @@
-//! `pellucid prove`: the promise that replies do not depend on company, checked to the bit on the user's own model and machine.
+//! `pellucid prove`: checks batch invariance to the bit, on the user's own model and machine.
 
 mod matrix;
 mod requests;
@@ -16,12 +16,12 @@ use crate::terminal::format::grouped;
 use crate::terminal::output::Output;
 use matrix::{Device, Row};
 
-/// Check that replies do not depend on who else is served
+/// Check that replies do not depend on other requests
 ///
-/// Random prompts are answered one at a time; then all again in company, in
-/// another order, in chunks of several sizes, with their beginnings cached or
-/// not, preempted and computed again, and on one thread. Half are greedy, half
-/// are drawn. Tokens and log probabilities must agree to the bit.
+/// Random prompts are answered one at a time; then all again in batches, in
+/// another order, in chunks of several sizes, with and without cached prefixes,
+/// with preemption, and on one thread. Half are greedy, half are sampled. Tokens
+/// and log probabilities must agree to the bit.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
@@ -42,11 +42,11 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     reply: u32,
 
-    /// Requests that are served at once
+    /// Maximum requests in a batch
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..=1024))]
     together: u32,
 
-    /// Other random prompts
+    /// Seed of the random prompts
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     let context = model.config().context_len;
     let positions = args.longest as usize + args.reply as usize;
     if positions > context {
-        bail!("--longest and --reply come to {positions} tokens; the model's context holds {context}");
+        bail!("--longest and --reply need {positions} tokens, but the model's context holds {context}");
     }
     let requests = requests::random(args, model.config().vocab_size);
     let device = backend.description();
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     }
     if num_different > 0 {
         output.flush()?;
-        bail!("{num_different} replies differ from those given alone; please report it");
+        bail!("{num_different} replies differ from those of the requests alone; please report it");
     }
     Ok(())
 }
@@ -124,7 +124,7 @@ fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[Row]) -> 
 
 #[cfg(test)]
 impl ProveArgs {
-    /// What a test asks for.
+    /// Returns the flags of a test.
     fn sample(prompts: u32, longest: u32, reply: u32) -> ProveArgs {
         #[derive(clap::Parser)]
         struct Parsed {

@@ -1,11 +1,11 @@
-//! Random prompts that share beginnings, so that caches have something to find.
+//! Random prompts that share prefixes, so that the prefix cache is used.
 
 use pellucid_engine::{Request, Scope, TenantId};
 use pellucid_sampling::{SamplingParams, uniform};
 
 use super::ProveArgs;
 
-/// Prompts that begin alike come from a few families of this many members each.
+/// Number of prompts that share one prefix.
 const FAMILY: u32 = 8;
 
 pub(super) fn random(args: &ProveArgs, vocab_size: usize) -> Vec<Request> {
@@ -13,10 +13,10 @@ pub(super) fn random(args: &ProveArgs, vocab_size: usize) -> Vec<Request> {
 }
 
 fn one(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
-    // Keyed draws: (number of the prompt, purpose). Families count down from the end so that they never meet a prompt's own numbers.
+    // Random numbers are keyed by (prompt, purpose). Families count down from the maximum, so that no prompt has the same key.
     let draw = |owner: u32, purpose: u32| uniform(args.seed, owner, purpose);
     let family = u32::MAX - i / FAMILY;
-    // Short prompts are as common as long ones: lengths are even on a logarithmic scale.
+    // Lengths are uniform on a logarithmic scale, so that short prompts are as common as long ones.
     let len = (f64::from(args.longest).powf(draw(i, 0)) as u32).clamp(1, args.longest);
     let shared = (draw(family, 0) * f64::from(args.longest)) as u32;
     let token = |at: u32| {
@@ -31,7 +31,7 @@ fn one(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
     request
 }
 
-/// The same request with a cache of its own, where it finds nothing.
+/// Returns the request with a cache scope of its own, in which it finds nothing.
 pub(super) fn apart(request: &Request, i: usize) -> Request {
     Request { scope: Scope::salted(TenantId(0), &i.to_string()), ..request.clone() }
 }

@@ -14,8 +14,8 @@ use crate::flags::prompt::Prompt;
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::output::Output;
 
-/// How long to wait for the engine before looking whether Ctrl-C has come.
-const GLANCE: Duration = Duration::from_millis(50);
+/// Time between two checks for Ctrl-C while waiting for the engine.
+const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
 
 pub(super) struct Answerer<'a> {
     pub(super) model: LoadedModel,
@@ -28,9 +28,9 @@ pub(super) struct Answerer<'a> {
     pub(super) stops: Vec<String>,
 }
 
-/// What was answered.
+/// The result of a request.
 pub(super) struct Answer {
-    /// Of a single reply.
+    /// Text of a single reply; empty if there are several.
     pub(super) text: String,
     /// Whether Ctrl-C ended it.
     pub(super) interrupted: bool,
@@ -73,10 +73,10 @@ impl Answerer<'_> {
         let stop = self.interrupt.stopping();
         let mut prefill = PrefillBar::new();
         loop {
-            if stop.asked() {
+            if stop.is_requested() {
                 return Ok(true);
             }
-            let Poll::Ready(event) = generation.next_within(GLANCE) else { continue };
+            let Poll::Ready(event) = generation.next_within(INTERRUPT_CHECK) else { continue };
             match event.transpose() {
                 Ok(None) => return Ok(false),
                 Ok(Some(GenerationEvent::PromptProgress { computed, total, .. })) => prefill.at(computed, total),
@@ -91,7 +91,7 @@ impl Answerer<'_> {
         }
     }
 
-    /// The last line: tokens in and out, the two times that people compare, and what is needed to repeat the reply.
+    /// Returns the last line: token counts, time to the first token and per token, and the seed.
     fn summary(&self, generation: &Generation) -> String {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let summary = generation.summary();
@@ -117,7 +117,7 @@ impl Answerer<'_> {
             Some(Finish::EndToken(_) | Finish::StopToken(_)) => {}
             Some(Finish::MaxTokens) => parts.push("ended at --max-tokens".into()),
             Some(Finish::ContextFull) => parts.push("ended because the context is full".into()),
-            Some(Finish::Deadline) => parts.push("ended because its time was over".into()),
+            Some(Finish::Deadline) => parts.push("ended at its time limit".into()),
             Some(Finish::StopString(_)) => parts.push("ended at --stop".into()),
             None => parts.push("stopped".into()),
         }
@@ -167,7 +167,7 @@ impl PrefillBar {
         }
         let bar = self.bar.get_or_insert_with(|| {
             let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("reading the prompt {bar:24} {pos}/{len} tokens {eta}");
+            let style = ProgressStyle::with_template("prefilling the prompt {bar:24} {pos}/{len} tokens {eta}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });

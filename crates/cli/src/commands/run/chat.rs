@@ -1,4 +1,4 @@
-//! The chat: lines with editing and history in, replies out, the conversation kept.
+//! The chat of `pellucid run`: reads lines with editing and history, shows replies and keeps the conversation.
 
 use std::io::Write;
 
@@ -13,20 +13,20 @@ use super::answer::Answerer;
 use crate::flags::prompt::Prompt;
 use crate::terminal::output::Output;
 
-const HELP: &str = "/new starts over, /exit or Ctrl-D leaves, Ctrl-C stops a reply";
+const HELP: &str = "/new starts over, /exit or Ctrl-D ends the chat, Ctrl-C stops a reply";
 
 pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &mut Output) -> Result<()> {
-    // What is typed and asked belongs to the terminal; standard output is for replies.
+    // Prompts and editing go to the terminal, because standard output is for replies only.
     let config = Config::builder().behavior(Behavior::PreferTerm).build();
     let mut editor: Editor<(), MemHistory> =
-        Editor::with_history(config, MemHistory::new()).context("could not take over the terminal for line editing")?;
+        Editor::with_history(config, MemHistory::new()).context("could not open the terminal for line editing")?;
     say(HELP);
     let mut messages: Vec<Value> = system.iter().cloned().collect();
     loop {
         let text = match read(&mut editor) {
             Ok(text) => text,
             Err(ReadlineError::Interrupted) => {
-                say("(Ctrl-D or /exit leaves)");
+                say("(Ctrl-D or /exit ends the chat)");
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
@@ -45,7 +45,7 @@ pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &
                 continue;
             }
             unknown if unknown.starts_with('/') && !unknown.contains(' ') && unknown.len() > 1 => {
-                say(&format!("there is no {unknown}: {HELP}"));
+                say(&format!("unknown command {unknown}: {HELP}"));
                 continue;
             }
             _ => {}
@@ -54,25 +54,25 @@ pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &
         let prompt = Prompt::Chat(messages.clone());
         match answerer.answer(&prompt, output) {
             Ok(reply) => messages.push(message("assistant", &reply.text)),
-            // The question is taken back, so that a shorter one can follow: the conversation before it is not lost.
+            // Without the message that failed, the user can continue the conversation with a shorter one.
             Err(error) if !crate::terminal::output::is_reader_gone(&error) => {
                 messages.pop();
                 let is_full = matches!(error.downcast_ref(), Some(pellucid_engine::Error::PromptTooLong { .. }));
-                let way_out = if is_full { "; /new starts over, and a larger --context would hold more" } else { "" };
-                say(&format!("error: {error:#}{way_out}"));
+                let advice = if is_full { "; start over with /new, or use a larger --context" } else { "" };
+                say(&format!("error: {error:#}{advice}"));
             }
             Err(error) => return Err(error),
         }
     }
 }
 
-/// One message: a line, or several of which all but the last end in a backslash.
+/// Reads one message: a line, or several lines of which all but the last end in a backslash.
 fn read(editor: &mut Editor<(), MemHistory>) -> Result<String, ReadlineError> {
     let mut text = editor.readline("> ")?;
     while let Some(line) = text.strip_suffix('\\') {
         text = format!("{line}\n{}", editor.readline("| ")?);
     }
-    // A line that cannot be remembered is still a line.
+    // A line that does not fit into the history is still a message.
     let _ = editor.add_history_entry(text.as_str());
     Ok(text)
 }

@@ -13,7 +13,7 @@ use pellucid_sampling::{Preset, Sampler, SamplingParams, StepKind};
 use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::BeamArgs;
-use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, Otherwise};
+use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::output::Output;
@@ -21,18 +21,18 @@ use answer::Answerer;
 
 /// Answer a prompt, or chat when there is none
 ///
-/// The prompt is the argument; without one it is standard input, unless that is
-/// a terminal. The reply goes to standard output as it is made (with --raw, after
-/// its prompt); a last line on standard error says how many tokens went in and
-/// out, and how fast. Ctrl-C ends the reply: in a chat the next line may follow,
-/// else the exit status is 130.
+/// The prompt is the argument, or else standard input, unless that is a terminal.
+/// The reply is written to standard output while it is generated (with --raw,
+/// after its prompt). The last line on standard error has the token counts and
+/// the speed. Ctrl-C ends the reply: a chat goes on with the next message,
+/// otherwise the exit status is 130.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// Tokens to generate at most [default: until the context is full]
+    /// Maximum tokens to generate [default: until the context is full]
     #[arg(long, short = 'n', value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
 
@@ -40,12 +40,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
 
-    /// Replies to give; the second draws with the seed plus 1, and so on
+    /// Number of replies; reply i is sampled with the seed plus i
     #[arg(long, value_name = "N", default_value_t = 1)]
     choices: usize,
 
-    /// Replies to make, of which the most probable ones are given
-    /// [default: as many as are given]
+    /// Number of replies to generate, of which the most probable are
+    /// shown [default: --choices]
     #[arg(long, verbatim_doc_comment, value_name = "N")]
     best_of: Option<usize>,
 
@@ -65,14 +65,15 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     let beams = args.beams.params()?;
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
-    refuse_what_does_not_go_together(args, width)?;
-    // Searching and drawing want the model's own probabilities. A single reply is greedy unless something else is asked for, and so the same
-    // whenever it is asked for; a chat is not, since small models then tend to say one thing for ever.
-    let otherwise = Otherwise {
+    check_combination(args, width)?;
+    // Several replies and beam search use the model's own probabilities. A single reply is greedy unless a flag asks for
+    // sampling, so that the same prompt gives the same reply. A chat is sampled: greedy small models tend to repeat
+    // themselves.
+    let defaults = SamplingDefaults {
         preset: (prompt.is_none() && width == 1).then_some(CHAT_DEFAULT),
         temperature: if width > 1 || args.sampling.flags().imply_sampling() { 1.0 } else { 0.0 },
     };
-    args.sampling.check(otherwise)?;
+    args.sampling.check(defaults)?;
     if let Some(beams) = beams {
         args.sampling.flags().check_beside(beams, args.choices, best_of)?;
     }
@@ -81,9 +82,9 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
         writeln!(std::io::stderr(), "[{}]", memory_text(&loaded.info))?;
     }
     let model = loaded.model;
-    let sampling = args.sampling.params(&model.tokenizer, otherwise)?;
+    let sampling = args.sampling.params(&model.tokenizer, defaults)?;
     if beams.is_none() {
-        show_chain(args.sampling.preset(otherwise), &sampling, &model)?;
+        show_chain(args.sampling.preset(defaults), &sampling, &model)?;
     }
     let mut answerer = Answerer {
         model,
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     };
     match prompt {
         Some(prompt) => {
-            let prompt = args.prompt.shape(prompt, &answerer.model)?;
+            let prompt = args.prompt.for_model(prompt, &answerer.model)?;
             if answerer.answer(&prompt, output)?.interrupted {
                 return Err(Interrupted.into());
             }
@@ -106,42 +107,42 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
             if let Some(error) = &answerer.model.template_error {
                 bail!("{error}");
             }
-            bail!("this model has no chat template, so it cannot chat; give it a PROMPT to continue")
+            bail!("this model has no chat template, so it cannot chat; give a PROMPT to continue")
         }
-        None if args.prompt.raw => bail!("--raw continues a prompt: give one"),
-        None if width > 1 => bail!("a chat has one reply at a time: give a PROMPT for several"),
+        None if args.prompt.raw => bail!("--raw needs a PROMPT to continue"),
+        None if width > 1 => bail!("a chat has one reply at a time; several replies need a PROMPT"),
         None => chat::chat(&mut answerer, args.prompt.system(), output)?,
     }
     Ok(())
 }
 
-/// What the engine cannot see, because it sees no text, or would only say after the prompt is on the screen.
-fn refuse_what_does_not_go_together(args: &RunArgs, width: usize) -> Result<()> {
+/// Rejects combinations of flags that the engine does not know of, or would reject after the prompt is on the screen.
+fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     if !(1..=MAX_WIDTH).contains(&width) {
         bail!("--choices, --best-of: expected 1 to {MAX_WIDTH}, found {width}");
     }
     if args.stop.iter().any(String::is_empty) {
-        bail!("--stop: an empty text would stop before the first character");
+        bail!("--stop: expected a text that is not empty");
     }
     if let Some(best_of) = args.best_of.filter(|&best_of| best_of < args.choices) {
-        bail!("--best-of {best_of}: fewer than the {} that --choices gives", args.choices);
+        bail!("--best-of ({best_of}) must not be less than --choices ({})", args.choices);
     }
     if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
-        bail!("--best-of ranks whole replies, so it does not go together with --stop");
+        bail!("--best-of cannot be combined with --stop, because it ranks whole replies");
     }
     if args.beams.is_given() && args.sampling.flags().preset().is_some() {
-        bail!("--beams searches and does not draw, so it does not go together with --preset");
+        bail!("--beams cannot be combined with --preset, because beam search does not sample");
     }
     match (args.sampling.flags().min_tokens(), args.max_tokens) {
-        (Some(least), Some(most)) if least > most => bail!("--min-tokens {least} is more than --max-tokens {most}"),
+        (Some(min), Some(max)) if min > max => bail!("--min-tokens ({min}) must not exceed --max-tokens ({max})"),
         _ => Ok(()),
     }
 }
 
-/// The steps that are left after presets and flags, in their order; nothing is said of a temperature alone.
+/// Shows the sampling steps in their order, unless there is only a temperature.
 fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedModel) -> Result<()> {
     let sampler = Sampler::new(sampling, model.vocab_size)?;
-    // There is no grammar here.
+    // The mask of a grammar is never set here.
     let steps: Vec<(StepKind, String)> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).collect();
     let is_plain = steps.iter().all(|(kind, _)| matches!(kind, StepKind::Temperature | StepKind::Draw));
     if preset.is_none() && is_plain {

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
     info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
     let drain = Drain::default();
     let asked = drain.clone();
-    interrupt.telling(move || asked.signal());
+    interrupt.on_signal(move || asked.signal());
     let options = Options {
         limits: args.limits(),
         loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
