@@ -43,7 +43,9 @@ async function main() {
   assert.equal(stopped.choices[0].message.content, text.slice(0, text.indexOf(stop)));
   assert.equal(stopped.choices[0].finish_reason, "stop");
 
-  const completion = await client.completions.create({ model: "tiny", prompt: "once", max_tokens: 4, echo: true, logprobs: 1 });
+  const completion = await client.completions.create({
+    model: "tiny", prompt: "once", max_tokens: 4, echo: true, logprobs: 1,
+  });
   assert.ok(completion.choices[0].text.startsWith("once"));
   assert.equal(completion.choices[0].logprobs.token_logprobs[0], null);
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Compares speed with llama.cpp on the same GGUF files, in alternating rounds: the table of docs/performance.md.
 
-    tests/compare_speed.py --ours target/release/pellucid --theirs "python peer-bench" MODEL.gguf...
+    tests/compare_speed.py --ours target/release/pellucid --theirs "COMMAND OF LLAMA.CPP" MODEL.gguf...
 
---theirs is a command that takes MODEL --prompt 512,2048 --parallel 1,8 --depth 0 --generate N --repeat N --threads N --json and prints
-{"prefill_512": {"best": t/s, "median": t/s}, "decode_x8_at_0": ...}. The speed of a shared machine varies: a round measures both
-programs, one right after the other, and the ratio is that of the medians (and of the best values) over all rounds.
+--theirs is a command that takes MODEL --prompt 512,2048 --parallel 1,8 --depth 0 --generate N --repeat N --threads N
+--json and prints {"prefill_512": {"best": t/s, "median": t/s}, "decode_x8_at_0": ...}. The speed of a shared machine
+varies: a round measures both programs, one right after the other, and the ratio is that of the medians (and of the best
+values) over all rounds.
 """
+
 import argparse, json, pathlib, shlex, statistics, subprocess
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,7 +38,7 @@ def theirs(model):
 
 
 def ours(model):
-    """Returns {case: (best, median)}, {case: fraction of the read limit}, and the memory bandwidth in bytes per second."""
+    """Returns {case: (best, median)}, {case: fraction of the read limit}, and the memory bandwidth in bytes/s."""
     report = run([options.ours, 'bench', model, '--device', 'cpu', '--batch', options.parallel, *common])
     speeds, fractions = {}, {}
     for row in report['speed']:
@@ -56,5 +58,9 @@ for model in options.models:
                         [statistics.median(r[side][case][1] for r in rounds) for side in (0, 1)])
         fractions = [r[2][case] for r in rounds if r[2][case]]
         limit = f'  {max(fractions):4.0%} of the read limit' if fractions else ''
-        print(f'  {case:<20} llama.cpp {median[0]:8.1f} (best {best[0]:8.1f})  pellucid {median[1]:8.1f} (best {best[1]:8.1f})'
-              f'  ratio {median[1] / median[0]:5.2f} (best {best[1] / best[0]:5.2f}){limit}', flush=True)
+        print(
+            f'  {case:<20} llama.cpp {median[0]:8.1f} (best {best[0]:8.1f})'
+            f'  pellucid {median[1]:8.1f} (best {best[1]:8.1f})'
+            f'  ratio {median[1] / median[0]:5.2f} (best {best[1] / best[0]:5.2f}){limit}',
+            flush=True,
+        )

@@ -1,4 +1,7 @@
-"""The built server under test. It uses http.client, which lets tests send invalid requests that client libraries would reject."""
+"""The built server under test.
+
+It uses http.client, which lets tests send invalid requests that client libraries would reject.
+"""
 
 import http.client
 import json

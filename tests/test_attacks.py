@@ -24,7 +24,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def area(hits, others):
-    """Returns the probability that a random hit is faster than a random miss: 0.5 is chance, 1 is certainty (Mann-Whitney U)."""
+    """Returns the probability that a random hit is faster than a random miss (Mann-Whitney U); 0.5 is chance."""
     ranked = sorted([(time, 1) for time in hits] + [(time, 0) for time in others])
     rank_sum = sum(rank for rank, (_, is_hit) in enumerate(ranked, 1) if is_hit)
     faster = len(hits) * len(others) - (rank_sum - len(hits) * (len(hits) + 1) / 2)
@@ -50,18 +50,24 @@ def spy(server, victim, attacker, trials, source):
 def test_no_tenant_sees_the_cache_of_another(guarded):
     source = random.Random(1)
     own, found = spy(guarded, ALICE, ALICE, 200, source)
-    # On an idle machine the area is 1; on a busy one it is still far from chance, which stays below 0.66 with 200 trials.
-    assert own > 0.7 and found > 0, f"positive control: a tenant's own cache must show in the time, but the area is {own:.3f}"
+    # On an idle machine the area is 1; on a busy one it is still far from chance, which stays below 0.66 with 200
+    # trials.
+    assert (
+        own > 0.7 and found > 0
+    ), f"positive control: a tenant's own cache must show in the time, but the area is {own:.3f}"
     other, found = spy(guarded, ALICE, BOB, TRIALS, source)
     assert found == 0, "no token of another tenant is reported as cached"
-    # At chance, with n trials on each side, the standard deviation is sqrt((2n + 1) / (12 n^2)); four of them are exceeded once in 16,000 runs.
+    # At chance, with n trials on each side, the standard deviation is sqrt((2n + 1) / (12 n^2)); four of them are
+    # exceeded once in 16,000 runs.
     bound = 4 * math.sqrt((TRIALS + 1) / (12 * (TRIALS / 2) ** 2))
     assert abs(other - 0.5) < bound, f"the area is {other:.3f}; chance is 0.5 +- {bound:.3f}"
 
 
 def test_a_salt_narrows_sharing_and_never_widens_it(guarded):
     prompt = "a salted text " * 20
-    cached = lambda key, **fields: guarded.complete(prompt, key=key, **fields).json["usage"]["prompt_tokens_details"]["cached_tokens"]
+    cached = lambda key, **fields: guarded.complete(prompt, key=key, **fields).json["usage"]["prompt_tokens_details"][
+        "cached_tokens"
+    ]
     assert cached(ALICE, cache_salt="x") == 0
     assert cached(ALICE, cache_salt="x") > 0, "positive control: the same salt finds the cached prompt"
     assert cached(ALICE) == 0 and cached(ALICE, cache_salt="y") == 0
@@ -94,7 +100,9 @@ def test_text_never_becomes_a_control_token(server, text):
 
 def test_bias_never_changes_a_reported_logprob(server):
     def first(**fields):
-        return server.complete("hello", max_tokens=1, logprobs=20, temperature=0, **fields).json["choices"][0]["logprobs"]
+        return server.complete("hello", max_tokens=1, logprobs=20, temperature=0, **fields).json["choices"][0][
+            "logprobs"
+        ]
 
     plain = first()
     likely = max(plain["top_logprobs"][0], key=plain["top_logprobs"][0].get)
@@ -102,10 +110,17 @@ def test_bias_never_changes_a_reported_logprob(server):
     id = str(server.tokens(prompt=letter, add_special_tokens=False)[0])
     for bias in (100, 5, -100):
         biased = first(logit_bias={id: bias})
-        assert biased["top_logprobs"] == plain["top_logprobs"], f"a bias of {bias} changed the reported log probabilities"
+        assert (
+            biased["top_logprobs"] == plain["top_logprobs"]
+        ), f"a bias of {bias} changed the reported log probabilities"
     moved = first(logit_bias={id: 100})
-    assert (plain["tokens"], moved["tokens"]) == ([likely], [letter]), "positive control: the bias decides which token is sampled"
-    assert moved["token_logprobs"][0] < plain["token_logprobs"][0], "the token is reported with its unbiased probability"
+    assert (plain["tokens"], moved["tokens"]) == (
+        [likely],
+        [letter],
+    ), "positive control: the bias decides which token is sampled"
+    assert (
+        moved["token_logprobs"][0] < plain["token_logprobs"][0]
+    ), "the token is reported with its unbiased probability"
 
 
 def test_at_most_twenty_logprobs_and_a_budget(binaries, model):
@@ -116,7 +131,9 @@ def test_at_most_twenty_logprobs_and_a_budget(binaries, model):
         refused = server.complete(key=ALICE, logprobs=1)
         assert (refused.status, refused.error["code"]) == (429, "logprob_budget")
         assert int(refused.headers["retry-after"]) >= 1
-        assert server.complete(key=ALICE).status == 200, "positive control: requests without log probabilities are still served"
+        assert (
+            server.complete(key=ALICE).status == 200
+        ), "positive control: requests without log probabilities are still served"
 
 
 # --- Sizes of chunks, which can reveal the topic of an encrypted conversation
@@ -156,13 +173,19 @@ def test_sizes_of_chunks_do_not_reveal_lengths(server, path, fields):
     entropy = information([(length, length) for length, _ in open_pairs])
     assert entropy > 1, f"the test needs lengths that vary, but they have {entropy:.2f} bits"
     revealed = information(open_pairs)
-    assert revealed > 0.9 * entropy, f"positive control: without padding, sizes must reveal the lengths, but reveal {revealed:.2f} of {entropy:.2f} bits"
+    assert (
+        revealed > 0.9 * entropy
+    ), f"positive control: without padding, sizes must reveal lengths, but reveal {revealed:.2f} of {entropy:.2f} bits"
     revealed = information(hidden_pairs)
     assert revealed < 0.02 * entropy, f"sizes reveal {revealed:.3f} of {entropy:.2f} bits"
 
 
 def test_sizes_of_chunks_with_logprobs_reveal_little(server):
-    path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "logprobs": True, "top_logprobs": 2}
+    path, fields = "/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "hello"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     open_pairs, hidden_pairs = (sizes(server, obfuscates, path, **fields) for obfuscates in (False, True))
     revealed, hidden = information(open_pairs), information(hidden_pairs)
     assert hidden < 0.1 * revealed, f"sizes reveal {hidden:.3f} bits with padding, {revealed:.2f} without"
@@ -243,13 +266,31 @@ def routes(server, **options):
 def test_every_route_but_health_needs_a_key(guarded):
     listed = routes(guarded, key=ALICE)
     assert len(listed) >= 11, listed
-    unlisted = [("GET", "/openapi.json"), ("GET", "/"), ("GET", "/docs"), ("GET", "/v1"), ("GET", "/v1/models/a/b"), ("POST", "/health/../metrics")]
+    unlisted = [
+        ("GET", "/openapi.json"),
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("GET", "/v1"),
+        ("GET", "/v1/models/a/b"),
+        ("POST", "/health/../metrics"),
+    ]
     wrong = [(method, path) for _, path in listed for method in ("OPTIONS", "PUT", "DELETE", "PATCH", "HEAD", "TRACE")]
-    spelled = [(method, other) for method, path in listed if path != "/health" for other in (path + "/", path + "?a=1", "/" + path, path.upper(), path.replace("e", "%65"))]
+    spelled = [
+        (method, other)
+        for method, path in listed
+        if path != "/health"
+        for other in (path + "/", path + "?a=1", "/" + path, path.upper(), path.replace("e", "%65"))
+    ]
     for method, path in listed + unlisted + wrong + spelled:
         if path.split("?")[0] == "/health":
             continue
-        for headers in ({}, {"key": "not-a-key"}, {"x_api_key": ALICE[:-1]}, {"authorization": f"Basic {ALICE}"}, {"authorization": ALICE}):
+        for headers in (
+            {},
+            {"key": "not-a-key"},
+            {"x_api_key": ALICE[:-1]},
+            {"authorization": f"Basic {ALICE}"},
+            {"authorization": ALICE},
+        ):
             reply = guarded.ask(method, path, **headers)
             assert reply.status == 401, f"{method} {path} with {headers}: {reply.status}"
             if method != "HEAD":
@@ -257,4 +298,6 @@ def test_every_route_but_health_needs_a_key(guarded):
     assert guarded.get("/health").status == 200
     for method, path in listed:
         for headers in ({"key": ALICE}, {"x_api_key": ALICE}):
-            assert guarded.ask(method, path, **headers).status != 401, f"positive control: {method} {path} accepts a key"
+            assert (
+                guarded.ask(method, path, **headers).status != 401
+            ), f"positive control: {method} {path} accepts a key"

@@ -24,7 +24,9 @@ def client(guarded):
 @pytest.fixture(scope="module")
 def chat(client):
     def chat(**fields):
-        return client.chat.completions.create(**{"model": MODEL, "messages": HELLO, "max_tokens": 24, **ENDLESS, **fields})
+        return client.chat.completions.create(
+            **{"model": MODEL, "messages": HELLO, "max_tokens": 24, **ENDLESS, **fields}
+        )
 
     return chat
 
@@ -80,9 +82,15 @@ def test_logprobs(chat):
     for token in tokens:
         assert len(token.top_logprobs) == 5
         assert token.top_logprobs[0].logprob == token.logprob < 0, "the greedy token is the most probable one"
-    assert b"".join(bytes(token.bytes) for token in tokens).decode().replace("▁", " ") == reply.choices[0].message.content
+    assert (
+        b"".join(bytes(token.bytes) for token in tokens).decode().replace("▁", " ") == reply.choices[0].message.content
+    )
     streamed = list(chat(logprobs=True, top_logprobs=5, temperature=0, stream=True))
-    found = [token for chunk in streamed for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    found = [
+        token
+        for chunk in streamed
+        for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+    ]
     assert found == tokens
 
 
@@ -111,7 +119,9 @@ def test_stop(chat):
 
 def test_completions(client, guarded):
     def complete(**fields):
-        return client.completions.create(**{"model": MODEL, "prompt": "once upon", "max_tokens": 6, **ENDLESS, **fields})
+        return client.completions.create(
+            **{"model": MODEL, "prompt": "once upon", "max_tokens": 6, **ENDLESS, **fields}
+        )
 
     plain = complete().choices[0].text
     ids = guarded.tokens(prompt="once upon", key=ALICE)
@@ -137,7 +147,12 @@ def refusals(ask):
     return [
         (lambda: ask(model="other"), openai.NotFoundError, "model_not_found", "model"),
         (lambda: ask(temperature=3), openai.BadRequestError, "out_of_range", "temperature"),
-        (lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]), openai.BadRequestError, "unsupported_parameter", "tools"),
+        (
+            lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]),
+            openai.BadRequestError,
+            "unsupported_parameter",
+            "tools",
+        ),
         (lambda: ask(max_tokens=5000), openai.BadRequestError, "context_length_exceeded", "messages"),
         (lambda: ask(extra_body={"tempreature": 1}), openai.BadRequestError, "unknown_parameter", "tempreature"),
     ]
@@ -166,12 +181,18 @@ def test_a_wrong_key_and_a_spent_limit(guarded, client):
 
 def test_langchain(guarded):
     def model(key=ALICE, **fields):
-        return ChatOpenAI(model=MODEL, base_url=guarded.url + "/v1", api_key=key, max_retries=0, max_tokens=12, **ENDLESS, **fields)
+        return ChatOpenAI(
+            model=MODEL, base_url=guarded.url + "/v1", api_key=key, max_retries=0, max_tokens=12, **ENDLESS, **fields
+        )
 
     whole = model().invoke([("system", "be brief"), ("user", "hello")])
     assert whole.content and whole.usage_metadata["output_tokens"] == 12
-    assert "".join(piece.content for piece in model().stream([("system", "be brief"), ("user", "hello")])) == whole.content
-    assert [reply.content for reply in model(temperature=0).batch(["a", "b", "a"])][::2] == [model(temperature=0).invoke("a").content] * 2
+    assert (
+        "".join(piece.content for piece in model().stream([("system", "be brief"), ("user", "hello")])) == whole.content
+    )
+    assert [reply.content for reply in model(temperature=0).batch(["a", "b", "a"])][::2] == [
+        model(temperature=0).invoke("a").content
+    ] * 2
     scored = model(logprobs=True, top_logprobs=2).invoke("hello")
     assert len(scored.response_metadata["logprobs"]["content"]) == 12
     with pytest.raises(openai.AuthenticationError):
@@ -181,7 +202,9 @@ def test_langchain(guarded):
 def test_litellm(guarded):
     def ask(**fields):
         known = {"model": "openai/" + MODEL, "api_base": guarded.url + "/v1", "api_key": ALICE, "messages": HELLO}
-        return litellm.completion(**{**known, **ENDLESS, "max_tokens": 12, "num_retries": 0, "max_retries": 0, **fields})
+        return litellm.completion(
+            **{**known, **ENDLESS, "max_tokens": 12, "num_retries": 0, "max_retries": 0, **fields}
+        )
 
     whole = ask()
     assert whole.choices[0].message.content and whole.usage.completion_tokens == 12
@@ -205,7 +228,13 @@ def test_the_javascript_client(guarded, pytestconfig):
         pytest.skip("--node-modules is not given")
     script = os.path.join(os.path.dirname(__file__), "client.cjs")
     environment = {**os.environ, "NODE_PATH": str(modules.resolve())}
-    ran = subprocess.run(["node", script, guarded.url + "/v1", ALICE, LIMITED], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    ran = subprocess.run(
+        ["node", script, guarded.url + "/v1", ALICE, LIMITED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

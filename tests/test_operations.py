@@ -17,7 +17,13 @@ from websockets.sync.client import connect
 from conftest import ALICE, BOB
 from serving import MODEL, TIMEOUT_S, Server, tenant
 
-LONG = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000, "ignore_eos": True, "seed": 1}
+LONG = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 3000,
+    "ignore_eos": True,
+    "seed": 1,
+}
 
 
 class Stream:
@@ -86,7 +92,9 @@ def test_https(binaries, model, tmp_path):
         text = "".join(chunk.choices[0].text for chunk in streamed)
         assert text == server.complete().json["choices"][0]["text"]
         with pytest.raises(ssl.SSLCertVerificationError):
-            other = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+            other = http.client.HTTPSConnection(
+                server.host, server.port, timeout=TIMEOUT_S, context=ssl.create_default_context()
+            )
             other.request("GET", "/health")
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             plain = http.client.HTTPConnection(server.host, server.port, timeout=TIMEOUT_S)
@@ -127,7 +135,11 @@ def messages(socket):
 
 
 def text_of(chunks):
-    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk != "[DONE]" and chunk.get("choices"))
+    return "".join(
+        chunk["choices"][0]["delta"].get("content", "")
+        for chunk in chunks
+        if chunk != "[DONE]" and chunk.get("choices")
+    )
 
 
 def test_a_websocket_sends_the_same_chunks_as_a_stream(guarded):
@@ -180,7 +192,8 @@ def resident_bytes(server):
 def test_slow_readers_take_little_memory_and_affect_no_other_request(binaries, model):
     """Eight clients request replies of many megabytes and read nothing."""
     body = json.dumps({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20, "trace": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     with Server(binaries, model, "--write-timeout", "5") as server:
         alone = server.chat().json["choices"]
         before = resident_bytes(server)

@@ -17,7 +17,13 @@ def test_the_server_follows_its_openapi_document(binaries, model, tmp_path, pyte
     tenants = [tenant("alice", ALICE)] if has_keys else None
     # Without a timeout, replies without max_tokens would run to the end of the context.
     with Server(binaries, model, "--request-timeout", "1", tenants=tenants) as server:
-        command = [Path(sys.executable).parent / "schemathesis", "--config-file", CONFIG, "run", server.url + "/openapi.json"]
+        command = [
+            Path(sys.executable).parent / "schemathesis",
+            "--config-file",
+            CONFIG,
+            "run",
+            server.url + "/openapi.json",
+        ]
         command += ["--phases", "examples,coverage,fuzzing,stateful", "--seed", "1", "--no-color"]
         command += ["--max-examples", pytestconfig.getoption("--examples"), "--request-timeout", TIMEOUT_S]
         if has_keys:

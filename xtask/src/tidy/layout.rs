@@ -31,9 +31,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether a file is test data, which other programs wrote.
+/// Whether a file is test data, or a script that makes it.
 fn is_fixture(path: &str) -> bool {
-    path.contains("/fixtures/") && extension(path) != Some("py")
+    path.contains("/fixtures/")
 }
 
 fn is_source(path: &str) -> bool {
