@@ -161,23 +161,23 @@ def test_a_websocket_sends_the_same_chunks_as_a_stream(guarded):
 def test_a_websocket_applies_control_messages(server):
     a, b = (server.tokens(prompt=letter, add_special_tokens=False)[0] for letter in "ab")
     with connect(server.url.replace("http", "ws") + "/v1/stream") as socket:
-        tell = lambda kind, **fields: socket.send(json.dumps({"type": kind, **fields}))
+        send = lambda kind, **fields: socket.send(json.dumps({"type": kind, **fields}))
         answers = messages(socket)
         until = lambda kind: next(message for message in answers if message.get("type") == kind)
         socket.send(json.dumps({**LONG, "allowed_token_ids": [a]}))
         next(answers)
         assert text_of([next(answers)]) == "a"
-        tell("pause")
+        send("pause")
         count = until("paused")["output_tokens"]
         assert 0 < count < 3000
-        tell("update", allowed_token_ids=[b])
+        send("update", allowed_token_ids=[b])
         assert next(answers) == {"type": "updated", "output_tokens": count}, "no token was computed during the pause"
-        tell("update", seed=5)
+        send("update", seed=5)
         assert next(answers)["error"]["param"] == "seed"
-        tell("resume")
+        send("resume")
         assert next(answers) == {"type": "resumed", "output_tokens": count}
         assert text_of([next(answers)]) == "b", "the new parameters apply from the next token on"
-        tell("cancel")
+        send("cancel")
         until("cancelled")
         assert list(answers) == []
     assert server.chat(max_tokens=1).status == 200

@@ -1,4 +1,5 @@
-//! The goldens: tiny models with the logits and greedy continuations that the reference implementation computes for them.
+//! The goldens: tiny models with the logits and greedy continuations that the reference implementation computes for
+//! them.
 //!
 //! `fixtures/README.md` says how they are made and how far two correct implementations differ.
 
@@ -57,7 +58,8 @@ impl Golden {
         }
     }
 
-    /// Returns the paths of the model with the logits to compare with: the Hugging Face folder, and the GGUF file if there is one.
+    /// Returns the paths of the model with the logits to compare with: the Hugging Face folder, and the GGUF file if
+    /// there is one.
     pub fn sources(&self) -> Vec<(PathBuf, Vec<Vec<f32>>)> {
         let mut sources = vec![(self.folder.clone(), self.logits("logits.bin"))];
         if let Some(file) = &self.gguf_logits {
@@ -81,8 +83,8 @@ impl Golden {
         self.vocab_size
     }
 
-    /// Returns the context length to load the model for, to compare a prompt of `len` tokens: the reference selects LongRoPE's
-    /// factors by the prompt's length.
+    /// Returns the context length to load the model for, to compare a prompt of `len` tokens: the reference selects
+    /// LongRoPE's factors by the prompt's length.
     pub fn context_len(&self, len: usize) -> Option<usize> {
         self.original_context_len.filter(|&original| len <= original)
     }

@@ -1,7 +1,9 @@
-//! Checks of a device against formulas and against the reference implementation: `pellucid selftest` and the tests of every backend.
+//! Checks of a device against formulas and against the reference implementation: `pellucid selftest` and the tests of
+//! every backend.
 //!
-//! The goldens are part of the program, so that it can check a machine that has neither a compiler nor this repository. A check fails by
-//! panicking, like a test, and its report is the message of the panic. This crate knows no device: callers hand it a `Backend`.
+//! The goldens are part of the program, so that it can check a machine that has neither a compiler nor this repository.
+//! A check fails by panicking, like a test, and its report is the message of the panic. This crate knows no device:
+//! callers hand it a `Backend`.
 
 #![forbid(unsafe_code)]
 
@@ -34,13 +36,20 @@ pub struct Report {
     pub failure: Option<String>,
 }
 
-/// Runs every check and passes each report to `tell` as soon as it is known. `folder` is an empty folder for the goldens' files.
+/// Runs every check and passes each report to `on_report` as soon as it is known. `folder` is an empty folder for the
+/// goldens' files.
 ///
-/// Each golden runs twice. With its weights widened to f32, the device must agree with the reference as closely as any other. With its
-/// weights as stored, a device that rounds activations to the weights' 16 bits is allowed the effect of that rounding.
+/// Each golden runs twice. With its weights widened to f32, the device must agree with the reference as closely as any
+/// other. With its weights as stored, a device that rounds activations to the weights' 16 bits is allowed the effect of
+/// that rounding.
 ///
 /// `keeps_bits` is false for a device in its fast mode, which does not guarantee batch invariance.
-pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &mut dyn FnMut(&Report)) -> Vec<Report> {
+pub fn run(
+    backend: &Arc<dyn Backend>,
+    folder: &Path,
+    keeps_bits: bool,
+    on_report: &mut dyn FnMut(&Report),
+) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut check = |name: &str, body: &dyn Fn()| {
         let start = Instant::now();
@@ -49,7 +58,7 @@ pub fn run(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, tell: &m
             text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
         });
         reports.push(Report { name: name.to_owned(), took: start.elapsed(), failure });
-        tell(reports.last().expect("pushed above"));
+        on_report(reports.last().expect("pushed above"));
     };
     for (name, body) in operations::checks() {
         check(name, &|| body(&**backend));

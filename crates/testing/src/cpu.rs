@@ -16,7 +16,8 @@ pub fn cpu(isa: Isa, num_threads: usize) -> Option<Arc<CpuBackend>> {
     }
 }
 
-/// Returns the fastest instruction set that does not round activations for BF16 weights, which most goldens have: any but AMX.
+/// Returns the fastest instruction set that does not round activations for BF16 weights, which most goldens have: any
+/// but AMX.
 pub fn exact_isa() -> Isa {
     let mut exact = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Amx && isa.is_available());
     exact.next_back().expect("scalar is always available")

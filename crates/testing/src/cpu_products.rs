@@ -1,8 +1,10 @@
-//! Matrix products on the CPU in every format that has a kernel: every instruction set and row count against one definition.
+//! Matrix products on the CPU in every format that has a kernel: every instruction set and row count against one
+//! definition.
 //!
-//! There are two comparisons. To the bit: with the scalar kernel (except BF16 on AMX tiles, whose order of summation no other
-//! instruction has), and row by row with other row counts. And with a formula in f64 over the decoded weights and the rounded
-//! activations, with a tolerance for the rounding of f32 sums alone: a misplaced integer, a forgotten minimum or a wrong scale fails.
+//! There are two comparisons. To the bit: with the scalar kernel (except BF16 on AMX tiles, whose order of summation no
+//! other instruction has), and row by row with other row counts. And with a formula in f64 over the decoded weights and
+//! the rounded activations, with a tolerance for the rounding of f32 sums alone: a misplaced integer, a forgotten
+//! minimum or a wrong scale fails.
 
 use pellucid_cpu::Isa;
 use pellucid_selftest::suites::RandomData;
@@ -41,7 +43,8 @@ pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Ba
     for (dtype, rounding) in FORMATS {
         let tiles = dtype == DType::BF16 && isa == Isa::Amx;
         let rounding = if tiles { Rounding::Bf16 } else { rounding };
-        // Depths of one unit, of an odd number of slices, and enough for every loop and for two chunks of a panel; partial panels.
+        // Depths of one unit, of an odd number of slices, and enough for every loop and for two chunks of a panel;
+        // partial panels.
         let unit = if dtype.is_quantized() { dtype.block_len() } else { 67 };
         for (depth, num_columns) in [(unit, 7), (5 * unit, 37), (9 * unit, 64), (1280_usize.next_multiple_of(unit), 17)]
         {
@@ -68,7 +71,8 @@ pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Ba
                 let w = &decoded[column * depth..(column + 1) * depth];
                 let terms = || rounded[row * depth..].iter().zip(w).map(|(x, &w)| x * f64::from(w));
                 let (sum, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
-                // Minimums are summed separately from the products and may be larger than the difference, hence the factor 8.
+                // Minimums are summed separately from the products and may be larger than the difference, hence the
+                // factor 8.
                 let bound = size * 8.0 * 6e-8 * (depth as f64 / 32.0).sqrt().max(4.0);
                 let difference = (f64::from(found) - sum).abs();
                 assert!(

@@ -1,7 +1,8 @@
 //! A model whose logits are a pure function of the preceding tokens, which it reads back from the KV memory.
 //!
-//! It stores each token's id as its key, and computes logits from the ids that it finds through the block tables. A wrong block, a
-//! missing copy, a stale slot or tokens of another request therefore change its output. The expected output needs no engine.
+//! It stores each token's id as its key, and computes logits from the ids that it finds through the block tables. A
+//! wrong block, a missing copy, a stale slot or tokens of another request therefore change its output. The expected
+//! output needs no engine.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The models and KV formats on which batch invariance is tested: every golden with keys and values in f32, a few families in 16 bits,
-//! and a model whose heads are wide enough for every format, in each format.
+//! The models and KV formats on which batch invariance is tested: every golden with keys and values in f32, a few
+//! families in 16 bits, and a model whose heads are wide enough for every format, in each format.
 
 use std::path::{Path, PathBuf};
 

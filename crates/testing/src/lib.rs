@@ -1,5 +1,5 @@
-//! Development only: tiny models, a fake model, and CPU backends for the tests of several crates. Nothing here is shipped;
-//! the suites and goldens that `pellucid selftest` carries are in the crate `selftest`.
+//! Development only: tiny models, a fake model, and CPU backends for the tests of several crates. Nothing here is
+//! shipped; the suites and goldens that `pellucid selftest` carries are in the crate `selftest`.
 
 #![forbid(unsafe_code)]
 

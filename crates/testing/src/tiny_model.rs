@@ -1,13 +1,14 @@
-//! A tiny random model with a vocabulary and a chat template, for tests from text to text: the weights of the golden `llama2` (96
-//! tokens), with a tokenizer that the golden does not have. Used by tests of the program, the server and the library.
+//! A tiny random model with a vocabulary and a chat template, for tests from text to text: the weights of the golden
+//! `llama2` (96 tokens), with a tokenizer that the golden does not have. Used by tests of the program, the server and
+//! the library.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 const CHARACTERS: &str = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-+*/=%&#@$^~|_\n<>";
-/// Pieces of many lengths, as in vocabularies of published models. No merge produces them: the model can generate them, but text is
-/// never encoded to them.
+/// Pieces of many lengths, as in vocabularies of published models. No merge produces them: the model can generate them,
+/// but text is never encoded to them.
 const WORDS: &str = "▁a ▁of ▁in th er ing ▁to ▁the ▁was tion ▁from ment ▁which ▁there ▁under ▁between ▁another ▁question ▁national \
                      ▁important ▁different ▁government ▁information ▁particularly ▁administration ▁internationally";
 const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];

@@ -32,9 +32,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Sequences per step. One and eight use vector kernels, sixteen AMX tiles that unpack weights, twenty the AMX kernels for many rows.
+/// Sequences per step. One and eight use vector kernels, sixteen AMX tiles that unpack weights, twenty the AMX kernels
+/// for many rows.
 const BATCHES: [usize; 4] = [1, 8, 16, 20];
-/// Steps before counting. Tasks go to random threads, so it takes several steps until every thread has run every operation.
+/// Steps before counting. Tasks go to random threads, so it takes several steps until every thread has run every
+/// operation.
 const WARM_UP: usize = 16;
 const STEPS: usize = 4;
 

@@ -1,4 +1,5 @@
-//! The suites of `pellucid selftest` on the CPU: every instruction set of this machine, with one thread and with several.
+//! The suites of `pellucid selftest` on the CPU: every instruction set of this machine, with one thread and with
+//! several.
 
 use pellucid_cpu::Isa;
 use pellucid_selftest::suites::{batch_invariance, fused_operations, operations};

@@ -1,4 +1,5 @@
-//! Hugging Face folders converted to GGUF: the same tensors and keys as llama.cpp's converter, and the same logits as the folder.
+//! Hugging Face folders converted to GGUF: the same tensors and keys as llama.cpp's converter, and the same logits as
+//! the folder.
 
 use std::path::{Path, PathBuf};
 

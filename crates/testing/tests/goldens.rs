@@ -9,15 +9,17 @@ use pellucid_selftest::{Runner, TestSequence, goldens};
 use pellucid_tensor::DType;
 use pellucid_testing::{cpu, exact_isa};
 
-/// Maximum difference of a logit. Two correct f32 implementations differ by rounding alone: the reference differs from its own f64
-/// result by up to 2e-5 on these models (`selftest/fixtures/README.md`), and ours sums in another order. Of the mistakes that were tried
-/// on purpose, the smallest, GELU's tanh form instead of the exact one, changes a logit by 1.1e-3.
+/// Maximum difference of a logit. Two correct f32 implementations differ by rounding alone: the reference differs from
+/// its own f64 result by up to 2e-5 on these models (`selftest/fixtures/README.md`), and ours sums in another order. Of
+/// the mistakes that were tried on purpose, the smallest, GELU's tanh form instead of the exact one, changes a logit by
+/// 1.1e-3.
 const TOLERANCE: f32 = 1e-4;
 
-/// Maximum relative error of all logits of a prompt on AMX. AMX rounds activations to bf16 before it multiplies them with BF16 weights, as
-/// llama.cpp and oneDNN do: each is off by up to 2^-9, and the errors add up over all layers, so a bound on single logits could not tell
-/// them from a mistake. Measured were 0.003 to 0.009, and 0.05 with a router that selected another expert. The other instruction sets
-/// check the same model code more tightly, and `cpu_products` bounds each product.
+/// Maximum relative error of all logits of a prompt on AMX. AMX rounds activations to bf16 before it multiplies them
+/// with BF16 weights, as llama.cpp and oneDNN do: each is off by up to 2^-9, and the errors add up over all layers, so
+/// a bound on single logits could not tell them from a mistake. Measured were 0.003 to 0.009, and 0.05 with a router
+/// that selected another expert. The other instruction sets check the same model code more tightly, and `cpu_products`
+/// bounds each product.
 const BF16_TOLERANCE: f32 = 0.02;
 const BF16_EXPERTS_TOLERANCE: f32 = 0.1;
 

@@ -1,6 +1,7 @@
 //! Batch invariance of whole models: the logits at a position depend on the tokens up to it and on nothing else.
 //!
-//! Comparisons are of bits unless a test states a tolerance: a tolerance would hide the very differences that these tests look for.
+//! Comparisons are of bits unless a test states a tolerance: a tolerance would hide the very differences that these
+//! tests look for.
 
 use std::sync::Arc;
 
@@ -35,7 +36,8 @@ fn chunks_of_any_size_give_the_bits_of_the_whole_prompt() {
             let Some(backend) = cpu(isa, 2) else { continue };
             let mut runner = runner(case, backend, 8);
             let whole = bits(&runner.prompt(prompt, &[prompt.len()], vec![0, 1]));
-            // Every chunk size for the best instruction set with f32 keys and values; sizes around block edges for the others.
+            // Every chunk size for the best instruction set with f32 keys and values; sizes around block edges for the
+            // others.
             let every = isa == Isa::best() && *kv_dtype == DType::F32;
             let sizes: Vec<usize> = if every { (1..prompt.len()).collect() } else { vec![1, 2, 7, 31, 32, 33] };
             for size in sizes {
@@ -107,7 +109,8 @@ fn other_sequences_of_the_batch_change_nothing() {
 
 #[test]
 fn both_file_formats_of_a_model_agree() {
-    // GGUF files of Llama have reordered rows, and so another order of summation; in others, only constants are rounded differently.
+    // GGUF files of Llama have reordered rows, and so another order of summation; in others, only constants are rounded
+    // differently.
     let mut compared = 0;
     for golden in goldens() {
         let sources = golden.sources();
@@ -144,8 +147,8 @@ fn avx2_and_avx512_give_the_same_bits() {
     });
 }
 
-/// The error of each format of keys and values, as a fraction of the logits' standard deviation, as `docs/accuracy.md` states it. A
-/// format that is worse, or exact although it should round, is a mistake.
+/// The error of each format of keys and values, as a fraction of the logits' standard deviation, as `docs/accuracy.md`
+/// states it. A format that is worse, or exact although it should round, is a mistake.
 #[test]
 fn the_error_of_each_format_is_what_the_documentation_says() {
     for_each_case(|case| {

@@ -1,8 +1,9 @@
-//! A seeded simulator of the engine: random arrivals, lengths, cancellations, floods, pauses, changed parameters, replies ended early,
-//! beam searches, scored prompts, deadlines, quotas and little memory, with a fake model that may look ahead and assume wrong tokens.
+//! A seeded simulator of the engine: random arrivals, lengths, cancellations, floods, pauses, changed parameters,
+//! replies ended early, beam searches, scored prompts, deadlines, quotas and little memory, with a fake model that may
+//! look ahead and assume wrong tokens.
 //!
-//! After every step, the engine's accounts of blocks are audited. Every successful reply must be the one that the model's pure function
-//! gives, and every request must end. A failure names its seed; to repeat it alone, run
+//! After every step, the engine's accounts of blocks are audited. Every successful reply must be the one that the
+//! model's pure function gives, and every request must end. A failure names its seed; to repeat it alone, run
 //! `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
 
 use std::time::Duration;
@@ -308,8 +309,8 @@ fn alone(request: &Request) -> Outcome {
     collected.outcome()
 }
 
-/// Computes a reply with the model's pure function and the sampler alone. `changes` holds the sampling parameters after each control
-/// message, with the number of output tokens when it was applied.
+/// Computes a reply with the model's pure function and the sampler alone. `changes` holds the sampling parameters after
+/// each control message, with the number of output tokens when it was applied.
 fn expected(request: &Request, choice: usize, changes: &[(usize, SamplingParams)]) -> Vec<u32> {
     let mut params = request.sampling.clone();
     params.seed += choice as u64;

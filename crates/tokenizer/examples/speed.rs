@@ -1,5 +1,5 @@
-//! Measures the speed of a tokenizer: `cargo run --release -p pellucid-tokenizer --example speed -- MODEL TEXT-FILE [IDS-FILE]`.
-//! MODEL is a model file, a model folder or a tokenizer.json. IDS-FILE receives the ids, for comparison.
+//! Measures the speed of a tokenizer: `cargo run --release -p pellucid-tokenizer --example speed -- MODEL TEXT-FILE
+//! [IDS-FILE]`. MODEL is a model file, a model folder or a tokenizer.json. IDS-FILE receives the ids, for comparison.
 
 use std::path::Path;
 use std::time::Instant;

@@ -3,8 +3,8 @@
 //! The server and the CLI call this crate; the engine never sees text. It reads a [`pellucid_checkpoint::Checkpoint`]
 //! and knows nothing of tensors, sampling or HTTP. It has no clock, reads no environment variable and opens no file.
 //!
-//! Start with [`Tokenizer`]. [`ChatTemplate`] renders a conversation to [`Segment`]s, and [`Tokenizer::encode_segments`]
-//! encodes them so that no text of a message becomes a control token.
+//! Start with [`Tokenizer`]. [`ChatTemplate`] renders a conversation to [`Segment`]s, and
+//! [`Tokenizer::encode_segments`] encodes them so that no text of a message becomes a control token.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Stop strings: the text ends before the stop string that is complete first, and a possible beginning of a stop string is
-//! held back until it is decided. The result does not depend on how the text was split into pieces.
+//! Stop strings: the text ends before the stop string that is complete first, and a possible beginning of a stop string
+//! is held back until it is decided. The result does not depend on how the text was split into pieces.
 //!
 //! Runs on text, after [`crate::TextStream`]: a stop string may begin and end anywhere, across tokens and characters.
 
@@ -41,7 +41,8 @@ impl StopFilter {
         self.found.is_some()
     }
 
-    /// Returns the end, start and index of the stop string that is complete first; of those with the same end, the longest.
+    /// Returns the end, start and index of the stop string that is complete first; of those with the same end, the
+    /// longest.
     fn first(&self) -> Option<(usize, usize, usize)> {
         let find = |(i, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i));
         self.stops.iter().enumerate().filter_map(find).min()

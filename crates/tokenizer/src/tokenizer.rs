@@ -78,7 +78,7 @@ pub(crate) const END_NAMES: [&str; 11] = [
     "<|call|>",
 ];
 
-/// Which added tokens a text may contain.
+/// Decides which added tokens a text may contain.
 enum Permission<'p> {
     /// No control token and no unknown token.
     Plain(&'p Vocabulary),
@@ -223,8 +223,8 @@ impl Tokenizer {
         }
     }
 
-    /// Whether untrusted segments can never produce this id by spelling its piece. The unknown token is guarded as well,
-    /// but still stands for characters that the model cannot spell.
+    /// Whether untrusted segments can never produce this id by spelling its piece. The unknown token is guarded as
+    /// well, but still stands for characters that the model cannot spell.
     pub fn is_guarded(&self, id: u32) -> bool {
         self.guarded.get(id as usize).copied().unwrap_or(false)
     }
@@ -257,9 +257,9 @@ impl Tokenizer {
 
     /// Encodes a rendered conversation.
     ///
-    /// The segments are one text: their boundaries split no token, so the ids equal those of the reference tokenizer for
-    /// the joined text, with one exception. A guarded token is recognized only if it lies wholly within trusted text
-    /// (adjacent trusted segments count as one); anywhere else its characters are ordinary text.
+    /// The segments are one text: their boundaries split no token, so the ids equal those of the reference tokenizer
+    /// for the joined text, with one exception. A guarded token is recognized only if it lies wholly within trusted
+    /// text (adjacent trusted segments count as one); anywhere else its characters are ordinary text.
     pub fn encode_segments(&self, segments: &[Segment]) -> Vec<u32> {
         let mut text = String::with_capacity(segments.iter().map(|segment| segment.text.len()).sum());
         let mut ranges: Vec<Range<usize>> = Vec::new();
@@ -347,7 +347,8 @@ impl Tokenizer {
         String::from_utf8_lossy(&self.decode_bytes(ids, skip_control)).into_owned()
     }
 
-    /// Decodes one token. `start` is true at the beginning of the text, and is cleared at the first token that has bytes.
+    /// Decodes one token. `start` is true at the beginning of the text, and is cleared at the first token that has
+    /// bytes.
     pub(crate) fn decode_token(&self, id: u32, skip_control: bool, start: &mut bool) -> Cow<'_, [u8]> {
         if id as usize >= self.vocabulary.len()
             || (skip_control && matches!(self.vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown))

@@ -1,7 +1,7 @@
 //! Unicode general categories as one byte of flags per character, for the hand-written pre-tokenizers.
 //!
-//! The flags come from the tables of `regex-syntax`, which the regular expressions use too, so a scanner and its pattern
-//! cannot disagree about a character.
+//! The flags come from the tables of `regex-syntax`, which the regular expressions use too, so a scanner and its
+//! pattern cannot disagree about a character.
 
 use std::sync::OnceLock;
 

@@ -1,6 +1,7 @@
 //! The vocabulary: the piece, kind and bytes of every id, and the id of every piece.
 //!
-//! All encoders and the decoder look tokens up here. It knows how a piece spells bytes, and nothing about how text is split.
+//! All encoders and the decoder look tokens up here. It knows how a piece spells bytes, and nothing about how text is
+//! split.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -56,7 +57,8 @@ pub(crate) struct Vocabulary {
     text: String,
     ends: Vec<u32>,
     kinds: Vec<TokenKind>,
-    /// Whether merging may produce this id; false for control tokens and for tokens that a chat template uses as structure.
+    /// Whether merging may produce this id; false for control tokens and for tokens that a chat template uses as
+    /// structure.
     mergeable: Vec<bool>,
     /// Hash table of ids with open addressing; its size is a power of two, and it is at most half full.
     slots: Vec<u32>,
@@ -168,8 +170,8 @@ impl Vocabulary {
         Some(ids)
     }
 
-    /// Sets the text that a token decodes to, if that differs from its piece: a token that matches normalized text decodes
-    /// to normalized text.
+    /// Sets the text that a token decodes to, if that differs from its piece: a token that matches normalized text
+    /// decodes to normalized text.
     pub(crate) fn set_text(&mut self, id: u32, text: &str) {
         self.other_bytes.insert(id, text.replace(METASPACE, " ").into_bytes());
     }

@@ -1,5 +1,6 @@
-//! Published templates with published vocabularies give the ids of the reference implementation on ordinary conversations.
-//! Templates and vocabularies come from the conformance data; the expected ids from `fixtures/make_chat_fixtures.py`.
+//! Published templates with published vocabularies give the ids of the reference implementation on ordinary
+//! conversations. Templates and vocabularies come from the conformance data; the expected ids from
+//! `fixtures/make_chat_fixtures.py`.
 
 mod common;
 

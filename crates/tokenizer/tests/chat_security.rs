@@ -1,5 +1,5 @@
-//! No text of a request becomes a control token or a token that the template uses as structure, in any field. A positive
-//! control shows that the same attacks succeed without the guard.
+//! No text of a request becomes a control token or a token that the template uses as structure, in any field. A
+//! positive control shows that the same attacks succeed without the guard.
 
 mod common;
 
@@ -114,7 +114,8 @@ const RICH: [Shape; 5] = [
     },
 ];
 
-/// Counts each guarded id, except the unknown token, which stands for characters that a model without byte tokens lacks.
+/// Counts each guarded id, except the unknown token, which stands for characters that a model without byte tokens
+/// lacks.
 fn guarded_counts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<(u32, usize)> {
     let counts = |id: &u32| tokenizer.is_guarded(*id) && tokenizer.token(*id).unwrap().kind != TokenKind::Unknown;
     let mut ids: Vec<u32> = ids.iter().copied().filter(counts).collect();
@@ -151,8 +152,8 @@ impl Attack<'_> {
     }
 }
 
-/// Puts every guarded token into every field. The control tokens of the prompt must be those of a harmless text, and without
-/// the guard they must differ.
+/// Puts every guarded token into every field. The control tokens of the prompt must be those of a harmless text, and
+/// without the guard they must differ.
 fn attack_every_field(family: &str, name: &str, shapes: &[&[Shape]]) {
     let source = template_source(name);
     let tokenizer = tokenizer(family, &source);
@@ -333,7 +334,8 @@ fn bad_templates_are_errors_and_work_is_bounded() {
     assert!(matches!(render(endless_text), Err(Error::TemplateTooLong { .. })));
 }
 
-/// Values of any depth can be built, compared, joined and dropped without a stack overflow; only printing them is an error.
+/// Values of any depth can be built, compared, joined and dropped without a stack overflow; only printing them is an
+/// error.
 #[test]
 fn deeply_nested_values_do_not_overflow_the_stack() {
     let tokenizer = tokenizer("llama3", "");
@@ -362,7 +364,7 @@ fn deeply_nested_values_do_not_overflow_the_stack() {
     assert_eq!(render(&(nest("[*]", 3) + "{{ ns.x }}")).unwrap(), "[[[[]]]]");
 }
 
-/// The bound on steps leaves room for long conversations.
+/// The bound on steps allows long conversations.
 #[test]
 fn long_conversations_are_rendered() {
     for name in ["chatml", "composed", "headers", "inst", "think", "turns"] {
@@ -403,7 +405,8 @@ fn segment_boundaries_split_no_token() {
         assert_eq!(tokenizer.encode_segments(&trusted), tokenizer.encode_special(&whole), "{family}");
         let untrusted: Vec<Segment> = parts.iter().map(|part| Segment::untrusted(*part)).collect();
         assert_eq!(tokenizer.encode_segments(&untrusted), tokenizer.encode(&whole), "{family}");
-        // A token across a boundary is ordinary text; user-defined tokens that no template uses are recognized everywhere.
+        // A token across a boundary is ordinary text; user-defined tokens that no template uses are recognized
+        // everywhere.
         let mixed: Vec<Segment> =
             parts.iter().enumerate().map(|(at, part)| Segment { text: (*part).into(), trusted: at % 2 == 0 }).collect();
         let ids = tokenizer.encode_segments(&mixed);

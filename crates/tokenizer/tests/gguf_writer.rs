@@ -175,7 +175,8 @@ fn as_folder(metadata: &Metadata, parts: Value) -> HuggingFace {
     }
 }
 
-/// Returns every way to join two pieces into a third, best piece first, as in tokenizer.json files converted from SentencePiece.
+/// Returns every way to join two pieces into a third, best piece first, as in tokenizer.json files converted from
+/// SentencePiece.
 fn sentencepiece_merges(tokens: &[&str], kinds: &[i32], scores: &[f32]) -> Value {
     let normal: HashMap<&str, usize> =
         (0..tokens.len()).filter(|&id| kinds[id] == 1).map(|id| (tokens[id], id)).collect();

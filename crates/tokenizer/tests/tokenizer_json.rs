@@ -217,7 +217,8 @@ fn ids_that_end_a_turn_come_from_all_files() {
     assert_eq!(tokenizer.prefix(), [id("<|start|>")]);
 }
 
-/// For the reference library's classes of Llama and Gemma, two keys of tokenizer_config.json override the post-processor.
+/// For the reference library's classes of Llama and Gemma, two keys of tokenizer_config.json override the
+/// post-processor.
 #[test]
 fn llama_and_gemma_classes_override_the_post_processor() {
     let mut folder = common::fixture("llama3");

@@ -51,8 +51,8 @@ pub fn many_linear_rows(backend: &dyn Backend) {
     }
 }
 
-/// Checks experts in every format, at row counts around which backends switch kernels, with several slices of the columns and
-/// partial output tiles.
+/// Checks experts in every format, at row counts around which backends switch kernels, with several slices of the
+/// columns and partial output tiles.
 pub fn expert_rows(backend: &dyn Backend) {
     const ROWS: usize = 530;
     const NUM_EXPERTS: usize = 6;
@@ -109,8 +109,8 @@ struct AttentionCase {
     block_len: usize,
 }
 
-/// Checks attention: a row has the same bits alone and in a chunk, over several spans of positions, with windows, in every format.
-/// The content of slots that were never written must not matter.
+/// Checks attention: a row has the same bits alone and in a chunk, over several spans of positions, with windows, in
+/// every format. The content of slots that were never written must not matter.
 pub fn attention_rows(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(3) };
     for (dtype, head_size, num_heads, window, block_len) in [
@@ -131,7 +131,8 @@ pub fn attention_rows(backend: &dyn Backend) {
     }
 }
 
-/// Checks attention of single rows with 32 heads: too many for a device to hold the partial results of all rows at once.
+/// Checks attention of single rows with 32 heads: too many for a device to hold the partial results of all rows at
+/// once.
 pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(9) };
     for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {

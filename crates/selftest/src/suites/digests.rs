@@ -1,4 +1,5 @@
-//! Digests of logits against those of the sampler: the same lists, the same bits of every sum, and the same sampled tokens.
+//! Digests of logits against those of the sampler: the same lists, the same bits of every sum, and the same sampled
+//! tokens.
 
 use pellucid_sampling::{Digest, DigestQuery, Input, OwnedDigest, Sampler, SamplingParams, Workspace};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, Shortlist};

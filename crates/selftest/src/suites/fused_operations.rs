@@ -8,8 +8,8 @@ use pellucid_tensor::{
 use super::harness::Harness;
 use super::random_data::RandomData;
 
-/// Checks that a gated product equals two products and a gate: in every format and in two different ones, with and without bias,
-/// for few rows, many rows, and more rows than caches hold.
+/// Checks that a gated product equals two products and a gate: in every format and in two different ones, with and
+/// without bias, for few rows, many rows, and more rows than caches hold.
 pub fn gated_equals_its_parts(backend: &dyn Backend) {
     const COLS: usize = 256;
     const MANY_ROWS: usize = 600;
@@ -45,8 +45,8 @@ pub fn gated_equals_its_parts(backend: &dyn Backend) {
     }
 }
 
-/// Checks that products of a joined input equal an addition to the residual stream, a norm and products. The residual stream
-/// afterwards must be equal too.
+/// Checks that products of a joined input equal an addition to the residual stream, a norm and products. The residual
+/// stream afterwards must be equal too.
 pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
     const COLS: usize = 256;
     let mut harness = Harness { backend, random: RandomData(7) };
@@ -91,8 +91,8 @@ pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
 /// A sequence of a step: the number of positions before it, and the number of rows.
 type Part = (usize, usize);
 
-/// Steps: one token, short and over several spans; many tokens; prompts beside tokens; a few rows of one sequence, as in
-/// speculative decoding.
+/// Steps: one token, short and over several spans; many tokens; prompts beside tokens; a few rows of one sequence, as
+/// in speculative decoding.
 const STEPS: [&[Part]; 7] = [
     &[(0, 1)],
     &[(1100, 1)],
@@ -137,7 +137,8 @@ impl Case {
         let HeadShape { num_heads, num_kv_heads, head_size, block_len } = self.shape;
         let blocks_of = |&(before, rows): &Part| (before + rows + 1).div_ceil(block_len);
         let num_blocks: usize = self.parts.iter().map(blocks_of).sum();
-        // Every second block from the end, then the others: blocks that are adjacent in a table are not adjacent in memory.
+        // Every second block from the end, then the others: blocks that are adjacent in a table are not adjacent in
+        // memory.
         let (odd, even): (Vec<u32>, Vec<u32>) = (0..num_blocks as u32).rev().partition(|block| block % 2 == 1);
         let tables = [odd, even].concat();
         let memory = |harness: &Harness<'_>| {
@@ -171,7 +172,8 @@ struct StepRows<'a> {
 }
 
 impl<'a> StepRows<'a> {
-    /// Builds the rows of `parts`, the sequences as far as this step computes them; the block tables are those of the whole case.
+    /// Builds the rows of `parts`, the sequences as far as this step computes them; the block tables are those of the
+    /// whole case.
     fn new(case: &Case, parts: &[Part], tables: &'a [u32]) -> Self {
         let block_len = case.shape.block_len;
         let mut rows = StepRows { positions: Vec::new(), slots: Vec::new(), sequences: Vec::new(), tables };

@@ -30,7 +30,8 @@ impl Harness<'_> {
         self.upload(HostWeight { dtype: DType::F32, rows: 1, cols: values.len(), bytes: bytes.into() })
     }
 
-    /// Whether the backend stores keys and values in a format. Every backend must support f32 and f16; others are optional.
+    /// Whether the backend stores keys and values in a format. Every backend must support f32 and f16; others are
+    /// optional.
     pub(crate) fn has_kv(&self, dtype: DType) -> bool {
         let has = self.backend.zeros(dtype, 1, dtype.block_len()).is_ok();
         assert!(has || ![DType::F32, DType::F16].contains(&dtype), "keys and values in {dtype}");

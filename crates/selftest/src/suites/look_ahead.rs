@@ -1,4 +1,5 @@
-//! Look-ahead: an engine that launches steps before the previous one has ended gives the same replies as one that does not.
+//! Look-ahead: an engine that launches steps before the previous one has ended gives the same replies as one that does
+//! not.
 
 use std::sync::Arc;
 
@@ -67,7 +68,8 @@ impl Model for ControlledModel {
     }
 }
 
-/// Requests with greedy decoding and sampling, with the usual sampler steps, stop ids and limits, and one that needs whole rows.
+/// Requests with greedy decoding and sampling, with the usual sampler steps, stop ids and limits, and one that needs
+/// whole rows.
 fn requests(vocab_size: usize) -> Vec<Request> {
     let token = |i: usize| (i * 31 % vocab_size) as u32;
     let request = |i: usize| {
@@ -120,7 +122,8 @@ fn serve(model: ControlledModel, backend: Arc<dyn Backend>) -> (Vec<Reply>, Engi
     (all.iter().map(reply).collect(), engine.stats())
 }
 
-/// Checks that replies do not depend on looking ahead. `model` loads a model whose device digests rows and runs asynchronously.
+/// Checks that replies do not depend on looking ahead. `model` loads a model whose device digests rows and runs
+/// asynchronously.
 pub fn look_ahead_keeps_replies(model: &dyn Fn() -> Box<dyn Model>, backend: &Arc<dyn Backend>) {
     let run = |may_look_ahead: bool, wrong_every: Option<usize>| {
         serve(ControlledModel { model: model(), may_look_ahead, wrong_every, num_digests: 0 }, backend.clone())

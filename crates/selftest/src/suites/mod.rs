@@ -1,4 +1,5 @@
-//! The suites. Each compares a backend, or a model on it, with a formula, with the reference implementation, or with itself to the bit.
+//! The suites. Each compares a backend, or a model on it, with a formula, with the reference implementation, or with
+//! itself to the bit.
 
 pub mod batch_invariance;
 pub mod digests;

@@ -1,4 +1,5 @@
-//! Whole models: the goldens against the reference implementation, and wide layers with random weights against themselves.
+//! Whole models: the goldens against the reference implementation, and wide layers with random weights against
+//! themselves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use crate::{Golden, Runner, TestSequence};
 /// Maximum difference of a logit from the reference's; `testing/tests/goldens.rs` gives the reason.
 const TOLERANCE: f32 = 1e-4;
 
-/// Maximum median difference on a device that rounds activations to bf16. The rounding moves the median logit of these models, which
-/// is of order one, by about 0.01; a mistake in an operation moves it by its own size.
+/// Maximum median difference on a device that rounds activations to bf16. The rounding moves the median logit of these
+/// models, which is of order one, by about 0.01; a mistake in an operation moves it by its own size.
 const ROUNDED_TOLERANCE: f32 = 0.05;
 
-/// Checks layers of a published model's shape with random weights: a prompt's logits have the same bits in one chunk, token by
-/// token, and with two sequences at a time.
+/// Checks layers of a published model's shape with random weights: a prompt's logits have the same bits in one chunk,
+/// token by token, and with two sequences at a time.
 pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str) {
     let shape = SyntheticModel::named(shape).expect("a known shape").shallow();
     let scheme = QuantScheme::named(scheme).expect("a known quantization scheme");
@@ -72,20 +73,22 @@ fn widen(path: &Path) {
     std::fs::write(path, file).expect("a file that can be written");
 }
 
-/// Checks a golden with its weights widened to f32: every device has to agree with the reference to the rounding of f32.
+/// Checks a golden with its weights widened to f32: every device has to agree with the reference to the rounding of
+/// f32.
 pub(crate) fn matches_golden_in_f32(backend: &Arc<dyn Backend>, golden: &Golden, keeps_bits: bool) {
     widen(&golden.folder.join("model.safetensors"));
     matches_golden(backend, golden, TOLERANCE, keeps_bits);
 }
 
-/// Checks a golden with its weights as stored: a device that rounds activations to the weights' 16 bits is allowed the effect of that rounding.
+/// Checks a golden with its weights as stored: a device that rounds activations to the weights' 16 bits is allowed the
+/// effect of that rounding.
 pub(crate) fn matches_golden_as_stored(backend: &Arc<dyn Backend>, golden: &Golden, keeps_bits: bool) {
     let rounds = operations::rounds_activations(&**backend);
     matches_golden(backend, golden, if rounds { ROUNDED_TOLERANCE } else { TOLERANCE }, keeps_bits);
 }
 
-/// Checks that logits at every position are within `tolerance` and have the same bits in chunks of any size. With the smallest
-/// tolerance, the greedy continuation must be equal too.
+/// Checks that logits at every position are within `tolerance` and have the same bits in chunks of any size. With the
+/// smallest tolerance, the greedy continuation must be equal too.
 fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, keeps_bits: bool) {
     let (path, expected) = (golden.folder.clone(), golden.logits("logits.bin"));
     for ((prompt, expected), greedy) in golden.prompts.iter().zip(&expected).zip(&golden.greedy) {
@@ -101,7 +104,8 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
             let worst = distances[distances.len() - 1];
             assert!(worst <= tolerance, "a logit differs from the reference by {worst}");
         } else {
-            // With rounded activations, a router may select another expert and change a whole row, so the median counts.
+            // With rounded activations, a router may select another expert and change a whole row, so the median
+            // counts.
             let median = distances[distances.len() / 2];
             assert!(median <= tolerance, "the median logit differs from the reference by {median}");
         }
@@ -116,8 +120,8 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
     }
 }
 
-/// Checks digests at the end of steps. Of two sequences with the same tokens, one gets its whole row and the other a digest, which
-/// must be that of the row; queries differ in every step. A third sequence is alone in its batch.
+/// Checks digests at the end of steps. Of two sequences with the same tokens, one gets its whole row and the other a
+/// digest, which must be that of the row; queries differ in every step. A third sequence is alone in its batch.
 pub(crate) fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
     let prompt = &golden.prompts[0];
     let mut runner = Runner::load(&golden.folder, backend.clone(), golden.context_len(prompt.len()), 8);

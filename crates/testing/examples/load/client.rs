@@ -1,4 +1,5 @@
-//! A minimal HTTP client: one persistent connection, JSON requests, whole replies and server-sent events, with their times.
+//! A minimal HTTP client: one persistent connection, JSON requests, whole replies and server-sent events, with their
+//! times.
 
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -47,7 +48,8 @@ impl Client {
         self.ask("POST", path, body, &mut |_| true)
     }
 
-    /// Sends a request. `event` receives the data of each server-sent event; if it returns false, the connection is closed.
+    /// Sends a request. `event` receives the data of each server-sent event; if it returns false, the connection is
+    /// closed.
     pub(crate) fn ask(
         &mut self,
         method: &str,

@@ -1,7 +1,7 @@
 //! Load tests of a built server. `tests/README.md` describes the commands and their arguments.
 //!
-//! The program talks to the server over HTTP and watches its process through `/proc`. It prints measurements, and ends with an error
-//! if a condition fails that must hold on every machine.
+//! The program talks to the server over HTTP and watches its process through `/proc`. It prints measurements, and ends
+//! with an error if a condition fails that must hold on every machine.
 
 mod client;
 mod idle;

@@ -1,6 +1,6 @@
-//! Mixed load: whole replies, streams, cancelled and invalid requests at the same time. Each reply to a valid request must equal the
-//! reply to the same request sent alone, each invalid request must get its status, and afterwards the server's memory, descriptors and
-//! KV blocks must be back where they were.
+//! Mixed load: whole replies, streams, cancelled and invalid requests at the same time. Each reply to a valid request
+//! must equal the reply to the same request sent alone, each invalid request must get its status, and afterwards the
+//! server's memory, descriptors and KV blocks must be back where they were.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Overload: ten times more clients than the server has capacity for. The excess is rejected at once, and accepted requests are not
-//! slowed down.
+//! Overload: ten times more clients than the server has capacity for. The excess is rejected at once, and accepted
+//! requests are not slowed down.
 //!
 //! A rejected client gets 429 and tries again after the seconds of `Retry-After`.
 

@@ -1,4 +1,5 @@
-//! The requests of the mixed load: a fixed set of valid requests, each with one correct reply, and invalid ones with their status.
+//! The requests of the mixed load: a fixed set of valid requests, each with one correct reply, and invalid ones with
+//! their status.
 
 use serde_json::{Value, json};
 
@@ -22,7 +23,8 @@ impl Random {
     }
 }
 
-/// A valid request for a whole reply and for a stream. The reply depends neither on the form nor on the rest of the batch.
+/// A valid request for a whole reply and for a stream. The reply depends neither on the form nor on the rest of the
+/// batch.
 #[derive(Debug)]
 pub(crate) struct ValidRequest {
     pub(crate) path: &'static str,
@@ -30,8 +32,8 @@ pub(crate) struct ValidRequest {
     pub(crate) streamed: Vec<u8>,
 }
 
-/// Returns the `i`th valid request: long or short, greedy or sampled, with or without stop strings, log probabilities and several
-/// choices, with prefixes that some of them share.
+/// Returns the `i`th valid request: long or short, greedy or sampled, with or without stop strings, log probabilities
+/// and several choices, with prefixes that some of them share.
 pub(crate) fn valid(i: usize) -> ValidRequest {
     let mut random = Random::new(i as u64 + 1);
     let prefix =

@@ -1,5 +1,5 @@
-//! The cost of HTTP: throughput of streams compared with `pellucid bench`, which runs the same engine without a server, and the time
-//! that HTTP adds to the first token.
+//! The cost of HTTP: throughput of streams compared with `pellucid bench`, which runs the same engine without a server,
+//! and the time that HTTP adds to the first token.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,5 @@
-//! The engine on the CPU: batch invariance, failures that end only their own requests, limits, and fairness between tenants.
+//! The engine on the CPU: batch invariance, failures that end only their own requests, limits, and fairness between
+//! tenants.
 
 mod batch_invariance;
 mod failures;

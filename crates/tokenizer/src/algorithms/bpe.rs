@@ -8,7 +8,8 @@ use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
 use crate::error::Error;
 use crate::vocabulary::{Vocabulary, char_of_byte};
 
-/// Hashes a pair of ids, each below 2^24, by one multiplication with random keys, so that a file cannot be built to collide.
+/// Hashes a pair of ids, each below 2^24, by one multiplication with random keys, so that a file cannot be built to
+/// collide.
 #[derive(Default)]
 pub(crate) struct PairHasher(u64);
 
@@ -62,8 +63,9 @@ pub(crate) struct BpeOptions {
 }
 
 impl Bpe {
-    /// Builds the merge table from `merges` in the order of their ranks. A merge that names a piece outside the vocabulary
-    /// is an error. A merge that would produce a control token is ignored, so that no text can be merged into one.
+    /// Builds the merge table from `merges` in the order of their ranks. A merge that names a piece outside the
+    /// vocabulary is an error. A merge that would produce a control token is ignored, so that no text can be merged
+    /// into one.
     pub(crate) fn new<'m>(
         vocabulary: &Vocabulary,
         merges: impl Iterator<Item = (&'m str, &'m str)>,

@@ -64,7 +64,8 @@ fn merge_by_scan(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
 
 const NONE: u32 = u32::MAX;
 
-/// A pair that may be joined. It is stale if either side has changed since; symbols only grow, so its length shows that.
+/// A pair that may be joined. It is stale if either side has changed since; symbols only grow, so its length shows
+/// that.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,

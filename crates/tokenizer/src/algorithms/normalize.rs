@@ -27,12 +27,12 @@ pub(crate) enum Rewrite {
 #[derive(Default)]
 pub(crate) struct Normalizer {
     pub(crate) rewrites: Vec<Rewrite>,
-    /// The same rewrites in the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF files.
+    /// The rewrites as a normalizer of the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF files.
     pub(crate) traced: Option<NormalizerWrapper>,
 }
 
-/// Maximum factor by which all replacements together may lengthen a text. Known files stay below 100. Without a bound, a
-/// model file could turn a short text into one that exhausts memory.
+/// Maximum factor by which all replacements together may lengthen a text. Known files stay below 100. Without a bound,
+/// a model file could turn a short text into one that exhausts memory.
 pub(crate) const MAX_GROWTH: usize = 256;
 
 impl Normalizer {
@@ -85,7 +85,7 @@ impl Rewrite {
             }
             Rewrite::Foreign(normalizer) => {
                 let mut normalized = NormalizedString::from(text);
-                // The reference ignores a failing normalizer too; it fails only on inconsistencies of its own.
+                // The reference ignores a failing normalizer too; it fails only on internal inconsistencies.
                 normalizer.normalize(&mut normalized).ok()?;
                 Some(normalized.get().to_owned())
             }

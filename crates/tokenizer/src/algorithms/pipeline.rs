@@ -1,5 +1,5 @@
-//! From a fragment of normalized text to ids: the pre-tokenizer splits it into pieces, and the model encodes each piece.
-//! Called by the tokenizer for every fragment between added tokens; it knows nothing of added or control tokens.
+//! From a fragment of normalized text to ids: the pre-tokenizer splits it into pieces, and the model encodes each
+//! piece. Called by the tokenizer for every fragment between added tokens; it knows nothing of added or control tokens.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use crate::algorithms::sentencepiece::SentencePieceBpe;
 use crate::algorithms::unigram::Unigram;
 use crate::vocabulary::{METASPACE, Vocabulary, byte_of_char, char_of_byte};
 
-/// When U+2581 is inserted before a fragment that does not begin with it.
+/// Condition for inserting U+2581 before a fragment that does not begin with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prepend {
     Always,
@@ -141,7 +141,7 @@ impl Pipeline {
             }
             PreTokenizer::Foreign { pre_tokenizer, spelled } => {
                 let mut text = PreTokenizedString::from(&*spaced);
-                // It fails only on inconsistencies of its own; the whole fragment is then one piece.
+                // It fails only on internal inconsistencies; the whole fragment is then one piece.
                 if pre_tokenizer.pre_tokenize(&mut text).is_err() {
                     text = PreTokenizedString::from(&*spaced);
                 }

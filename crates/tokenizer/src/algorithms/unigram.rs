@@ -25,7 +25,8 @@ struct Best {
 }
 
 impl Unigram {
-    /// Builds the model from `scores[id]` for the first ids of the vocabulary; ids past them (added tokens) are not used.
+    /// Builds the model from `scores[id]` for the first ids of the vocabulary; ids past them (added tokens) are not
+    /// used.
     pub(crate) fn new(vocabulary: &Vocabulary, scores: Vec<f64>, unknown: Option<u32>, byte_fallback: bool) -> Unigram {
         let mut lengths: Vec<usize> = (0..scores.len() as u32).map(|id| vocabulary.piece(id).len()).collect();
         lengths.sort_unstable();

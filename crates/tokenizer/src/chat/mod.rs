@@ -28,8 +28,9 @@ pub const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool",
 
 /// Maximum steps of the template's virtual machine. With the templates of the tests, 20,000 messages take fewer.
 const MAX_STEPS: u64 = 1_000_000;
-/// Stack size of the thread that renders. A step nests a value at most one level deeper, and comparing, joining or dropping a
-/// value takes at most 480 bytes of stack per level (measured), so no template overflows it. It costs address space, not memory.
+/// Stack size of the thread that renders. A step nests a value at most one level deeper, and comparing, joining or
+/// dropping a value takes at most 480 bytes of stack per level (measured), so no template overflows it. It costs
+/// address space, not memory.
 const STACK_BYTES: usize = MAX_STEPS as usize * 512;
 /// Maximum bytes of rendered text; far longer than any context.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
@@ -83,7 +84,8 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl ChatTemplate {
-    /// Compiles a template for this tokenizer. For a template that is not the model's own, call [`Tokenizer::guard`] first.
+    /// Compiles a template for this tokenizer. For a template that is not the model's own, call [`Tokenizer::guard`]
+    /// first.
     pub fn compile(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, Error> {
         let mut environment = Environment::new();
         let syntax = minijinja::syntax::SyntaxConfig::builder()
@@ -125,7 +127,8 @@ impl ChatTemplate {
             .is_ok_and(|template| template.undeclared_variables(false).contains(variable))
     }
 
-    /// Whether the template's source contains this text in quotes. A template that never quotes a role does not treat it specially.
+    /// Whether the template's source contains this text in quotes. A template that never quotes a role does not treat
+    /// it specially.
     pub fn quotes(&self, text: &str) -> bool {
         ['\'', '"'].iter().any(|quote| self.origins.source().contains(&format!("{quote}{text}{quote}")))
     }
@@ -188,8 +191,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `work` on a thread with a stack of [`STACK_BYTES`]: deeply nested values are compared and dropped recursively, and a stack
-/// overflow would end the process.
+/// Runs `work` on a thread with a stack of [`STACK_BYTES`]: deeply nested values are compared and dropped recursively,
+/// and a stack overflow would end the process.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK_BYTES);

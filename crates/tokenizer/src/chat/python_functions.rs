@@ -1,5 +1,5 @@
-//! Functions for templates: those that the reference implementation adds to Jinja, and printing like Python's. None of them
-//! reads a file, the environment or a clock.
+//! Functions for templates: those that the reference implementation adds to Jinja, and printing like Python's. None of
+//! them reads a file, the environment or a clock.
 
 use std::fmt::Write;
 
@@ -8,8 +8,9 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::text_origin::{marked_like, unmarked};
 
-/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark the assistant's text for training. They print nothing,
-/// but take part in white-space control like every block tag, so each becomes a condition with the same dashes.
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark the assistant's text for training. They print
+/// nothing, but take part in white-space control like every block tag, so each becomes a condition with the same
+/// dashes.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -53,8 +54,8 @@ pub(super) fn format_like_python(out: &mut Output<'_>, _: &mut State<'_, '_>, va
     }
 }
 
-/// Maximum nesting of printed values. Values from JSON nest at most half as deep, but a template that wraps a list in a loop adds
-/// one level per iteration.
+/// Maximum nesting of printed values. Values from JSON nest at most half as deep, but a template that wraps a list in a
+/// loop adds one level per iteration.
 const MAX_DEPTH: usize = 256;
 
 fn check_depth(depth: usize, function: &str) -> Result<(), Error> {
@@ -157,8 +158,8 @@ impl Case {
     }
 }
 
-/// Adds filters: `upper`, `lower`, `title`, `capitalize` and `dictsort` ignore marks; `tojson`, `string` and `pprint` print like
-/// Python, to a bounded depth.
+/// Adds filters: `upper`, `lower`, `title`, `capitalize` and `dictsort` ignore marks; `tojson`, `string` and `pprint`
+/// print like Python, to a bounded depth.
 pub(super) fn add_filters(environment: &mut Environment<'_>) {
     for name in ["upper", "lower", "title", "capitalize"] {
         if let Some(case) = Case::of_name(name) {

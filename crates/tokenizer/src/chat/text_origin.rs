@@ -2,17 +2,17 @@
 //! tokens.
 //!
 //! A template may trim, split, join and quote message text before it prints it, so rendered text does not show its
-//! origin. The template is therefore rendered twice. The first rendering is that of the reference implementation, and is
-//! the text for the model. For the second, every visible character of the request is moved into a private plane of
+//! origin. The template is therefore rendered twice. The first rendering is that of the reference implementation, and
+//! is the text for the model. For the second, every visible character of the request is moved into a private plane of
 //! Unicode: a mark that survives trimming, slicing, joining and quoting, and keeps the number of characters. If the
-//! second rendering without its marks equals the first, the marks give the origin of each character: an unmarked visible
-//! character was written by the template.
+//! second rendering without its marks equals the first, the marks give the origin of each character: an unmarked
+//! visible character was written by the template.
 //!
 //! A template that compares message text with text of its own (`'</think>' in content`) behaves differently on marked
 //! text, and the renderings differ. The origin of single characters is then unknown, and this rule applies: a guarded
-//! token is untrusted if the text of the request contains it, or contains a part that the template's text could complete.
-//! Untrusted tokens are encoded as ordinary text, even if the template wrote them. That is safe, at the cost of the
-//! template's own use of these tokens in this one conversation.
+//! token is untrusted if the text of the request contains it, or contains a part that the template's text could
+//! complete. Untrusted tokens are encoded as ordinary text, even if the template wrote them. That is safe, at the cost
+//! of the template's own use of these tokens in this one conversation.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -78,8 +78,9 @@ impl Origins {
         &self.source
     }
 
-    /// Returns a value of the request with all its text marked. Two kinds of text stay unmarked because templates compare
-    /// them: roles, which were checked against a list, and the `type` of a part if the template's source quotes that word.
+    /// Returns a value of the request with all its text marked. Two kinds of text stay unmarked because templates
+    /// compare them: roles, which were checked against a list, and the `type` of a part if the template's source quotes
+    /// that word.
     pub(super) fn mark(&self, value: &Value, key: Option<&str>) -> Value {
         match value {
             Value::String(text) if self.stays_unmarked(text, key) => value.clone(),

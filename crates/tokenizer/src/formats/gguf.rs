@@ -1,7 +1,7 @@
 //! The tokenizer of a GGUF file, from its `tokenizer.ggml.*` keys.
 //!
-//! The keys do not describe the reference tokenizers fully. This file infers the rest from the pre-tokenizer's name or the
-//! architecture.
+//! The keys do not describe the reference tokenizers fully. This file infers the rest from the pre-tokenizer's name or
+//! the architecture.
 
 use pellucid_checkpoint::Metadata;
 

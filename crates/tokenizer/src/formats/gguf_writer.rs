@@ -18,8 +18,8 @@ use crate::formats::tokenizer_json::{self, Merge};
 use crate::tokenizer::{END_NAMES, Tokenizer};
 use crate::vocabulary::{METASPACE, TokenKind, Vocabulary};
 
-/// Adds the keys of the tokenizer and the chat template to the metadata of a model with `vocab_size` embeddings. Returns notes
-/// for the user on differences between the folder's tokenizer and the file's.
+/// Adds the keys of the tokenizer and the chat template to the metadata of a model with `vocab_size` embeddings.
+/// Returns notes for the user on differences between the folder's tokenizer and the file's.
 pub fn write_gguf(folder: &HuggingFace, vocab_size: usize, metadata: &mut Metadata) -> Result<Vec<String>, Error> {
     let (tokenizer, merges) = tokenizer_json::read(folder)?;
     let mut writer = Writer { tokenizer: &tokenizer, vocab_size, metadata, notes: Vec::new() };
@@ -97,8 +97,8 @@ impl Writer<'_> {
         Ok(pre)
     }
 
-    /// Writes merges over characters as scores of the merged pieces. A reader joins two pieces if the joined text is a token, best
-    /// score first; the first merge that produces a piece determines its score.
+    /// Writes merges over characters as scores of the merged pieces. A reader joins two pieces if the joined text is a
+    /// token, best score first; the first merge that produces a piece determines its score.
     fn sentencepiece(&mut self, bpe: &Bpe, merges: &[Merge]) -> Result<(), Error> {
         if !bpe.falls_back_to_bytes() {
             return Err(Error::NoGgufForm("it merges characters, and has no byte tokens for unknown characters"));
@@ -264,8 +264,8 @@ fn number(kind: TokenKind) -> i32 {
     }
 }
 
-/// Whether there are two pieces that do not join although their joined text is a token. Tokenizers converted from SentencePiece
-/// have none.
+/// Whether there are two pieces that do not join although their joined text is a token. Tokenizers converted from
+/// SentencePiece have none.
 fn has_joins_without_merges(vocabulary: &Vocabulary, merges: &[Merge]) -> bool {
     let known: HashSet<(&str, &str)> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
     let is_piece = |text: &str| vocabulary.mergeable(text).is_some_and(|id| vocabulary.kind(id) == TokenKind::Normal);

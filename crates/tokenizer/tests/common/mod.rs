@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-/// Returns a subfolder of the conformance data, in `PELLUCID_CONFORMANCE` or in `target/conformance` of the workspace, which
-/// `.ci/fetch-conformance` fills. Without the data it returns `None` and prints a message. If `PELLUCID_REQUIRE_CONFORMANCE` is
-/// set, as in CI after the data was fetched, it panics instead.
+/// Returns a subfolder of the conformance data, in `PELLUCID_CONFORMANCE` or in `target/conformance` of the workspace,
+/// which `.ci/fetch-conformance` fills. Without the data it returns `None` and prints a message. If
+/// `PELLUCID_REQUIRE_CONFORMANCE` is set, as in CI after the data was fetched, it panics instead.
 #[allow(dead_code, reason = "each test binary uses its own part of this module")]
 pub(crate) fn conformance(folder: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -142,9 +142,9 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
                 })
                 .collect();
             let total: f64 = weights.iter().sum();
-            // With 16-bit keys and values, a backend may round queries and weights to the same format. A score then moves by `unit`
-            // times the size of its terms, its weight by the same factor and one more rounding, and so does the sum of the weights.
-            // Values stored in 8 bits may be multiplied in f16.
+            // With 16-bit keys and values, a backend may round queries and weights to the same format. A score then
+            // moves by `unit` times the size of its terms, its weight by the same factor and one more rounding, and so
+            // does the sum of the weights. Values stored in 8 bits may be multiplied in f16.
             let unit = match dtype {
                 DType::F16 | DType::Q8_0 => 2f64.powi(-11),
                 DType::BF16 => 2f64.powi(-8),

@@ -21,9 +21,10 @@ pub fn rounds_activations(backend: &dyn Backend) -> bool {
     harness.read(&out)[0] != x[0]
 }
 
-/// Returns the maximum error of a product due to rounded activations. With quantized weights, a backend may round activations to
-/// 8 bits, in groups of at most 256 values: an error is then uniform within half a step of its group, and the weighted sum of the
-/// errors stays within six standard deviations. With 16-bit weights, it may round each activation to the weights' format.
+/// Returns the maximum error of a product due to rounded activations. With quantized weights, a backend may round
+/// activations to 8 bits, in groups of at most 256 values: an error is then uniform within half a step of its group,
+/// and the weighted sum of the errors stays within six standard deviations. With 16-bit weights, it may round each
+/// activation to the weights' format.
 fn activation_rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
     match dtype {
         DType::F32 => return 0.0,
@@ -99,8 +100,8 @@ pub(super) fn embed(harness: &mut Harness<'_>) {
     assert_eq!(harness.read(&out), [&x[12..15], &x[3..6]].concat());
 }
 
-/// Checks matrices of tens of megabytes, which a device may upload in pieces: a few columns, each read by a product with a one-hot
-/// row, and a few rows of an embedding table.
+/// Checks matrices of tens of megabytes, which a device may upload in pieces: a few columns, each read by a product
+/// with a one-hot row, and a few rows of an embedding table.
 pub fn large_weights(backend: &dyn Backend) {
     const OUTPUTS: usize = 2203;
     const COLS: usize = 4096;

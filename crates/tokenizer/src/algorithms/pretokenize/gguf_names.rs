@@ -90,8 +90,8 @@ pub(super) fn known_names() -> impl Iterator<Item = &'static str> {
 /// The names whose reference tokenizer normalizes to NFC; GGUF files have no key for it.
 const NFC_NAMES: &[&str] = &["qwen2", "command-r", "mpt", "olmo"];
 
-/// Returns the pre-tokenizer of a `tokenizer.ggml.pre` name. An unknown name is an error that lists the known ones, because
-/// a wrong pre-tokenizer gives plausible ids and silently worse replies.
+/// Returns the pre-tokenizer of a `tokenizer.ggml.pre` name. An unknown name is an error that lists the known ones,
+/// because a wrong pre-tokenizer gives plausible ids and silently worse replies.
 pub(crate) fn named(name: &str) -> Result<Named, Error> {
     let Some(&(_, recipe)) = NAMES.iter().find(|(known, _)| *known == name) else {
         return Err(Error::UnsupportedPreTokenizer { found: name.to_owned(), supported: known_names().collect() });

@@ -91,7 +91,8 @@ impl Stage {
         })
     }
 
-    /// Compiles a pattern. Rejects one that takes exponential time on short texts; see [`split_by_pattern`] for long texts.
+    /// Compiles a pattern. Rejects one that takes exponential time on short texts; see [`split_by_pattern`] for long
+    /// texts.
     fn pattern(pattern: &str) -> Result<Stage, Error> {
         let build = |limit: usize| {
             RegexBuilder::new(pattern)
@@ -128,15 +129,16 @@ impl Stage {
     }
 }
 
-/// Maximum backtracking steps in the search for one match. The patterns of known models take a few steps for each character
-/// between two matches, so they stay below it in texts of megabytes.
+/// Maximum backtracking steps in the search for one match. The patterns of known models take a few steps for each
+/// character between two matches, so they stay below it in texts of megabytes.
 const MAX_BACKTRACK_STEPS: usize = 100_000_000;
 /// Maximum backtracking steps when a pattern is tried at load time, on texts of `PROBE_CHARS` characters.
 const PROBE_STEPS: usize = 100_000;
 const PROBE_CHARS: usize = 64;
 
-/// Splits by a pattern. A search that reaches [`MAX_BACKTRACK_STEPS`], or the library's limit of a million saved positions, ends
-/// the splitting: the rest of the text stays one piece, the same on every machine, and no pattern occupies a thread for ever.
+/// Splits by a pattern. A search that reaches [`MAX_BACKTRACK_STEPS`], or the library's limit of a million saved
+/// positions, ends the splitting: the rest of the text stays one piece, the same on every machine, and no pattern
+/// occupies a thread for ever.
 fn split_by_pattern<'t>(regex: &Regex, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let mut gap = 0;
     for found in regex.find_iter(text).map_while(Result::ok) {
@@ -241,8 +243,8 @@ mod tests {
         assert!(error.contains("gpt-9") && error.contains("llama-bpe") && error.contains("qwen2"), "{error}");
     }
 
-    /// The limit on backtracking is meant for patterns that were built to be slow: those of known models stay below a tenth of it,
-    /// in texts longer than any context.
+    /// The limit on backtracking is meant for patterns that were built to be slow: those of known models stay below a
+    /// tenth of it, in texts longer than any context.
     #[test]
     fn known_patterns_stay_below_the_limit() {
         let patterns = [GPT2, LLAMA3, QWEN2, QWEN35, TEKKEN, GPT4O, DEEPSEEK3, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION];

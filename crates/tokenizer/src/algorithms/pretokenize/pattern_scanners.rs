@@ -78,7 +78,8 @@ impl<'t> Text<'t> {
         }
     }
 
-    /// Returns the end of `\s+(?!\S)|\s+` at `at`, which must be white space: the last space of a run goes to the next word.
+    /// Returns the end of `\s+(?!\S)|\s+` at `at`, which must be white space: the last space of a run goes to the next
+    /// word.
     fn spaces(&self, at: usize) -> usize {
         let mut end = at;
         let mut last = at;
@@ -152,9 +153,19 @@ fn gpt2_word(scan: &Text<'_>, at: usize, look: Look) -> usize {
     }
 }
 
-/// The family of Llama 3:
-/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-/// with `D = digits`. With `marks`, `\p{L}+` is `[\p{L}\p{M}]+` and the fourth alternative excludes `\p{M}`.
+/// The family of Llama 3. The alternatives of its pattern, in order:
+///
+/// ```text
+/// (?i:'s|'t|'re|'ve|'m|'ll|'d)
+/// [^\r\n\p{L}\p{N}]?\p{L}+
+/// \p{N}{1,D}                   with D = digits
+///  ?[^\s\p{L}\p{N}]+[\r\n]*
+/// \s*[\r\n]+
+/// \s+(?!\S)
+/// \s+
+/// ```
+///
+/// With `marks`, `\p{L}+` is `[\p{L}\p{M}]+` and the fourth alternative excludes `\p{M}`.
 pub(super) fn words<'t>(text: &'t str, digits: usize, marks: bool, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let letters = if marks { LETTER | MARK } else { LETTER };
@@ -225,8 +236,8 @@ fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contraction
     scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
 }
 
-/// `U*L+`: the upper part is greedy. If no lower part follows, it backtracks to its last character that may also be part
-/// of the lower part (letters without case, marks).
+/// `U*L+`: the upper part is greedy. If no lower part follows, it backtracks to its last character that may also be
+/// part of the lower part (letters without case, marks).
 fn cased_lower_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     let mut upper_end = start;
     let mut given_back = None;
@@ -249,8 +260,16 @@ fn cased_upper_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     (upper_end > start).then(|| scan.run(upper_end, |l| l.flags & LOWER_PART != 0))
 }
 
-/// DeepSeek-V3's last stage. Adjacent characters that no alternative matches form one piece.
-/// ``[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
+/// DeepSeek-V3's last stage. Adjacent characters that no alternative matches form one piece. The alternatives, in order:
+///
+/// ```text
+/// [!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+
+/// [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+
+///  ?[\p{P}\p{S}]+[\r\n]*
+/// \s*[\r\n]+
+/// \s+(?!\S)
+/// \s+
+/// ```
 pub(super) fn deepseek3<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let mut gap = 0;

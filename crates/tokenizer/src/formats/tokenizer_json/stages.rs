@@ -64,8 +64,8 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
     Ok(Normalizer { rewrites, traced: Some(foreign(part)?) })
 }
 
-/// Returns the maximum factor by which a step lengthens a text. A `Prepend` adds to a text only once, and the steps that the
-/// reference defines itself lengthen it by a small factor.
+/// Returns the maximum factor by which a step lengthens a text. A `Prepend` adds to a text only once, and the steps
+/// that the reference defines itself lengthen it by a small factor.
 fn growth(step: &Value) -> usize {
     let len = |value: &Value| value.as_str().map_or(0, str::len);
     match step["type"].as_str() {
@@ -179,8 +179,8 @@ fn split_stage(step: &Value) -> Result<Option<Stage>, Error> {
     })
 }
 
-/// Classes of the reference library that rebuild the post-processor from `add_bos_token` and `add_eos_token`. All others use
-/// that of tokenizer.json and ignore these keys.
+/// Classes of the reference library that rebuild the post-processor from `add_bos_token` and `add_eos_token`. All
+/// others use that of tokenizer.json and ignore these keys.
 const REBUILDING_CLASSES: [&str; 6] = [
     "LlamaTokenizer",
     "LlamaTokenizerFast",
