@@ -70,7 +70,9 @@ pub fn joined_input_equals_its_parts(backend: &dyn Backend) {
                         Input::Joined { residual, weight: &weight, eps: 1e-5, normed }
                     } else {
                         let Residual { hidden, update, .. } = &mut residual;
-                        backend.add_rms_norm(update, hidden, &weight, 1e-5, &mut normed).expect("a join");
+                        backend
+                            .add_rms_norm(update, hidden, &weight, 1e-5, &mut normed)
+                            .expect("an addition and a norm");
                         Input::Rows(&normed)
                     };
                     if is_gated {
@@ -103,7 +105,8 @@ const STEPS: [&[Part]; 7] = [
     &[(0, 150), (130, 2)],
 ];
 
-/// Every step by both ways, and then a token more, which reads what they stored.
+/// Checks that fused attention equals rotating, storing and attending. One more token afterwards reads the stored keys
+/// and values.
 pub fn attend_equals_its_parts(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(5) };
     for (dtype, num_kv_heads, group, head_size, block_len, style, window) in [
@@ -219,7 +222,7 @@ impl<'a> StepRows<'a> {
             let values = &values;
             let attend =
                 Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window };
-            harness.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("attending at once");
+            harness.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("fused attention");
         } else {
             if let Some(rope) = rope {
                 harness.backend.rope(rope, &mut queries).expect("rope");

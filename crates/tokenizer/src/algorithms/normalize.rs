@@ -27,7 +27,8 @@ pub(crate) enum Rewrite {
 #[derive(Default)]
 pub(crate) struct Normalizer {
     pub(crate) rewrites: Vec<Rewrite>,
-    /// The rewrites as a normalizer of the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF files.
+    /// The rewrites as a normalizer of the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF
+    /// files.
     pub(crate) traced: Option<NormalizerWrapper>,
 }
 

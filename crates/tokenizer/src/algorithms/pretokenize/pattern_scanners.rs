@@ -260,7 +260,8 @@ fn cased_upper_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     (upper_end > start).then(|| scan.run(upper_end, |l| l.flags & LOWER_PART != 0))
 }
 
-/// DeepSeek-V3's last stage. Adjacent characters that no alternative matches form one piece. The alternatives, in order:
+/// DeepSeek-V3's last stage. Adjacent characters that no alternative matches form one piece. The alternatives, in
+/// order:
 ///
 /// ```text
 /// [!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+
