@@ -8,6 +8,7 @@
 //! the tensor or key.
 
 #![deny(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod checkpoint;
 mod convert;

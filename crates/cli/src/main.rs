@@ -1,4 +1,5 @@
 //! The program `pellucid`: parses the command line, runs one command, reports errors and sets the exit status.
+#![forbid(unsafe_code)]
 
 mod atomic_file;
 mod commands;

@@ -2,6 +2,8 @@
 //!
 //! Activations are f32, weights are repacked when they are loaded, keys and values are f32, f16, bf16 or Q8_0.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod attention;
 mod backend;
 mod bandwidth;

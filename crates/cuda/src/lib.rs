@@ -4,6 +4,8 @@
 //! common architectures and as PTX for later ones. Where there is no driver, [`devices`] says so in a sentence; nothing here panics
 //! for want of a library. `kernels/` holds each kernel file beside the code that launches it.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod attention;
 mod backend;
 mod cublas;

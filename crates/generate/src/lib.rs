@@ -6,6 +6,7 @@
 //! terminals.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod choice_text;
 mod clock;

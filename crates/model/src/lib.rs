@@ -4,6 +4,7 @@
 //! the arithmetic. This crate knows no text, no request and no sampling.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod activations;
 mod architectures;

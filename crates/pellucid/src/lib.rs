@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod batch;
 mod builder;

@@ -5,6 +5,7 @@
 //! engine calls [`Sampler::sample`] once per token; the command line and the server build [`SamplingParams`] and show
 //! the [`TokenTrace`].
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod candidates;
 mod check;

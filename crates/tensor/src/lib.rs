@@ -3,6 +3,7 @@
 //! This crate depends on no other crate of the project. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls it.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod backend;
 mod bytes;

@@ -7,6 +7,7 @@
 //! [`Tokenizer::encode_segments`] encodes them so that no text of a message becomes a control token.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod added_tokens;
 mod algorithms;

@@ -50,6 +50,11 @@ fn line_width(path: &str, text: &str) -> Vec<Finding> {
     let mut is_code = false;
     let mut findings = Vec::new();
     for (index, line) in text.lines().enumerate() {
+        // rustfmt breaks code; a line that it leaves too wide holds a string that cannot be broken.
+        let holds_string = extension(path) == Some("rs") && line.contains('"') && !line.trim_start().starts_with("//");
+        if holds_string {
+            continue;
+        }
         if is_markdown {
             is_code ^= line.trim_start().starts_with("```");
             let cannot_break = is_code || line.starts_with(['|', '<', '[', '!']) || !line.trim().contains(' ');
@@ -125,6 +130,12 @@ mod tests {
         );
         let fits = format!("//! Head.\n// {}\n", "é".repeat(117));
         assert!(check(&Tree::from([("crates/a/src/lib.rs", fits.as_str())])).is_empty());
+    }
+
+    #[test]
+    fn a_line_with_a_long_string_may_be_wide() {
+        let wide = format!("//! Head.\nconst A: &str = \"{}\";\n", "a".repeat(120));
+        assert!(check(&Tree::from([("crates/a/src/lib.rs", wide.as_str())])).is_empty());
     }
 
     #[test]
