@@ -89,7 +89,9 @@ fn argument(option: &'static SamplingOption) -> Arg {
 
 /// Returns the help text: what the option does, how to write its value, and what applies without the flag.
 fn help(option: &SamplingOption) -> String {
-    let mut text = option.doc().replace('`', "").trim_end_matches('.').to_owned();
+    // The placeholder of the value says more here than the option's own name.
+    let text = option.doc().replace(&format!("`{}`", option.param()), option.value_name());
+    let mut text = text.replace('`', "").trim_end_matches('.').to_owned();
     text += match option.kind() {
         OptionKind::TokenBias { .. } => "; TOKEN is an id, or a text that is one token; may be given again",
         OptionKind::Tokens { .. } => " (an id, or a text that is one token); may be given again",
@@ -109,10 +111,15 @@ fn help(option: &SamplingOption) -> String {
                 .to_owned()
         }
         (OptionKind::Tokens { .. } | OptionKind::TokenBias { .. }, _) | (_, None) => String::new(),
-        (_, Some(value)) if option.needed_option().is_some() => format!(" [default: {value}]"),
-        (_, Some(value)) => format!(" [neutral: {value}]"),
+        (_, Some(value)) if option.needed_option().is_some() => unbroken(&format!("[default: {value}]")),
+        (_, Some(value)) => unbroken(&format!("[neutral: {value}]")),
     };
     wrapped(&(text + &default))
+}
+
+/// Returns a space and the text with spaces at which [`wrapped`] does not break a line.
+fn unbroken(text: &str) -> String {
+    format!(" {}", text.replace(' ', "\u{a0}"))
 }
 
 /// Breaks a text into lines that fit the help.
@@ -127,7 +134,7 @@ fn wrapped(text: &str) -> String {
             *line += word;
         }
     }
-    lines.join("\n")
+    lines.join("\n").replace('\u{a0}', " ")
 }
 
 /// Joins names with commas and a last word.

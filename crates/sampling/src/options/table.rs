@@ -37,7 +37,7 @@ define_params! {
         /// Divides the logits: 0 takes the most probable token, 1 keeps the model's own distribution, more flattens it.
         // OpenAI's API ends at 2.
         temperature: f32 = 1.0, Spec::number("T", 0.0, MAX_TEMPERATURE).json_high(2.0);
-        /// Moves the temperature up and down by at most this much, up where the model is unsure.
+        /// Moves the temperature by up to `dynamic_temperature_range`: up where the model is unsure, else down.
         dynamic_temperature_range: f32 = 0.0,
             Spec::number("R", 0.0, MAX_TEMPERATURE).flag("dynamic-temperature").sampled_only();
         /// Exponent of the relative entropy that moves the temperature; 1 is a straight line.
