@@ -50,7 +50,7 @@ pub struct TensorView<'a> {
     pub bytes: SharedBytes,
 }
 
-/// What a format's reader returns: everything except the index by name.
+/// The result of a format's reader: everything except the index by name.
 pub(crate) struct Contents {
     pub(crate) source: Source,
     pub(crate) tensors: Vec<TensorInfo>,

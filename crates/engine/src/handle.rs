@@ -16,7 +16,7 @@ use crate::{Engine, EngineStats, Error, Event, EventSink, Request};
 
 /// Maximum messages to the loop that are not submissions.
 const MAX_QUERIES: usize = 64;
-/// How long the loop sleeps when every running request is paused or has a slow reader.
+/// Time that the loop sleeps when every running request is paused or has a slow reader.
 const STALL_SLEEP: Duration = Duration::from_millis(2);
 
 enum Message {

@@ -4,7 +4,7 @@
 /// for the system's caches, and for errors of this estimate.
 const SHARE_OF_FREE: f64 = 0.8;
 
-/// Where the size of the KV memory comes from.
+/// The source of the KV memory's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBudget {
     /// The operator's number of bytes, all of which is used: memory beyond the need of `num_contexts` keeps prefixes
@@ -16,7 +16,7 @@ pub enum KvBudget {
     Unknown,
 }
 
-/// What the KV memory must hold.
+/// The contexts that the KV memory must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvNeed {
     pub bytes_per_block: u64,

@@ -17,7 +17,7 @@ pub struct QuantScheme {
     is_medium: bool,
 }
 
-/// What the choice of a tensor's format depends on.
+/// The properties of a tensor on which its format depends.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorRole<'a> {
     /// Name in GGUF files.

@@ -22,7 +22,7 @@ enum Admission {
     Short(Shortage),
 }
 
-/// What a request needs and cannot have now.
+/// A resource of which too little is available for a request.
 #[derive(Clone, Copy)]
 enum Shortage {
     /// Running sequences, of `max_sequences`.

@@ -1,4 +1,4 @@
-//! What happens when a client disconnects.
+//! Cancellation: what happens when a client disconnects.
 //!
 //! 1. The reader of a request's events is dropped: a [`TokenStream`](crate::TokenStream), or the server's reply whose
 //!    connection has closed. From then on the request's [`EventSink::is_open`](crate::EventSink::is_open) returns

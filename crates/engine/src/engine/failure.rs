@@ -1,4 +1,4 @@
-//! What happens when a step fails: its requests end with the error, and all requests end when the device is lost.
+//! Failure of a step: its requests end with the error, and all requests end when the device is lost.
 
 use std::collections::BTreeSet;
 

@@ -36,7 +36,7 @@ impl LookAhead {
     }
 }
 
-/// What look-ahead knows of one sequence.
+/// The state of look-ahead for one sequence.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SequenceLookAhead {
     /// The device had assumed the token that was sampled last, so it will probably be right about the next one.

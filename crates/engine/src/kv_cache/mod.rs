@@ -45,7 +45,7 @@ struct Block {
     num_users: u32,
     /// The tenant whose usage it counts for, in use or idle.
     owner: TenantId,
-    /// What it holds, once it is full and in an index.
+    /// Its content, once it is full and in an index.
     content: Option<Content>,
 }
 

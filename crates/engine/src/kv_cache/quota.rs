@@ -1,4 +1,4 @@
-//! What a tenant's quota counts, and where it is enforced.
+//! Quotas of tenants: what a quota counts, and where it is enforced.
 //!
 //! A quota is a maximum number of blocks of KV memory. It counts the blocks that the tenant owns:
 //!

@@ -1,4 +1,4 @@
-//! Who owns blocks of KV memory, and who may find them in the prefix cache.
+//! Owners of blocks of KV memory, and the parts of the prefix cache in which they can be found.
 
 /// A tenant: the owner of requests and blocks. It comes from the authenticated key, never from a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

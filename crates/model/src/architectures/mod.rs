@@ -55,7 +55,7 @@ pub fn supported() -> Vec<&'static str> {
     FAMILIES.iter().map(|family| family.name).collect()
 }
 
-/// What the loader needs to know about a checkpoint.
+/// A checkpoint's configuration, its tensor names and how it stores tensors.
 #[derive(Debug, Clone)]
 pub(crate) struct Blueprint {
     pub(crate) config: DecoderConfig,
