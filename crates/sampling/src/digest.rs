@@ -49,7 +49,7 @@ pub struct Shortlist {
 pub struct Digest<'a> {
     /// The most probable tokens and their logits.
     pub top: &'a [(u32, f32)],
-    /// Whether `top` has every token that is not ruled out.
+    /// Whether `top` has every token whose logit is above -inf.
     pub has_all: bool,
     /// Sums of all weights e^((logit - largest) / T), at temperature 1 and at the query's; bit for bit those of this
     /// crate.

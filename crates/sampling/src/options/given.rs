@@ -81,3 +81,73 @@ impl GivenOptions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Preset, StepKind};
+
+    /// A value of the option's kind that differs from the neutral one.
+    fn other_value(option: &SamplingOption) -> Value {
+        match option.kind() {
+            OptionKind::Number { high, .. } => Value::Number(high / 2.0),
+            OptionKind::Count { low } => Value::Count(low + 7),
+            OptionKind::Seed => Value::Seed(7),
+            OptionKind::TokenBias { .. } => Value::TokenBias(vec![(3, 0.5)]),
+            OptionKind::Tokens { .. } => Value::Tokens(vec![3, 4]),
+            OptionKind::Texts { .. } => Value::Texts(vec!["ab".into()]),
+            OptionKind::Steps => Value::Steps(vec![StepKind::TopK]),
+        }
+    }
+
+    fn encode(text: &str) -> Vec<u32> {
+        text.bytes().map(u32::from).collect()
+    }
+
+    #[test]
+    fn each_option_sets_its_own_parameter_and_no_other() {
+        for option in OPTIONS {
+            let mut given = GivenOptions::default();
+            given.insert(option, other_value(option));
+            let params = given.apply(SamplingParams::default(), encode);
+            for other in OPTIONS {
+                // The multiplier of DRY brings the usual sequence breakers.
+                let follows = option.param() == "dry_multiplier" && other.param() == "dry_sequence_breakers";
+                let expected = other.param() == option.param() || follows;
+                assert_eq!(other.is_set(&params), expected, "{} sets {}", option.param(), other.param());
+            }
+        }
+    }
+
+    #[test]
+    fn given_options_win_over_a_preset_and_changes_over_both() {
+        let top_p = SamplingOption::by_param("top_p").unwrap();
+        let mut given = GivenOptions::default();
+        given.insert(top_p, Value::Number(0.5));
+        let params = given.apply(Preset::Chat.params(), encode);
+        assert_eq!(params, SamplingParams { top_p: 0.5, ..Preset::Chat.params() });
+        let mut changes = GivenOptions::default();
+        changes.insert(top_p, Value::Number(0.25));
+        let changed = given.changed(changes);
+        assert_eq!(changed.apply(Preset::Chat.params(), encode).top_p, 0.25);
+        assert!(changed.imply_sampling() && !GivenOptions::default().imply_sampling());
+    }
+
+    #[test]
+    fn usual_texts_apply_only_where_they_have_an_effect_and_none_are_given() {
+        let [multiplier, breakers] =
+            ["dry_multiplier", "dry_sequence_breakers"].map(|name| SamplingOption::by_param(name).unwrap());
+        let mut given = GivenOptions::default();
+        assert!(given_params(&given).dry_sequence_breakers.is_empty());
+        given.insert(multiplier, Value::Number(0.8));
+        assert_eq!(given_params(&given).dry_sequence_breakers, crate::DRY_BREAKERS.map(encode));
+        given.insert(breakers, Value::Texts(Vec::new()));
+        assert!(given_params(&given).dry_sequence_breakers.is_empty(), "the user gave none");
+        given.insert(breakers, Value::Texts(vec!["ab".into()]));
+        assert_eq!(given_params(&given).dry_sequence_breakers, [[97, 98]]);
+    }
+
+    fn given_params(given: &GivenOptions) -> SamplingParams {
+        given.apply(SamplingParams::default(), encode)
+    }
+}
