@@ -72,7 +72,7 @@ def test_a_second_signal_stops_the_server_at_once(binaries, model):
         last = list(events)[-1]
         assert json.loads(last)["error"]["code"] == "shutting_down", "an error event, and no [DONE]"
         assert server.end() == 1
-        assert "left before every reply was finished" in "".join(server.log)
+        assert "shut down before every reply was finished" in "".join(server.log)
 
 
 def test_https(binaries, model, tmp_path):

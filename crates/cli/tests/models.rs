@@ -117,7 +117,7 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
         "vocabulary      263 tokens",
         "context         1,000 tokens",
         "layers          3, 128 wide",
-        "heads           8 query, 2 key/value, 16 numbers each",
+        "heads           8 query, 2 key/value, 16 values each",
         "chat template   yes",
         "special ids         261  begin        <s>",
         "prepended ids   261",
@@ -139,7 +139,7 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
     assert_eq!(json["tensor_types"], json!([{ "type": "F32", "tensors": 2, "parameters": 37, "bytes": 148 }]));
     assert_eq!(json["special_ids"][1], json!({ "for": "end", "id": 262, "piece": "<|end|>" }));
     let ran = home.run(&["inspect", model, "--kv-type", "q8_0"]);
-    assert!(ran.error().contains("heads of a multiple of 32 numbers, but this model's have 16"), "{ran:?}");
+    assert!(ran.error().contains("heads of a multiple of 32 values, but this model's have 16"), "{ran:?}");
     let ran = home.run(&["inspect", model, "--context", "18446744073709551615", "--batch", "2"]);
     assert!(ran.error().contains("more than 2^64 bytes"), "{ran:?}");
 }
@@ -202,7 +202,7 @@ fn damaged_files_are_sentences() {
         let absurd = byte_vocabulary().u32("llama.embedding_length", 64).u32(key, u32::MAX).bytes();
         std::fs::write(&path, absurd).unwrap();
         let ran = home.run(&["inspect", path.to_str().unwrap()]);
-        assert!(matches!(ran.status, Some(0 | 1)) && !ran.stderr.contains("fault"), "{key}: {ran:?}");
+        assert!(matches!(ran.status, Some(0 | 1)) && !ran.stderr.contains("internal error"), "{key}: {ran:?}");
     }
     let zero = byte_vocabulary().u32("llama.embedding_length", 64).u32("llama.attention.head_count", 0).bytes();
     std::fs::write(&path, zero).unwrap();

@@ -1,4 +1,4 @@
-//! `pellucid devices`: what can compute here, and why something cannot.
+//! `pellucid devices`: the devices of this machine, and why some cannot be used.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::terminal::format::bytes_text;
 use crate::terminal::output::Output;
 
-/// Show what can compute here, and why something cannot
+/// Show the devices of this machine, and why some cannot be used
 #[derive(Debug, clap::Args)]
 pub(crate) struct DevicesArgs {
     /// Print one JSON object

@@ -1,4 +1,4 @@
-//! `pellucid list`: what is in the store.
+//! `pellucid list`: the models in the store.
 
 use crate::hub::{Format, Hub, Manifest};
 use crate::terminal::format::bytes_text;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ListArgs, hub: &Hub, output: &mut Output) -> Result<()>
     for manifest in &manifests {
         let damaged = if hub.store.damage(manifest).is_some() { "  (damaged: pull it again)" } else { "" };
         writeln!(output, "{}{damaged}", manifest.name)?;
-        // The date alone: the time of day is in the JSON.
+        // The JSON also has the time of day.
         let date = manifest.pulled.split('T').next().unwrap_or_default();
         let size = bytes_text(manifest.bytes());
         writeln!(

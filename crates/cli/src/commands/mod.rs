@@ -1,4 +1,4 @@
-//! One file for each command: its arguments, and `run`.
+//! One module for each command: its flags, and `run`.
 
 pub(crate) mod bench;
 pub(crate) mod devices;

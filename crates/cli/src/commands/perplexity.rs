@@ -1,4 +1,4 @@
-//! `pellucid perplexity`: how well a model predicts a text, the usual check of a quantization or of an engine.
+//! `pellucid perplexity`: measures how well a model predicts a text, to check a quantization or an engine.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -16,11 +16,10 @@ use crate::terminal::stdin;
 
 /// Measure how well a model predicts a text
 ///
-/// The text's tokens are cut into windows. Each window starts from nothing but
-/// what the model wants before a text, if anything, and every token of it but
-/// the first is predicted from those before it; an incomplete last window is
-/// left out. Perplexity is exp of the mean negative
-/// log-likelihood: lower is better.
+/// The tokens of the text are split into windows. Each window begins with the
+/// tokens that the model expects before every text, if any, and each further
+/// token is predicted from those before it. An incomplete last window is left
+/// out. Perplexity is exp of the mean negative log-likelihood: lower is better.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct PerplexityArgs {
@@ -30,7 +29,7 @@ pub(crate) struct PerplexityArgs {
     /// Text file, or - for standard input
     file: PathBuf,
 
-    /// Tokens in a window
+    /// Tokens of a window
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
 
@@ -54,10 +53,10 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     let (prefix, ids) = (model.tokenizer.prefix(), model.tokenizer.encode(&text));
     let window = args.window as usize;
     let Some(text_tokens) = window.checked_sub(prefix.len()).filter(|&tokens| window > 1 && tokens > 0) else {
-        bail!("--window {window}: the model begins every text with {} tokens of its own", prefix.len());
+        bail!("--window {window}: too small, because the model adds {} tokens before every text", prefix.len());
     };
     let windows: Vec<Vec<u32>> = ids.chunks_exact(text_tokens).map(|text| [prefix, text].concat()).collect();
-    // Of tokens that the model is given, none is predicted.
+    // The tokens that are added before the text are not scored.
     let not_scored = prefix.len().saturating_sub(1);
     if windows.is_empty() {
         bail!(
@@ -100,7 +99,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     // To first order, the error of exp(mean) is exp(mean) times the standard error of the mean.
     let error = perplexity * (variance / count).sqrt();
     if !perplexity.is_finite() {
-        bail!("the model's logits are not numbers: the mean negative log-likelihood is {mean}");
+        bail!("the model's logits are not finite: the mean negative log-likelihood is {mean}");
     }
     if args.json {
         let result = json!({

@@ -1,15 +1,15 @@
-//! `pellucid pull`: bring a model into the store.
+//! `pellucid pull`: downloads a model into the store.
 
 use crate::hub::Hub;
 use crate::terminal::output::Output;
 use anyhow::Result;
 use std::io::Write;
 
-/// Bring a model into the store; an interrupted pull resumes
+/// Download a model into the store; an interrupted pull resumes
 ///
-/// Prints the path of what was pulled. A repository with several GGUF files
-/// needs a choice; of one without GGUF files, the safetensors are pulled with
-/// config and tokenizer. For private or gated models set HF_TOKEN.
+/// Prints the path of the model. For a repository with several GGUF files, name
+/// one; for one without GGUF files, the safetensors are pulled with config and
+/// tokenizer. For private or gated models, set HF_TOKEN.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct PullArgs {

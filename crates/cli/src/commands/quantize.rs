@@ -1,4 +1,4 @@
-//! `pellucid quantize`: a model once more, in fewer bits.
+//! `pellucid quantize`: writes a model with fewer bits for each weight.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -18,15 +18,16 @@ use crate::terminal::format::{bytes_text, escaped, grouped};
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::output::Output;
 
-/// Write a model in fewer bits
+/// Quantize a model to a GGUF file
 ///
-/// Takes a GGUF file or a Hugging Face folder (safetensors) in F32, F16 or BF16
+/// Reads a GGUF file or a Hugging Face folder (safetensors) in F32, F16 or BF16
 /// and writes a GGUF file of the given type, with the folder's tokenizer and chat
-/// template in it. What such a file cannot say of a model is refused, or told.
+/// template. A model that GGUF cannot represent is rejected; lost settings are
+/// listed.
 ///
-/// The _m mixes give more bits to the tensors that matter most. The table says
-/// what rounding did to each tensor: the root of the mean squared error, as a
-/// share of the tensor's own size.
+/// The _m types give more bits to the tensors that matter most. The table shows
+/// the rounding error of each tensor: the root mean square error relative to the
+/// root mean square of its values.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct QuantizeArgs {
@@ -36,11 +37,11 @@ pub(crate) struct QuantizeArgs {
     /// GGUF file to write; it must not exist
     out: PathBuf,
 
-    /// What most tensors become
+    /// Format of most tensors
     #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name)))]
     scheme: String,
 
-    /// Take a file that is quantized already; errors add up
+    /// Accept a file that is quantized already; rounding errors add up
     #[arg(long)]
     requantize: bool,
 
@@ -53,7 +54,7 @@ pub(crate) struct QuantizeArgs {
     json: bool,
 }
 
-/// A line of the table.
+/// One line of the table.
 struct Line {
     name: String,
     from: DType,
@@ -63,18 +64,18 @@ struct Line {
 }
 
 pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
-    // Known before anything is read, so it is said before anything else is.
+    // Checked before the model is read, which takes long.
     atomic_file::refuse_existing(&args.out)?;
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
-    let scheme = QuantScheme::named(&args.scheme).with_context(|| format!("--type {} is not known", args.scheme))?;
+    let scheme = QuantScheme::named(&args.scheme).with_context(|| format!("--type {}: unknown format", args.scheme))?;
     let tensors = plan(&model, scheme, args.requantize)?;
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let (metadata, mut notes) = described(&checkpoint, model.metadata(), scheme)?;
     if let Some(example) = model.left_out().first() {
         let count = model.left_out().len();
-        notes.push(format!("{count} tensors that are no part of the decoder are left out, such as {example}"));
+        notes.push(format!("{count} tensors that are not part of the decoder are left out, such as {example}"));
     }
     for note in &notes {
         writeln!(std::io::stderr(), "note: {}", escaped(note))?;
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
     report(args, scheme, &checkpoint, &notes, &lines, output)
 }
 
-/// The format of every tensor. Refuses what is quantized already, unless that is wanted.
+/// Returns the format of every tensor. Rejects tensors that are quantized already, unless `--requantize` is given.
 fn plan(model: &GgufModel<'_>, scheme: QuantScheme, requantize: bool) -> Result<Vec<NewTensor>> {
     let metadata = model.metadata();
     let num_layers = metadata.u32(&format!("{}.block_count", metadata.str("general.architecture")?))? as usize;
@@ -104,14 +105,14 @@ fn plan(model: &GgufModel<'_>, scheme: QuantScheme, requantize: bool) -> Result<
     model.tensors().iter().map(planned).collect()
 }
 
-/// The model's own keys, with what it is now, and notes for the user. Keys that count the parts of a split file go: this is one file.
+/// Returns the metadata of the new file, and notes for the user. Keys of split files are dropped: this is one file.
 fn described(checkpoint: &Checkpoint, metadata: &Metadata, scheme: QuantScheme) -> Result<(Metadata, Vec<String>)> {
     const CHANGED: [&str; 2] = ["general.file_type", "general.quantization_version"];
     let mut new = Metadata::default();
     for (key, value) in metadata.iter().filter(|(key, _)| !CHANGED.contains(key) && !key.starts_with("split.")) {
         new.insert(key.to_owned(), value.clone());
     }
-    // The numbers by which GGUF files know these mixes.
+    // Values of `general.file_type` in GGUF.
     let file_type = match scheme.name() {
         "f32" => 0,
         "f16" => 1,
@@ -129,21 +130,20 @@ fn described(checkpoint: &Checkpoint, metadata: &Metadata, scheme: QuantScheme) 
     };
     new.insert(CHANGED[0].into(), Value::U32(file_type));
     new.insert(CHANGED[1].into(), Value::U32(2));
-    let notes =
-        match checkpoint.source() {
-            Source::Gguf(_) => Vec::new(),
-            Source::HuggingFace(folder) => {
-                let mut notes = add_folder(folder, checkpoint.path(), &mut new)?;
-                notes.extend(folder.suggested_sampling().map(|suggested| {
-                    format!("what generation_config.json suggests is not part of the file: {suggested}")
-                }));
-                notes
-            }
-        };
+    let notes = match checkpoint.source() {
+        Source::Gguf(_) => Vec::new(),
+        Source::HuggingFace(folder) => {
+            let mut notes = add_folder(folder, checkpoint.path(), &mut new)?;
+            notes.extend(folder.suggested_sampling().map(|suggested| {
+                format!("the sampling options of generation_config.json are not written to the file: {suggested}")
+            }));
+            notes
+        }
+    };
     Ok((new, notes))
 }
 
-/// What a folder has beside its weights: its name and its tokenizer.
+/// Adds the name and the tokenizer of a folder to the metadata.
 fn add_folder(folder: &HuggingFace, path: &Path, metadata: &mut Metadata) -> Result<Vec<String>> {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder_path = if whole.is_dir() { Some(whole.as_path()) } else { whole.parent() };
@@ -161,7 +161,7 @@ fn add_folder(folder: &HuggingFace, path: &Path, metadata: &mut Metadata) -> Res
     Ok(write_gguf(folder, vocab_size as usize, metadata)?)
 }
 
-/// Writes beside the target and renames at the end: a file that has the name is whole.
+/// Writes the tensors to a temporary file that is renamed at the end, so that the target is always complete.
 fn write(
     model: &GgufModel<'_>,
     metadata: &Metadata,

@@ -1,4 +1,4 @@
-//! `pellucid rm`: take a model out of the store.
+//! `pellucid rm`: removes a model from the store.
 
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
@@ -6,7 +6,7 @@ use crate::terminal::output::Output;
 use anyhow::{Result, bail};
 use std::io::Write;
 
-/// Remove a pulled model and its files, without asking
+/// Remove a pulled model and its files, without confirmation
 #[derive(Debug, clap::Args)]
 pub(crate) struct RmArgs {
     /// Name of a pulled model, as `pellucid list` shows it

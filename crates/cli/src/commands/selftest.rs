@@ -1,4 +1,5 @@
-//! `pellucid selftest`: a device against formulas and the reference implementation's results, from this program alone.
+//! `pellucid selftest`: checks a device against formulas and goldens of the reference implementation, which the program
+//! contains.
 
 use std::io::Write;
 use std::panic;
@@ -12,26 +13,26 @@ use crate::terminal::output::Output;
 
 /// Check a device against formulas and the reference implementation
 ///
-/// Every operation, and tiny models of every architecture.
+/// Checks every operation, and tiny models of every architecture.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct SelftestArgs {
-    /// What to check: cpu, cuda or cuda:N
+    /// Device to check: cpu, cuda or cuda:N
     /// [default: the GPU if there is one, else the CPU]
     #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
     device: Option<Device>,
 
-    /// Instructions of the CPU
+    /// CPU instruction set: scalar, neon, avx2, avx512 or amx
     /// [default: the best that the machine has]
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
 
-    /// Check a GPU as --fast uses it; equal bits are then not asked for
+    /// Check a GPU with --fast; equal bits are not required then
     #[arg(long)]
     fast: bool,
 
-    /// Compile a GPU's kernels with NVRTC, as for one that the program has
-    /// no machine code for
+    /// Compile a GPU's kernels with NVRTC, as for a GPU without
+    /// embedded machine code
     #[arg(long, verbatim_doc_comment)]
     nvrtc: bool,
 }
@@ -41,8 +42,8 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
     let backend = open_device(DeviceOptions { device, threads: None, isa, fast, compile_kernels })?;
     writeln!(output, "{}", backend.description())?;
     output.flush()?;
-    let folder = tempfile::tempdir().context("no folder for the models' files")?;
-    // A check that fails panics, and its words are in the table.
+    let folder = tempfile::tempdir().context("could not create a temporary folder for the models")?;
+    // A check that fails panics; its message is in the table, so the hook prints nothing.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
     let mut written = Ok(());

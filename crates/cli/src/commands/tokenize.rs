@@ -1,4 +1,4 @@
-//! `pellucid tokenize`: text to ids and back, for scripts and for checking a tokenizer against another.
+//! `pellucid tokenize`: text to ids and back, for scripts and for comparing tokenizers.
 
 use crate::hub::Hub;
 use crate::terminal::output::Output;
@@ -10,16 +10,15 @@ use std::io::Write;
 
 /// Print the token ids of the text on standard input, on one line
 ///
-/// The ids are those of the text alone. A file that holds a vocabulary and no
-/// weights will do.
+/// The ids are those of the text alone. The model file needs no weights.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TokenizeArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
     model: String,
 
-    /// Add what the model wants before and after a text,
-    /// and read control tokens such as <|im_start|> as such
+    /// Add the tokens that the model expects before and after a
+    /// text, and encode control tokens such as <|im_start|>
     #[arg(long, verbatim_doc_comment, conflicts_with = "decode")]
     special: bool,
 
@@ -27,8 +26,8 @@ pub(crate) struct TokenizeArgs {
     #[arg(long, conflicts_with = "decode")]
     json: bool,
 
-    /// Read ids (between spaces, commas, line ends or JSON brackets)
-    /// and write their text, byte for byte
+    /// Read ids (separated by spaces, commas, line ends or JSON
+    /// brackets) and write their text, byte for byte
     #[arg(long, verbatim_doc_comment)]
     decode: bool,
 }

@@ -1,6 +1,6 @@
-//! One file from the hub into the store: resumed after a break, checked at every step it can be checked.
+//! Downloads one file from the hub into the store. Resumes after an interruption and checks size, tag and hash.
 //!
-//! `pull.rs` calls [`fetch`] once a file, holding the repository's lock.
+//! `pull.rs` calls [`fetch`] for each file while it holds the repository's lock.
 
 use super::failure::Failure;
 use super::http::{Answer, Client, bare_etag, text};
@@ -13,28 +13,28 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 use ureq::http::HeaderMap;
 
-/// Attempts in a row that bring nothing before we give up, and attempts in all, for a server that brings a byte each time.
+/// Maximum successive attempts without a new byte, and maximum attempts in total, for a server that sends a byte each time.
 const MAX_IDLE_ATTEMPTS: usize = 3;
 const MAX_ATTEMPTS: usize = 50;
 
-/// A file to fetch.
+/// A file to download.
 #[derive(Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) url: String,
-    /// The name for people.
+    /// Name of the file in messages.
     pub(crate) label: &'a str,
     pub(crate) target: &'a Path,
     pub(crate) expected: Expected,
-    /// Names the content: a part left by an earlier run is continued only if it was of the same content.
+    /// Identifies the content: a partial file of an earlier run is resumed only if its identity is equal.
     pub(crate) identity: &'a str,
 }
 
-/// Why one attempt did not bring the whole file.
+/// Reason why an attempt did not complete the file.
 enum Broken {
-    /// The connection went away or fell silent; what came is kept and the next attempt goes on from there.
-    Off(String),
-    /// The part at hand is of no use: begin again.
-    Anew(&'static str),
+    /// The connection broke or timed out. The bytes so far are kept, and the next attempt resumes.
+    Interrupted(String),
+    /// The bytes so far cannot be used: the next attempt starts over.
+    Restart(&'static str),
     Failed(Failure),
 }
 
@@ -44,7 +44,7 @@ impl From<Failure> for Broken {
     }
 }
 
-/// Fetches a file to its place and returns its sha256.
+/// Downloads a file to its target and returns its sha256.
 pub(crate) fn fetch(
     client: &Client,
     wanted: &Wanted,
@@ -52,7 +52,7 @@ pub(crate) fn fetch(
     interrupt: &Interrupt,
 ) -> Result<String, Failure> {
     let mut part = PartialFile::open(wanted.target, wanted.identity, wanted.expected.bytes)?;
-    let kept = format!("what came so far is kept in {}; run again to resume", part.path().display());
+    let kept = format!("the bytes so far are kept in {}; run the command again to resume", part.path().display());
     let _cleanup = interrupt.on_exit(|| kept);
     let mut expected = wanted.expected.clone();
     match fill(client, wanted, &mut part, &mut expected, screen) {
@@ -66,7 +66,7 @@ pub(crate) fn fetch(
     }
 }
 
-/// Attempts until the part has all its bytes.
+/// Makes attempts until the partial file is complete.
 fn fill(
     client: &Client,
     wanted: &Wanted,
@@ -84,12 +84,12 @@ fn fill(
         match attempt(client, wanted, part, expected, screen) {
             Ok(()) => continue,
             Err(Broken::Failed(failure)) => return Err(failure),
-            Err(Broken::Anew(why)) => {
+            Err(Broken::Restart(why)) => {
                 part.restart()?;
                 idle_attempts += 1;
                 last = why.to_owned();
             }
-            Err(Broken::Off(why)) => {
+            Err(Broken::Interrupted(why)) => {
                 idle_attempts = if part.len() > before { 0 } else { idle_attempts + 1 };
                 last = why;
             }
@@ -97,7 +97,7 @@ fn fill(
         if idle_attempts == MAX_IDLE_ATTEMPTS {
             break;
         }
-        screen.say(&format!("{}: {last}; going on from {}", wanted.label, bytes_text(part.len())));
+        screen.say(&format!("{}: {last}; resuming at {}", wanted.label, bytes_text(part.len())));
     }
     Err(gave_up(part, expected, &last))
 }
@@ -111,7 +111,7 @@ fn gave_up(part: &PartialFile, expected: &Expected, why: &str) -> Failure {
     ))
 }
 
-/// One request and its body. Learns the hash from the hub's headers when the listing did not give it.
+/// Sends one request and writes its body. Takes the hash from the hub's headers if the listing did not have it.
 fn attempt(
     client: &Client,
     wanted: &Wanted,
@@ -122,21 +122,21 @@ fn attempt(
     let answer = client.get(&wanted.url, part.len())?;
     let status = answer.response.status().as_u16();
     if status == 416 && part.len() > 0 {
-        return Err(Broken::Anew("the server has no such range"));
+        return Err(Broken::Restart("the server does not have the requested range"));
     }
     check_status(client, &answer, wanted.label)?;
     check_linked(&answer, expected)?;
     let headers = answer.response.headers();
     if status == 206 && !continues(headers, part.len(), expected.bytes) {
-        return Err(Broken::Anew("the server sent another range than asked for"));
+        return Err(Broken::Restart("the server sent a range that was not requested"));
     }
     let etag = answer.linked.etag.as_deref().or_else(|| text(headers, "etag").map(bare_etag)).map(str::to_owned);
     if status == 200 && part.len() > 0 {
-        screen.say(&format!("{}: the server does not resume, starting over", wanted.label));
+        screen.say(&format!("{}: the server cannot resume, starting over", wanted.label));
         part.restart()?;
     }
     if !part.agrees_with(etag.as_deref())? {
-        return Err(Broken::Anew("the file changed at the server"));
+        return Err(Broken::Restart("the file has changed on the server"));
     }
     let rest = expected.bytes - part.len();
     if let Some(length) = text(headers, "content-length").and_then(|length| length.parse::<u64>().ok())
@@ -149,17 +149,17 @@ fn attempt(
     receive(answer, part, expected.bytes, &progress)
 }
 
-/// Writes the body to the part; a body that goes on past the expected end is cut off, so that no server can fill the disk.
+/// Writes the body to the partial file. Fails at the first byte past the expected end, so that no server can fill the disk.
 fn receive(answer: Answer, part: &mut PartialFile, bytes: u64, progress: &Progress) -> Result<(), Broken> {
     let host = answer.host;
     let mut body = answer.response.into_body().into_reader();
     let mut buffer = vec![0; 1 << 18];
     while part.len() < bytes {
         let count = match body.read(&mut buffer) {
-            Ok(0) => return Err(Broken::Off(format!("{host} ended the connection early"))),
+            Ok(0) => return Err(Broken::Interrupted(format!("{host} ended the connection early"))),
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Broken::Off(broken_off(error, &host))),
+            Err(error) => return Err(Broken::Interrupted(broken_off(error, &host))),
         };
         if count as u64 > bytes - part.len() {
             return Err(Failure::remote(format!("{host} sent more than the {bytes} bytes expected")).into());
@@ -172,7 +172,7 @@ fn receive(answer: Answer, part: &mut PartialFile, bytes: u64, progress: &Progre
 
 fn broken_off(error: std::io::Error, host: &str) -> String {
     match ureq::Error::from(error) {
-        ureq::Error::Timeout(_) => format!("{host} fell silent"),
+        ureq::Error::Timeout(_) => format!("{host} sent no data in time"),
         ureq::Error::Io(error) if error.kind() == ErrorKind::UnexpectedEof => {
             format!("{host} ended the connection early")
         }
@@ -180,14 +180,14 @@ fn broken_off(error: std::io::Error, host: &str) -> String {
     }
 }
 
-/// The hub's own word about a large file: it must be the file that we came for.
+/// Checks the hub's headers about a large file against the expected size and hash.
 fn check_linked(answer: &Answer, expected: &mut Expected) -> Result<(), Failure> {
     let host = &answer.host;
     if let Some(bytes) = answer.linked.bytes
         && bytes != expected.bytes
     {
         return Err(Failure::remote(format!(
-            "the hub holds another file than expected: {bytes} bytes, not {}",
+            "the hub has a different file: expected {} bytes, found {bytes}",
             expected.bytes
         )));
     }
@@ -197,7 +197,7 @@ fn check_linked(answer: &Answer, expected: &mut Expected) -> Result<(), Failure>
     }
     match &expected.sha256 {
         Some(wanted) if *wanted != etag => Err(Failure::remote(format!(
-            "the hub announces another file than expected (by way of {host}): sha256 expected {wanted}, announced {etag}"
+            "the hub has a different file (at {host}): expected sha256 {wanted}, found {etag}"
         ))),
         _ => {
             expected.sha256 = Some(etag);
@@ -206,7 +206,7 @@ fn check_linked(answer: &Answer, expected: &mut Expected) -> Result<(), Failure>
     }
 }
 
-/// Whether `Content-Range: bytes START-END/TOTAL` goes on where the part ends.
+/// Whether `Content-Range: bytes START-END/TOTAL` begins where the partial file ends.
 fn continues(headers: &HeaderMap, start: u64, total: u64) -> bool {
     let range = text(headers, "content-range").and_then(|range| range.strip_prefix("bytes "));
     let Some((span, of)) = range.and_then(|range| range.split_once('/')) else { return false };

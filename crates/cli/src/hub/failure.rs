@@ -1,6 +1,6 @@
-//! Why a download failed: the far side or this machine. The fallback is tried for the one and not for the other.
+//! Failures of a download, remote or local: only after a remote one is the fallback tried.
 //!
-//! Also the sentences for what disks refuse. Used by all of `hub`.
+//! Also words errors of the file system. All modules of `hub` use it.
 
 use anyhow::{Error, anyhow};
 use std::io;
@@ -8,9 +8,9 @@ use std::path::Path;
 
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The server, the network, or what they sent.
+    /// The server or the network failed, or the data is wrong.
     Remote(Error),
-    /// This machine: the disk, a permission. Another source would not help.
+    /// This machine failed: the disk, a permission. Another source would not help.
     Local(Error),
 }
 
@@ -28,7 +28,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// Turns an error of the file system into a failure whose sentence names the path and what to do.
+/// Converts an error of the file system to a failure that names the path and what to do.
 pub(crate) fn on_disk<'a>(doing: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| Failure::Local(disk_error(doing, path, &error))
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_and_a_closed_folder_are_sentences() {
+    fn errors_of_the_disk_say_what_to_do() {
         let path = Path::new("models/x.part");
         let say = |kind: io::ErrorKind| disk_error("write", path, &kind.into()).to_string();
         assert!(say(io::ErrorKind::StorageFull).starts_with("the disk is full: could not write models/x.part"));

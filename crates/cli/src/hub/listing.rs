@@ -1,6 +1,6 @@
-//! What a repository of the hub holds, and which of it makes a model.
+//! Lists the files of a repository of the hub and selects those that make up a model.
 //!
-//! `pull.rs` asks. The listing comes from the network: every name in it is checked before anything else looks at it.
+//! `pull.rs` calls it. The listing comes from the network, so every path in it is checked before it is used.
 
 use super::failure::Failure;
 use super::http::{Answer, Client, escaped, origin, text};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::Read;
 
-/// The hub sends at most a thousand files a page; no repository that holds a model comes near these bounds.
+/// Limits for a listing, far above those of any repository with a model. The hub sends at most 1000 files on a page.
 const MAX_PAGES: usize = 20;
 const MAX_PAGE_BYTES: u64 = 16 << 20;
 
@@ -20,13 +20,13 @@ const MAX_PAGE_BYTES: u64 = 16 << 20;
 pub(crate) struct RemoteFile {
     pub(crate) path: String,
     pub(crate) bytes: u64,
-    /// Known for files of the large-file store, where the object's name is its hash.
+    /// Known for files in the large-file store, whose object ids are hashes.
     pub(crate) sha256: Option<String>,
-    /// Changes whenever the content does.
+    /// Changes if the content changes.
     pub(crate) identity: String,
 }
 
-/// The files that make one model, the one to open first.
+/// The files of one model; the one to open comes first.
 #[derive(Debug)]
 pub(crate) struct Selection {
     pub(crate) format: Format,
@@ -59,7 +59,7 @@ struct LargeFile {
     size: u64,
 }
 
-/// All files of a repository at a revision.
+/// Returns all files of a repository at a revision.
 pub(crate) fn fetch(client: &Client, model: &ModelRef, revision: &str) -> Result<Vec<RemoteFile>, Failure> {
     // A revision such as refs/pr/1 is one component of the URL.
     let revision = escaped(revision).replace('/', "%2F");
@@ -73,53 +73,52 @@ pub(crate) fn fetch(client: &Client, model: &ModelRef, revision: &str) -> Result
         let body = answer.response.into_body().into_reader();
         body.take(MAX_PAGE_BYTES)
             .read_to_end(&mut page)
-            .map_err(|error| Failure::remote(format!("the listing of {model} broke off: {error}")))?;
-        let entries: Vec<Entry> = serde_json::from_slice(&page).map_err(|error| {
-            Failure::remote(format!("{} answered with something that is no file listing: {error}", client.host()))
-        })?;
+            .map_err(|error| Failure::remote(format!("the listing of {model} is incomplete: {error}")))?;
+        let entries: Vec<Entry> = serde_json::from_slice(&page)
+            .map_err(|error| Failure::remote(format!("{} sent an invalid file listing: {error}", client.host())))?;
         for entry in entries.into_iter().filter(|entry| entry.kind == "file") {
             files.push(remote_file(entry).map_err(Failure::Remote)?);
         }
         match next {
-            // The next page must not be where a stranger wants our requests to go.
+            // A listing must not redirect requests, with their token, to another host.
             Some(next)
                 if next.parse().is_ok_and(|next| Some(origin(&next)) == url.parse().ok().map(|u| origin(&u))) =>
             {
                 url = next;
             }
-            Some(_) => return Err(Failure::remote("the listing continues on another host, which is refused")),
+            Some(_) => return Err(Failure::remote("the listing continues on another host, which is not allowed")),
             None => return Ok(files),
         }
     }
     Err(Failure::remote(format!("{model} lists more than {MAX_PAGES} pages of files")))
 }
 
-/// Any answer but success, as a sentence that says what to do.
+/// Returns an error that says what to do, unless the status is a success.
 pub(crate) fn check_status(client: &Client, answer: &Answer, what: &str) -> Result<(), Failure> {
     let host = &answer.host;
     let token = if client.has_token() { "the token in HF_TOKEN was not accepted" } else { "HF_TOKEN is not set" };
     let message = match answer.response.status().as_u16() {
         200 | 206 => return Ok(()),
-        // The hub answers 401 for repositories that do not exist, so that nobody can probe for private ones.
-        401 => format!("{host} wants a token for {what} (401): it does not exist, or is private or gated ({token})"),
+        // The hub answers 401 also for repositories that do not exist, so as not to reveal private ones.
+        401 => format!("{host} requires a token for {what} (401): it does not exist, or is private or gated ({token})"),
         403 => {
-            format!("{host} does not give out {what} (403): accept its terms on its page, then set HF_TOKEN ({token})")
+            format!("{host} denies access to {what} (403): accept its terms on its page, then set HF_TOKEN ({token})")
         }
         404 => format!("{what} does not exist at {host} (404); check the spelling and the revision"),
-        429 => format!("{host} asks to slow down (429); try again in a few minutes"),
-        status @ 500.. => format!("{host} has a problem of its own ({status}); try again later"),
+        429 => format!("{host} limits the rate of requests (429); try again in a few minutes"),
+        status @ 500.. => format!("{host} has an internal error ({status}); try again later"),
         status => format!("{host} answered {status} for {what}"),
     };
     Err(Failure::remote(message))
 }
 
 fn remote_file(entry: Entry) -> Result<RemoteFile> {
-    check_path(&entry.path).context("the hub's listing was refused")?;
+    check_path(&entry.path).context("the hub's listing contains an unsafe path")?;
     let (bytes, sha256) = match entry.lfs {
         None => (entry.size, None),
         Some(lfs) => {
             if lfs.oid.len() != 64 || !lfs.oid.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                bail!("the hub's listing gives {:?} a hash that is no sha256: {:?}", entry.path, lfs.oid);
+                bail!("the hub's listing has a hash for {:?} that is not a sha256: {:?}", entry.path, lfs.oid);
             }
             (lfs.size, Some(lfs.oid.to_ascii_lowercase()))
         }
@@ -128,14 +127,14 @@ fn remote_file(entry: Entry) -> Result<RemoteFile> {
     Ok(RemoteFile { path: entry.path, bytes, sha256, identity })
 }
 
-/// The `Link: <...>; rel="next"` header.
+/// Returns the URL of the header `Link: <...>; rel="next"`.
 fn next_page(answer: &Answer) -> Option<String> {
     let link = text(answer.response.headers(), "link")?;
     let next = link.split(',').find(|part| part.contains("rel=\"next\""))?;
     Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
 }
 
-/// Chooses the files of the model that `model` means.
+/// Selects the files of `model`.
 pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
     let groups = gguf_groups(files);
     let chosen: Vec<_> = match &model.pick {
@@ -167,8 +166,8 @@ pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection
     Ok(selection)
 }
 
-/// The GGUF models of a listing, each with all its parts in order. Projectors for images and importance matrices are GGUF
-/// files too, but no models.
+/// Returns the GGUF models of a listing, each with its parts in order. Image projectors and importance matrices are GGUF
+/// files, but not models.
 fn gguf_groups(files: &[RemoteFile]) -> BTreeMap<String, Vec<RemoteFile>> {
     let mut groups: BTreeMap<String, Vec<RemoteFile>> = BTreeMap::new();
     for file in files {
@@ -186,7 +185,7 @@ fn gguf_groups(files: &[RemoteFile]) -> BTreeMap<String, Vec<RemoteFile>> {
     groups
 }
 
-/// A group whose parts are all there: of `name-00001-of-00003.gguf`, three.
+/// Fails if a part of a split model is missing: `name-00001-of-00003.gguf` has three.
 fn whole(group: &[RemoteFile]) -> Result<Vec<RemoteFile>> {
     if let Some((stem, _, count)) = split_name(&group[0].path) {
         let complete = group.len() == count
@@ -198,7 +197,7 @@ fn whole(group: &[RemoteFile]) -> Result<Vec<RemoteFile>> {
     Ok(group.to_vec())
 }
 
-/// Stem, number and count of a part of a split GGUF.
+/// Returns stem, number and count of a part of a split GGUF.
 fn split_name(path: &str) -> Option<(&str, usize, usize)> {
     let rest = path.strip_suffix(".gguf")?;
     let (rest, count) = rest.rsplit_once("-of-")?;
@@ -207,7 +206,7 @@ fn split_name(path: &str) -> Option<(&str, usize, usize)> {
     Some((stem, five_digits(number)?, five_digits(count)?))
 }
 
-/// Whether a path holds a tag as a word of its own: `Q4_K` is not in `x-Q4_K_M.gguf`.
+/// Whether a path contains a tag as a whole word: `Q4_K` is not in `x-Q4_K_M.gguf`.
 pub(crate) fn has_tag(path: &str, tag: &str) -> bool {
     let (path, tag) = (path.to_ascii_uppercase(), tag.to_ascii_uppercase());
     let in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -217,7 +216,7 @@ pub(crate) fn has_tag(path: &str, tag: &str) -> bool {
     })
 }
 
-/// The files of a Hugging Face folder: weights, config, tokenizer.
+/// Selects the files of a Hugging Face folder: weights, config, tokenizer.
 fn folder(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
     const COMPANIONS: [&str; 13] = [
         "config.json",
@@ -234,7 +233,7 @@ fn folder(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
         "model.safetensors.index.json",
         "LICENSE",
     ];
-    // Folders below the top hold other formats of the same weights, as does `consolidated.safetensors` beside `model-*`.
+    // Subfolders contain other formats of the same weights, as does `consolidated.safetensors` beside `model-*`.
     let top: Vec<_> = files.iter().filter(|file| !file.path.contains('/')).collect();
     let mut weights: Vec<_> = top.iter().filter(|file| file.path.ends_with(".safetensors")).copied().collect();
     if weights.iter().any(|file| file.path.starts_with("model")) {
@@ -248,7 +247,7 @@ fn folder(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
         );
     }
     if !top.iter().any(|file| file.path == "config.json") {
-        bail!("{}/{} holds safetensors but no config.json, which says what they mean", model.owner, model.repo);
+        bail!("{}/{} has safetensors but no config.json, which is needed to load them", model.owner, model.repo);
     }
     let companions = top.iter().filter(|file| COMPANIONS.contains(&file.path.as_str())).copied();
     Ok(Selection { format: Format::Safetensors, files: companions.chain(weights).cloned().collect() })
@@ -272,7 +271,7 @@ mod tests {
         paths.iter().map(file).collect()
     }
 
-    /// The chosen paths, or the error.
+    /// Returns the selected paths, or the error.
     fn chosen(name: &str, paths: &[&str]) -> Result<Vec<String>, String> {
         select(&ModelRef::parse(name).unwrap(), &listing(paths))
             .map(|selection| selection.files.into_iter().map(|file| file.path).collect())

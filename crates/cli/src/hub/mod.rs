@@ -1,7 +1,7 @@
-//! The model store and where models come from.
+//! The model store, and the hub from which models are downloaded.
 //!
-//! Commands hold a [`Hub`]: `resolve` turns what the user wrote for MODEL into a path, `pull` brings a model in. The order of
-//! reading is `pull.rs`, then `listing.rs` and `download.rs`. Knows nothing of what is inside a model file.
+//! Commands hold a [`Hub`]: `resolve` turns a MODEL argument into a path, `pull` downloads a model. Read `pull.rs` first,
+//! then `listing.rs` and `download.rs`. Knows nothing of the contents of a model file.
 
 mod download;
 mod failure;
@@ -25,7 +25,7 @@ use screen::Screen;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The store with the way to fill it.
+/// The model store and the remote hub.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) store: Store,
@@ -34,14 +34,14 @@ pub(crate) struct Hub {
     interrupt: Interrupt,
 }
 
-/// Where models come from, as the arguments and the environment say.
+/// Where models are downloaded from, set by flags and the environment.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) endpoint: String,
     pub(crate) token: Option<Token>,
-    /// How long a connection may send nothing.
+    /// Maximum time without data on a connection.
     pub(crate) stall: Duration,
-    /// The Python that has pip, for the fallback.
+    /// Python interpreter with pip, for the fallback.
     pub(crate) python: PathBuf,
 }
 
@@ -50,8 +50,8 @@ impl Hub {
         Hub { store: Store::new(root), remote, screen: Screen::new(), interrupt }
     }
 
-    /// The file or folder of a model: an existing path, a pulled model's name, or the default model, which is fetched if it
-    /// is not there yet, as is any model that has a short name.
+    /// Returns the file or folder of a model: an existing path, or that of a pulled model. A model with a short name, such
+    /// as the default model, is downloaded if it is not in the store.
     pub(crate) fn resolve(&self, model: Option<&str>) -> Result<PathBuf> {
         let name = match model {
             None => known::DEFAULT.name,
@@ -59,7 +59,7 @@ impl Hub {
             Some(name) => match Path::new(name).try_exists() {
                 Ok(true) => return Ok(name.into()),
                 Ok(false) => name,
-                Err(error) => return Err(error).with_context(|| format!("could not look at {name}")),
+                Err(error) => return Err(error).with_context(|| format!("could not access {name}")),
             },
         };
         if let Some(manifest) = self.store.find(name)? {
@@ -67,7 +67,7 @@ impl Hub {
                 None => return Ok(self.store.entry(&manifest)),
                 Some(_) if known::find(name).is_some() => {}
                 Some(path) => bail!(
-                    "the pulled model {name} is damaged: {} is missing or has another size; `pellucid pull {name}` repairs it",
+                    "the pulled model {name} is damaged: {} is missing or has the wrong size; `pellucid pull {name}` repairs it",
                     path.display()
                 ),
             }
@@ -75,8 +75,8 @@ impl Hub {
         match known::find(name) {
             Some(_) => Ok(self.store.entry(&self.pull(name, pull::MAIN)?)),
             None => bail!(
-                "there is no model `{name}`: no file or folder of that path, and no pulled model of that name in {}; \
-                 `pellucid list` shows what is there, `pellucid pull OWNER/REPO` brings a model",
+                "there is no model `{name}`: no such file or folder, and no pulled model of that name in {}; \
+                 `pellucid list` shows the pulled models, `pellucid pull OWNER/REPO` downloads one",
                 self.store.root().display()
             ),
         }

@@ -1,19 +1,18 @@
-//! How models are named on the command line, and which names that come from the network may touch the disk.
+//! Names of models on the command line, and checks of paths that come from the network.
 //!
-//! `pull.rs` and `store.rs` parse what the user typed; `listing.rs` checks every path that the hub sends. Pure: no disk, no
-//! network.
+//! `pull.rs` and `store.rs` parse MODEL arguments; `listing.rs` checks every path that the hub sends.
 
 use anyhow::{Result, bail};
 use std::fmt;
 
-/// Longest owner or repository name; the hub itself stops at 96.
+/// Maximum bytes of an owner or repository name; the hub allows 96.
 const MAX_NAME_BYTES: usize = 96;
-/// Bounds for a path inside a repository, below what file systems take (255 bytes a component, with room for a suffix).
+/// Limits for a path in a repository, below those of file systems (255 bytes for a component, with its suffix).
 const MAX_COMPONENT_BYTES: usize = 200;
 const MAX_PATH_BYTES: usize = 512;
 const MAX_DEPTH: usize = 8;
 
-/// A model of the hub as the user names it: `owner/repo`, `owner/repo:TAG` or `owner/repo/file.gguf`.
+/// A model of the hub as the user writes it: `owner/repo`, `owner/repo:TAG` or `owner/repo/file.gguf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelRef {
     pub(crate) owner: String,
@@ -21,10 +20,10 @@ pub(crate) struct ModelRef {
     pub(crate) pick: Pick,
 }
 
-/// Which file of a repository is meant.
+/// Selects a file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pick {
-    /// Whatever the repository holds, if that is one model.
+    /// The only model of the repository.
     Any,
     /// The GGUF file with this quantization in its name, such as `Q4_K_M`.
     Tag(String),
@@ -55,13 +54,13 @@ impl ModelRef {
         }
         let pick = match (parts.next(), tag) {
             (None, None) => Pick::Any,
-            (None, Some("")) => bail!("`{name}` is not a model name: nothing follows the `:`"),
+            (None, Some("")) => bail!("`{name}` is not a model name: expected a tag after the `:`"),
             (None, Some(tag)) => Pick::Tag(tag.to_owned()),
             (Some(file), None) => {
                 check_path(file)?;
                 Pick::File(file.to_owned())
             }
-            (Some(_), Some(_)) => bail!("`{name}` is not a model name: a file and a `:TAG` exclude each other"),
+            (Some(_), Some(_)) => bail!("`{name}` is not a model name: use either a file or a `:TAG`"),
         };
         Ok(ModelRef { owner: owner.to_owned(), repo: repo.to_owned(), pick })
     }
@@ -78,7 +77,7 @@ impl fmt::Display for ModelRef {
     }
 }
 
-/// A name that is one safe path component and needs no escaping in a URL.
+/// Whether a name is one safe path component that needs no escaping in a URL.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= MAX_NAME_BYTES
@@ -86,7 +85,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-/// Refuses a path that could leave the repository's folder, hide in it, or mean something else on another system.
+/// Rejects a path that could be outside the repository's folder, hidden, or different on another operating system.
 pub(crate) fn check_path(path: &str) -> Result<()> {
     let refuse = |why: &str| bail!("unsafe file name {path:?}: {why}");
     if path.len() > MAX_PATH_BYTES {
@@ -105,7 +104,7 @@ pub(crate) fn check_path(path: &str) -> Result<()> {
         if component.len() > MAX_COMPONENT_BYTES {
             return refuse("a part of it is longer than 200 bytes");
         }
-        // A colon is a drive or a stream on Windows, where a trailing dot or space also vanishes.
+        // On Windows a colon is a drive or a stream, and a trailing dot or space is removed.
         if component.chars().any(|c| c == '\\' || c == ':' || c.is_control()) || component.ends_with(['.', ' ']) {
             return refuse("it holds a backslash, a colon, a control character, or a part that ends in a dot or space");
         }
@@ -113,7 +112,7 @@ pub(crate) fn check_path(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// As [`check_path`], for a file that will be written: also keeps out of the hidden folders that the store itself uses.
+/// Checks a path like [`check_path`], and rejects hidden files, because the store uses hidden folders itself.
 pub(crate) fn check_target(path: &str) -> Result<()> {
     check_path(path)?;
     if path.split('/').any(|component| component.starts_with('.')) {

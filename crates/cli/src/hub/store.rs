@@ -1,12 +1,12 @@
-//! The model store on disk: where files lie, what is pulled, and who may change it now.
+//! The model store on disk: paths of files, manifests of pulled models, and locks.
 //!
 //! ```text
-//! ROOT/models/OWNER/REPO/FILE                    the files, as the repository has them
+//! ROOT/models/OWNER/REPO/FILE                    files with their paths in the repository
 //! ROOT/models/OWNER/REPO/FILE.part, .part.json   a download that can be resumed
 //! ROOT/models/OWNER/REPO/.manifests/FILE.json    one for each pulled model: name, source, files, sha256, sizes, date
 //! ROOT/locks/OWNER--REPO.lock                    held while a process changes that repository's folder
 //! ```
-//! Nothing else keeps state: deleting ROOT deletes the store. `pull.rs` writes, `list` and `rm` read and remove.
+//! There is no other state: deleting ROOT deletes the store. `pull.rs` writes it; `list` and `rm` read and remove.
 
 use super::failure::{Failure, disk_error, on_disk};
 use super::known;
@@ -19,7 +19,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// A manifest is a few hundred bytes a file; this bounds what a damaged one can make us read.
+/// Maximum bytes of a manifest. A valid one has a few hundred bytes for each file.
 const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub(crate) struct Store {
     root: PathBuf,
 }
 
-/// A manifest that cannot be read, in the folder of its repository.
+/// A manifest that cannot be read.
 struct Damaged {
     folder: PathBuf,
     why: anyhow::Error,
@@ -36,17 +36,17 @@ struct Damaged {
 /// A pulled model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// What `list` shows and every MODEL argument takes.
+    /// Name in `list` and in MODEL arguments.
     pub(crate) name: String,
     pub(crate) owner: String,
     pub(crate) repo: String,
     pub(crate) revision: String,
-    /// Where the bytes came from: a URL of the hub, or a Python package.
+    /// Origin of the files: a URL of the hub, or a Python package.
     pub(crate) source: String,
     pub(crate) format: Format,
-    /// The one to open comes first in a GGUF model.
+    /// For a GGUF model, the first file is the one to open.
     pub(crate) files: Vec<StoredFile>,
-    /// UTC, RFC 3339.
+    /// Time of the pull in UTC, as in RFC 3339.
     pub(crate) pulled: String,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct StoredFile {
     pub(crate) sha256: String,
 }
 
-/// The right to change one repository's folder; given back when dropped, or by the system when the process ends.
+/// Lock of one repository's folder; released when dropped, or by the system when the process ends.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lock {
@@ -77,7 +77,7 @@ impl Store {
         self.root.join("models").join(owner).join(repo)
     }
 
-    /// Takes the lock of a repository. When another process holds it, waits after calling `busy`.
+    /// Takes the lock of a repository. If another process holds it, calls `busy` and waits.
     pub(crate) fn lock(&self, owner: &str, repo: &str, busy: impl FnOnce()) -> Result<Lock, Failure> {
         let (file, path) = self.open_lock(owner, repo)?;
         match file.try_lock() {
@@ -99,7 +99,7 @@ impl Store {
         Ok((open.map_err(on_disk("write", &path))?, path))
     }
 
-    /// Every pulled model, by name. A manifest that cannot be read is named and passed over: the others are as good as before.
+    /// Returns all pulled models, sorted by name. A manifest that cannot be read is noted and skipped.
     pub(crate) fn manifests(&self) -> Result<Vec<Manifest>> {
         let (manifests, damaged) = self.scan()?;
         for Damaged { why, .. } in damaged {
@@ -126,7 +126,7 @@ impl Store {
         Ok((manifests, damaged))
     }
 
-    /// The pulled model that a name means. Several of one repository are an error that lists them.
+    /// Returns the pulled model of a name. If several models of one repository match, the error lists them.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Manifest>> {
         let (mut found, damaged) = self.scan()?;
         if let Some(at) = found.iter().position(|manifest| manifest.name == name) {
@@ -146,7 +146,7 @@ impl Store {
         found.retain(|manifest| manifest.is_meant_by(&model));
         if found.len() > 1 {
             let names: Vec<_> = found.iter().map(|manifest| manifest.name.as_str()).collect();
-            bail!("`{name}` means {} pulled models; name one: {}", found.len(), names.join(", "));
+            bail!("`{name}` matches {} pulled models; choose one: {}", found.len(), names.join(", "));
         }
         let folder = self.folder(&model.owner, &model.repo);
         match (found.pop(), damaged.into_iter().find(|damaged| damaged.folder == folder)) {
@@ -178,7 +178,7 @@ impl Store {
         folder.join(format!("{}.json", file.replace('/', "--")))
     }
 
-    /// The file or folder to open.
+    /// Returns the file or folder to open.
     pub(crate) fn entry(&self, manifest: &Manifest) -> PathBuf {
         let folder = self.folder(&manifest.owner, &manifest.repo);
         match (manifest.format, manifest.files.first()) {
@@ -187,7 +187,7 @@ impl Store {
         }
     }
 
-    /// The first file of a model that is not there or has another size.
+    /// Returns the first file of a model that is missing or has the wrong size.
     pub(crate) fn damage(&self, manifest: &Manifest) -> Option<PathBuf> {
         let folder = self.folder(&manifest.owner, &manifest.repo);
         manifest.files.iter().find_map(|file| {
@@ -223,7 +223,7 @@ impl Store {
             }
             remove_empty_folders(path_parent(&folder, &file.path), &folder);
         }
-        // The manifest goes last: a removal that was cut short can be asked for again.
+        // The manifest is removed last, so that an interrupted removal can be repeated.
         remove_file(&own)?;
         remove_empty_folders(Some(folder.join(".manifests")), &self.root.join("models"));
         Ok(freed)
@@ -245,7 +245,7 @@ impl Manifest {
     }
 }
 
-/// The entries of a folder, in order; a folder that is not there has none.
+/// Returns the entries of a folder, sorted; none if it does not exist.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let listed = match fs::read_dir(folder) {
         Ok(listed) => listed,
@@ -260,7 +260,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads a manifest and checks every name in it, since `rm` deletes what it names.
+/// Reads a manifest and checks every path in it, because `rm` deletes them.
 fn read_manifest(path: &Path) -> Result<Manifest> {
     let refused = || format!("the manifest {} is damaged; delete it, and pull the model again", path.display());
     let size = fs::metadata(path).map_err(|error| disk_error("read", path, &error))?.len();
@@ -270,7 +270,7 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     let text = fs::read(path).map_err(|error| disk_error("read", path, &error))?;
     let manifest: Manifest = serde_json::from_slice(&text).with_context(refused)?;
     if !is_plain_name(&manifest.owner) || !is_plain_name(&manifest.repo) || manifest.files.is_empty() {
-        bail!("{}: it names no repository or no file", refused());
+        bail!("{}: it has no repository or no file", refused());
     }
     for file in &manifest.files {
         check_target(&file.path).with_context(refused)?;
@@ -278,7 +278,7 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Removes a file that may not be there; returns its size.
+/// Removes a file if it exists; returns its size.
 fn remove_file(path: &Path) -> Result<u64> {
     let bytes = match fs::symlink_metadata(path) {
         Ok(found) => found.len(),
@@ -293,7 +293,7 @@ fn path_parent(folder: &Path, file: &str) -> Option<PathBuf> {
     folder.join(file).parent().map(Path::to_owned)
 }
 
-/// Removes a folder and those above it, up to but not including `top`, as far as they are empty.
+/// Removes a folder and its parents below `top` as long as they are empty.
 fn remove_empty_folders(mut folder: Option<PathBuf>, top: &Path) {
     while let Some(path) = folder {
         if !path.starts_with(top) || path == top || fs::remove_dir(&path).is_err() {

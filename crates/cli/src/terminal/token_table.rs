@@ -1,4 +1,4 @@
-//! Tokens as people and programs read them, for `inspect` and `tokenize`.
+//! Tokens as tables and as JSON, for `inspect` and `tokenize`.
 
 use crate::terminal::format::escaped;
 use anyhow::{Result, bail};
@@ -6,12 +6,12 @@ use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// Bytes of a token that fit beside its piece in 80 columns.
+/// Maximum bytes of a token that fit beside its piece in 80 columns.
 const SHOWN_BYTES: usize = 12;
 /// Columns of the piece.
 const PIECE_WIDTH: usize = 30;
 
-/// An array with an object for each token: id, piece as the model file spells it, bytes as numbers, kind.
+/// Returns an array with an object for each token: id, piece as the model file spells it, bytes as numbers, kind.
 pub(crate) fn to_json(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Value> {
     let mut tokens = Vec::with_capacity(ids.len());
     for id in ids {
@@ -21,7 +21,7 @@ pub(crate) fn to_json(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Value> {
     Ok(Value::Array(tokens))
 }
 
-/// A line for each token.
+/// Writes a line for each token.
 pub(crate) fn write_table(tokenizer: &Tokenizer, ids: &[u32], output: &mut impl Write) -> Result<()> {
     writeln!(output, "{:>8}  {:PIECE_WIDTH$}  bytes", "id", "piece")?;
     for id in ids {
@@ -36,13 +36,13 @@ pub(crate) fn write_table(tokenizer: &Tokenizer, ids: &[u32], output: &mut impl 
     Ok(())
 }
 
-/// The piece of an id, where there is one.
+/// Returns the piece of an id; `None` if the vocabulary does not have it.
 pub(crate) fn piece(tokenizer: &Tokenizer, id: u64) -> Option<String> {
     let token = tokenizer.token(u32::try_from(id).ok()?)?;
     Some(escaped(token.piece))
 }
 
-/// Refuses ids that the vocabulary does not have.
+/// Rejects ids that the vocabulary does not have.
 pub(crate) fn check_ids(tokenizer: &Tokenizer, ids: &[u32]) -> Result<()> {
     match ids.iter().find(|id| tokenizer.token(**id).is_none()) {
         Some(id) => Err(outside(tokenizer, *id)),
@@ -50,7 +50,7 @@ pub(crate) fn check_ids(tokenizer: &Tokenizer, ids: &[u32]) -> Result<()> {
     }
 }
 
-/// Reads ids from text: whole numbers between white space, commas and the brackets of JSON.
+/// Parses ids: whole numbers separated by white space, commas or the brackets of JSON.
 pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     let separates = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');

@@ -1,7 +1,7 @@
-//! The few numbers of a model that `inspect` shows, read straight from its file.
+//! The hyperparameters of a model that `inspect` shows, read from its file.
 //!
-//! Every one of them may be missing: a file that holds only a vocabulary has none. Of a model that can be run they are those that it is
-//! run with, by the word of the model room, which demands what its architecture needs.
+//! Each may be missing: a file that holds only a vocabulary has none. For a model that can be run, they are those of the
+//! crate `model`, which requires all that its architecture needs.
 
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source, Value};
@@ -14,20 +14,21 @@ pub(crate) struct Hyperparameters {
     pub(crate) name: Option<String>,
     pub(crate) num_layers: Option<u64>,
     pub(crate) num_heads: Option<u64>,
-    /// One entry a layer; families with uneven layers exist.
+    /// One entry for each layer, since they differ in some families.
     pub(crate) kv_heads: Vec<u64>,
-    /// Numbers in a key of one head, and in a value.
+    /// Values in a key of one head.
     pub(crate) key_size: Option<u64>,
+    /// Values in a value of one head.
     pub(crate) value_size: Option<u64>,
     pub(crate) width: Option<u64>,
     pub(crate) num_experts: Option<u64>,
     pub(crate) context_tokens: Option<u64>,
     pub(crate) vocabulary: Option<u64>,
-    /// What each id is for, and the id.
+    /// Purpose and id of each special token.
     pub(crate) special_ids: Vec<(&'static str, u64)>,
 }
 
-/// Bounds for products: no real model comes near, and no product of them overflows.
+/// Upper bounds far above any real model, with which no product overflows.
 const MAX_LAYERS: u64 = 1 << 16;
 const MAX_SIZE: u64 = 1 << 32;
 
@@ -54,7 +55,7 @@ impl Hyperparameters {
         Ok(read)
     }
 
-    /// A config may leave out what its architecture knows.
+    /// Takes the values of a model that can be run: its file may omit defaults of the architecture.
     fn take(&mut self, config: &DecoderConfig) {
         let number = |size: usize| Some(size as u64);
         self.num_layers = number(config.layers.len());
@@ -66,27 +67,27 @@ impl Hyperparameters {
         self.vocabulary = self.vocabulary.or(number(config.vocab_size));
     }
 
-    /// Bytes of keys and values that one token leaves in memory: over all layers, heads x (key + value), each head stored by itself.
-    /// Windows that would forget old tokens are not taken into account. `None` for a file that does not say, or says what no memory
-    /// could hold; refused when the heads are not whole blocks of the format.
+    /// Returns the bytes of keys and values of one token: the sum over all layers of heads x (key + value). Sliding windows
+    /// are ignored. `None` if the file lacks a number or the result overflows; an error if a head is not a whole number of
+    /// blocks of the format.
     pub(crate) fn kv_bytes_per_token(&self, dtype: DType) -> Result<Option<u64>> {
         let heads: u64 = self.kv_heads.iter().sum();
         let (Some(key), Some(value), true) = (self.key_size, self.value_size, heads > 0) else { return Ok(None) };
         let block = dtype.block_len() as u64;
         if let Some(size) = [key, value].into_iter().find(|size| !size.is_multiple_of(block)) {
-            bail!("KV memory in {dtype} holds heads of a multiple of {block} numbers, but this model's have {size}");
+            bail!("KV memory in {dtype} needs heads of a multiple of {block} values, but this model's have {size}");
         }
         let blocks = key.checked_add(value).map(|pair| pair / block);
         Ok(blocks.and_then(|blocks| heads.checked_mul(blocks)?.checked_mul(dtype.block_bytes() as u64)))
     }
 }
 
-/// The keys of a GGUF file carry the architecture's name as a prefix.
+/// Reads a GGUF file, whose keys have the name of the architecture as a prefix.
 fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Hyperparameters> {
     let number = |key: &str| metadata.opt_u64(&format!("{architecture}.{key}"));
     let num_layers = number("block_count")?;
     let num_heads = match metadata.get(&format!("{architecture}.attention.head_count")) {
-        // A head count for each layer: what is shown as one number is the largest.
+        // With a head count for each layer, the maximum is shown.
         Some(Value::Array(_)) => {
             let heads = metadata.opt_u32s(&format!("{architecture}.attention.head_count"))?;
             heads.and_then(|heads| heads.into_iter().max()).map(u64::from)
@@ -131,9 +132,9 @@ fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Hyperparameters>
     })
 }
 
-/// A `config.json` has the same numbers under the names that each family's authors chose.
+/// Reads a `config.json`, in which families use different names for the same values.
 fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
-    // Models that also see images keep the language model's numbers one level down.
+    // Multimodal models have the language model's values one level down.
     let config = folder.config.get("text_config").unwrap_or(&folder.config);
     let number = |names: &[&str]| -> Result<Option<u64>> {
         let found = names.iter().find_map(|name| Some((name, config.get(name).filter(|value| !value.is_null())?)));
@@ -149,7 +150,7 @@ fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
     let head_size = number(&["head_dim"])?.or(quotient(width, num_heads));
     let mut special_ids = Vec::new();
     for (purpose, key) in [("begin", "bos_token_id"), ("end", "eos_token_id"), ("padding", "pad_token_id")] {
-        // Generation settings are the newer word; some list several ids.
+        // generation_config.json takes precedence; some list several ids.
         let sources = [folder.generation_config.as_ref(), Some(config), Some(&folder.config)];
         let value = sources.into_iter().flatten().find_map(|source| source.get(key).filter(|value| !value.is_null()));
         let ids = value.map_or(&[][..], |value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
@@ -175,7 +176,7 @@ fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
     })
 }
 
-/// The same count for each layer; nothing when either is unknown or the number of layers is absurd.
+/// Returns `heads` once for each layer; empty if either is unknown or the number of layers is out of bounds.
 fn per_layer(num_layers: Option<u64>, heads: Option<u64>) -> Vec<u64> {
     match (num_layers, heads) {
         (Some(layers), Some(heads)) if layers <= MAX_LAYERS => vec![heads; layers as usize],

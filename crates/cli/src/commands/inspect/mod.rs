@@ -1,4 +1,4 @@
-//! `pellucid inspect`: what a model is, what it costs in memory, and how it reads a text.
+//! `pellucid inspect`: the hyperparameters, memory and tensors of a model, and the tokens of a text.
 
 mod hyperparameters;
 mod report;
@@ -15,9 +15,9 @@ use pellucid_tokenizer::Tokenizer;
 use report::Report;
 use std::io::Write;
 
-/// Show what a model is, its memory, and how it splits a text
+/// Show a model's hyperparameters and memory, and the tokens of a text
 ///
-/// With TEXT, the tokens of that text follow, one a line: id, piece, bytes.
+/// With TEXT, its tokens follow, one on each line: id, piece, bytes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InspectArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
@@ -26,16 +26,16 @@ pub(crate) struct InspectArgs {
     /// Text to show token by token
     text: Option<String>,
 
-    /// Tokens a sequence may hold, for the KV memory
-    /// [default: what the model was made for]
+    /// Tokens of a sequence, for the size of the KV memory
+    /// [default: the maximum that the model supports]
     #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     context: Option<u64>,
 
-    /// Sequences at once, for the KV memory
+    /// Number of sequences, for the size of the KV memory
     #[arg(long, value_name = "SEQUENCES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
 
-    /// KV memory in f32, f16, bf16 or q8_0
+    /// Format of the KV memory: f32, f16, bf16 or q8_0
     #[arg(long, value_name = "TYPE", default_value_t)]
     kv_type: KvType,
 
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &InspectArgs, hub: &Hub, output: &mut Output) -> Result<
     let path = hub.resolve(Some(&args.model))?;
     let checkpoint = Checkpoint::open(&path)?;
     let report = Report::gather(&checkpoint, args)?;
-    // A model whose tokenizer we cannot read is still worth looking at, unless a text is to be read.
+    // A model without a readable tokenizer can be inspected, unless there is a text to encode.
     let tokenizer = match (Tokenizer::from_checkpoint(&checkpoint), &args.text) {
         (Ok(tokenizer), _) => Some(tokenizer),
         (Err(error), Some(_)) => return Err(error.into()),

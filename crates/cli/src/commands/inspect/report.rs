@@ -1,4 +1,4 @@
-//! What `inspect` shows, gathered before it becomes text or JSON.
+//! The report of `inspect`, before it becomes text or JSON.
 
 use super::InspectArgs;
 use super::hyperparameters::Hyperparameters;
@@ -11,7 +11,7 @@ use pellucid_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Everything that is shown, before it becomes text or JSON.
+/// The report.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) checkpoint: &'a Checkpoint,
@@ -20,7 +20,7 @@ pub(super) struct Report<'a> {
     pub(super) num_parameters: u64,
     pub(super) types: BTreeMap<DType, TypeTotal>,
     pub(super) kv: Option<KvMemory>,
-    /// Why `run` would refuse it.
+    /// Reason why the model cannot be run.
     pub(super) cannot_run: Option<String>,
 }
 
@@ -31,16 +31,16 @@ pub(super) struct TypeTotal {
     pub(super) bytes: u64,
 }
 
-/// The memory of keys and values, in bytes.
+/// Size of the KV memory in bytes.
 #[derive(Debug)]
 pub(super) struct KvMemory {
     pub(super) dtype: DType,
     pub(super) per_token: u64,
-    /// `None` when neither the model nor the user names a context.
+    /// `None` if neither the model nor the user gives a context length.
     pub(super) total: Option<KvTotal>,
 }
 
-/// What the keys and values of `batch` sequences of `context_tokens` each take.
+/// Bytes of keys and values of `batch` sequences of `context_tokens` each.
 #[derive(Debug)]
 pub(super) struct KvTotal {
     pub(super) context_tokens: u64,
@@ -67,7 +67,7 @@ impl<'a> Report<'a> {
             types,
             kv,
             cannot_run: pellucid_model::read_config(checkpoint).err().map(|error| match error {
-                // The full messages list what is supported, or name tensors that nobody expects here.
+                // The full messages list all supported architectures or tensors, which is too long here.
                 Error::UnsupportedArchitecture { .. } => "its architecture is not supported".into(),
                 Error::NoWeights => "it holds a vocabulary and no weights".into(),
                 other => other.to_string(),
@@ -122,7 +122,7 @@ impl<'a> Report<'a> {
 }
 
 impl KvMemory {
-    /// `None` for a file that does not say what its attention is like.
+    /// Returns `None` for a file without attention hyperparameters.
     fn of(numbers: &Hyperparameters, args: &InspectArgs) -> Result<Option<KvMemory>> {
         let dtype = args.kv_type.dtype();
         let Some(per_token) = numbers.kv_bytes_per_token(dtype)? else { return Ok(None) };
@@ -136,7 +136,7 @@ impl KvMemory {
     }
 }
 
-/// The one value that all entries have.
+/// Returns the value that all entries share, if they do.
 pub(super) fn single(values: &[u64]) -> Option<u64> {
     let first = *values.first()?;
     values.iter().all(|value| *value == first).then_some(first)

@@ -1,4 +1,4 @@
-//! The report of `inspect` in 80 columns, without colour. Names from the file are shown with their control characters escaped.
+//! The report of `inspect` as text of 80 columns. Control characters in names from the file are escaped.
 
 use super::report::{KvMemory, Report, single};
 use crate::terminal::format::{bytes_text, count_text, escaped, grouped};
@@ -8,7 +8,7 @@ use pellucid_checkpoint::Checkpoint;
 use pellucid_tokenizer::Tokenizer;
 use std::io::Write;
 
-/// Where the second column begins.
+/// Column at which the second column begins.
 const LABEL_WIDTH: usize = 16;
 
 pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, output: &mut impl Write) -> Result<()> {
@@ -69,12 +69,12 @@ fn heads_text(report: &Report) -> Option<String> {
     let mut text = format!("{} query", numbers.num_heads?);
     match (single(&numbers.kv_heads), numbers.kv_heads.iter().min(), numbers.kv_heads.iter().max()) {
         (Some(heads), _, _) => text += &format!(", {heads} key/value"),
-        (None, Some(least), Some(most)) => text += &format!(", {least} to {most} key/value by layer"),
+        (None, Some(min), Some(max)) => text += &format!(", {min} to {max} key/value by layer"),
         _ => {}
     }
     match (numbers.key_size, numbers.value_size) {
-        (Some(key), Some(value)) if key == value => text += &format!(", {key} numbers each"),
-        (Some(key), Some(value)) => text += &format!(", keys of {key} and values of {value} numbers"),
+        (Some(key), Some(value)) if key == value => text += &format!(", {key} values each"),
+        (Some(key), Some(value)) => text += &format!(", keys of {key} and values of {value} elements"),
         _ => {}
     }
     Some(text)
@@ -103,7 +103,7 @@ fn write_types(report: &Report, output: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// The formula with its numbers, then what it comes to.
+/// Writes the formula with its numbers, then the result.
 fn write_kv(report: &Report, kv: &KvMemory, output: &mut impl Write) -> Result<()> {
     let numbers = &report.numbers;
     writeln!(output, "\nKV memory in {}", kv.dtype.name())?;

@@ -1,4 +1,4 @@
-//! Names: the id under which a model is served, and the fingerprint that tells whether two servers give the same bytes.
+//! The name of the served model, and the fingerprint: servers with equal fingerprints return equal bytes.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,13 +11,13 @@ use sha2::{Digest, Sha256};
 use crate::flags::compute::ComputeArgs;
 use crate::hub::known;
 
-/// Bytes of a file's beginning that stand for it, headers and shapes among them; as many of the end, and a little of every place between:
-/// no layer of a model lies outside of all of them.
+/// Bytes hashed at the beginning of a file, which holds the header, and at its end. `BETWEEN` samples of `BETWEEN_SAMPLE`
+/// bytes are hashed between them, so that every layer of a model is sampled.
 const SAMPLE: u64 = 1 << 20;
 const BETWEEN: u64 = 256;
 const BETWEEN_SAMPLE: u64 = 16 << 10;
 
-/// The name that the user gave, or the default model's; of a path, the last part without extension.
+/// Returns the name that the user gave, or the default model's; for a path, its last component without extension.
 pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     match given {
         None => return known::DEFAULT.name.to_owned(),
@@ -29,8 +29,8 @@ pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Version and build, instruction set, number format of the KV memory, and model: its files, and the context, which the positions of some
-/// models depend on.
+/// Returns version and build, instruction set, KV format and a hash of the model: its files, and the context length, on
+/// which the positions of some models depend.
 pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -> Result<String> {
     let mut files = loaded.info.files.clone();
     if path.is_dir() {
@@ -44,27 +44,27 @@ pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -
         sample(file, &mut model).with_context(|| file.display().to_string())?;
     }
     let mut build = Sha256::new();
-    // A program that cannot read itself still serves; its build is then known by its version alone.
+    // If the program cannot read its own file, only the version identifies the build.
     if let Ok(program) = std::env::current_exe() {
         let _ = sample(&program, &mut build);
     }
     let kv = compute.kv_type;
-    // Not the same bytes for the same request: two such servers may differ.
+    // With --fast, equal requests may return different bytes.
     let fast = if compute.fast { "-fast" } else { "" };
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_word(&loaded.info.device), short(model)))
+    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_name(&loaded.info.device), short(model)))
 }
 
-/// The device and what it computes with, such as `cpu-avx512` of "cpu (avx512, 2 threads)": how many threads or which of several equal
-/// GPUs it was makes no difference to the bytes.
-fn device_word(description: &str) -> String {
+/// Returns the device without its number and threads, such as `cpu-avx512` for "cpu (avx512, 2 threads)": these do not
+/// change any bytes.
+fn device_name(description: &str) -> String {
     let (kind, details) = description.split_once(" (").unwrap_or((description, ""));
     let kind = kind.split(':').next().unwrap_or_default();
     let what = details.split([',', ')']).next().unwrap_or_default();
     format!("{kind}-{what}").replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
 }
 
-/// Takes in a file's length, beginning and end, and pieces between them.
+/// Hashes the length of a file, its beginning and end, and samples between them.
 fn sample(path: &Path, hash: &mut Sha256) -> std::io::Result<()> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -93,9 +93,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_in_a_word() {
-        assert_eq!(device_word("cpu (avx512, 2 threads)"), "cpu-avx512");
-        assert_eq!(device_word("cuda:1 (NVIDIA H200, compute 9.0, 140 GiB)"), "cuda-NVIDIA_H200");
+    fn device_names() {
+        assert_eq!(device_name("cpu (avx512, 2 threads)"), "cpu-avx512");
+        assert_eq!(device_name("cuda:1 (NVIDIA H200, compute 9.0, 140 GiB)"), "cuda-NVIDIA_H200");
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
         };
         let before = hash(&bytes);
         assert_eq!(hash(&bytes), before);
-        // A hundredth of it, such as a layer.
+        // A hundredth of the file, about the size of a layer.
         bytes[10_500_000..10_700_000].fill(2);
         assert_ne!(hash(&bytes), before);
     }

@@ -1,4 +1,4 @@
-//! The flags of `serve`. Each may also stand in the config file and in the environment; `layers.rs` says how.
+//! The flags of `serve`. Each can also be set in the config file and in the environment; see `flags/setting_layers.rs`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use pellucid_server::Limits;
 use super::DEFAULT_HOST;
 use crate::flags::compute::ComputeArgs;
 
-/// Serve a model over HTTP, for OpenAI's clients
+/// Serve a model over HTTP with the OpenAI API
 ///
 /// Every flag can also be set in the file of --config (`port = 8000`) and in
-/// the environment (PELLUCID_PORT=8000). Flags win over the environment, the
-/// environment over the file, the file over the defaults.
+/// the environment (PELLUCID_PORT=8000). Flags override the environment, the
+/// environment overrides the file, the file overrides the defaults.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ServeArgs {
@@ -23,39 +23,40 @@ pub(crate) struct ServeArgs {
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
     pub(super) model: Option<String>,
 
-    /// Name that requests give the model [default: that of --model]
+    /// Name of the model in requests [default: that of --model]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(super) served_model_name: Option<String>,
 
-    /// Settings in TOML, named like the flags [default: PELLUCID_CONFIG]
-    #[arg(long, value_name = "FILE")]
+    /// Config file in TOML with names like the flags
+    /// [default: PELLUCID_CONFIG]
+    #[arg(long, verbatim_doc_comment, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
     /// Address to listen at
     #[arg(long, value_name = "ADDRESS", default_value_t = DEFAULT_HOST, value_parser = address)]
     pub(super) host: IpAddr,
 
-    /// Port to listen at; 0 takes a free one
+    /// Port to listen at; 0 is any free port
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(super) port: u16,
 
-    /// Sequences that are computed at once
+    /// Maximum sequences in a batch
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = number(1, 4096))]
     pub(super) max_sequences: usize,
 
-    /// Requests that may wait; more get 429
+    /// Maximum requests that wait; further ones get 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number(1, 65_536))]
     pub(super) max_waiting: usize,
 
-    /// Who may begin before there is memory for all that it may come to need:
-    /// never (nobody), unbounded (requests without max_tokens, with room for
-    /// 256 tokens at a time) or always (everybody). When memory runs out,
-    /// someone makes way and is computed again later, to the same reply
+    /// Requests that may start before there is KV memory for their maximum
+    /// length: never (none), unbounded (those without max_tokens, which
+    /// reserve 256 tokens at a time) or always (all). When memory runs out,
+    /// a request is preempted and recomputed later, with the same reply
     #[arg(long, verbatim_doc_comment, value_name = "WHO", default_value = "unbounded")]
     pub(super) overcommit: OvercommitArg,
 
     /// System prompt whose cached prefix all tenants share
-    /// [default: each tenant finds its own prefixes alone]
+    /// [default: no prefix is shared between tenants]
     #[arg(long, verbatim_doc_comment, value_name = "FILE")]
     pub(super) shared_system: Option<PathBuf>,
 
@@ -65,11 +66,11 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     bounds: BoundArgs,
 
-    /// Add the metrics that inference gateways read from vLLM
+    /// Add metrics under the names of vLLM, for inference gateways
     #[arg(long, help_heading = "Operations")]
     pub(super) vllm_metrics: bool,
 
-    /// Form of the log: text or json
+    /// Format of the log: text or json
     #[arg(
         long,
         help_heading = "Operations",
@@ -80,7 +81,7 @@ pub(crate) struct ServeArgs {
     )]
     pub(super) log_format: LogFormat,
 
-    /// What to log: error, warn, info or debug
+    /// Minimum level to log: error, warn, info or debug
     #[arg(
         long,
         help_heading = "Operations",
@@ -98,8 +99,8 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// The one key that requests must bring (better set as
-    /// PELLUCID_API_KEY: other users of the machine can see flags)
+    /// Key that requests must send (prefer PELLUCID_API_KEY: other
+    /// users of the machine can see flags)
     #[arg(long, verbatim_doc_comment, value_name = "KEY")]
     pub(super) api_key: Option<String>,
 
@@ -107,7 +108,7 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) keys_file: Option<PathBuf>,
 
-    /// Serve the network without keys: everybody who can reach it may use it
+    /// Serve the network without keys: everyone who can reach it may use it
     #[arg(long)]
     pub(super) allow_unauthenticated_network: bool,
 
@@ -119,8 +120,8 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(super) tls_key: Option<PathBuf>,
 
-    /// Let web pages of this origin ask (scheme, host and port, no path),
-    /// or of any (*); may be given again
+    /// Allow requests from web pages of this origin (scheme, host and
+    /// port, no path), or of any origin (*); may be given again
     #[arg(long, verbatim_doc_comment, value_name = "ORIGIN", value_parser = origin)]
     pub(super) cors_origin: Vec<String>,
 }
@@ -128,35 +129,35 @@ pub(crate) struct AccessArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Bounds")]
 pub(crate) struct BoundArgs {
-    /// Bytes of a request's body; more get 413
+    /// Maximum bytes of a request's body; more get 413
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = number(1024, 1 << 30))]
     max_body_bytes: usize,
 
-    /// Connections at once
+    /// Maximum open connections
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = number(1, 1 << 20))]
     max_connections: usize,
 
-    /// Seconds for headers to arrive, and for a connection to be idle
+    /// Maximum seconds for headers to arrive, and of an idle connection
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
     header_timeout: u64,
 
-    /// Seconds for a body to arrive
+    /// Maximum seconds for a body to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
     body_timeout: u64,
 
-    /// Seconds for a client to take what was written to it
+    /// Maximum seconds for a client to accept written data
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
     write_timeout: u64,
 
-    /// Seconds for a reply to be complete; it ends where it is then
+    /// Maximum seconds of a reply; it is cut off then
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds())]
     request_timeout: u64,
 
-    /// Seconds for replies in flight to end, when told to leave
+    /// Maximum seconds to finish running replies at shutdown
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = seconds())]
     drain_timeout: u64,
 
-    /// Seconds that a step may take before /ready fails
+    /// Maximum seconds of a step before /ready fails
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
     watchdog: u64,
 }
@@ -202,7 +203,7 @@ impl ServeArgs {
     }
 }
 
-/// An IP address, or this machine by its usual name. Other names would have to be asked for, and could mean several.
+/// Parses an IP address or `localhost`. Other names are rejected, because they may resolve to several addresses.
 fn address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
         return Ok(DEFAULT_HOST);
@@ -210,7 +211,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| "expected an IP address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned())
 }
 
-/// An origin as browsers send it: they compare letter by letter, so a path or a slash at the end would never match.
+/// Parses an origin as browsers send it. It is compared byte by byte, so one with a path or a slash would never match.
 fn origin(text: &str) -> Result<String, String> {
     let place = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     let is_place = |place: &str| {
@@ -220,18 +221,18 @@ fn origin(text: &str) -> Result<String, String> {
     if text == "*" || text == "null" || place.is_some_and(is_place) {
         return Ok(text.to_owned());
     }
-    Err("expected * or an origin such as https://example.com or http://localhost:3000, in small letters and without a path".into())
+    Err("expected * or an origin such as https://example.com or http://localhost:3000, in lower case and without a path".into())
 }
 
 fn seconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=86_400)
 }
 
-fn number(least: u64, most: u64) -> clap::builder::RangedU64ValueParser<usize> {
-    clap::builder::RangedU64ValueParser::new().range(least..=most)
+fn number(min: u64, max: u64) -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(min..=max)
 }
 
-/// By the names that the flag takes.
+/// Values of `--overcommit`.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub(super) enum OvercommitArg {
     Never,
@@ -241,7 +242,7 @@ pub(super) enum OvercommitArg {
 
 impl OvercommitArg {
     pub(super) fn policy(self) -> Overcommit {
-        // Tokens that a request without `max_tokens` reserves room for at a time.
+        // Tokens that a request without `max_tokens` reserves at a time.
         const GROWTH: usize = 256;
         match self {
             OvercommitArg::Never => Overcommit::Never,

@@ -1,5 +1,4 @@
-//! `pellucid serve`: the engine behind HTTP. Says what it loaded, on which device, with which memory, and where it listens; then serves
-//! until it is told to leave.
+//! `pellucid serve`: serves a model over HTTP. Logs model, device, memory and address, then serves until it is shut down.
 
 mod fingerprint;
 mod flags;
@@ -21,7 +20,7 @@ pub(crate) use flags::ServeArgs;
 use flags::{LogFormat, LogLevel};
 
 pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<()> {
-    // What can be wrong without a model is said before one is loaded.
+    // Errors that do not depend on the model are reported before it is loaded.
     let tenants = tenants(args)?;
     let tls = tls(args)?;
     check_exposure(args, &tenants)?;
@@ -44,7 +43,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
         "loaded"
     );
     if let Some(error) = &model.template_error {
-        warn!("{error}; chats are refused");
+        warn!("{error}; chat requests are rejected");
     }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
     info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
@@ -60,15 +59,15 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
     };
     match pellucid_server::run(model, options, listener, tls, drain).context("the server cannot run")? {
         Ended::Drained => {
-            info!("left: every reply was finished");
+            info!("shut down: every reply was finished");
             Ok(())
         }
-        Ended::CutShort => bail!("left before every reply was finished"),
-        Ended::EngineStopped => bail!("the engine has stopped; the log says why"),
+        Ended::CutShort => bail!("shut down before every reply was finished"),
+        Ended::EngineStopped => bail!("the engine has stopped; see the log for the reason"),
     }
 }
 
-/// Who may ask: the keys of the file, the key of the flag, or everybody.
+/// Returns the tenants of the keys file and of `--api-key`; without either, everyone may send requests.
 fn tenants(args: &ServeArgs) -> Result<Tenants> {
     let mut configs = Vec::new();
     if let Some(path) = &args.keys_file {
@@ -80,7 +79,7 @@ fn tenants(args: &ServeArgs) -> Result<Tenants> {
         configs.push(TenantConfig {
             name: "default".into(),
             keys: vec![key.clone()],
-            // Whoever sets the server's flags is its operator.
+            // The person who sets the server's flags is its operator.
             trace: true,
             metrics: true,
             ..TenantConfig::default()
@@ -101,14 +100,14 @@ fn tls(args: &ServeArgs) -> Result<Option<Tls>> {
     }
 }
 
-/// Without keys the server is for this machine alone, unless the operator says in so many words that it is for everybody.
+/// Rejects a server without keys that the network can reach, unless the operator allows it explicitly.
 fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
     if tenants.has_keys() || args.host.is_loopback() || args.allow_unauthenticated_network {
         return Ok(());
     }
     bail!(
-        "--host {} is open to the network, but there are no keys; give --api-key or --keys-file, or say \
-         --allow-unauthenticated-network if everybody who can reach it may use it",
+        "--host {} is reachable from the network, but there are no keys; set --api-key or --keys-file, or \
+         --allow-unauthenticated-network if everyone who can reach it may use it",
         args.host
     )
 }
@@ -129,7 +128,7 @@ fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
     args.compute.load(builder)
 }
 
-/// The log goes to standard error. It holds no text of prompts or replies and no keys, at any level.
+/// Starts logging to standard error. No level logs texts of prompts or replies, or keys.
 fn start_log(args: &ServeArgs) {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -138,12 +137,12 @@ fn start_log(args: &ServeArgs) {
         LogLevel::Debug => LevelFilter::DEBUG,
     };
     let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
-    // A second subscriber is refused; there is only ever one.
+    // Fails only if there is a subscriber already, which cannot happen: this is called once.
     let _ = match args.log_format {
         LogFormat::Text => tracing::subscriber::set_global_default(builder.finish()),
         LogFormat::Json => tracing::subscriber::set_global_default(builder.json().flatten_event(true).finish()),
     };
 }
 
-/// Where the server listens unless told otherwise.
+/// Default address to listen at.
 pub(crate) const DEFAULT_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
