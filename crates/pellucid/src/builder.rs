@@ -212,9 +212,10 @@ impl Builder {
         let checkpoint = Checkpoint::open(&self.path).map_err(Error::Open)?;
         let path = self.path.clone();
         // An unsupported architecture is reported before a missing tokenizer.
-        pellucid_model::read_config(&checkpoint).map_err(|source| Error::Load { path: path.clone(), source })?;
+        pellucid_model::read_config(&checkpoint)
+            .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)
-            .map_err(|source| Error::Tokenizer { path: path.clone(), source })?;
+            .map_err(|source| Error::Tokenizer { path: path.clone(), source: Box::new(source) })?;
         // A template that does not compile is an error of the requests that need it.
         let (template, template_error) =
             match checkpoint.chat_template().map(|text| ChatTemplate::compile(text, &tokenizer)) {

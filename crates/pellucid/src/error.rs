@@ -19,7 +19,7 @@ pub enum Error {
         /// Path of the model.
         path: PathBuf,
         /// The reason.
-        source: pellucid_model::Error,
+        source: Box<pellucid_model::Error>,
     },
     /// The model has no usable tokenizer.
     #[error("{}: the tokenizer cannot be read", path.display())]
@@ -27,7 +27,7 @@ pub enum Error {
         /// Path of the model.
         path: PathBuf,
         /// The reason.
-        source: pellucid_tokenizer::Error,
+        source: Box<pellucid_tokenizer::Error>,
     },
     /// The device cannot be used.
     #[error(transparent)]

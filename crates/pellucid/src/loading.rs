@@ -43,7 +43,7 @@ pub fn load_decoder(
     for remark in backend.remarks() {
         on_event(LoadEvent::Note(remark));
     }
-    loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source })
+    loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source: Box::new(source) })
 }
 
 /// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one.

@@ -312,10 +312,8 @@ fn errors_of_opening_name_the_cause() {
     let not_a_model = open_error(cpu(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")));
     assert!(matches!(not_a_model, Error::Open(_)), "{not_a_model:?}");
     let too_long = open_error(cpu(TINY).context(4096));
-    assert!(
-        matches!(&too_long, Error::Load { source: pellucid_model::Error::ContextTooLong { .. }, .. }),
-        "{too_long:?}"
-    );
+    let is_context = |error: &Error| matches!(error, Error::Load { source, .. } if source.to_string().contains("4096"));
+    assert!(is_context(&too_long), "{too_long:?}");
     let no_gpu = open_error(Pellucid::builder(TINY).device(Device::Cuda(99)));
     assert!(matches!(no_gpu, Error::Device(_)) && no_gpu.source().is_some(), "{no_gpu:?}");
     assert!(matches!(open_error(cpu(TINY).fast(true)), Error::Device(_)));

@@ -116,8 +116,8 @@ impl ComputeArgs {
     fn in_flags(&self, error: pellucid::Error) -> Error {
         match error {
             pellucid::Error::Open(source) => source.into(),
-            pellucid::Error::Load { path, source } => Error::new(source).context(path.display().to_string()),
-            pellucid::Error::Tokenizer { path, source } => Error::new(source).context(path.display().to_string()),
+            pellucid::Error::Load { path, source } => Error::new(*source).context(path.display().to_string()),
+            pellucid::Error::Tokenizer { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::Device(error) => device_in_flags(error),
             pellucid::Error::KvMemory { kv_type, source } => self.memory_in_flags(kv_type, source),
             pellucid::Error::Start(source) => source.into(),
