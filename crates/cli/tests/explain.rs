@@ -1,4 +1,5 @@
-//! `explain` through the built program, on a tiny random model: the JSON agrees with itself and with `run`, the page fits 80 columns.
+//! `explain` through the built program, on a tiny random model: the JSON agrees with itself and with `run`, the page
+//! fits 80 columns.
 
 mod support;
 

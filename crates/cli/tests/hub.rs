@@ -22,7 +22,8 @@ fn listing(entries: &[Value]) -> Reply {
     Reply::new(200, serde_json::to_string(entries).unwrap())
 }
 
-/// A hub that holds one GGUF file `m.gguf` in `o/r`, whose file requests are answered by `answer` (with their count so far).
+/// A hub that holds one GGUF file `m.gguf` in `o/r`, whose file requests are answered by `answer` (with their count so
+/// far).
 fn hub_with(content: &[u8], answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Server {
     let entries = [json!({ "type": "directory", "path": "x", "oid": "d", "size": 0 }), large("m.gguf", content)];
     let count = AtomicUsize::new(0);

@@ -12,7 +12,7 @@ fn golden(name: &str) -> String {
 }
 
 #[test]
-fn replies_do_not_depend_on_company_over_thousands_of_prompts() {
+fn replies_are_batch_invariant_over_thousands_of_prompts() {
     // Plain attention; a window in every other layer and soft caps; experts; learned positions.
     for name in ["llama3", "gemma2", "qwen3-moe", "gpt2", "phi3"] {
         let ran =
@@ -75,7 +75,7 @@ fn a_random_model_can_be_written_and_used() {
     assert_eq!(ran.ok(), "");
     let about: Value = serde_json::from_str(home.run(&["inspect", path, "--json"]).ok()).unwrap();
     assert!(about.to_string().contains("134515008"), "{about}");
-    // What is there is not overwritten.
+    // An existing file is not overwritten.
     let again = home.run(&["bench", "--shape", "smollm2-135m", "--type", "q4_0", "--write", path]);
     assert!(again.error().contains("exists already"), "{again:?}");
     assert!(home.run(&["bench", path, "--shape", "smollm2-135m"]).stderr.contains("cannot be used with"));

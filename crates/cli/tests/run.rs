@@ -225,7 +225,7 @@ fn memory_is_planned_and_what_cannot_hold_a_context_is_refused_with_the_numbers(
     for part in ["a whole context of 256 tokens takes ", "--kv-memory gives 20.0 kB, which holds ", "--context "] {
         assert!(refused.error().contains(part), "{part}: {refused:?}");
     }
-    // What the message advises works.
+    // The advice of the message works.
     let advice = refused.stderr.split("--context ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();
     run(&["--kv-memory", "20kB", "--kv-type", "f32", "--context", &advice]).ok();
     assert!(run(&["--kv-memory", "lots"]).stderr.contains("expected a size such as 2GB"));

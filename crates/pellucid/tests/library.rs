@@ -17,8 +17,8 @@ use pellucid::{
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny.gguf");
 const PROMPT: &str = "Once upon a time";
 /// More than two blocks of the prefix cache, which hold 32 tokens each.
-const LONG: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her \
-                    friend Tom. One day, they saw a big red ball in the grass and wanted to play with it.";
+const LONG: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with \
+                    her friend Tom. One day, they saw a big red ball in the grass and wanted to play with it.";
 
 fn open() -> Pellucid {
     Pellucid::builder(TINY).device(Device::Cpu).threads(1).open().unwrap()

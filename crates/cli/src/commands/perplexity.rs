@@ -60,7 +60,8 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     let not_scored = prefix.len().saturating_sub(1);
     if windows.is_empty() {
         bail!(
-            "the text has {} tokens, fewer than the {text_tokens} of one window; give a longer text or a smaller --window",
+            "the text has {} tokens, fewer than the {text_tokens} of one window; use a longer text or a smaller \
+             --window",
             ids.len()
         );
     }

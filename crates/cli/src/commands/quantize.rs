@@ -38,7 +38,12 @@ pub(crate) struct QuantizeArgs {
     out: PathBuf,
 
     /// Format of most tensors
-    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name)))]
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name))
+    )]
     scheme: String,
 
     /// Accept a file that is quantized already; rounding errors add up
@@ -207,7 +212,13 @@ fn report(
                         "relative_error": line.relative_error })
             })
             .collect();
-        let result = json!({ "type": scheme.name(), "file_bytes_before": before, "file_bytes": after, "notes": notes, "tensors": tensors });
+        let result = json!({
+            "type": scheme.name(),
+            "file_bytes_before": before,
+            "file_bytes": after,
+            "notes": notes,
+            "tensors": tensors,
+        });
         return Ok(output.write_json(&result)?);
     }
     writeln!(output, "{:<38}{:<14}{:>14}{:>10}", "tensor", "type", "bytes", "error")?;

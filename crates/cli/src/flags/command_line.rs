@@ -65,7 +65,13 @@ struct StoreArgs {
     endpoint: Option<String>,
 
     /// Seconds without data before a download is retried
-    #[arg(long, global = true, verbatim_doc_comment, value_name = "SECONDS", default_value_t = DEFAULT_STALL_S, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(
+        long,
+        global = true,
+        value_name = "SECONDS",
+        default_value_t = DEFAULT_STALL_S,
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
     stall_timeout: u64,
 }
 

@@ -13,7 +13,8 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 use ureq::http::HeaderMap;
 
-/// Maximum successive attempts without a new byte, and maximum attempts in total, for a server that sends a byte each time.
+/// Maximum successive attempts without a new byte, and maximum attempts in total, for a server that sends a byte each
+/// time.
 const MAX_IDLE_ATTEMPTS: usize = 3;
 const MAX_ATTEMPTS: usize = 50;
 
@@ -149,7 +150,8 @@ fn attempt(
     receive(answer, part, expected.bytes, &progress)
 }
 
-/// Writes the body to the partial file. Fails at the first byte past the expected end, so that no server can fill the disk.
+/// Writes the body to the partial file. Fails at the first byte past the expected end, so that no server can fill the
+/// disk.
 fn receive(answer: Answer, part: &mut PartialFile, bytes: u64, progress: &Progress) -> Result<(), Broken> {
     let host = answer.host;
     let mut body = answer.response.into_body().into_reader();

@@ -41,7 +41,8 @@ pub(crate) fn disk_error(doing: &str, path: &Path, error: &io::Error) -> Error {
              or choose another folder with --models-dir"
         ),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => anyhow!(
-            "no permission to {doing} {path} ({error}); change its permissions or choose another folder with --models-dir"
+            "no permission to {doing} {path} ({error}); change its permissions or choose another folder with \
+             --models-dir"
         ),
         _ => anyhow!("could not {doing} {path}: {error}"),
     }

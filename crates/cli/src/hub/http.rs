@@ -1,7 +1,8 @@
 //! HTTP requests to the hub, with time limits and redirects.
 //!
-//! `listing.rs` and `download.rs` call [`Client::get`]. Redirects are followed here and not by the HTTP library, because
-//! the hub's first response has the hash of the file, and because the token must be sent to the hub's origin only.
+//! `listing.rs` and `download.rs` call [`Client::get`]. Redirects are followed here and not by the HTTP library,
+//! because the hub's first response has the hash of the file, and because the token must be sent to the hub's origin
+//! only.
 
 use super::failure::Failure;
 use std::fmt;

@@ -166,8 +166,8 @@ pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection
     Ok(selection)
 }
 
-/// Returns the GGUF models of a listing, each with its parts in order. Image projectors and importance matrices are GGUF
-/// files, but not models.
+/// Returns the GGUF models of a listing, each with its parts in order. Image projectors and importance matrices are
+/// GGUF files, but not models.
 fn gguf_groups(files: &[RemoteFile]) -> BTreeMap<String, Vec<RemoteFile>> {
     let mut groups: BTreeMap<String, Vec<RemoteFile>> = BTreeMap::new();
     for file in files {

@@ -1,7 +1,7 @@
 //! The model store, and the hub from which models are downloaded.
 //!
-//! Commands hold a [`Hub`]: `resolve` turns a MODEL argument into a path, `pull` downloads a model. Read `pull.rs` first,
-//! then `listing.rs` and `download.rs`. Knows nothing of the contents of a model file.
+//! Commands hold a [`Hub`]: `resolve` turns a MODEL argument into a path, `pull` downloads a model. Read `pull.rs`
+//! first, then `listing.rs` and `download.rs`. Knows nothing of the contents of a model file.
 
 mod download;
 mod failure;
@@ -34,7 +34,7 @@ pub(crate) struct Hub {
     interrupt: Interrupt,
 }
 
-/// Where models are downloaded from, set by flags and the environment.
+/// Source of downloads, set by flags and the environment.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) endpoint: String,
@@ -50,8 +50,8 @@ impl Hub {
         Hub { store: Store::new(root), remote, screen: Screen::new(), interrupt }
     }
 
-    /// Returns the file or folder of a model: an existing path, or that of a pulled model. A model with a short name, such
-    /// as the default model, is downloaded if it is not in the store.
+    /// Returns the file or folder of a model: an existing path, or that of a pulled model. A model with a short name,
+    /// such as the default model, is downloaded if it is not in the store.
     pub(crate) fn resolve(&self, model: Option<&str>) -> Result<PathBuf> {
         let name = match model {
             None => known::DEFAULT.name,
@@ -67,7 +67,8 @@ impl Hub {
                 None => return Ok(self.store.entry(&manifest)),
                 Some(_) if known::find(name).is_some() => {}
                 Some(path) => bail!(
-                    "the pulled model {name} is damaged: {} is missing or has the wrong size; `pellucid pull {name}` repairs it",
+                    "the pulled model {name} is damaged: {} is missing or has the wrong size; \
+                     `pellucid pull {name}` repairs it",
                     path.display()
                 ),
             }

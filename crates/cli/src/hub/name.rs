@@ -40,15 +40,16 @@ impl ModelRef {
         let mut parts = path.splitn(3, '/');
         let (Some(owner), Some(repo)) = (parts.next(), parts.next()) else {
             bail!(
-                "`{name}` is not a model name: expected a short name ({}), owner/repo, owner/repo:TAG or owner/repo/file.gguf",
+                "`{name}` is not a model name: expected a short name ({}), owner/repo, owner/repo:TAG or \
+                 owner/repo/file.gguf",
                 super::known::MODELS.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
             );
         };
         for (what, part) in [("owner", owner), ("repository", repo)] {
             if !is_plain_name(part) {
                 bail!(
-                    "`{name}` is not a model name: the {what} `{part}` may hold letters, digits, `-`, `_` and `.` only, \
-                     not begin with `.`, and be at most {MAX_NAME_BYTES} bytes long"
+                    "`{name}` is not a model name: the {what} `{part}` may contain letters, digits, `-`, `_` and `.` \
+                     only, must not begin with `.`, and is limited to {MAX_NAME_BYTES} bytes"
                 );
             }
         }

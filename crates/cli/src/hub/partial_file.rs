@@ -68,8 +68,8 @@ impl PartialFile {
         Ok(part)
     }
 
-    /// Stores the server's tag of the following bytes. Returns false if earlier bytes had another tag: the caller must then
-    /// start over.
+    /// Stores the server's tag of the following bytes. Returns false if earlier bytes had another tag: the caller must
+    /// then start over.
     pub(crate) fn agrees_with(&mut self, etag: Option<&str>) -> Result<bool, Failure> {
         if self.len > 0 && self.about.etag.as_deref() != etag {
             return Ok(false);

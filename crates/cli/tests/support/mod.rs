@@ -1,4 +1,4 @@
-//! What the tests of the built program share: a temporary home, a way to run the program in it, and a small HTTP server.
+//! Shared by the tests of the built program: a temporary home, a way to run the program in it, and a small HTTP server.
 
 #![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
 
@@ -130,7 +130,7 @@ pub struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// The connection ends after so many bytes of the body, whatever was announced...
+    /// The connection ends after this number of bytes of the body, whatever was announced...
     pub cut_at: Option<usize>,
     /// ...after this long a silence.
     pub silence: Duration,

@@ -38,11 +38,20 @@ pub(crate) struct BenchArgs {
     model: Option<String>,
 
     /// Use random weights in the shape of a known model
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SyntheticModel::ALL.map(|shape| shape.name)))]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = PossibleValuesParser::new(SyntheticModel::ALL.map(|shape| shape.name))
+    )]
     shape: Option<String>,
 
     /// Formats of the random weights [default: q4_k_m]
-    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name)))]
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name))
+    )]
     scheme: Option<String>,
 
     /// Write the random model to this GGUF file instead of measuring
@@ -91,7 +100,12 @@ struct SpeedArgs {
 #[command(next_help_heading = "Serving", group(clap::ArgGroup::new("load").multiple(true)))]
 struct ServingArgs {
     /// Concurrent requests; a list measures each number
-    #[arg(long, group = "load", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(
+        long,
+        group = "load",
+        value_name = "N",
+        value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
     concurrency: Vec<u32>,
 
     /// Requests per second, arriving at random times
@@ -100,7 +114,13 @@ struct ServingArgs {
 
     /// Number of requests for each concurrency or rate
     /// [default: 4 times the concurrency; 64 for a rate]
-    #[arg(long, requires = "load", verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(
+        long,
+        requires = "load",
+        verbatim_doc_comment,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
     requests: Option<u32>,
 
     /// Tokens of a prompt: a number or a range such as 64-512
@@ -116,7 +136,13 @@ struct ServingArgs {
     shared_prefix: u32,
 
     /// Maximum rows of a step; at least one for each running request
-    #[arg(long, requires = "load", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        requires = "load",
+        value_name = "N",
+        default_value_t = 512,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     step_tokens: u32,
 }
 

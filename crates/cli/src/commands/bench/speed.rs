@@ -72,8 +72,8 @@ pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_spee
     Ok(rows.collect())
 }
 
-/// Returns the cases: prefill of every length, then decode at every batch size and depth. Fails for a case that does not
-/// fit into the context.
+/// Returns the cases: prefill of every length, then decode at every batch size and depth. Fails for a case that does
+/// not fit into the context.
 pub(super) fn cases(args: &SpeedArgs, context: usize) -> Result<Vec<Case>> {
     let numbers = |given: &Option<Vec<u32>>, default: u32| -> Vec<usize> {
         given.as_deref().unwrap_or(&[default]).iter().map(|&n| n as usize).collect()
@@ -143,8 +143,9 @@ impl Bench<'_> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Seconds of each step in which `sequences` decode one token each. Where the device can go on with the token that it takes to be
-    /// chosen, a step is launched before the one before it has ended, as the engine does; its time is from one end to the next.
+    /// Returns the seconds of each step in which `sequences` sequences decode one token each. If the device can
+    /// continue with its own guess of the token, a step is launched before the step before it has ended, as in the
+    /// engine; its time is then measured from end to end.
     fn decode(&mut self, sequences: usize, depth: usize, generate: usize) -> Result<Vec<f64>> {
         let depth = depth.max(1);
         let per_sequence = (depth + generate).div_ceil(BLOCK_LEN);
@@ -175,15 +176,16 @@ impl Bench<'_> {
             self.ready.model.finish(&mut self.logits[(generate - 1) % 2])?;
             ends.push(started.elapsed().as_secs_f64());
         }
-        // An end that is noticed late makes the next step seem short: so several in a row are looked at together, and the first ones, in
-        // which a device may still prepare itself, are left out.
+        // If the end of a step is noticed late, the next step seems short. Therefore the mean over several steps is one
+        // measurement, and the first steps, in which the device may still warm up, are left out.
         let (first, together) =
             if is_asynchronous { (generate / 4, (generate / 2).clamp(1, STEPS_TOGETHER)) } else { (0, 1) };
         let several = ends[first..].windows(together + 1);
         Ok(several.map(|ends| (ends[together] - ends[0]) / together as f64).collect())
     }
 
-    /// Plans a step in which every sequence decodes its token at `position`: one of `tokens`, or the one that the device assumed.
+    /// Plans a step in which every sequence decodes its token at `position`: one of `tokens`, or the one that the
+    /// device assumed.
     fn plan(&mut self, sequences: usize, per_sequence: usize, position: usize, tokens: Option<&[u32]>) {
         let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).collect();
         let digests = self.ready.model.supports_digests();
@@ -200,7 +202,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns a token such that successive ones are spread over the vocabulary and rows of the embedding are not reused.
+    /// Returns a token such that successive ones are spread over the vocabulary and rows of the embedding are not
+    /// reused.
     fn ids(&self, len: usize) -> Vec<u32> {
         let vocab_size = self.ready.model.config().vocab_size as u64;
         (0..len as u64).map(|i| (i * 7919 % vocab_size) as u32).collect()

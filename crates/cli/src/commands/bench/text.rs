@@ -60,7 +60,8 @@ pub(super) fn serving(out: &mut impl Write, levels: &[Level]) -> Result<()> {
         spread(out, "end to end", level.end_to_end)?;
         writeln!(
             out,
-            "  engine's own share of a step {:.1} %, KV memory at most {:.0} % in use,\n  {} cached tokens, {} preemptions",
+            "  {:.1} % of the step time in the engine, KV memory at most {:.0} % in use,\n  {} cached tokens, \
+             {} preemptions",
             level.engine_share * 100.0,
             level.kv_peak * 100.0,
             grouped(level.cached_tokens),
@@ -68,7 +69,10 @@ pub(super) fn serving(out: &mut impl Write, levels: &[Level]) -> Result<()> {
         )?;
         if level.ahead_share > 0.0 {
             let (share, discarded) = (level.ahead_share * 100.0, grouped(level.discarded_tokens));
-            writeln!(out, "  {share:.1} % of the steps ran ahead, {discarded} tokens of them for nothing")?;
+            writeln!(
+                out,
+                "  {share:.1} % of the steps were look-ahead steps; {discarded} of their tokens were discarded"
+            )?;
         }
     }
     curve(out, levels)

@@ -45,11 +45,22 @@ pub(crate) struct ExplainArgs {
     prompt: PromptArgs,
 
     /// Maximum tokens to explain
-    #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "TOKENS",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     max_tokens: u32,
 
     /// Candidates to show for each token, 1 to 20
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOGPROBS)))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOGPROBS))
+    )]
     candidates: u32,
 
     /// Write JSON lines: a header, an object for each token with the

@@ -198,19 +198,19 @@ impl Page<'_> {
         let time = right_aligned(&figures(runner.time), 9);
         let formula = format!("-ln({}) / {} = {time}", figures(runner.u), figures(runner.probability));
         let head = format!("{place} {name} {}", right_aligned(&formula, 36));
-        let room = WIDTH - MARGIN.len() - TOPIC - width(&head) - 1;
-        let lane = bar(runner.time / slowest, room);
+        let columns = WIDTH - MARGIN.len() - TOPIC - width(&head) - 1;
+        let lane = bar(runner.time / slowest, columns);
         let line = format!("{MARGIN}{}{head} {}", " ".repeat(TOPIC), self.paint.ink(ink, &lane));
         line.trim_end().to_owned()
     }
 
     /// Returns the end of the text with the new token marked, by colour or by a line below it.
     fn text(&self, id: u32, written: &Written) -> Vec<String> {
-        let room = WIDTH - MARGIN.len() - TOPIC;
+        let columns = WIDTH - MARGIN.len() - TOPIC;
         // Half a character has no text yet; its bytes stand in for it.
         let fresh = if written.fresh.is_empty() { self.name(id) } else { one_line(&written.fresh) };
-        let fresh = beginning(&fresh, room / 2);
-        let before = ending(&one_line(&written.before), room - width(&fresh));
+        let fresh = beginning(&fresh, columns / 2);
+        let before = ending(&one_line(&written.before), columns - width(&fresh));
         let mut lines = vec![self.line("text", &format!("{before}{}", self.paint.ink(Ink::Fresh, &fresh)))];
         if !self.paint.is_on {
             lines.push(self.line("", &format!("{}{}", " ".repeat(width(&before)), "^".repeat(width(&fresh)))));
@@ -288,7 +288,7 @@ fn cell_text(cell: Cell) -> String {
     }
 }
 
-/// A number of candidates in a column of its own: six digits in a narrow one leave no room for their comma.
+/// Formats a number of candidates for a column: a narrow one has no place for the comma of six digits.
 fn count(candidates: usize, columns: usize) -> String {
     let text = grouped(candidates as u64);
     if text.len() < columns { text } else { candidates.to_string() }

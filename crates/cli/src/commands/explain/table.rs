@@ -142,8 +142,8 @@ impl Path {
     }
 }
 
-/// Computes the unrecorded probabilities of a candidate that reached the draw: a step that only removes candidates scales
-/// the probabilities of all others by one factor.
+/// Computes the unrecorded probabilities of a candidate that reached the draw: a step that only removes candidates
+/// scales the probabilities of all others by one factor.
 fn fill_gaps(steps: &[StepTrace], model: Cell, after: &mut [Cell]) {
     for i in (1..steps.len()).rev() {
         if let (Cell::Unrecorded, Cell::In(later), Some(scale)) = (after[i - 1], after[i], scale(&steps[i])) {

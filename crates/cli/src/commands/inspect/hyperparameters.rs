@@ -1,7 +1,7 @@
 //! The hyperparameters of a model that `inspect` shows, read from its file.
 //!
-//! Each may be missing: a file that holds only a vocabulary has none. For a model that can be run, they are those of the
-//! crate `model`, which requires all that its architecture needs.
+//! Each may be missing: a file that holds only a vocabulary has none. For a model that can be run, they are those of
+//! the crate `model`, which requires all that its architecture needs.
 
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source, Value};
@@ -67,9 +67,9 @@ impl Hyperparameters {
         self.vocabulary = self.vocabulary.or(number(config.vocab_size));
     }
 
-    /// Returns the bytes of keys and values of one token: the sum over all layers of heads x (key + value). Sliding windows
-    /// are ignored. `None` if the file lacks a number or the result overflows; an error if a head is not a whole number of
-    /// blocks of the format.
+    /// Returns the bytes of keys and values of one token: the sum over all layers of heads x (key + value). Sliding
+    /// windows are ignored. `None` if the file lacks a number or the result overflows; an error if a head is not a
+    /// whole number of blocks of the format.
     pub(crate) fn kv_bytes_per_token(&self, dtype: DType) -> Result<Option<u64>> {
         let heads: u64 = self.kv_heads.iter().sum();
         let (Some(key), Some(value), true) = (self.key_size, self.value_size, heads > 0) else { return Ok(None) };

@@ -77,7 +77,10 @@ impl<'a> Report<'a> {
 
     pub(super) fn to_json(&self, tokenizer: Option<&Tokenizer>, with_tensors: bool) -> Value {
         let numbers = &self.numbers;
-        let type_json = |(dtype, total): (&DType, &TypeTotal)| json!({ "type": dtype.name(), "tensors": total.tensors, "parameters": total.parameters, "bytes": total.bytes });
+        let type_json = |(dtype, total): (&DType, &TypeTotal)| {
+            let TypeTotal { tensors, parameters, bytes, .. } = total;
+            json!({ "type": dtype.name(), "tensors": tensors, "parameters": parameters, "bytes": bytes })
+        };
         let types: Vec<_> = self.types.iter().map(type_json).collect();
         let special_json = |(purpose, id): &(&str, u64)| {
             let piece = tokenizer.and_then(|tokenizer| token_table::piece(tokenizer, *id));
@@ -113,9 +116,19 @@ impl<'a> Report<'a> {
             })),
         });
         if with_tensors {
-            report["tensors"] = self.checkpoint.tensors().iter().map(|tensor| {
-                json!({ "name": tensor.name, "type": tensor.dtype.name(), "shape": tensor.shape, "bytes": tensor.num_bytes() })
-            }).collect();
+            report["tensors"] = self
+                .checkpoint
+                .tensors()
+                .iter()
+                .map(|tensor| {
+                    json!({
+                        "name": tensor.name,
+                        "type": tensor.dtype.name(),
+                        "shape": tensor.shape,
+                        "bytes": tensor.num_bytes(),
+                    })
+                })
+                .collect();
         }
         report
     }

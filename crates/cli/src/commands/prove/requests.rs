@@ -13,7 +13,8 @@ pub(super) fn random(args: &ProveArgs, vocab_size: usize) -> Vec<Request> {
 }
 
 fn one(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
-    // Random numbers are keyed by (prompt, purpose). Families count down from the maximum, so that no prompt has the same key.
+    // Random numbers are keyed by (prompt, purpose). Families count down from the maximum, so that no prompt has the
+    // same key.
     let draw = |owner: u32, purpose: u32| uniform(args.seed, owner, purpose);
     let family = u32::MAX - i / FAMILY;
     // Lengths are uniform on a logarithmic scale, so that short prompts are as common as long ones.

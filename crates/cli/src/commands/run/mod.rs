@@ -66,8 +66,8 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     check_combination(args, width)?;
-    // Several replies and beam search use the model's own probabilities. A single reply is greedy unless a flag asks for
-    // sampling, so that the same prompt gives the same reply. A chat is sampled: greedy small models tend to repeat
+    // Several replies and beam search use the model's own probabilities. A single reply is greedy unless a flag asks
+    // for sampling, so that the same prompt gives the same reply. A chat is sampled: greedy small models tend to repeat
     // themselves.
     let defaults = SamplingDefaults {
         preset: (prompt.is_none() && width == 1).then_some(CHAT_DEFAULT),

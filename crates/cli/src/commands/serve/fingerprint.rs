@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::flags::compute::ComputeArgs;
 use crate::hub::known;
 
-/// Bytes hashed at the beginning of a file, which holds the header, and at its end. `BETWEEN` samples of `BETWEEN_SAMPLE`
-/// bytes are hashed between them, so that every layer of a model is sampled.
+/// Bytes hashed at the beginning of a file, which holds the header, and at its end. `BETWEEN` samples of
+/// `BETWEEN_SAMPLE` bytes are hashed between them, so that every layer of a model is sampled.
 const SAMPLE: u64 = 1 << 20;
 const BETWEEN: u64 = 256;
 const BETWEEN_SAMPLE: u64 = 16 << 10;

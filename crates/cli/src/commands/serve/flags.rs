@@ -221,7 +221,9 @@ fn origin(text: &str) -> Result<String, String> {
     if text == "*" || text == "null" || place.is_some_and(is_place) {
         return Ok(text.to_owned());
     }
-    Err("expected * or an origin such as https://example.com or http://localhost:3000, in lower case and without a path".into())
+    Err("expected * or an origin such as https://example.com or http://localhost:3000, in lower case and without a \
+         path"
+        .into())
 }
 
 fn seconds() -> clap::builder::RangedU64ValueParser {

@@ -1,4 +1,5 @@
-//! `pellucid serve`: serves a model over HTTP. Logs model, device, memory and address, then serves until it is shut down.
+//! `pellucid serve`: serves a model over HTTP. Logs model, device, memory and address, then serves until it is shut
+//! down.
 
 mod fingerprint;
 mod flags;
