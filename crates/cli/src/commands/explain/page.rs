@@ -207,7 +207,7 @@ impl Page<'_> {
     /// Returns the end of the text with the new token marked, by colour or by a line below it.
     fn text(&self, id: u32, written: &Written) -> Vec<String> {
         let columns = WIDTH - MARGIN.len() - TOPIC;
-        // Half a character has no text yet; its bytes stand in for it.
+        // An incomplete character has no text yet, so its bytes are shown.
         let fresh = if written.fresh.is_empty() { self.name(id) } else { one_line(&written.fresh) };
         let fresh = beginning(&fresh, columns / 2);
         let before = ending(&one_line(&written.before), columns - width(&fresh));
@@ -223,7 +223,7 @@ impl Page<'_> {
         format!("{MARGIN}{topic}{text}").trim_end().to_owned()
     }
 
-    /// A token's text, or its number where it has none.
+    /// Returns the text of a token, or its id if it has none.
     fn name(&self, id: u32) -> String {
         match self.tokenizer.token(id) {
             Some(token) if !token.bytes.is_empty() => visible(&token.bytes),
@@ -237,7 +237,7 @@ impl Page<'_> {
         lines.push(String::new());
         lines.extend(text.trim_end().lines().flat_map(|line| wrapped(&one_line(line), WIDTH - MARGIN.len())).map(
             |line| {
-                // A word longer than a line is cut: this is a view, and `run` gives the text.
+                // A word longer than a line is cut; `run` shows the whole text.
                 format!("{MARGIN}{}", beginning(&line, WIDTH - MARGIN.len())).trim_end().to_owned()
             },
         ));
@@ -245,7 +245,7 @@ impl Page<'_> {
     }
 }
 
-/// Widths that depend on the number of steps.
+/// Column widths, which depend on the number of steps.
 struct Shape {
     /// Columns of a step.
     step: usize,
@@ -260,7 +260,7 @@ impl Shape {
     }
 }
 
-/// Everyone who has no row, together.
+/// Returns the row of all candidates without a row of their own.
 fn rest_line(table: &Table<'_>, shape: &Shape) -> String {
     let rest = |left: usize, cells: &mut dyn Iterator<Item = Cell>| {
         let (mut shown, mut sum) = (0, 0.0);
@@ -268,7 +268,7 @@ fn rest_line(table: &Table<'_>, shape: &Shape) -> String {
             shown += usize::from(matches!(cell, Cell::In(_)));
             sum += cell.probability();
         }
-        // Nothing but rounding is left of an empty rest.
+        // A sum this small is rounding error.
         if left > shown { share((1.0 - sum).max(0.0)) } else { String::new() }
     };
     let model = rest(table.entered, &mut table.rows.iter().map(|row| row.model));
@@ -294,9 +294,9 @@ fn count(candidates: usize, columns: usize) -> String {
     if text.len() < columns { text } else { candidates.to_string() }
 }
 
-/// A number above 0 with about four figures.
+/// Formats a number above 0 with about four significant digits.
 fn figures(value: f64) -> String {
-    // Close to 1, where what counts is how close.
+    // Close to 1, the difference to 1 matters, so there are more digits.
     if (0.999..1.0).contains(&value) {
         return format!("{value:.7}");
     }

@@ -26,7 +26,7 @@ use matrix::{Device, Row};
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
-    /// [default: smollm2, fetched on first use]
+    /// [default: smollm2, downloaded on first use]
     #[arg(verbatim_doc_comment)]
     model: Option<String>,
 

@@ -19,7 +19,7 @@ use crate::flags::compute::ComputeArgs;
 #[command(verbatim_doc_comment)]
 pub(crate) struct ServeArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
-    /// [default: smollm2, fetched on first use]
+    /// [default: smollm2, downloaded on first use]
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
     pub(super) model: Option<String>,
 
