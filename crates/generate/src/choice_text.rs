@@ -179,38 +179,37 @@ impl ChoiceText {
 
     /// Ends the choice. Text that was held back is released, unless it completes a stop string.
     pub fn end(&mut self, finish: Finish) -> Delta {
-        let Some(stream) = self.stream.take().filter(|_| self.finish.is_none()) else {
-            return Delta::new(self.choice);
-        };
-        let rest = stream.finish();
-        self.num_decoded += rest.len();
-        let mut text = self.stops.push(&rest);
-        let finish = match self.stops.found() {
-            Some(found) => Finish::StopString(found.to_owned()),
-            None => {
-                text.push_str(&self.stops.release());
-                // All text is released, so every token is, those without text included.
-                self.num_decoded = usize::MAX;
-                self.num_released = usize::MAX - text.len();
-                finish
-            }
-        };
-        let mut delta = self.release(text);
-        delta.traces.extend(self.remaining_traces());
+        let Some(mut delta) = self.release_rest() else { return Delta::new(self.choice) };
+        let finish = delta.finish.take().unwrap_or(finish);
         self.finish = Some(finish.clone());
         Delta { finish: Some(finish), ..delta }
     }
 
-    /// Returns the text that is held back, for a reply that its reader cancels. The choice stays without a finish.
+    /// Returns the text that is held back, for a reply that its reader cancels. The choice stays without a finish
+    /// unless the text completes a stop string.
     pub fn flush(&mut self) -> Delta {
-        let mut delta = self.end(Finish::Deadline);
-        match delta.finish.take() {
-            // The rest of a character completed a stop string after all.
-            Some(Finish::StopString(found)) => delta.finish = Some(Finish::StopString(found)),
-            Some(_) => self.finish = None,
-            None => {}
-        }
+        let Some(delta) = self.release_rest() else { return Delta::new(self.choice) };
+        self.finish.clone_from(&delta.finish);
         delta
+    }
+
+    /// Releases everything that is held back; `None` after the end. The piece has a finish if it completes a stop
+    /// string.
+    fn release_rest(&mut self) -> Option<Delta> {
+        let stream = self.stream.take().filter(|_| self.finish.is_none())?;
+        let rest = stream.finish();
+        self.num_decoded += rest.len();
+        let mut text = self.stops.push(&rest);
+        let stopped = self.stops.found().map(|found| Finish::StopString(found.to_owned()));
+        if stopped.is_none() {
+            text.push_str(&self.stops.release());
+            // All text is released, so every token is, those without text included.
+            self.num_decoded = usize::MAX;
+            self.num_released = usize::MAX - text.len();
+        }
+        let mut delta = self.release(text);
+        delta.traces.extend(self.remaining_traces());
+        Some(Delta { finish: stopped, ..delta })
     }
 
     fn remaining_traces(&mut self) -> impl Iterator<Item = TokenTrace> {

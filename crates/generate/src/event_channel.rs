@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pellucid_engine::{Control, Event, EventSink};
 
@@ -136,9 +136,8 @@ impl EventReceiver {
         taken
     }
 
-    /// Blocks until there is an event or `timeout` has passed: `Pending` means that it has.
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Poll<Option<PromptEvent>> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    /// Blocks until there is an event or `deadline` has passed: `Pending` means that it has.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Poll<Option<PromptEvent>> {
         let mut state = self.shared.lock();
         loop {
             let taken = self.take(&mut state);

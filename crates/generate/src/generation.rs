@@ -125,8 +125,9 @@ impl Generation {
 
     /// Blocks until there is an event, but no longer than `timeout`: `Pending` means that the time has passed.
     pub fn next_within(&mut self, timeout: Duration) -> Poll<Option<Result<GenerationEvent, Error>>> {
-        let deadline = Instant::now() + timeout;
-        self.advance(|receiver| receiver.wait(Some(deadline.saturating_duration_since(Instant::now()))))
+        // A timeout too long for the clock is none.
+        let deadline = Instant::now().checked_add(timeout);
+        self.advance(|receiver| receiver.wait(deadline))
     }
 
     /// Blocks until all replies are complete and returns them, one [`Delta`] for each choice.
