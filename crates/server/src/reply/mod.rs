@@ -1,5 +1,8 @@
 //! A request that was read and checked, and the reply to it while it is generated: its events, what they cost, how it
-//! ended. Knows no HTTP; whole replies, streams and WebSockets wrap its pieces.
+//! ended. This file knows no HTTP; `respond`, `sse` and `websocket` send the pieces.
+//!
+//! When a client disconnects, the HTTP library drops the future or the body that holds the [`Reply`]. That drops its
+//! `Generation`, whose requests the engine cancels before its next step, and its account, which records the outcome.
 
 pub(crate) mod respond;
 pub(crate) mod sse;
