@@ -12,7 +12,7 @@ use crate::event_channel::{EventReceiver, PromptEvent, channel};
 use crate::prompt_replies::PromptReplies;
 use crate::{Delta, Finish, LoadedModel, Summary};
 
-/// What to generate: one or more prompts that are submitted together.
+/// One or more prompts that are submitted together.
 #[derive(Debug, Clone, Default)]
 pub struct GenerationRequest {
     /// The prompts, all or none of which the engine accepts.
@@ -26,7 +26,7 @@ pub struct GenerationRequest {
 /// One prompt of a generation.
 #[derive(Debug, Clone)]
 pub struct PromptRequest {
-    /// What the engine computes.
+    /// The request to the engine.
     pub request: Request,
     /// Text to return before each reply.
     pub echo: Option<String>,

@@ -19,7 +19,7 @@ use crate::{Choice, Error, History, Input, Sampler, StepKind};
 /// below a hundredth of it.
 pub const RACE_MARGIN: f32 = 1e-4;
 
-/// What a sampler needs to know about a row.
+/// The values that a sampler needs to know about a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DigestQuery {
     /// Temperature at which the weights are summed, beside 1.

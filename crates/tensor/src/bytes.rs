@@ -4,9 +4,10 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Who holds bytes that are shared.
+/// Owner of shared bytes.
 pub trait BytesOwner: AsRef<[u8]> + Send + Sync {
-    /// A range was copied and will hardly be read again: its memory may be given back until it is. The bytes stay what they are.
+    /// Releases the memory of a range that was copied and will rarely be read again. Reading it later gives the same
+    /// bytes.
     fn release(&self, _range: Range<usize>) {}
 }
 
@@ -25,12 +26,12 @@ impl SharedBytes {
         SharedBytes { owner, range }
     }
 
-    /// Tells the owner that these bytes were copied and will hardly be read again.
+    /// Tells the owner that these bytes were copied and will rarely be read again.
     pub fn release(&self) {
         self.owner.release(self.range.clone());
     }
 
-    /// A part of these bytes; `None` when the range does not lie within them.
+    /// Returns a part of these bytes, or `None` if the range is not within them.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         if range.start > range.end || range.end > self.len() {
             return None;

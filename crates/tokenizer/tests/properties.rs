@@ -79,7 +79,10 @@ proptest! {
     }
 
     #[test]
-    fn untrusted_segments_become_no_guarded_token(which in 0..FAMILIES.len(), parts in prop::collection::vec(text(), 0..5)) {
+    fn untrusted_segments_become_no_guarded_token(
+        which in 0..FAMILIES.len(),
+        parts in prop::collection::vec(text(), 0..5),
+    ) {
         let tokenizer = &tokenizers()[which];
         let segments: Vec<Segment> = parts.iter().map(|part| Segment::untrusted(part.as_str())).collect();
         let ids = tokenizer.encode_segments(&segments);
@@ -96,9 +99,13 @@ proptest! {
 
     /// A mixed text has at most the guarded tokens that its trusted parts spell.
     #[test]
-    fn untrusted_segments_add_no_guarded_token(which in 0..FAMILIES.len(), parts in prop::collection::vec((text(), any::<bool>()), 0..5)) {
+    fn untrusted_segments_add_no_guarded_token(
+        which in 0..FAMILIES.len(),
+        parts in prop::collection::vec((text(), any::<bool>()), 0..5),
+    ) {
         let tokenizer = &tokenizers()[which];
-        let segments: Vec<Segment> = parts.iter().map(|(text, trusted)| Segment { text: text.clone(), trusted: *trusted }).collect();
+        let segment = |(text, trusted): &(String, bool)| Segment { text: text.clone(), trusted: *trusted };
+        let segments: Vec<Segment> = parts.iter().map(segment).collect();
         let ids = tokenizer.encode_segments(&segments);
         // Adjacent trusted parts count as one; each untrusted part becomes a line separator.
         let trusted: String = parts.iter().map(|(text, trusted)| if *trusted { text.as_str() } else { "\u{2028}" }).collect();

@@ -1,4 +1,5 @@
-//! What a step is: a [`Description`] that holds for every request, and a [`Step`] with the settings of one request.
+//! The parts of a step: a [`Description`] that holds for every request, and a [`Step`] with the settings of one
+//! request.
 
 use std::fmt::Debug;
 
@@ -6,7 +7,7 @@ use crate::candidates::Candidates;
 use crate::digest::DigestPlan;
 use crate::{Error, Input, SamplingParams};
 
-/// What a step does to the candidates.
+/// Effect of a step on the candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Changes the logits of some tokens, each without looking at the others.
@@ -39,13 +40,13 @@ pub(crate) struct Description {
     pub(crate) option: fn(&SamplingParams) -> &'static str,
     /// Setting in a few letters, below the label.
     pub(crate) short_setting: fn(&SamplingParams) -> String,
-    /// What the step does with these parameters: a sentence without its subject.
+    /// Effect of the step with these parameters: a sentence without its subject.
     pub(crate) meaning: fn(&SamplingParams) -> String,
     /// Builds the step for a vocabulary of the given size.
     pub(crate) build: fn(&SamplingParams, usize) -> Box<dyn Step>,
 }
 
-/// What a step may look at besides the candidates.
+/// Input of a step besides the candidates.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) input: &'a Input<'a>,

@@ -1,4 +1,4 @@
-//! What a tenant may use: keys, rate limits, and the account of each request.
+//! The limits of tenants: keys, rate limits, and the account of each request.
 
 pub(crate) mod account;
 pub(crate) mod keys_file;

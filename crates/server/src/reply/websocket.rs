@@ -40,8 +40,8 @@ const MAX_PENDING_CONTROLS: usize = 16;
 /// Chat over a WebSocket, with control of the reply
 ///
 /// The first message is a chat request; chunks come back as with `stream`, and `[DONE]` at the end. Meanwhile messages
-/// control the reply: `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}`, and `{"type": "update", ...}` with
-/// sampling fields.
+/// control the reply: `{"type": "cancel"}`, `{"type": "pause"}`, `{"type": "resume"}`, and `{"type": "update", ...}`
+/// with sampling fields.
 #[utoipa::path(get, path = "/v1/stream", tag = "OpenAI", responses(
     (status = 101, description = "The connection becomes a WebSocket"),
     (status = 400, description = "Not a valid request for a WebSocket", body = ErrorBody),
