@@ -22,8 +22,6 @@ struct Exception {
 #[derive(Debug, Default)]
 pub(super) struct Exceptions {
     accepted: Vec<Exception>,
-    /// Rule and path that are not yet clean. Unlike an exception, an entry that is no longer needed is not reported.
-    pending: Vec<Exception>,
     /// Licences that a dependency may have.
     pub(super) licences: BTreeSet<String>,
 }
@@ -44,10 +42,6 @@ impl Exceptions {
             }
             exceptions.accepted.push(Exception { rule, path });
         }
-        for (rule, paths) in table.get("pending").and_then(Value::as_table).into_iter().flatten() {
-            let paths = paths.as_array().into_iter().flatten().filter_map(Value::as_str);
-            exceptions.pending.extend(paths.map(|path| Exception { rule: rule.clone(), path: path.to_owned() }));
-        }
         let licences = table.get("licences").and_then(Value::as_array).into_iter().flatten();
         exceptions.licences = licences.filter_map(Value::as_str).map(str::to_owned).collect();
         Ok(exceptions)
@@ -61,7 +55,6 @@ impl Exceptions {
         for finding in findings {
             match self.accepted.iter().position(|exception| exception.covers(&finding)) {
                 Some(index) => used[index] = true,
-                None if self.pending.iter().any(|pending| pending.covers(&finding)) => {}
                 None => left.push(finding),
             }
         }

@@ -21,6 +21,9 @@ struct Table {
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Ok(readme) = tree.text(README) else { return Vec::new() };
     let mut findings = Vec::new();
+    if marks(readme).is_empty() {
+        findings.push(Finding::new("figures", README, 0, "no table names its source by `<!-- figures from ... -->`"));
+    }
     for (number, source) in marks(readme) {
         let Some(table) = tables(readme).into_iter().find(|table| table.line > number) else {
             findings.push(Finding::new("figures", README, number, "no table follows"));
@@ -122,6 +125,7 @@ mod tests {
 
     #[test]
     fn a_mark_without_table_or_source_is_reported() {
+        assert_eq!(found("| model | decode |\n|---|---|\n| B | 20 |\n"), [0]);
         assert_eq!(found("<!-- figures from docs/performance.md -->\n"), [1]);
         assert_eq!(found("<!-- figures from docs/none.md -->\n| a |\n|---|\n| b |\n"), [1, 4]);
     }
