@@ -4,10 +4,9 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Owner of shared bytes.
+/// Who holds bytes that are shared.
 pub trait BytesOwner: AsRef<[u8]> + Send + Sync {
-    /// Releases the memory of a range that was copied and will rarely be read again. Reading it later gives the same
-    /// bytes.
+    /// A range was copied and will hardly be read again: its memory may be given back until it is. The bytes stay what they are.
     fn release(&self, _range: Range<usize>) {}
 }
 
@@ -26,12 +25,12 @@ impl SharedBytes {
         SharedBytes { owner, range }
     }
 
-    /// Tells the owner that these bytes were copied and will rarely be read again.
+    /// Tells the owner that these bytes were copied and will hardly be read again.
     pub fn release(&self) {
         self.owner.release(self.range.clone());
     }
 
-    /// Returns a part of these bytes, or `None` if the range is not within them.
+    /// A part of these bytes; `None` when the range does not lie within them.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         if range.start > range.end || range.end > self.len() {
             return None;

@@ -5,16 +5,16 @@ use std::fmt;
 
 use crate::DType;
 
-/// Bytes on some device. Each backend has its own type and finds it again by downcasting; no other code can access it.
+/// Bytes on some device. Each backend has its own type and finds it again by downcasting: nobody else can look inside.
 pub trait Memory: Any + Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
-/// A matrix of `rows` x `cols` values, row-major; a vector is a matrix of one row.
+/// A matrix of `rows` x `cols` numbers, row-major; a vector is a matrix of one row.
 ///
-/// Transformers need no more than two dimensions at this boundary: heads are ranges of a row, layers and experts are
-/// separate tensors, and the blocks of the KV memory are rows.
+/// Transformers need no more than two dimensions at this boundary: heads are stretches of a row, layers and experts are separate
+/// tensors, and the blocks of the KV memory are rows.
 #[derive(Debug)]
 pub struct Tensor {
     dtype: DType,
@@ -24,7 +24,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// For backends: `memory` holds at least `rows * cols` values of `dtype`.
+    /// For backends: `memory` holds at least `rows * cols` numbers of `dtype`.
     pub fn new(dtype: DType, rows: usize, cols: usize, memory: Box<dyn Memory>) -> Self {
         Tensor { dtype, rows, cols, memory }
     }
