@@ -9,12 +9,14 @@ use serde_json::{Map, Value, json};
 const CHARACTERS: &str = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-+*/=%&#@$^~|_\n<>";
 /// Pieces of many lengths, as in vocabularies of published models. No merge produces them: the model can generate them,
 /// but text is never encoded to them.
-const WORDS: &str = "▁a ▁of ▁in th er ing ▁to ▁the ▁was tion ▁from ment ▁which ▁there ▁under ▁between ▁another ▁question ▁national \
-                     ▁important ▁different ▁government ▁information ▁particularly ▁administration ▁internationally";
+const WORDS: &str = "▁a ▁of ▁in th er ing ▁to ▁the ▁was tion ▁from ment ▁which ▁there ▁under ▁between ▁another \
+                     ▁question ▁national ▁important ▁different ▁government ▁information \
+                     ▁particularly ▁administration ▁internationally";
 const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[turn]", "[end]"];
 
 /// A chat template for the tiny model: turns between control tokens.
-pub const TINY_TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: {{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[turn]{% endif %}";
+pub const TINY_TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: {{ m.content }}[end]{% endfor %}\
+                                 {% if add_generation_prompt %}[turn]{% endif %}";
 
 /// Writes the tiny model with default settings to a folder.
 pub fn tiny_model(folder: &Path, template: Option<&str>) {

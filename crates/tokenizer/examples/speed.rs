@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let decode_s = start.elapsed().as_secs_f64();
     let megabytes = text.len() as f64 / 1e6;
     println!(
-        "load {load_ms:.0} ms; {megabytes:.2} MB, {} ids: encode {encode_s:.3} s ({:.1} MB/s), decode {decode_s:.3} s; same text: {}",
+        "load {load_ms:.0} ms; {megabytes:.2} MB, {} ids: encode {encode_s:.3} s ({:.1} MB/s), decode {decode_s:.3} s; \
+         same text: {}",
         ids.len(),
         megabytes / encode_s,
         decoded == text

@@ -111,12 +111,18 @@ fn ids_that_end_a_turn_and_the_template_are_kept() {
     assert_eq!(metadata.opt_str("tokenizer.chat_template").unwrap(), folder.chat_template.as_deref());
 }
 
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 fn cuts(patterns: &[&str]) -> Value {
-    let split = |pattern: &&str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let split = |pattern: &&str| {
+        let pattern = json!({ "Regex": pattern });
+        json!({ "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false })
+    };
     let mut steps: Vec<Value> = patterns.iter().map(split).collect();
     steps.push(json!({ "type": "ByteLevel", "add_prefix_space": false, "use_regex": false }));
     json!({ "type": "Sequence", "pretokenizers": steps })
@@ -138,7 +144,9 @@ fn published_parts(name: &str) -> Option<Value> {
             json!({ "pre_tokenizer": cuts(&["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\u{d7ff}]+", r"\p{N}"]) })
         }
         "llama-spm" => json!({ "normalizer": { "type": "Sequence", "normalizers": [
-            { "type": "Prepend", "prepend": "▁" }, { "type": "Replace", "pattern": { "String": " " }, "content": "▁" }] } }),
+            { "type": "Prepend", "prepend": "▁" },
+            { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
+        ] } }),
         _ => return None,
     })
 }
@@ -162,7 +170,8 @@ fn as_folder(metadata: &Metadata, parts: Value) -> HuggingFace {
         let merges = metadata.strings("tokenizer.ggml.merges").unwrap();
         model["merges"] = merges.iter().map(Value::from).collect();
     }
-    let root = json!({ "model": model, "added_tokens": added, "pre_tokenizer": parts["pre_tokenizer"], "normalizer": parts["normalizer"] });
+    let root = json!({ "model": model, "added_tokens": added, "pre_tokenizer": parts["pre_tokenizer"],
+                       "normalizer": parts["normalizer"] });
     let piece = |key: &str| metadata.opt_u32(key).unwrap().map(|id| tokens[id as usize]);
     let named =
         json!({ "bos_token": piece("tokenizer.ggml.bos_token_id"), "eos_token": piece("tokenizer.ggml.eos_token_id") });

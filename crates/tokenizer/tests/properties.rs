@@ -52,8 +52,8 @@ fn the_minimum_number_of_ids_is_known_if_there_is_one() {
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         3 => prop::sample::select(vec![
-            "<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|start|>", "<|end|>", "<|lstrip|>", "<|rstrip|>", "<tool>", "</tool>",
-            "<h1>", "day", "<|e", "nd|>", "<", "|", "▁", "\n\n", " ",
+            "<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|start|>", "<|end|>", "<|lstrip|>", "<|rstrip|>", "<tool>",
+            "</tool>", "<h1>", "day", "<|e", "nd|>", "<", "|", "▁", "\n\n", " ",
         ]).prop_map(String::from),
         1 => "[a-zA-Z0-9 ]{1,6}",
         1 => "\\PC{1,3}",
@@ -108,7 +108,8 @@ proptest! {
         let segments: Vec<Segment> = parts.iter().map(segment).collect();
         let ids = tokenizer.encode_segments(&segments);
         // Adjacent trusted parts count as one; each untrusted part becomes a line separator.
-        let trusted: String = parts.iter().map(|(text, trusted)| if *trusted { text.as_str() } else { "\u{2028}" }).collect();
+        let trusted: String =
+            parts.iter().map(|(text, trusted)| if *trusted { text.as_str() } else { "\u{2028}" }).collect();
         for id in ids.iter().copied().filter(|&id| tokenizer.is_guarded(id)) {
             let token = tokenizer.token(id).unwrap();
             if token.kind != TokenKind::Unknown {

@@ -59,7 +59,8 @@ impl Client {
     ) -> Result<Reply> {
         let length = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n"
         );
         let mut stream = self.reader.get_ref();
         stream.write_all(&[head.as_bytes(), body].concat())?;

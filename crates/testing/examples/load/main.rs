@@ -16,8 +16,9 @@ use std::process::ExitCode;
 
 use server::Server;
 
-const USAGE: &str = "usage: load mixed|overload|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] [--clients N] [--seconds N] \
-                     [--connections N] [--rounds N] [--input TOKENS] [--output TOKENS] [--strict]";
+const USAGE: &str = "usage: load mixed|overload|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] \
+                     [--clients N] [--seconds N] [--connections N] [--rounds N] [--input TOKENS] [--output TOKENS] \
+                     [--strict]";
 
 /// The command line; each command reads its part.
 #[derive(Debug)]

@@ -52,7 +52,8 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     server.check_alive()?;
     let Counts { whole, streamed, cancelled, invalid } = counts;
     println!(
-        "{} requests in {seconds:.1} s by {} clients: {} whole and {} streamed equal to their solo replies, {} cancelled, {} invalid",
+        "{} requests in {seconds:.1} s by {} clients: {} whole and {} streamed equal to their solo replies, \
+         {} cancelled, {} invalid",
         arguments.requests,
         arguments.clients,
         whole.into_inner(),

@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
     over.rejected_in.sort();
     let late = over.rejected_in.iter().filter(|&&time| time > MAX_REJECTION_TIME).count();
     println!(
-        "{} completed, {} rejected in p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms; {late} later than {MAX_REJECTION_TIME:?}",
+        "{} completed, {} rejected in p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms; {late} after {MAX_REJECTION_TIME:?}",
         over.completed,
         over.rejected_in.len(),
         percentile(&over.rejected_in, 0.50),
@@ -86,7 +86,8 @@ fn add(sum: &mut Level, level: Level) {
 
 /// Runs `num_clients` clients that send request after request for `time`.
 fn level(server: &Server, num_clients: usize, time: Duration, arguments: &Arguments) -> Outcome<Level> {
-    let body = json!({ "model": MODEL, "prompt": "a reply that takes a while", "max_tokens": arguments.output, "ignore_eos": true });
+    let prompt = "a reply that takes a while";
+    let body = json!({ "model": MODEL, "prompt": prompt, "max_tokens": arguments.output, "ignore_eos": true });
     let body = body.to_string().into_bytes();
     let (tokens, completed, rejected) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
     let started = Instant::now();

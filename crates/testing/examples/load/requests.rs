@@ -36,8 +36,7 @@ pub(crate) struct ValidRequest {
 /// and several choices, with prefixes that some of them share.
 pub(crate) fn valid(i: usize) -> ValidRequest {
     let mut random = Random::new(i as u64 + 1);
-    let prefix =
-        "a story that many requests begin with, so that the cache has something to find. ".repeat(random.below(4));
+    let prefix = "a story shared by several requests, so that the prefix cache has hits. ".repeat(random.below(4));
     let own: String = (0..1 + random.below(120)).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
     let text = prefix + &own;
     let mut body = json!({ "model": MODEL, "max_tokens": 1 + random.below(24), "seed": random.below(1 << 20) });

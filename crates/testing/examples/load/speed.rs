@@ -69,8 +69,8 @@ fn bench(arguments: &Arguments, model: &str) -> Outcome<f64> {
 fn body(arguments: &Arguments, seed: u64, output: usize) -> Vec<u8> {
     let mut random = Random::new(seed + 1);
     let ids: Vec<usize> = (0..arguments.input).map(|_| IDS.start + random.below(IDS.len())).collect();
-    let body = json!({ "model": MODEL, "prompt": ids, "max_tokens": output, "ignore_eos": true, "temperature": 0, "stream": true,
-                       "stream_options": { "include_usage": true } });
+    let body = json!({ "model": MODEL, "prompt": ids, "max_tokens": output, "ignore_eos": true, "temperature": 0,
+                       "stream": true, "stream_options": { "include_usage": true } });
     body.to_string().into_bytes()
 }
 

@@ -118,7 +118,8 @@ impl Writer<'_> {
         self.put(SCORES, Value::Array(Array::F32(scores)));
         self.put(SPACE_PREFIX, Value::Bool(space_prefix));
         if has_joins_without_merges(&self.tokenizer.vocabulary, merges) {
-            let note = "the tokenizer joins some pieces in one order only, the file in any order: rare texts may get other ids";
+            let note = "the tokenizer joins some pieces in one order only, the file in any order: rare texts may get \
+                        other ids";
             self.notes.push(note.into());
         }
         Ok(())
@@ -143,7 +144,8 @@ impl Writer<'_> {
             ([], SpaceRule::Metaspace { prepend, split: false }) => {
                 let place = if *prepend == Prepend::First { "at the beginning" } else { "after every control token" };
                 self.notes.push(format!(
-                    "the tokenizer inserts a space {place} of a text unless there is one, but a reader of the file always does"
+                    "the tokenizer inserts a space {place} of a text unless there is one, but a reader of the file \
+                     always does"
                 ));
                 Ok(true)
             }
@@ -246,7 +248,8 @@ impl Writer<'_> {
         {
             let (count, example) = (folder.added_normalized.tokens().len(), folder.vocabulary.piece(token.id));
             self.notes.push(format!(
-                "{count} tokens, such as {example:?}, match normalized text, but a reader of the file matches the original text"
+                "{count} tokens, such as {example:?}, match normalized text, but a reader of the file matches the \
+                 original text"
             ));
         }
     }
