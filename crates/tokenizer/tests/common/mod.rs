@@ -1,4 +1,4 @@
-//! Conformance data (vocabularies and templates with licences that keep them out of the repository) and fixtures.
+//! Conformance data (vocabularies and templates of other projects, which are not part of the repository) and fixtures.
 
 use std::path::{Path, PathBuf};
 
