@@ -17,10 +17,13 @@ use crate::{Error, Request};
 /// Parameters of a beam search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BeamParams {
+    /// Number of beams.
     pub width: usize,
+    /// Number of finished beams to return, at most `width`.
     pub num_returned: usize,
     /// A value above 0 favours longer replies, below 0 shorter ones.
     pub length_penalty: f32,
+    /// When to stop once `width` beams are finished.
     pub early_stopping: EarlyStopping,
 }
 

@@ -3,22 +3,64 @@
 /// An error of one request, or of the whole engine ([`Error::Stopped`], [`Error::DeviceLost`]).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
+    /// The prompt has no tokens.
     #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,
+    /// The prompt leaves no token of the context for a reply.
     #[error("the prompt has {prompt} tokens, but the context holds {context}, of which one is needed for the reply")]
-    PromptTooLong { prompt: usize, context: usize },
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// The prompt has an id that the model does not know.
     #[error("token id {id} of the prompt is outside the vocabulary: expected an id below {vocab_size}")]
-    IdOutsideVocabulary { id: u32, vocab_size: usize },
+    IdOutsideVocabulary {
+        /// The id.
+        id: u32,
+        /// Number of ids that the model knows.
+        vocab_size: usize,
+    },
+    /// A number of the request is outside its range.
     #[error("{name}: expected {expected}, found {found}")]
-    OutOfRange { name: &'static str, expected: String, found: String },
+    OutOfRange {
+        /// Name of the parameter.
+        name: &'static str,
+        /// The allowed range.
+        expected: String,
+        /// The value of the request.
+        found: String,
+    },
+    /// A parameter that has no effect in a beam search.
     #[error("{name} cannot be used with beam search")]
-    NotWithBeams { name: &'static str },
+    NotWithBeams {
+        /// Name of the parameter.
+        name: &'static str,
+    },
+    /// The request could need more KV memory than there is.
     #[error("the request needs {needed} blocks of KV memory, but there are only {have}; lower max_tokens")]
-    ExceedsKvMemory { needed: usize, have: usize },
+    ExceedsKvMemory {
+        /// Blocks that the request could need.
+        needed: usize,
+        /// Blocks of the whole KV memory.
+        have: usize,
+    },
+    /// The request could need more KV memory than its tenant may hold.
     #[error("the request needs {needed} blocks of KV memory, but its tenant's quota is {quota}; lower max_tokens")]
-    ExceedsQuota { needed: usize, quota: usize },
+    ExceedsQuota {
+        /// Blocks that the request could need.
+        needed: usize,
+        /// Maximum blocks of the tenant.
+        quota: usize,
+    },
+    /// The queue has no place for the request now.
     #[error("the queue is full: {waiting} requests are waiting; try again later")]
-    QueueFull { waiting: usize },
+    QueueFull {
+        /// Requests in the queue.
+        waiting: usize,
+    },
+    /// The engine's loop has ended.
     #[error("the engine has stopped")]
     Stopped,
     /// The model or its device failed. The requests of that step end; the engine goes on.
@@ -30,6 +72,7 @@ pub enum Error {
     /// The device is lost, and the model with it. Every request ends, and the engine stops.
     #[error("{0}; the engine has stopped")]
     DeviceLost(String),
+    /// The sampling parameters are invalid, or the logits are not numbers.
     #[error(transparent)]
     Sampling(#[from] pellucid_sampling::Error),
     /// A bug in the engine or the model panicked while it served this request; other requests are not affected.

@@ -9,11 +9,14 @@ use crate::{Beam, Error, RequestStats};
 pub enum Event {
     /// The request was admitted; the first `cached_tokens` prompt tokens were found in the prefix cache. Sent once.
     Started {
+        /// Prompt tokens found in the prefix cache.
         cached_tokens: usize,
     },
     /// `computed` of the `total` prompt tokens have been prefilled or found in the prefix cache.
     PromptProgress {
+        /// Prompt tokens that are done.
         computed: usize,
+        /// All prompt tokens.
         total: usize,
     },
     /// Log probabilities of each prompt token after the first, given those before it. Sent once, if
@@ -21,10 +24,13 @@ pub enum Event {
     ///
     /// [`Request::score_prompt`]: crate::Request::score_prompt
     PromptLogprobs(Vec<Logprobs>),
+    /// A token of a choice.
     Token(TokenEvent),
     /// A choice is complete.
     ChoiceEnd {
+        /// Index of the choice.
         choice: usize,
+        /// Why it ended.
         reason: FinishReason,
         /// The end token or stop token, if one ended the choice. It is no part of the reply, but its trace and log
         /// probabilities may be of interest.
@@ -33,23 +39,32 @@ pub enum Event {
     /// A [`Control`] message has taken effect; all choices together had `output_tokens` tokens by then.
     /// `Control::End` is answered by `ChoiceEnd` instead.
     ControlApplied {
+        /// Tokens of all choices together.
         output_tokens: usize,
     },
-    /// Result of a beam search, best beam first. `reason` says why beams without an end token were not continued.
+    /// Result of a beam search.
     Beams {
+        /// The best beams, best first.
         beams: Vec<Beam>,
+        /// Why beams without an end token were not continued.
         reason: FinishReason,
     },
+    /// The request is complete.
     Done(RequestStats),
+    /// The request ended without a complete reply.
     Failed(Error),
 }
 
 /// A token of a reply.
 #[derive(Debug, Clone)]
 pub struct TokenEvent {
+    /// Index of the choice that it belongs to.
     pub choice: usize,
+    /// The token.
     pub id: u32,
+    /// Its log probability and those of the most probable tokens, if the request asks for them.
     pub logprobs: Option<Logprobs>,
+    /// What each step of the sampler did, if the request asks for it.
     pub trace: Option<Box<TokenTrace>>,
 }
 
@@ -73,18 +88,21 @@ pub enum FinishReason {
 pub enum Control {
     /// Compute nothing until `Resume`, and keep everything. The deadline does not stop.
     Pause,
+    /// Continue after `Pause`.
     Resume,
     /// Sample with these parameters from the next token on. The sender must have checked them with
     /// [`EngineHandle::check_sampling`](crate::EngineHandle::check_sampling).
     Update(Box<SamplingParams>),
     /// End this choice. Ignored by beam search and `best_of`, which compare whole replies.
     End {
+        /// Index of the choice.
         choice: usize,
     },
 }
 
 /// Receives a request's events. Called on the engine's thread, so no method may block.
 pub trait EventSink: Send {
+    /// Takes an event.
     fn send(&mut self, event: Event);
     /// Whether anyone still reads the events. Once this is false, the request is cancelled before the next step.
     fn is_open(&self) -> bool;

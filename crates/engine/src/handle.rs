@@ -165,6 +165,7 @@ impl EngineHandle {
         EngineStats { num_waiting: waiting, ..stats }
     }
 
+    /// Returns what the engine's thread is doing. Never waits.
     pub fn liveness(&self) -> Liveness {
         if !self.shared.is_alive.load(Ordering::SeqCst) {
             return Liveness::Stopped;

@@ -4,6 +4,7 @@
 //! [`kv_cache`] (which sequence holds which block) and beam search. [`EngineHandle`] runs the loop on its own thread.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod beam;

@@ -19,9 +19,11 @@ pub enum KvBudget {
 /// The contexts that the KV memory must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvNeed {
+    /// Bytes of one block, in all layers.
     pub bytes_per_block: u64,
     /// Positions in a block.
     pub block_len: usize,
+    /// Tokens of a whole context.
     pub context_len: usize,
     /// Number of whole contexts that should fit at once.
     pub num_contexts: usize,
@@ -30,8 +32,11 @@ pub struct KvNeed {
 /// The size of the KV memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
+    /// The need that it was made for.
     pub need: KvNeed,
+    /// The budget that it was made from.
     pub budget: KvBudget,
+    /// Number of blocks to allocate.
     pub num_blocks: usize,
 }
 
@@ -42,6 +47,7 @@ pub struct MemoryPlan {
      hold {fits} tokens"
 )]
 pub struct ContextDoesNotFit {
+    /// Tokens of a whole context.
     pub context_len: usize,
     /// Bytes of one context.
     pub needed: u64,
@@ -58,6 +64,7 @@ impl KvNeed {
 }
 
 impl MemoryPlan {
+    /// Computes the number of blocks. Returns an error if the budget does not hold one whole context.
     pub fn new(need: KvNeed, budget: KvBudget) -> Result<MemoryPlan, ContextDoesNotFit> {
         let per_context = need.blocks_per_context();
         let wanted = per_context.saturating_mul(need.num_contexts.max(1) as u64);
@@ -82,6 +89,7 @@ impl MemoryPlan {
         Ok(MemoryPlan { need, budget, num_blocks: num_blocks as usize })
     }
 
+    /// Returns the bytes of all blocks together.
     pub fn bytes(&self) -> u64 {
         self.need.bytes_per_block * self.num_blocks as u64
     }

@@ -15,6 +15,7 @@ pub const MAX_WIDTH: usize = 128;
 pub struct Request {
     /// Tenant, and the part of its prefix cache that the request uses. It comes from the authenticated key and a salt.
     pub scope: Scope,
+    /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
     /// How to sample, and which tokens end a reply.
     pub sampling: SamplingParams,

@@ -11,7 +11,9 @@ use crate::kv_cache::TenantId;
 /// The tokens that a running sequence has left to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
+    /// Tenant of the request.
     pub tenant: TenantId,
+    /// Number of tokens left.
     pub num_left: usize,
     /// The one token left is the next of a reply. It is scheduled before all prompts.
     pub is_decode: bool,
@@ -48,10 +50,12 @@ pub struct Served {
 }
 
 impl Served {
+    /// Returns the number of tokens computed for a tenant.
     pub fn tokens(&self, tenant: TenantId) -> u64 {
         self.tokens.get(&tenant).copied().unwrap_or(0)
     }
 
+    /// Adds computed tokens.
     pub fn charge(&mut self, tenant: TenantId, num_tokens: usize) {
         *self.tokens.entry(tenant).or_default() += num_tokens as u64;
     }
@@ -68,7 +72,9 @@ impl Served {
 /// A tenant, and how much it holds of a shared resource: running sequences, or blocks of KV memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contender {
+    /// The tenant.
     pub tenant: TenantId,
+    /// Amount of the resource that it holds.
     pub held: usize,
 }
 

@@ -5,11 +5,13 @@ use std::time::Duration;
 /// Counts and times of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RequestStats {
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
     /// Generated tokens of all choices or beams, including those that were not returned.
     pub output_tokens: usize,
+    /// Times that the request was preempted.
     pub preemptions: usize,
     /// From submission to the start of the request.
     pub queue_time: Duration,
@@ -33,6 +35,7 @@ impl RequestStats {
 /// Counters of the engine since it started, and what it holds now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
+    /// Steps that were run.
     pub steps: u64,
     /// Steps that were launched before the step that they follow had ended.
     pub steps_ahead: u64,
@@ -51,16 +54,24 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// The part of `cached_tokens` that was found in prefixes that the operator declared shared.
     pub shared_cached_tokens: u64,
+    /// Requests that ended with a complete reply or by their deadline.
     pub finished_requests: u64,
+    /// Requests whose client disconnected.
     pub cancelled_requests: u64,
+    /// Requests that ended with an error.
     pub failed_requests: u64,
+    /// Times that a request was preempted.
     pub preemptions: u64,
+    /// Requests in the queue.
     pub num_waiting: usize,
     /// Sequences in the batch.
     pub num_running: usize,
+    /// Blocks that running sequences hold.
     pub blocks_in_use: usize,
     /// Blocks reserved for running requests and not in use yet.
     pub blocks_reserved: usize,
+    /// Blocks that only the prefix cache holds.
     pub blocks_idle: usize,
+    /// All blocks of KV memory.
     pub num_blocks: usize,
 }

@@ -133,20 +133,23 @@ impl Engine {
         })
     }
 
+    /// Returns the model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
     }
 
+    /// Returns the KV cache.
     pub fn cache(&self) -> &KvCache {
         &self.cache
     }
 
-    /// The KV cache, for the operator's settings: shared prefixes and quotas.
+    /// Returns the KV cache for the operator's settings: shared prefixes and quotas.
     pub fn cache_mut(&mut self) -> &mut KvCache {
         &mut self.cache
     }
 
-    /// The limits that every request is checked against. The operator's settings of the cache must be final by then.
+    /// Returns the limits that every request is checked against. The operator's settings of the cache must be final by
+    /// then.
     pub fn limits(&self) -> RequestLimits {
         RequestLimits {
             config: self.model.config().clone(),
@@ -187,6 +190,7 @@ impl Engine {
         self.is_stalled
     }
 
+    /// Returns the number of requests in the queue.
     pub fn num_waiting(&self) -> usize {
         self.waiting.values().map(Vec::len).sum()
     }

@@ -20,6 +20,7 @@ pub struct EngineOptions {
     pub chunk_len: usize,
     /// Maximum requests in the queue.
     pub max_waiting: usize,
+    /// Which requests may start with less memory reserved than they could need.
     pub overcommit: Overcommit,
     /// Key of the prefix cache's hashes.
     pub secret: [u8; 32],
@@ -33,7 +34,10 @@ pub enum Overcommit {
     Never,
     /// Requests without `max_tokens`, whose maximum is a whole context for each reply. They reserve the tokens that
     /// they have and `growth` more each time that they start.
-    Unbounded { growth: usize },
+    Unbounded {
+        /// Tokens to reserve beyond those that a request has.
+        growth: usize,
+    },
     /// Every request reserves only the tokens that it has.
     Always,
 }

@@ -23,6 +23,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// Returns the number of blocks that are left.
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }
@@ -40,7 +41,9 @@ impl Drop for Reservation {
 /// A copy of one block's keys and values to another, in every layer, that the caller must make before the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
+    /// The block to read.
     pub from: BlockId,
+    /// The block to write.
     pub to: BlockId,
 }
 
@@ -49,10 +52,12 @@ impl BlockTable {
         BlockTable { scope, blocks: Vec::new(), hashes: Vec::new() }
     }
 
+    /// Returns the blocks in the order of the positions.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
+    /// Returns the scope of the sequence.
     pub fn scope(&self) -> Scope {
         self.scope
     }

@@ -33,10 +33,22 @@ pub type BlockId = u32;
 pub enum OutOfBlocks {
     /// Other requests hold the memory; some of it becomes free when they end.
     #[error("{needed} blocks of KV memory are needed, but only {available} are available")]
-    Memory { needed: usize, available: usize },
+    Memory {
+        /// Blocks that are needed.
+        needed: usize,
+        /// Blocks that are free or idle, and not reserved.
+        available: usize,
+    },
     /// The tenant's quota is used up.
     #[error("{needed} blocks of KV memory are needed, but the tenant's quota of {quota} leaves {available}")]
-    Quota { needed: usize, quota: usize, available: usize },
+    Quota {
+        /// Blocks that are needed.
+        needed: usize,
+        /// Maximum blocks of the tenant.
+        quota: usize,
+        /// Blocks that the tenant may still take.
+        available: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -92,6 +104,7 @@ impl KvCache {
         }
     }
 
+    /// Returns the number of all blocks.
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }

@@ -45,14 +45,17 @@ impl KvCache {
         self.quotas.insert(tenant, num_blocks);
     }
 
+    /// Returns a tenant's quota; `None` if it has none.
     pub fn quota(&self, tenant: TenantId) -> Option<usize> {
         self.quotas.get(&tenant).copied()
     }
 
+    /// Returns all quotas.
     pub fn quotas(&self) -> &HashMap<TenantId, usize> {
         &self.quotas
     }
 
+    /// Returns the blocks that a tenant holds.
     pub fn usage(&self, tenant: TenantId) -> TenantUsage {
         self.usage.get(&tenant).copied().unwrap_or_default()
     }

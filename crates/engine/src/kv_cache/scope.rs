@@ -7,6 +7,7 @@ pub struct TenantId(pub u32);
 /// A part of the prefix cache whose requests find each other's blocks: all of a tenant's, or those with the same salt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
+    /// The tenant.
     pub tenant: TenantId,
     /// Hash of the salt; 0 without one.
     pub(super) salt: u64,

@@ -141,7 +141,7 @@ fn a_quota_bounds_blocks_in_use_reserved_and_idle_together() {
     assert_eq!(held(&cache), (4, 0, 0));
     cache.release(table);
     cache.cancel(reservation);
-    // The same without a reservation.
+    // Growth beyond a reservation evicts idle blocks too.
     let (mut table, mut reservation, _) = cache.admit(tenant(1), &prompt(4, 700), 0).expect("enough blocks");
     cache.grow(&mut table, &mut reservation, 16).expect("available");
     let (in_use, idle, _) = held(&cache);
