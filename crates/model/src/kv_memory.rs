@@ -22,6 +22,7 @@ impl KvMemory {
     /// The formats in which keys and values can be stored. `docs/accuracy.md` states the error of each.
     pub const FORMATS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
 
+    /// Allocates the memory, filled with zeros.
     pub fn new(
         config: &DecoderConfig,
         backend: &dyn Backend,

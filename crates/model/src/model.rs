@@ -4,6 +4,7 @@ use crate::{Batch, DecoderConfig, Error, KvMemory, Logits};
 
 /// Computes logits from token ids. [`Decoder`](crate::Decoder) implements it for every supported family.
 pub trait Model: Send {
+    /// Returns the configuration.
     fn config(&self) -> &DecoderConfig;
 
     /// Computes the batch's rows, stores their keys and values, and fills `logits` with the wanted rows or their

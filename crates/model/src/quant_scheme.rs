@@ -29,6 +29,7 @@ pub struct TensorRole<'a> {
 }
 
 impl QuantScheme {
+    /// All schemes.
     pub const ALL: [QuantScheme; 13] = [
         QuantScheme::plain("f32", DType::F32),
         QuantScheme::plain("f16", DType::F16),

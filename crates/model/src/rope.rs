@@ -31,7 +31,9 @@ pub enum RopeScaling {
     /// original context.
     Yarn {
         factor: f32,
+        /// Pairs with more rotations than this over the original context keep their frequency.
         beta_fast: f32,
+        /// Pairs with fewer rotations than this are divided by the factor.
         beta_slow: f32,
         original_context_len: f32,
         attention_factor: f32,

@@ -67,6 +67,7 @@ impl SyntheticModel {
         SyntheticModel { experts: Some(SyntheticExperts { num_experts, num_selected, mlp_size }), ..self }
     }
 
+    /// All models.
     #[rustfmt::skip]
     pub const ALL: [SyntheticModel; 15] = [
         model("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),

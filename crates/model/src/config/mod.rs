@@ -35,12 +35,15 @@ pub struct DecoderConfig {
     pub positions: Positions,
     pub mlp: MlpKind,
     pub activation: Activation,
+    /// The experts of the layers that have them.
     pub experts: Option<Experts>,
     /// Factor of the token's embedding.
     pub embedding_scale: f32,
     /// Factor of the dot product of query and key.
     pub attention_scale: f32,
+    /// Replaces attention scores x by `cap * tanh(x / cap)`.
     pub attention_soft_cap: Option<f32>,
+    /// Replaces logits x by `cap * tanh(x / cap)`.
     pub logits_soft_cap: Option<f32>,
     pub layers: Vec<LayerConfig>,
 }
@@ -61,12 +64,16 @@ impl LayerConfig {
     pub const PLAIN: LayerConfig = LayerConfig { window: None, rope: 0, experts: false };
 }
 
+/// The kind of all norms of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
+    /// RMSNorm: `x / rms(x) * weight`.
     Rms,
+    /// LayerNorm: `(x - mean(x)) / std(x) * weight + bias`.
     Layer,
 }
 
+/// How a decoder takes the positions of tokens into account.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Positions {
     /// Queries and keys are rotated. Each layer uses one of the tables.
@@ -77,6 +84,7 @@ pub enum Positions {
     Sinusoidal,
 }
 
+/// The formula of the dense MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpKind {
     /// `down(activation(gate x) * up x)`
