@@ -173,8 +173,8 @@ impl<'a> Bench<'a> {
         self.best_layer(&positions, &sequences, layers_per_run, true)
     }
 
-    /// Returns the seconds per layer for several sequences of one row each, which see `depth` positions: with all layers
-    /// in turn, or with the same layer again and again.
+    /// Returns the seconds per layer for several sequences of one row each, which see `depth` positions: with all
+    /// layers in turn, or with the same layer again and again.
     fn best_of_sequences(&mut self, num_sequences: usize, depth: usize, cached: bool) -> f64 {
         let blocks = depth.div_ceil(BLOCK_LEN);
         let positions = vec![depth as u32 - 1; num_sequences];

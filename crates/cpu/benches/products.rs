@@ -1,7 +1,7 @@
 //! Speed of matrix products with weights of every format, beside the memory bandwidth at the time.
 //!
-//! `cargo bench -p pellucid-cpu --bench products -- [format] [isa] [rows ...] [busy] [cached]`: for one row the figure is
-//! bytes of weights read per second, for many rows operations per second (a multiplication and an addition are two).
+//! `cargo bench -p pellucid-cpu --bench products -- [format] [isa] [rows ...] [busy] [cached]`: for one row the figure
+//! is bytes of weights read per second, for many rows operations per second (a multiplication and an addition are two).
 //! All weights together exceed the caches. Machines are noisy: the best and the median of several rounds are printed.
 //! With `busy`, one thread runs and its CPU time is measured, to compare kernels on a machine that others use too. With
 //! `cached`, a single small weight is multiplied again and again, which shows the cost of arithmetic alone.

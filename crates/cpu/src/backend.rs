@@ -113,7 +113,8 @@ impl CpuBackend {
         });
     }
 
-    /// Computes a norm without a sum before it, so that products find its rows; a sum and its norm are left to the products.
+    /// Computes a norm without a sum before it, so that products find its rows; a sum and its norm are left to the
+    /// products.
     fn prepared<'a>(&self, input: Input<'a>) -> Result<Input<'a>, Error> {
         match input {
             Input::Rows(_) | Input::Joined { residual: Residual { pending: Pending::Update, .. }, .. } => Ok(input),

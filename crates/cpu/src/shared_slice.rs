@@ -57,7 +57,7 @@ impl<'a, T> SharedSlice<'a, T> {
     /// The elements `offset .. offset + len`, for any number of threads to read.
     ///
     /// # Safety
-    /// While the result is in use, nobody writes these elements.
+    /// While the result is in use, no thread writes these elements.
     ///
     /// # Panics
     /// When the elements are not within the slice.

@@ -18,7 +18,7 @@ const CACHE_LINE: usize = 64;
 #[derive(Clone, Copy)]
 pub(super) struct HeadPages<'a> {
     pub(super) layout: KvLayout,
-    pub(super) memory: KvBytes<'a>,
+    memory: KvBytes<'a>,
     pub(super) blocks: &'a [u32],
     pub(super) kv_head: usize,
 }
@@ -36,6 +36,17 @@ struct BlockRun<'a> {
 }
 
 impl<'a> HeadPages<'a> {
+    /// # Safety
+    /// While the value is in use, no other thread writes the regions of `kv_head` in `blocks` that are read through it.
+    pub(super) unsafe fn new(layout: KvLayout, memory: KvBytes<'a>, blocks: &'a [u32], kv_head: usize) -> Self {
+        HeadPages { layout, memory, blocks, kv_head }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn memory(&self) -> &KvBytes<'a> {
+        &self.memory
+    }
+
     /// The parts of blocks that hold `positions`, which belong to the tile that begins at position `tile`.
     #[inline(always)]
     fn runs<'b>(
@@ -67,7 +78,7 @@ impl<'a> HeadPages<'a> {
     #[inline(always)]
     pub(super) fn region<'b>(&self, bytes: &'b SharedSlice<'_, u8>, position: usize) -> &'b [u8] {
         let block = self.blocks[position / self.layout.shape.block_len] as usize;
-        // SAFETY: a region is written either before all tasks run, or by the task that reads it, before it reads it.
+        // SAFETY: the caller of `new` guarantees that no other thread writes the region.
         unsafe { bytes.read(self.layout.region(block, self.kv_head), self.layout.region_bytes()) }
     }
 }

@@ -162,6 +162,10 @@ impl<'a> Call<'a> {
             let mut partial = std::mem::take(&mut plan.partial);
             let places = [SharedSlice::new(out), SharedSlice::new(partial.with_len(plan.partial_len))];
             if let Some(new_rows) = self.new_rows {
+                debug_assert!(
+                    self.writes_own_blocks(plan, &new_rows),
+                    "a sequence writes only blocks that no other one has"
+                );
                 let others = plan.pieces.iter().filter(|piece| !piece.stores).flat_map(|piece| piece.rows.clone());
                 // SAFETY: no task runs yet, so nothing else uses the memory.
                 unsafe { new_rows.store_rows(level, pool, &self.layout, &self.memory, others) };
@@ -195,7 +199,8 @@ impl<'a> Call<'a> {
             let spans = span.map_or(piece.spans.clone(), |span| piece.spans.start + span..piece.spans.start + span + 1);
             for row in piece.rows.clone().filter(|&row| spans.contains(&(self.positions[row] as usize / SPAN))) {
                 for kind in [KeyOrValue::Key, KeyOrValue::Value] {
-                    // SAFETY: no other sequence has the row's block, and no other task this head of it.
+                    // SAFETY: no other sequence has the row's block (a sequence writes only blocks of its own), and no
+                    // other task has this head and span of the sequence.
                     unsafe { new_rows.store_head(level, &self.layout, &self.memory, row, kv_head, kind) };
                 }
             }
@@ -207,10 +212,25 @@ impl<'a> Call<'a> {
         let missing = &plan.missing[index * num_kv_heads + kv_head];
         WORKSPACE.with_borrow_mut(|workspace| {
             let mut rotated = std::mem::take(&mut workspace.queries);
-            let queries = Queries::new(self, level, piece.sequence, piece.rows.clone(), kv_head, &mut rotated);
+            // SAFETY: rows are stored either before all tasks run, or by the task above, which is the only one that
+            // reads the region.
+            let queries =
+                unsafe { Queries::new(self, level, piece.sequence, piece.rows.clone(), kv_head, &mut rotated) };
             lanes::run(level, Task { queries, piece, span, next, output, partial, missing, workspace });
             workspace.queries = rotated;
         });
+    }
+
+    /// Whether the blocks that tasks write while others read belong to one sequence each. The caller of the backend is
+    /// responsible for that; checking it takes too long for release builds.
+    fn writes_own_blocks(&self, plan: &Plan, new_rows: &NewRows<'_>) -> bool {
+        plan.pieces.iter().filter(|piece| piece.stores).all(|piece| {
+            piece.rows.clone().all(|row| {
+                let block = new_rows.block(&self.layout, row);
+                let others = (0..self.sequences.len()).filter(|&sequence| sequence != piece.sequence);
+                others.into_iter().all(|sequence| !self.blocks(sequence).contains(&block))
+            })
+        })
     }
 
     fn blocks(&self, sequence: usize) -> &'a [u32] {

@@ -72,6 +72,11 @@ impl<'a> NewRows<'a> {
         NewRows { rotation, keys: floats(keys), values: floats(values), slots }
     }
 
+    /// The block that holds a row's slot.
+    pub(super) fn block(&self, layout: &KvLayout, row: usize) -> u32 {
+        self.slots[row] / layout.shape.block_len as u32
+    }
+
     /// Writes the key or the value of one head of a row into its slot.
     ///
     /// # Safety

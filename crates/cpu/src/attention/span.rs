@@ -46,7 +46,10 @@ pub(super) struct Queries<'a> {
 
 impl<'a> Queries<'a> {
     /// Copies the queries of a kv head from their rows to `rotated`, and rotates them there.
-    pub(super) fn new(
+    ///
+    /// # Safety
+    /// While the value is in use, no other thread writes the sequence's regions of `kv_head` that are read through it.
+    pub(super) unsafe fn new(
         call: &'a Call<'a>,
         level: Level,
         sequence: usize,
@@ -55,7 +58,8 @@ impl<'a> Queries<'a> {
         rotated: &'a mut AlignedFloats,
     ) -> Self {
         let Call { memory, layout, .. } = *call;
-        let pages = HeadPages { layout, memory, blocks: call.blocks(sequence), kv_head };
+        // SAFETY: passed on from the caller.
+        let pages = unsafe { HeadPages::new(layout, memory, call.blocks(sequence), kv_head) };
         let group = layout.shape.num_heads / layout.shape.num_kv_heads;
         let mut queries = Queries { call, pages, rows, group, rotated: &[] };
         let (len, head_size) = (queries.len(), layout.shape.head_size);

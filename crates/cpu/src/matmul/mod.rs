@@ -214,16 +214,14 @@ impl Multiplier {
                     }
                 }
                 #[cfg(target_arch = "x86_64")]
-                (InputForm::Bf16, _) => {
-                    if !std::mem::replace(&mut is_ready[BF16], true) {
-                        x = with_simd!(self.level, simd => inputs.bf16.fill(simd, pool, x));
-                    }
+                (InputForm::Bf16, _) if !is_ready[BF16] => {
+                    is_ready[BF16] = true;
+                    x = with_simd!(self.level, simd => inputs.bf16.fill(simd, pool, x));
                 }
                 #[cfg(target_arch = "x86_64")]
-                (InputForm::Interleaved, _) => {
-                    if !std::mem::replace(&mut is_ready[INTERLEAVED], true) {
-                        x = with_simd!(self.level, simd => inputs.interleaved.fill(simd, pool, x));
-                    }
+                (InputForm::Interleaved, _) if !is_ready[INTERLEAVED] => {
+                    is_ready[INTERLEAVED] = true;
+                    x = with_simd!(self.level, simd => inputs.interleaved.fill(simd, pool, x));
                 }
                 _ => {}
             }
@@ -278,6 +276,10 @@ unsafe fn wide_panels<F: QuantizedFormat, const WEIGHTS: usize>(
     rows: &QuantizedRows,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
+    for weight in weights {
+        let num_slices = weight.num_units * F::LAYOUT.slices;
+        assert_eq!((weight.layout, num_slices), (F::LAYOUT, rows.num_slices()), "rows and weights have the same units");
+    }
     // SAFETY: passed on from the caller.
     unsafe {
         match kernel {

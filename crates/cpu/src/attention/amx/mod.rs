@@ -169,18 +169,24 @@ struct QueryTiles<'a> {
 impl QueryTiles<'_> {
     /// The keys of a block of 32 positions.
     fn keys_of(&self, block: usize) -> KvLines {
-        let HeadPages { layout, memory, .. } = self.queries.pages();
+        let HeadPages { layout, .. } = self.queries.pages();
         let position = self.span * SPAN + block * STEP;
         let first = position % layout.shape.block_len / ROWS * LINE;
-        self.lines(&memory.keys, position, first, layout.shape.block_len / ROWS * LINE, self.ahead.of_keys(position))
+        self.lines(
+            &self.queries.pages().memory().keys,
+            position,
+            first,
+            layout.shape.block_len / ROWS * LINE,
+            self.ahead.of_keys(position),
+        )
     }
 
     /// The values of a block of 32 positions.
     fn values_of(&self, block: usize) -> KvLines {
-        let HeadPages { layout, memory, .. } = self.queries.pages();
+        let HeadPages { layout, .. } = self.queries.pages();
         let position = self.span * SPAN + block * STEP;
         let first = position % layout.shape.block_len / STEP * layout.shape.head_size * LINE;
-        self.lines(&memory.values, position, first, 2 * LINE, self.ahead.of_values(position))
+        self.lines(&self.queries.pages().memory().values, position, first, 2 * LINE, self.ahead.of_values(position))
     }
 
     /// Lines of the block that holds a position, from byte `first` of its region on.

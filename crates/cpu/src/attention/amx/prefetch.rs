@@ -27,7 +27,8 @@ impl KvPrefetch<'_> {
     /// The number of lines is that of the keys.
     #[inline]
     pub(super) fn of_keys(&self, position: usize) -> ([*const u8; STREAMS], usize) {
-        let HeadPages { memory, blocks, kv_head, .. } = self.pages;
+        let HeadPages { blocks, kv_head, .. } = self.pages;
+        let memory = self.pages.memory();
         let values = NextSpan { blocks, kv_head: *kv_head, span: position / SPAN };
         self.part(&memory.keys, position, Some((&memory.values, values)))
     }
@@ -36,7 +37,7 @@ impl KvPrefetch<'_> {
     /// lines.
     #[inline]
     pub(super) fn of_values(&self, position: usize) -> ([*const u8; STREAMS], usize) {
-        let memory = &self.pages.memory;
+        let memory = self.pages.memory();
         self.part(&memory.values, position, self.next.map(|next| (&memory.keys, next)))
     }
 

@@ -1,7 +1,7 @@
 //! Sixteen lanes in one register of AVX-512, or in two of AVX2.
 //!
-//! Every `unsafe` block of this module calls an intrinsic whose features the value `self` proves; loads and stores pass the safety
-//! conditions on to their callers.
+//! Every `unsafe` block of this module calls an intrinsic whose features the value `self` proves; loads and stores pass
+//! the safety conditions on to their callers.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use std::arch::x86_64::*;

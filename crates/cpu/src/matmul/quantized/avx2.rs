@@ -204,7 +204,7 @@ unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half
     }
 }
 
-/// What the offset of W adds to a sum of products; zero where values are multiplied with their sign.
+/// The share of W's offset in a sum of products; zero if values are multiplied with their sign.
 ///
 /// # Safety
 /// `offset` can be read, and the machine has AVX2.

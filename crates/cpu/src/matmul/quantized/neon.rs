@@ -143,7 +143,7 @@ unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half
     }
 }
 
-/// What the offset of W adds to a sum of products; zero for 8-bit values, which are multiplied with their sign.
+/// The share of W's offset in a sum of products; zero for 8-bit values, which are multiplied with their sign.
 #[inline(always)]
 fn offset<F: QuantizedFormat>(offset: i32) -> int32x4_t {
     let offset = if matches!(F::LAYOUT.offset_shift, None | Some(7)) { 0 } else { offset };

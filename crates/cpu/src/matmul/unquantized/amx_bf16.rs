@@ -77,6 +77,12 @@ impl Bf16Rows {
         self.num_rows.div_ceil(BLOCK_ROWS)
     }
 
+    /// Checks that panels are at least as deep as the rows.
+    fn assert_depth<const WEIGHTS: usize>(&self, weights: [&UnquantizedWeight; WEIGHTS]) {
+        let bytes = self.num_steps * STEP * PANEL_COLUMNS * size_of::<u16>();
+        assert!(weights.iter().all(|weight| bytes <= weight.panel_bytes()), "panels are as deep as the rows");
+    }
+
     /// Number of rows of a block, and the start of one of its steps.
     fn block(&self, block: usize, step: usize) -> (usize, *const u16) {
         let m = BLOCK_ROWS.min(self.num_rows - block * BLOCK_ROWS);
@@ -111,6 +117,7 @@ pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
     join: impl Fn(&mut [f32], &[f32]),
 ) {
     assert_eq!(rows.num_blocks(), 1, "rows of one block");
+    rows.assert_depth(weights);
     let sink = ResultSink { part, num_rows: rows.num_rows };
     // SAFETY: passed on from the caller; there is a tile of results for every panel.
     unsafe {
@@ -130,6 +137,7 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
     rows: &Bf16Rows,
     join: impl Fn(&mut [f32], &[f32]),
 ) {
+    rows.assert_depth(weights);
     let sink = ResultSink { part, num_rows: rows.num_rows };
     // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
     unsafe {

@@ -66,6 +66,7 @@ pub(in crate::matmul) unsafe fn one_block_times_panels<const WEIGHTS: usize>(
         _ => unreachable!("quantized formats have other kernels"),
     };
     assert!(x.num_rows() <= BLOCK_ROWS, "rows of one block");
+    assert_depth(&part, weights, x);
     let direction = part.direction;
     let sink = ResultSink { part, num_rows: x.num_rows() };
     SCRATCH.with_borrow_mut(|scratch| {
@@ -96,6 +97,7 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
         DType::BF16 => many_blocks::<BF16>,
         _ => unreachable!("quantized formats have other kernels"),
     };
+    assert_depth(&part, weights, x);
     let sink = ResultSink { part, num_rows: x.num_rows() };
     SCRATCH.with_borrow_mut(|scratch| {
         // SAFETY: passed on from the caller; there is a tile of results for every panel and block.
@@ -106,6 +108,17 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<const WEIGHTS: usize>(
             );
         }
     });
+}
+
+/// Checks that panels are at least as deep as the rows.
+fn assert_depth<const WEIGHTS: usize>(
+    part: &ProductPart<'_>,
+    weights: [&UnquantizedWeight; WEIGHTS],
+    x: &InterleavedRows,
+) {
+    // BF16 is stored in pairs of values.
+    let bytes = x.depth().next_multiple_of(2) * PANEL_COLUMNS * part.product.weight.dtype.block_bytes();
+    assert!(weights.iter().all(|weight| bytes <= weight.panel_bytes()), "panels are as deep as the rows");
 }
 
 /// Number of panels that are multiplied together. Four are taken as two and two: one panel alone has too few

@@ -160,6 +160,11 @@ fn by_level<N: PanelFormat>(
     rows: FloatRows<'_>,
     put: &mut dyn FnMut(usize, &[f32; PANEL_COLUMNS]),
 ) {
+    // BF16 is stored in pairs of values.
+    assert!(
+        rows.depth.next_multiple_of(2) * PANEL_COLUMNS * N::SIZE <= panel.len(),
+        "the panel is as deep as the rows"
+    );
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     macro_rules! in_steps {
         ($kernel:ident, $($count:literal)*) => {{
@@ -167,7 +172,7 @@ fn by_level<N: PanelFormat>(
             while first < rows.num_rows() {
                 let left = rows.num_rows() - first;
                 $(if left >= $count {
-                    // SAFETY: the level proves the instructions; panel and rows are `depth` long, and at least `$count`
+                    // SAFETY: the level proves the instructions; by the assertion, the panel is `depth` long; at least `$count`
                     // rows are left.
                     let results = unsafe { $kernel::<N, $count>(panel.as_ptr(), rows, first) };
                     (0..$count).for_each(|r| put(first + r, &results[r]));

@@ -12,7 +12,6 @@ use crate::matmul::PANEL_COLUMNS;
 /// An unquantized format, read from its panels.
 pub(super) trait PanelFormat {
     /// Bytes of a value.
-    #[cfg(target_arch = "x86_64")]
     const SIZE: usize;
 
     /// Value k of a column.
@@ -45,7 +44,6 @@ pub(super) struct F16;
 pub(super) struct BF16;
 
 impl PanelFormat for F32 {
-    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 4;
 
     fn value(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -76,7 +74,6 @@ impl PanelFormat for F32 {
 }
 
 impl PanelFormat for F16 {
-    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
     fn value(panel: &[u8], k: usize, column: usize) -> f32 {
@@ -107,7 +104,6 @@ impl PanelFormat for F16 {
 }
 
 impl PanelFormat for BF16 {
-    #[cfg(target_arch = "x86_64")]
     const SIZE: usize = 2;
 
     fn value(panel: &[u8], k: usize, column: usize) -> f32 {

@@ -259,7 +259,7 @@ unsafe fn add_scaled<F: QuantizedFormat, const R: usize, const P: usize>(
     }
 }
 
-/// What the offset of W adds to a sum of products.
+/// The share of W's offset in a sum of products.
 ///
 /// # Safety
 /// `offset` can be read, and the machine has AVX-512 F.
