@@ -1,4 +1,4 @@
-//! How much memory is free, for the system and within the control groups (cgroups) that limit this process.
+//! Free memory of the system and within the control groups (cgroups) that limit this process.
 
 #[cfg(target_os = "linux")]
 use std::path::{Path, PathBuf};

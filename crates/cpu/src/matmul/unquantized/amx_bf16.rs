@@ -242,7 +242,12 @@ unsafe fn one_by_one(x: *const u16, m: usize, w: *const u8, count: usize, result
             asm!("tilezero tmm0", options(nostack, preserves_flags, nomem));
         } else {
             let from = result.as_ptr();
-            asm!("tileloadd tmm0, [{} + {}]", in(reg) from, in(reg) 64usize, options(nostack, preserves_flags, readonly));
+            asm!(
+                "tileloadd tmm0, [{} + {}]",
+                in(reg) from,
+                in(reg) 64usize,
+                options(nostack, preserves_flags, readonly),
+            );
         }
         for step in 0..count {
             let w = w.add(step * 1024);

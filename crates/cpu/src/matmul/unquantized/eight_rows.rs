@@ -236,7 +236,7 @@ struct PanelUnit {
     after: Option<isize>,
 }
 
-/// Where results go: the tile of the first panel and block, the number of that block, and the distance in tiles from
+/// Target of results: the tile of the first panel and block, the number of that block, and the distance in tiles from
 /// panel to panel.
 #[derive(Clone, Copy)]
 struct ResultPosition {

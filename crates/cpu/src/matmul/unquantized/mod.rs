@@ -172,8 +172,8 @@ fn by_level<N: PanelFormat>(
             while first < rows.num_rows() {
                 let left = rows.num_rows() - first;
                 $(if left >= $count {
-                    // SAFETY: the level proves the instructions; by the assertion, the panel is `depth` long; at least `$count`
-                    // rows are left.
+                    // SAFETY: the level proves the instructions; by the assertion, the panel is `depth` long; at least
+                    // `$count` rows are left.
                     let results = unsafe { $kernel::<N, $count>(panel.as_ptr(), rows, first) };
                     (0..$count).for_each(|r| put(first + r, &results[r]));
                     first += $count;

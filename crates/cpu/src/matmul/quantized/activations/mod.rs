@@ -247,7 +247,7 @@ struct RowArrays<'a> {
     scales: SharedSlice<'a, f32>,
 }
 
-/// Where the integers, sums and scales of some rows of a block go.
+/// Offsets at which the integers, sums and scales of some rows of a block are written.
 #[derive(Clone, Copy)]
 struct Destination {
     /// Offset of the block's integers.

@@ -3,8 +3,8 @@
 //!
 //! | formats | one block of rows | several blocks |
 //! |---|---|---|
-//! | Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (float scales) | [`float_scales::multiply_panels`] | [`float_scales::multiply_blocks`] |
-//! | Q4_K, Q5_K, Q6_K (integer scales) | [`byte_planes`] | [`byte_planes_many_blocks`] |
+//! | Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: float scales | [`multiply_panels`](float_scales) | [`multiply_blocks`](float_scales) |
+//! | Q4_K, Q5_K, Q6_K: integer scales | [`byte_planes`] | [`byte_planes_many_blocks`] |
 //!
 //! With a float scale for every 32 values, a tile is stored to memory after one multiplication of 32 values. With
 //! integer scales, the scale is multiplied into the values beforehand; the products of up to 13 bits make two tiles of
@@ -16,6 +16,7 @@
 mod byte_planes;
 mod byte_planes_many_blocks;
 mod float_scales;
+mod panel_walk;
 mod scale_rows;
 mod slice_pipeline;
 

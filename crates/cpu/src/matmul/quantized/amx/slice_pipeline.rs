@@ -13,6 +13,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::float_scales::{RING_CAPACITY_UNITS, unpack_slice};
+use super::panel_walk::{GROUP_PANELS, PanelWalk, UnitCursor};
 use super::{BLOCK_ROWS, RING_SLICES, SliceScales, Tile, UnpackRing};
 use crate::matmul::prefetch::PacedPrefetch;
 use crate::matmul::quantized::activations::RowBlock;
@@ -22,9 +23,6 @@ use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN};
 /// Units in the ring when panels are unpacked on the way. A small ring is still in the first-level cache when it is
 /// overwritten: with sixteen units, products of 16 rows were a fifth slower.
 const RING_UNITS: usize = 4;
-
-/// Panels that one block of rows is multiplied with in turns.
-const GROUP_PANELS: usize = 4;
 
 /// Units of a panel that are multiplied before the next panel's turn.
 const VISIT: usize = 4;
@@ -347,67 +345,6 @@ pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
     }
 }
 
-/// The order in which units of adjacent panels are multiplied: panels are taken in groups, and of a group some units of
-/// each panel in turn.
-#[derive(Clone, Copy)]
-struct PanelWalk {
-    units: *const u8,
-    num_units: usize,
-    count: usize,
-    unit_bytes: usize,
-    /// Units of a panel before the next panel's turn.
-    visit: usize,
-}
-
-/// A unit in that order.
-#[derive(Clone, Copy)]
-struct UnitCursor {
-    unit: *const u8,
-    /// Its index in the panel.
-    index: usize,
-    panel: usize,
-    /// First unit of the panel's turn, and the end of it.
-    visit: (usize, usize),
-    /// First panel of the group, and the end of it.
-    group: (usize, usize),
-}
-
-impl PanelWalk {
-    /// The first unit of the group that begins with panel `start`.
-    fn group(&self, start: usize) -> UnitCursor {
-        let unit = self.units.wrapping_add(start * self.num_units * self.unit_bytes);
-        let group = (start, self.count.min(start + GROUP_PANELS));
-        UnitCursor { unit, index: 0, panel: start, visit: (0, self.num_units.min(self.visit)), group }
-    }
-
-    /// The unit after this one; after the last comes the first.
-    #[inline(always)]
-    fn next(&self, place: UnitCursor) -> UnitCursor {
-        if place.index + 1 < place.visit.1 {
-            return UnitCursor { unit: place.unit.wrapping_add(self.unit_bytes), index: place.index + 1, ..place };
-        }
-        self.next_visit(place)
-    }
-
-    /// The first unit of the next panel's turn.
-    #[inline(always)]
-    fn next_visit(&self, place: UnitCursor) -> UnitCursor {
-        let UnitCursor { unit, index, panel, visit, group } = place;
-        let panel_bytes = self.num_units * self.unit_bytes;
-        if panel + 1 < group.1 {
-            let unit = unit.wrapping_add(panel_bytes).wrapping_sub((index - visit.0) * self.unit_bytes);
-            return UnitCursor { unit, index: visit.0, panel: panel + 1, visit, group };
-        }
-        if visit.1 == self.num_units {
-            return self.group(if group.1 < self.count { group.1 } else { 0 });
-        }
-        let back = (panel - group.0) * panel_bytes;
-        let unit = unit.wrapping_add((visit.1 - index) * self.unit_bytes).wrapping_sub(back);
-        let visit = (visit.1, self.num_units.min(visit.1 + self.visit));
-        UnitCursor { unit, index: visit.0, panel: group.0, visit, group }
-    }
-}
-
 /// Multiplies one block of rows with adjacent panels; there is a tile of results for each panel. Several panels are
 /// read in turns, because several streams of memory are faster than one; sums are in registers during a panel's turn
 /// and in memory between turns.
@@ -434,9 +371,9 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
             }
         };
-        let unpack = |place: UnitCursor, n: usize, slice: usize, ring: &mut UnpackRing| {
+        let unpack = |cursor: UnitCursor, n: usize, slice: usize, ring: &mut UnpackRing| {
             if !is_direct::<F>() {
-                unpack_slice::<F>(place.unit, n % RING_UNITS, slice, ring);
+                unpack_slice::<F>(cursor.unit, n % RING_UNITS, slice, ring);
             }
         };
         // Prefetching has its own order, in which all panels of a group advance at the same pace; it goes on beyond the
@@ -447,11 +384,11 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat, const ROWS: usize>(
             prefetched = streams.next_visit(prefetched);
         }
         let unpacked_slices = ring.integers.as_ptr();
-        let w = |place: UnitCursor, n: usize, slice: usize| match is_direct::<F>() {
-            true => place.unit.add(F::LAYOUT.low(slice)),
+        let w = |cursor: UnitCursor, n: usize, slice: usize| match is_direct::<F>() {
+            true => cursor.unit.add(F::LAYOUT.low(slice)),
             false => unpacked_slices.add(n % RING_UNITS * 2 + slice).cast(),
         };
-        let x_slice = |place: UnitCursor, slice: usize| x.quants.add((place.index * 2 * m + slice) * SLICE_LEN);
+        let x_slice = |cursor: UnitCursor, slice: usize| x.quants.add((cursor.index * 2 * m + slice) * SLICE_LEN);
         let tiles = ring.tiles.as_mut_ptr();
         // The unit that is multiplied, and the next one, which is unpacked.
         let mut factors = panels.group(0);

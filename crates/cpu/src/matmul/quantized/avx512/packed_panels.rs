@@ -18,7 +18,7 @@ const PREFETCH_BYTES: usize = 2 * 1024;
 /// With this number of panels, each panel prefetches its own next lines.
 pub(super) const MANY_PANELS: usize = 4;
 
-/// Where the words of x are in memory: one implementation for each
+/// The addresses of the words of x: one implementation for each
 /// [`InputOrder`](crate::matmul::quantized::activations::InputOrder).
 pub(super) trait WordStrides {
     /// Words from a row to the next, and from a word of a row to its next word.
