@@ -238,6 +238,7 @@ fn padded(tail: &[f32]) -> [f32; 16] {
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stderr, reason = "a test says that it was skipped")]
 mod tests {
     use super::*;
 
