@@ -62,3 +62,17 @@ impl FromStr for KvType {
         found.ok_or_else(|| format!("expected {}, found {text:?}", KvType::ALL.map(KvType::name).join(", ")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_in_any_case() {
+        for kv_type in KvType::ALL {
+            assert_eq!(kv_type.to_string().to_uppercase().parse(), Ok(kv_type));
+        }
+        let error = "f64".parse::<KvType>().expect_err("there is no such format");
+        assert_eq!(error, "expected f32, f16, bf16, q8_0, found \"f64\"");
+    }
+}

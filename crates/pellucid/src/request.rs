@@ -188,14 +188,19 @@ impl Request {
         self
     }
 
-    /// Replaces all sampling parameters by those of a preset, such as [`Preset::Creative`].
+    /// Replaces the sampling parameters by those of a preset, such as [`Preset::Creative`]. `min_tokens` and `logprobs`
+    /// stay as they are.
     pub fn preset(self, preset: Preset) -> Request {
-        self.sampling(|params| *params = preset.params())
+        self.sampling(|params| {
+            let SamplingParams { min_tokens, logprobs, .. } = *params;
+            *params = SamplingParams { min_tokens, logprobs, ..preset.params() };
+        })
     }
 
     /// Changes any sampling parameter: penalties, DRY, Mirostat, logit bias, the order of the steps.
     ///
-    /// The temperature is then the one in `params`, which is 1 unless it was set before.
+    /// The temperature is then the one in `params`, which is 1 unless it was set before. The fields `seed` and `end_ids`
+    /// have no effect here: [`Request::seed`] and the model set them.
     ///
     /// ```
     /// # use pellucid::Request;
