@@ -99,7 +99,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let folder = |name: &str| golden(name).to_str().unwrap().to_owned();
     for (model, out, expected) in [
         (folder("xglm"), &free, "xglm models have no GGUF form"),
-        (folder("gemma2"), &free, "the attention scale is 0.20412414, and would be read as 0.25"),
+        (folder("gemma2"), &free, "the attention scale is 0.20412414, but would be read as 0.25"),
         (letters, &free, "the tokenizer has no GGUF form: it spells characters, and has no byte tokens"),
         (byte_model(&home), &taken, "exists already"),
     ] {
