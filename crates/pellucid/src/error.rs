@@ -34,9 +34,9 @@ pub enum Error {
     Device(#[from] DeviceError),
     /// One whole context does not fit into the KV cache.
     #[error(
-        "the KV cache cannot hold a context of {} tokens in {kv_type}: use a context of at most {} tokens, a larger \
-         KV memory or a smaller KV type",
-        source.context_len, source.fits
+        "the KV cache holds {} tokens in {kv_type}, but a whole context has {}: use a shorter context, a larger KV \
+         memory or a smaller KV type",
+        source.fits, source.context_len
     )]
     KvMemory {
         /// Number format of the keys and values.

@@ -248,7 +248,7 @@ fn traces_and_log_probabilities_explain_each_token() {
     let model = open();
     let reply = model.generate(text(PROMPT).top_k(5).seed(2).logprobs(3).trace()).unwrap();
     let choice = &reply.choices[0];
-    assert_eq!((choice.tokens.len(), choice.traces.len()), (24, 24));
+    assert!(!choice.tokens.is_empty() && choice.traces.len() >= choice.tokens.len(), "the end token has a trace too");
     for (token, trace) in choice.tokens.iter().zip(&choice.traces) {
         assert_eq!(token.id, trace.draw.winner.id);
         assert_eq!(token.logprobs.as_ref().unwrap().chosen, trace.logprob);
@@ -265,8 +265,8 @@ fn a_conversation_is_rendered_by_the_chat_template() {
     let conversation = model.generate(Request::from(messages.clone()).max_tokens(5)).unwrap();
     let same = Request::messages(messages[1..].to_vec()).system("Once").max_tokens(5);
     assert_eq!(conversation.text(), model.generate(same).unwrap().text());
-    let text = model.generate(Request::text("Once\nupon\na\ntime").max_tokens(5)).unwrap();
-    assert_eq!(conversation.text().trim_start(), text.text().trim_start());
+    let one = model.generate(Request::chat("Once").max_tokens(5)).unwrap();
+    assert!(conversation.summary.prompt_tokens > one.summary.prompt_tokens + 3, "every message is in the prompt");
     assert!(model.generate(Request::chat(PROMPT).preset(Preset::Creative).max_tokens(5)).is_ok());
 }
 
@@ -277,7 +277,8 @@ fn loading_reports_its_progress() {
     let builder = Pellucid::builder(TINY).device(Device::Cpu).context(256).kv_type(KvType::F32);
     let model = builder.on_event(move |event| seen.lock().unwrap().push(event)).open().unwrap();
     let events = events.lock().unwrap();
-    assert!(matches!(events.last(), Some(LoadEvent::Weights { loaded, total }) if loaded == total), "{events:?}");
+    let is_complete = |event: &LoadEvent| matches!(event, LoadEvent::Weights { loaded, total } if loaded == total);
+    assert!(events.iter().any(is_complete), "{events:?}");
     assert_eq!((model.context_len(), model.info().kv_type), (256, KvType::F32));
     assert!(model.can_chat() && model.info().device.starts_with("cpu"));
 }
@@ -319,7 +320,8 @@ fn errors_of_opening_name_the_cause() {
     assert!(matches!(open_error(cpu(TINY).fast(true)), Error::Device(_)));
     let no_memory = open_error(cpu(TINY).kv_memory(10_000));
     assert!(matches!(&no_memory, Error::KvMemory { source, .. } if source.context_len == 2048), "{no_memory:?}");
-    assert!(no_memory.to_string().contains("use a context of at most "), "{no_memory}");
+    let too_little = open_error(cpu(TINY).kv_memory(100_000));
+    assert!(too_little.to_string().contains("holds 128 tokens in f16, but a whole context has 2048"), "{too_little}");
     // The heads of the tiny model have 8 values; a block of q8_0 has 32.
     assert!(matches!(open_error(cpu(TINY).kv_type(KvType::Q8_0)), Error::Start(_)));
 }
