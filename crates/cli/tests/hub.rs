@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{Home, Reply, Request, Server, noise, sha256, start};
 
-/// A listing entry of the large-file store.
+/// A listing entry of a file in Git LFS.
 fn large(path: &str, content: &[u8]) -> Value {
     json!({ "type": "file", "path": path, "size": content.len(), "oid": "pointer",
             "lfs": { "oid": sha256(content), "size": content.len(), "pointerSize": 135 } })

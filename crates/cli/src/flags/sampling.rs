@@ -165,11 +165,11 @@ pub(crate) struct BeamArgs {
     /// Stop when enough beams have ended: true, false (by a heuristic)
     /// or never (when no beam can improve) [default: false]
     #[arg(long, verbatim_doc_comment, value_name = "WHEN", requires = "beams")]
-    early_stopping: Option<Stopping>,
+    early_stopping: Option<EarlyStoppingFlag>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Stopping {
+enum EarlyStoppingFlag {
     True,
     False,
     Never,
@@ -190,9 +190,9 @@ impl BeamArgs {
             bail!("--beams-returned: expected 1 to {width}, the number of beams, found {num_returned}");
         }
         let early_stopping = match self.early_stopping {
-            Some(Stopping::True) => EarlyStopping::Always,
-            Some(Stopping::Never) => EarlyStopping::Never,
-            Some(Stopping::False) | None => EarlyStopping::Heuristic,
+            Some(EarlyStoppingFlag::True) => EarlyStopping::Always,
+            Some(EarlyStoppingFlag::Never) => EarlyStopping::Never,
+            Some(EarlyStoppingFlag::False) | None => EarlyStopping::Heuristic,
         };
         Ok(Some(BeamParams { width, num_returned, length_penalty: self.length_penalty.unwrap_or(1.0), early_stopping }))
     }

@@ -3,7 +3,7 @@
 //! `pull.rs` calls [`fetch`] for each file while it holds the repository's lock.
 
 use super::failure::Failure;
-use super::http::{Answer, Client, bare_etag, text};
+use super::http::{Client, HubResponse, bare_etag, text};
 use super::listing::check_status;
 use super::partial_file::{Expected, PartialFile};
 use super::screen::{Progress, Screen};
@@ -152,7 +152,7 @@ fn attempt(
 
 /// Writes the body to the partial file. Fails at the first byte past the expected end, so that no server can fill the
 /// disk.
-fn receive(answer: Answer, part: &mut PartialFile, bytes: u64, progress: &Progress) -> Result<(), Broken> {
+fn receive(answer: HubResponse, part: &mut PartialFile, bytes: u64, progress: &Progress) -> Result<(), Broken> {
     let host = answer.host;
     let mut body = answer.response.into_body().into_reader();
     let mut buffer = vec![0; 1 << 18];
@@ -183,7 +183,7 @@ fn broken_off(error: std::io::Error, host: &str) -> String {
 }
 
 /// Checks the hub's headers about a large file against the expected size and hash.
-fn check_linked(answer: &Answer, expected: &mut Expected) -> Result<(), Failure> {
+fn check_linked(answer: &HubResponse, expected: &mut Expected) -> Result<(), Failure> {
     let host = &answer.host;
     if let Some(bytes) = answer.linked.bytes
         && bytes != expected.bytes

@@ -40,7 +40,7 @@ pub(crate) struct Client {
 
 /// A response after redirects.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HubResponse {
     pub(crate) response: Response<Body>,
     /// The hub's headers about the file, from the response before the redirect.
     pub(crate) linked: Linked,
@@ -48,7 +48,7 @@ pub(crate) struct Answer {
     pub(crate) host: String,
 }
 
-/// The hub's headers about a file in its large-file store.
+/// The hub's headers about a file in Git LFS.
 #[derive(Debug, Default)]
 pub(crate) struct Linked {
     pub(crate) etag: Option<String>,
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// Gets a URL from byte `start` on and follows redirects. Any status is returned as a response.
-    pub(crate) fn get(&self, url: &str, start: u64) -> Result<Answer, Failure> {
+    pub(crate) fn get(&self, url: &str, start: u64) -> Result<HubResponse, Failure> {
         let mut uri: Uri = url.parse().map_err(|error| Failure::remote(format!("`{url}` is not a URL: {error}")))?;
         let mut linked = Linked::default();
         for _ in 0..=MAX_REDIRECTS {
@@ -100,7 +100,7 @@ impl Client {
                 linked = Linked::of(response.headers());
             }
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(Answer { response, linked, host });
+                return Ok(HubResponse { response, linked, host });
             }
             uri = redirected(&uri, response.headers())?;
         }

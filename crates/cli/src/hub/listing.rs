@@ -3,7 +3,7 @@
 //! `pull.rs` calls it. The listing comes from the network, so every path in it is checked before it is used.
 
 use super::failure::Failure;
-use super::http::{Answer, Client, escaped, origin, text};
+use super::http::{Client, HubResponse, escaped, origin, text};
 use super::name::{ModelRef, Pick, check_path, check_target};
 use crate::terminal::format::bytes_text;
 use anyhow::{Context, Result, bail};
@@ -20,9 +20,9 @@ const MAX_PAGE_BYTES: u64 = 16 << 20;
 pub(crate) struct RemoteFile {
     pub(crate) path: String,
     pub(crate) bytes: u64,
-    /// Known for files in the large-file store, whose object ids are hashes.
+    /// Present for files in Git LFS, whose object ids are SHA-256 hashes.
     pub(crate) sha256: Option<String>,
-    /// Changes if the content changes.
+    /// Id of the content: the SHA-256 of a file in Git LFS, otherwise the Git object id.
     pub(crate) identity: String,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn fetch(client: &Client, model: &ModelRef, revision: &str) -> Result
 }
 
 /// Returns an error that says what to do, unless the status is a success.
-pub(crate) fn check_status(client: &Client, answer: &Answer, what: &str) -> Result<(), Failure> {
+pub(crate) fn check_status(client: &Client, answer: &HubResponse, what: &str) -> Result<(), Failure> {
     let host = &answer.host;
     let token = if client.has_token() { "the token in HF_TOKEN was not accepted" } else { "HF_TOKEN is not set" };
     let message = match answer.response.status().as_u16() {
@@ -128,7 +128,7 @@ fn remote_file(entry: Entry) -> Result<RemoteFile> {
 }
 
 /// Returns the URL of the header `Link: <...>; rel="next"`.
-fn next_page(answer: &Answer) -> Option<String> {
+fn next_page(answer: &HubResponse) -> Option<String> {
     let link = text(answer.response.headers(), "link")?;
     let next = link.split(',').find(|part| part.contains("rel=\"next\""))?;
     Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())

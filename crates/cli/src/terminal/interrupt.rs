@@ -73,27 +73,27 @@ impl Interrupt {
     }
 
     /// While the returned value lives, the first Ctrl-C requests a stop and does nothing else.
-    pub(crate) fn stopping(&self) -> Stopping {
+    pub(crate) fn stop_on_interrupt(&self) -> StopRequest {
         self.state.store(RUNNING, Ordering::Relaxed);
-        Stopping { state: self.state.clone() }
+        StopRequest { state: self.state.clone() }
     }
 }
 
 /// Tells whether Ctrl-C has requested a stop.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Stopping {
+pub(crate) struct StopRequest {
     state: Arc<AtomicU8>,
 }
 
-impl Stopping {
+impl StopRequest {
     /// Whether Ctrl-C was pressed.
     pub(crate) fn is_requested(&self) -> bool {
         self.state.load(Ordering::Relaxed) == STOP_REQUESTED
     }
 }
 
-impl Drop for Stopping {
+impl Drop for StopRequest {
     fn drop(&mut self) {
         self.state.store(EXIT, Ordering::Relaxed);
     }

@@ -13,9 +13,9 @@ use super::SpeedArgs;
 use super::model::Ready;
 use super::percentiles::median;
 
-/// One row of the table of results.
+/// The measurements of one case: a row of the table of results.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct CaseResult {
     #[serde(flatten)]
     pub(super) case: Case,
     /// Median and best over rounds (prefill) or steps (decode).
@@ -35,8 +35,8 @@ pub(super) enum Case {
     Decode { sequences: usize, depth: usize },
 }
 
-pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_speed: f64) -> Result<Vec<Row>> {
-    let mut bench = Bench::new(ready, cases, args.generate as usize)?;
+pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_speed: f64) -> Result<Vec<CaseResult>> {
+    let mut bench = SpeedBench::new(ready, cases, args.generate as usize)?;
     let mut seconds: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     for _ in 0..args.repeat {
         for (case, seconds) in cases.iter().zip(&mut seconds) {
@@ -60,7 +60,7 @@ pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_spee
                 (sequences as f64, Some(cost.weight_bytes as f64 + positions * position_bytes))
             }
         };
-        Row {
+        CaseResult {
             case,
             tokens_per_second: tokens / middle,
             best_tokens_per_second: tokens / seconds[0],
@@ -109,7 +109,7 @@ impl Case {
 /// Decoding steps whose mean is one measurement if steps overlap.
 const STEPS_TOGETHER: usize = 8;
 
-struct Bench<'a> {
+struct SpeedBench<'a> {
     ready: &'a mut Ready,
     kv: KvMemory,
     batch: Batch,
@@ -117,12 +117,12 @@ struct Bench<'a> {
     logits: [Logits; 2],
 }
 
-impl Bench<'_> {
-    fn new<'a>(ready: &'a mut Ready, cases: &[Case], generate: usize) -> Result<Bench<'a>> {
+impl SpeedBench<'_> {
+    fn new<'a>(ready: &'a mut Ready, cases: &[Case], generate: usize) -> Result<SpeedBench<'a>> {
         let blocks = |case: &Case| case.num_sequences() * case.positions(generate).div_ceil(BLOCK_LEN);
         let num_blocks = cases.iter().map(blocks).max().unwrap_or(0);
         let kv = KvMemory::new(ready.model.config(), &*ready.backend, ready.kv_dtype, num_blocks, BLOCK_LEN)?;
-        Ok(Bench { ready, kv, batch: Batch::default(), logits: Default::default() })
+        Ok(SpeedBench { ready, kv, batch: Batch::default(), logits: Default::default() })
     }
 
     /// Returns the seconds for a whole prompt, with the logits after it.

@@ -5,7 +5,7 @@ use std::io::{Result, Write};
 use super::model::Machine;
 use super::percentiles::Percentiles;
 use super::serving::{Arrival, Level};
-use super::speed::{Case, Row};
+use super::speed::{Case, CaseResult};
 use crate::terminal::format::{bytes_text, grouped};
 
 pub(super) fn machine(out: &mut impl Write, machine: &Machine) -> Result<()> {
@@ -19,7 +19,7 @@ pub(super) fn machine(out: &mut impl Write, machine: &Machine) -> Result<()> {
     )
 }
 
-pub(super) fn speed(out: &mut impl Write, rows: &[Row]) -> Result<()> {
+pub(super) fn speed(out: &mut impl Write, rows: &[CaseResult]) -> Result<()> {
     writeln!(out)?;
     writeln!(out, "{:<26}{:>10}{:>10}{:>10}{:>10}{:>12}", "", "tokens/s", "best", "ms/step", "TFLOP/s", "read limit")?;
     for row in rows {

@@ -164,7 +164,7 @@ impl Explainer<'_> {
         before: String,
         output: &mut Output,
     ) -> Result<()> {
-        let stop = self.interrupt.stopping();
+        let stop = self.interrupt.stop_on_interrupt();
         let start = before.len();
         let mut written = Written { before, fresh: String::new() };
         let mut num_tokens = 0;

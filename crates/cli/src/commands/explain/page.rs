@@ -6,7 +6,7 @@ use pellucid_tokenizer::Tokenizer;
 use super::cells::{
     Ink, Paint, bar, beginning, ending, left_aligned, one_line, right_aligned, share, visible, width, wrapped,
 };
-use super::table::{Cell, Row, Table};
+use super::table::{CandidateRow, Cell, Table};
 
 use crate::terminal::format::grouped;
 
@@ -140,7 +140,7 @@ impl Page<'_> {
         lines
     }
 
-    fn row(&self, row: &Row, trace: &TokenTrace, shape: &Shape, full: f64) -> String {
+    fn row(&self, row: &CandidateRow, trace: &TokenTrace, shape: &Shape, full: f64) -> String {
         let is_winner = row.id == trace.draw.winner.id;
         let is_out = row.last == Cell::Gone;
         let ink = match (is_winner, is_out) {

@@ -27,8 +27,9 @@ impl Cell {
     }
 }
 
+/// A candidate and its probability after each step.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct CandidateRow {
     pub(super) id: u32,
     /// The model's own probability, before any step.
     pub(super) model: Cell,
@@ -44,7 +45,7 @@ pub(super) struct Table<'t> {
     /// Steps of the chain that have no column.
     pub(super) without_column: Vec<&'t StepTrace>,
     /// Sorted by the model's own probability, highest first.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<CandidateRow>,
     /// Candidates before the first step.
     pub(super) entered: usize,
 }
@@ -61,11 +62,11 @@ impl<'t> Table<'t> {
             without_column.extend(columns.drain(..surplus));
         }
         let history = |id| Path::new(trace, logprobs, id);
-        let mut rows: Vec<Row> = (chosen_ids(trace, logprobs, num_rows).into_iter())
+        let mut rows: Vec<CandidateRow> = (chosen_ids(trace, logprobs, num_rows).into_iter())
             .map(|id| {
                 let path = history(id);
                 let after = columns.iter().map(|column| path.after(trace, column)).collect();
-                Row { id, model: path.model, after, last: path.last() }
+                CandidateRow { id, model: path.model, after, last: path.last() }
             })
             .collect();
         // Unrecorded candidates count as 0, so they come last.

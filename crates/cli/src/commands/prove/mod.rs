@@ -1,6 +1,6 @@
 //! `pellucid prove`: checks batch invariance to the bit, on the user's own model and machine.
 
-mod matrix;
+mod comparison;
 mod requests;
 
 use std::io::{IsTerminal, Write};
@@ -14,7 +14,7 @@ use crate::flags::compute::ComputeArgs;
 use crate::hub::Hub;
 use crate::terminal::format::grouped;
 use crate::terminal::output::Output;
-use matrix::{Device, Row};
+use comparison::{ModelOnDevice, SettingResult};
 
 /// Check that replies do not depend on other requests
 ///
@@ -77,9 +77,9 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     };
     let single_threaded = || {
         let backend = args.compute.single_threaded()?;
-        Ok(Device::new(args.compute.decoder(&checkpoint, &backend)?, backend))
+        Ok(ModelOnDevice::new(args.compute.decoder(&checkpoint, &backend)?, backend))
     };
-    let rows = matrix::run(args, &requests, Device::new(model, backend), single_threaded, &mut tell)?;
+    let rows = comparison::run(args, &requests, ModelOnDevice::new(model, backend), single_threaded, &mut tell)?;
     tell("");
     let num_different = rows.iter().map(|row| row.num_different).sum::<usize>();
     if args.json {
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     Ok(())
 }
 
-fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[Row]) -> Result<()> {
+fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[SettingResult]) -> Result<()> {
     writeln!(
         out,
         "{} prompts of 1 to {} tokens, {} tokens each, on {device}\n",

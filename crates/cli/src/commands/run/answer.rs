@@ -70,7 +70,7 @@ impl Answerer<'_> {
 
     /// Collects the replies, and shows a single one as it arrives. Returns whether Ctrl-C ended it.
     fn follow(&self, generation: &mut Generation, replies: &mut [Delta], output: &mut Output) -> Result<bool> {
-        let stop = self.interrupt.stopping();
+        let stop = self.interrupt.stop_on_interrupt();
         let mut prefill = PrefillBar::new();
         loop {
             if stop.is_requested() {

@@ -1,4 +1,6 @@
-//! Answers every request again under several settings and compares the replies.
+//! Runs every request alone and then under several engine settings, and compares the replies bit for bit.
+//!
+//! `mod.rs` prints the results; `requests.rs` makes the requests.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -11,28 +13,28 @@ use serde::Serialize;
 
 use super::{ProveArgs, requests};
 
-/// The result of one setting.
+/// The replies under one setting, such as "chunks of 7", compared with the expected ones.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct SettingResult {
     pub(super) name: &'static str,
     pub(super) num_replies: usize,
     pub(super) num_tokens: usize,
     pub(super) cached_tokens: u64,
     pub(super) preemptions: u64,
-    /// Replies that differ from those of the requests alone.
+    /// Replies that differ from the reply of the same request when it runs alone.
     pub(super) num_different: usize,
 }
 
 /// The tokens of a reply, each with the bits of the log probabilities at its position.
-type Reply = Vec<(u32, Vec<(u32, u32)>)>;
+type ReplyBits = Vec<(u32, Vec<(u32, u32)>)>;
 
-/// A model that several engines use in turn.
-struct Lent {
+/// A model that several engines use, one after the other: an [`Engine`] owns its model.
+struct SharedModel {
     config: DecoderConfig,
     model: Arc<Mutex<dyn Model>>,
 }
 
-impl Model for Lent {
+impl Model for SharedModel {
     fn config(&self) -> &DecoderConfig {
         &self.config
     }
@@ -62,38 +64,38 @@ impl Model for Lent {
     }
 }
 
-/// A model on its device.
-pub(super) struct Device {
+/// A model with the backend that holds its weights.
+pub(super) struct ModelOnDevice {
     config: DecoderConfig,
     model: Arc<Mutex<dyn Model>>,
     backend: Arc<dyn Backend>,
 }
 
-impl Device {
-    pub(super) fn new(model: impl Model + 'static, backend: Arc<dyn Backend>) -> Device {
-        Device { config: model.config().clone(), model: Arc::new(Mutex::new(model)), backend }
+impl ModelOnDevice {
+    pub(super) fn new(model: impl Model + 'static, backend: Arc<dyn Backend>) -> ModelOnDevice {
+        ModelOnDevice { config: model.config().clone(), model: Arc::new(Mutex::new(model)), backend }
     }
 
     fn engine(&self, options: EngineOptions) -> Result<Engine> {
-        let lent = Lent { config: self.config.clone(), model: self.model.clone() };
-        Ok(Engine::new(Box::new(lent), self.backend.clone(), options)?)
+        let shared = SharedModel { config: self.config.clone(), model: self.model.clone() };
+        Ok(Engine::new(Box::new(shared), self.backend.clone(), options)?)
     }
 }
 
-struct Bench<'a> {
+struct Comparison<'a> {
     requests: &'a [Request],
-    expected: Vec<Reply>,
-    rows: Vec<Row>,
-    tell: &'a mut dyn FnMut(&str),
+    expected: Vec<ReplyBits>,
+    results: Vec<SettingResult>,
+    progress: &'a mut dyn FnMut(&str),
 }
 
 pub(super) fn run(
     args: &ProveArgs,
     requests: &[Request],
-    device: Device,
-    single_threaded: impl FnOnce() -> Result<Device>,
-    tell: &mut dyn FnMut(&str),
-) -> Result<Vec<Row>> {
+    device: ModelOnDevice,
+    single_threaded: impl FnOnce() -> Result<ModelOnDevice>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<SettingResult>> {
     let per_request = (args.longest as usize + args.reply as usize).div_ceil(BLOCK_LEN) + 1;
     let together = args.together as usize;
     let stored = |request: &Request| (request.prompt.len() + args.reply as usize).div_ceil(BLOCK_LEN);
@@ -109,51 +111,52 @@ pub(super) fn run(
         overcommit: Overcommit::Never,
         secret: [0; 32],
     };
-    let mut bench = Bench { requests, expected: Vec::new(), rows: Vec::new(), tell };
-    bench.alone(&mut device.engine(options)?)?;
+    let mut comparison = Comparison { requests, expected: Vec::new(), results: Vec::new(), progress };
+    comparison.run_alone(&mut device.engine(options)?)?;
 
-    let everyone: Vec<usize> = (0..requests.len()).collect();
-    let backwards: Vec<usize> = everyone.iter().rev().copied().collect();
+    let in_order: Vec<usize> = (0..requests.len()).collect();
+    let reversed: Vec<usize> = in_order.iter().rev().copied().collect();
     let mut engine = device.engine(options)?;
-    bench.row("together, cache cold", &mut engine, &everyone, 0)?;
-    bench.row("together, cache warm", &mut engine, &everyone, 0)?;
-    bench.row("other order, one each step", &mut device.engine(options)?, &backwards, 1)?;
+    comparison.compare("together, cache cold", &mut engine, &in_order, 0)?;
+    comparison.compare("together, cache warm", &mut engine, &in_order, 0)?;
+    comparison.compare("other order, one each step", &mut device.engine(options)?, &reversed, 1)?;
     for (name, chunk_len) in [("chunks of 1", 1), ("chunks of 7", 7), ("chunks of 33", 33)] {
         let options = EngineOptions { chunk_len, step_tokens: together.max(2 * chunk_len), ..options };
-        bench.row(name, &mut device.engine(options)?, &everyone, 0)?;
+        comparison.compare(name, &mut device.engine(options)?, &in_order, 0)?;
     }
     let mut engine = device.engine(options)?;
-    bench.halves(&mut engine)?;
-    bench.row("first halves cached", &mut engine, &everyone, 0)?;
+    comparison.cache_first_halves(&mut engine)?;
+    comparison.compare("first halves cached", &mut engine, &in_order, 0)?;
     // Memory for about a third of the running requests, with overcommit, forces preemption.
     let tight = EngineOptions {
         num_blocks: per_request.max(per_request * together / 6),
         overcommit: Overcommit::Always,
         ..options
     };
-    bench.row("preempted", &mut device.engine(tight)?, &everyone, 0)?;
+    comparison.compare("preempted", &mut device.engine(tight)?, &in_order, 0)?;
 
     // A second copy of a large model may not fit into memory.
     drop(device);
-    bench.row("one thread", &mut single_threaded()?.engine(options)?, &everyone, 0)?;
-    Ok(bench.rows)
+    comparison.compare("one thread", &mut single_threaded()?.engine(options)?, &in_order, 0)?;
+    Ok(comparison.results)
 }
 
-impl Bench<'_> {
-    /// Answers the requests one at a time, each with its own cache: the expected replies.
-    fn alone(&mut self, engine: &mut Engine) -> Result<()> {
+impl Comparison<'_> {
+    /// Runs the requests one at a time, none with a cached prefix, and keeps the replies as the expected ones.
+    fn run_alone(&mut self, engine: &mut Engine) -> Result<()> {
         for (i, request) in self.requests.iter().enumerate() {
-            (self.tell)(&format!("alone: {i} of {}", self.requests.len()));
+            (self.progress)(&format!("alone: {i} of {}", self.requests.len()));
             let (sink, replies) = collector();
             engine.submit(requests::apart(request, i), Box::new(sink))?;
             while engine.step() {}
-            self.expected.push(only(replies)?);
+            self.expected.push(reply_of(replies)?);
         }
         Ok(())
     }
 
-    /// Answers the requests in this order, `stagger` steps apart, and compares.
-    fn row(&mut self, name: &'static str, engine: &mut Engine, order: &[usize], stagger: usize) -> Result<()> {
+    /// Runs the requests in this order, one every `stagger` steps (0: all at once), and compares the replies with the
+    /// expected ones.
+    fn compare(&mut self, name: &'static str, engine: &mut Engine, order: &[usize], stagger: usize) -> Result<()> {
         let before = engine.stats();
         let mut replies: Vec<Option<Receiver<Event>>> = self.requests.iter().map(|_| None).collect();
         let mut queue = order.iter();
@@ -166,13 +169,13 @@ impl Bench<'_> {
                 replies[i] = Some(events);
                 num_sent += 1;
             }
-            (self.tell)(&format!("{name}: {} of {} begun", num_sent - engine.num_waiting(), self.requests.len()));
+            (self.progress)(&format!("{name}: {} of {} begun", num_sent - engine.num_waiting(), self.requests.len()));
             if !engine.step() && queue.len() == 0 {
                 break;
             }
         }
         let after = engine.stats();
-        let mut row = Row {
+        let mut result = SettingResult {
             name,
             num_replies: self.requests.len(),
             num_tokens: 0,
@@ -181,16 +184,16 @@ impl Bench<'_> {
             num_different: 0,
         };
         for (reply, expected) in replies.into_iter().flatten().zip(&self.expected) {
-            let reply = only(reply)?;
-            row.num_tokens += reply.len();
-            row.num_different += usize::from(reply != *expected);
+            let reply = reply_of(reply)?;
+            result.num_tokens += reply.len();
+            result.num_different += usize::from(reply != *expected);
         }
-        self.rows.push(row);
+        self.results.push(result);
         Ok(())
     }
 
-    /// Fills the cache with the first half of every prompt.
-    fn halves(&mut self, engine: &mut Engine) -> Result<()> {
+    /// Computes the first half of every prompt, so that the prefix cache holds it.
+    fn cache_first_halves(&mut self, engine: &mut Engine) -> Result<()> {
         for request in self.requests {
             let half = request.prompt[..request.prompt.len().div_ceil(2)].to_vec();
             let (sink, _events) = collector();
@@ -202,9 +205,9 @@ impl Bench<'_> {
 }
 
 /// A sink that sends every event to a channel.
-struct Queue(Sender<Event>);
+struct EventQueue(Sender<Event>);
 
-impl EventSink for Queue {
+impl EventSink for EventQueue {
     fn send(&mut self, event: Event) {
         // The receiver of a request that only fills the cache is dropped.
         let _ = self.0.send(event);
@@ -215,14 +218,14 @@ impl EventSink for Queue {
     }
 }
 
-fn collector() -> (Queue, Receiver<Event>) {
+fn collector() -> (EventQueue, Receiver<Event>) {
     let (sender, events) = channel();
-    (Queue(sender), events)
+    (EventQueue(sender), events)
 }
 
 /// Returns the reply of a request that has ended.
-fn only(events: Receiver<Event>) -> Result<Reply> {
-    let mut reply = Reply::new();
+fn reply_of(events: Receiver<Event>) -> Result<ReplyBits> {
+    let mut reply = ReplyBits::new();
     for event in events.try_iter() {
         match event {
             Event::Token(token) => {
@@ -262,18 +265,21 @@ mod tests {
         }
     }
 
-    fn num_different(device: impl Fn() -> Device) -> usize {
+    fn num_different(device: impl Fn() -> ModelOnDevice) -> usize {
         let args = ProveArgs::sample(40, 100, 40);
         let requests = requests::random(&args, 24);
-        let rows = run(&args, &requests, device(), || Ok(device()), &mut |_| ()).expect("every request is served");
-        assert!(rows.iter().any(|row| row.cached_tokens > 0) && rows.iter().any(|row| row.preemptions > 0));
-        rows.iter().map(|row| row.num_different).sum()
+        let results = run(&args, &requests, device(), || Ok(device()), &mut |_| ()).expect("every request is served");
+        assert!(
+            results.iter().any(|result| result.cached_tokens > 0)
+                && results.iter().any(|result| result.preemptions > 0)
+        );
+        results.iter().map(|result| result.num_different).sum()
     }
 
     #[test]
     fn a_model_without_batch_invariance_is_detected_and_another_is_not() {
         let fake = || FakeModel::new(24, 160);
-        assert_eq!(num_different(|| Device::new(fake(), fake().backend())), 0);
-        assert!(num_different(|| Device::new(Leaky(fake()), fake().backend())) > 0);
+        assert_eq!(num_different(|| ModelOnDevice::new(fake(), fake().backend())), 0);
+        assert!(num_different(|| ModelOnDevice::new(Leaky(fake()), fake().backend())) > 0);
     }
 }
