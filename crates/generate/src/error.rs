@@ -1,6 +1,6 @@
-//! Errors on the way from messages to token ids.
+//! Errors of turning messages or text into the token ids of a prompt.
 
-/// Why a prompt could not be made.
+/// Reason why messages or text could not become the token ids of a prompt.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A conversation needs a chat template.

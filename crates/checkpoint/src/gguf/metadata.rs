@@ -15,7 +15,7 @@ pub struct Metadata {
     by_key: HashMap<String, usize>,
 }
 
-/// Defines a getter that refuses an absent key, from the one that allows it.
+/// Defines getters of required keys. Each calls its optional counterpart, and an absent key is [`Error::MissingKey`].
 macro_rules! required {
     ($($name:ident from $optional:ident -> $type:ty;)*) => {$(
         pub fn $name(&self, key: &str) -> Result<$type, Error> {

@@ -53,7 +53,7 @@ pub(crate) struct ComputeArgs {
     pub(crate) kv_type: KvType,
 
     /// Memory for keys and values, such as 2GB or 512MiB
-    /// [default: what is needed, as far as memory is free]
+    /// [default: a full context per sequence, at most 4/5 of free memory]
     #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = byte_size::parse)]
     pub(crate) kv_memory: Option<u64>,
 }

@@ -96,7 +96,8 @@ pub(crate) fn text(name: &str, value: OsString) -> Result<String> {
     value.into_string().map_err(|_| anyhow!("{name} is set to bytes that are not UTF-8"))
 }
 
-/// Notes variables that look like settings but are none. They are no error, because container systems set some.
+/// Warns about variables that begin with `PELLUCID_` but name no flag. They are not an error: Kubernetes sets such
+/// variables in every container for a service named pellucid.
 pub(crate) fn warn_of_unknown(command: &Command, names: impl Iterator<Item = OsString>) {
     let known: Vec<String> =
         command.get_arguments().filter_map(|argument| argument.get_long()).map(variable_of).collect();
