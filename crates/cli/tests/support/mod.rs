@@ -111,7 +111,7 @@ impl Ran {
     pub fn error(&self) -> &str {
         assert_eq!(self.status, Some(1), "{self:?}");
         assert!(self.stdout.is_empty(), "{self:?}");
-        assert!(!self.stderr.contains("panicked") && !self.stderr.contains("internal error"), "{self:?}");
+        assert!(!self.stderr.contains("panicked") && !self.stderr.contains("error: internal error"), "{self:?}");
         let at = self.stderr.find("error: ").unwrap_or_else(|| panic!("{self:?}"));
         self.stderr[at..].trim_end()
     }
