@@ -1,17 +1,19 @@
-//! The draw: a race that follows the probabilities.
+//! The draw: an exponential race, which is the Gumbel-max trick in another scale.
 //!
 //! Every candidate i gets the time E_i / p_i with E_i = -ln(u_i), where u_i is keyed by seed, position and token
-//! (`philox.rs`), and the fastest wins. That is exactly a draw from p, needs no sort and no sum, and does not depend on
-//! the order of the candidates. Times are compared as logarithms, ln(-ln u) + h with h = (largest - logit) / T, which
-//! neither overflow nor underflow; p's total is the same for all and left out. Should two times be equal to the last
-//! bit, the larger random word wins, then the lower id.
+//! (`philox.rs`), and the shortest time wins. The winner is distributed exactly as p. The race needs no sort and no
+//! sum, and does not depend on the order of the candidates.
 //!
-//! Few candidates have to run. A candidate that would lose even with the best possible number gets none. The others get
-//! theirs in batches, and logarithms are computed only for numbers that could win with the highest logit of the batch.
-//! Both rules skip only certain losers, so the winner is the winner of the full race.
+//! Times are compared as logarithms, ln(-ln u) + h with the handicap h = (largest - logit) / T, which neither overflow
+//! nor underflow; the sum of all weights is the same for all candidates and left out. If two times are equal to the
+//! last bit, the larger random word wins, then the lower id.
 //!
-//! The random numbers cost most: 4 to 5 ns each with 128-bit vectors. Of the benchmark's realistic row about 36 % of
-//! the vocabulary needs one at temperature 1 and 5 % at 0.8. Of a flat row every token does, and only wider vectors
+//! Most candidates need no random number: a candidate that would lose even with the best possible one is skipped. The
+//! others get their numbers in batches, and a logarithm is computed only for a number that could win with the highest
+//! logit of the batch. Both rules skip only candidates that cannot win, so the winner is that of the full race.
+//!
+//! The random numbers cost most: 4 to 5 ns each with 128-bit vectors. In the benchmark's realistic row, about 36 % of
+//! the vocabulary needs one at temperature 1, and 5 % at 0.8. In a flat row every token needs one; only wider vectors
 //! would help there.
 
 use crate::candidates::{Candidate, Candidates};
@@ -19,7 +21,7 @@ use crate::exponential::exp_of_nonpositive;
 use crate::philox::{LANES, TokenWords, token_word, unit};
 use crate::row_blocks::{BLOCK, largest, num_between};
 
-/// Below every value of ln(-ln u): the largest u is 1 - 2^-25, whose value is -17.32868.
+/// Lower bound of ln(-ln u): the largest u is 1 - 2^-25, which gives -17.32868.
 const FASTEST_START: f64 = -17.3287;
 /// Distance below the highest logit that the first round covers, in nats.
 const NEAR: f64 = 5.0;
@@ -30,7 +32,7 @@ pub(crate) struct Runner {
     pub(crate) id: u32,
     pub(crate) logit: f32,
     pub(crate) word: u32,
-    /// ln(E / e^-h).
+    /// Logarithm of the time, ln(E / e^-h).
     pub(crate) log_time: f64,
 }
 
@@ -41,7 +43,8 @@ pub(crate) struct Outcome {
     pub(crate) second: Option<Runner>,
 }
 
-/// Runs the race over a set whose logits are finite; `None` when it is empty.
+/// Returns the candidate with the shortest time, of a set whose logits are finite; `None` if the set is empty.
+/// `with_second` also finds the second shortest.
 pub(crate) fn race(set: &Candidates<'_>, seed: u64, position: u32, with_second: bool) -> Option<Outcome> {
     let best = set.best()?;
     let mut race = Race::new(best, set.temperature(), seed, position, with_second);
@@ -182,7 +185,7 @@ impl Race {
     fn time(&mut self, id: u32, logit: f32, word: u32) {
         let handicap = (self.largest - f64::from(logit)) / self.temperature;
         let runner = Runner { id, logit, word, log_time: start(word) + handicap };
-        // The most probable candidate ran first and comes a second time in its turn.
+        // The most probable candidate ran first; it occurs again among the others.
         if id == self.winner.id || self.second.is_some_and(|second| second.id == id) {
             return;
         }

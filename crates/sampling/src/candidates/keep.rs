@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::{Candidate, Candidates, Workspace, by_rank};
 use crate::row_blocks::BLOCK;
 
-/// Lists up to this length are sorted outright.
+/// Maximum length of a list that is sorted instead of partitioned.
 const SHORT: usize = 64;
 
 impl Candidates<'_> {
@@ -53,11 +53,11 @@ impl Candidates<'_> {
     /// Keeps the shortest prefix of the list, in the given order, whose weight reaches `target`; all candidates if none
     /// does.
     ///
-    /// Sorts only where the order matters: a stretch that is wholly inside or outside the prefix is summed but never
+    /// Partitions like quickselect: a part of the list that lies wholly inside or outside the prefix is summed but not
     /// sorted.
     pub(crate) fn keep_until(&mut self, target: u64, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
         let weigh = self.weigher();
-        let weight = |stretch: &[Candidate]| stretch.iter().map(|candidate| weigh(candidate.logit)).sum::<u64>();
+        let weight = |part: &[Candidate]| part.iter().map(|candidate| weigh(candidate.logit)).sum::<u64>();
         let list = &mut self.space.list;
         // The prefix ends between `known` and `end`; the first `known` candidates weigh `sum`.
         let (mut known, mut sum, mut end) = (0, 0, list.len());

@@ -48,16 +48,15 @@ define_params! {
         top_n_sigma: f32 = 0.0, Spec::number("N", 0.0, 100.0).sampled_only();
         /// Keeps the `top_k` most probable tokens; 0 keeps all.
         top_k: u32 = 0, Spec::count("K", 0).sampled_only();
-        /// Keeps the tokens whose surprise is closest to the expected one, until their probabilities sum to
-        /// `typical_p`.
+        /// Keeps the tokens whose surprise is closest to the entropy, until their probabilities sum to `typical_p`.
         typical_p: f32 = 1.0, Spec::number("P", 0.0, 1.0).sampled_only();
         /// Keeps the most probable tokens until their probabilities sum to `top_p`.
         top_p: f32 = 1.0, Spec::number("P", 0.0, 1.0).sampled_only();
         /// Keeps tokens at least `min_p` times as probable as the most probable one.
         min_p: f32 = 0.0, Spec::number("P", 0.0, 1.0).sampled_only();
-        /// Probability with which XTC excludes the top choices, all but the least probable of them.
+        /// XTC: probability with which all top choices but the least probable are excluded.
         xtc_probability: f32 = 0.0, Spec::number("P", 0.0, 1.0).sampled_only();
-        /// Probability from which a token is a top choice of XTC.
+        /// XTC: minimum probability of a top choice.
         // Two tokens cannot both have more than a half.
         xtc_threshold: f32 = 0.1, Spec::number("P", 0.0, 0.5).needs("xtc_probability", |p| p.xtc_probability > 0.0);
 
@@ -72,7 +71,7 @@ define_params! {
 
         /// DRY: penalty in logits for a token that continues a repeat of the allowed length.
         dry_multiplier: f32 = 0.0, Spec::number("M", 0.0, 100.0);
-        /// DRY: growth of the penalty with each further token of the repeat.
+        /// DRY: factor by which the penalty grows with each further token of the repeat.
         dry_base: f32 = 1.75, Spec::number("B", 1.0, 100.0).needs("dry_multiplier", has_dry);
         /// DRY: length in tokens from which a repeat is penalised.
         dry_allowed_length: u32 = 2, Spec::count("N", 1).needs("dry_multiplier", has_dry);
@@ -103,7 +102,7 @@ define_params! {
         /// Tokens at which the reply ends.
         stop_ids: Vec<u32> = Vec::new(),
             Spec::tokens("TOKEN", 0, MAX_LISTED_TOKENS).json_name("stop_token_ids").flag("stop-token");
-        /// Number of tokens before which the reply does not end.
+        /// Minimum number of tokens to generate before the reply may end.
         min_tokens: u32 = 0, Spec::count("N", 0);
 
         /// Order of the steps; must list every step that is set.

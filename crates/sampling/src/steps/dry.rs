@@ -1,9 +1,9 @@
-//! DRY, "don't repeat yourself" (text-generation-webui, pull request 5677, 2024): against phrases that come again.
+//! DRY, "don't repeat yourself" (text-generation-webui, pull request 5677, 2024): penalises repeated phrases.
 //!
-//! Let n be the length of the longest suffix of the text that also stands before an earlier occurrence of a token.
-//! Choosing that token would make the repeat n + 1 long. When n reaches the allowed length, `multiplier * base^(n -
-//! allowed_length)` is subtracted from the token's logit. The suffix does not reach back over a sequence breaker, and a
-//! token that is a breaker on its own is not penalised.
+//! For a candidate token, let n be the length of the longest suffix of the text that also precedes an earlier
+//! occurrence of the token: sampling the token would repeat n + 1 tokens. If n is at least `dry_allowed_length`,
+//! `dry_multiplier * dry_base^(n - dry_allowed_length)` is subtracted from its logit. The suffix does not extend across
+//! a sequence breaker, and a token that is itself a breaker is not penalised.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl Step for Dry {
         for (index, &repeat) in set.repeats().iter().enumerate().skip(1) {
             let repeat = repeat.min(longest as u32);
             if repeat >= self.allowed_length {
-                // The order is reversed, so the token after a stretch of the text is at the index before it.
+                // `repeats` counts from the end of the text, so the token after a repeat is at the index before it.
                 let longest = penalised.entry(ids[ids.len() - index]).or_default();
                 *longest = repeat.max(*longest);
             }
@@ -75,7 +75,7 @@ impl Step for Dry {
     }
 }
 
-/// Returns the number of tokens after the end of the last breaker; all tokens when there is none.
+/// Returns the number of tokens after the last breaker, or of all tokens if there is no breaker.
 fn len_after_last_breaker(ids: &[u32], breakers: &[Vec<u32>]) -> usize {
     // Few tokens end a breaker, so few positions need the full comparison.
     let mut lasts: Vec<u32> = breakers.iter().filter_map(|breaker| breaker.last().copied()).collect();
@@ -86,11 +86,11 @@ fn len_after_last_breaker(ids: &[u32], breakers: &[Vec<u32>]) -> usize {
     (1..=ids.len()).rev().find(|&end| ends_here(end)).map_or(ids.len(), |end| ids.len() - end)
 }
 
-/// `repeats[i]`: the length of the longest common suffix of the whole text and of the text without its last i tokens.
+/// Fills `repeats[i]` with the length of the longest common suffix of the text and of the text without its last i
+/// tokens.
 ///
-/// The Z algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997) on the text read backwards: linear,
-/// because inside the rightmost stretch already known to equal the beginning, an answer that ends before the stretch
-/// does is copied.
+/// The Z algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997) on the reversed text. It takes linear
+/// time: a value that lies within the rightmost match found so far is copied, not compared again.
 fn suffix_repeats(ids: &[u32], repeats: &mut Vec<u32>) {
     let len = ids.len();
     let backwards = |index: usize| ids[len - 1 - index];

@@ -1,4 +1,5 @@
-//! The draw, as an entry of the chain. `draw.rs` at the root of the crate runs the race after all other steps.
+//! The last entry of the chain: the description of the draw, for `explain` and the documents. `apply` does nothing:
+//! `draw.rs` at the root of the crate draws the token after all steps have run.
 
 use super::step::Effect;
 use super::{Context, Description, Step};

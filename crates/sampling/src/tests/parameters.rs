@@ -2,10 +2,10 @@
 
 use crate::{Error, Input, Sampler, SamplingParams, StepKind, Workspace};
 
-type Set = fn(&mut SamplingParams, f32);
+type SetParameter = fn(&mut SamplingParams, f32);
 
 /// A parameter's name, how to set it, and values inside and outside its range.
-const NUMBERS: [(&str, Set, [f32; 2], [f32; 2]); 16] = [
+const NUMBERS: [(&str, SetParameter, [f32; 2], [f32; 2]); 16] = [
     ("temperature", |p, v| p.temperature = v, [0.0, 100.0], [-0.1, 100.1]),
     ("dynamic_temperature_range", |p, v| p.dynamic_temperature_range = v, [0.0, 100.0], [-0.1, 101.0]),
     ("dynamic_temperature_exponent", |p, v| p.dynamic_temperature_exponent = v, [0.0, 100.0], [-0.1, 101.0]),
