@@ -16,10 +16,10 @@ const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
 /// Message, `param` and `code` of an error; `type` follows from the status.
-type Error<'a> = (&'a str, Option<&'a str>, Option<&'a str>);
+type ExpectedError<'a> = (&'a str, Option<&'a str>, Option<&'a str>);
 
 #[track_caller]
-fn check(reply: &Response, status: u16, (message, param, code): Error<'_>) {
+fn check(reply: &Response, status: u16, (message, param, code): ExpectedError<'_>) {
     let kind = match status {
         429 => "rate_limit_error",
         503 => "service_unavailable",
@@ -31,7 +31,7 @@ fn check(reply: &Response, status: u16, (message, param, code): Error<'_>) {
 
 /// Checks that a route refuses `fields`, whole and streamed; a chat also over the WebSocket.
 #[track_caller]
-fn refuses(server: &Server, path: &str, fields: &str, status: u16, error: Error<'_>) {
+fn refuses(server: &Server, path: &str, fields: &str, status: u16, error: ExpectedError<'_>) {
     let body = if path == CHAT { chat_body } else { completion_body };
     for stream in ["", ",\"stream\":true"] {
         check(&server.post(path, &body(&format!("{fields}{stream}"))), status, error);
@@ -51,7 +51,7 @@ fn bodies() {
     let server =
         Server::with(Setup { limits: Limits { max_body_bytes: 200_000, ..Limits::default() }, ..Setup::default() });
     let deep = format!("{{\"stream\":true,\"messages\":{}", "[".repeat(100_000));
-    let rows: [(&[u8], Error<'_>); 8] = [
+    let rows: [(&[u8], ExpectedError<'_>); 8] = [
         (b"nonsense", ("the body is not valid JSON: expected ident at line 1 column 2", None, Some("invalid_json"))),
         (
             b"{\"stream\":true,",

@@ -99,9 +99,9 @@ pub fn expert_rows(backend: &dyn Backend) {
     }
 }
 
-/// Head sizes and the format of keys and values.
+/// Head sizes, window and block length of a case, and its format of keys and values.
 #[derive(Debug, Clone, Copy)]
-struct AttentionCase {
+struct AttentionShape {
     dtype: DType,
     head_size: usize,
     num_heads: usize,
@@ -127,7 +127,7 @@ pub fn attention_rows(backend: &dyn Backend) {
         (DType::Q8_0, 256, 2, None, 32),
     ] {
         let chunks = &[(0, ROW_POSITIONS), (500, 530), (1000, 1003), (61, 700)];
-        attention_case(&mut harness, AttentionCase { dtype, head_size, num_heads, window, block_len }, chunks);
+        attention_case(&mut harness, AttentionShape { dtype, head_size, num_heads, window, block_len }, chunks);
     }
 }
 
@@ -138,7 +138,7 @@ pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
     for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {
         attention_case(
             &mut harness,
-            AttentionCase { dtype, head_size, num_heads: 32, window: None, block_len: 32 },
+            AttentionShape { dtype, head_size, num_heads: 32, window: None, block_len: 32 },
             &[],
         );
     }
@@ -148,9 +148,9 @@ pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
 const ROW_POSITIONS: usize = 1100;
 
 /// Compares rows computed alone with the same rows in chunks of these positions, and in batches with other sequences.
-fn attention_case(harness: &mut Harness<'_>, case: AttentionCase, chunks: &[(usize, usize)]) {
+fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(usize, usize)]) {
     const LEN: usize = ROW_POSITIONS;
-    let AttentionCase { dtype, head_size, num_heads, window, block_len } = case;
+    let AttentionShape { dtype, head_size, num_heads, window, block_len } = case;
     if !harness.has_kv(dtype) {
         return;
     }

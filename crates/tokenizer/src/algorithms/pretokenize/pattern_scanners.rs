@@ -8,7 +8,7 @@ use crate::unicode_categories::{Categories, LETTER, LOWER_PART, MARK, NUMBER, PU
 
 /// A character at a byte position, with its categories.
 #[derive(Clone, Copy)]
-struct Look {
+struct CharInfo {
     c: char,
     flags: u8,
     len: usize,
@@ -26,30 +26,30 @@ impl<'t> Text<'t> {
     }
 
     #[inline]
-    fn look(&self, at: usize) -> Option<Look> {
+    fn char_at(&self, at: usize) -> Option<CharInfo> {
         let byte = *self.text.as_bytes().get(at)?;
         let c = if byte < 0x80 { byte as char } else { self.text[at..].chars().next()? };
-        Some(Look { c, flags: self.categories.of(c), len: c.len_utf8() })
+        Some(CharInfo { c, flags: self.categories.of(c), len: c.len_utf8() })
     }
 
     /// Returns the end of the run of characters from `at` that satisfy `keep`.
     #[inline]
-    fn run(&self, mut at: usize, keep: impl Fn(Look) -> bool) -> usize {
-        while let Some(look) = self.look(at) {
-            if !keep(look) {
+    fn run(&self, mut at: usize, keep: impl Fn(CharInfo) -> bool) -> usize {
+        while let Some(info) = self.char_at(at) {
+            if !keep(info) {
                 break;
             }
-            at += look.len;
+            at += info.len;
         }
         at
     }
 
     /// Like [`Text::run`], for at most `count` characters.
     #[inline]
-    fn run_up_to(&self, mut at: usize, count: usize, keep: impl Fn(Look) -> bool) -> usize {
+    fn run_up_to(&self, mut at: usize, count: usize, keep: impl Fn(CharInfo) -> bool) -> usize {
         for _ in 0..count {
-            match self.look(at) {
-                Some(look) if keep(look) => at += look.len,
+            match self.char_at(at) {
+                Some(info) if keep(info) => at += info.len,
                 _ => break,
             }
         }
@@ -64,12 +64,12 @@ impl<'t> Text<'t> {
             c if ignore_case => c.to_ascii_lowercase(),
             c => c,
         };
-        if self.look(at)?.c != '\'' {
+        if self.char_at(at)?.c != '\'' {
             return None;
         }
-        let first = self.look(at + 1)?;
+        let first = self.char_at(at + 1)?;
         let end = at + 1 + first.len;
-        let second = || self.look(end).map(|look| fold(look.c));
+        let second = || self.char_at(end).map(|info| fold(info.c));
         match fold(first.c) {
             's' | 't' | 'm' | 'd' => Some(end),
             'r' | 'v' if second() == Some('e') => Some(end + 1),
@@ -83,13 +83,13 @@ impl<'t> Text<'t> {
     fn spaces(&self, at: usize) -> usize {
         let mut end = at;
         let mut last = at;
-        while let Some(look) = self.look(end) {
-            if look.flags & SPACE == 0 {
+        while let Some(info) = self.char_at(end) {
+            if info.flags & SPACE == 0 {
                 // A word follows: all white space but the last character, unless there is only one.
                 return if last > at { last } else { end };
             }
             last = end;
-            end += look.len;
+            end += info.len;
         }
         end
     }
@@ -98,12 +98,12 @@ impl<'t> Text<'t> {
     fn line_breaks(&self, at: usize) -> Option<usize> {
         let mut end = at;
         let mut after_break = None;
-        while let Some(look) = self.look(end) {
-            if look.flags & SPACE == 0 {
+        while let Some(info) = self.char_at(end) {
+            if info.flags & SPACE == 0 {
                 break;
             }
-            end += look.len;
-            if is_line_break(look) {
+            end += info.len;
+            if is_line_break(info) {
                 after_break = Some(end);
             }
         }
@@ -111,36 +111,36 @@ impl<'t> Text<'t> {
     }
 }
 
-fn is_line_break(look: Look) -> bool {
-    look.c == '\r' || look.c == '\n'
+fn is_line_break(info: CharInfo) -> bool {
+    info.c == '\r' || info.c == '\n'
 }
 
 /// Whether a character is neither white space nor a letter nor a number.
-fn is_other(look: Look) -> bool {
-    look.flags & (SPACE | LETTER | NUMBER) == 0
+fn is_other(info: CharInfo) -> bool {
+    info.flags & (SPACE | LETTER | NUMBER) == 0
 }
 
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 pub(super) fn gpt2<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let mut at = 0;
-    while let Some(look) = scan.look(at) {
-        let end = gpt2_word(&scan, at, look);
+    while let Some(info) = scan.char_at(at) {
+        let end = gpt2_word(&scan, at, info);
         emit(&text[at..end]);
         at = end;
     }
 }
 
-fn gpt2_word(scan: &Text<'_>, at: usize, look: Look) -> usize {
+fn gpt2_word(scan: &Text<'_>, at: usize, info: CharInfo) -> usize {
     if let Some(end) = scan.contraction(at, false) {
         return end;
     }
-    let (start, first) = match look.c {
-        ' ' => match scan.look(at + 1) {
+    let (start, first) = match info.c {
+        ' ' => match scan.char_at(at + 1) {
             Some(next) => (at + 1, next),
             None => return at + 1,
         },
-        _ => (at, look),
+        _ => (at, info),
     };
     if first.flags & LETTER != 0 {
         scan.run(start, |l| l.flags & LETTER != 0)
@@ -170,31 +170,31 @@ pub(super) fn words<'t>(text: &'t str, digits: usize, marks: bool, emit: &mut dy
     let scan = Text::new(text);
     let letters = if marks { LETTER | MARK } else { LETTER };
     let mut at = 0;
-    while let Some(look) = scan.look(at) {
-        let end = words_word(&scan, at, look, digits, letters);
+    while let Some(info) = scan.char_at(at) {
+        let end = words_word(&scan, at, info, digits, letters);
         emit(&text[at..end]);
         at = end;
     }
 }
 
-fn words_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, letters: u8) -> usize {
+fn words_word(scan: &Text<'_>, at: usize, info: CharInfo, digits: usize, letters: u8) -> usize {
     if let Some(end) = scan.contraction(at, true) {
         return end;
     }
-    let is_letter = |l: Look| l.flags & letters != 0;
-    if is_letter(look) {
+    let is_letter = |l: CharInfo| l.flags & letters != 0;
+    if is_letter(info) {
         return scan.run(at, is_letter);
     }
-    if look.flags & NUMBER != 0 {
+    if info.flags & NUMBER != 0 {
         return scan.run_up_to(at, digits, |l| l.flags & NUMBER != 0);
     }
-    let next = scan.look(at + look.len);
-    if !is_line_break(look) && next.is_some_and(is_letter) {
-        return scan.run(at + look.len, is_letter);
+    let next = scan.char_at(at + info.len);
+    if !is_line_break(info) && next.is_some_and(is_letter) {
+        return scan.run(at + info.len, is_letter);
     }
-    let is_symbol = |l: Look| is_other(l) && l.flags & letters == 0;
-    if is_symbol(look) || (look.c == ' ' && next.is_some_and(is_symbol)) {
-        let end = scan.run(at + look.len, is_symbol);
+    let is_symbol = |l: CharInfo| is_other(l) && l.flags & letters == 0;
+    if is_symbol(info) || (info.c == ' ' && next.is_some_and(is_symbol)) {
+        let end = scan.run(at + info.len, is_symbol);
         return scan.run(end, is_line_break);
     }
     scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
@@ -207,17 +207,17 @@ fn words_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, letters: u8
 pub(super) fn cased<'t>(text: &'t str, digits: usize, contractions: bool, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let mut at = 0;
-    while let Some(look) = scan.look(at) {
-        let end = cased_word(&scan, at, look, digits, contractions);
+    while let Some(info) = scan.char_at(at) {
+        let end = cased_word(&scan, at, info, digits, contractions);
         emit(&text[at..end]);
         at = end;
     }
 }
 
-fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contractions: bool) -> usize {
-    let can_lead = !is_line_break(look) && look.flags & (LETTER | NUMBER) == 0;
+fn cased_word(scan: &Text<'_>, at: usize, info: CharInfo, digits: usize, contractions: bool) -> usize {
+    let can_lead = !is_line_break(info) && info.flags & (LETTER | NUMBER) == 0;
     // The optional leading character is greedy: try with it, then without.
-    let starts = [can_lead.then_some(at + look.len), Some(at)];
+    let starts = [can_lead.then_some(at + info.len), Some(at)];
     let word = starts
         .iter()
         .flatten()
@@ -226,11 +226,11 @@ fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contraction
     if let Some(end) = word {
         return if contractions { scan.contraction(end, true).unwrap_or(end) } else { end };
     }
-    if look.flags & NUMBER != 0 {
+    if info.flags & NUMBER != 0 {
         return scan.run_up_to(at, digits, |l| l.flags & NUMBER != 0);
     }
-    if is_other(look) || (look.c == ' ' && scan.look(at + 1).is_some_and(is_other)) {
-        let end = scan.run(at + look.len, is_other);
+    if is_other(info) || (info.c == ' ' && scan.char_at(at + 1).is_some_and(is_other)) {
+        let end = scan.run(at + info.len, is_other);
         return scan.run(end, |l| is_line_break(l) || l.c == '/');
     }
     scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at))
@@ -241,12 +241,12 @@ fn cased_word(scan: &Text<'_>, at: usize, look: Look, digits: usize, contraction
 fn cased_lower_end(scan: &Text<'_>, start: usize) -> Option<usize> {
     let mut upper_end = start;
     let mut given_back = None;
-    while let Some(look) = scan.look(upper_end) {
-        if look.flags & UPPER_PART == 0 {
+    while let Some(info) = scan.char_at(upper_end) {
+        if info.flags & UPPER_PART == 0 {
             break;
         }
-        upper_end += look.len;
-        if look.flags & LOWER_PART != 0 {
+        upper_end += info.len;
+        if info.flags & LOWER_PART != 0 {
             given_back = Some(upper_end);
         }
     }
@@ -275,9 +275,9 @@ pub(super) fn deepseek3<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
     let mut gap = 0;
     let mut at = 0;
-    while let Some(look) = scan.look(at) {
-        let Some(end) = deepseek3_word(&scan, at, look) else {
-            at += look.len;
+    while let Some(info) = scan.char_at(at) {
+        let Some(end) = deepseek3_word(&scan, at, info) else {
+            at += info.len;
             continue;
         };
         if gap < at {
@@ -292,22 +292,22 @@ pub(super) fn deepseek3<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     }
 }
 
-fn deepseek3_word(scan: &Text<'_>, at: usize, look: Look) -> Option<usize> {
-    let next = scan.look(at + look.len);
-    if look.c.is_ascii_punctuation() && next.is_some_and(|n| n.c.is_ascii_alphabetic()) {
+fn deepseek3_word(scan: &Text<'_>, at: usize, info: CharInfo) -> Option<usize> {
+    let next = scan.char_at(at + info.len);
+    if info.c.is_ascii_punctuation() && next.is_some_and(|n| n.c.is_ascii_alphabetic()) {
         return Some(scan.run(at + 1, |l| l.c.is_ascii_alphabetic()));
     }
-    let in_word = |l: Look| l.flags & (LETTER | MARK) != 0;
-    let can_lead = !is_line_break(look) && look.flags & (LETTER | PUNCTUATION | SYMBOL) == 0;
-    if in_word(look) || (can_lead && next.is_some_and(in_word)) {
-        return Some(scan.run(at + look.len, in_word));
+    let in_word = |l: CharInfo| l.flags & (LETTER | MARK) != 0;
+    let can_lead = !is_line_break(info) && info.flags & (LETTER | PUNCTUATION | SYMBOL) == 0;
+    if in_word(info) || (can_lead && next.is_some_and(in_word)) {
+        return Some(scan.run(at + info.len, in_word));
     }
-    let is_mark = |l: Look| l.flags & (PUNCTUATION | SYMBOL) != 0;
-    if is_mark(look) || (look.c == ' ' && next.is_some_and(is_mark)) {
-        let end = scan.run(at + look.len, is_mark);
+    let is_mark = |l: CharInfo| l.flags & (PUNCTUATION | SYMBOL) != 0;
+    if is_mark(info) || (info.c == ' ' && next.is_some_and(is_mark)) {
+        let end = scan.run(at + info.len, is_mark);
         return Some(scan.run(end, is_line_break));
     }
-    if look.flags & SPACE != 0 {
+    if info.flags & SPACE != 0 {
         return Some(scan.line_breaks(at).unwrap_or_else(|| scan.spaces(at)));
     }
     None
@@ -318,9 +318,9 @@ pub(super) fn numbers<'t>(text: &'t str, max_digits: usize, emit: &mut dyn FnMut
     let scan = Text::new(text);
     let mut gap = 0;
     let mut at = 0;
-    while let Some(look) = scan.look(at) {
-        if look.flags & NUMBER == 0 {
-            at += look.len;
+    while let Some(info) = scan.char_at(at) {
+        if info.flags & NUMBER == 0 {
+            at += info.len;
             continue;
         }
         if gap < at {
@@ -339,11 +339,11 @@ pub(super) fn numbers<'t>(text: &'t str, max_digits: usize, emit: &mut dyn FnMut
 /// Splits at runs of punctuation: `\p{P}` and the ASCII symbols for which C's `ispunct` is true.
 pub(super) fn punctuation<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let scan = Text::new(text);
-    let is_punctuation = |l: Look| l.c.is_ascii_punctuation() || l.flags & PUNCTUATION != 0;
+    let is_punctuation = |l: CharInfo| l.c.is_ascii_punctuation() || l.flags & PUNCTUATION != 0;
     let mut at = 0;
-    while let Some(look) = scan.look(at) {
-        let inside = is_punctuation(look);
-        let end = scan.run(at + look.len, |l| is_punctuation(l) == inside);
+    while let Some(info) = scan.char_at(at) {
+        let inside = is_punctuation(info);
+        let end = scan.run(at + info.len, |l| is_punctuation(l) == inside);
         emit(&text[at..end]);
         at = end;
     }
