@@ -227,7 +227,7 @@ impl Backend for CpuBackend {
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
         let too_large = || Error::OutOfMemory { device: "the CPU".into(), bytes: usize::MAX };
         let len = rows.checked_mul(cols).and_then(|len| dtype.bytes_for(len)).ok_or_else(too_large)?;
-        // Huge pages, because keys and values are read from end to end. The system still provides a page only when it
+        // Huge pages, because keys and values are read sequentially. The system still provides a page only when it
         // is touched.
         let memory = HostMemory::zeroed(len)?;
         memory.prefer_huge_pages();

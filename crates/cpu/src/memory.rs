@@ -49,7 +49,7 @@ impl AlignedBytes {
         Some(AlignedBytes { start, layout, mapped: false })
     }
 
-    /// Asks the system for pages of 2 MiB: weights are read from end to end, and with small pages the translation of
+    /// Asks the system for pages of 2 MiB: weights are read sequentially, and with small pages the translation of
     /// addresses takes a third of the time. Has no effect where the system offers none.
     fn prefer_huge_pages(&self) {
         #[cfg(target_os = "linux")]

@@ -6,9 +6,10 @@
 //! system call is needed only to wake sleeping threads. The caller waits only for threads that have joined the job. On
 //! a busy machine it computes the tasks of threads that the operating system did not schedule.
 //!
-//! Tasks that read memory from end to end are taken from both ends ([`Pool::run_from_both_ends`]): of two threads one
-//! goes up and the other down, so a thread reads next what follows in memory. More than two threads work in pairs, each
-//! pair on its own range of the tasks, and help other pairs when their range is done.
+//! Tasks that read memory sequentially are taken from both ends ([`Pool::run_from_both_ends`]): of two threads, one
+//! takes ascending tasks and the other descending ones, so the memory of a thread's next task adjoins that of its last. More
+//! than two threads work in pairs, each pair on its own range of the tasks, and help other pairs when their range is
+//! done.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -223,7 +224,7 @@ fn take_tasks(shared: &Shared, job: Job, thread: usize) {
             return take_range(&shared.taken[0].0, 0..job.num_tasks, Direction::Up, task);
         }
         let (_, direction) = share(job.num_tasks, thread, shared.num_threads);
-        // The range of its own pair, then those of the others.
+        // The range of this thread's pair, then the ranges of the other pairs.
         for pair in (thread / 2..shared.taken.len()).chain(0..thread / 2) {
             let (range, _) = share(job.num_tasks, 2 * pair, shared.num_threads);
             take_range(&shared.taken[pair].0, range, direction, task);

@@ -91,7 +91,7 @@ pub(super) enum Kernel {
     Avx512ByWord,
     /// AVX-512 VNNI, several blocks of rows: panels are unpacked once for all of them.
     Avx512ManyBlocks,
-    /// AMX, one block of rows: panels are unpacked on the way.
+    /// AMX, one block of rows: each unit of a panel is unpacked just before its use.
     AmxOneBlock,
     /// AMX, several blocks of rows: panels are unpacked once for all of them.
     AmxManyBlocks,

@@ -1,7 +1,7 @@
 //! Five rows and more with AVX-512, eight rows and three panels at a time: a register of W is used eight times and a
 //! value of x three times.
 //!
-//! Up to sixteen rows: W is read once, from end to end, in its own format. Up to eight rows, reading W is the bound.
+//! Up to sixteen rows: W is read once, sequentially, in its own format. Up to eight rows, reading W is the bound.
 //! More rows: for each unit of K three panels are converted to f32 once for all rows; the bound is two multiply-adds
 //! per cycle. Both process a unit in halves, of which W stays in the first-level cache for several groups of eight
 //! rows.

@@ -48,7 +48,7 @@ struct BlockRange<'a> {
     num_panels: usize,
 }
 
-/// Multiplies some panels with some blocks; results are `[panel][block]`.
+/// Multiplies the blocks `blocks` of x with the panels `panels` of W; `results` is `[panel][block]`.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, and the program may use AMX.

@@ -1,10 +1,12 @@
 //! Formats with a float scale for every slice of 32 values: how they are unpacked, and in which order they are
 //! multiplied ([`slice_pipeline`]).
 //!
-//! One block of rows: four panels at a time, unpacked on the way. Several blocks: for each part of K a panel is
-//! unpacked to bytes in the first-level cache and used for all rows, whose own part stays in the second-level cache.
-//! Values of 8 bits are not unpacked at all. Keeping the tiles of x in registers for several panels was slower: sums
-//! then go to memory and back after every four slices.
+//! One block of rows: four panels at a time, each unit unpacked just before its use. Several blocks: K is cut into
+//! parts. For each part, a panel is unpacked to bytes in the first-level cache and multiplied with all rows, whose same
+//! part of K stays in the second-level cache. Values of 8 bits are not unpacked at all.
+//!
+//! Keeping the tiles of x in registers for several panels was slower: sums then go to memory and back after every four
+//! slices.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -45,7 +47,7 @@ unsafe fn unpack<F: QuantizedFormat>(units: &[u8], ring: &mut UnpackRing) {
     }
 }
 
-/// Unpacks a slice of a unit to signed bytes, as that of unit `at` of the ring.
+/// Unpacks a slice of a unit to signed bytes, into unit `at` of the ring.
 ///
 /// # Safety
 /// `unit` is a whole unit of F; the machine has AVX-512 BW.
@@ -86,7 +88,7 @@ pub(super) unsafe fn multiply_panels<F: QuantizedFormat>(
     }
 }
 
-/// Multiplies some panels with some blocks; results are `[panel][block]`.
+/// Multiplies the blocks `blocks` of x with the panels `panels` of W; `results` is `[panel][block]`.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, the program may use AMX, and rows and weight have the same number of

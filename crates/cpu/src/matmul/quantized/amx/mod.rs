@@ -148,8 +148,8 @@ pub(in crate::matmul) unsafe fn many_blocks_times_panels<F: QuantizedFormat, con
     });
 }
 
-/// Multiplies one block of rows with some panels; the task's panels go on to `end`. W is read once, from end to end,
-/// and unpacked on the way.
+/// Multiplies one block of rows with some panels; the task's panels go on to `end`. W is read once, sequentially, and
+/// each unit is unpacked just before its use.
 ///
 /// # Safety
 /// As for [`one_block_times_panels`].

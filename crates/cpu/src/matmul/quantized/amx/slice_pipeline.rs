@@ -20,8 +20,8 @@ use crate::matmul::quantized::activations::RowBlock;
 use crate::matmul::quantized::avx512::halves;
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN};
 
-/// Units in the ring when panels are unpacked on the way. A small ring is still in the first-level cache when it is
-/// overwritten: with sixteen units, products of 16 rows were a fifth slower.
+/// Units in the ring when units are unpacked just before their use. A small ring is still in the first-level cache when
+/// it is overwritten: with sixteen units, products of 16 rows were a fifth slower.
 const RING_UNITS: usize = 4;
 
 /// Units of a panel that are multiplied before the next panel's turn.

@@ -1,5 +1,5 @@
-//! Several blocks of rows: a part of two panels is unpacked into the first-level cache and multiplied with all blocks,
-//! whose own part stays in the second-level cache.
+//! Several blocks of rows: K is cut into parts. For each part, two panels are unpacked into the first-level cache and
+//! multiplied with all blocks, whose same part of K stays in the second-level cache.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -20,10 +20,11 @@ thread_local! {
     static SCRATCH: RefCell<Box<[UnpackedPanel; PANELS]>> = RefCell::new(Box::new([UnpackedPanel::ZEROS; PANELS]));
 }
 
-/// Multiplies some panels with some blocks; results are `[panel][block]`.
+/// Multiplies the blocks `blocks` of x with the panels `panels` of W; `results` is `[panel][block]`.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI; rows are ordered by word, and rows and weight have the same number of units of F.
+/// The machine has AVX-512 with VNNI; `rows` is in `InputOrder::ByWord`, and `rows` and `weight` have the same number of
+/// units of F.
 pub(super) unsafe fn multiply<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
@@ -44,7 +45,7 @@ pub(super) unsafe fn multiply<F: QuantizedFormat>(
                     // features.
                     unsafe { unpacked.fill::<F>(&weight.panel(panel)[bytes.clone()]) };
                 }
-                // Unpacked next: the same part of the next panels, or the next part of the first ones.
+                // Unpacked next: the same part of K of the next panels, or the next part of the first panels.
                 let next = if few.end < panels.end { (few.end, bytes.start) } else { (panels.start, bytes.end) };
                 let next = weight.panel(next.0).as_ptr().wrapping_add(next.1);
                 let mut upcoming = NextPanelsPrefetch::new(next, weight.panel_bytes(), bytes.len(), blocks.len());

@@ -1,13 +1,12 @@
 //! Products with quantized weights with AVX-512 VNNI: `vpdpbusd` multiplies 64 bytes and adds them by fours, for
 //! sixteen columns at once.
 //!
-//! Up to sixteen rows, as in decoding: W is read once, from end to end, and unpacked on the way ([`one_block`],
+//! Up to sixteen rows, as in decode: W is read once, sequentially, and unpacked in registers ([`one_block`],
 //! [`packed_panels`]). Up to a few rows, reading W is the bound. One row is multiplied with several panels at a time:
-//! the hardware prefetchers then follow several streams, each within its page, where a single stream would leave them
-//! idle.
+//! hardware prefetchers follow several streams, each within its page, and a single stream would leave them idle.
 //!
-//! More rows: for each part of K two panels are unpacked, with their scales, into the first-level cache and multiplied
-//! with all rows ([`many_blocks`], [`unpacked_panels`]). Arithmetic is the bound.
+//! More rows: K is cut into parts. For each part, two panels are unpacked, with their scales, into the first-level
+//! cache and multiplied with all rows ([`many_blocks`], [`unpacked_panels`]). Arithmetic is the bound.
 
 mod many_blocks;
 mod one_block;

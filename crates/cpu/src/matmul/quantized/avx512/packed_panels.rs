@@ -1,4 +1,4 @@
-//! The inner loop for one block of rows: some rows times some packed panels, which are unpacked on the way.
+//! The inner loop for one block of rows: R rows times P packed panels, unpacked in registers.
 //!
 //! Several rows and panels have independent sums, because an instruction takes five cycles and two can begin in each
 //! cycle.
