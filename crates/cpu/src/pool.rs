@@ -7,9 +7,9 @@
 //! a busy machine it computes the tasks of threads that the operating system did not schedule.
 //!
 //! Tasks that read memory sequentially are taken from both ends ([`Pool::run_from_both_ends`]): of two threads, one
-//! takes ascending tasks and the other descending ones, so the memory of a thread's next task adjoins that of its last. More
-//! than two threads work in pairs, each pair on its own range of the tasks, and help other pairs when their range is
-//! done.
+//! takes ascending tasks and the other descending ones, so the memory of a thread's next task adjoins that of its last.
+//! More than two threads work in pairs, each pair on its own range of the tasks, and help other pairs when their range
+//! is done.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;

@@ -23,8 +23,8 @@ thread_local! {
 /// Multiplies the blocks `blocks` of x with the panels `panels` of W; `results` is `[panel][block]`.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI; `rows` is in `InputOrder::ByWord`, and `rows` and `weight` have the same number of
-/// units of F.
+/// The machine has AVX-512 with VNNI; `rows` is in `InputOrder::ByWord`, and `rows` and `weight` have the same number
+/// of units of F.
 pub(super) unsafe fn multiply<F: QuantizedFormat>(
     weight: &PackedWeight,
     panels: Range<usize>,
