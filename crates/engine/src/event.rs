@@ -64,7 +64,7 @@ pub struct TokenEvent {
     pub id: u32,
     /// Its log probability and those of the most probable tokens, if the request asks for them.
     pub logprobs: Option<Logprobs>,
-    /// What each step of the sampler did, if the request asks for it.
+    /// The effect of each step of the sampler, if the request asks for it.
     pub trace: Option<Box<TokenTrace>>,
 }
 

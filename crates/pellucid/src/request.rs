@@ -199,8 +199,8 @@ impl Request {
 
     /// Changes any sampling parameter: penalties, DRY, Mirostat, logit bias, the order of the steps.
     ///
-    /// The temperature is then the one in `params`, which is 1 unless it was set before. The fields `seed` and `end_ids`
-    /// have no effect here: [`Request::seed`] and the model set them.
+    /// The temperature is then the one in `params`, which is 1 unless it was set before. The fields `seed` and
+    /// `end_ids` have no effect here: [`Request::seed`] and the model set them.
     ///
     /// ```
     /// # use pellucid::Request;
