@@ -27,7 +27,7 @@ pub(crate) struct ComputeArgs {
     #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
     device: Option<Device>,
 
-    /// CPU threads; up to one for each core, each stays on its core
+    /// CPU threads; pinned if there is one for each core
     /// [default: every core]
     #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,

@@ -87,7 +87,7 @@ struct SpeedArgs {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     depth: Option<Vec<u32>>,
 
-    /// Decoding steps
+    /// Steps to decode: tokens to generate for each sequence
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     generate: u32,
 
