@@ -27,7 +27,7 @@ fn the_last_line_counts_and_times() {
     let model = model(&home, Some(TEMPLATE));
     let ran = home.run(&["run", "Hi", "--model", &model, "-n", "5", "--temperature", "1", "--seed", "3"]);
     let line = ran.stderr.trim().to_owned();
-    // [turn] user: Hi [end] [turn]: four control tokens would be wrong, and so would a missing one.
+    // The prompt is `[turn]user: Hi[end][turn]`: three control tokens and eight characters.
     assert!(line.starts_with("[11 prompt + 5 output tokens, first "), "{line}");
     assert!(line.contains("seed 3") && line.contains("ended at --max-tokens"), "{line}");
 }

@@ -1,4 +1,4 @@
-//! `pellucid serve` as users meet it: start-up, settings in layers, signals, and refusals in a sentence.
+//! `pellucid serve` through the built program: start-up, settings in layers, signals, and the messages of refusals.
 
 mod support;
 

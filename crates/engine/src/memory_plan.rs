@@ -10,9 +10,9 @@ pub enum KvBudget {
     /// The operator's number of bytes, all of which is used: memory beyond the need of `num_contexts` keeps prefixes
     /// cached.
     Bytes(u64),
-    /// The need, but at most a part of this number of free bytes.
+    /// Memory for `num_contexts`, but at most four fifths of this number of free bytes.
     OutOf(u64),
-    /// The need; the amount of free memory is unknown.
+    /// Memory for `num_contexts`; the amount of free memory is unknown.
     Unknown,
 }
 

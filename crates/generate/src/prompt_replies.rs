@@ -67,9 +67,10 @@ impl PromptReplies {
         }
     }
 
-    /// Returns the echo that needs no log probabilities, before the first event.
+    /// Returns the echo of the prompt if it can be sent before the first event. An echo with log probabilities waits
+    /// until they are computed.
     pub(crate) fn opening(&mut self) -> Vec<Delta> {
-        // A prompt of one token has no token with a prediction.
+        // The first token has no log probability, so a prompt of one token has none to wait for.
         if self.is_scored && self.prompt.len() > 1 { Vec::new() } else { self.echo(&[]) }
     }
 

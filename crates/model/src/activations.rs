@@ -37,7 +37,8 @@ pub(crate) struct Activations {
 pub(crate) enum Entry<'w> {
     /// The rows of `normed`.
     Normed,
-    /// The RMSNorm, by this weight, of the residual stream with its pending update.
+    /// The RMSNorm of the residual stream, after its pending update is added. The operation that reads the input
+    /// computes it.
     Joined(&'w Norm),
 }
 

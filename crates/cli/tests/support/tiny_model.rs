@@ -4,7 +4,7 @@ use super::Home;
 
 pub const TEMPLATE: &str = pellucid_testing::TINY_TEMPLATE;
 
-/// Its path.
+/// Writes the tiny model into a home folder and returns its path.
 pub fn tiny_model(home: &Home, template: Option<&str>) -> String {
     let folder = home.path().join("model");
     pellucid_testing::tiny_model(&folder, template);

@@ -89,7 +89,8 @@ fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
         let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
         KeysError::Syntax { line: before.matches('\n').count() + 1, column, reason }
     };
-    // Parsing twice tells syntax errors, whose messages quote the text, from wrong types, whose messages are known.
+    // The first pass finds syntax errors, whose messages are dropped because they quote the text; the second finds
+    // wrong types, whose messages `expected` can shorten.
     let read: Result<toml::Table, _> = toml::from_str(text);
     read.map_err(|error| refused(error, "this is not TOML".into()))?;
     toml::from_str(text).map_err(|error| {
@@ -98,7 +99,8 @@ fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
     })
 }
 
-/// Returns what a parser expected, without what it found, which may be a key.
+/// Returns the part of a parser's message that says what was expected. The part that quotes what was found may hold a
+/// key.
 fn expected(message: &str) -> String {
     match message.rsplit_once(", expected ") {
         // `serde_json` appends line and column, which the error has already.

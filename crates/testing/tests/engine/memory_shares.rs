@@ -75,7 +75,7 @@ fn a_tenant_that_holds_all_memory_yields_the_others_share() {
     }
 }
 
-/// Otherwise two tenants whose requests take more than a share would preempt each other for ever.
+/// If cached blocks did not count, two tenants whose requests take more than a share would preempt each other for ever.
 #[test]
 fn cached_blocks_count_towards_a_share() {
     let mut engine = fake(EngineOptions { num_blocks: 10, ..OPTIONS }, |_| ());

@@ -12,14 +12,14 @@ use crate::terminal::format::grouped;
 
 const WIDTH: usize = 80;
 const MARGIN: &str = "   ";
-/// Columns of a candidate's text, with the mark before it.
+/// Width of a candidate's text with the mark before it, in columns of the terminal.
 const NAME: usize = 19;
-/// Columns of the model's own probability.
+/// Width of the model's own probability.
 const MODEL: usize = 7;
-/// Columns between the table and its last bars.
+/// Width of the gap between the table and its last bars.
 const GAP: usize = 2;
 const LONGEST_BAR: usize = 22;
-/// Columns of the label of a line below the table.
+/// Width of the label of a line below the table.
 const TOPIC: usize = 9;
 
 pub(super) struct Page<'t> {

@@ -147,7 +147,7 @@ impl Comparison<'_> {
         for (i, request) in self.requests.iter().enumerate() {
             (self.progress)(&format!("alone: {i} of {}", self.requests.len()));
             let (sink, replies) = collector();
-            engine.submit(requests::apart(request, i), Box::new(sink))?;
+            engine.submit(requests::in_own_scope(request, i), Box::new(sink))?;
             while engine.step() {}
             self.expected.push(reply_of(replies)?);
         }

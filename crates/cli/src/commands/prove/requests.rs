@@ -5,16 +5,16 @@ use pellucid_sampling::{SamplingParams, uniform};
 
 use super::ProveArgs;
 
-/// Number of prompts that share one prefix.
+/// Number of prompts of a family: they share one prefix.
 const FAMILY: u32 = 8;
 
 pub(super) fn random(args: &ProveArgs, vocab_size: usize) -> Vec<Request> {
-    (0..args.prompts).map(|i| one(args, i, vocab_size)).collect()
+    (0..args.prompts).map(|i| request(args, i, vocab_size)).collect()
 }
 
-fn one(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
-    // Random numbers are keyed by (prompt, purpose). Families count down from the maximum, so that no prompt has the
-    // same key.
+fn request(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
+    // A random number is keyed by an owner, which is a prompt or a family of prompts, and a purpose. Families are
+    // numbered from the maximum down, so that no prompt has the same number.
     let draw = |owner: u32, purpose: u32| uniform(args.seed, owner, purpose);
     let family = u32::MAX - i / FAMILY;
     // Lengths are uniform on a logarithmic scale, so that short prompts are as common as long ones.
@@ -27,12 +27,11 @@ fn one(args: &ProveArgs, i: u32, vocab_size: usize) -> Request {
     let temperature = if i.is_multiple_of(2) { 0.0 } else { 0.9 };
     let sampling =
         SamplingParams { temperature, seed: args.seed ^ u64::from(i), logprobs: Some(3), ..SamplingParams::default() };
-    let mut request = Request::new((0..len).map(token).collect(), sampling);
-    request.max_tokens = Some(args.reply as usize);
-    request
+    let prompt = (0..len).map(token).collect();
+    Request { max_tokens: Some(args.reply as usize), ..Request::new(prompt, sampling) }
 }
 
-/// Returns the request with a cache scope of its own, in which it finds nothing.
-pub(super) fn apart(request: &Request, i: usize) -> Request {
+/// Returns the request in its own cache scope, so that it finds no cached prefix.
+pub(super) fn in_own_scope(request: &Request, i: usize) -> Request {
     Request { scope: Scope::salted(TenantId(0), &i.to_string()), ..request.clone() }
 }
