@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::http::{Client, HubResponse, bare_etag, text};
 use super::listing::check_status;
 use super::partial_file::{Expected, PartialFile};
-use super::screen::{Progress, Screen};
+use super::progress::{Progress, Screen};
 use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
 use std::io::{ErrorKind, Read};

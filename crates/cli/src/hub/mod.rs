@@ -6,13 +6,13 @@
 mod download;
 mod failure;
 mod http;
-pub(crate) mod known;
+pub(crate) mod known_models;
 mod listing;
 mod name;
 mod partial_file;
 mod pip_fallback;
+mod progress;
 mod pull;
-mod screen;
 mod store;
 
 pub(crate) use http::Token;
@@ -21,7 +21,7 @@ pub(crate) use store::{Manifest, Store};
 
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
-use screen::Screen;
+use progress::Screen;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Hub {
     /// such as the default model, is downloaded if it is not in the store.
     pub(crate) fn resolve(&self, model: Option<&str>) -> Result<PathBuf> {
         let name = match model {
-            None => known::DEFAULT.name,
+            None => known_models::DEFAULT.name,
             Some("") => bail!("the model's name is empty"),
             Some(name) => match Path::new(name).try_exists() {
                 Ok(true) => return Ok(name.into()),
@@ -65,7 +65,7 @@ impl Hub {
         if let Some(manifest) = self.store.find(name)? {
             match self.store.damage(&manifest) {
                 None => return Ok(self.store.entry(&manifest)),
-                Some(_) if known::find(name).is_some() => {}
+                Some(_) if known_models::find(name).is_some() => {}
                 Some(path) => bail!(
                     "the pulled model {name} is damaged: {} is missing or has the wrong size; \
                      `pellucid pull {name}` repairs it",
@@ -73,7 +73,7 @@ impl Hub {
                 ),
             }
         }
-        match known::find(name) {
+        match known_models::find(name) {
             Some(_) => Ok(self.store.entry(&self.pull(name, pull::MAIN)?)),
             None => bail!(
                 "there is no model `{name}`: no such file or folder, and no pulled model of that name in {}; \

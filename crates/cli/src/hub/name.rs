@@ -42,7 +42,7 @@ impl ModelRef {
             bail!(
                 "`{name}` is not a model name: expected a short name ({}), owner/repo, owner/repo:TAG or \
                  owner/repo/file.gguf",
-                super::known::MODELS.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
+                super::known_models::MODELS.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
             );
         };
         for (what, part) in [("owner", owner), ("repository", repo)] {

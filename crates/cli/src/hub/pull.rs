@@ -3,7 +3,7 @@
 use super::download::{self, Wanted};
 use super::failure::Failure;
 use super::http::{Client, escaped};
-use super::known::{self, KnownModel};
+use super::known_models::{self, KnownModel};
 use super::listing::{self, Format, RemoteFile};
 use super::name::ModelRef;
 use super::partial_file::{Expected, hash_file};
@@ -19,7 +19,7 @@ pub(crate) const MAIN: &str = "main";
 impl Hub {
     /// Downloads a model into the store. Files that are complete and correct are not downloaded again.
     pub(crate) fn pull(&self, name: &str, revision: &str) -> Result<Manifest> {
-        match known::find(name) {
+        match known_models::find(name) {
             Some(known) => self.pull_known(known, revision),
             None => self.pull_listed(&ModelRef::parse(name)?, revision),
         }
@@ -29,7 +29,7 @@ impl Hub {
         Client::new(&self.remote.endpoint, self.remote.token.clone(), self.remote.stall)
     }
 
-    /// Pulls a model of `known.rs`, which has its file name, size and hash, so that no listing is needed.
+    /// Pulls a model of `known_models.rs`, which has its file name, size and hash, so that no listing is needed.
     fn pull_known(&self, known: &KnownModel, revision: &str) -> Result<Manifest> {
         let client = self.client()?;
         let _lock = self.lock(known.owner, known.repo)?;

@@ -9,7 +9,7 @@
 //! There is no other state: deleting ROOT deletes the store. `pull.rs` writes it; `list` and `rm` read and remove.
 
 use super::failure::{Failure, disk_error, on_disk};
-use super::known;
+use super::known_models;
 use super::listing::Format;
 use super::name::{ModelRef, Pick, check_target, is_plain_name};
 use super::partial_file::with_suffix;
@@ -132,7 +132,7 @@ impl Store {
         if let Some(at) = found.iter().position(|manifest| manifest.name == name) {
             return Ok(Some(found.swap_remove(at)));
         }
-        let model = match known::find(name) {
+        let model = match known_models::find(name) {
             Some(known) => ModelRef {
                 owner: known.owner.to_owned(),
                 repo: known.repo.to_owned(),

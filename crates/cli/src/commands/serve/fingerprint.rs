@@ -9,7 +9,7 @@ use pellucid::Loaded;
 use sha2::{Digest, Sha256};
 
 use crate::flags::compute::ComputeArgs;
-use crate::hub::known;
+use crate::hub::known_models;
 
 /// Bytes hashed at the beginning of a file, which holds the header, and at its end. `BETWEEN` samples of
 /// `BETWEEN_SAMPLE` bytes are hashed between them, so that every layer of a model is sampled.
@@ -20,7 +20,7 @@ const BETWEEN_SAMPLE: u64 = 16 << 10;
 /// Returns the name that the user gave, or the default model's; for a path, its last component without extension.
 pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     match given {
-        None => return known::DEFAULT.name.to_owned(),
+        None => return known_models::DEFAULT.name.to_owned(),
         Some(name) if !Path::new(name).exists() => return name.to_owned(),
         Some(_) => {}
     }
