@@ -3,10 +3,10 @@
 #![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod batch;
 mod builder;
 mod device;
 mod error;
+mod generate_all;
 mod kv_type;
 mod loading;
 mod model;

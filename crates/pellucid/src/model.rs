@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pellucid_engine::EngineStats;
 use pellucid_generate::LoadedModel;
 
-use crate::{AsyncReplyStream, Builder, Error, Loaded, ModelInfo, Reply, ReplyStream, Request, batch};
+use crate::{AsyncReplyStream, Builder, Error, Loaded, ModelInfo, Reply, ReplyStream, Request, generate_all};
 
 /// A model that is open: weights on a device, behind an engine that serves many requests at once.
 ///
@@ -69,7 +69,7 @@ impl Pellucid {
     /// # }
     /// ```
     pub fn generate_all<R: Into<Request>>(&self, requests: impl IntoIterator<Item = R>) -> Result<Vec<Reply>, Error> {
-        batch::generate_all(self, requests.into_iter().map(Into::into).collect())
+        generate_all::generate_all(self, requests.into_iter().map(Into::into).collect())
     }
 
     /// Answers a request piece by piece; the iterator blocks until the next piece is there.

@@ -1,6 +1,6 @@
-//! Many requests at once: all are submitted as far as the queue allows, and all streams are read in turn.
+//! [`Pellucid::generate_all`]: submits requests while the engine's queue has places, and reads all streams in turns.
 //!
-//! Reading one stream after the other would not do: a reader that falls behind holds its request up.
+//! Reading one stream to its end before the next would be slow: the engine pauses a request whose reader falls behind.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(crate) fn generate_all(model: &Pellucid, requests: Vec<Request>) -> Result<V
     Ok(replies.into_iter().flatten().collect())
 }
 
-/// Submits requests until none waits or the engine's queue is full.
+/// Submits requests until all are submitted or the engine's queue is full.
 fn submit(
     model: &Pellucid,
     waiting: &mut VecDeque<(usize, Request)>,
@@ -57,7 +57,7 @@ fn submit(
     while let Some((index, request)) = waiting.pop_front() {
         match ReplyStream::submit(model, request.clone()) {
             Ok(stream) => running.push((index, stream)),
-            // A request of this batch will end and make room.
+            // One of the submitted requests will end and free a place in the queue.
             Err(error) if error.is_temporary() && !running.is_empty() => {
                 waiting.push_front((index, request));
                 return Ok(());
@@ -68,7 +68,7 @@ fn submit(
     Ok(())
 }
 
-/// Wakes the thread that waits for a batch.
+/// Wakes the thread that waits for the streams.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
