@@ -16,7 +16,7 @@ mod memory;
 mod ops;
 mod pool;
 #[cfg(test)]
-mod scalar_paths;
+mod scalar_tests;
 mod shared_slice;
 mod simd;
 
