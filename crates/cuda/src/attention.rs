@@ -1,18 +1,19 @@
-//! Attention and the memory of keys and values: which kernel serves, and where everything lies.
+//! Attention and the memory of keys and values: chooses kernels and fills in their parameters.
 
 use pellucid_tensor::{Attend, Attention, DType, Error, KvLayer, RotateAndStore, StoreKv, Tensor};
 
 use crate::gpu::{Gpu, Purpose};
-use crate::kernels::attention::{self as kernels, AttentionParameter, Kernel, Work};
-use crate::kernels::store::{self as storing, ExpandParameter, RotateParameter, StoreParameter};
-use crate::kernels::{decode, rows};
+use crate::kernels::attention::decode;
+use crate::kernels::attention::prefill::{self, AttentionParameter, Kernel, Work};
+use crate::kernels::attention::store_kv::{self, ExpandParameter, RotateParameter, StoreParameter};
+use crate::kernels::rows::elementwise;
 use crate::memory::{floats, floats_mut, read};
 use crate::step::{self, RUN};
 
 /// Maximum bytes of the results of tiles that wait to be merged, unless one row has more.
 const MAX_PARTIAL: usize = 256 << 20;
 
-/// Where the keys and values of a step lie, and the tables that lead to them.
+/// Addresses of the keys and values of a step, and of its block tables.
 struct KvBlocks {
     keys: u64,
     values: u64,
@@ -23,7 +24,7 @@ impl Gpu {
     /// Writes keys and values into their slots.
     pub(crate) fn store_kv(&mut self, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
         let parameter = self.store_parameter(floats(store.keys), store, kv)?;
-        storing::store(&self.device, store.slots.len(), &parameter)
+        store_kv::store(&self.device, store.slots.len(), &parameter)
     }
 
     pub(crate) fn rotate_and_store(
@@ -38,12 +39,12 @@ impl Gpu {
     }
 
     fn launch_rotate(&self, rotate: &RotateParameter, store: Option<&StoreParameter>) -> Result<(), Error> {
-        storing::rotate_and_store(&self.device, rotate)?;
-        store.map_or(Ok(()), |store| storing::store(&self.device, rotate.num_rows as usize, store))
+        store_kv::rotate_and_store(&self.device, rotate)?;
+        store.map_or(Ok(()), |store| store_kv::store(&self.device, rotate.num_rows as usize, store))
     }
 
-    /// The parameters of a kernel that rotates and stores and, for 8 bits, of one that stores afterwards: they are rounded by groups of
-    /// values, after all values of a group are rotated.
+    /// The parameters of a kernel that rotates and stores and, for 8 bits, of one that stores afterwards: they are
+    /// rounded by groups of values, after all values of a group are rotated.
     fn rotate_parameters(
         &mut self,
         call: RotateAndStore<'_>,
@@ -57,7 +58,7 @@ impl Gpu {
         assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
         let address = floats_mut(keys);
         let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
-        let stores_later = store.storage == storing::Q8;
+        let stores_later = store.storage == store_kv::Q8;
         let rotate = RotateParameter {
             // With no blocks the kernel stores nothing.
             store: StoreParameter { num_blocks: if stores_later { 0 } else { store.num_blocks }, ..store },
@@ -66,7 +67,7 @@ impl Gpu {
             num_rows: slots.len() as u32,
             num_heads: shape.num_heads as u32,
             pairs: pairs as u32,
-            interleaved: rows::style_code(rope.style),
+            interleaved: elementwise::style_code(rope.style),
         };
         Ok((rotate, stores_later.then_some(store)))
     }
@@ -109,7 +110,7 @@ impl Gpu {
         let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
         assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
         assert_eq!(attention.positions.len(), num_rows);
-        if let Some(why) = kernels::refusal(shape) {
+        if let Some(why) = prefill::refusal(shape) {
             return Err(self.device.refuse("attention", why));
         }
         self.storage(attention.kv)?;
@@ -123,7 +124,7 @@ impl Gpu {
         let rotate = match storage {
             Some(_) => rotate,
             None => {
-                rotate.map_or(Ok(()), |rotate| storing::rotate_and_store(&self.device, &rotate))?;
+                rotate.map_or(Ok(()), |rotate| store_kv::rotate_and_store(&self.device, &rotate))?;
                 None
             }
         };
@@ -140,9 +141,10 @@ impl Gpu {
         let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
         let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
         let tiles = kernel.split_tiles(&self.device, work);
-        // Rows at a time where their tiles wait to be merged: one long row among many would ask for as much memory for each of them.
+        // If tiles wait to be merged, a limited number of rows at a time: every row gets as much memory as the longest
+        // needs.
         let most = num_rows.max(1);
-        let (partial, rows_at_once) = match kernels::partial_bytes(shape, tiles) {
+        let (partial, rows_at_once) = match prefill::partial_bytes(shape, tiles) {
             0 => (0, most),
             of_row => {
                 let rows = (MAX_PARTIAL / of_row).clamp(1, most);
@@ -182,7 +184,7 @@ impl Gpu {
             let rows = start..num_rows.min(start + rows_at_once);
             let part = parameter.of_rows(rows.clone());
             match storage {
-                None => kernels::attend(&self.device, kernel, &part)?,
+                None => prefill::attend(&self.device, kernel, &part)?,
                 Some(storage) => {
                     let rotate = rotate.as_ref().map(|rotate| rotate.of_rows(rows));
                     let arrived = self.counters(decode::num_counters(&part))?;
@@ -193,25 +195,25 @@ impl Gpu {
         Ok(())
     }
 
-    /// The blocks of a step's sequences in f16, in the order of its tables; or every block in its place, where sequences share so many that
-    /// this is no more.
+    /// Converts the blocks of a step's sequences to f16, in the order of its tables; or every block of the layer, if
+    /// sequences share blocks to such an extent that this is no more.
     fn expand_kv(&mut self, attention: &Attention<'_>, blocks: KvBlocks) -> Result<KvBlocks, Error> {
         let (num_entries, block) = (attention.block_tables.len(), attention.kv.keys.cols());
-        let room = num_entries.next_power_of_two().min(attention.kv.keys.rows());
-        let in_order = num_entries <= room;
+        let capacity = num_entries.next_power_of_two().min(attention.kv.keys.rows());
+        let in_order = num_entries <= capacity;
         let parameter = ExpandParameter {
             key_blocks: blocks.keys,
             value_blocks: blocks.values,
             block_tables: blocks.tables,
-            keys: self.scratch(Purpose::ExpandedKeys, room * block * 2)?,
-            values: self.scratch(Purpose::ExpandedValues, room * block * 2)?,
-            own_tables: if in_order { self.scratch(Purpose::ExpandedTables, room * 4)? } else { 0 },
+            keys: self.scratch(Purpose::ExpandedKeys, capacity * block * 2)?,
+            values: self.scratch(Purpose::ExpandedValues, capacity * block * 2)?,
+            own_tables: if in_order { self.scratch(Purpose::ExpandedTables, capacity * 4)? } else { 0 },
             num_stored: attention.kv.keys.len() as u64,
             num_kv_heads: attention.shape.num_kv_heads as u32,
             head_size: attention.shape.head_size as u32,
             block_len: attention.shape.block_len as u32,
         };
-        storing::expand(&self.device, num_entries, &parameter)?;
+        store_kv::expand(&self.device, num_entries, &parameter)?;
         let tables = if in_order { parameter.own_tables } else { blocks.tables };
         Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables })
     }
@@ -236,7 +238,7 @@ impl Gpu {
         })
     }
 
-    /// Of each row: where its sequence's block table starts, the sequence's first row, and the one after its last.
+    /// Address of the tables of `step::row_tables`.
     fn row_tables(&mut self, attention: &Attention<'_>) -> Result<u64, Error> {
         match self.current.find_spans(attention.sequences) {
             Some(address) => Ok(address),
@@ -249,7 +251,7 @@ impl Gpu {
 
     fn storage(&self, kv: &KvLayer) -> Result<u32, Error> {
         let dtype = kv.keys.dtype();
-        storing::storage(dtype).ok_or_else(|| {
+        store_kv::storage(dtype).ok_or_else(|| {
             self.device
                 .refuse("attention", format!("keys and values in {dtype} have no kernel; use F32, F16, BF16 or Q8_0"))
         })

@@ -14,13 +14,13 @@ use crate::cublas::CublasLt;
 use crate::driver::{Device, Grid};
 use crate::gpu::{Conversion, Gpu, Purpose};
 use crate::kernels;
-use crate::kernels::norm::Norm;
-use crate::kernels::rows::{self, Angles, Elementwise, Embed, Gather, ReadBytes, Rotation};
+use crate::kernels::rows::elementwise::{self, Angles, Elementwise, Embed, Gather, ReadBytes, Rotation};
+use crate::kernels::rows::norm::Norm;
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::pinned::Pinned;
 use crate::probe::Unusable;
 use crate::products::norm_of;
-use crate::{digest, expert_steps, experts, upload};
+use crate::{digest, experts, upload};
 
 /// A GPU as a device.
 pub struct CudaBackend {
@@ -33,9 +33,11 @@ pub struct CudaBackend {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CudaOptions {
     pub ordinal: usize,
-    /// Prefer speed to batch invariance: where cuBLASLt is installed, the last bits of a row may depend on the rest of the batch.
+    /// Prefer speed to batch invariance: where cuBLASLt is installed, the last bits of a row may depend on the rest of
+    /// the batch.
     pub fast: bool,
-    /// Compile the kernels with NVRTC although they are embedded, to test the path for GPUs that the embedded ones do not cover.
+    /// Compile the kernels with NVRTC although they are embedded, to test the path for GPUs that the embedded ones do
+    /// not cover.
     pub compile_kernels: bool,
 }
 
@@ -90,7 +92,7 @@ impl Backend for CudaBackend {
         DType::F32
     }
 
-    /// Fewer rows would leave multiprocessors idle in the last round of a product.
+    /// Fewer rows would leave multiprocessors idle in the last wave of blocks of a product.
     fn chunk_len(&self) -> usize {
         2048
     }
@@ -100,7 +102,7 @@ impl Backend for CudaBackend {
     }
 
     fn experts_are_asynchronous(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
-        expert_steps::serves(num_rows, num_experts, routing)
+        experts::on_device::serves(num_rows, num_experts, routing)
     }
 
     fn free_memory(&self) -> Option<u64> {
@@ -128,7 +130,7 @@ impl Backend for CudaBackend {
     }
 
     fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, Error> {
-        if dtype.is_quantized() && kernels::store::storage(dtype).is_none() {
+        if dtype.is_quantized() && kernels::attention::store_kv::storage(dtype).is_none() {
             let why = format!("activations and KV memory in {dtype} have no kernel");
             return Err(self.device.refuse("allocating", why));
         }
@@ -139,7 +141,7 @@ impl Backend for CudaBackend {
     }
 
     fn resize_rows(&self, tensor: &mut Tensor, rows: usize) -> Result<(), Error> {
-        let bytes = tensor.dtype().bytes_for(rows * tensor.cols()).expect("activations are whole numbers");
+        let bytes = tensor.dtype().bytes_for(rows * tensor.cols()).expect("activations are not quantized");
         if memory(tensor).buffer.bytes() < bytes {
             *tensor = self.zeros(tensor.dtype(), rows, tensor.cols())?;
         }
@@ -162,7 +164,10 @@ impl Backend for CudaBackend {
 
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error> {
         if tensor.dtype() != DType::F32 {
-            return Err(self.device.refuse("reading", format!("a tensor of {} is not brought back", tensor.dtype())));
+            return Err(self.device.refuse(
+                "reading",
+                format!("a tensor of {} cannot be copied to the host; only F32 can", tensor.dtype()),
+            ));
         }
         assert_eq!(out.len(), tensor.len());
         self.device.download(read(tensor), out)
@@ -174,7 +179,7 @@ impl Backend for CudaBackend {
     }
 
     fn digest_len(&self, cols: usize) -> Option<usize> {
-        (cols <= kernels::digest::MAX_COLS).then_some(kernels::digest::NUM_TOP)
+        (cols <= kernels::rows::digest::MAX_COLS).then_some(kernels::rows::digest::NUM_TOP)
     }
 
     fn digest(&self, logits: &Tensor, queries: &[RowQuery]) -> Result<(), Error> {
@@ -191,8 +196,8 @@ impl Backend for CudaBackend {
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
         assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
-        let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole numbers");
-        // In 8 bits a row is in two places: its bytes, and after those of all rows its scales.
+        let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole blocks");
+        // A row of 8 bits has two parts: its bytes and, after those of all rows, its scales.
         let (first, second) =
             if tensor.dtype() == DType::Q8_0 { (tensor.cols(), bytes - tensor.cols()) } else { (bytes, 0) };
         let base = read(tensor);
@@ -244,7 +249,7 @@ impl Backend for CudaBackend {
         assert!(rows.iter().all(|&row| (row as usize) < x.rows()), "rows of x");
         let cols = x.cols() as u32;
         let gather = Gather { x: floats(x), rows: self.gpu().index(Purpose::Ids, rows)?, out: floats_mut(out), cols };
-        self.device.launch("gather_rows", Grid::linear(rows.len() as u32, rows::row_threads(x.cols())), &gather)
+        self.device.launch("gather_rows", Grid::linear(rows.len() as u32, elementwise::row_threads(x.cols())), &gather)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
@@ -277,7 +282,7 @@ impl Backend for CudaBackend {
 
     fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error> {
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap, activation: 0 };
-        rows::elementwise(&self.device, "soft_cap", parameter)
+        elementwise::launch(&self.device, "soft_cap", parameter)
     }
 
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {
@@ -309,13 +314,13 @@ impl Backend for CudaBackend {
     }
 
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
-        let activation = rows::activation_code(activation);
+        let activation = elementwise::activation_code(activation);
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap: 0.0, activation };
-        rows::elementwise(&self.device, "activate", parameter)
+        elementwise::launch(&self.device, "activate", parameter)
     }
 
     fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error> {
-        self.gpu().gate(rows::activation_code(activation), up, gate)
+        self.gpu().gate(elementwise::activation_code(activation), up, gate)
     }
 
     fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error> {
@@ -347,7 +352,7 @@ impl Backend for CudaBackend {
             cols: x.cols() as u32,
             head_size: rope.head_size as u32,
             pairs: pairs as u32,
-            interleaved: rows::style_code(rope.style),
+            interleaved: elementwise::style_code(rope.style),
         };
         self.device.launch("rope", Grid::items(x.rows() * (x.cols() / rope.head_size) * pairs, 256), &rotation)
     }

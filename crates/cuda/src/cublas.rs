@@ -1,8 +1,8 @@
 //! cuBLASLt, opened at run time where it is installed: under `--fast`, the products of many rows with weights of BF16
 //! and F16.
 //!
-//! Which kernel it takes, and hence the order of a row's sum, depends on the number of rows: the same row may have other last bits among
-//! many than among more. That is why nothing goes this way unless the user asked for it.
+//! The library chooses its kernel, and hence the order of a row's sum, by the number of rows: the last bits of a row
+//! may depend on the rest of the batch. It is used only if the user asks for it.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,14 +13,14 @@ use cudarc::cublaslt::{result, sys};
 use pellucid_tensor::Error;
 
 use crate::driver::{Buffer, Device};
-use crate::kernels::fast;
+use crate::kernels::rows::cublas_input;
 
-/// Fewer rows are for our own kernels, which are bound by memory there: with up to 128 they were the faster ones.
+/// Minimum rows for the library. With up to 128 rows our own kernels, bound by memory, were faster.
 pub(crate) const LEAST_ROWS: usize = 129;
-/// What cuBLAS recommends for this generation of GPUs.
+/// The size that cuBLAS recommends for this generation of GPUs.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// The library, and what it chose for the products that it has seen.
+/// The library, and the algorithms that it chose for the shapes seen so far.
 pub(crate) struct CublasLt {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
@@ -28,18 +28,19 @@ pub(crate) struct CublasLt {
     chosen: HashMap<Shape, Chosen>,
 }
 
-/// `out = W x + b`: all that the choice of an algorithm depends on.
+/// Everything that the choice of an algorithm for `out = W x + b` depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
     pub(crate) outputs: usize,
     pub(crate) cols: usize,
     pub(crate) has_bias: bool,
-    /// The input was rounded by `fast.cu`, with a factor; else it is BF16.
+    /// The input was rounded by `cublas_input.cu`, with a factor; otherwise it is BF16.
     pub(crate) is_f16: bool,
 }
 
-/// Device addresses of a product: `x` and `weight` in 16 bits, the others in f32; `scalars` is what `fast.cu` wrote beside rows of F16.
+/// Device addresses of a product: `x` and `weight` in 16 bits, the others in f32; `scalars` is what `cublas_input.cu`
+/// wrote for rows of F16.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Addresses {
     pub(crate) x: u64,
@@ -49,7 +50,7 @@ pub(crate) struct Addresses {
     pub(crate) scalars: u64,
 }
 
-/// Descriptors of a product and its algorithm. Given back by the process's end: there are as many as shapes.
+/// Descriptors of a product and its algorithm. There are few, one for each shape, and they are never freed.
 #[derive(Clone, Copy)]
 struct Chosen {
     product: sys::cublasLtMatmulDesc_t,
@@ -59,11 +60,12 @@ struct Chosen {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-// SAFETY: handle and descriptors are objects of the library, which lets any thread use them, one at a time; every use borrows this value.
+// SAFETY: handle and descriptors are objects of the library, which lets any thread use them, one at a time; every use
+// borrows this value.
 unsafe impl Send for CublasLt {}
 
 impl CublasLt {
-    /// `None` where the library is not installed.
+    /// Opens the library; `None` if it is not installed.
     pub(crate) fn open(device: &Arc<Device>) -> Result<Option<CublasLt>, Error> {
         // SAFETY: opening the library runs its initialisers, which is what it is for.
         let present = catch_unwind(|| unsafe { sys::is_culib_present() }).unwrap_or(false);
@@ -89,7 +91,7 @@ impl CublasLt {
         self.launch(&chosen, shape.is_f16, addresses).map_err(|error| failed(&self.device, error))
     }
 
-    /// To the library our rows are columns: `out^T = (W^T)^T x^T`.
+    /// Asks the library for an algorithm. It is column-major, so our rows are its columns: `out^T = (W^T)^T x^T`.
     fn choose(&self, shape: Shape) -> Result<Chosen, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let Shape { rows, outputs, cols, has_bias, is_f16 } = shape;
@@ -132,14 +134,18 @@ impl CublasLt {
 
     fn launch(&self, chosen: &Chosen, is_f16: bool, addresses: Addresses) -> Result<(), result::CublasError> {
         let at = |address: u64| address as *mut c_void;
-        // The factors of product and output: the host's, or those that the rounding left on the device.
+        // The factors of product and output: on the host, or those that the rounding wrote on the device.
         let (one, zero) = (1.0f32, 0.0f32);
         let (factor, nothing) = match is_f16 {
-            true => (at(addresses.scalars + fast::BACK).cast_const(), at(addresses.scalars + fast::ZERO).cast_const()),
+            true => (
+                at(addresses.scalars + cublas_input::BACK).cast_const(),
+                at(addresses.scalars + cublas_input::ZERO).cast_const(),
+            ),
             false => (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast()),
         };
-        // SAFETY: addresses are those of live buffers with the shapes of the descriptors (the caller's promise); the library copies
-        // the host's factors and the bias's address before it returns, and reads those of the device in the order of the stream.
+        // SAFETY: the caller gives addresses of live buffers with the shapes of the descriptors; the library copies the
+        // factors on the host and the address of the bias before it returns, and reads those on the device in the order
+        // of the stream.
         unsafe {
             if addresses.bias != 0 {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;

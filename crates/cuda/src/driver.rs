@@ -1,6 +1,8 @@
-//! One opened GPU: its context, its stream, memory from it, and launches on it. Everything runs in the order of the one stream.
+//! One opened GPU: its context, its stream, memory from it, and launches on it. Everything runs in the order of the one
+//! stream.
 //!
-//! Knows no tensor and no kernel by name. A launch takes one structure by value, laid out as the kernel's own parameter.
+//! Knows no tensor and no kernel by name. A launch takes one structure by value, with the layout of the kernel's
+//! parameter.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -31,7 +33,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// `blocks` blocks in a row.
+    /// `blocks` blocks in one dimension.
     pub(crate) fn linear(blocks: u32, threads: u32) -> Grid {
         Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0 }
     }
@@ -50,13 +52,14 @@ pub(crate) struct Device {
     handle: sys::CUdevice,
     stream: sys::CUstream,
     functions: HashMap<&'static str, Function>,
-    /// Why the kernels that are embedded do not serve, if so.
+    /// Why the embedded kernels could not be loaded, if NVRTC compiled them instead.
     pub(crate) compiled_because: Option<String>,
-    /// Shared memory that a block may ask for.
+    /// Maximum shared memory of a block, in bytes.
     pub(crate) shared_limit: u32,
-    /// Whether `wide.cu` runs here: it has instructions of compute capability 9.0 alone, and only its machine code has them.
-    pub(crate) has_wide_products: bool,
-    /// Changes whenever memory is taken or given back: recorded launches hold addresses.
+    /// Whether the kernels with wgmma run: their instructions are of compute capability 9.0 alone, and only embedded
+    /// machine code has them.
+    pub(crate) has_wgmma: bool,
+    /// Changes whenever memory is allocated or freed: recorded launches hold addresses.
     generation: AtomicU64,
 }
 
@@ -66,7 +69,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 thread_local! {
-    /// The context that is current on this thread, so that it is set once and not at every call.
+    /// The context that is current on this thread, so that it is not set at every call.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -97,7 +100,7 @@ impl Device {
         // SAFETY: `handle` comes from the driver.
         let shared_limit = unsafe { result::device::get_attribute(handle, attribute) }.map_err(failed)? as u32;
         let loaded = module::load(info.capability, compiles)?;
-        let has_wide_products = info.capability == (9, 0) && loaded.is_embedded;
+        let has_wgmma = info.capability == (9, 0) && loaded.is_embedded;
         let functions = loaded.functions;
         for &function in functions.values() {
             allow_shared_memory(function.handle, shared_limit).map_err(failed)?;
@@ -110,7 +113,7 @@ impl Device {
             functions,
             compiled_because: loaded.compiled_because,
             shared_limit,
-            has_wide_products,
+            has_wgmma,
             generation: AtomicU64::new(0),
         }))
     }
@@ -134,7 +137,7 @@ impl Device {
         }
     }
 
-    /// A refusal of ours, in the form of a device's error.
+    /// An error for an operation that this backend does not support.
     pub(crate) fn refuse(&self, operation: &'static str, reason: impl Into<String>) -> Error {
         Error::Device { device: self.name(), operation, reason: reason.into() }
     }
@@ -155,12 +158,12 @@ impl Device {
         self.info.num_multiprocessors as u32
     }
 
-    /// Bytes of memory, not cleared.
+    /// Allocates memory, not cleared.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Buffer, Error> {
         self.bind()?;
-        // An allocation of nothing is an error to the driver.
+        // The driver rejects an allocation of 0 bytes.
         let size = bytes.max(256);
-        // SAFETY: the memory is owned by the buffer and given back when it is dropped.
+        // SAFETY: the buffer owns the memory and frees it when it is dropped.
         let address = unsafe { result::malloc_sync(size) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { device: self.name(), bytes: size },
             _ => self.error("allocating", error),
@@ -180,17 +183,18 @@ impl Device {
     /// Free and total bytes.
     pub(crate) fn memory(&self) -> Result<(usize, usize), Error> {
         self.bind()?;
-        result::mem_get_info().map_err(|error| self.error("asking for memory", error))
+        result::mem_get_info().map_err(|error| self.error("reading the free memory", error))
     }
 
-    /// Copies to the device in the order of the stream. Returns when `values` may be changed; from pinned memory the copy has only begun.
+    /// Copies to the device in the order of the stream. Returns when `values` may be changed; a copy from pinned memory
+    /// has only started.
     pub(crate) fn upload<T: Copy>(&self, values: &[T], to: u64) -> Result<(), Error> {
         self.bind()?;
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: callers give an address with room for `values`; plain pageable memory is taken over before the call returns, and
-        // `Piece` keeps pinned memory as it is until the copy is done.
+        // SAFETY: callers give an address of a buffer that `values` fit into; pageable memory is copied before the call
+        // returns, and `Piece` does not change pinned memory until the copy is done.
         unsafe { result::memcpy_htod_async(to, values, self.stream) }.map_err(|error| self.error("an upload", error))
     }
 
@@ -199,12 +203,13 @@ impl Device {
         if values.is_empty() {
             return Ok(());
         }
-        self.begin_download(from, values)?;
+        self.start_download(from, values)?;
         self.synchronize("a download")
     }
 
-    /// Copies to the host in the order of the stream. Into pinned memory the copy has only begun: `Piece` keeps it until it is done.
-    pub(crate) fn begin_download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<(), Error> {
+    /// Copies to the host in the order of the stream. A copy into pinned memory has only started: `Piece` waits until
+    /// it is done.
+    pub(crate) fn start_download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<(), Error> {
         self.bind()?;
         // SAFETY: callers give an address that holds as much as `values`, which outlives the copy: they wait for it.
         unsafe { result::memcpy_dtoh_async(values, from, self.stream) }.map_err(|error| self.error("a download", error))
@@ -246,7 +251,7 @@ impl Device {
             attrs: attributes.as_mut_ptr(),
             numAttrs: u32::from(function.waits),
         };
-        // SAFETY: `P` is laid out as the kernel's parameter, addresses in it are those of live buffers (the callers' promise), and the
+        // SAFETY: `P` has the layout of the kernel's parameter, callers give addresses of live buffers in it, and the
         // driver copies the parameter before the call returns.
         unsafe { sys::cuLaunchKernelEx(&config, function.handle, parameters.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
@@ -254,7 +259,7 @@ impl Device {
     }
 }
 
-/// After these the driver answers every call with an error, for as long as the process lives.
+/// Whether the driver fails every call after this error, for as long as the process lives.
 pub(crate) fn loses_context(error: sys::CUresult) -> bool {
     use sys::CUresult as Status;
     matches!(
@@ -279,7 +284,7 @@ pub(crate) fn loses_context(error: sys::CUresult) -> bool {
     )
 }
 
-/// Without this a block may ask for 48 KiB alone.
+/// Raises the limit of a block's shared memory, which is 48 KiB by default.
 fn allow_shared_memory(function: sys::CUfunction, limit: u32) -> Result<(), DriverError> {
     use sys::CUfunction_attribute as Attribute;
     // SAFETY: the function belongs to a module that is never unloaded.
@@ -290,7 +295,7 @@ fn allow_shared_memory(function: sys::CUfunction, limit: u32) -> Result<(), Driv
     }
 }
 
-/// Lets a kernel start while the one before it ends, which is for kernels that wait by themselves (see `begin` in prelude.cu).
+/// Lets a kernel start while the one before it ends; the kernel waits for it (see `begin` in prelude.cu).
 fn overlap() -> sys::CUlaunchAttribute {
     sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -302,7 +307,8 @@ fn overlap() -> sys::CUlaunchAttribute {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.bind().is_ok() {
-            // SAFETY: nothing else holds the stream, and every buffer keeps the device alive. A failure here leaves nothing to do.
+            // SAFETY: nothing else holds the stream, and every buffer keeps the device alive. A failure here cannot be
+            // handled.
             unsafe {
                 let _ = result::stream::synchronize(self.stream);
                 let _ = result::stream::destroy(self.stream);
@@ -319,7 +325,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory of a device, given back when dropped.
+/// Memory of a device, freed when dropped.
 pub(crate) struct Buffer {
     device: Arc<Device>,
     address: u64,

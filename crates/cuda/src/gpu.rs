@@ -7,8 +7,8 @@ use pellucid_tensor::{DType, Error, TokenSource};
 use crate::cublas::CublasLt;
 use crate::digest::Arrivals;
 use crate::driver::{Buffer, Device};
-use crate::expert_steps;
-use crate::kernels::rows;
+use crate::experts::on_device;
+use crate::kernels::rows::elementwise;
 use crate::pinned::Ring;
 use crate::products::RowMaxima;
 use crate::step::Current;
@@ -27,7 +27,7 @@ pub(crate) struct Gpu {
     pub(crate) step_tables: Ring<u32>,
     /// Host memory through which weights are sent to the device.
     pub(crate) staging: Staging,
-    pub(crate) expert_tables: expert_steps::Tables,
+    pub(crate) expert_tables: on_device::Tables,
     pub(crate) arrivals: Arrivals,
     /// For products whose bits may depend on the number of rows, under `--fast`.
     pub(crate) cublas: Option<CublasLt>,
@@ -87,7 +87,7 @@ impl Gpu {
             conversions: Vec::new(),
             step_tables: Ring::default(),
             staging: Staging::new(),
-            expert_tables: expert_steps::Tables::new(),
+            expert_tables: on_device::Tables::new(),
             arrivals: Arrivals::default(),
             cublas,
         }
@@ -126,7 +126,7 @@ impl Gpu {
         match self.current.find_ids(ids) {
             Some(address) => Ok(address),
             None => {
-                let codes: Vec<u32> = ids.iter().map(|&id| rows::token_code(id)).collect();
+                let codes: Vec<u32> = ids.iter().map(|&id| elementwise::token_code(id)).collect();
                 self.upload_index_table(Purpose::Ids, &codes)
             }
         }
@@ -139,7 +139,8 @@ impl Gpu {
         Ok(address)
     }
 
-    /// Fails while a step is recorded: an operation that needs the host cannot be part of a recording. The step then runs without one.
+    /// Fails while a step is recorded: an operation that needs the host cannot be part of a recording. The step then
+    /// runs without one.
     pub(crate) fn refuse_while_recording(&self) -> Result<(), Error> {
         match self.current.is_recording {
             true => Err(self.device.refuse("recording a step", "an operation needs the host")),

@@ -1,8 +1,11 @@
 //! The [`Backend`](pellucid_tensor::Backend) for NVIDIA GPUs, found at run time.
 //!
-//! Nothing of CUDA is needed to build this crate, and nothing but the driver to use it: kernels are embedded as machine code for the
-//! common architectures and as PTX for later ones. Where there is no driver, [`devices`] says so in a sentence; nothing here panics
-//! for want of a library. `kernels/` holds each kernel file beside the code that launches it.
+//! Building this crate needs nothing of CUDA, and using it needs only the driver: kernels are embedded as machine code
+//! for the common architectures and as PTX for later ones. Without a driver [`devices`] returns an error; a missing
+//! library never causes a panic.
+//!
+//! `backend.rs` implements the operations by the files beside it; `kernels/` holds each kernel file beside the code
+//! that launches it.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -11,7 +14,6 @@ mod backend;
 mod cublas;
 mod digest;
 mod driver;
-mod expert_steps;
 mod experts;
 mod gpu;
 pub mod kernels;

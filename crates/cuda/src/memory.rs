@@ -6,21 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pellucid_tensor::{DType, Error, Memory, Tensor};
 
 use crate::driver::{Buffer, Device};
-use crate::kernels::rows::MAX_PIECES;
+use crate::kernels::rows::elementwise::MAX_PIECES;
 use crate::kernels::{GROUP_COLS, Operand};
 
-/// Numbers on a device: an activation or KV memory as it is, a weight in the tiles of `formats.cu`.
+/// Values on a device: an activation or KV memory row by row, a weight in the tiles of `weight_formats.cu`.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     pub(crate) buffer: Buffer,
-    /// A weight once more, row by row as in its file, for cuBLASLt.
+    /// A second copy of a weight, row by row as in its file, for cuBLASLt.
     pub(crate) plain: Option<Buffer>,
-    /// The 16-bit form of an activation, once a matrix product has asked for it.
+    /// The 16-bit form of an activation, once a matrix product has needed it.
     operand: Mutex<Option<StoredOperand>>,
 }
 
-/// An activation rounded for the tensor core. It stays with the activation, so that whatever writes the activation next can write this
-/// beside it, and the product finds it done.
+/// An activation rounded for the tensor cores. It is kept with the activation, so that the kernel that writes the
+/// activation next can write this too, and the product need not make it.
 #[derive(Debug)]
 pub(crate) struct StoredOperand {
     numbers: Buffer,
@@ -59,7 +59,8 @@ impl DeviceMemory {
         self.operand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operand of the first `rows` rows, and whether it must be filled first. It counts as filled from now on.
+    /// Returns the operand of the first `rows` rows, and whether the caller must fill it. It counts as filled from now
+    /// on.
     pub(crate) fn operand_for(
         &self,
         device: &Arc<Device>,
@@ -70,7 +71,7 @@ impl DeviceMemory {
         let mut stored = self.operand();
         let pitch = cols.next_multiple_of(GROUP_COLS);
         if !stored.as_ref().is_some_and(|s| s.rows >= rows && s.pitch == pitch) {
-            // The old one goes before the new one comes: both need not fit at once.
+            // The old one is freed first: both need not fit at once.
             *stored = None;
             *stored = Some(StoredOperand {
                 numbers: device.allocate(operand_bytes(rows, pitch))?,
@@ -89,7 +90,8 @@ impl DeviceMemory {
         Ok((operand.parameter(), must_fill))
     }
 
-    /// For a kernel that writes `rows` rows of the activation: the operand to write beside them, when one is known to be wanted.
+    /// For a kernel that writes `rows` rows of the activation: the operand to write too, if a product is known to need
+    /// it.
     pub(crate) fn operand_to_write(&self, rows: usize) -> Option<Operand> {
         let mut stored = self.operand();
         let operand = stored.as_mut()?;
@@ -97,7 +99,7 @@ impl DeviceMemory {
         operand.is_current.then(|| operand.parameter())
     }
 
-    /// The activation is about to change without its operand.
+    /// Notes that the activation changes without its operand.
     fn outdate(&self) {
         if let Some(operand) = self.operand().as_mut() {
             operand.is_current = false;
@@ -115,7 +117,7 @@ impl Memory for DeviceMemory {
     }
 }
 
-/// The memory behind a tensor of this backend. Tensors of another are a mistake of the caller.
+/// The memory of a tensor of this backend. A tensor of another backend is a mistake of the caller.
 pub(crate) fn memory(tensor: &Tensor) -> &DeviceMemory {
     tensor.memory().as_any().downcast_ref().expect("a tensor of the CUDA backend")
 }

@@ -1,4 +1,4 @@
-//! Kernels on the device: embedded machine code or PTX, and where neither will do, their source through NVRTC.
+//! Loads kernels: embedded machine code or PTX or, if neither loads, their source compiled by NVRTC.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -11,10 +11,10 @@ use cudarc::nvrtc;
 use crate::kernels::{self, KernelFile};
 use crate::probe;
 
-/// The kernels of every file by name, and what they were loaded from.
+/// The kernels of every file by name, and how they were loaded.
 pub(crate) struct Loaded {
     pub(crate) functions: HashMap<&'static str, Function>,
-    /// Why the embedded ones did not load, where they were to and did not.
+    /// Why the embedded kernels did not load, if they were tried.
     pub(crate) compiled_because: Option<String>,
     /// Machine code or PTX of our own build.
     pub(crate) is_embedded: bool,
@@ -24,24 +24,25 @@ pub(crate) struct Loaded {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Function {
     pub(crate) handle: sys::CUfunction,
-    /// Whether it waits by itself for the kernel before it.
+    /// Whether it waits for the kernel before it (`wait_for_previous` in prelude.cu).
     pub(crate) waits: bool,
 }
 
-/// Whether a kernel was compiled from 9.0 on, which has the instruction: the PTX that serves later GPUs is that of the first one.
+/// Whether a kernel was compiled for 9.0 or later, which has the instruction: the PTX for later GPUs is of the first
+/// architecture.
 fn waits(function: sys::CUfunction) -> Result<bool, DriverError> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;
     // SAFETY: the function belongs to a module that is never unloaded.
     Ok(unsafe { result::function::get_function_attribute(function, attribute) }? >= 90)
 }
 
-/// Loads every kernel file into the current context, which keeps them until it ends. `compiles` passes over what is embedded.
+/// Loads every kernel file into the current context, which keeps them. `compiles` skips the embedded ones.
 pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, String> {
     let mut functions = HashMap::new();
     let (mut is_embedded, mut compiled_because) = (!compiles, None);
     for file in kernels::FILES {
         let embedded = match compiles {
-            true => Err("they were not asked for".into()),
+            true => Err("`compile_kernels` skips them".into()),
             // SAFETY: the bytes are a fat binary that our own build made, and stay for the length of the program.
             false => unsafe { result::module::load_data(file.binary.as_ptr().cast()) }.map_err(probe::describe),
         };
@@ -75,7 +76,8 @@ pub(crate) fn load(capability: (i32, i32), compiles: bool) -> Result<Loaded, Str
     Ok(Loaded { functions, compiled_because, is_embedded })
 }
 
-/// Gives half of a multiprocessor's memory to the first cache. Without this it keeps what the kernel before left it, which may be an eighth.
+/// Gives half of a multiprocessor's memory to the L1 cache. Without this it keeps the share of the kernel before, which
+/// may be an eighth.
 fn prefer_cache(function: sys::CUfunction) -> Result<(), DriverError> {
     const SHARED_PERCENT: i32 = 50;
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
@@ -83,16 +85,16 @@ fn prefer_cache(function: sys::CUfunction) -> Result<(), DriverError> {
     unsafe { result::function::set_function_attribute(function, attribute, SHARED_PERCENT) }
 }
 
-/// What the compiler says first, of all that it may say.
+/// The first error of the compiler's log.
 fn first_error(error: &nvrtc::CompileError) -> String {
     let nvrtc::CompileError::CompileError { log, .. } = error else { return format!("{error:?}") };
     let log = log.to_string_lossy();
-    log.lines().find(|line| line.contains("error")).unwrap_or("for no reason that it gives").to_owned()
+    log.lines().find(|line| line.contains("error")).unwrap_or("no error in its log").to_owned()
 }
 
 /// Compiles one file for a GPU that the embedded kernels do not cover.
 fn compile(file: &KernelFile, capability: (i32, i32)) -> Result<sys::CUmodule, String> {
-    // NVRTC's absence is told by a panic of the binding; ours is a sentence.
+    // The binding panics if NVRTC is missing; we return an error.
     // SAFETY: opening the library runs its initialisers, which is what it is for.
     let present = catch_unwind(|| unsafe { nvrtc::sys::is_culib_present() }).unwrap_or(false);
     if !present {

@@ -1,6 +1,6 @@
-//! Memory of the host that the device reaches by itself, and events, by which the host knows how far the device has come.
+//! Pinned host memory, which the device copies asynchronously, and events, by which the host waits for the device.
 //!
-//! A copy from such memory is begun and left alone: it must not change before the copy is done. [`Ring`] takes care of that.
+//! A copy from pinned memory runs asynchronously: the memory must not change before it is done. [`Ring`] ensures that.
 
 use std::any::Any;
 use std::fmt;
@@ -24,7 +24,7 @@ unsafe impl Plain for u32 {}
 // SAFETY: a number.
 unsafe impl Plain for f32 {}
 
-/// Memory of the host that the device reaches by itself, given back when dropped.
+/// Pinned host memory, freed when dropped.
 pub(crate) struct Pinned<T> {
     device: Arc<Device>,
     memory: *mut T,
@@ -37,19 +37,19 @@ unsafe impl<T: Plain> Send for Pinned<T> {}
 unsafe impl<T: Plain> Sync for Pinned<T> {}
 
 impl<T: Plain> Pinned<T> {
-    /// Zeros.
+    /// Allocates `len` zeros.
     pub(crate) fn new(device: &Arc<Device>, len: usize) -> Result<Pinned<T>, Error> {
         device.bind()?;
-        // SAFETY: the memory is owned by the result and given back when it is dropped.
+        // SAFETY: the result owns the memory and frees it when it is dropped.
         let memory = unsafe { result::malloc_host((len * size_of::<T>()).max(4), 0) }
             .map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                     Error::OutOfMemory { device: "the host".into(), bytes: len * size_of::<T>() }
                 }
-                _ => device.error("taking memory of the host", error),
+                _ => device.error("allocating host memory", error),
             })?
             .cast::<T>();
-        // SAFETY: the memory has room for `len` values, begins at a page, and zero bytes are values.
+        // SAFETY: the memory holds `len` values, begins at a page, and zero bytes are values.
         unsafe { memory.write_bytes(0, len) };
         Ok(Pinned { device: device.clone(), memory, len })
     }
@@ -98,7 +98,7 @@ impl<T> fmt::Debug for Pinned<T> {
     }
 }
 
-/// Pinned bytes as numbers: they begin at a page.
+/// Pinned bytes as f32 values: they begin at a page, so they are aligned.
 pub(crate) fn floats_of(bytes: &mut [u8]) -> &mut [f32] {
     // SAFETY: every four bytes are an f32.
     let (before, floats, after) = unsafe { bytes.align_to_mut::<f32>() };
@@ -106,7 +106,7 @@ pub(crate) fn floats_of(bytes: &mut [u8]) -> &mut [f32] {
     floats
 }
 
-/// A place in the order of the stream that the host can wait for.
+/// A point in the order of the stream that the host can wait for.
 pub(crate) struct Event {
     device: Arc<Device>,
     event: sys::CUevent,
@@ -123,7 +123,7 @@ impl Event {
         Ok(Event { device: device.clone(), event })
     }
 
-    /// After everything that was asked of the device so far.
+    /// Records the event after everything that was launched so far.
     pub(crate) fn record(&self) -> Result<(), Error> {
         self.device.bind()?;
         // SAFETY: event and stream live as long as this value.
@@ -131,7 +131,7 @@ impl Event {
             .map_err(|error| self.device.error("recording an event", error))
     }
 
-    /// Returns at once when it was never recorded.
+    /// Waits for the event. Returns at once if it was never recorded.
     pub(crate) fn wait(&self) -> Result<(), Error> {
         self.device.bind()?;
         // SAFETY: the event lives as long as this value.
@@ -143,7 +143,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: the event is owned by this value. The driver lets what still needs it end first.
+            // SAFETY: this value owns the event. The driver keeps it until work that needs it has ended.
             let _ = unsafe { result::event::destroy(self.event) };
         }
     }
@@ -155,7 +155,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A piece of memory to upload from or to download into, and when that is done.
+/// Pinned memory to upload from or to download into, and the event of the last copy.
 #[derive(Debug)]
 pub(crate) struct Piece<T> {
     memory: Pinned<T>,
@@ -167,64 +167,65 @@ impl<T: Plain> Piece<T> {
         Ok(Piece { memory: Pinned::new(device, len)?, copied: Event::new(device)? })
     }
 
-    /// What is there if it has at least `len` values, or a new one in its place. Sizes are powers of two, so that they seldom change.
+    /// Returns the piece in `slot` if it has at least `len` values, or replaces it. Sizes are powers of two, so that
+    /// they seldom change.
     pub(crate) fn of_len<'a>(
-        place: &'a mut Option<Piece<T>>,
+        slot: &'a mut Option<Piece<T>>,
         device: &Arc<Device>,
         len: usize,
     ) -> Result<&'a mut Piece<T>, Error> {
-        drop(place.take_if(|piece| piece.memory.len() < len));
-        match place {
+        drop(slot.take_if(|piece| piece.memory.len() < len));
+        match slot {
             Some(piece) => Ok(piece),
-            None => Ok(place.insert(Piece::new(device, len.next_power_of_two())?)),
+            None => Ok(slot.insert(Piece::new(device, len.next_power_of_two())?)),
         }
     }
 
-    /// Waits until it may be changed, or read after a download.
+    /// Waits for the last copy, and returns the values.
     pub(crate) fn values_mut(&mut self) -> Result<&mut [T], Error> {
         self.copied.wait()?;
         Ok(self.memory.values_mut())
     }
 
-    /// Begins to copy its first `len` values to an address of the device.
+    /// Starts to copy the first `len` values to an address of the device.
     pub(crate) fn upload(&mut self, len: usize, to: u64) -> Result<(), Error> {
         self.memory.device.upload(&self.memory.values()[..len], to)?;
         self.copied.record()
     }
 
-    /// Begins to copy its first `len` values from an address of the device.
+    /// Starts to copy the first `len` values from an address of the device.
     pub(crate) fn download(&mut self, len: usize, from: u64) -> Result<(), Error> {
         let Piece { memory, copied } = self;
         let device = memory.device.clone();
-        device.begin_download(from, &mut memory.values_mut()[..len])?;
+        device.start_download(from, &mut memory.values_mut()[..len])?;
         copied.record()
     }
 }
 
 impl<T> Drop for Piece<T> {
     fn drop(&mut self) {
-        // After a failure the device copies no more.
+        // After a failure the device copies nothing more.
         let _ = self.copied.wait();
     }
 }
 
-/// Two pieces used in turn: one is filled while the device may still copy the other.
+/// Two pieces used alternately: one is filled while the device may still copy the other.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
     pieces: [Option<Piece<T>>; 2],
-    turn: usize,
+    current: usize,
 }
 
 impl<T> Default for Ring<T> {
     fn default() -> Self {
-        Ring { pieces: [None, None], turn: 0 }
+        Ring { pieces: [None, None], current: 0 }
     }
 }
 
 impl<T: Plain> Ring<T> {
     /// The next piece, of at least `len` values.
     pub(crate) fn next(&mut self, device: &Arc<Device>, len: usize) -> Result<&mut Piece<T>, Error> {
-        self.turn = 1 - self.turn;
-        Piece::of_len(&mut self.pieces[self.turn], device, len)
+        self.current = 1 - self.current;
+        Piece::of_len(&mut self.pieces[self.current], device, len)
     }
 }

@@ -1,8 +1,8 @@
-//! What GPUs there are, and why one cannot be used. Called by the CLI; never panics, on any machine.
+//! Lists the GPUs of the machine, and says why one cannot be used. Never panics, on any machine.
 
 use cudarc::driver::{result, sys};
 
-/// The oldest driver whose every function that we call exists: CUDA 12.0.
+/// The oldest supported driver: CUDA 12.0 has every function that we call.
 const OLDEST_DRIVER: i32 = 12_000;
 /// The tensor cores' bf16 instruction and asynchronous copies came with compute capability 8.0.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -18,7 +18,7 @@ pub enum Unusable {
     OldDriver { found: String, expected: String },
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
-    #[error("cuda:{ordinal} is not there; the last is cuda:{last}")]
+    #[error("cuda:{ordinal} does not exist; the last GPU is cuda:{last}")]
     NoSuchDevice { ordinal: usize, last: usize },
     #[error("{name} has compute capability {found}; {expected} or newer is needed")]
     OldDevice { name: String, found: String, expected: String },
@@ -35,13 +35,13 @@ pub struct DeviceInfo {
     pub capability: (i32, i32),
     pub total_bytes: u64,
     pub num_multiprocessors: i32,
-    /// The newest CUDA that the driver speaks: 13000 is 13.0.
+    /// The newest CUDA version that the driver supports: 13000 is 13.0.
     pub driver_version: i32,
     pub unusable: Option<Unusable>,
 }
 
 impl DeviceInfo {
-    /// The newest CUDA that the driver speaks, as people write it.
+    /// Returns the newest CUDA version that the driver supports, such as "13.0".
     pub fn driver_text(&self) -> String {
         dotted(self.driver_version)
     }
@@ -58,7 +58,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Unusable> {
     (0..count as usize).map(|ordinal| info(ordinal, driver_version).map_err(failed)).collect()
 }
 
-/// Loads and starts the driver, and gives its version.
+/// Loads and starts the driver, and returns its version.
 fn start() -> Result<i32, Unusable> {
     // SAFETY: opening the driver's library runs its initialisers, which is what it is for.
     if !unsafe { sys::is_culib_present() } {
@@ -68,7 +68,7 @@ fn start() -> Result<i32, Unusable> {
     // SAFETY: the library is there, and the function, which is in every driver, writes one integer.
     let status = unsafe { sys::cuDriverGetVersion(&mut version) };
     status.result().map_err(|error| Unusable::DriverFailed { reason: describe(error) })?;
-    // Functions are looked up when they are first called, and a missing one would panic: an old driver must not get further.
+    // Functions are looked up when they are first called, and a missing one would panic: reject an old driver here.
     if version < OLDEST_DRIVER {
         return Err(Unusable::OldDriver { found: dotted(version), expected: dotted(OLDEST_DRIVER) });
     }
@@ -111,7 +111,7 @@ fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// The driver's own words for an error.
+/// The driver's description of an error.
 pub(crate) fn describe(error: result::DriverError) -> String {
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
     text.unwrap_or_else(|_| format!("error {:?}", error.0))

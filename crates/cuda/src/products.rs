@@ -1,9 +1,10 @@
 //! Matrix products with what surrounds them: the norm before, the gate or the sum after.
 //!
-//! A step of one or two rows is bound by the number of its launches as much as by its weights. So a product of few rows computes the norm
-//! that it reads, gates its results, or adds its result to the residual stream, in one launch. With many rows a BF16 product of gate and up
-//! gates its result, and a product whose columns are cut into slices leaves their sums to the norm that reads them. The bits are those of
-//! the separate kernels. Outside of a step every operation launches its separate kernel.
+//! A step of one or two rows is bound by the number of its launches as much as by its weights. So a product of few rows
+//! computes the norm that it reads, gates its results, or adds its result to the residual stream, in one launch. With
+//! many rows a BF16 product of gate and up gates its result, and a product whose columns are cut into slices leaves
+//! their sums to the norm that reads them. The bits are those of the separate kernels. Outside of a step every
+//! operation launches its separate kernel.
 
 use pellucid_tensor::{
     Activation, DType, Error, GatedMlpCall, Input, Linear, Output, Pending, Residual, RmsNorm, Tensor,
@@ -12,18 +13,19 @@ use pellucid_tensor::{
 use crate::cublas::{self, Addresses, Shape};
 use crate::driver::Buffer;
 use crate::gpu::{Gpu, Purpose};
-use crate::kernels::fast::{self, FastRows};
-use crate::kernels::linear::{self, LinearProduct, MAX_PARTS, Maxima, SliceSums};
-use crate::kernels::norm::{self, Norm};
-use crate::kernels::rows::{self, Elementwise, GateRows};
-use crate::kernels::{GROUP_COLS, Operand, stream, wide};
+use crate::kernels::matmul::linear::{self, LinearProduct, MAX_PARTS, Maxima, SliceSums};
+use crate::kernels::matmul::{few_rows_ring, many_rows_wgmma};
+use crate::kernels::rows::cublas_input::{self, FastRows};
+use crate::kernels::rows::elementwise::{self, Elementwise, GateRows};
+use crate::kernels::rows::norm::{self, Norm};
+use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, memory, read};
 
 /// Maximum rows of a fused launch: every block of the product computes the operand of all rows.
 const MAX_FUSED_ROWS: usize = 2;
 
-/// Device memory for the largest magnitudes of gated rows: the product of gate and up finds them, and the product that reads the gated rows
-/// uses them to scale its operand.
+/// Device memory for the largest magnitudes of gated rows: the product of gate and up finds them, and the product that
+/// reads the gated rows uses them to scale its operand.
 #[derive(Debug, Default)]
 pub(crate) struct RowMaxima {
     buffer: Option<Buffer>,
@@ -110,7 +112,7 @@ impl Gpu {
     pub(crate) fn add(&mut self, y: &Tensor, x: &mut Tensor) -> Result<(), Error> {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
         let parameter = Elementwise { x: floats_mut(x), y: floats(y), len: x.len() as u64, cap: 0.0, activation: 0 };
-        rows::elementwise(&self.device, "add", parameter)
+        elementwise::launch(&self.device, "add", parameter)
     }
 
     pub(crate) fn gated_mlp(&mut self, call: GatedMlpCall<'_>, residual: &mut Residual) -> Result<(), Error> {
@@ -124,7 +126,8 @@ impl Gpu {
         self.linear_of(gate, maxima_are_known, &mlp.down, out)
     }
 
-    /// `gate = activation(gate x) * (up x)`. Returns whether the largest magnitudes of the gated rows are in `row_maxima`.
+    /// `gate = activation(gate x) * (up x)`. Returns whether the largest magnitudes of the gated rows are in
+    /// `row_maxima`.
     pub(crate) fn gated(
         &mut self,
         x: Input<'_>,
@@ -134,7 +137,7 @@ impl Gpu {
         let (x, norm) = self.prepare(x)?;
         assert_eq!((gate_out.rows(), gate_out.cols()), (up_out.rows(), up_out.cols()));
         let last = self.products(x, norm, &mut [(gate, &mut *gate_out), (up, &mut *up_out)], true)?;
-        let code = rows::activation_code(activation);
+        let code = elementwise::activation_code(activation);
         match last {
             LastProduct::Fused(mut product, dtype) if product.is_pair() => {
                 product.gate_by(code);
@@ -167,11 +170,11 @@ impl Gpu {
         match operand_of_gate(gate) {
             Some(operand) => {
                 let parameter = GateRows { x, y, cols: gate.cols() as u32, activation, operand };
-                rows::gate(&self.device, gate.rows(), &parameter)
+                elementwise::gate(&self.device, gate.rows(), &parameter)
             }
             None => {
                 let parameter = Elementwise { x, y, len: gate.len() as u64, cap: 0.0, activation };
-                rows::elementwise(&self.device, "gate", parameter)
+                elementwise::launch(&self.device, "gate", parameter)
             }
         }
     }
@@ -183,7 +186,8 @@ impl Gpu {
         Ok(x)
     }
 
-    /// The rows of an input, and the norm that is still to be computed to get them: by the product that reads them, or before it.
+    /// The rows of an input, and the norm that is still to be computed to get them: by the product that reads them, or
+    /// before it.
     fn prepare<'a>(&mut self, input: Input<'a>) -> Result<(&'a Tensor, Option<Norm>), Error> {
         match input {
             Input::Rows(x) => Ok((x, None)),
@@ -231,8 +235,8 @@ impl Gpu {
         norm.map_or(Ok(()), |norm| norm::norm(&self.device, "rms_norm", num_rows, &norm))
     }
 
-    /// Launches a norm; `norm` has everything but the addresses of what is read and written. Writes the operand of `out` too if a product is
-    /// known to read it.
+    /// Launches a norm; `norm` has everything but the addresses of what is read and written. Writes the operand of
+    /// `out` too if a product is known to read it.
     pub(crate) fn norm(&self, kernel: &'static str, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
         assert!(out.cols().is_multiple_of(norm.width as usize));
         let mut norm = Norm { x, out: floats_mut(out), ..norm };
@@ -245,8 +249,9 @@ impl Gpu {
         norm::norm(&self.device, kernel, out.len() / norm.width as usize, &norm)
     }
 
-    /// Products of the rows of x, or of `norm`, with several matrices: those of one format at once. All are launched but the last, which is
-    /// complete or waits for what follows it. `are_gated` says that they are the first two maps of a gated MLP.
+    /// Products of the rows of x, or of `norm`, with several matrices: those of one format at once. All are launched
+    /// but the last, which is complete or waits for what follows it. `are_gated` says that they are the first two maps
+    /// of a gated MLP.
     fn products(
         &mut self,
         x: &Tensor,
@@ -296,18 +301,17 @@ impl Gpu {
                 return Ok(LastProduct::Complete);
             }
             self.complete(before)?;
-            let norm = norm.take();
-            if let Some(norm) = &norm {
-                product.take_norm(norm);
+            match norm.take() {
+                Some(norm) => product.make_operand_of_norm(&norm),
+                None => product.make_operand_of(floats(x)),
             }
-            product.take_plain(norm.map_or(floats(x), |norm| norm.x));
             return Ok(LastProduct::Fused(product, dtype));
         }
         self.complete(before)?;
         self.launch_norm(norm.take(), rows)?;
         if dtype == DType::F32 {
             for part in parts {
-                LinearProduct::new(Operand::NONE, rows, cols, &[part]).launch_plain(&self.device, floats(x))?;
+                LinearProduct::new(Operand::NONE, rows, cols, &[part]).launch_f32(&self.device, floats(x))?;
             }
             return Ok(LastProduct::Complete);
         }
@@ -315,7 +319,7 @@ impl Gpu {
             return Ok(LastProduct::Complete);
         }
         let product = LinearProduct::new(self.operand(x, dtype)?, rows, cols, &parts);
-        if are_gated && self.current.is_step() && wide::gates(&self.device, dtype, &product) {
+        if are_gated && self.current.is_step() && many_rows_wgmma::gates(&self.device, dtype, &product) {
             return Ok(LastProduct::GatePair(product, dtype));
         }
         let device = self.device.clone();
@@ -326,17 +330,18 @@ impl Gpu {
     /// Whether a product can be fused with what surrounds it.
     fn can_fuse(&self, product: &LinearProduct, dtype: DType) -> bool {
         // `linear_few` makes the operands of rows one after the other, which costs more than launches.
-        let pays = product.num_rows == 1 || stream::serves(&self.device, dtype, product);
+        let pays = product.num_rows == 1 || few_rows_ring::serves(&self.device, dtype, product);
         pays && self.fuses(product.num_rows as usize)
             && product.few_fits(&self.device, dtype)
             && linear::makes_operand(product.cols as usize)
     }
 
-    /// Launches a product together with the one before it, which has the same input in another format. Returns whether it did.
+    /// Launches a product together with the one before it, which has the same input in another format. Returns whether
+    /// it did.
     fn launch_both(&mut self, before: &LastProduct, (second, dtype): (&LinearProduct, DType)) -> Result<bool, Error> {
         let LastProduct::Fused(first, first_type) = before else { return Ok(false) };
         let Some(both) = first.with(second) else { return Ok(false) };
-        let launched = stream::launch_two(&self.device, (first, *first_type), (second, dtype), &both)?;
+        let launched = few_rows_ring::launch_two(&self.device, (first, *first_type), (second, dtype), &both)?;
         if launched {
             // This launch leaves the row maxima as they are: the next product clears them.
             self.row_maxima.are_clear = false;
@@ -350,8 +355,9 @@ impl Gpu {
             LastProduct::Complete => Ok(()),
             LastProduct::Fused(product, dtype) => self.launch_fused(product, dtype, false).map(|_| ()),
             LastProduct::GatePair(product, dtype) => {
-                let left =
-                    wide::launch(&self.device, dtype, product, |_| unreachable!("pairs are not cut into slices"))?;
+                let left = many_rows_wgmma::launch(&self.device, dtype, product, |_| {
+                    unreachable!("pairs are not cut into slices")
+                })?;
                 assert!(left.is_none());
                 Ok(())
             }
@@ -359,8 +365,8 @@ impl Gpu {
         }
     }
 
-    /// Launches a product of one or two rows. A gated one finds the largest magnitudes of its rows if they are clear, which is what it
-    /// returns; the product after it knows them; any other product clears them.
+    /// Launches a product of one or two rows. A gated one finds the largest magnitudes of its rows if they are clear,
+    /// which is what it returns; the product after it knows them; any other product clears them.
     fn launch_fused(&mut self, mut product: LinearProduct, dtype: DType, are_known: bool) -> Result<bool, Error> {
         let RowMaxima { buffer, are_clear } = &mut self.row_maxima;
         let address = match buffer {
@@ -384,7 +390,7 @@ impl Gpu {
         let (rows, cols) = (x.rows(), x.cols());
         let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
         if must_fill {
-            rows::make_operand(&self.device, floats(x), rows, cols, operand)?;
+            elementwise::make_operand(&self.device, floats(x), rows, cols, operand)?;
         }
         Ok(operand)
     }
@@ -398,10 +404,10 @@ impl Gpu {
         }
         let is_f16 = maps[0].0.weight.dtype() == DType::F16;
         let rounded = self.scratch(Purpose::RoundedRows, x.len() * 2)?;
-        let scalars = self.scratch(Purpose::FastScalars, fast::SCALARS_BYTES)?;
+        let scalars = self.scratch(Purpose::FastScalars, cublas_input::SCALARS_BYTES)?;
         match is_f16 {
             true => FastRows { x: floats(x), out: rounded, scalars, len: x.len() as u64 }.launch(&self.device)?,
-            false => rows::round(&self.device, floats(x), x.len(), rounded)?,
+            false => elementwise::round(&self.device, floats(x), x.len(), rounded)?,
         }
         let cublas = self.cublas.as_mut().expect("looked at above");
         for (linear, out) in maps {
@@ -425,7 +431,7 @@ fn slice_sums(product: &LinearProduct) -> SliceSums {
 
 /// The operand of gated rows, to be written with them.
 fn operand_of_gate(gate: &Tensor) -> Option<Operand> {
-    if rows::has_pieces(gate.cols()) { memory(gate).operand_to_write(gate.rows()) } else { None }
+    if elementwise::has_pieces(gate.cols()) { memory(gate).operand_to_write(gate.rows()) } else { None }
 }
 
 /// A norm without the addresses of what it reads and writes.

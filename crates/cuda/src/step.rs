@@ -1,8 +1,8 @@
 //! Steps: the index tables of a step on the device, and recorded steps (CUDA graphs) that are replayed.
 //!
-//! A step's tables are uploaded together, before its operations, to places that depend on the numbers of rows alone. An operation that
-//! is given one of the step's own slices reads the table that is already there. That is what lets a recording of the launches serve every
-//! later step of the same size: only the tables' contents differ.
+//! The tables of a step are uploaded together, before its operations, to addresses that depend on the numbers of rows
+//! alone. An operation that is given one of the step's own slices uses the table that is already there. So a recording
+//! of the launches serves every later step of the same size: only the contents of the tables differ.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use pellucid_tensor::{Error, RowQuery, SequenceSpan, StepIndex, StepMemo, TokenS
 use crate::backend::CudaBackend;
 use crate::driver::{Device, loses_context};
 use crate::gpu::{Gpu, Purpose};
-use crate::kernels::attention::FLASH_TILE;
-use crate::kernels::digest::Query;
-use crate::kernels::rows;
+use crate::kernels::attention::prefill::FLASH_TILE;
+use crate::kernels::rows::digest::Query;
+use crate::kernels::rows::elementwise;
 
-/// Rows of a step that is worth recording: beyond, kernels run longer than their launches take.
+/// Maximum rows of a step that is recorded: with more, kernels run longer than their launches take.
 pub(crate) const MAX_RECORDED_ROWS: usize = 512;
-/// Recordings that a model keeps: sizes of batches times the powers of two of their longest contexts. Beyond, the one that was used least
-/// recently makes way.
+/// Maximum recordings of a model: sizes of batches times the powers of two of their longest contexts. Then the least
+/// recently used one is dropped.
 const MAX_RECORDINGS: usize = 256;
 
-/// The slices of the step under way and where their copies lie on the device.
+/// The slices of the current step and the addresses of their copies on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
     /// (address of the slice, its length, address of its copy)
     tables: Vec<(usize, usize, u64)>,
-    /// The spans that the tables of the rows were made from, and where those lie.
+    /// The spans that the row tables were made from, and the address of those.
     spans: Option<(usize, usize, u64)>,
     /// The tokens of its rows, likewise.
     ids: Option<(usize, usize, u64)>,
@@ -38,7 +38,7 @@ pub(crate) struct Current {
 }
 
 impl Current {
-    /// Whether a step is under way: between steps, tensors may go at any moment, and nothing may wait for another operation.
+    /// Whether a step is running.
     pub(crate) fn is_step(&self) -> bool {
         !self.tables.is_empty()
     }
@@ -62,17 +62,17 @@ impl Current {
     }
 }
 
-/// A slice's address and length, if they are those of what lies at the third.
+/// The address of the copy of a slice, if `known` has its address and length.
 fn found<T>(known: Option<(usize, usize, u64)>, slice: &[T]) -> Option<u64> {
     known.filter(|known| (known.0, known.1) == (slice.as_ptr().addr(), slice.len())).map(|known| known.2)
 }
 
-/// What must be equal for a recording to serve.
+/// The properties of a step that must be equal for a recording to serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     num_rows: usize,
     num_wanted: usize,
-    /// The wanted rows', or none.
+    /// Number of wanted rows, or 0.
     num_queries: usize,
     /// Tiles of the longest context, rounded up to a power of two: launches depend on it.
     tiles: usize,
@@ -81,17 +81,17 @@ struct Key {
 
 #[derive(Debug)]
 enum Recording {
-    /// Ran once, so that every buffer it needs has its size.
+    /// The step ran once, so that every buffer it needs has its size.
     Seen,
     Ready(Graph),
-    /// Some operation needs the host in between.
+    /// Some operation needs the host.
     Impossible,
 }
 
 #[derive(Debug)]
 struct Recordings {
     by_key: HashMap<Key, Entry>,
-    /// Recordings hold addresses: they are void once memory was taken or given back.
+    /// Recordings hold addresses: they are invalid once memory was allocated or freed.
     generation: u64,
     num_steps: u64,
 }
@@ -108,7 +108,7 @@ impl Recordings {
         Recordings { by_key: HashMap::new(), generation, num_steps: 0 }
     }
 
-    /// What is known of such a step, one of which is about to run.
+    /// Returns the recording of a step that runs next, if there is one.
     fn find(&mut self, key: &Key) -> Option<&Recording> {
         self.num_steps += 1;
         let entry = self.by_key.get_mut(key)?;
@@ -138,17 +138,17 @@ unsafe impl Send for Graph {}
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: the executable is owned by this value. The driver waits for a launch under way.
+            // SAFETY: this value owns the executable. The driver waits for a launch that is running.
             let _ = unsafe { result::graph::exec_destroy(self.executable) };
         }
     }
 }
 
-/// Tokens of a run: `RUN` of scores.cu.
+/// Maximum tokens of a run: `RUN` of attention_scores.cu.
 pub(crate) const RUN: usize = 8;
 
-/// Four tables, one after the other. For each row: where its sequence's block table starts, the first row of its sequence, and the one
-/// after its last. Then the first row of every run of tokens of a sequence.
+/// Four tables, one after the other. For each row: the start of its sequence's block table, the first row of its
+/// sequence, and the end of its rows. Then the first row of every run of tokens of a sequence.
 pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32> {
     let mut tables = vec![u32::MAX; 3 * num_rows];
     for sequence in sequences {
@@ -164,12 +164,12 @@ pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32
 }
 
 impl Gpu {
-    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted rows and queries; the
-    /// block tables come last.
+    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted rows
+    /// and queries; the block tables come last.
     fn begin_step(&mut self, index: &StepIndex<'_>) -> Result<(), Error> {
         // By the first step all weights are on the device.
         self.staging.clear();
-        let ids: Vec<u32> = index.ids.iter().map(|&id| rows::token_code(id)).collect();
+        let ids: Vec<u32> = index.ids.iter().map(|&id| elementwise::token_code(id)).collect();
         let row_tables = row_tables(index.sequences, index.ids.len());
         let queries: Vec<u32> = index.queries.iter().flat_map(|query| Query::from(query).words()).collect();
         let parts = [&ids, index.positions, index.slots, index.wanted, &row_tables, &queries, index.block_tables];
@@ -260,14 +260,13 @@ impl CudaBackend {
         }
     }
 
-    /// The model's recordings, emptied when memory has moved since.
+    /// The model's recordings, cleared if memory was allocated or freed since.
     fn recordings<'m>(&self, memo: &'m mut StepMemo) -> &'m mut Recordings {
         let generation = self.device.generation();
         if !memo.0.as_ref().is_some_and(|memo| memo.is::<Recordings>()) {
             memo.0 = Some(Box::new(Recordings::new(generation)));
         }
-        let recordings: &mut Recordings =
-            memo.0.as_mut().and_then(|memo| memo.downcast_mut()).expect("put there when it was not");
+        let recordings: &mut Recordings = memo.0.as_mut().and_then(|memo| memo.downcast_mut()).expect("inserted above");
         if recordings.generation != generation {
             *recordings = Recordings::new(generation);
         }
@@ -280,17 +279,18 @@ impl CudaBackend {
         let failed = |error| device.error("recording a step", error);
         let generation = device.generation();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as the device, and recording ends below whatever happens.
+        // SAFETY: the stream lives as long as the device, and recording ends below in every case.
         unsafe { result::stream::begin_capture(device.stream(), mode) }.map_err(failed)?;
         self.gpu().current.is_recording = true;
         let outcome = run();
         self.gpu().current.is_recording = false;
-        // SAFETY: a recording is under way on this stream.
+        // SAFETY: this stream is being recorded.
         let graph = unsafe { result::stream::end_capture(device.stream()) };
         let Some(graph) = graph.ok().filter(|graph| !graph.is_null()) else { return Ok(None) };
         let serves = outcome.is_ok() && generation == device.generation();
         let mut executable = std::ptr::null_mut();
-        // SAFETY: `graph` is the recording that has just ended; it is destroyed here, and the executable is owned by the result.
+        // SAFETY: `graph` is the recording that has just ended; it is destroyed here, and the executable is owned by
+        // the result.
         let status = unsafe {
             let status = serves.then(|| sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result());
             let _ = result::graph::destroy(graph);
@@ -298,7 +298,7 @@ impl CudaBackend {
         };
         match status {
             Some(Ok(())) => Ok(Some(Graph { device: device.clone(), executable })),
-            // What runs without a recording is not lost for want of one, for instance when memory is short.
+            // The step can run without a recording, for instance if memory is short.
             Some(Err(error)) if loses_context(error.0) => Err(failed(error)),
             Some(Err(_)) | None => Ok(None),
         }
@@ -308,8 +308,8 @@ impl CudaBackend {
 impl Graph {
     fn launch(&self) -> Result<(), Error> {
         self.device.bind()?;
-        // SAFETY: executable and stream live as long as this value, and every address in it is that of a live buffer: recordings are
-        // dropped when memory is taken or given back.
+        // SAFETY: executable and stream live as long as this value, and its addresses are those of live buffers:
+        // recordings are dropped when memory is allocated or freed.
         unsafe { result::graph::launch(self.executable, self.device.stream()) }
             .map_err(|error| self.device.error("replaying a step", error))
     }
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_recording_that_was_used_least_recently_makes_way() {
+    fn the_least_recently_used_recording_is_dropped() {
         let key = |num_rows| Key { num_rows, num_wanted: num_rows, num_queries: 0, tiles: 1, kv_address: 0 };
         let mut recordings = Recordings::new(0);
         for num_rows in 0..MAX_RECORDINGS {

@@ -4,9 +4,10 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Who holds bytes that are shared.
+/// The owner of shared bytes.
 pub trait BytesOwner: AsRef<[u8]> + Send + Sync {
-    /// A range was copied and will hardly be read again: its memory may be given back until it is. The bytes stay what they are.
+    /// Hints that a range was copied and will hardly be read again, so that its memory may be released. The bytes do
+    /// not change.
     fn release(&self, _range: Range<usize>) {}
 }
 
@@ -30,7 +31,7 @@ impl SharedBytes {
         self.owner.release(self.range.clone());
     }
 
-    /// A part of these bytes; `None` when the range does not lie within them.
+    /// Returns a part of these bytes; `None` if the range exceeds them.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         if range.start > range.end || range.end > self.len() {
             return None;

@@ -1,7 +1,7 @@
 //! The number formats that a tensor can hold, plain and quantized.
 //!
-//! A quantized format stores a row as blocks: `block_len` numbers in `block_bytes` bytes. A plain format is a block of one.
-//! The layouts themselves live in [`crate::quant`].
+//! A quantized format stores a row as blocks: `block_len` numbers in `block_bytes` bytes. A plain format is a block of
+//! one. The layouts themselves live in [`crate::quant`].
 
 use std::fmt;
 

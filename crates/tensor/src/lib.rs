@@ -1,6 +1,7 @@
 //! Number formats, quantized block layouts, tensors, and [`Backend`], the operations that a device offers.
 //!
-//! This crate depends on no other crate of the project. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls it.
+//! This crate depends on no other crate of the project. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls
+//! it.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]

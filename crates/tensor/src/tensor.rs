@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::DType;
 
-/// Bytes on some device. Each backend has its own type and finds it again by downcasting: nobody else can look inside.
+/// Bytes on some device. Each backend has its own type, which it finds by downcasting; no other code can look inside.
 pub trait Memory: Any + Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
@@ -13,8 +13,8 @@ pub trait Memory: Any + Send + Sync + fmt::Debug {
 
 /// A matrix of `rows` x `cols` numbers, row-major; a vector is a matrix of one row.
 ///
-/// Transformers need no more than two dimensions at this boundary: heads are stretches of a row, layers and experts are separate
-/// tensors, and the blocks of the KV memory are rows.
+/// Transformers need no more than two dimensions at this boundary: heads are stretches of a row, layers and experts are
+/// separate tensors, and the blocks of the KV memory are rows.
 #[derive(Debug)]
 pub struct Tensor {
     dtype: DType,

@@ -1,4 +1,5 @@
-//! Every block format against the values of the reference dequantizer, bit for bit. `fixtures/make_quant_fixtures.py` made them.
+//! Every block format against the values of the reference dequantizer, bit for bit. `fixtures/make_quant_fixtures.py`
+//! made them.
 
 use std::path::Path;
 
@@ -85,8 +86,9 @@ fn recoded(dtype: DType, x: &[f32]) -> Vec<f32> {
     found
 }
 
-/// The error of each encoder on normal numbers, as a share of their size: as good as the format allows, and no better, which would mean
-/// that the comparison is broken. The ranges hold what llama.cpp's quantizer leaves on the same distribution.
+/// The error of each encoder on normal numbers, as a share of their size: as good as the format allows, and no better,
+/// which would mean that the comparison is broken. The ranges hold what llama.cpp's quantizer leaves on the same
+/// distribution.
 #[test]
 fn encoders_leave_the_error_that_their_format_allows() {
     let x = normals(64 * 256);
@@ -109,7 +111,8 @@ fn encoders_leave_the_error_that_their_format_allows() {
     }
 }
 
-/// Zeros, one number among zeros, all alike, all negative, very small and large: nothing is lost beyond the format's step.
+/// Zeros, one number among zeros, all alike, all negative, very small and large: nothing is lost beyond the format's
+/// step.
 #[test]
 fn encoders_take_odd_blocks() {
     let mut lonely = vec![0.0; 256];
@@ -120,7 +123,8 @@ fn encoders_take_odd_blocks() {
         for x in &cases {
             let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
             for (x, found) in x.iter().zip(recoded(dtype, x)) {
-                // Four bits: half of a fifteenth of the range, which may be twice the largest number; scales are rounded once more.
+                // Four bits: half of a fifteenth of the range, which may be twice the largest number; scales are
+                // rounded once more.
                 let bound = largest * 0.14 + 1e-7;
                 assert!((x - found).abs() <= bound, "{dtype}: {x} became {found} in a block up to {largest}");
             }
@@ -128,8 +132,8 @@ fn encoders_take_odd_blocks() {
     }
 }
 
-/// Every format accepts an empty tensor, and refuses an empty side beside one that is not: values that were never written would pass
-/// for decoded ones.
+/// Every format accepts an empty tensor, and refuses an empty side beside one that is not: values that were never
+/// written would pass for decoded ones.
 #[test]
 fn only_no_bytes_decode_to_no_values() {
     for dtype in DType::ALL {

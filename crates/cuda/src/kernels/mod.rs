@@ -1,22 +1,11 @@
-//! The kernels: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles them into `artifacts/`.
+//! The kernels, in folders by what they do: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles
+//! them into `artifacts/`.
 //!
-//! A `.cu` file includes nothing; what it shares with the others, `SHARED`, is put before it as text.
+//! A `.cu` file includes nothing. The files of `shared/` are put before each of them as text.
 
 pub(crate) mod attention;
-pub(crate) mod decode;
-pub(crate) mod digest;
-pub(crate) mod expert_products;
-pub(crate) mod experts;
-pub(crate) mod fast;
-pub(crate) mod flash;
-pub(crate) mod linear;
-pub(crate) mod merge;
-pub(crate) mod norm;
-pub(crate) mod pack;
+pub(crate) mod matmul;
 pub(crate) mod rows;
-pub(crate) mod store;
-pub(crate) mod stream;
-pub(crate) mod wide;
 
 use pellucid_tensor::DType;
 
@@ -33,49 +22,51 @@ pub struct KernelFile {
 }
 
 macro_rules! kernel_file {
-    ($name:literal, $kernels:expr) => {
+    ($folder:ident, $name:ident) => {
         KernelFile {
-            name: $name,
-            source: include_str!(concat!($name, ".cu")),
-            kernels: $kernels,
-            binary: include_bytes!(concat!("../../artifacts/", $name, ".fatbin")),
+            name: stringify!($name),
+            source: include_str!(concat!(stringify!($folder), "/", stringify!($name), ".cu")),
+            kernels: $folder::$name::KERNELS,
+            binary: include_bytes!(concat!("../../artifacts/", stringify!($name), ".fatbin")),
         }
     };
 }
 
 /// Every kernel file.
 pub static FILES: &[KernelFile] = &[
-    kernel_file!("attention", attention::KERNELS),
-    kernel_file!("decode", decode::KERNELS),
-    kernel_file!("digest", digest::KERNELS),
-    kernel_file!("expert_products", expert_products::KERNELS),
-    kernel_file!("experts", experts::KERNELS),
-    kernel_file!("fast", fast::KERNELS),
-    kernel_file!("flash", flash::KERNELS),
-    kernel_file!("linear", linear::KERNELS),
-    kernel_file!("merge", merge::KERNELS),
-    kernel_file!("norm", norm::KERNELS),
-    kernel_file!("pack", pack::KERNELS),
-    kernel_file!("rows", rows::KERNELS),
-    kernel_file!("store", store::KERNELS),
-    kernel_file!("stream", stream::KERNELS),
-    kernel_file!("wide", wide::KERNELS),
+    kernel_file!(attention, decode),
+    kernel_file!(attention, merge_tiles),
+    kernel_file!(attention, prefill),
+    kernel_file!(attention, prefill_wgmma),
+    kernel_file!(attention, store_kv),
+    kernel_file!(matmul, expert_rows),
+    kernel_file!(matmul, few_rows),
+    kernel_file!(matmul, few_rows_ring),
+    kernel_file!(matmul, many_rows),
+    kernel_file!(matmul, many_rows_wgmma),
+    kernel_file!(matmul, pack_weight),
+    kernel_file!(rows, cublas_input),
+    kernel_file!(rows, digest),
+    kernel_file!(rows, elementwise),
+    kernel_file!(rows, norm),
+    kernel_file!(rows, route_experts),
 ];
 
-/// Whether the loads of a kernel are so many at a time that they need room in the first cache on their way to registers.
+/// Whether a kernel loads so much at a time into registers that it needs space in the L1 cache for it.
 pub(crate) fn reads_through_cache(kernel: &str) -> bool {
     kernel.starts_with("linear_few")
 }
 
-const SHARED: [&str; 5] = [
-    include_str!("prelude.cu"),
-    include_str!("formats.cu"),
-    include_str!("product.cu"),
-    include_str!("scores.cu"),
-    include_str!("hopper.cu"),
+const SHARED: [&str; 6] = [
+    include_str!("shared/prelude.cu"),
+    include_str!("shared/weight_formats.cu"),
+    include_str!("shared/linear_map.cu"),
+    include_str!("shared/norm_in_product.cu"),
+    include_str!("shared/attention_scores.cu"),
+    include_str!("shared/wgmma.cu"),
 ];
 
-/// A file as the compiler sees it.
+/// Returns the text that the compiler sees for a file.
 pub fn full_source(file: &KernelFile) -> String {
     SHARED.into_iter().chain([file.source]).collect::<Vec<_>>().join("\n")
 }
@@ -83,8 +74,8 @@ pub fn full_source(file: &KernelFile) -> String {
 /// Machine code is embedded for these, and PTX of the first for every later one.
 pub const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90a", "100a", "120a"];
 
-/// A mark of all sources and of the names that are looked up in them (FNV-1a), and what they were compiled for. It is written beside the
-/// compiled kernels, and tells when they no longer belong together.
+/// A hash (FNV-1a) of all sources and of the names that are looked up in them, and the architectures they were compiled
+/// for. It is written beside the compiled kernels, so that a test finds out when they are outdated.
 pub fn source_mark(architectures: &[&str]) -> String {
     let mut mark: u64 = 0xcbf2_9ce4_8422_2325;
     let texts = |file: &KernelFile| full_source(file) + &file.kernels.join(" ");
@@ -109,7 +100,7 @@ impl Operand {
     pub(crate) const NONE: Operand = Operand { numbers: 0, scales: 0, maxima: 0, pitch: 0, is_bf16: 0 };
 }
 
-/// `Format` of formats.cu: how a weight lies on the device. `None` for formats that have no tiles of their own.
+/// `Format` of weight_formats.cu: the layout of a weight on the device. `None` for formats without tiles.
 pub(crate) fn format(dtype: DType) -> Option<u32> {
     Some(match dtype {
         DType::F32 => 0,
@@ -124,7 +115,7 @@ pub(crate) fn format(dtype: DType) -> Option<u32> {
     })
 }
 
-/// Bytes of a weight in the tiles of formats.cu.
+/// Bytes of a weight in the tiles of weight_formats.cu.
 pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
     let group_bytes = match dtype {
         DType::F32 => return rows.checked_mul(cols)?.checked_mul(4),
@@ -142,22 +133,42 @@ pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usi
 /// Columns of a group; operands have whole groups.
 pub(crate) const GROUP_COLS: usize = 256;
 
-// A parameter is sound when it mirrors its kernel's structure: the list stands here so that it is looked over as a whole.
+// A parameter is sound if it mirrors the structure of its kernel. The list is in one place so that it can be reviewed
+// as a whole.
 macro_rules! parameters {
     ($($type:ty),* $(,)?) => {
         $(
-            // SAFETY: `#[repr(C)]`, with the fields of the structure of the same name in the kernel file, in order and of equal sizes.
+            // SAFETY: `#[repr(C)]`, with the fields of the structure of the same name in the kernel file, in order and
+            // of equal sizes.
             unsafe impl Parameter for $type {}
         )*
     };
 }
 
 parameters! {
-    rows::Embed, rows::Gather, rows::Elementwise, rows::GateRows, rows::OperandRows, rows::Angles, rows::Rotation, rows::ReadBytes,
-    norm::Norm, pack::PackWeight, linear::LinearProduct, store::StoreParameter, store::RotateParameter, attention::AttentionParameter,
-    experts::Route, experts::AddWeighted, store::ExpandParameter, decode::OneToken,
-    digest::DigestRows, expert_products::ExpertGroups, expert_products::ExpertProduct, expert_products::AddExperts,
-    fast::FastRows,
+    rows::elementwise::Embed,
+    rows::elementwise::Gather,
+    rows::elementwise::Elementwise,
+    rows::elementwise::GateRows,
+    rows::elementwise::OperandRows,
+    rows::elementwise::Angles,
+    rows::elementwise::Rotation,
+    rows::elementwise::ReadBytes,
+    rows::norm::Norm,
+    rows::route_experts::Route,
+    rows::route_experts::AddWeighted,
+    rows::digest::DigestRows,
+    rows::cublas_input::FastRows,
+    matmul::pack_weight::PackWeight,
+    matmul::linear::LinearProduct,
+    matmul::expert_rows::ExpertGroups,
+    matmul::expert_rows::ExpertProduct,
+    matmul::expert_rows::AddExperts,
+    attention::store_kv::StoreParameter,
+    attention::store_kv::RotateParameter,
+    attention::store_kv::ExpandParameter,
+    attention::prefill::AttentionParameter,
+    attention::decode::OneToken,
 }
 
 #[cfg(test)]

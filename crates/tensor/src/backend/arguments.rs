@@ -36,19 +36,20 @@ pub enum RopeStyle {
 
 /// The rows of a step that belong to one sequence, and the blocks that hold its keys and values.
 ///
-/// `rows` are consecutive rows of the step; `blocks` is a range of the step's flat block tables. Position p of the sequence lies in
-/// block `block_tables[blocks.start + p / block_len]` at offset `p % block_len`.
+/// `rows` are consecutive rows of the step; `blocks` is a range of the step's flat block tables. Position p of the
+/// sequence lies in block `block_tables[blocks.start + p / block_len]` at offset `p % block_len`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceSpan {
     pub rows: Range<usize>,
     pub blocks: Range<usize>,
 }
 
-/// The keys and values of one layer, in blocks: a row is a block of `kv heads * block_len * head_size` values, stored in the tensors'
-/// format.
+/// The keys and values of one layer, in blocks: a row is a block of `kv heads * block_len * head_size` values, stored
+/// in the tensors' format.
 ///
-/// Each backend chooses the layout of a block within its row: [`Backend::store_kv`](crate::Backend::store_kv) writes it,
-/// [`Backend::attention`](crate::Backend::attention) reads it, and [`Backend::copy_row`](crate::Backend::copy_row) copies it whole.
+/// Each backend chooses the layout of a block within its row: [`Backend::store_kv`](crate::Backend::store_kv) writes
+/// it, [`Backend::attention`](crate::Backend::attention) reads it, and [`Backend::copy_row`](crate::Backend::copy_row)
+/// copies it whole.
 #[derive(Debug)]
 pub struct KvLayer {
     pub keys: Tensor,
@@ -144,8 +145,9 @@ pub struct GatedMlp {
 
 /// The residual stream of a step, and an update that has yet to be added to it.
 ///
-/// A device adds an update where that costs least: with the product that computes it, or with the norm that reads the sum. So a product
-/// that goes to the stream leaves `pending` behind, and [`Input::Joined`] or [`Backend::join`](crate::Backend::join) completes the sum.
+/// A device adds an update where that costs least: with the product that computes it, or with the norm that reads the
+/// sum. So a product that goes to the stream leaves `pending` behind, and [`Input::Joined`] or
+/// [`Backend::join`](crate::Backend::join) completes the sum.
 #[derive(Debug)]
 pub struct Residual {
     /// `[rows][hidden]`

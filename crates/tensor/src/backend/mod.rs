@@ -1,12 +1,14 @@
 //! [`Backend`]: the operations that a transformer needs of a device.
 //!
-//! Every operation writes into an output that the caller owns. A row of an output depends on the same row of the inputs alone
-//! (and, for attention, on the keys and values at its own and earlier positions): the number of rows and the other rows play no part in
-//! the arithmetic of one. This is what makes results batch invariant; a backend that cannot keep to it says so.
+//! Every operation writes into an output that the caller owns. A row of an output depends on the same row of the inputs
+//! alone (and, for attention, on the keys and values at its own and earlier positions): the number of rows and the
+//! other rows play no part in the arithmetic of one. This is what makes results batch invariant; a backend that cannot
+//! keep to it says so.
 //!
-//! Operations that a device can do in fewer launches are stated together: [`Input::Joined`] and [`Input::Normed`] (a norm and the linear
-//! maps that read it), [`Output::Residual`] (a linear map and the sum that its result goes into), [`Backend::gated_mlp`] and
-//! [`Backend::attend`]. Each has a default implementation by the separate operations, which gives the same bits.
+//! Operations that a device can do in fewer launches are stated together: [`Input::Joined`] and [`Input::Normed`] (a
+//! norm and the linear maps that read it), [`Output::Residual`] (a linear map and the sum that its result goes into),
+//! [`Backend::gated_mlp`] and [`Backend::attend`]. Each has a default implementation by the separate operations, which
+//! gives the same bits.
 //!
 //! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
 
@@ -75,12 +77,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         512
     }
 
-    /// Whether operations return before they are done: the device computes asynchronously, and only reading from it waits.
+    /// Whether operations return before they are done: the device computes asynchronously, and only reading from it
+    /// waits.
     fn is_asynchronous(&self) -> bool {
         false
     }
 
-    /// Whether [`Backend::expert_mlp`] of `num_rows` rows is asynchronous too: with many rows, it may need the host in the middle of a step.
+    /// Whether [`Backend::expert_mlp`] of `num_rows` rows is asynchronous too: with many rows, it may need the host in
+    /// the middle of a step.
     fn experts_are_asynchronous(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
         let _ = (num_rows, num_experts, routing);
         self.is_asynchronous()
@@ -107,14 +111,15 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn linear_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         self.weight(weight)
     }
-    /// Copies the matrix of a [`Linear`] that is applied to few rows at a time: of an expert, or of the output projection.
+    /// Copies the matrix of a [`Linear`] that is applied to few rows at a time: of an expert, or of the output
+    /// projection.
     fn few_rows_weight(&self, weight: HostWeight) -> Result<Tensor, Error> {
         self.linear_weight(weight)
     }
     /// Copies a tensor to the host as f32.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<(), Error>;
-    /// Copies an f32 tensor into host memory of [`Backend::host_floats`] that is large enough. The tensor's contents are unspecified
-    /// afterwards: where both lie in host memory, the two may be swapped.
+    /// Copies an f32 tensor into host memory of [`Backend::host_floats`] that is large enough. The tensor's contents
+    /// are unspecified afterwards: where both lie in host memory, the two may be swapped.
     fn read_out(&self, tensor: &mut Tensor, out: &mut dyn HostFloats) -> Result<(), Error> {
         self.read(tensor, &mut out.get_mut()[..tensor.len()])
     }
@@ -127,8 +132,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Logits.
 
-    /// Maximum number of tokens that a digest of a row of `cols` logits lists; `None` if the device makes no digests. They are worth it
-    /// where logits would have to be copied to the sampler.
+    /// Maximum number of tokens that a digest of a row of `cols` logits lists; `None` if the device makes no digests.
+    /// They are worth it where logits would have to be copied to the sampler.
     fn digest_len(&self, cols: usize) -> Option<usize> {
         let _ = cols;
         None
@@ -151,8 +156,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Steps.
 
-    /// Runs the operations of one step. `run` calls them in the same order, on the same tensors, for every step with equal numbers of
-    /// rows, wanted rows and queries. A backend may therefore record them once and replay them later without calling `run`.
+    /// Runs the operations of one step. `run` calls them in the same order, on the same tensors, for every step with
+    /// equal numbers of rows, wanted rows and queries. A backend may therefore record them once and replay them later
+    /// without calling `run`.
     fn step(
         &self,
         index: &StepIndex<'_>,
@@ -172,7 +178,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Normalisation, residuals, caps.
 
-    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each stretch of `weight.len()` values of a row (the whole row, or a head).
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each stretch of `weight.len()` values of a row (the whole row,
+    /// or a head).
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
     /// `out = (x - mean) / sqrt(var + eps) * weight + bias`
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
@@ -234,7 +241,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let x = self.input(x)?;
         maps.iter_mut().try_for_each(|(linear, out)| self.linear(x, linear, out))
     }
-    /// The first two maps of a gated MLP: `gate = activation(gate x) * (up x)`. The contents of `up` are unspecified afterwards.
+    /// The first two maps of a gated MLP: `gate = activation(gate x) * (up x)`. The contents of `up` are unspecified
+    /// afterwards.
     fn gated(
         &self,
         x: Input<'_>,
@@ -244,7 +252,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         self.linears(x, &mut [(gate, gate_out), (up, up_out)])?;
         self.gate(activation, up_out, gate_out)
     }
-    /// A whole gated MLP on the residual stream: `hidden += down(activation(gate x) * (up x))`, where x is the norm of `hidden`.
+    /// A whole gated MLP on the residual stream: `hidden += down(activation(gate x) * (up x))`, where x is the norm of
+    /// `hidden`.
     fn gated_mlp(&self, call: GatedMlpCall<'_>, residual: &mut Residual) -> Result<(), Error> {
         let GatedMlpCall { mlp, activation, norm, normed, gate, up, adds_to_stream } = call;
         let input = match norm {
@@ -268,8 +277,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error>;
     /// Rotates the first `2 * frequencies` values of each head of `x` by the row's angles.
     fn rope(&self, rope: Rope<'_>, x: &mut Tensor) -> Result<(), Error>;
-    /// Writes each row's key and value into its slot, and rounds each head separately to the format of the blocks. A value that the format
-    /// cannot hold becomes a NaN, so that every result that depends on it is a NaN too instead of silently wrong.
+    /// Writes each row's key and value into its slot, and rounds each head separately to the format of the blocks. A
+    /// value that the format cannot hold becomes a NaN, so that every result that depends on it is a NaN too instead of
+    /// silently wrong.
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error>;
     /// Rotates queries and keys by the rows' angles, and stores keys and values.
     fn rotate_and_store(
@@ -286,9 +296,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
-    /// Rotates queries and keys if there are angles, stores keys and values, and attends. The contents of `queries` and `keys` are
-    /// unspecified afterwards. A block that a sequence stores into belongs to no other sequence of the step, so that one may read while the
-    /// other stores.
+    /// Rotates queries and keys if there are angles, stores keys and values, and attends. The contents of `queries` and
+    /// `keys` are unspecified afterwards. A block that a sequence stores into belongs to no other sequence of the step,
+    /// so that one may read while the other stores.
     fn attend(
         &self,
         attend: Attend<'_>,

@@ -6,14 +6,14 @@ use crate::SequenceSpan;
 
 /// The token of a row, or where the device finds it.
 ///
-/// With [`TokenSource::Assumed`] a step can be launched before the one that it follows has ended. Only devices whose digests say what they
-/// assume ([`RowDigest::assumed`]) accept it.
+/// With [`TokenSource::Assumed`] a step can be launched before the one that it follows has ended. Only devices whose
+/// digests say what they assume ([`RowDigest::assumed`]) accept it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenSource {
     /// This token.
     Token(u32),
-    /// The token that the device assumed for this row of the digests that it made last. Where it assumed none, any token may be read, and
-    /// the results of the row are meaningless.
+    /// The token that the device assumed for this row of the digests that it made last. Where it assumed none, any
+    /// token may be read, and the results of the row are meaningless.
     Assumed { row: u32 },
 }
 
@@ -85,8 +85,8 @@ pub struct RowQuery {
     pub shortlist: Option<Shortlist>,
 }
 
-/// The set of most probable tokens that a draw chooses from, and its seed and position: the `k` highest, of those the smallest set whose
-/// share of the weights reaches `p`, of those the ones with at least `min_p` of the highest weight.
+/// The set of most probable tokens that a draw chooses from, and its seed and position: the `k` highest, of those the
+/// smallest set whose share of the weights reaches `p`, of those the ones with at least `min_p` of the highest weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shortlist {
     pub draw: (u64, u32),
@@ -95,7 +95,8 @@ pub struct Shortlist {
     pub min_p: f32,
 }
 
-/// Statistics of a row of logits that suffice for most samplers. `sampling` defines their meaning to the bit and has the oracle.
+/// Statistics of a row of logits that suffice for most samplers. `sampling` defines their meaning to the bit and has
+/// the oracle.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowDigest {
     /// Every logit is a number, and the highest is finite. Otherwise the other fields are meaningless.

@@ -1,8 +1,9 @@
 //! Rounding to the quantized formats: which scale, which minimum, which integers.
 //!
-//! The formats of 32 take the scale that the largest number needs. The K formats look for the scale, and the minimum where they have
-//! one, that leave the least squared error, each number weighted by its size; the method and its constants are those that llama.cpp
-//! publishes, so that files made here are as good as its own. Numbers are expected to be finite.
+//! The formats of 32 take the scale that the largest number needs. The K formats look for the scale, and the minimum
+//! where they have one, that leave the least squared error, each number weighted by its size; the method and its
+//! constants are those that llama.cpp publishes, so that files made here are as good as its own. Numbers are expected
+//! to be finite.
 
 use super::{BlockEncoder, BlockFormat, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, f16_to_f32, f32_to_f16};
 
@@ -40,7 +41,8 @@ impl BlockEncoder for Q5_1 {
     }
 }
 
-/// `x = d (q - half)`: d is such that the number of largest magnitude is -half steps, of which there is one more than on the other side.
+/// `x = d (q - half)`: d is such that the number of largest magnitude is -half steps, of which there is one more than
+/// on the other side.
 fn symmetric(x: &[f32], half: u8) -> ([u8; 2], [u8; 32]) {
     let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
     let d = largest / -f32::from(half);
@@ -71,7 +73,7 @@ fn pack_fifth_bits(q: &[u8; 32], out: &mut [u8]) {
     out.copy_from_slice(&bits.to_le_bytes());
 }
 
-/// How many scales are tried for a sub-block, and how far from the plain one: `(max_q + first + step * i) / range`.
+/// The scales that are tried for a sub-block: `(max_q + first + step * i) / range`.
 struct Search {
     max_q: f32,
     first: f32,
@@ -166,8 +168,8 @@ struct Affine {
 }
 
 impl Affine {
-    /// The best of several tries. Each rounds by one scale, then solves for the scale and minimum that suit those integers best; the
-    /// next one rounds from the best minimum so far.
+    /// The best of several tries. Each rounds by one scale, then solves for the scale and minimum that suit those
+    /// integers best; the next one rounds from the best minimum so far.
     fn fit(x: &[f32], search: &Search) -> Affine {
         let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
         let weights: [f32; 32] = std::array::from_fn(|i| mean_square.sqrt() + x[i].abs());
@@ -175,7 +177,7 @@ impl Affine {
         if high <= low {
             return Affine { scale: 0.0, min: -low };
         }
-        // With so many steps between the minimum and the largest number.
+        // Rounds with `steps` steps between the minimum and the largest value.
         let rounded = |steps: f32, min: f32| -> [f32; 32] {
             let factor = steps / (high + min);
             std::array::from_fn(|i| (factor * (x[i] + min)).round_ties_even().clamp(0.0, search.max_q))
@@ -250,8 +252,8 @@ impl BlockEncoder for Q6_K {
     }
 }
 
-/// The scale of `x = scale q`, q from -32 to 31, that leaves the least error when a number weighs as its square: the best of 19 tries
-/// around the one that the largest number needs.
+/// The scale of `x = scale q`, q from -32 to 31, that leaves the least error when a number weighs as its square: the
+/// best of 19 tries around the one that the largest number needs.
 fn fit_scale(x: &[f32]) -> f32 {
     let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
     if largest.abs() < 1e-15 {
@@ -268,7 +270,7 @@ fn fit_scale(x: &[f32]) -> f32 {
             wqx += x * x * q * x;
             wqq += x * x * q * q;
         }
-        // What a scale takes away from the error of all zeros.
+        // Keeps the scale that reduces the error of all zeros most.
         if wqq > 0.0 && wqx * wqx > best * wqq {
             (scale, best) = (wqx / wqq, wqx * wqx / wqq);
         }

@@ -4,8 +4,9 @@
 //! F16   s eeeee mmmmmmmmmm   (-1)^s 2^(e-15) (1 + m/2^10);  e = 0: (-1)^s m 2^-24;  e = 31: infinity or NaN
 //! BF16  s eeeeeeee mmmmmmm   the upper half of an f32
 //! ```
-//! Conversions are integer steps and selects: no table, no branch, and no denormal operand, hence the same where denormals are flushed to
-//! zero. Rounding to halves below the normal ones is left to an addition, which rounds to nearest as everything here does.
+//! Conversions are integer steps and selects: no table, no branch, and no denormal operand, hence the same where
+//! denormals are flushed to zero. Rounding to halves below the normal ones is left to an addition, which rounds to
+//! nearest as everything here does.
 
 use super::{BlockEncoder, BlockFormat, fixed};
 use crate::DType;
@@ -72,7 +73,8 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff);
     // Exponent and mantissa move up by the 13 mantissa bits that f32 has more; the exponent's bias grows by 127 - 15.
     let normal = (magnitude << 13) + (112 << 23);
-    // The last mantissa bit of numbers in [0.5, 1) is worth 2^-24, which is what the last bit of a half without exponent is worth.
+    // The last mantissa bit of numbers in [0.5, 1) is worth 2^-24, which is what the last bit of a half without
+    // exponent is worth.
     let subnormal = (f32::from_bits(0x3f00_0000 | magnitude) - 0.5).to_bits();
     let special = (magnitude << 13) | 0x7f80_0000;
     let finite = if magnitude < 0x0400 { subnormal } else { normal };
@@ -91,10 +93,12 @@ pub fn f32_to_f16(x: f32) -> u16 {
     let bits = x.to_bits();
     let sign = (bits >> 16 & 0x8000) as u16;
     let magnitude = bits & 0x7fff_ffff;
-    // Half of the last kept bit, less one when that bit is even: the carry rounds, and may run into the exponent as it should.
+    // Half of the last kept bit, less one when that bit is even: the carry rounds, and may run into the exponent as it
+    // should.
     let rounded = magnitude.wrapping_add(0x0fff + (magnitude >> 13 & 1));
     let normal = rounded.wrapping_sub(112 << 23) >> 13;
-    // As in decoding: the last mantissa bit of numbers in [0.5, 1) is worth 2^-24. The addition rounds to nearest, ties to even.
+    // As in decoding: the last mantissa bit of numbers in [0.5, 1) is worth 2^-24. The addition rounds to nearest, ties
+    // to even.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
     let nan = 0x7e00 | (magnitude >> 13 & 0x03ff);
@@ -148,7 +152,8 @@ mod tests {
         assert_eq!(bf16_to_f32(0x3fc0), 1.5);
     }
 
-    /// Every 16-bit number survives, and what lies between two neighbours goes to the nearer, or to the even one from the middle.
+    /// Every 16-bit number survives, and what lies between two neighbours goes to the nearer, or to the even one from
+    /// the middle.
     fn rounds_to_nearest(encode: fn(f32) -> u16, decode: fn(u16) -> f32, largest: u16) {
         for bits in 0..largest {
             let (low, high) = (decode(bits), decode(bits + 1));

@@ -1,11 +1,12 @@
-//! The non-linear four-bit formats: a number indexes 16 levels that lie closer together near zero, where weights are dense.
+//! The non-linear four-bit formats: a number indexes 16 levels that lie closer together near zero, where weights are
+//! dense.
 //!
 //! ```text
-//! IQ4_NL  d f16 | qs 16 bytes                                              x = d level[q]              32 numbers
-//! IQ4_XS  d f16 | scales_h u16 | scales_l 4 bytes | qs 128 bytes           x = (d (s - 32)) level[q]   256, sub-blocks of 32
+//! IQ4_NL  d f16 | qs 16 bytes                                      x = d level[q]              32 numbers
+//! IQ4_XS  d f16 | scales_h u16 | scales_l 4 bytes | qs 128 bytes   x = (d (s - 32)) level[q]   256, sub-blocks of 32
 //! ```
-//! Within 16 bytes of `qs`, the lower halves are numbers 0 to 15 and the upper halves 16 to 31. The scale of sub-block s has its low
-//! four bits in half s of `scales_l` (lower half first) and its high two at bit 2 s of `scales_h`.
+//! Within 16 bytes of `qs`, the lower halves are numbers 0 to 15 and the upper halves 16 to 31. The scale of sub-block
+//! s has its low four bits in half s of `scales_l` (lower half first) and its high two at bit 2 s of `scales_h`.
 
 use super::legacy::nibbles;
 use super::{BlockFormat, fixed, fixed_mut, scale};

@@ -7,9 +7,10 @@
 //! Q5_K  d f16 | dmin f16 | scales 12 bytes | qh 32 bytes | qs 128      x = (d s) q - (dmin m)     sub-blocks of 32
 //! Q6_K  ql 128 bytes | qh 64 bytes | scales 16 x i8 | d f16            x = (d s) (q - 32)         sub-blocks of 16
 //! ```
-//! Numbers go in runs of 32. Two bits a number (`qs` of Q2_K and Q3_K, `qh` of Q6_K): each half of the block has 32 bytes, of which
-//! byte j serves number j of the half's four runs, two bits each from the lowest up. One bit a number (`hmask`, `qh` of Q5_K): bit r
-//! of byte j belongs to number j of run r. Where the order of four-bit halves differs, it is said at the format.
+//! Numbers go in runs of 32. Two bits a number (`qs` of Q2_K and Q3_K, `qh` of Q6_K): each half of the block has 32
+//! bytes, of which byte j serves number j of the half's four runs, two bits each from the lowest up. One bit a number
+//! (`hmask`, `qh` of Q5_K): bit r of byte j belongs to number j of run r. Where the order of four-bit halves differs,
+//! it is said at the format.
 
 use super::{BlockFormat, fixed, fixed_mut, scale};
 use crate::DType;
@@ -164,8 +165,8 @@ impl BlockFormat for Q6_K {
     }
 }
 
-/// Sixteen signed scales of six bits in 12 bytes (Q3_K): four low bits from the first eight bytes (lower halves, then upper halves),
-/// two high bits from the last four (lowest pairs first), less 32.
+/// Sixteen signed scales of six bits in 12 bytes (Q3_K): four low bits from the first eight bytes (lower halves, then
+/// upper halves), two high bits from the last four (lowest pairs first), less 32.
 #[inline(always)]
 fn six_bit_scales(packed: &[u8; 12]) -> [i8; 16] {
     let mut scales = [0; 16];
@@ -177,8 +178,9 @@ fn six_bit_scales(packed: &[u8; 12]) -> [i8; 16] {
     scales
 }
 
-/// Eight scales and eight mins of six bits in 12 bytes (Q4_K, Q5_K). The first four of each are the low six bits of bytes 0 to 3 and
-/// 4 to 7, whose two high bits are the high bits of the last four; bytes 8 to 11 hold the low four bits of those, scale below min.
+/// Eight scales and eight mins of six bits in 12 bytes (Q4_K, Q5_K). The first four of each are the low six bits of
+/// bytes 0 to 3 and 4 to 7, whose two high bits are the high bits of the last four; bytes 8 to 11 hold the low four
+/// bits of those, scale below min.
 #[inline(always)]
 fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let mut scales = [0; 8];

@@ -7,8 +7,8 @@
 //! Q5_1  d f16 | m f16 | qh 32 bits | qs 16 bytes           x = d q + m
 //! Q8_0  d f16 | qs 32 x i8                                 x = q d
 //! ```
-//! Byte j of `qs` has the low four bits of number j in its lower half and those of number j + 16 in its upper half. Bit j of `qh`
-//! is the fifth bit of number j.
+//! Byte j of `qs` has the low four bits of number j in its lower half and those of number j + 16 in its upper half. Bit
+//! j of `qh` is the fifth bit of number j.
 
 use super::{BlockEncoder, BlockFormat, f32_to_f16, fixed, fixed_mut, round_away, scale};
 use crate::DType;

@@ -1,9 +1,10 @@
 //! The quantized block formats of GGUF, their decoding to f32, and the encoding of those that have an encoder.
 //!
-//! A format is a zero-sized type that implements [`BlockFormat`]; [`decode`] picks one by [`DType`]. This is the plain version: the
-//! documentation of each layout and the oracle of faster kernels. Its results agree to the bit with the dequantizer of the `gguf`
-//! Python package, so products and sums keep that order and are never fused. A device may instantiate the same generic code under
-//! `#[target_feature]`: every step is inlined, works on arrays of fixed size, and rounds alike at any vector width.
+//! A format is a zero-sized type that implements [`BlockFormat`]; [`decode`] picks one by [`DType`]. This is the plain
+//! version: the documentation of each layout and the oracle of faster kernels. Its results agree to the bit with the
+//! dequantizer of the `gguf` Python package, so products and sums keep that order and are never fused. A device may
+//! instantiate the same generic code under `#[target_feature]`: every step is inlined, works on arrays of fixed size,
+//! and rounds alike at any vector width.
 //!
 //! Numbers are little-endian. Nothing here knows tensors, shapes or files.
 
@@ -57,8 +58,9 @@ pub fn decode_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
     );
     for (block, out) in blocks.zip(out.chunks_exact_mut(F::LEN)) {
         F::decode(block, out);
-        // A barrier of no instructions. Without it the compiler unrolls small blocks and then vectorises across them, gathering single
-        // bytes at the stride of a block: a third of the speed for Q4_0 under AVX2. Plain formats are blocks of one and need just that.
+        // A barrier of no instructions. Without it the compiler unrolls small blocks and then vectorises across them,
+        // gathering single bytes at the stride of a block: a third of the speed for Q4_0 under AVX2. Plain formats are
+        // blocks of one and need just that.
         if F::LEN > 1 {
             std::hint::black_box(());
         }
@@ -67,8 +69,8 @@ pub fn decode_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
 
 /// Decodes whole rows of any format.
 ///
-/// Panics unless `bytes` is whole blocks and `out` has room for exactly their numbers. Inlined, so that a caller with more instructions
-/// switched on gets them in every decoder.
+/// Panics unless `bytes` is whole blocks and `out` has room for exactly their numbers. Inlined, so that a caller with
+/// more instructions switched on gets them in every decoder.
 #[inline(always)]
 pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
@@ -91,7 +93,8 @@ pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Encodes whole blocks of one format, in order. Panics unless `x` is whole blocks and `out` has room for exactly their bytes.
+/// Encodes whole blocks of one format, in order. Panics unless `x` is whole blocks and `out` has room for exactly their
+/// bytes.
 #[inline(always)]
 pub fn encode_blocks<F: BlockEncoder>(x: &[f32], out: &mut [u8]) {
     let blocks = x.chunks_exact(F::LEN);

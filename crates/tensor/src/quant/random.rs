@@ -1,10 +1,11 @@
-//! Random weights of any format, for benchmarks: the bytes are noise and the scales are sane, so that a model made of them computes
-//! with ordinary numbers. Speed does not depend on values, but zeros would be too kind and NaN too cruel.
+//! Random weights of any format, for benchmarks: the bytes are noise and the scales are sane, so that a model made of
+//! them computes with ordinary numbers. Speed does not depend on values, but zeros would be too kind and NaN too cruel.
 
 use super::f32_to_f16;
 use crate::DType;
 
-/// Fills whole blocks with weights of about `1 / sqrt(fan_in)`, the scale at which a layer neither blows its input up nor loses it.
+/// Fills whole blocks with weights of about `1 / sqrt(fan_in)`, the scale at which a layer neither blows its input up
+/// nor loses it.
 ///
 /// Panics unless `out` is whole blocks. The same seed gives the same bytes.
 pub fn fill_random(dtype: DType, fan_in: usize, seed: u64, out: &mut [u8]) {

@@ -1,0 +1,37 @@
+//! Launches of `norm.cu`.
+
+use pellucid_tensor::Error;
+
+use crate::driver::{Device, Grid};
+use crate::kernels::Operand;
+use crate::kernels::matmul::linear::SliceSums;
+
+pub(crate) const KERNELS: &[&str] = &["rms_norm", "layer_norm"];
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Norm {
+    pub(crate) x: u64,
+    /// Added to x first; 0 for none.
+    pub(crate) y: u64,
+    /// Or the sums of slices of a product, added to x first.
+    pub(crate) slices: SliceSums,
+    pub(crate) weight: u64,
+    pub(crate) bias: u64,
+    pub(crate) out: u64,
+    pub(crate) width: u32,
+    pub(crate) eps: f32,
+    pub(crate) with_operand: u32,
+    pub(crate) operand: Operand,
+}
+
+/// Threads of a block: the maximum for the rows of a model, so that products can imitate them (`takes_norm`); four
+/// values a thread for narrower stretches, so that a head needs one warp.
+pub(crate) fn threads(width: u32) -> u32 {
+    if width >= 1024 { 1024 } else { (width / 4).next_multiple_of(32).max(32) }
+}
+
+/// Launches a norm of `stretches` stretches of `norm.width` values each.
+pub(crate) fn norm(device: &Device, kernel: &'static str, stretches: usize, norm: &Norm) -> Result<(), Error> {
+    device.launch(kernel, Grid::linear(stretches as u32, threads(norm.width)), norm)
+}
