@@ -67,10 +67,10 @@ pub struct DeviceOptions {
 #[non_exhaustive]
 pub enum DeviceError {
     /// `fast` was set, and the CPU computes.
-    #[error("a CPU has no faster kernels than the usual ones; this option is for GPUs")]
+    #[error("only GPUs have the kernels of `fast`, but the CPU was selected")]
     FastOnCpu,
     /// `compile_kernels` was set, and the CPU computes.
-    #[error("a CPU has no kernels to compile; this option is for GPUs")]
+    #[error("only the kernels of GPUs can be compiled with NVRTC, but the CPU was selected")]
     CompileOnCpu,
     /// The machine lacks the instruction set.
     #[error("this machine does not support {isa}; it supports {}", available.join(", "))]

@@ -100,7 +100,7 @@ fn plan(model: &GgufModel<'_>, scheme: QuantScheme, requantize: bool) -> Result<
         let wanted = if name.ends_with(".weight") { scheme.dtype(role) } else { DType::F32 };
         if dtype.is_quantized() && *dtype != wanted && !requantize {
             bail!(
-                "tensor {} is {dtype}: quantize starts from F32, F16 or BF16, or with --requantize from what is there",
+                "tensor {} is {dtype} already: use a model in F32, F16 or BF16, or --requantize to round it again",
                 escaped(name)
             );
         }

@@ -153,7 +153,7 @@ pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection
             choices(groups.values())
         ),
         (several, _) => bail!(
-            "{model} means {} GGUF models; name one as {}/{}:TAG (such as Q4_K_M) or by its file:\n{}",
+            "{model} matches {} GGUF models; name one as {}/{}:TAG (such as Q4_K_M) or by its file:\n{}",
             several.len(),
             model.owner,
             model.repo,

@@ -59,7 +59,9 @@ fn download(python: &Path, package: &PythonPackage, folder: &Path, screen: &Scre
     }
     let listed = fs::read_dir(folder).map_err(on_disk("read", folder))?;
     let archive = listed.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
-    archive.ok_or_else(|| Failure::remote(format!("pip left no archive of {requirement}")))
+    archive.ok_or_else(|| {
+        Failure::remote(format!("pip ended without an error but downloaded no archive of {requirement}"))
+    })
 }
 
 /// Returns the most informative line of pip's output: its last error line.

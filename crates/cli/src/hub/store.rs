@@ -265,7 +265,7 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     let refused = || format!("the manifest {} is damaged; delete it, and pull the model again", path.display());
     let size = fs::metadata(path).map_err(|error| disk_error("read", path, &error))?.len();
     if size > MAX_MANIFEST_BYTES {
-        bail!("{}: it has {size} bytes", refused());
+        bail!("{}: it has {size} bytes, expected at most {MAX_MANIFEST_BYTES}", refused());
     }
     let text = fs::read(path).map_err(|error| disk_error("read", path, &error))?;
     let manifest: Manifest = serde_json::from_slice(&text).with_context(refused)?;

@@ -20,8 +20,7 @@ pub(super) const DESCRIPTION: Description = Description {
     option: |p| if p.frequency_penalty != 0.0 { "frequency_penalty" } else { "presence_penalty" },
     short_setting,
     meaning: |_| {
-        "lowers the logits of tokens that the reply has used: by the first number for each time, by the second once"
-            .into()
+        "lowers the logits of tokens in the reply: by the first number for each occurrence, by the second once".into()
     },
     build: |p, _| Box::new(FrequencyPresence { frequency: p.frequency_penalty, presence: p.presence_penalty }),
 };

@@ -20,8 +20,8 @@ pub(super) const DESCRIPTION: Description = Description {
         if p.temperature == 0.0 {
             return "with one candidate left, there is nothing to draw".into();
         }
-        "a race: each candidate takes the time -ln(u)/p and the first home wins; its u is a random number \
-         fixed by seed, position and token"
+        "exponential race: each candidate takes the time -ln(u)/p and the shortest time wins; its u is a random \
+         number fixed by seed, position and token"
             .into()
     },
     build: |_, _| Box::new(WeightedDraw),
