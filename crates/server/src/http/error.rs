@@ -201,7 +201,7 @@ impl From<EngineError> for ApiError {
                 ApiError::field("max_tokens", format!("{error}; ask for fewer tokens or choices"))
             }
             EngineError::QueueFull { waiting } => {
-                let message = format!("{waiting} requests wait already; try again later");
+                let message = format!("the queue is full ({waiting} waiting); try again later");
                 ApiError::too_many("queue_full", message, RETRY_SOON_S)
             }
             EngineError::Stopped => ApiError::unavailable("engine_stopped", "the engine has stopped", 30),

@@ -135,7 +135,7 @@ fn read_texts(
     let path = fields.path(name);
     let Some(values) = fields.array(name, max_len)? else { return Ok(None) };
     let read = |value| match fields::string(&path, value, max_bytes)? {
-        text if text.is_empty() => Err(ApiError::field(&path, format!("{path}: an empty text breaks nothing"))),
+        text if text.is_empty() => Err(ApiError::field(&path, format!("{path}: expected a text that is not empty"))),
         text => Ok(text),
     };
     values.into_iter().map(read).collect::<Result<_, _>>().map(Some)
