@@ -10,7 +10,7 @@ use crate::kernels::rows::elementwise;
 use crate::memory::{floats, floats_mut, read};
 use crate::step::{self, RUN};
 
-/// Maximum bytes of the results of tiles that wait to be merged, unless one row has more.
+/// Maximum bytes of the results of tiles that are merged by a later kernel. One row may have more.
 const MAX_PARTIAL: usize = 256 << 20;
 
 /// Addresses of the keys and values of a step, and of its block tables.
@@ -43,8 +43,8 @@ impl Gpu {
         store.map_or(Ok(()), |store| store_kv::store(&self.device, rotate.num_rows as usize, store))
     }
 
-    /// The parameters of a kernel that rotates and stores and, for 8 bits, of one that stores afterwards: they are
-    /// rounded by groups of values, after all values of a group are rotated.
+    /// Returns the parameters of the kernel that rotates and stores. For 8 bits, also those of a second kernel that
+    /// stores: values are rounded in groups, after all values of a group are rotated.
     fn rotate_parameters(
         &mut self,
         call: RotateAndStore<'_>,

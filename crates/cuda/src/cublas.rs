@@ -25,12 +25,12 @@ pub(crate) struct CublasLt {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
     workspace: Buffer,
-    chosen: HashMap<Shape, Chosen>,
+    chosen: HashMap<ProductShape, ChosenAlgorithm>,
 }
 
 /// Everything that the choice of an algorithm for `out = W x + b` depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct ProductShape {
     pub(crate) rows: usize,
     pub(crate) outputs: usize,
     pub(crate) cols: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Addresses {
 
 /// Descriptors of a product and its algorithm. There are few, one for each shape, and they are never freed.
 #[derive(Clone, Copy)]
-struct Chosen {
+struct ChosenAlgorithm {
     product: sys::cublasLtMatmulDesc_t,
     weight: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
@@ -78,7 +78,7 @@ impl CublasLt {
         Ok(Some(CublasLt { device: device.clone(), handle, workspace, chosen: HashMap::new() }))
     }
 
-    pub(crate) fn multiply(&mut self, shape: Shape, addresses: Addresses) -> Result<(), Error> {
+    pub(crate) fn multiply(&mut self, shape: ProductShape, addresses: Addresses) -> Result<(), Error> {
         self.device.bind()?;
         let chosen = match self.chosen.get(&shape) {
             Some(chosen) => *chosen,
@@ -92,9 +92,9 @@ impl CublasLt {
     }
 
     /// Asks the library for an algorithm. It is column-major, so our rows are its columns: `out^T = (W^T)^T x^T`.
-    fn choose(&self, shape: Shape) -> Result<Chosen, result::CublasError> {
+    fn choose(&self, shape: ProductShape) -> Result<ChosenAlgorithm, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        let Shape { rows, outputs, cols, has_bias, is_f16 } = shape;
+        let ProductShape { rows, outputs, cols, has_bias, is_f16 } = shape;
         let half = if is_f16 { sys::cudaDataType::CUDA_R_16F } else { sys::cudaDataType::CUDA_R_16BF };
         let single = sys::cudaDataType::CUDA_R_32F;
         let product = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, single)?;
@@ -129,10 +129,10 @@ impl CublasLt {
             result::destroy_matmul_pref(preference)?;
             found?
         };
-        Ok(Chosen { product, weight, x, out, algorithm: found.algo })
+        Ok(ChosenAlgorithm { product, weight, x, out, algorithm: found.algo })
     }
 
-    fn launch(&self, chosen: &Chosen, is_f16: bool, addresses: Addresses) -> Result<(), result::CublasError> {
+    fn launch(&self, chosen: &ChosenAlgorithm, is_f16: bool, addresses: Addresses) -> Result<(), result::CublasError> {
         let at = |address: u64| address as *mut c_void;
         // The factors of product and output: on the host, or those that the rounding wrote on the device.
         let (one, zero) = (1.0f32, 0.0f32);

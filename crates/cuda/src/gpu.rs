@@ -29,11 +29,11 @@ pub(crate) struct Gpu {
     pub(crate) staging: Staging,
     pub(crate) expert_tables: on_device::Tables,
     pub(crate) arrivals: Arrivals,
-    /// For products whose bits may depend on the number of rows, under `--fast`.
+    /// Present under `--fast`: the bits of its products may depend on the number of rows.
     pub(crate) cublas: Option<CublasLt>,
 }
 
-/// Weights that are stored in another format than their file's, because there is no kernel for that one.
+/// Weights that are converted to another format, because there is no kernel for the format of their file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conversion {
     pub(crate) from: DType,
@@ -161,7 +161,8 @@ impl Gpu {
         Ok(address)
     }
 
-    /// `len` zeros with which the blocks of a launch count themselves; every launch leaves zeros behind.
+    /// Address of `len` counters, all zero, with which the blocks of a launch find out which of them ends last. Every
+    /// launch resets them to zero.
     pub(crate) fn counters(&mut self, len: usize) -> Result<u64, Error> {
         if self.counters.as_ref().is_none_or(|buffer| buffer.bytes() < 4 * len) {
             self.counters = None;

@@ -14,7 +14,7 @@ use crate::driver::Device;
 /// Numbers, or structures of numbers.
 ///
 /// # Safety
-/// Every pattern of bytes is a value of the type, zeros among them.
+/// Every pattern of bytes is a valid value of the type.
 pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 // SAFETY: a byte.

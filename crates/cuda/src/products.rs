@@ -1,16 +1,18 @@
-//! Matrix products with what surrounds them: the norm before, the gate or the sum after.
+//! Matrix products with fused prologue and epilogue: the norm before a product, the gate or the residual addition after
+//! it.
 //!
-//! A step of one or two rows is bound by the number of its launches as much as by its weights. So a product of few rows
-//! computes the norm that it reads, gates its results, or adds its result to the residual stream, in one launch. With
-//! many rows a BF16 product of gate and up gates its result, and a product whose columns are cut into slices leaves
-//! their sums to the norm that reads them. The bits are those of the separate kernels. Outside of a step every
-//! operation launches its separate kernel.
+//! In a step of one or two rows, launches take as much time as reading the weights. So one launch computes the norm,
+//! the product, and the gate or the addition to the residual stream. With many rows only two fusions remain: a BF16
+//! product of gate and up gates its result, and a product with split K (columns cut into slices) leaves the sums of its
+//! slices to the norm that reads them.
+//!
+//! The bits are those of the separate kernels. Outside of a step every operation launches its separate kernel.
 
 use pellucid_tensor::{
     Activation, DType, Error, GatedMlpCall, Input, Linear, Output, Pending, Residual, RmsNorm, Tensor,
 };
 
-use crate::cublas::{self, Addresses, Shape};
+use crate::cublas::{self, Addresses, ProductShape};
 use crate::driver::Buffer;
 use crate::gpu::{Gpu, Purpose};
 use crate::kernels::matmul::linear::{self, LinearProduct, MAX_PARTS, Maxima, SliceSums};
@@ -29,18 +31,18 @@ const MAX_FUSED_ROWS: usize = 2;
 #[derive(Debug, Default)]
 pub(crate) struct RowMaxima {
     buffer: Option<Buffer>,
-    /// Whether they are zeros, as the next gate needs them.
+    /// Whether the maxima are zeros. A product of gate and up needs zeros to find new maxima.
     pub(crate) are_clear: bool,
 }
 
-/// The last product of an operation, before it is complete. What follows it may be part of its launch.
+/// The last product of an operation. It is launched late if the operation after it may become its epilogue.
 enum LastProduct {
     Complete,
-    /// Of one or two rows, not launched yet.
+    /// A product of one or two rows, not launched yet.
     Fused(LinearProduct, DType),
     /// Gate and up of many rows, not launched yet.
     GatePair(LinearProduct, DType),
-    /// Launched; the sums of its slices are to be added up.
+    /// A launched product with split K. The sums of its slices are still to be added.
     Slices(LinearProduct),
 }
 
@@ -63,7 +65,8 @@ impl Gpu {
         self.linear_of(x, false, linear, out)
     }
 
-    /// `maxima_are_known` says that the largest magnitudes of the rows of x are in `row_maxima`.
+    /// Computes `out = W x + b`. `maxima_are_known` says that `row_maxima` holds the largest magnitudes of the rows of
+    /// x.
     fn linear_of(&mut self, x: &Tensor, maxima_are_known: bool, linear: &Linear, out: Output<'_>) -> Result<(), Error> {
         let (out, residual) = match out {
             Output::Rows(out) => (out, None),
@@ -98,7 +101,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Adds what is pending to the residual stream.
+    /// Adds the pending update to the residual stream.
     pub(crate) fn join(&mut self, residual: &mut Residual) -> Result<(), Error> {
         let Residual { hidden, update, pending } = residual;
         match std::mem::take(pending) {
@@ -186,8 +189,8 @@ impl Gpu {
         Ok(x)
     }
 
-    /// The rows of an input, and the norm that is still to be computed to get them: by the product that reads them, or
-    /// before it.
+    /// Returns the rows of an input. If a norm comes back too, the rows are not computed yet: the norm has to be fused
+    /// into the product that reads them, or launched before it.
     fn prepare<'a>(&mut self, input: Input<'a>) -> Result<(&'a Tensor, Option<Norm>), Error> {
         match input {
             Input::Rows(x) => Ok((x, None)),
@@ -224,19 +227,19 @@ impl Gpu {
         Ok(None)
     }
 
-    /// RMSNorm over each stretch of `weight.len()` values.
+    /// Computes the RMSNorm of each group of `weight.len()` values: of a row, or of a head.
     pub(crate) fn rms_norm(&mut self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
         let left = self.norm_for_product(x, norm_of(weight, None, eps), out)?;
         self.launch_norm(left, out.rows())
     }
 
-    /// Launches a norm of whole rows without an operand: products of one or two rows make their own.
+    /// Launches a norm of whole rows, if there is one. Writes no operand: products of one or two rows make their own.
     fn launch_norm(&self, norm: Option<Norm>, num_rows: usize) -> Result<(), Error> {
         norm.map_or(Ok(()), |norm| norm::norm(&self.device, "rms_norm", num_rows, &norm))
     }
 
-    /// Launches a norm; `norm` has everything but the addresses of what is read and written. Writes the operand of
-    /// `out` too if a product is known to read it.
+    /// Launches `norm`, whose addresses of input and output are not set yet. Writes the operand of `out` too if a
+    /// product is known to read it.
     pub(crate) fn norm(&self, kernel: &'static str, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
         assert!(out.cols().is_multiple_of(norm.width as usize));
         let mut norm = Norm { x, out: floats_mut(out), ..norm };
@@ -249,9 +252,9 @@ impl Gpu {
         norm::norm(&self.device, kernel, out.len() / norm.width as usize, &norm)
     }
 
-    /// Products of the rows of x, or of `norm`, with several matrices: those of one format at once. All are launched
-    /// but the last, which is complete or waits for what follows it. `are_gated` says that they are the first two maps
-    /// of a gated MLP.
+    /// Multiplies the rows of x, or of `norm`, with several matrices, those of one format in one launch. Every product
+    /// but the last is launched; the last is returned, because it may get an epilogue. `are_gated` says that the maps
+    /// are gate and up of a gated MLP.
     fn products(
         &mut self,
         x: &Tensor,
@@ -274,7 +277,8 @@ impl Gpu {
         Ok(last)
     }
 
-    /// Products with matrices of one format, after those of another.
+    /// Multiplies with matrices of one format. `before` is the product with the previous format, which is completed or
+    /// launched together with this one.
     fn products_of_format(
         &mut self,
         x: &Tensor,
@@ -327,7 +331,7 @@ impl Gpu {
         Ok(left.map_or(LastProduct::Complete, LastProduct::Slices))
     }
 
-    /// Whether a product can be fused with what surrounds it.
+    /// Whether a product can have a fused prologue and epilogue.
     fn can_fuse(&self, product: &LinearProduct, dtype: DType) -> bool {
         // `linear_few` makes the operands of rows one after the other, which costs more than launches.
         let pays = product.num_rows == 1 || few_rows_ring::serves(&self.device, dtype, product);
@@ -336,8 +340,8 @@ impl Gpu {
             && linear::makes_operand(product.cols as usize)
     }
 
-    /// Launches a product together with the one before it, which has the same input in another format. Returns whether
-    /// it did.
+    /// Launches a product together with the one before it, which has the same input in another format. Returns false,
+    /// and launches nothing, if no kernel can.
     fn launch_both(&mut self, before: &LastProduct, (second, dtype): (&LinearProduct, DType)) -> Result<bool, Error> {
         let LastProduct::Fused(first, first_type) = before else { return Ok(false) };
         let Some(both) = first.with(second) else { return Ok(false) };
@@ -349,7 +353,7 @@ impl Gpu {
         Ok(launched)
     }
 
-    /// Completes a product that nothing is fused with.
+    /// Completes a product without an epilogue.
     fn complete(&mut self, last: LastProduct) -> Result<(), Error> {
         match last {
             LastProduct::Complete => Ok(()),
@@ -365,8 +369,9 @@ impl Gpu {
         }
     }
 
-    /// Launches a product of one or two rows. A gated one finds the largest magnitudes of its rows if they are clear,
-    /// which is what it returns; the product after it knows them; any other product clears them.
+    /// Launches a product of one or two rows. What it does with `row_maxima`: a gated product finds the maxima of its
+    /// rows, if they are clear; the product after it uses them (`are_known`); any other product clears them. Returns
+    /// whether maxima were found.
     fn launch_fused(&mut self, mut product: LinearProduct, dtype: DType, are_known: bool) -> Result<bool, Error> {
         let RowMaxima { buffer, are_clear } = &mut self.row_maxima;
         let address = match buffer {
@@ -385,7 +390,7 @@ impl Gpu {
         Ok(finds)
     }
 
-    /// The operand of an activation for weights of a format, made now unless it is there.
+    /// Returns the operand of an activation for weights of a format; makes it if it is missing or outdated.
     pub(crate) fn operand(&self, x: &Tensor, dtype: DType) -> Result<Operand, Error> {
         let (rows, cols) = (x.rows(), x.cols());
         let (operand, must_fill) = memory(x).operand_for(&self.device, rows, cols, dtype == DType::BF16)?;
@@ -395,7 +400,8 @@ impl Gpu {
         Ok(operand)
     }
 
-    /// Products by cuBLASLt. Returns false where it does not serve.
+    /// Multiplies with cuBLASLt. Returns false, and does nothing, without the library, with few rows, or if a weight
+    /// has no plain copy.
     fn cublas_products(&mut self, x: &Tensor, maps: &mut [Map<'_, '_>]) -> Result<bool, Error> {
         let (rows, cols) = (x.rows(), x.cols());
         let serves = self.cublas.is_some() && rows >= cublas::LEAST_ROWS;
@@ -409,18 +415,18 @@ impl Gpu {
             true => FastRows { x: floats(x), out: rounded, scalars, len: x.len() as u64 }.launch(&self.device)?,
             false => elementwise::round(&self.device, floats(x), x.len(), rounded)?,
         }
-        let cublas = self.cublas.as_mut().expect("looked at above");
+        let cublas = self.cublas.as_mut().expect("checked above");
         for (linear, out) in maps {
             let bias = linear.bias.as_ref().map_or(0, floats);
-            let weight = memory(&linear.weight).plain.as_ref().expect("looked for above").address();
-            let shape = Shape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0, is_f16 };
+            let weight = memory(&linear.weight).plain.as_ref().expect("checked above").address();
+            let shape = ProductShape { rows, outputs: linear.weight.rows(), cols, has_bias: bias != 0, is_f16 };
             cublas.multiply(shape, Addresses { x: rounded, weight, bias, out: floats_mut(out), scalars })?;
         }
         Ok(true)
     }
 }
 
-/// The product behind partial sums of this backend.
+/// The product whose slices `sums` stands for.
 fn product_of(sums: &(dyn std::any::Any + Send)) -> &LinearProduct {
     sums.downcast_ref().expect("partial sums of the CUDA backend")
 }

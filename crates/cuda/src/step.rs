@@ -28,11 +28,11 @@ const MAX_RECORDINGS: usize = 256;
 pub(crate) struct Current {
     /// (address of the slice, its length, address of its copy)
     tables: Vec<(usize, usize, u64)>,
-    /// The spans that the row tables were made from, and the address of those.
+    /// The spans that the row tables were made from: address, length, and the address of the row tables.
     spans: Option<(usize, usize, u64)>,
-    /// The tokens of its rows, likewise.
+    /// The tokens of the step's rows: address of the slice, its length, address of its copy.
     ids: Option<(usize, usize, u64)>,
-    /// The queries for digests of its logits, likewise.
+    /// The digest queries of the step's logits: address of the slice, its length, address of its copy.
     queries: Option<(usize, usize, u64)>,
     pub(crate) is_recording: bool,
 }
@@ -84,7 +84,7 @@ enum Recording {
     /// The step ran once, so that every buffer it needs has its size.
     Seen,
     Ready(Graph),
-    /// Some operation needs the host.
+    /// An operation of the step needs the host, so that the step cannot be recorded.
     Impossible,
 }
 
@@ -99,7 +99,7 @@ struct Recordings {
 #[derive(Debug)]
 struct Entry {
     recording: Recording,
-    /// The number of the step.
+    /// Number of the step that used the recording last.
     last_used: u64,
 }
 

@@ -63,14 +63,14 @@ pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, mut out: Output<'_>
 }
 
 /// The rows of each expert, one expert after the other, with their weights.
-struct Chosen {
+struct RowsByExpert {
     /// All rows, then the bits of all weights, in one upload.
     rows_and_weights: Vec<u32>,
     /// The range of the rows of each expert.
     ranges: Vec<Range<usize>>,
 }
 
-/// Selects experts for every row, in ascending order; their weights come after all of them.
+/// Selects the experts of every row, in ascending order. The result has all selected experts, then all their weights.
 pub(crate) fn route(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
@@ -88,18 +88,18 @@ pub(crate) fn route(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error> 
     Ok(route)
 }
 
-fn choose(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Chosen, Error> {
+fn choose(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<RowsByExpert, Error> {
     let (route, num_selected) = (route(gpu, mlp)?, mlp.routing.num_selected);
     let len = mlp.x.rows() * num_selected;
     let mut found = vec![0u32; 2 * len];
     gpu.device.download(route.experts, &mut found)?;
     let (experts, weights) = found.split_at(len);
-    // By expert, and within one by row.
+    // Sorted by expert, then by row.
     let mut order: Vec<usize> = (0..len).collect();
     order.sort_by_key(|&i| experts[i]);
     let starts = |expert: usize| order.partition_point(|&i| (experts[i] as usize) < expert);
     let rows = order.iter().map(|&i| (i / num_selected) as u32);
-    Ok(Chosen {
+    Ok(RowsByExpert {
         ranges: (0..mlp.experts.len()).map(|expert| starts(expert)..starts(expert + 1)).collect(),
         rows_and_weights: rows.chain(order.iter().map(|&i| weights[i])).collect(),
     })

@@ -120,7 +120,7 @@ fn launch_items(
     of_items(down, x).launch(device, kind.down, num_items)
 }
 
-/// Gate and up of all rows; the pairs are still to be set.
+/// The product with gate and up of all rows. The pairs (row, expert) are still to be set.
 fn gated_product(mlp: &ExpertMlp<'_>, kind: Kind, table: u64, gated: u64) -> ExpertProduct {
     let hidden = mlp.x.cols();
     ExpertProduct {
@@ -141,7 +141,7 @@ fn gated_product(mlp: &ExpertMlp<'_>, kind: Kind, table: u64, gated: u64) -> Exp
     }
 }
 
-/// Down of the output of gate and up, for the same pairs.
+/// The product with down of the output of gate and up, for the same pairs.
 fn down_product(gated: ExpertProduct, kind: Kind, hidden: usize, down: u64) -> ExpertProduct {
     ExpertProduct {
         x_plain: gated.out,

@@ -17,11 +17,11 @@ macro_rules! decode_kernels {
     };
 }
 
-/// By storage (from F16 on) and head.
+/// Kernel names by storage, from F16 on, and by head size.
 const TILE: [[&str; 3]; 3] = decode_kernels!("tile": "f16", "bf16", "q8");
 const SHARE: [[&str; 3]; 3] = decode_kernels!("share": "f16", "bf16", "q8");
 const ALL: [[&str; 3]; 2] = decode_kernels!("all": "f16", "bf16");
-/// Not for the largest head.
+/// Kernel names by storage and head size; there are none for the largest head size.
 const TEAMS: [[&str; 2]; 3] = [
     ["decode_teams_f16_64", "decode_teams_f16_128"],
     ["decode_teams_bf16_64", "decode_teams_bf16_128"],

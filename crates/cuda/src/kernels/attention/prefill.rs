@@ -45,8 +45,9 @@ pub(crate) const KERNELS: &[&str] = &[
     "flash_bf16_256",
 ];
 
-/// Indices in [`KERNELS`] at which families begin: by storage and the logarithm of the heads; for 16 bits by storage
-/// and head; then those of heads of 256, by storage.
+/// Indices in [`KERNELS`] at which families begin. `PLAIN`: by storage and log2 of the heads that a block takes.
+/// `CHUNK`: tensor-core kernels for 16 bits, by storage and head size. `CHUNK_LARGE`: those for heads of 256, by
+/// storage.
 const PLAIN: usize = 0;
 const CHUNK: usize = 16;
 const CHUNK_LARGE: usize = 32;

@@ -36,7 +36,7 @@ const MORE: usize = 32;
 /// Bytes of `ExpertItem`.
 pub(crate) const ITEM_BYTES: usize = 12;
 
-/// How pairs are grouped into items.
+/// How pairs (row, expert) are grouped into items, each of which has rows of one expert.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Items {
     /// Maximum rows of an item.
@@ -142,7 +142,7 @@ pub(crate) fn stay_pairs(device: &Device, num_rows: usize, num_pairs: usize, num
     (num_rows == 1 || num_pairs * 4 <= num_experts) && pair_bytes(cols) + 4096 <= device.shared_limit as usize
 }
 
-/// The rows that a block takes.
+/// The unit of work of a block.
 #[derive(Debug, Clone, Copy)]
 enum Take {
     Item,

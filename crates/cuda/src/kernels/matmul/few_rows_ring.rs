@@ -53,9 +53,9 @@ const WARPS: u32 = 16;
 /// Stages of the rings of `stream_rows_*`.
 const FEW_STAGES: u32 = 3;
 
-/// A way to launch a product.
+/// The kernel variant and the distribution of a launch.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct LaunchPlan {
     kernel: &'static str,
     /// Whether its rings are the deepest that fit beside one or two rows.
     is_deep: bool,
@@ -64,16 +64,16 @@ struct Shape {
     shared_bytes: u32,
 }
 
-/// Returns the best way that fits. With many tiles and few rows each warp takes whole tiles; otherwise each slice of a
-/// tile has a warp, with the deepest rings that fit.
-fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<Shape> {
+/// Returns the fastest launch plan that fits into shared memory. With many tiles and few rows each warp takes whole
+/// tiles; otherwise each slice of a tile has a warp, with the deepest rings that fit.
+fn choose(device: &Device, dtype: DType, product: &LinearProduct) -> Option<LaunchPlan> {
     let Family { first_kernel, stages: deep, stage_bytes, .. } = family(dtype)?;
     let LinearProduct { num_rows, slices, num_tiles, .. } = *product;
     let shape = |kind: usize, stages: u32, spread: u32| {
-        // The rows of x, and two sets of sums for every slice of every tile under way.
+        // The rows of x, and two sets of sums for every slice of the tiles that a block works on.
         let rows_bytes = num_rows * (product.x.pitch * 2 + 16 + 2 * (WARPS / spread) * slices * 16 * 4);
         let shared_bytes = WARPS * stages * stage_bytes + rows_bytes;
-        Shape { kernel: KERNELS[first_kernel + kind], is_deep: kind == 0, spread, shared_bytes }
+        LaunchPlan { kernel: KERNELS[first_kernel + kind], is_deep: kind == 0, spread, shared_bytes }
     };
     let has_many_tiles = num_rows <= 2 && num_tiles / 2 >= 4 * device.num_multiprocessors();
     let alone = has_many_tiles.then(|| shape(0, deep, 1));
@@ -125,7 +125,7 @@ pub(crate) fn launch_two(
         return Ok(false);
     }
     let shapes = choose(device, first_type, first).zip(choose(device, second_type, second));
-    let same = |(a, b): &(Shape, Shape)| (a.is_deep, a.spread) == (b.is_deep, b.spread);
+    let same = |(a, b): &(LaunchPlan, LaunchPlan)| (a.is_deep, a.spread) == (b.is_deep, b.spread);
     let Some((first_shape, second_shape)) = shapes.filter(same) else { return Ok(false) };
     // All blocks run at once: minimise the bytes of the block that reads most.
     let (blocks, items) = (device.num_multiprocessors(), [first.num_tiles / 2, second.num_tiles / 2]);

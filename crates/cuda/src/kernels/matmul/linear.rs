@@ -18,7 +18,7 @@ use crate::kernels::{GROUP_COLS, Operand};
 /// Matrices of one format with the same input that one launch multiplies.
 pub(crate) const MAX_PARTS: usize = 3;
 
-/// Number of tiles whose weights are adjacent, and of their outputs.
+/// Number of tiles whose weights are adjacent in memory, and the number of their outputs.
 const SIDE: u32 = 8;
 const TILE_ROWS: u32 = 16 * SIDE;
 
@@ -74,8 +74,8 @@ impl SliceSums {
     pub(crate) const NONE: SliceSums = SliceSums { sums: 0, scales: 0, bias: 0, stride: 0, pitch: 0, count: 0 };
 }
 
-/// Number of slices into which the columns are cut. It depends on their number alone, because it fixes the order of the
-/// sums.
+/// Number of slices of a product with split K. It depends on the number of columns alone, because it fixes the order of
+/// the sums.
 fn slices(cols: usize) -> u32 {
     match cols.div_ceil(256) {
         0..2 => 1,
@@ -197,7 +197,7 @@ impl LinearProduct {
         self.is_gated != 0
     }
 
-    /// Adds the one result to the rows at `residual` too.
+    /// Also adds the result, which must be the only one, to the rows at `residual`.
     pub(crate) fn add_to(&mut self, residual: u64) {
         assert!(self.num_parts == 1 && self.is_gated == 0);
         self.residual = residual;
@@ -250,13 +250,13 @@ impl LinearProduct {
         }
     }
 
-    /// Adds up the slices that are left.
+    /// Launches the addition of the sums of slices.
     pub(crate) fn combine(&self, device: &Device) -> Result<(), Error> {
         let vectors = self.num_rows as usize * self.num_tiles as usize * 4;
         device.launch("linear_combine", Grid::items(vectors, 256), self)
     }
 
-    /// The sums of slices that are left, if there is one matrix.
+    /// Returns the sums of slices that are still to be added, if there is one matrix.
     pub(crate) fn slice_sums(&self) -> Option<SliceSums> {
         let pitch = self.num_tiles * 16;
         let fits = self.workspace != 0 && self.num_parts == 1;

@@ -14,7 +14,7 @@ pub(crate) struct Norm {
     pub(crate) x: u64,
     /// Added to x first; 0 for none.
     pub(crate) y: u64,
-    /// Or the sums of slices of a product, added to x first.
+    /// Sums of the slices of a product with split K, added to x first in place of `y`.
     pub(crate) slices: SliceSums,
     pub(crate) weight: u64,
     pub(crate) bias: u64,
@@ -25,13 +25,13 @@ pub(crate) struct Norm {
     pub(crate) operand: Operand,
 }
 
-/// Threads of a block: the maximum for the rows of a model, so that products can imitate them (`takes_norm`); four
-/// values a thread for narrower stretches, so that a head needs one warp.
+/// Threads of a block: the maximum for whole rows, so that fused products can add in the same order (`takes_norm`); for
+/// narrower groups one for every four values, so that a head needs one warp.
 pub(crate) fn threads(width: u32) -> u32 {
     if width >= 1024 { 1024 } else { (width / 4).next_multiple_of(32).max(32) }
 }
 
-/// Launches a norm of `stretches` stretches of `norm.width` values each.
-pub(crate) fn norm(device: &Device, kernel: &'static str, stretches: usize, norm: &Norm) -> Result<(), Error> {
-    device.launch(kernel, Grid::linear(stretches as u32, threads(norm.width)), norm)
+/// Launches a norm of `num_groups` groups of `norm.width` values each: rows, or heads.
+pub(crate) fn norm(device: &Device, kernel: &'static str, num_groups: usize, norm: &Norm) -> Result<(), Error> {
+    device.launch(kernel, Grid::linear(num_groups as u32, threads(norm.width)), norm)
 }
