@@ -1,11 +1,11 @@
-//! The number formats that a tensor can hold, plain and quantized.
+//! The number formats of tensors, unquantized and quantized.
 //!
-//! A quantized format stores a row as blocks: `block_len` numbers in `block_bytes` bytes. A plain format is a block of
-//! one. The layouts themselves live in [`crate::quant`].
+//! A quantized format stores a row as blocks: `block_len` values in `block_bytes` bytes. An unquantized format is a
+//! block of one. [`crate::quant`] holds the layouts.
 
 use std::fmt;
 
-/// How the numbers of a tensor are stored.
+/// The format in which the values of a tensor are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(non_camel_case_types)]
 pub enum DType {
@@ -48,7 +48,7 @@ impl DType {
         DType::MXFP4,
     ];
 
-    /// Numbers in a block; a row's length is a multiple of it. Never zero.
+    /// Values in a block; a row's length is a multiple of it. Never zero.
     pub const fn block_len(self) -> usize {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
@@ -77,7 +77,7 @@ impl DType {
         }
     }
 
-    /// Bytes of `len` numbers, or `None` when `len` is not whole blocks or the product overflows.
+    /// Bytes of `len` values, or `None` when `len` is not whole blocks or the product overflows.
     pub fn bytes_for(self, len: usize) -> Option<usize> {
         if !len.is_multiple_of(self.block_len()) {
             return None;

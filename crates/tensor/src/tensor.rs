@@ -5,15 +5,15 @@ use std::fmt;
 
 use crate::DType;
 
-/// Bytes on some device. Each backend has its own type, which it finds by downcasting; no other code can look inside.
+/// Bytes on some device. Each backend has its own type and finds it again by downcasting; no other code can access it.
 pub trait Memory: Any + Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
-/// A matrix of `rows` x `cols` numbers, row-major; a vector is a matrix of one row.
+/// A matrix of `rows` x `cols` values, row-major; a vector is a matrix of one row.
 ///
-/// Transformers need no more than two dimensions at this boundary: heads are stretches of a row, layers and experts are
+/// Transformers need no more than two dimensions at this boundary: heads are ranges of a row, layers and experts are
 /// separate tensors, and the blocks of the KV memory are rows.
 #[derive(Debug)]
 pub struct Tensor {
@@ -24,7 +24,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// For backends: `memory` holds at least `rows * cols` numbers of `dtype`.
+    /// For backends: `memory` holds at least `rows * cols` values of `dtype`.
     pub fn new(dtype: DType, rows: usize, cols: usize, memory: Box<dyn Memory>) -> Self {
         Tensor { dtype, rows, cols, memory }
     }

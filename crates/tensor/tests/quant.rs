@@ -1,5 +1,5 @@
-//! Every block format against the values of the reference dequantizer, bit for bit. `fixtures/make_quant_fixtures.py`
-//! made them.
+//! Every block format against the values of the reference dequantizer, bit for bit. They are made by
+//! `fixtures/make_quant_fixtures.py`.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn a_block_decodes_alone_as_it_does_in_a_row() {
     }
 }
 
-/// Encoding what was decoded gives numbers within half a step, and exactly the same for the plain formats.
+/// Encoding what was decoded gives values within half a step, and exactly the same ones for the unquantized formats.
 #[test]
 fn what_was_encoded_decodes_to_the_nearest() {
     let x: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.137 * (1 + i / 32) as f32).collect();
@@ -68,7 +68,7 @@ fn what_was_encoded_decodes_to_the_nearest() {
     }
 }
 
-/// Roughly normal numbers, as weights are.
+/// Roughly normally distributed values, as weights are.
 fn normals(len: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = || {
@@ -86,9 +86,9 @@ fn recoded(dtype: DType, x: &[f32]) -> Vec<f32> {
     found
 }
 
-/// The error of each encoder on normal numbers, as a share of their size: as good as the format allows, and no better,
-/// which would mean that the comparison is broken. The ranges hold what llama.cpp's quantizer leaves on the same
-/// distribution.
+/// The error of each encoder on normally distributed values, relative to their magnitude, is in the range that the
+/// format allows; a smaller one would mean that the comparison is broken. The ranges contain the error of llama.cpp's
+/// quantizer on the same values.
 #[test]
 fn encoders_leave_the_error_that_their_format_allows() {
     let x = normals(64 * 256);
@@ -111,7 +111,7 @@ fn encoders_leave_the_error_that_their_format_allows() {
     }
 }
 
-/// Zeros, one number among zeros, all alike, all negative, very small and large: nothing is lost beyond the format's
+/// Zeros, one value among zeros, all equal, all negative, very small and large: nothing is lost beyond the format's
 /// step.
 #[test]
 fn encoders_take_odd_blocks() {
@@ -123,8 +123,8 @@ fn encoders_take_odd_blocks() {
         for x in &cases {
             let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
             for (x, found) in x.iter().zip(recoded(dtype, x)) {
-                // Four bits: half of a fifteenth of the range, which may be twice the largest number; scales are
-                // rounded once more.
+                // Four bits: half of a fifteenth of the range, which may be twice the largest value; scales are rounded
+                // too.
                 let bound = largest * 0.14 + 1e-7;
                 assert!((x - found).abs() <= bound, "{dtype}: {x} became {found} in a block up to {largest}");
             }
@@ -132,7 +132,7 @@ fn encoders_take_odd_blocks() {
     }
 }
 
-/// Every format accepts an empty tensor, and refuses an empty side beside one that is not: values that were never
+/// Every format accepts an empty tensor, and refuses one empty argument with one that is not: values that were never
 /// written would pass for decoded ones.
 #[test]
 fn only_no_bytes_decode_to_no_values() {

@@ -143,11 +143,11 @@ pub struct GatedMlp {
     pub down: Linear,
 }
 
-/// The residual stream of a step, and an update that has yet to be added to it.
+/// The residual stream of a step, and an update that is still to be added to it.
 ///
-/// A device adds an update where that costs least: with the product that computes it, or with the norm that reads the
-/// sum. So a product that goes to the stream leaves `pending` behind, and [`Input::Joined`] or
-/// [`Backend::join`](crate::Backend::join) completes the sum.
+/// A device adds an update where that costs least: in the epilogue of the product that computes it, or in the norm that
+/// reads the sum. A product with [`Output::Residual`] therefore sets `pending`, and [`Input::Joined`] or
+/// [`Backend::join`](crate::Backend::join) adds the update.
 #[derive(Debug)]
 pub struct Residual {
     /// `[rows][hidden]`
@@ -157,7 +157,7 @@ pub struct Residual {
     pub pending: Pending,
 }
 
-/// The part of an update that has yet to be added to a residual stream.
+/// The part of an update that is still to be added to a residual stream.
 #[derive(Debug, Default)]
 pub enum Pending {
     /// None: `hidden` is complete.
@@ -174,9 +174,9 @@ pub enum Pending {
 pub enum Input<'a> {
     /// These rows.
     Rows(&'a Tensor),
-    /// The RMSNorm of `x`, which is written to `normed`.
+    /// The RMSNorm of `x`; it is also written to `normed`.
     Normed { x: &'a Tensor, weight: &'a Tensor, eps: f32, normed: &'a mut Tensor },
-    /// The RMSNorm of the residual stream after its pending update was added, which is written to `normed`.
+    /// The residual stream: its pending update is added, and the RMSNorm of the sum is written to `normed` and used.
     Joined { residual: &'a mut Residual, weight: &'a Tensor, eps: f32, normed: &'a mut Tensor },
 }
 
@@ -185,12 +185,12 @@ pub enum Input<'a> {
 pub enum Output<'a> {
     /// These rows.
     Rows(&'a mut Tensor),
-    /// The residual stream, with no update pending. What its `update` holds afterwards is unspecified.
+    /// The residual stream, which must have no pending update. The contents of its `update` are unspecified afterwards.
     Residual(&'a mut Residual),
 }
 
 impl<'a> Output<'a> {
-    /// Returns the tensor to write, for a backend that leaves the sum to whoever reads the stream.
+    /// Returns the tensor to write, for a backend that leaves the addition to the operation that reads the stream.
     pub fn rows(self) -> &'a mut Tensor {
         match self {
             Output::Rows(rows) => rows,
@@ -220,7 +220,8 @@ pub struct GatedMlpCall<'a> {
     /// Work areas for the outputs of the maps `gate` and `up`.
     pub gate: &'a mut Tensor,
     pub up: &'a mut Tensor,
-    /// Whether the result goes to the residual stream, or stops in its `update` because a norm is applied to it first.
+    /// Whether the result is added to the residual stream. Otherwise it is written to `update`, because a norm is
+    /// applied to it first.
     pub adds_to_stream: bool,
 }
 

@@ -1,14 +1,14 @@
 //! [`Backend`]: the operations that a transformer needs of a device.
 //!
 //! Every operation writes into an output that the caller owns. A row of an output depends on the same row of the inputs
-//! alone (and, for attention, on the keys and values at its own and earlier positions): the number of rows and the
-//! other rows play no part in the arithmetic of one. This is what makes results batch invariant; a backend that cannot
-//! keep to it says so.
+//! alone (and, for attention, on the keys and values at its own and earlier positions), not on the number of rows or on
+//! other rows. That makes results batch invariant. A backend without this property says so in its
+//! [`Backend::description`].
 //!
-//! Operations that a device can do in fewer launches are stated together: [`Input::Joined`] and [`Input::Normed`] (a
-//! norm and the linear maps that read it), [`Output::Residual`] (a linear map and the sum that its result goes into),
-//! [`Backend::gated_mlp`] and [`Backend::attend`]. Each has a default implementation by the separate operations, which
-//! gives the same bits.
+//! Operations that a device can fuse into fewer launches are one operation here: [`Input::Joined`] and
+//! [`Input::Normed`] (a norm and the linear maps that read it), [`Output::Residual`] (a linear map and the sum that its
+//! result goes into), [`Backend::gated_mlp`] and [`Backend::attend`]. Each has a default implementation by the separate
+//! operations, which gives the same bits.
 //!
 //! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
 
@@ -26,14 +26,14 @@ use std::fmt;
 
 use crate::{DType, Tensor};
 
-/// A failure of a device whose operations are used as intended.
+/// A failure of a device, not of the caller: a wrong shape panics instead.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("out of memory on {device}: {bytes} bytes were asked for")]
+    #[error("out of memory on {device}: {bytes} bytes were requested")]
     OutOfMemory { device: String, bytes: usize },
     #[error("{device} failed in {operation}: {reason}")]
     Device { device: String, operation: &'static str, reason: String },
-    /// The device's memory is lost, and it will do nothing more for this process.
+    /// The device's memory is lost, and every later operation of this process fails.
     #[error("{device} was lost in {operation}: {reason}")]
     Lost { device: String, operation: &'static str, reason: String },
 }
@@ -92,12 +92,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Bytes that can still be allocated; `None` if the system does not say.
     fn free_memory(&self) -> Option<u64>;
-    /// Measures the bytes a second that the device reads from a buffer of `size` bytes: the bound of decoding.
+    /// Measures the bytes per second that the device reads from a buffer of `size` bytes: the limit of decode speed.
     fn read_bandwidth(&self, size: usize) -> Result<f64, Error>;
 
     // Memory.
 
-    /// Allocates host memory for `len` values of the kind that the device copies into fastest.
+    /// Allocates host memory for `len` values: pinned memory if the device copies into that faster.
     fn host_floats(&self, len: usize) -> Result<Box<dyn HostFloats>, Error> {
         Ok(Box::new(vec![0.0; len]))
     }

@@ -1,9 +1,8 @@
-//! Rounding to the quantized formats: which scale, which minimum, which integers.
+//! Rounding to the quantized formats: the choice of scale, minimum and integers.
 //!
-//! The formats of 32 take the scale that the largest number needs. The K formats look for the scale, and the minimum
-//! where they have one, that leave the least squared error, each number weighted by its size; the method and its
-//! constants are those that llama.cpp publishes, so that files made here are as good as its own. Numbers are expected
-//! to be finite.
+//! The formats of 32 values use the scale that the largest value needs. The K formats search the scale, and the minimum
+//! if they have one, with the least squared error, each value weighted by its magnitude; the method and its constants
+//! are those that llama.cpp publishes, so that files made here are as good as its own. Values must be finite.
 
 use super::{BlockEncoder, BlockFormat, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, f16_to_f32, f32_to_f16};
 
@@ -41,8 +40,7 @@ impl BlockEncoder for Q5_1 {
     }
 }
 
-/// `x = d (q - half)`: d is such that the number of largest magnitude is -half steps, of which there is one more than
-/// on the other side.
+/// `x = d (q - half)`: d makes the value of largest magnitude -half steps, because there is one more step on that side.
 fn symmetric(x: &[f32], half: u8) -> ([u8; 2], [u8; 32]) {
     let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
     let d = largest / -f32::from(half);
@@ -51,7 +49,7 @@ fn symmetric(x: &[f32], half: u8) -> ([u8; 2], [u8; 32]) {
     (f32_to_f16(d).to_le_bytes(), std::array::from_fn(|i| steps(x[i])))
 }
 
-/// `x = d q + m`: m is the smallest number, and d such that the largest is `max_q` steps.
+/// `x = d q + m`: m is the smallest value, and d makes the largest one `max_q` steps.
 fn from_minimum(x: &[f32], max_q: u8) -> ([u8; 4], [u8; 32]) {
     let (low, high) = x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
     let d = (high - low) / f32::from(max_q);
@@ -61,7 +59,7 @@ fn from_minimum(x: &[f32], max_q: u8) -> ([u8; 4], [u8; 32]) {
     ([a, b, c, d], std::array::from_fn(|i| steps(x[i])))
 }
 
-/// Low halves of bytes from the first 16 numbers, high halves from the others.
+/// Low halves of bytes from the first 16 values, high halves from the others.
 fn pack_nibbles(q: &[u8; 32], out: &mut [u8]) {
     for j in 0..16 {
         out[j] = q[j] & 0x0f | q[j + 16] << 4;
@@ -73,7 +71,7 @@ fn pack_fifth_bits(q: &[u8; 32], out: &mut [u8]) {
     out.copy_from_slice(&bits.to_le_bytes());
 }
 
-/// The scales that are tried for a sub-block: `(max_q + first + step * i) / range`.
+/// The scales that are tried for a sub-block, as inverses: `(max_q + first + step * i) / range`.
 struct Search {
     max_q: f32,
     first: f32,
@@ -82,7 +80,7 @@ struct Search {
 
 const FOUR_BITS: Search = Search { max_q: 15.0, first: -1.0, num_tries: 21 };
 const FIVE_BITS: Search = Search { max_q: 31.0, first: -0.5, num_tries: 16 };
-/// Distance of two tries.
+/// Distance between two tries.
 const TRY_STEP: f32 = 0.1;
 
 impl BlockEncoder for Q4_K {
@@ -114,11 +112,11 @@ impl BlockEncoder for Q5_K {
     }
 }
 
-/// 256 numbers as eight sub-blocks with a scale and a minimum each.
+/// 256 values as eight sub-blocks with a scale and a minimum each.
 struct SubBlocks {
     d: u16,
     dmin: u16,
-    /// Six bits each, packed as the formats want them.
+    /// Six bits each, packed as the formats store them.
     scales: [u8; 12],
     q: [u8; 256],
 }
@@ -149,7 +147,7 @@ impl SubBlocks {
     }
 }
 
-/// The inverse of what the decoder of Q4_K and Q5_K reads.
+/// Packs scales and minimums as the decoder of Q4_K and Q5_K reads them.
 fn pack_scales(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
     for s in 0..4 {
@@ -168,8 +166,8 @@ struct Affine {
 }
 
 impl Affine {
-    /// The best of several tries. Each rounds by one scale, then solves for the scale and minimum that suit those
-    /// integers best; the next one rounds from the best minimum so far.
+    /// Returns the best of several tries. Each rounds by one scale, then solves for the best scale and minimum of those
+    /// integers; the next try rounds from the best minimum so far.
     fn fit(x: &[f32], search: &Search) -> Affine {
         let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
         let weights: [f32; 32] = std::array::from_fn(|i| mean_square.sqrt() + x[i].abs());
@@ -223,7 +221,7 @@ impl BlockEncoder for Q6_K {
         let fits: [f32; 16] = std::array::from_fn(|s| fit_scale(&x[16 * s..16 * s + 16]));
         let largest = fits.iter().fold(0.0f32, |largest, &fit| if fit.abs() > largest.abs() { fit } else { largest });
         block.fill(0);
-        // Smaller ones would make the inverse overflow; a block of them is a block of zeros.
+        // The inverse of a smaller range would overflow; such a block becomes zeros.
         if largest.abs() < 1e-15 {
             return;
         }
@@ -252,14 +250,14 @@ impl BlockEncoder for Q6_K {
     }
 }
 
-/// The scale of `x = scale q`, q from -32 to 31, that leaves the least error when a number weighs as its square: the
-/// best of 19 tries around the one that the largest number needs.
+/// Returns the scale of `x = scale q`, q from -32 to 31, with the least error weighted by the squares of the values:
+/// the best of 19 tries around the scale that the largest value needs.
 fn fit_scale(x: &[f32]) -> f32 {
     let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
     if largest.abs() < 1e-15 {
         return 0.0;
     }
-    // The plain scale first: among equals it stays.
+    // The scale of the largest value comes first, so it wins a tie.
     let tries = std::iter::once(0).chain((-9..=9).filter(|&i| i != 0));
     let (mut scale, mut best) = (0.0, 0.0);
     for i in tries {
@@ -270,7 +268,7 @@ fn fit_scale(x: &[f32]) -> f32 {
             wqx += x * x * q * x;
             wqq += x * x * q * q;
         }
-        // Keeps the scale that reduces the error of all zeros most.
+        // Keeps the scale that reduces the error most, compared with all zeros.
         if wqq > 0.0 && wqx * wqx > best * wqq {
             (scale, best) = (wqx / wqq, wqx * wqx / wqq);
         }

@@ -1,12 +1,12 @@
-//! Plain formats: F32, and the two 16-bit floats with their exact conversion to f32 and their rounding from it.
+//! Unquantized formats: F32, and the two 16-bit floats with their exact conversion to f32 and their rounding from it.
 //!
 //! ```text
 //! F16   s eeeee mmmmmmmmmm   (-1)^s 2^(e-15) (1 + m/2^10);  e = 0: (-1)^s m 2^-24;  e = 31: infinity or NaN
 //! BF16  s eeeeeeee mmmmmmm   the upper half of an f32
 //! ```
-//! Conversions are integer steps and selects: no table, no branch, and no denormal operand, hence the same where
-//! denormals are flushed to zero. Rounding to halves below the normal ones is left to an addition, which rounds to
-//! nearest as everything here does.
+//! Conversions are integer operations and selects: no table, no branch, and no denormal operand, so flushing denormals
+//! to zero does not change them. Rounding to subnormal halves is done by an addition, which rounds to nearest like all
+//! conversions here.
 
 use super::{BlockEncoder, BlockFormat, fixed};
 use crate::DType;
@@ -66,39 +66,37 @@ impl BlockEncoder for BF16 {
     }
 }
 
-/// The value of an IEEE half: exact for every finite number; infinities and NaN payloads are kept.
+/// Returns the value of an IEEE half: exact for every finite number; infinities and NaN payloads are kept.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff);
-    // Exponent and mantissa move up by the 13 mantissa bits that f32 has more; the exponent's bias grows by 127 - 15.
+    // Exponent and mantissa move up by the 13 additional mantissa bits of f32; the exponent's bias grows by 127 - 15.
     let normal = (magnitude << 13) + (112 << 23);
-    // The last mantissa bit of numbers in [0.5, 1) is worth 2^-24, which is what the last bit of a half without
-    // exponent is worth.
+    // The last mantissa bit of values in [0.5, 1) is worth 2^-24, as is the last bit of a subnormal half.
     let subnormal = (f32::from_bits(0x3f00_0000 | magnitude) - 0.5).to_bits();
     let special = (magnitude << 13) | 0x7f80_0000;
     let finite = if magnitude < 0x0400 { subnormal } else { normal };
     f32::from_bits(sign | if magnitude < 0x7c00 { finite } else { special })
 }
 
-/// The value of a bfloat16, which is an f32 without its lower mantissa bits.
+/// Returns the value of a bfloat16, which is an f32 without its lower mantissa bits.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The nearest IEEE half, ties to even; from 65,520 on that is infinity. A NaN stays one.
+/// Returns the nearest IEEE half, ties to even; from 65,520 on that is infinity. A NaN stays one.
 #[inline(always)]
 pub fn f32_to_f16(x: f32) -> u16 {
     let bits = x.to_bits();
     let sign = (bits >> 16 & 0x8000) as u16;
     let magnitude = bits & 0x7fff_ffff;
-    // Half of the last kept bit, less one when that bit is even: the carry rounds, and may run into the exponent as it
-    // should.
+    // Adds half of the last kept bit, less one if that bit is 0 (ties to even). The carry rounds up, and may carry into
+    // the exponent, which is correct.
     let rounded = magnitude.wrapping_add(0x0fff + (magnitude >> 13 & 1));
     let normal = rounded.wrapping_sub(112 << 23) >> 13;
-    // As in decoding: the last mantissa bit of numbers in [0.5, 1) is worth 2^-24. The addition rounds to nearest, ties
-    // to even.
+    // The last mantissa bit of values in [0.5, 1) is worth 2^-24. The addition rounds to nearest, ties to even.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
     let nan = 0x7e00 | (magnitude >> 13 & 0x03ff);
@@ -106,7 +104,8 @@ pub fn f32_to_f16(x: f32) -> u16 {
     sign | (if magnitude < 0x477f_f000 { finite } else { beyond }) as u16
 }
 
-/// The nearest bfloat16, ties to even; numbers within half a step of the largest become infinity. A NaN stays one.
+/// Returns the nearest bfloat16, ties to even; values within half a step of the largest become infinity. A NaN stays
+/// one.
 #[inline(always)]
 pub fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -152,8 +151,8 @@ mod tests {
         assert_eq!(bf16_to_f32(0x3fc0), 1.5);
     }
 
-    /// Every 16-bit number survives, and what lies between two neighbours goes to the nearer, or to the even one from
-    /// the middle.
+    /// Every 16-bit value is kept, and a value between two of them becomes the nearer one, or the even one from the
+    /// middle.
     fn rounds_to_nearest(encode: fn(f32) -> u16, decode: fn(u16) -> f32, largest: u16) {
         for bits in 0..largest {
             let (low, high) = (decode(bits), decode(bits + 1));

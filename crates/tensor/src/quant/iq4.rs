@@ -1,12 +1,12 @@
-//! The non-linear four-bit formats: a number indexes 16 levels that lie closer together near zero, where weights are
-//! dense.
+//! The non-linear four-bit formats: a value is an index of 16 levels, which are closer together near zero, where
+//! weights are dense.
 //!
 //! ```text
-//! IQ4_NL  d f16 | qs 16 bytes                                      x = d level[q]              32 numbers
+//! IQ4_NL  d f16 | qs 16 bytes                                      x = d level[q]              32 values
 //! IQ4_XS  d f16 | scales_h u16 | scales_l 4 bytes | qs 128 bytes   x = (d (s - 32)) level[q]   256, sub-blocks of 32
 //! ```
-//! Within 16 bytes of `qs`, the lower halves are numbers 0 to 15 and the upper halves 16 to 31. The scale of sub-block
-//! s has its low four bits in half s of `scales_l` (lower half first) and its high two at bit 2 s of `scales_h`.
+//! Within 16 bytes of `qs`, the lower halves are values 0 to 15 and the upper halves 16 to 31. The scale of sub-block s
+//! has its low four bits in half s of `scales_l` (lower half first) and its high two at bit 2 s of `scales_h`.
 
 use super::legacy::nibbles;
 use super::{BlockFormat, fixed, fixed_mut, scale};
@@ -19,7 +19,7 @@ pub struct IQ4_NL;
 #[allow(non_camel_case_types)]
 pub struct IQ4_XS;
 
-/// Integers, held as f32 since that is what they are multiplied as.
+/// Integers, stored as f32 because they are multiplied as f32.
 const LEVELS: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 

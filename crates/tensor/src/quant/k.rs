@@ -1,4 +1,4 @@
-//! The K formats: 256 numbers a block, in sub-blocks whose scales are themselves quantized.
+//! The K formats: 256 values a block, in sub-blocks whose scales are themselves quantized.
 //!
 //! ```text
 //! Q2_K  scales 16 bytes | qs 64 bytes | d f16 | dmin f16               x = (d s) q - (dmin m)     sub-blocks of 16
@@ -7,10 +7,10 @@
 //! Q5_K  d f16 | dmin f16 | scales 12 bytes | qh 32 bytes | qs 128      x = (d s) q - (dmin m)     sub-blocks of 32
 //! Q6_K  ql 128 bytes | qh 64 bytes | scales 16 x i8 | d f16            x = (d s) (q - 32)         sub-blocks of 16
 //! ```
-//! Numbers go in runs of 32. Two bits a number (`qs` of Q2_K and Q3_K, `qh` of Q6_K): each half of the block has 32
-//! bytes, of which byte j serves number j of the half's four runs, two bits each from the lowest up. One bit a number
-//! (`hmask`, `qh` of Q5_K): bit r of byte j belongs to number j of run r. Where the order of four-bit halves differs,
-//! it is said at the format.
+//! Values are in runs of 32. Two bits a value (`qs` of Q2_K and Q3_K, `qh` of Q6_K): each half of the block has 32
+//! bytes, of which byte j holds two bits of value j of each of the half's four runs, from the lowest bits up. One bit a
+//! value (`hmask`, `qh` of Q5_K): bit r of byte j belongs to value j of run r. The order of four-bit halves is given
+//! with each format.
 
 use super::{BlockFormat, fixed, fixed_mut, scale};
 use crate::DType;
@@ -113,7 +113,7 @@ impl BlockFormat for Q4_K {
 impl BlockFormat for Q5_K {
     const DTYPE: DType = DType::Q5_K;
 
-    /// As Q4_K, with a fifth bit from `qh`.
+    /// The layout of Q4_K, with a fifth bit from `qh`.
     #[inline(always)]
     fn decode(block: &[u8], out: &mut [f32]) {
         let block: &[u8; Self::BYTES] = fixed(block);
@@ -178,9 +178,9 @@ fn six_bit_scales(packed: &[u8; 12]) -> [i8; 16] {
     scales
 }
 
-/// Eight scales and eight mins of six bits in 12 bytes (Q4_K, Q5_K). The first four of each are the low six bits of
-/// bytes 0 to 3 and 4 to 7, whose two high bits are the high bits of the last four; bytes 8 to 11 hold the low four
-/// bits of those, scale below min.
+/// Eight scales and eight mins of six bits in 12 bytes (Q4_K, Q5_K). Scales 0 to 3 are the low six bits of bytes 0 to
+/// 3, mins 0 to 3 those of bytes 4 to 7. The two high bits of these bytes are the high bits of scales and mins 4 to 7,
+/// whose low four bits are in bytes 8 to 11: the scale in the lower half, the min in the upper half.
 #[inline(always)]
 fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let mut scales = [0; 8];

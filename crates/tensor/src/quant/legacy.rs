@@ -1,4 +1,4 @@
-//! The formats of one scale for 32 numbers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//! The formats of one scale for 32 values: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
 //! ```text
 //! Q4_0  d f16 | qs 16 bytes                                x = d (q - 8)
@@ -7,8 +7,8 @@
 //! Q5_1  d f16 | m f16 | qh 32 bits | qs 16 bytes           x = d q + m
 //! Q8_0  d f16 | qs 32 x i8                                 x = q d
 //! ```
-//! Byte j of `qs` has the low four bits of number j in its lower half and those of number j + 16 in its upper half. Bit
-//! j of `qh` is the fifth bit of number j.
+//! Byte j of `qs` has the low four bits of value j in its lower half and those of value j + 16 in its upper half. Bit j
+//! of `qh` is the fifth bit of value j.
 
 use super::{BlockEncoder, BlockFormat, f32_to_f16, fixed, fixed_mut, round_away, scale};
 use crate::DType;
@@ -105,7 +105,7 @@ impl BlockFormat for Q8_0 {
 }
 
 impl BlockEncoder for Q8_0 {
-    /// d is the largest magnitude over 127, which is rounded to f16 only after the numbers were divided by it.
+    /// d is the largest magnitude over 127, which is rounded to f16 only after the values were divided by it.
     #[inline(always)]
     fn encode(x: &[f32], block: &mut [u8]) {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
@@ -118,7 +118,7 @@ impl BlockEncoder for Q8_0 {
     }
 }
 
-/// The 32 numbers of four bits in 16 bytes: lower halves first, then upper halves.
+/// Returns the 32 values of four bits in 16 bytes: lower halves first, then upper halves.
 #[inline(always)]
 pub(super) fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
     let mut q = [0; 32];

@@ -1,12 +1,12 @@
 //! The quantized block formats of GGUF, their decoding to f32, and the encoding of those that have an encoder.
 //!
-//! A format is a zero-sized type that implements [`BlockFormat`]; [`decode`] picks one by [`DType`]. This is the plain
-//! version: the documentation of each layout and the oracle of faster kernels. Its results agree to the bit with the
-//! dequantizer of the `gguf` Python package, so products and sums keep that order and are never fused. A device may
-//! instantiate the same generic code under `#[target_feature]`: every step is inlined, works on arrays of fixed size,
-//! and rounds alike at any vector width.
+//! A format is a zero-sized type that implements [`BlockFormat`]; [`decode`] selects one by [`DType`]. This is the
+//! reference version: it documents each layout, and faster kernels are compared with it. Its results agree to the bit
+//! with the dequantizer of the `gguf` Python package, so products and sums keep its order and are never fused. A device
+//! may instantiate the same generic code under `#[target_feature]`: every step is inlined, works on arrays of fixed
+//! size, and rounds the same way at any vector width.
 //!
-//! Numbers are little-endian. Nothing here knows tensors, shapes or files.
+//! Values are little-endian. This module does not know tensors, shapes or files.
 
 mod encode;
 mod half;
@@ -25,27 +25,27 @@ pub use random::fill_random;
 
 use crate::DType;
 
-/// How `LEN` numbers lie in `BYTES` bytes.
+/// A layout of `LEN` values in `BYTES` bytes.
 pub trait BlockFormat {
     const DTYPE: DType;
-    /// Numbers in a block.
+    /// Values in a block.
     const LEN: usize = Self::DTYPE.block_len();
     /// Bytes in a block.
     const BYTES: usize = Self::DTYPE.block_bytes();
 
-    /// Decodes one block: `BYTES` bytes into `LEN` numbers. Panics on any other length.
+    /// Decodes one block: `BYTES` bytes into `LEN` values. Panics on any other length.
     fn decode(block: &[u8], out: &mut [f32]);
 }
 
-/// A format that numbers can be rounded to.
+/// A format that values can be rounded to.
 pub trait BlockEncoder: BlockFormat {
-    /// Encodes one block: `LEN` numbers into `BYTES` bytes. Panics on any other length.
+    /// Encodes one block: `LEN` values into `BYTES` bytes. Panics on any other length.
     fn encode(x: &[f32], block: &mut [u8]);
 }
 
 /// Decodes whole blocks of one format, in order.
 ///
-/// Panics unless `bytes` is whole blocks and `out` has room for exactly their numbers.
+/// Panics unless `bytes` is whole blocks and `out` has exactly their number of values.
 #[inline(always)]
 pub fn decode_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
     let blocks = bytes.chunks_exact(F::BYTES);
@@ -58,9 +58,9 @@ pub fn decode_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
     );
     for (block, out) in blocks.zip(out.chunks_exact_mut(F::LEN)) {
         F::decode(block, out);
-        // A barrier of no instructions. Without it the compiler unrolls small blocks and then vectorises across them,
-        // gathering single bytes at the stride of a block: a third of the speed for Q4_0 under AVX2. Plain formats are
-        // blocks of one and need just that.
+        // A barrier without instructions. Without it the compiler unrolls small blocks and then vectorizes across them,
+        // gathering single bytes at the stride of a block, at a third of the speed for Q4_0 under AVX2. Unquantized
+        // formats are blocks of one value, for which that is right.
         if F::LEN > 1 {
             std::hint::black_box(());
         }
@@ -69,8 +69,8 @@ pub fn decode_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
 
 /// Decodes whole rows of any format.
 ///
-/// Panics unless `bytes` is whole blocks and `out` has room for exactly their numbers. Inlined, so that a caller with
-/// more instructions switched on gets them in every decoder.
+/// Panics unless `bytes` is whole blocks and `out` has exactly their number of values. Inlined, so that a caller
+/// compiled for more instructions uses them in every decoder.
 #[inline(always)]
 pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
@@ -93,8 +93,8 @@ pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Encodes whole blocks of one format, in order. Panics unless `x` is whole blocks and `out` has room for exactly their
-/// bytes.
+/// Encodes whole blocks of one format, in order. Panics unless `x` is whole blocks and `out` has exactly their
+/// number of bytes.
 #[inline(always)]
 pub fn encode_blocks<F: BlockEncoder>(x: &[f32], out: &mut [u8]) {
     let blocks = x.chunks_exact(F::LEN);
@@ -110,7 +110,7 @@ pub fn encode_blocks<F: BlockEncoder>(x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Whether [`encode`] takes the format.
+/// Whether [`encode`] supports the format.
 pub const fn has_encoder(dtype: DType) -> bool {
     !matches!(dtype, DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4)
 }
@@ -138,11 +138,11 @@ pub fn encode(dtype: DType, x: &[f32], out: &mut [u8]) {
 #[inline(always)]
 fn round_away(x: f32) -> f32 {
     let whole = x.trunc();
-    // The remainder is exact, so its double tells a half from what is just below.
+    // The remainder is exact, so doubling it distinguishes a half from a value just below.
     whole + ((x - whole) * 2.0).trunc()
 }
 
-/// A block as an array, so that everything after has constant bounds.
+/// Returns a block as an array, so that the compiler knows all bounds.
 #[inline(always)]
 fn fixed<const N: usize>(bytes: &[u8]) -> &[u8; N] {
     bytes.try_into().expect("a slice of the block's length")

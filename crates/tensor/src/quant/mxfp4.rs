@@ -1,11 +1,11 @@
-//! MXFP4, the four-bit float of the OCP microscaling standard: 32 numbers under one power of two.
+//! MXFP4, the four-bit float of the OCP microscaling standard: 32 values with one power of two as scale.
 //!
 //! ```text
-//! e u8 | qs 16 bytes    x = 2^(e - 128) v[q],  v twice the value of the 1-2-1-bit float q (sign, exponent, mantissa)
+//! e u8 | qs 16 bytes        x = 2^(e - 128) v[q],  v twice the value of the float q (sign, 2 exponent bits, mantissa)
 //! ```
-//! The lower halves of `qs` are numbers 0 to 15, the upper halves 16 to 31. Values are doubled to be integers, hence
-//! 128 in place of the standard's bias of 127. The standard's NaN (e = 255) is decoded as the number that the formula
-//! gives, as others do.
+//! The lower halves of `qs` are values 0 to 15, the upper halves 16 to 31. Values are doubled to be integers, hence 128
+//! in place of the standard's bias of 127. The standard's NaN (e = 255) is decoded by the same formula, as in other
+//! decoders.
 
 use super::legacy::nibbles;
 use super::{BlockFormat, fixed, fixed_mut};

@@ -1,11 +1,11 @@
-//! Random weights of any format, for benchmarks: the bytes are noise and the scales are sane, so that a model made of
-//! them computes with ordinary numbers. Speed does not depend on values, but zeros would be too kind and NaN too cruel.
+//! Random weights of any format, for benchmarks: the bytes are random and the scales are in the usual range, so that a
+//! model made of them computes with ordinary values. All zeros or NaN could change the speed.
 
 use super::f32_to_f16;
 use crate::DType;
 
-/// Fills whole blocks with weights of about `1 / sqrt(fan_in)`, the scale at which a layer neither blows its input up
-/// nor loses it.
+/// Fills whole blocks with weights of about `1 / sqrt(fan_in)`, the scale at which a layer keeps the magnitude of its
+/// input.
 ///
 /// Panics unless `out` is whole blocks. The same seed gives the same bytes.
 pub fn fill_random(dtype: DType, fan_in: usize, seed: u64, out: &mut [u8]) {
@@ -34,7 +34,7 @@ pub fn fill_random(dtype: DType, fan_in: usize, seed: u64, out: &mut [u8]) {
     }
 }
 
-/// Uniform numbers in (-scale, scale) of up to 24 random bits each.
+/// Fills with uniform values in (-scale, scale) of up to 24 random bits each.
 fn floats(next: &mut impl FnMut() -> u64, scale: f32, width: usize, out: &mut [u8], bits: impl Fn(f32) -> u32) {
     for number in out.chunks_exact_mut(width) {
         let uniform = (next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
@@ -42,7 +42,7 @@ fn floats(next: &mut impl FnMut() -> u64, scale: f32, width: usize, out: &mut [u
     }
 }
 
-/// Overwrites the scales (and minimums) of one block, so that its numbers are of the order of `scale`.
+/// Overwrites the scales (and minimums) of one block, so that its values are of the order of `scale`.
 fn set_scales(dtype: DType, scale: f32, block: &mut [u8]) {
     let mut put =
         |offset: usize, value: f32| block[offset..offset + 2].copy_from_slice(&f32_to_f16(value).to_le_bytes());
@@ -60,7 +60,7 @@ fn set_scales(dtype: DType, scale: f32, block: &mut [u8]) {
         DType::Q5_K => (put(0, scale / 512.0), put(2, scale / 32.0)).1,
         DType::Q6_K => put(208, scale / 4096.0),
         DType::IQ4_XS => put(0, scale / 2048.0),
-        // An exponent of two with bias 127; the numbers reach 6.
+        // An exponent of two with bias 127; the values reach 6.
         DType::MXFP4 => block[0] = (127.0 + (scale / 6.0).log2().round()) as u8,
     }
 }
