@@ -133,7 +133,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     // Logits.
 
     /// Maximum number of tokens that a digest of a row of `cols` logits lists; `None` if the device makes no digests.
-    /// They are worth it where logits would have to be copied to the sampler.
+    /// Digests pay off if logits would otherwise be copied from the device to the sampler.
     fn digest_len(&self, cols: usize) -> Option<usize> {
         let _ = cols;
         None
@@ -178,8 +178,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     // Normalisation, residuals, caps.
 
-    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each stretch of `weight.len()` values of a row (the whole row,
-    /// or a head).
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each group of `weight.len()` values: a row, or a head.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
     /// `out = (x - mean) / sqrt(var + eps) * weight + bias`
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
@@ -204,7 +203,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// `out = W x + b` for each row x.
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error>;
-    /// `out = W x + b`, or the residual stream plus it.
+    /// Computes `W x + b` for each row x, and writes it to `out` or adds it to the residual stream.
     fn linear_to(&self, x: &Tensor, linear: &Linear, out: Output<'_>) -> Result<(), Error> {
         self.linear(x, linear, out.rows())
     }
@@ -236,7 +235,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
             Pending::PartialSums(_) => unreachable!("a backend that leaves partial sums overrides this"),
         }
     }
-    /// Several maps of the same rows, such as queries, keys and values: a device may do them at once.
+    /// Applies several maps to the same rows, such as those of queries, keys and values. A device may fuse them.
     fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {
         let x = self.input(x)?;
         maps.iter_mut().try_for_each(|(linear, out)| self.linear(x, linear, out))
@@ -268,7 +267,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error>;
     /// `gate = activation(gate) * up`
     fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error>;
-    /// The weighted sum, over each row's selected experts in ascending order, of their gated MLPs.
+    /// Computes, for each row, the weighted sum of the gated MLPs of its selected experts, added in ascending order.
     fn expert_mlp(&self, experts: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error>;
 
     // Attention.
@@ -294,7 +293,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         self.rope(rope, keys)?;
         self.store_kv(StoreKv { keys, values, slots, shape }, kv)
     }
-    /// Softmax attention of each row over its sequence's keys and values as they are stored, its own included.
+    /// Softmax attention of each row over the stored keys and values of its sequence, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
     /// Rotates queries and keys if there are angles, stores keys and values, and attends. The contents of `queries` and
     /// `keys` are unspecified afterwards. A block that a sequence stores into belongs to no other sequence of the step,

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use crate::SequenceSpan;
 
-/// The token of a row, or where the device finds it.
+/// The token of a row, or the source from which the device takes it.
 ///
 /// With [`TokenSource::Assumed`] a step can be launched before the one that it follows has ended. Only devices whose
 /// digests say what they assume ([`RowDigest::assumed`]) accept it.
@@ -55,7 +55,7 @@ impl TableRows<'_> {
     }
 }
 
-/// The tables of one step. Its operations are given these very slices.
+/// The tables of one step. The operations of the step get the same slices, so a backend can recognise them by address.
 #[derive(Debug, Clone, Copy)]
 pub struct StepIndex<'a> {
     pub ids: &'a [TokenSource],
@@ -64,9 +64,9 @@ pub struct StepIndex<'a> {
     pub wanted: &'a [u32],
     pub sequences: &'a [SequenceSpan],
     pub block_tables: &'a [u32],
-    /// The digest queries of the wanted rows; empty where the rows themselves are wanted.
+    /// The digest queries of the wanted rows; empty if the rows themselves are wanted.
     pub queries: &'a [RowQuery],
-    /// Identifies the KV memory among those that live at the same time: the address of its list of layers.
+    /// Address of the KV memory's list of layers, which identifies the KV memory while it exists.
     pub kv_address: usize,
 }
 
@@ -81,12 +81,13 @@ pub struct RowQuery {
     pub temperature: f64,
     /// Seed and position of a draw from the whole row, if there is one.
     pub race: Option<(u64, u32)>,
-    /// Without a race: the filters that bound the draw, where they are known beforehand.
+    /// If there is no race: the truncating steps before the draw, if they have the default order.
     pub shortlist: Option<Shortlist>,
 }
 
-/// The set of most probable tokens that a draw chooses from, and its seed and position: the `k` highest, of those the
-/// smallest set whose share of the weights reaches `p`, of those the ones with at least `min_p` of the highest weight.
+/// Top-k, top-p and min-p in this order, and the seed and position of the draw after them: the `k` highest logits, of
+/// those the smallest set whose share of the weights reaches `p`, of those the ones with at least `min_p` of the
+/// highest weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shortlist {
     pub draw: (u64, u32),
@@ -95,19 +96,19 @@ pub struct Shortlist {
     pub min_p: f32,
 }
 
-/// Statistics of a row of logits that suffice for most samplers. `sampling` defines their meaning to the bit and has
-/// the oracle.
+/// Statistics of a row of logits that suffice for most samplers. The crate `sampling` defines them to the bit, with a
+/// reference implementation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowDigest {
     /// Every logit is a number, and the highest is finite. Otherwise the other fields are meaningless.
     pub is_plain: bool,
     /// The most probable tokens and their logits, from the highest down; ties to the lower token.
     pub top: Vec<(u32, f32)>,
-    /// Whether `top` has every token that is not ruled out.
+    /// Whether `top` has every token whose logit is above -inf.
     pub has_all: bool,
     /// The sums of weights at temperature 1 and at the query's.
     pub totals: [f64; 2],
-    /// Every token that may win the draw; empty without a draw, or when too many may.
+    /// Every token that may win the race of the query; empty without a race, or if there are too many.
     pub finalists: Vec<(u32, f32)>,
     /// The token that the device assumes to be sampled, if it assumes one: see [`TokenSource::Assumed`].
     pub assumed: Option<u32>,
