@@ -329,20 +329,23 @@ fn errors_of_opening_name_the_cause() {
 #[test]
 fn a_model_without_tokenizer_or_template_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let with_template = |template| {
-        pellucid_testing::tiny_model(folder.path(), template);
-        Pellucid::builder(folder.path()).device(Device::Cpu)
+    let write = |name: &str, template| {
+        let path = folder.path().join(name);
+        pellucid_testing::tiny_model(&path, template);
+        path
     };
-    let no_template = with_template(None).open().unwrap();
+    let cpu = |path: &std::path::Path| Pellucid::builder(path).device(Device::Cpu);
+    let (plain, broken) = (write("plain", None), write("broken", Some("{% unknowntag %}")));
+    let no_template = cpu(&plain).open().unwrap();
     let error = no_template.chat("hello").unwrap_err();
     assert!(matches!(error, Error::Prompt(pellucid_generate::Error::NoChatTemplate)), "{error:?}");
     assert!(!no_template.can_chat());
     assert!(no_template.generate(Request::text("hello").max_tokens(2)).is_ok(), "text needs no template");
-    let broken = with_template(Some("{% unknowntag %}")).open().unwrap();
-    assert!(matches!(broken.chat("hello"), Err(Error::Template { .. })));
-    assert!(matches!(open_error(with_template(None).shared_system("a")), Error::Prompt(_)));
-    std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
-    let no_tokenizer = open_error(Pellucid::builder(folder.path()).device(Device::Cpu));
+    assert!(matches!(cpu(&broken).open().unwrap().chat("hello"), Err(Error::Template { .. })));
+    assert!(matches!(open_error(cpu(&plain).shared_system("a")), Error::Prompt(_)));
+    assert!(matches!(open_error(cpu(&broken).shared_system("a")), Error::Template { .. }));
+    std::fs::remove_file(plain.join("tokenizer.json")).unwrap();
+    let no_tokenizer = open_error(cpu(&plain));
     assert!(matches!(no_tokenizer, Error::Tokenizer { .. }), "{no_tokenizer:?}");
 }
 
