@@ -72,7 +72,8 @@ impl Gpu {
         Ok((rotate, stores_later.then_some(store)))
     }
 
-    /// Rotates, stores and attends. In a step of single tokens the kernel that attends does all of it.
+    /// Rotates queries and keys, stores keys and values, and attends. In a step of single tokens one kernel does all of
+    /// it.
     pub(crate) fn attend(
         &mut self,
         call: Attend<'_>,

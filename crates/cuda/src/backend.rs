@@ -29,7 +29,7 @@ pub struct CudaBackend {
     gpu: Mutex<Gpu>,
 }
 
-/// Which GPU, and how it is to be used.
+/// The GPU to open, and options of its kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CudaOptions {
     pub ordinal: usize,

@@ -426,7 +426,7 @@ impl Gpu {
     }
 }
 
-/// The product whose slices `sums` stands for.
+/// The product that `sums` holds: the partial sums of this backend are a product whose slices are not added yet.
 fn product_of(sums: &(dyn std::any::Any + Send)) -> &LinearProduct {
     sums.downcast_ref().expect("partial sums of the CUDA backend")
 }

@@ -18,8 +18,8 @@ use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
 use crate::step::MAX_RECORDED_ROWS;
 
-/// Whether `num_rows` rows are computed without the host: as many as are recorded, if experts have too few rows for
-/// products of many rows.
+/// Whether `num_rows` rows are computed without the host: if a step of `num_rows` rows can be recorded, and each expert
+/// has too few rows for the kernels of many rows.
 pub(crate) fn serves(num_rows: usize, num_experts: usize, routing: Routing) -> bool {
     num_rows <= MAX_RECORDED_ROWS
         && num_experts <= MAX_EXPERTS

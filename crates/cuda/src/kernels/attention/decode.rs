@@ -47,7 +47,7 @@ const THREADS: u32 = 128;
 /// Maximum tiles of a row that the four teams of a block take: one each. (With two each, a block for every tile was
 /// faster.)
 const TEAMS_TILES: u32 = 4;
-/// Maximum rows with which every tile may have a block.
+/// Maximum rows of a step in which every tile may have its own block.
 const MAX_ROWS_OF_TILES: u32 = 2;
 /// Blocks of one team that run at once on a multiprocessor.
 const TEAM_BLOCKS: u32 = 4;

@@ -11,8 +11,9 @@ const THREADS: u32 = 128;
 /// Dimensions that a block of `merge_part` takes.
 const MERGED: u32 = 32;
 
-/// Tiles that a block of `merge_part` loads together, and the maximum it holds: `SIDE_BY_SIDE`, and that times `HELD`.
+/// Tiles that a block of `merge_part` loads together: `SIDE_BY_SIDE` of merge_tiles.cu.
 const SIDE_BY_SIDE: u32 = 16;
+/// Maximum tiles that a block of `merge_part` holds: `SIDE_BY_SIDE` times `HELD` of merge_tiles.cu.
 const AT_ONCE: u32 = 16 * SIDE_BY_SIDE;
 
 /// Maximum tiles whose factors `attention_merge` holds at a time: `MAX_COUNTED` of merge_tiles.cu.

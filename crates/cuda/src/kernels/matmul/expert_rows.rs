@@ -53,7 +53,8 @@ impl Items {
         Items { rows, most: num_pairs.min(num_pairs / rows + num_experts) }
     }
 
-    /// Whether most experts have rows for one or two items. With more, products of many rows read weights less often.
+    /// Whether items pay: most experts have rows for one or two items. With more rows, the kernels of many rows read the
+    /// weights less often.
     pub(crate) fn pay(num_pairs: usize, num_experts: usize) -> bool {
         num_pairs <= MORE * num_experts
     }
@@ -152,7 +153,7 @@ enum Take {
 
 fn kernel(dtype: DType, is_gated: bool, take: Take) -> &'static str {
     let format = crate::kernels::format(dtype).expect("a format with kernels") as usize;
-    // Those of F16 come after two kernels of no format and two of F32, which has small items only.
+    // `KERNELS` begins with two kernels of no format and two of F32, which has small items only; then six per format.
     let first = if dtype == DType::F32 { 2 } else { 4 + 6 * (format - 1) };
     KERNELS[first + 2 * take as usize + usize::from(!is_gated)]
 }

@@ -36,7 +36,7 @@ pub(super) fn launch(
         33..=64 => (2, 64, 128),
         _ => (3, 128, 256),
     };
-    // Those of F16 come after two kernels of no format.
+    // `KERNELS` begins with `linear_f32` and `linear_combine`; then four per format, from F16 on.
     let kernel = KERNELS[2 + 4 * (format(dtype).expect("a format with tiles") as usize - 1) + size];
     let mut blocks = [product.num_rows.div_ceil(rows), product.num_tiles.div_ceil(8), 1];
     // Few blocks would leave most multiprocessors idle: then each slice has its own blocks.
