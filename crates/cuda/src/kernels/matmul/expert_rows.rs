@@ -53,8 +53,8 @@ impl Items {
         Items { rows, most: num_pairs.min(num_pairs / rows + num_experts) }
     }
 
-    /// Whether items pay: most experts have rows for one or two items. With more rows, the kernels of many rows read the
-    /// weights less often.
+    /// Whether items pay: most experts have rows for one or two items. With more rows, the kernels of many rows read
+    /// the weights less often.
     pub(crate) fn pay(num_pairs: usize, num_experts: usize) -> bool {
         num_pairs <= MORE * num_experts
     }
