@@ -8,6 +8,7 @@
 //!
 //! The crate knows no device and no model file: the program passes a loaded model and options.
 #![forbid(unsafe_code)]
+#![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod http;

@@ -48,10 +48,13 @@ impl std::fmt::Debug for Tls {
 /// Why a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
+    /// The certificate file is not PEM, or holds no certificate.
     #[error("the certificate file contains no certificate in PEM format")]
     NoCertificate,
+    /// The key file is not PEM, or holds no private key.
     #[error("the key file contains no private key in PEM format")]
     NoKey,
+    /// The TLS library refuses the pair, for the reason given.
     #[error("the certificate cannot be used with the key: {0}")]
     Refused(String),
 }

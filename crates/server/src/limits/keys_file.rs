@@ -48,18 +48,45 @@ pub struct TenantConfig {
 /// was typed in the wrong place.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KeysError {
+    /// The file is not TOML or JSON, or a value has the wrong type.
     #[error("the keys file is not valid at line {line}, column {column}: {reason}")]
-    Syntax { line: usize, column: usize, reason: String },
+    Syntax {
+        /// Line in the file, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+        /// What was expected there.
+        reason: String,
+    },
+    /// A tenant's name has the wrong form.
     #[error("tenant {number} of the keys file: expected a name of 1 to 64 letters, digits and - _ .")]
-    Name { number: usize },
+    Name {
+        /// Position of the tenant in the file, from 1.
+        number: usize,
+    },
+    /// A tenant has no key, or a key has the wrong form.
     #[error("tenant {tenant:?}: {reason}")]
-    Tenant { tenant: String, reason: String },
+    Tenant {
+        /// Name of the tenant.
+        tenant: String,
+        /// What was expected.
+        reason: String,
+    },
+    /// Two tenants have the same name.
     #[error("two tenants have the name {0:?}")]
     NamedTwice(String),
+    /// Two tenants have the same key.
     #[error("the tenants {first:?} and {second:?} have the same key")]
-    KeyTwice { first: String, second: String },
+    KeyTwice {
+        /// Name of one tenant.
+        first: String,
+        /// Name of the other.
+        second: String,
+    },
+    /// The file lists no tenant.
     #[error("the keys file has no tenant")]
     NoTenant,
+    /// The file has too many keys.
     #[error("expected at most {MAX_KEYS} keys")]
     TooMany,
 }
