@@ -29,7 +29,7 @@ pub(crate) struct PerplexityArgs {
     /// Text file, or - for standard input
     file: PathBuf,
 
-    /// Tokens of a window
+    /// Tokens of each window
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
 

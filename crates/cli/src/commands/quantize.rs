@@ -50,7 +50,7 @@ pub(crate) struct QuantizeArgs {
     #[arg(long)]
     requantize: bool,
 
-    /// Threads [default: every core]
+    /// CPU threads [default: every core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 

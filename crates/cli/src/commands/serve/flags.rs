@@ -55,7 +55,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, verbatim_doc_comment, value_name = "WHO", default_value = "unbounded")]
     pub(super) overcommit: OvercommitArg,
 
-    /// System prompt whose cached prefix all tenants share
+    /// File with a system prompt whose cached prefix all tenants share
     /// [default: no prefix is shared between tenants]
     #[arg(long, verbatim_doc_comment, value_name = "FILE")]
     pub(super) shared_system: Option<PathBuf>,
