@@ -16,8 +16,8 @@
 mod byte_planes;
 mod byte_planes_many_blocks;
 mod float_scales;
-mod panel_walk;
 mod scale_rows;
+mod slice_macros;
 mod slice_pipeline;
 
 use std::cell::RefCell;

@@ -13,7 +13,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::float_scales::{RING_CAPACITY_UNITS, unpack_slice};
-use super::panel_walk::{GROUP_PANELS, PanelWalk, UnitCursor};
+use super::slice_macros::{first_half, interleaved, plain_row, row_with_min, second_half};
 use super::{BLOCK_ROWS, RING_SLICES, SliceScales, Tile, UnpackRing};
 use crate::matmul::prefetch::PacedPrefetch;
 use crate::matmul::quantized::activations::RowBlock;
@@ -23,6 +23,9 @@ use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN};
 /// Units in the ring when units are unpacked just before their use. A small ring is still in the first-level cache when
 /// it is overwritten: with sixteen units, products of 16 rows were a fifth slower.
 const RING_UNITS: usize = 4;
+
+/// Panels that one block of rows is multiplied with in turns.
+const GROUP_PANELS: usize = 4;
 
 /// Units of a panel that are multiplied before the next panel's turn.
 const VISIT: usize = 4;
@@ -70,64 +73,6 @@ struct MultipliedSlice {
     x_sums: *const f32,
 }
 
-/// The instructions that scale a row: `product * scale`, rounded once, times the scale of x, added to the row's sum.
-/// The conversion of the product to a float costs one integer addition.
-macro_rules! plain_row {
-    ($r:literal) => {
-        concat!(
-            "vpaddd zmm31, {magic}, zmmword ptr [{tile} + 64 * ",
-            $r,
-            "]\nvfmadd213ps zmm31, {scale}, {excess}\nvfmadd231ps {sum",
-            $r,
-            "}, zmm31, dword ptr [{x_scales} + 4 * ",
-            $r,
-            "]{{1to16}}"
-        )
-    };
-}
-
-/// Like `plain_row`, with the minimum times the sum of x added.
-macro_rules! row_with_min {
-    ($r:literal) => {
-        concat!(
-            "vpaddd zmm31, {magic}, zmmword ptr [{tile} + 64 * ",
-            $r,
-            "]\nvfmadd213ps zmm31, {scale}, {excess}\nvfmadd231ps zmm31, {mins}, dword ptr [{x_sums} + 4 * ",
-            $r,
-            "]{{1to16}}\nvfmadd231ps {sum",
-            $r,
-            "}, zmm31, dword ptr [{x_scales} + 4 * ",
-            $r,
-            "]{{1to16}}"
-        )
-    };
-}
-
-/// Tile instructions before, between and after two groups of rows that are scaled; the order of instructions is fixed.
-macro_rules! interleaved {
-    ($slice:ident, $sums:ident, $row:ident, $before:literal, [$($first:ident $f:literal)*], $between:literal,
-        [$($second:ident $s:literal)*], $after:literal, $($operands:tt)*) => {
-        asm!(
-            $before,
-            $($row!($f),)*
-            $between,
-            $($row!($s),)*
-            $after,
-            stride = in(reg) 2 * SLICE_LEN,
-            tile = in(reg) $slice.tile,
-            magic = in(zmm_reg) _mm512_set1_ps(MAGIC),
-            scale = in(zmm_reg) $slice.scale,
-            excess = in(zmm_reg) $slice.excess,
-            x_scales = in(reg) $slice.x_scales,
-            out("zmm31") _,
-            $($first = inout(zmm_reg) $sums[$f],)*
-            $($second = inout(zmm_reg) $sums[$s],)*
-            $($operands)*
-            options(nostack, preserves_flags),
-        )
-    };
-}
-
 impl MultipliedSlice {
     /// # Safety
     /// The machine has AVX-512 F.
@@ -145,82 +90,6 @@ impl MultipliedSlice {
             MultipliedSlice { tile, scale, excess, mins, x_scales, x_sums }
         }
     }
-}
-
-/// Scales the first half of a slice's rows. Meanwhile x is loaded for a multiplication into tile `$number`, after that
-/// tile is stored and zeroed. (A macro, because a function that is always inlined cannot have AVX-512 registers as
-/// `asm!` operands.)
-macro_rules! first_half {
-    ($slice:ident, $sums:ident, $mins:expr, $rows:expr, $number:literal, $x:expr, $to:expr) => {
-        match ($mins, $rows) {
-            (Mins::None, BLOCK_ROWS) => {
-                first_half!(
-                    @ $slice, $sums, plain_row, $number, $x, $to,
-                    [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],
-                )
-            }
-            (Mins::None, _) => {
-                first_half!(@ $slice, $sums, plain_row, $number, $x, $to, [sum0 0 sum1 1], [sum2 2 sum3 3],)
-            }
-            (_, BLOCK_ROWS) => first_half!(
-                @ $slice, $sums, row_with_min, $number, $x, $to,
-                [sum0 0 sum1 1 sum2 2 sum3 3], [sum4 4 sum5 5 sum6 6 sum7 7],
-                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
-            ),
-            _ => first_half!(
-                @ $slice, $sums, row_with_min, $number, $x, $to, [sum0 0 sum1 1], [sum2 2 sum3 3],
-                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
-            ),
-        }
-    };
-    (
-        @ $slice:ident, $sums:ident, $row:ident, $number:literal, $x:expr, $to:expr,
-        $first:tt, $second:tt, $($operands:tt)*
-    ) => {
-        interleaved!(
-            $slice, $sums, $row,
-            "tileloadd tmm4, [{x} + {stride}]", $first,
-            "tilestored [{to} + {stride}], tmm{number}\ntilezero tmm{number}", $second,
-            "",
-            x = in(reg) $x,
-            to = in(reg) $to,
-            number = const $number,
-            $($operands)*
-        )
-    };
-}
-
-/// Scales the second half of a slice's rows. Meanwhile W is loaded; after the rows, it is multiplied with x.
-macro_rules! second_half {
-    ($slice:ident, $sums:ident, $mins:expr, $rows:expr, $number:literal, $w:expr) => {
-        match ($mins, $rows) {
-            (Mins::None, BLOCK_ROWS) => second_half!(
-                @ $slice, $sums, plain_row, $number, $w,
-                [sum8 8 sum9 9 sum10 10 sum11 11], [sum12 12 sum13 13 sum14 14 sum15 15],
-            ),
-            (Mins::None, _) => second_half!(@ $slice, $sums, plain_row, $number, $w, [sum4 4 sum5 5], [sum6 6 sum7 7],),
-            (_, BLOCK_ROWS) => second_half!(
-                @ $slice, $sums, row_with_min, $number, $w,
-                [sum8 8 sum9 9 sum10 10 sum11 11], [sum12 12 sum13 13 sum14 14 sum15 15],
-                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
-            ),
-            _ => second_half!(
-                @ $slice, $sums, row_with_min, $number, $w, [sum4 4 sum5 5], [sum6 6 sum7 7],
-                x_sums = in(reg) $slice.x_sums, mins = in(zmm_reg) $slice.mins,
-            ),
-        }
-    };
-    (@ $slice:ident, $sums:ident, $row:ident, $number:literal, $w:expr, $first:tt, $second:tt, $($operands:tt)*) => {
-        interleaved!(
-            $slice, $sums, $row,
-            "tileloadd tmm5, [{w} + {stride}]", $first,
-            "", $second,
-            "tdpbssd tmm{number}, tmm4, tmm5\ntilezero tmm4\ntilezero tmm5",
-            w = in(reg) $w,
-            number = const $number,
-            $($operands)*
-        )
-    };
 }
 
 /// Whether tiles read the packed values without unpacking.
@@ -342,6 +211,67 @@ pub(super) unsafe fn multiply_blocks<F: QuantizedFormat>(
             block_sums = block_sums.wrapping_add(run.distance.1);
         }
         asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// The order in which units of adjacent panels are multiplied: panels are taken in groups, and of a group some units of
+/// each panel in turn.
+#[derive(Clone, Copy)]
+struct PanelWalk {
+    units: *const u8,
+    num_units: usize,
+    count: usize,
+    unit_bytes: usize,
+    /// Units of a panel before the next panel's turn.
+    visit: usize,
+}
+
+/// A unit in that order.
+#[derive(Clone, Copy)]
+struct UnitCursor {
+    unit: *const u8,
+    /// Its index in the panel.
+    index: usize,
+    panel: usize,
+    /// First unit of the panel's turn, and the end of it.
+    visit: (usize, usize),
+    /// First panel of the group, and the end of it.
+    group: (usize, usize),
+}
+
+impl PanelWalk {
+    /// The first unit of the group that begins with panel `start`.
+    fn group(&self, start: usize) -> UnitCursor {
+        let unit = self.units.wrapping_add(start * self.num_units * self.unit_bytes);
+        let group = (start, self.count.min(start + GROUP_PANELS));
+        UnitCursor { unit, index: 0, panel: start, visit: (0, self.num_units.min(self.visit)), group }
+    }
+
+    /// The unit after this one; after the last comes the first.
+    #[inline(always)]
+    fn next(&self, cursor: UnitCursor) -> UnitCursor {
+        if cursor.index + 1 < cursor.visit.1 {
+            return UnitCursor { unit: cursor.unit.wrapping_add(self.unit_bytes), index: cursor.index + 1, ..cursor };
+        }
+        self.next_visit(cursor)
+    }
+
+    /// The first unit of the next panel's turn.
+    #[inline(always)]
+    fn next_visit(&self, cursor: UnitCursor) -> UnitCursor {
+        let UnitCursor { unit, index, panel, visit, group } = cursor;
+        let panel_bytes = self.num_units * self.unit_bytes;
+        if panel + 1 < group.1 {
+            let unit = unit.wrapping_add(panel_bytes).wrapping_sub((index - visit.0) * self.unit_bytes);
+            return UnitCursor { unit, index: visit.0, panel: panel + 1, visit, group };
+        }
+        if visit.1 == self.num_units {
+            return self.group(if group.1 < self.count { group.1 } else { 0 });
+        }
+        let back = (panel - group.0) * panel_bytes;
+        let unit = unit.wrapping_add((visit.1 - index) * self.unit_bytes).wrapping_sub(back);
+        let visit = (visit.1, self.num_units.min(visit.1 + self.visit));
+        UnitCursor { unit, index: visit.0, panel: group.0, visit, group }
     }
 }
 
