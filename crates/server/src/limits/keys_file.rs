@@ -55,7 +55,7 @@ pub enum KeysError {
         line: usize,
         /// Column in characters, from 1.
         column: usize,
-        /// What was expected there.
+        /// The expected content at that position.
         reason: String,
     },
     /// A tenant's name has the wrong form.
@@ -69,7 +69,7 @@ pub enum KeysError {
     Tenant {
         /// Name of the tenant.
         tenant: String,
-        /// What was expected.
+        /// The expected value.
         reason: String,
     },
     /// Two tenants have the same name.
