@@ -100,7 +100,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     for (model, out, expected) in [
         (folder("xglm"), &free, "xglm models have no GGUF form"),
         (folder("gemma2"), &free, "the attention scale is 0.20412414, but would be read as 0.25"),
-        (letters, &free, "the tokenizer has no GGUF form: it spells characters, and has no byte tokens"),
+        (letters, &free, "the tokenizer has no GGUF form: it merges characters, and has no byte tokens"),
         (byte_model(&home), &taken, "exists already"),
     ] {
         let ran = home.run(&["quantize", &model, out, "--type", "q8_0"]);
