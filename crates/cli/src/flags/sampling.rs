@@ -219,13 +219,18 @@ impl SamplingArgs {
             ..self.start(default_temperature)
         };
         let params = given.apply(start, |text| tokenizer.encode_within(text));
-        checked(&params)?;
+        self.checked(&params)?;
         Ok(params)
     }
 
     /// Rejects flags that are wrong with any model, so that the user learns of it before one is loaded.
     pub(crate) fn check(&self, default_temperature: f32) -> Result<()> {
-        checked(&self.without_tokenizer(default_temperature))
+        self.checked(&self.without_tokenizer(default_temperature))
+    }
+
+    fn checked(&self, params: &SamplingParams) -> Result<()> {
+        let checks = params.check().and_then(|()| params.check_effect()).and_then(|()| self.given.check_needs(params));
+        checks.map_err(in_flags)
     }
 
     /// Returns the parameters as far as they do not depend on the tokenizer: texts become arbitrary tokens.
@@ -270,10 +275,6 @@ impl SamplingArgs {
     pub(crate) fn preset(&self) -> Option<Preset> {
         self.preset
     }
-}
-
-fn checked(params: &SamplingParams) -> Result<()> {
-    params.check().and_then(|()| params.check_effect()).map_err(in_flags)
 }
 
 /// Returns the flag of a parameter that an error names.
@@ -354,6 +355,11 @@ mod tests {
         assert_eq!(refused(&["--top-p", "1.5"]), "--top-p: expected 0 to 1, found 1.5");
         assert_eq!(refused(&["--mirostat", "200"]), "--mirostat: expected 0 to 100, found 200");
         assert_eq!(refused(&["--xtc-threshold", "0.2"]), "--xtc-threshold does nothing without --xtc-probability");
+        assert_eq!(refused(&["--dry-base", "1.75"]), "--dry-base does nothing without --dry-multiplier");
+        assert_eq!(
+            refused(&["--dry-breaker", "x", "--dry-multiplier", "0"]),
+            "--dry-breaker does nothing without --dry-multiplier"
+        );
         assert_eq!(refused(&["--penalty-window", "9"]), "--penalty-window does nothing without a penalty");
         let left_out = refused(&["--samplers", "top_k", "--min-p", "0.1"]);
         assert!(left_out.starts_with("--samplers: min_p is set but not listed"), "{left_out}");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::Error;
 use crate::options::{OPTIONS, OptionKind, SamplingOption, SamplingParams, Value};
 
 /// Options that a request or a command line gave. An option that is absent keeps the value of the preset, or the
@@ -49,6 +50,21 @@ impl GivenOptions {
     /// Whether an option was given that has no effect on greedy decoding.
     pub fn imply_sampling(&self) -> bool {
         OPTIONS.iter().any(|option| option.is_sampled_only() && self.values.contains_key(option.param()))
+    }
+
+    /// Refuses a given option that has no effect on `params` because the option that it needs is not set.
+    ///
+    /// Stricter than [`SamplingParams::check_effect`], which accepts an option at its default: a reply reports all
+    /// parameters, and a client may send them back.
+    pub fn check_needs(&self, params: &SamplingParams) -> Result<(), Error> {
+        for option in OPTIONS.iter().filter(|option| self.values.contains_key(option.param())) {
+            if let Some(needs) = option.needs()
+                && !(needs.is_met)(params)
+            {
+                return Err(Error::NoEffect { name: option.param(), without: needs.what });
+            }
+        }
+        Ok(())
     }
 
     /// Returns `start` with the given options set. `encode` turns a text into tokens as they occur inside a longer
