@@ -25,7 +25,7 @@ pub use event_collector::{EventCollector, Outcome};
 pub use golden::{Golden, goldens, goldens_folder};
 pub use runner::{Runner, TestSequence};
 
-use crate::suites::{batch_invariance, digests, fused_operations, look_ahead, models, operations};
+use crate::suites::{batch_invariance, digests, fused_operations, look_ahead, models, operations, residual_stream};
 
 /// The result of one check.
 #[derive(Debug)]
@@ -122,5 +122,17 @@ fn check_bits(backend: &dyn Backend, check: &mut dyn FnMut(&str, &dyn Fn())) {
     });
     check("fused attention equals rotating, storing and attending", &|| {
         fused_operations::attend_equals_its_parts(backend);
+    });
+    check("a product into the residual stream equals a product and an addition", &|| {
+        residual_stream::product_equals_its_parts(backend);
+    });
+    check("products of a normed stream equal an addition, a norm and products", &|| {
+        residual_stream::normed_products_equal_their_parts(backend);
+    });
+    check("a gated MLP equals a norm, products, a gate and an addition", &|| {
+        residual_stream::gated_mlp_equals_its_parts(backend);
+    });
+    check("experts into the residual stream equal experts and an addition", &|| {
+        residual_stream::experts_equal_their_parts(backend);
     });
 }

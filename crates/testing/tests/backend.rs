@@ -2,7 +2,7 @@
 //! several.
 
 use pellucid_cpu::Isa;
-use pellucid_selftest::suites::{batch_invariance, fused_operations, operations};
+use pellucid_selftest::suites::{batch_invariance, fused_operations, operations, residual_stream};
 use pellucid_testing::{cpu, cpu_products};
 
 #[test]
@@ -36,6 +36,18 @@ fn fused_operations_equal_their_parts() {
         let Some(backend) = cpu(isa, 2) else { continue };
         fused_operations::gated_equals_its_parts(&*backend);
         fused_operations::joined_input_equals_its_parts(&*backend);
+    }
+}
+
+#[test]
+fn operations_on_the_residual_stream_equal_their_parts() {
+    // Without SIMD, these checks take a minute.
+    for isa in Isa::ALL.into_iter().filter(|&isa| isa != Isa::Scalar) {
+        let Some(backend) = cpu(isa, 2) else { continue };
+        residual_stream::product_equals_its_parts(&*backend);
+        residual_stream::normed_products_equal_their_parts(&*backend);
+        residual_stream::gated_mlp_equals_its_parts(&*backend);
+        residual_stream::experts_equal_their_parts(&*backend);
     }
 }
 

@@ -9,6 +9,7 @@ pub mod look_ahead;
 pub(crate) mod models;
 pub mod operations;
 mod random_data;
+pub mod residual_stream;
 mod tolerance;
 
 pub use random_data::RandomData;
