@@ -21,22 +21,21 @@ fn long_chat(more: &str) -> String {
 #[test]
 fn a_disconnected_client_frees_its_blocks() {
     let server = Server::with(Setup { max_sequences: 2, ..Setup::default() });
-    server.slow_down(20);
+    server.slow_down(50);
     // Two requests in decode, one streamed and one whole, and a third in the queue, which then disconnects in prefill.
     let mut streamed = server.stream(CHAT, &long_chat(",\"stream\":true"));
     for _ in 0..4 {
         streamed.next_data().unwrap();
     }
     let whole = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
-    std::thread::sleep(Duration::from_millis(100));
+    server.until("pellucid_sequences_running", 2.0);
     let prompt = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}],\"max_tokens\":20", "a".repeat(200));
     let waiting = server.send("POST", CHAT, &JSON, chat_body(&prompt).as_bytes());
-    std::thread::sleep(Duration::from_millis(50));
+    server.until("pellucid_requests_waiting", 1.0);
     assert!(server.metric("pellucid_kv_blocks_in_use") > 0.0, "blocks must be in use before the disconnects");
-    assert_eq!(server.metric("pellucid_requests_waiting"), 1.0);
     drop((streamed, whole));
     // The request in the queue starts, and disconnects while its prompt is computed.
-    std::thread::sleep(Duration::from_millis(60));
+    server.until("pellucid_requests_waiting", 0.0);
     drop(waiting);
     server.settles();
     assert_eq!(server.metric("pellucid_requests_waiting"), 0.0);
@@ -73,6 +72,8 @@ fn reserved_blocks_count_as_used() {
 #[test]
 fn a_full_queue_is_refused_at_once() {
     let server = Server::with(Setup { max_sequences: 1, max_waiting: 2, ..Setup::default() });
+    // 200 tokens take ten seconds, so the reply does not end before the steps are held.
+    server.slow_down(50);
     let running = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
     server.until("pellucid_sequences_running", 1.0);
     // No step ends from here on, so a refusal that waited for the engine would never arrive.
@@ -113,7 +114,7 @@ fn a_slow_reader_does_not_delay_others() {
 #[test]
 fn the_first_signal_completes_replies_in_flight() {
     let server = Server::start();
-    server.slow_down(10);
+    server.slow_down(50);
     let mut stream =
         server.stream(CHAT, &chat_body("\"stream\":true,\"ignore_eos\":true,\"max_tokens\":40,\"seed\":3"));
     stream.next_data().unwrap();
