@@ -4,9 +4,13 @@
 //! Prefill, chunked prefill and decode are the same here: a sequence has tokens left to compute and is given some of
 //! them.
 
+mod share;
+
 use std::collections::HashMap;
 
 use crate::kv_cache::TenantId;
+
+pub use share::within_share;
 
 /// The tokens that a running sequence has left to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
