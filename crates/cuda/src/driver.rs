@@ -61,6 +61,8 @@ pub(crate) struct Device {
     pub(crate) has_wgmma: bool,
     /// Changes whenever memory is allocated or freed: recorded launches hold addresses.
     generation: AtomicU64,
+    /// Number of runs of steps that have begun, those that were only recorded included.
+    run: AtomicU64,
 }
 
 // SAFETY: contexts, streams, functions and devices are handles that the driver allows any thread to use.
@@ -115,6 +117,7 @@ impl Device {
             shared_limit,
             has_wgmma,
             generation: AtomicU64::new(0),
+            run: AtomicU64::new(0),
         }))
     }
 
@@ -148,6 +151,16 @@ impl Device {
 
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Number of the current run of a step. Operations outside of steps belong to the run before them.
+    pub(crate) fn run(&self) -> u64 {
+        self.run.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a step runs or is recorded from its beginning.
+    pub(crate) fn begin_run(&self) {
+        self.run.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn stream(&self) -> sys::CUstream {
@@ -333,6 +346,10 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.address
     }

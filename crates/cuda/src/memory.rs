@@ -29,8 +29,10 @@ pub(crate) struct StoredOperand {
     pitch: usize,
     rows: usize,
     is_bf16: bool,
-    /// False once the activation has changed.
-    pub(crate) is_current: bool,
+    /// The run in which the operand was filled; `None` once the activation has changed. It is filled again in every
+    /// run that reads it: a run that was only recorded has computed nothing, and a recording must not depend on what
+    /// an earlier run left.
+    filled_in: Option<u64>,
 }
 
 /// Bytes of an operand's numbers: whole panels of 128 rows.
@@ -80,13 +82,14 @@ impl DeviceMemory {
                 pitch,
                 rows,
                 is_bf16,
-                is_current: false,
+                filled_in: None,
             });
         }
         let operand = stored.as_mut().expect("made above");
-        let must_fill = !operand.is_current || operand.is_bf16 != is_bf16;
+        let run = Some(device.run());
+        let must_fill = operand.filled_in != run || operand.is_bf16 != is_bf16;
         operand.is_bf16 = is_bf16;
-        operand.is_current = true;
+        operand.filled_in = run;
         Ok((operand.parameter(), must_fill))
     }
 
@@ -95,14 +98,15 @@ impl DeviceMemory {
     pub(crate) fn operand_to_write(&self, rows: usize) -> Option<Operand> {
         let mut stored = self.operand();
         let operand = stored.as_mut()?;
-        operand.is_current = operand.rows >= rows;
-        operand.is_current.then(|| operand.parameter())
+        let has_room = operand.rows >= rows;
+        operand.filled_in = has_room.then(|| self.buffer.device().run());
+        has_room.then(|| operand.parameter())
     }
 
     /// Notes that the activation changes without its operand.
     fn outdate(&self) {
         if let Some(operand) = self.operand().as_mut() {
-            operand.is_current = false;
+            operand.filled_in = None;
         }
     }
 }

@@ -212,6 +212,7 @@ impl CudaBackend {
         self.gpu().begin_step(index)?;
         let result = self.replay_or_run(index, memo, &mut || {
             self.gpu().row_maxima.are_clear = false;
+            self.device.begin_run();
             run()
         });
         self.gpu().current = Current::default();

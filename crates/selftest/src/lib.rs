@@ -132,4 +132,7 @@ fn check_bits(backend: &dyn Backend, check: &mut dyn FnMut(&str, &dyn Fn())) {
     check("a gated MLP equals a norm, products, a gate and an addition", &|| {
         residual_stream::gated_mlp_equals_its_parts(backend);
     });
+    check("experts into the residual stream equal experts and an addition", &|| {
+        residual_stream::experts_equal_their_parts(backend);
+    });
 }

@@ -64,9 +64,6 @@ pub fn gated_mlp_equals_its_parts(backend: &dyn Backend) {
 }
 
 /// Checks that experts whose sum goes into the residual stream equal experts and an addition.
-///
-/// For devices that do not record steps. If CUDA cannot record a step, it runs the step again and takes the operand of
-/// a tensor that was written before the step as already made. No model reads such a tensor in a step; this check does.
 pub fn experts_equal_their_parts(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(9) };
     for formats in FORMATS {
