@@ -93,7 +93,7 @@ pub(super) fn run(
     args: &ProveArgs,
     requests: &[Request],
     device: ModelOnDevice,
-    single_threaded: impl FnOnce() -> Result<ModelOnDevice>,
+    single_threaded: Option<impl FnOnce() -> Result<ModelOnDevice>>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<SettingResult>> {
     let per_request = (args.longest as usize + args.reply as usize).div_ceil(BLOCK_LEN) + 1;
@@ -135,9 +135,11 @@ pub(super) fn run(
     };
     comparison.compare("preempted", &mut device.engine(tight)?, &in_order, 0)?;
 
-    // A second copy of a large model may not fit into memory.
-    drop(device);
-    comparison.compare("one thread", &mut single_threaded()?.engine(options)?, &in_order, 0)?;
+    if let Some(single_threaded) = single_threaded {
+        // A second copy of a large model may not fit into memory.
+        drop(device);
+        comparison.compare("one thread", &mut single_threaded()?.engine(options)?, &in_order, 0)?;
+    }
     Ok(comparison.results)
 }
 
@@ -268,7 +270,8 @@ mod tests {
     fn num_different(device: impl Fn() -> ModelOnDevice) -> usize {
         let args = ProveArgs::sample(40, 100, 40);
         let requests = requests::random(&args, 24);
-        let results = run(&args, &requests, device(), || Ok(device()), &mut |_| ()).expect("every request is served");
+        let results =
+            run(&args, &requests, device(), Some(|| Ok(device())), &mut |_| ()).expect("every request is served");
         assert!(
             results.iter().any(|result| result.cached_tokens > 0)
                 && results.iter().any(|result| result.preemptions > 0)

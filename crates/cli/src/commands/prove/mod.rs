@@ -20,8 +20,8 @@ use comparison::{ModelOnDevice, SettingResult};
 ///
 /// Random prompts are answered one at a time; then all again in batches, in
 /// another order, in chunks of several sizes, with and without cached prefixes,
-/// with preemption, and on one thread. Half are greedy, half are sampled. Tokens
-/// and log probabilities must agree to the bit.
+/// with preemption, and, on a CPU, on one thread. Half are greedy, half are
+/// sampled. Tokens and log probabilities must agree to the bit.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
@@ -79,6 +79,8 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
         let backend = args.compute.single_threaded()?;
         Ok(ModelOnDevice::new(args.compute.decoder(&checkpoint, &backend)?, backend))
     };
+    // A GPU has no such setting, and another device may have other bits.
+    let single_threaded = (!backend.is_asynchronous()).then_some(single_threaded);
     let rows = comparison::run(args, &requests, ModelOnDevice::new(model, backend), single_threaded, &mut tell)?;
     tell("");
     let num_different = rows.iter().map(|row| row.num_different).sum::<usize>();
