@@ -98,6 +98,24 @@ impl SamplingParams {
     }
 }
 
+impl SamplingParams {
+    /// Refuses rules that exclude every token of the vocabulary. Ids outside of it were refused before.
+    pub(crate) fn check_left(&self, vocab_size: usize) -> Result<(), Error> {
+        let ends = || self.end_ids.iter().chain(&self.stop_ids).filter(|_| self.min_tokens > 0);
+        if self.allowed_tokens.is_none() && self.banned_tokens.len() + ends().count() < vocab_size {
+            return Ok(());
+        }
+        let mut is_left = vec![self.allowed_tokens.is_none(); vocab_size];
+        self.allowed_tokens.iter().flatten().for_each(|&id| is_left[id as usize] = true);
+        self.banned_tokens.iter().for_each(|&id| is_left[id as usize] = false);
+        if !is_left.contains(&true) {
+            return Err(Error::AllExcluded { name: "banned_tokens" });
+        }
+        ends().for_each(|&id| is_left[id as usize] = false);
+        if is_left.contains(&true) { Ok(()) } else { Err(Error::AllExcluded { name: "min_tokens" }) }
+    }
+}
+
 /// Refuses a list that is too long.
 fn check_length(name: &'static str, kind: OptionKind, value: ValueRef<'_>) -> Result<(), Error> {
     match (kind, value) {

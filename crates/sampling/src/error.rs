@@ -13,6 +13,8 @@ pub enum Error {
     ListedTwice { name: &'static str, token: u32 },
     #[error("{name}: token {token} is outside the vocabulary of {vocab_size}")]
     OutsideVocabulary { name: &'static str, token: u32, vocab_size: usize },
+    #[error("{name}: every token is excluded, so no reply is possible; allow more tokens")]
+    AllExcluded { name: &'static str },
     #[error("samplers: no step is called {found:?}; expected {expected}")]
     UnknownStep { found: String, expected: String },
     #[error("samplers: {step} is listed twice")]

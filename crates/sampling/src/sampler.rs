@@ -96,6 +96,7 @@ impl Sampler {
     pub fn new(params: &SamplingParams, vocab_size: usize) -> Result<Sampler, Error> {
         params.check()?;
         params.check_ids(vocab_size)?;
+        params.check_left(vocab_size)?;
         Ok(Sampler {
             steps: chain(params, vocab_size),
             seed: params.seed,

@@ -297,6 +297,7 @@ fn in_flags(error: sampling::Error) -> anyhow::Error {
         | Error::TooMany { name, .. }
         | Error::Empty { name }
         | Error::ListedTwice { name, .. }
+        | Error::AllExcluded { name }
         | Error::OutsideVocabulary { name, .. }
         | Error::NothingToMove { name } => anyhow!("{}", text.replacen(name, &flag(name), 1)),
         Error::NoEffect { name, without } => anyhow!("{} does nothing without {}", flag(name), flag(without)),

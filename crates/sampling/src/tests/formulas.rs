@@ -108,7 +108,7 @@ fn token_rules_hold() {
     let allowed = SamplingParams { allowed_tokens: Some(vec![5, 6, 39]), ..neutral() };
     assert_eq!(survivor_ids(&allowed, &logits), [5, 6, 39]);
     let neither = SamplingParams { banned_tokens: vec![5, 6, 39], ..allowed };
-    assert_eq!(choose(&neither, &logits, 0), Err(Error::NothingLeft));
+    assert_eq!(choose(&neither, &logits, 0), Err(Error::AllExcluded { name: "banned_tokens" }));
     let biased = SamplingParams { logit_bias: vec![(11, 100.0)], ..greedy.clone() };
     assert_eq!(choose(&biased, &logits, 0), Ok(11));
 

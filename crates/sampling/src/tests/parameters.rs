@@ -167,6 +167,26 @@ fn inputs_of_the_wrong_size_are_refused() {
     assert_eq!(sample(&[0.0; 40], Some(&[0, 1 << 7])).unwrap().token, 39);
 }
 
+/// Rules that leave no token are refused with the parameters, not when the first token is sampled.
+#[test]
+fn rules_that_exclude_every_token_are_refused() {
+    let refused = |params: SamplingParams| Sampler::new(&params, 40).map(drop);
+    let usual = SamplingParams::default();
+    let all: Vec<u32> = (0..40).collect();
+    let excluded = |name| Err(Error::AllExcluded { name });
+    assert_eq!(refused(SamplingParams { banned_tokens: all.clone(), ..usual.clone() }), excluded("banned_tokens"));
+    assert_eq!(refused(SamplingParams { banned_tokens: all[1..].to_vec(), ..usual.clone() }), Ok(()));
+    let repeated = [&all[1..], &all[1..]].concat();
+    assert_eq!(refused(SamplingParams { banned_tokens: repeated, ..usual.clone() }), Ok(()), "token 0 is left");
+    let allowed = SamplingParams { allowed_tokens: Some(vec![3, 4]), ..usual.clone() };
+    assert_eq!(refused(SamplingParams { banned_tokens: vec![4, 3], ..allowed.clone() }), excluded("banned_tokens"));
+    assert_eq!(refused(SamplingParams { banned_tokens: vec![4, 5], ..allowed.clone() }), Ok(()));
+    let ends = SamplingParams { end_ids: vec![3], stop_ids: vec![4], ..allowed };
+    assert_eq!(refused(ends.clone()), Ok(()));
+    assert_eq!(refused(SamplingParams { min_tokens: 1, ..ends }), excluded("min_tokens"));
+    assert_eq!(refused(SamplingParams { min_tokens: 1, end_ids: all, ..usual }), excluded("min_tokens"));
+}
+
 #[test]
 fn settings_of_steps_that_are_off_are_refused_by_name() {
     let usual = SamplingParams::default();

@@ -159,6 +159,7 @@ impl From<SamplingError> for ApiError {
             | SamplingError::NoEffect { name, .. }
             | SamplingError::NothingToMove { name }
             | SamplingError::ListedTwice { name, .. }
+            | SamplingError::AllExcluded { name }
             | SamplingError::OutsideVocabulary { name, .. } => name,
             SamplingError::UnknownStep { .. }
             | SamplingError::StepTwice { .. }
