@@ -10,21 +10,28 @@ mod terminal;
 use anyhow::Result;
 use flags::command_line::{Cli, Command};
 use std::io::Write;
-use std::panic::{self, PanicHookInfo};
+use std::panic;
 use std::process::ExitCode;
 use terminal::interrupt::{INTERRUPTED_STATUS, Interrupt, Interrupted};
+use terminal::log;
 use terminal::output::{Output, is_reader_gone};
 
 fn main() -> ExitCode {
-    panic::set_hook(Box::new(report_panic));
-    // The hook has printed the message; only the exit status is left to set.
-    let Ok(result) = panic::catch_unwind(run) else { return ExitCode::FAILURE };
+    panic::set_hook(Box::new(log::report_panic));
+    // The hook has printed the message of a panic; only the exit status is left to set.
+    let status = panic::catch_unwind(run).map_or(ExitCode::FAILURE, status);
+    log::finish();
+    status
+}
+
+/// Reports an error and returns the exit status.
+fn status(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => ExitCode::from(INTERRUPTED_STATUS),
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            log::error(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -37,7 +44,7 @@ fn run() -> Result<()> {
     let mut output = Output::new();
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, &mut output),
-        Command::Serve(args) => commands::serve::run(args, &hub, &interrupt),
+        Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
         Command::Explain(args) => commands::explain::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Pull(args) => commands::pull::run(args, &hub, &mut output),
         Command::List(args) => commands::list::run(args, &hub, &mut output),
@@ -52,11 +59,4 @@ fn run() -> Result<()> {
         Command::Quantize(args) => commands::quantize::run(args, &hub, &interrupt, &mut output),
     }?;
     Ok(output.flush()?)
-}
-
-/// Reports a panic as an internal error of this program.
-fn report_panic(info: &PanicHookInfo) {
-    let place = info.location().map_or_else(String::new, |place| format!(" ({}:{})", place.file(), place.line()));
-    let what = info.payload_as_str().unwrap_or("no message");
-    let _ = writeln!(std::io::stderr(), "error: internal error{place}: {what}; please report it");
 }

@@ -13,6 +13,7 @@
 
 mod http;
 mod limits;
+mod log_losses;
 mod metrics;
 mod openai;
 mod random;
@@ -28,6 +29,7 @@ pub use http::drain::Drain;
 pub use http::listen::{Ended, Tls, TlsError};
 pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::tenants::Tenants;
+pub use log_losses::LogLosses;
 pub use state::{Limits, Options};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.

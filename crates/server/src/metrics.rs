@@ -1,5 +1,6 @@
 //! Counters, gauges and histograms in the text format of Prometheus. `docs/metrics.md` lists every name.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pellucid_engine::EngineStats;
@@ -11,6 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::log_losses::{LogLossCollector, LogLosses};
 
 /// Histogram buckets in seconds, from one token of a small model to a long reply.
 const TIMES: [f64; 16] =
@@ -95,12 +98,13 @@ impl Times {
 }
 
 impl Metrics {
-    pub(crate) fn new(model: &str, has_vllm: bool) -> Metrics {
+    pub(crate) fn new(model: &str, has_vllm: bool, log_losses: Arc<LogLosses>) -> Metrics {
         let times = Times::new();
         let (prompt_tokens, generated_tokens) = (Counter::<u64, AtomicU64>::default(), Counter::default());
         let (requests, http) = (Family::default(), Family::default());
         let connections = Gauge::default();
         let mut registry = Registry::default();
+        registry.register_collector(Box::new(LogLossCollector(log_losses)));
         let own = registry.sub_registry_with_prefix("pellucid");
         own.register(
             "request_queue_seconds",

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::http::drain::Drain;
 use crate::limits::tenants::Tenants;
+use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
 
 /// Limits on what clients may use.
@@ -62,6 +63,8 @@ pub struct Options {
     pub loopback_hosts_only: bool,
     /// Whether to export metrics under vLLM's names too, which inference gateways read.
     pub vllm_metrics: bool,
+    /// Lines of the log that were lost, which the program counts and the metrics report.
+    pub log_losses: Arc<LogLosses>,
 }
 
 /// State shared by all routes.
@@ -85,9 +88,9 @@ pub(crate) const BODY_UNIT: usize = 4096;
 
 impl App {
     pub(crate) fn new(model: LoadedModel, options: Options, drain: Drain) -> App {
-        let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics } = options;
+        let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics, log_losses } = options;
         App {
-            metrics: Metrics::new(&model.id, vllm_metrics),
+            metrics: Metrics::new(&model.id, vllm_metrics, log_losses),
             bodies: Arc::new(tokio::sync::Semaphore::new(limits.max_bodies_bytes.div_ceil(BODY_UNIT))),
             model,
             tenants,

@@ -16,6 +16,7 @@ use crate::atomic_file::{self, AtomicFile};
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, escaped, grouped};
 use crate::terminal::interrupt::Interrupt;
+use crate::terminal::log;
 use crate::terminal::output::Output;
 
 /// Quantize a model to a GGUF file
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
         notes.push(format!("{count} tensors that are not part of the decoder are left out, such as {example}"));
     }
     for note in &notes {
-        writeln!(std::io::stderr(), "note: {}", escaped(note))?;
+        log::note(&format!("note: {}", escaped(note)));
     }
     let lines = write(&model, &metadata, &tensors, num_threads, &args.out, interrupt)?;
     report(args, scheme, &checkpoint, &notes, &lines, output)

@@ -31,6 +31,9 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
     #[command(flatten)]
     store: StoreArgs,
+    /// Notes about the environment, for the log of `serve`.
+    #[arg(skip)]
+    pub(crate) notes: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -79,6 +82,7 @@ impl Cli {
     /// Parses the command line; for `serve` also the environment and the config file, which have lower precedence.
     pub(crate) fn read() -> Result<Cli> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
+        let mut notes = Vec::new();
         let mut matches = Cli::command().get_matches_from(&arguments);
         if let Some(("serve", given)) = matches.subcommand() {
             let mut command = Cli::command();
@@ -86,7 +90,7 @@ impl Cli {
             command.build();
             let serve = command.find_subcommand("serve").expect("it was just found");
             let settings = setting_layers::lower_layers(serve, given, |name| std::env::var_os(name))?;
-            setting_layers::warn_of_unknown(serve, std::env::vars_os().map(|(name, _)| name));
+            notes = setting_layers::unknown_variables(serve, std::env::vars_os().map(|(name, _)| name));
             let parse = |settings: &[Setting]| {
                 let flags = settings.iter().map(|setting| setting.flag.clone());
                 Cli::command().try_get_matches_from(arguments.iter().cloned().chain(flags))
@@ -100,7 +104,8 @@ impl Cli {
                 }
             });
         }
-        Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
+        let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        Ok(Cli { notes, ..cli })
     }
 
     /// Whether the environment allows colour: NO_COLOR is not set (no-color.org), and the terminal is not dumb.

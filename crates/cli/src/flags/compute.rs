@@ -2,7 +2,7 @@
 //!
 //! `pellucid` does the work; this module names its options as flags, shows progress and puts errors in terms of flags.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use pellucid_tensor::Backend;
 
 use crate::flags::byte_size;
 use crate::terminal::format::{bytes_text, grouped};
+use crate::terminal::log;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Computing")]
@@ -140,7 +141,7 @@ impl ComputeArgs {
 
 /// Opens a device and writes notes about it to standard error.
 pub(crate) fn open_device(options: DeviceOptions) -> Result<Arc<dyn Backend>> {
-    options.open(&mut |note| eprint_line(&note)).map_err(device_in_flags)
+    options.open(&mut |note| log::note(&note)).map_err(device_in_flags)
 }
 
 fn device_in_flags(error: DeviceError) -> Error {
@@ -194,7 +195,7 @@ impl LoadingBar {
                     self.bar.finish_and_clear();
                 }
             }
-            LoadEvent::Note(note) => self.bar.suspend(|| eprint_line(&note)),
+            LoadEvent::Note(note) => self.bar.suspend(|| log::note(&note)),
             _ => {}
         }
     }
@@ -204,8 +205,4 @@ impl Drop for LoadingBar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
-}
-
-fn eprint_line(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
 }

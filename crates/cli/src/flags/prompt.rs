@@ -1,13 +1,13 @@
 //! The flags of a prompt, and how it becomes token ids; `run` and `explain` share them.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use anyhow::{Result, bail};
 use pellucid_generate::{ChatPrompt, LoadedModel};
 use pellucid_tokenizer::message;
 use serde_json::Value;
 
-use crate::terminal::stdin;
+use crate::terminal::{log, stdin};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
@@ -67,8 +67,7 @@ impl PromptArgs {
             bail!("--system: this model has no chat template, so there is no place for instructions");
         }
         if !self.raw {
-            let _ =
-                writeln!(std::io::stderr(), "note: this model has no chat template; its reply continues the prompt");
+            log::note("note: this model has no chat template; its reply continues the prompt");
         }
         Ok(Prompt::Text(prompt))
     }

@@ -96,16 +96,14 @@ pub(crate) fn text(name: &str, value: OsString) -> Result<String> {
     value.into_string().map_err(|_| anyhow!("{name} is set to bytes that are not UTF-8"))
 }
 
-/// Warns about variables that begin with `PELLUCID_` but name no flag. They are not an error: Kubernetes sets such
-/// variables in every container for a service named pellucid.
-pub(crate) fn warn_of_unknown(command: &Command, names: impl Iterator<Item = OsString>) {
+/// Returns warnings about variables that begin with `PELLUCID_` but name no flag. They are no error: Kubernetes sets
+/// such variables in every container for a service named pellucid.
+pub(crate) fn unknown_variables(command: &Command, names: impl Iterator<Item = OsString>) -> Vec<String> {
     let known: Vec<String> =
         command.get_arguments().filter_map(|argument| argument.get_long()).map(variable_of).collect();
-    for name in names.filter_map(|name| name.into_string().ok()) {
-        if name.starts_with("PELLUCID_") && name != "PELLUCID_HOME" && !known.contains(&name) {
-            let _ = writeln!(std::io::stderr(), "note: {name} is set, but there is no setting of that name");
-        }
-    }
+    let is_unknown = |name: &String| name.starts_with("PELLUCID_") && name != "PELLUCID_HOME" && !known.contains(name);
+    let unknown = names.filter_map(|name| name.into_string().ok()).filter(is_unknown);
+    unknown.map(|name| format!("note: {name} is set, but there is no setting of that name")).collect()
 }
 
 /// Reads a TOML file as names and values. Names may be written with underscores.

@@ -1,8 +1,9 @@
 //! Progress of a pull on standard error: a bar on a terminal, lines elsewhere.
 
 use crate::terminal::format::bytes_text;
+use crate::terminal::log;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 /// Redraws per second; more would slow down slow terminals.
@@ -20,7 +21,7 @@ impl Screen {
 
     /// Writes one line. A closed standard error does not stop a download.
     pub(crate) fn say(&self, line: &str) {
-        let _ = writeln!(std::io::stderr(), "{line}");
+        log::note(line);
     }
 
     /// Shows a transfer of `total` bytes that begins at `start`.

@@ -13,6 +13,7 @@ use super::known_models;
 use super::listing::Format;
 use super::name::{ModelRef, Pick, check_target, is_plain_name};
 use super::partial_file::with_suffix;
+use crate::terminal::log;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
@@ -103,7 +104,7 @@ impl Store {
     pub(crate) fn manifests(&self) -> Result<Vec<Manifest>> {
         let (manifests, damaged) = self.scan()?;
         for Damaged { why, .. } in damaged {
-            let _ = writeln!(std::io::stderr(), "warning: {why:#}");
+            log::note(&format!("warning: {why:#}"));
         }
         Ok(manifests)
     }

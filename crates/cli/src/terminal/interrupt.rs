@@ -3,9 +3,11 @@
 //! `main` installs the one handler. A command that must clean up before the program exits registers that with
 //! [`Interrupt::on_exit`]; one that can stop without an exit uses [`Interrupt::stopping`] or [`Interrupt::on_signal`].
 
-use std::io::Write;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{log, output};
 
 /// Exit status that shells use for a program stopped by Ctrl-C: 128 plus the number of the signal.
 pub(crate) const INTERRUPTED_STATUS: u8 = 130;
@@ -31,6 +33,16 @@ const RUNNING: u8 = 1;
 /// The stop was requested; the next Ctrl-C exits the program.
 const STOP_REQUESTED: u8 = 2;
 
+/// Time after a request to stop in which a write that waits for its reader ends the program.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Cleans up and exits.
+fn exit(cleanup: &Mutex<Option<Cleanup>>) -> ! {
+    let cleanup = cleanup.lock().unwrap_or_else(PoisonError::into_inner).take();
+    log::note_within_timeout(cleanup.map_or_else(String::new, |cleanup| format!("\ninterrupted: {}", cleanup())));
+    std::process::exit(INTERRUPTED_STATUS.into());
+}
+
 impl std::fmt::Debug for Interrupt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Interrupt")
@@ -48,15 +60,19 @@ impl Interrupt {
             if let Some(listener) = &*listener.lock().unwrap_or_else(PoisonError::into_inner) {
                 return listener();
             }
+            let cleanup = cleanup.clone();
             if state.compare_exchange(RUNNING, STOP_REQUESTED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                // A command that waits for the reader of its standard output cannot see the request.
+                let exit_if_stuck = move || {
+                    if output::gets_stuck_within(STOP_TIMEOUT) {
+                        exit(&cleanup);
+                    }
+                };
+                // Without a thread, a second Ctrl-C exits.
+                let _ = std::thread::Builder::new().spawn(exit_if_stuck);
                 return;
             }
-            let cleanup = cleanup.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let _ = match cleanup {
-                Some(cleanup) => writeln!(std::io::stderr(), "\ninterrupted: {}", cleanup()),
-                None => writeln!(std::io::stderr()),
-            };
-            std::process::exit(INTERRUPTED_STATUS.into());
+            exit(&cleanup);
         });
         interrupt
     }

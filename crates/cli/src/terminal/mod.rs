@@ -1,7 +1,9 @@
-//! The terminal: standard input and output, Ctrl-C, and numbers, sizes and tokens as people read them.
+//! The terminal: standard input and output, the log, Ctrl-C, and numbers, sizes and tokens as people read them.
 
 pub(crate) mod format;
 pub(crate) mod interrupt;
+pub(crate) mod log;
+mod log_queue;
 pub(crate) mod output;
 pub(crate) mod stdin;
 pub(crate) mod token_table;

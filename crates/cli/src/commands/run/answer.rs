@@ -12,6 +12,7 @@ use pellucid_sampling::SamplingParams;
 
 use crate::flags::prompt::Prompt;
 use crate::terminal::interrupt::Interrupt;
+use crate::terminal::log;
 use crate::terminal::output::Output;
 
 /// Time between two checks for Ctrl-C while waiting for the engine.
@@ -64,7 +65,7 @@ impl Answerer<'_> {
             }
         }
         let text = end_output(&replies, output)?;
-        let _ = writeln!(std::io::stderr(), "{}", self.summary(&generation));
+        log::note(&self.summary(&generation));
         Ok(Answer { text, interrupted })
     }
 

@@ -1,7 +1,5 @@
 //! The chat of `pellucid run`: reads lines with editing and history, shows replies and keeps the conversation.
 
-use std::io::Write;
-
 use anyhow::{Context, Result};
 use pellucid_tokenizer::message;
 use rustyline::error::ReadlineError;
@@ -11,7 +9,8 @@ use serde_json::Value;
 
 use super::answer::Answerer;
 use crate::flags::prompt::Prompt;
-use crate::terminal::output::Output;
+use crate::terminal::log::note as say;
+use crate::terminal::output::{Output, is_output_error};
 
 const HELP: &str = "/new starts over, /exit or Ctrl-D ends the chat, Ctrl-C stops a reply";
 
@@ -55,7 +54,7 @@ pub(super) fn chat(answerer: &mut Answerer<'_>, system: Option<Value>, output: &
         match answerer.answer(&prompt, output) {
             Ok(reply) => messages.push(message("assistant", &reply.text)),
             // Without the message that failed, the user can continue the conversation with a shorter one.
-            Err(error) if !crate::terminal::output::is_reader_gone(&error) => {
+            Err(error) if !is_output_error(&error) => {
                 messages.pop();
                 let is_full = matches!(error.downcast_ref(), Some(pellucid_engine::Error::PromptTooLong { .. }));
                 let advice = if is_full { "; start over with /new, or use a larger --context" } else { "" };
@@ -75,8 +74,4 @@ fn read(editor: &mut Editor<(), MemHistory>) -> Result<String, ReadlineError> {
     // A line that does not fit into the history is still a message.
     let _ = editor.add_history_entry(text.as_str());
     Ok(text)
-}
-
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
 }

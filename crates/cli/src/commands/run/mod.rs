@@ -3,7 +3,7 @@
 mod answer;
 mod chat;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
@@ -16,6 +16,7 @@ use crate::flags::sampling::BeamArgs;
 use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
+use crate::terminal::log;
 use crate::terminal::output::Output;
 use answer::Answerer;
 
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     }
     let loaded = args.compute.open(&path, width)?;
     if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
-        writeln!(std::io::stderr(), "[{}]", memory_text(&loaded.info))?;
+        log::note(&format!("[{}]", memory_text(&loaded.info)));
     }
     let model = loaded.model;
     let sampling = args.sampling.params(&model.tokenizer, defaults)?;
@@ -154,6 +155,6 @@ fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedM
     };
     let preset = preset.map_or_else(String::new, |preset| format!("preset {preset}: "));
     let steps: Vec<String> = steps.iter().map(name).collect();
-    let _ = writeln!(std::io::stderr(), "[{preset}{}]", steps.join(", "));
+    log::note(&format!("[{preset}{}]", steps.join(", ")));
     Ok(())
 }

@@ -9,6 +9,7 @@ use pellucid_server::Limits;
 
 use super::DEFAULT_HOST;
 use crate::flags::compute::ComputeArgs;
+use crate::terminal::log::LogFormat;
 
 /// Serve a model over HTTP with the OpenAI API
 ///
@@ -168,13 +169,6 @@ impl std::ops::Deref for ServeArgs {
     fn deref(&self) -> &AccessArgs {
         &self.access
     }
-}
-
-#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
-pub(super) enum LogFormat {
-    #[default]
-    Text,
-    Json,
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]

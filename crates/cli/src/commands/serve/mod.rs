@@ -6,21 +6,25 @@ mod flags;
 
 use std::net::{IpAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use pellucid::Loaded;
 use pellucid_generate::LoadedModel;
-use pellucid_server::{Drain, Ended, KeysFile, Options, TenantConfig, Tenants, Tls};
+use pellucid_server::{Drain, Ended, KeysFile, LogLosses, Options, TenantConfig, Tenants, Tls};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::flags::compute::memory_text;
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
+use crate::terminal::log;
+use flags::LogLevel;
 pub(crate) use flags::ServeArgs;
-use flags::{LogFormat, LogLevel};
 
-pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<()> {
+pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Interrupt) -> Result<()> {
+    let log_losses = start_log(args)?;
+    notes.iter().for_each(|note| warn!("{note}"));
     // Errors that do not depend on the model are reported before it is loaded.
     let tenants = tenants(args)?;
     let tls = tls(args)?;
@@ -28,7 +32,6 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
-    start_log(args);
     let loaded = load(args, &path, &tenants)?;
     let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute)?;
     let name = || fingerprint::model_name(args.model.as_deref(), &path);
@@ -57,6 +60,7 @@ pub(crate) fn run(args: &ServeArgs, hub: &Hub, interrupt: &Interrupt) -> Result<
         tenants,
         cors_origins: args.cors_origin.clone(),
         vllm_metrics: args.vllm_metrics,
+        log_losses,
     };
     match pellucid_server::run(model, options, listener, tls, drain).context("the server cannot run")? {
         Ended::Drained => {
@@ -129,20 +133,14 @@ fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
     args.compute.load(builder)
 }
 
-/// Starts logging to standard error. No level logs texts of prompts or replies, or keys.
-fn start_log(args: &ServeArgs) {
+fn start_log(args: &ServeArgs) -> Result<Arc<LogLosses>> {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
-    // Fails only if there is a subscriber already, which cannot happen: this is called once.
-    let _ = match args.log_format {
-        LogFormat::Text => tracing::subscriber::set_global_default(builder.finish()),
-        LogFormat::Json => tracing::subscriber::set_global_default(builder.json().flatten_event(true).finish()),
-    };
+    log::start(level, args.log_format).context("cannot start the thread that writes the log")
 }
 
 /// Default address to listen at.
