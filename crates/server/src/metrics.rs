@@ -28,6 +28,7 @@ pub(crate) struct Metrics {
     requests: Family<OutcomeLabels, Counter>,
     http: Family<HttpLabels, Counter>,
     pub(crate) connections: Gauge,
+    pub(crate) client_memory: Gauge,
     registry: Registry,
     model: String,
     has_vllm: bool,
@@ -102,7 +103,7 @@ impl Metrics {
         let times = Times::new();
         let (prompt_tokens, generated_tokens) = (Counter::<u64, AtomicU64>::default(), Counter::default());
         let (requests, http) = (Family::default(), Family::default());
-        let connections = Gauge::default();
+        let (connections, client_memory) = (Gauge::default(), Gauge::default());
         let mut registry = Registry::default();
         registry.register_collector(Box::new(LogLossCollector(log_losses)));
         let own = registry.sub_registry_with_prefix("pellucid");
@@ -123,6 +124,8 @@ impl Metrics {
         own.register("requests", "Requests to the model, by tenant and outcome", requests.clone());
         own.register("http_requests", "Replies over HTTP, by route and status", http.clone());
         own.register("connections", "Open connections", connections.clone());
+        let help = "Bytes held for clients: bodies, messages, and replies that are not read yet";
+        own.register("client_memory_bytes", help, client_memory.clone());
         // The histograms are registered a second time, under vLLM's names.
         if has_vllm {
             let labels = [("model_name".into(), model.to_owned().into())].into_iter();
@@ -155,6 +158,7 @@ impl Metrics {
             requests,
             http,
             connections,
+            client_memory,
             registry,
             model: model.to_owned(),
             has_vllm,

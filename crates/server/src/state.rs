@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::http::drain::Drain;
+use crate::limits::client_memory::ClientMemory;
 use crate::limits::tenants::Tenants;
 use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
@@ -15,8 +16,8 @@ use crate::metrics::Metrics;
 pub struct Limits {
     /// Maximum bytes of a request's body.
     pub max_body_bytes: usize,
-    /// Maximum bytes of all bodies together that are being read or processed.
-    pub max_bodies_bytes: usize,
+    /// Maximum bytes that clients make the server hold: bodies, messages, and replies that are not read yet.
+    pub max_client_memory: usize,
     /// Maximum time for the whole body to arrive.
     pub body_timeout: Duration,
     /// Maximum time until a connection's next request begins and its headers have arrived.
@@ -37,7 +38,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             max_body_bytes: 4 << 20,
-            max_bodies_bytes: 256 << 20,
+            max_client_memory: 256 << 20,
             body_timeout: Duration::from_secs(30),
             header_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
@@ -75,23 +76,22 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) drain: Drain,
-    /// Memory for request bodies, in units of [`BODY_UNIT`] bytes.
-    pub(crate) bodies: Arc<tokio::sync::Semaphore>,
+    /// Budget for all bytes that clients make the server hold.
+    pub(crate) client_memory: Arc<ClientMemory>,
     pub(crate) cors_origins: Vec<String>,
     pub(crate) loopback_hosts_only: bool,
 }
 
 pub(crate) type SharedApp = Arc<App>;
 
-/// Unit in bytes in which memory for bodies is counted, so that not every read has to acquire a permit.
-pub(crate) const BODY_UNIT: usize = 4096;
-
 impl App {
     pub(crate) fn new(model: LoadedModel, options: Options, drain: Drain) -> App {
         let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics, log_losses } = options;
+        let metrics = Metrics::new(&model.id, vllm_metrics, log_losses);
+        let held = metrics.client_memory.clone();
         App {
-            metrics: Metrics::new(&model.id, vllm_metrics, log_losses),
-            bodies: Arc::new(tokio::sync::Semaphore::new(limits.max_bodies_bytes.div_ceil(BODY_UNIT))),
+            metrics,
+            client_memory: Arc::new(ClientMemory::new(limits.max_client_memory, tenants.len(), held)),
             model,
             tenants,
             limits,

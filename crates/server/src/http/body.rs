@@ -4,54 +4,34 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::BodyExt;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use super::error::{ApiError, RETRY_SOON_S};
+use super::error::ApiError;
 use super::json::Json;
-use crate::limits::tenants::Permit;
-use crate::state::{App, BODY_UNIT};
+use crate::limits::client_memory::{HeldMemory, out_of_memory};
+use crate::limits::tenants::{Permit, Tenant};
+use crate::state::App;
 
 /// Bodies of at least this size are processed on blocking threads: rendering and encoding a long text takes long.
 const LONG_BODY_BYTES: usize = 16 << 10;
 /// A body that is too large is read and discarded up to this multiple of the limit, so that the client receives the
 /// error.
 const DISCARD_FACTOR: usize = 16;
+/// Minimum bytes by which the buffer of a body grows. A larger buffer grows by a quarter, so that bytes are copied few
+/// times, and little memory is taken before bytes arrive.
+const GROWTH_BYTES: usize = 64 << 10;
 
-/// A body with its share of the memory for all bodies, held until the body is processed even if the client disconnects.
+/// A body with the client memory that it takes, held until the body is processed even if the client disconnects.
 #[derive(Debug)]
 pub(crate) struct ReadBody {
     /// `body` or `message`, for error texts.
     name: &'static str,
     bytes: Vec<u8>,
-    memory: BodyMemory,
-}
-
-/// A share of the memory for all bodies; released when dropped.
-#[derive(Debug, Default)]
-struct BodyMemory(Option<OwnedSemaphorePermit>);
-
-impl BodyMemory {
-    /// Reserves memory for a body that grows from `before` to `after` bytes.
-    fn grow(&mut self, app: &App, before: usize, after: usize) -> Result<(), ApiError> {
-        let units = after.div_ceil(BODY_UNIT) - before.div_ceil(BODY_UNIT);
-        if units == 0 {
-            return Ok(());
-        }
-        let more = app.bodies.clone().try_acquire_many_owned(units as u32).map_err(|_| {
-            let message = "the memory for request bodies is used up; try again later";
-            ApiError::too_many("bodies_in_flight", message, RETRY_SOON_S)
-        })?;
-        match &mut self.0 {
-            Some(permit) => permit.merge(more),
-            None => self.0 = Some(more),
-        }
-        Ok(())
-    }
+    memory: HeldMemory,
 }
 
 /// Reads a JSON body.
-pub(crate) async fn read(app: &App, request: Request<Body>) -> Result<ReadBody, ApiError> {
+pub(crate) async fn read(app: &App, tenant: &Tenant, request: Request<Body>) -> Result<ReadBody, ApiError> {
     check_type(request.headers())?;
     let limit = app.limits.max_body_bytes;
     let deadline = Instant::now() + app.limits.body_timeout;
@@ -60,21 +40,21 @@ pub(crate) async fn read(app: &App, request: Request<Body>) -> Result<ReadBody, 
     if announced.is_some_and(|length: usize| length > limit) {
         return Err(too_large(body, limit, deadline).await);
     }
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
-    let mut memory = BodyMemory::default();
+    // The announced length is not reserved: many clients can announce much and send nothing.
+    let mut read = ReadBody { name: "body", bytes: Vec::new(), memory: HeldMemory::none(&app.client_memory, tenant) };
+    let max_len = announced.unwrap_or(limit);
     loop {
         let late = || ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time");
         let frame = match timeout_at(deadline, body.frame()).await.map_err(|_| late())? {
-            None => return Ok(ReadBody { name: "body", bytes, memory }),
+            None => return Ok(read),
             Some(Ok(frame)) => frame,
             Some(Err(_)) => return Err(ApiError::invalid("the connection closed before the whole body arrived")),
         };
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > limit {
+        if read.bytes.len() + data.len() > limit {
             return Err(too_large(body, limit, deadline).await);
         }
-        memory.grow(app, bytes.len(), bytes.len() + data.len())?;
-        bytes.extend_from_slice(&data);
+        read.append(&data, max_len)?;
     }
 }
 
@@ -111,10 +91,23 @@ async fn read_and_discard(mut body: Body, mut left: usize, deadline: Instant) {
 }
 
 impl ReadBody {
+    /// Adds bytes of a body that will have at most `max_len`. Memory is charged before it is allocated.
+    fn append(&mut self, data: &[u8], max_len: usize) -> Result<(), ApiError> {
+        let (len, capacity) = (self.bytes.len() + data.len(), self.bytes.capacity());
+        if len > capacity {
+            let roomy = (capacity + GROWTH_BYTES.max(capacity / 4)).min(max_len);
+            self.memory.grow_to(roomy.max(len))?;
+            let more = roomy.max(len) - self.bytes.len();
+            self.bytes.try_reserve_exact(more).map_err(|_| out_of_memory())?;
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+
     /// Wraps a WebSocket message that was already read.
-    pub(crate) fn of_message(app: &App, bytes: Vec<u8>) -> Result<ReadBody, ApiError> {
-        let mut memory = BodyMemory::default();
-        memory.grow(app, 0, bytes.len())?;
+    pub(crate) fn of_message(app: &App, tenant: &Tenant, bytes: Vec<u8>) -> Result<ReadBody, ApiError> {
+        let mut memory = HeldMemory::none(&app.client_memory, tenant);
+        memory.grow_to(bytes.capacity())?;
         Ok(ReadBody { name: "message", bytes, memory })
     }
 
@@ -161,16 +154,20 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
+    use prometheus_client::metrics::gauge::Gauge;
+
     use super::*;
     use crate::MAX_BLOCKING;
+    use crate::limits::client_memory::ClientMemory;
     use crate::limits::keys_file::TenantConfig;
     use crate::limits::tenants::Tenants;
 
-    fn long_body() -> ReadBody {
+    fn long_body(tenant: &Tenant) -> ReadBody {
+        let memory = Arc::new(ClientMemory::new(1 << 30, 2, Gauge::default()));
         ReadBody {
             name: "body",
             bytes: [b"{}".to_vec(), vec![b' '; LONG_BODY_BYTES]].concat(),
-            memory: BodyMemory::default(),
+            memory: HeldMemory::none(&memory, tenant),
         }
     }
 
@@ -195,13 +192,14 @@ mod tests {
             let flood: Vec<_> = (0..2 * MAX_BLOCKING)
                 .map(|_| {
                     let (permit, held) = (a.admit(false).unwrap(), held.clone());
+                    let body = long_body(&a);
                     let work = move |_| Ok(held.lock().unwrap().recv().is_err());
-                    tokio::spawn(async move { long_body().parse(permit, work).await.map(drop) })
+                    tokio::spawn(async move { body.parse(permit, work).await.map(drop) })
                 })
                 .collect();
             tokio::task::yield_now().await;
             let permit = b.admit(false).unwrap();
-            let soon = tokio::time::timeout(Duration::from_secs(60), long_body().parse(permit, |_| Ok(5)));
+            let soon = tokio::time::timeout(Duration::from_secs(60), long_body(&b).parse(permit, |_| Ok(5)));
             let (answer, _) = soon.await.expect("a thread for the second tenant").unwrap();
             assert_eq!(answer, 5);
             assert!(!flood.iter().any(|one| one.is_finished()), "the first tenant's texts must still be waiting");

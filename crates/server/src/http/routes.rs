@@ -170,7 +170,7 @@ async fn read_body<T: Send + 'static>(
             return Err(error);
         }
     };
-    match body::read(app, request).await {
+    match body::read(app, &caller.tenant, request).await {
         Ok(body) => body.parse(permit, work).await,
         Err(error) => {
             permit.refuse(&error);

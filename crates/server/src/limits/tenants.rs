@@ -117,6 +117,11 @@ impl Tenants {
         !self.keys.is_empty()
     }
 
+    /// Number of tenants; one if there are no keys.
+    pub(crate) fn len(&self) -> usize {
+        self.tenants.len()
+    }
+
     /// Returns the KV quota in tokens of each tenant that has one.
     pub fn kv_quotas(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
         self.tenants.iter().filter_map(|tenant| Some((tenant.id, tenant.config.kv_tokens?)))

@@ -106,7 +106,8 @@ async fn first_message(
     let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "no request arrived in time");
     let Some(text) = message.map_err(late)?? else { return Ok(None) };
     let permit = caller.admit(app, true)?;
-    let body = ReadBody::of_message(app, text.into_bytes()).inspect_err(|error| permit.refuse(error))?;
+    let body =
+        ReadBody::of_message(app, &caller.tenant, text.into_bytes()).inspect_err(|error| permit.refuse(error))?;
     let (app, caller) = (app.clone(), caller.clone());
     let work = move |mut value| {
         if let Json::Object(entries) = &mut value

@@ -8,6 +8,7 @@ use pellucid_engine::Overcommit;
 use pellucid_server::Limits;
 
 use super::DEFAULT_HOST;
+use crate::flags::byte_size;
 use crate::flags::compute::ComputeArgs;
 use crate::terminal::log::LogFormat;
 
@@ -134,6 +135,11 @@ pub(crate) struct BoundArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = number(1024, 1 << 30))]
     max_body_bytes: usize,
 
+    /// Maximum bytes that clients make the server hold: bodies, messages and
+    /// unread replies; more get 503, a tenant above its share gets 429
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", default_value = "256MiB", value_parser = byte_size::parse)]
+    max_client_memory: u64,
+
     /// Maximum open connections
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = number(1, 1 << 20))]
     max_connections: usize,
@@ -185,6 +191,7 @@ impl ServeArgs {
         let bounds = &self.bounds;
         Limits {
             max_body_bytes: bounds.max_body_bytes,
+            max_client_memory: usize::try_from(bounds.max_client_memory).unwrap_or(usize::MAX),
             max_connections: bounds.max_connections,
             header_timeout: Duration::from_secs(bounds.header_timeout),
             body_timeout: Duration::from_secs(bounds.body_timeout),
@@ -192,7 +199,6 @@ impl ServeArgs {
             request_timeout: Duration::from_secs(bounds.request_timeout),
             drain_timeout: Duration::from_secs(bounds.drain_timeout),
             watchdog: Duration::from_secs(bounds.watchdog),
-            ..Limits::default()
         }
     }
 }

@@ -1,0 +1,227 @@
+//! The budget for all bytes that clients make the server hold: request bodies and messages while they arrive and are
+//! processed, and replies until the client has read them.
+//!
+//! With several tenants, one may take `more` bytes only if its own bytes then are no more than the bytes that are free
+//! now (the dynamic threshold of shared buffers in switches). One greedy tenant ends at half of the budget, two end at
+//! a third each, and a tenant that holds nothing finds free memory. A single tenant may use all of it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pellucid_engine::TenantId;
+use prometheus_client::metrics::gauge::Gauge;
+
+use super::tenants::Tenant;
+use crate::http::error::{ApiError, RETRY_SOON_S};
+
+/// Bytes are counted in multiples of this, so that not every read of a few bytes locks the counts.
+const UNIT: usize = 4096;
+
+/// Memory that clients make the server hold: its limit, and the bytes in use.
+#[derive(Debug)]
+pub(crate) struct ClientMemory {
+    total: usize,
+    num_tenants: AtomicUsize,
+    used: Mutex<Used>,
+    /// Shows `Used::all` in the metrics.
+    gauge: Gauge,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    all: usize,
+    /// Bytes of each tenant that holds some.
+    by_tenant: HashMap<TenantId, usize>,
+}
+
+impl ClientMemory {
+    pub(crate) fn new(total: usize, num_tenants: usize, gauge: Gauge) -> ClientMemory {
+        ClientMemory { total, num_tenants: AtomicUsize::new(num_tenants), used: Mutex::default(), gauge }
+    }
+
+    /// Applies a change of the number of tenants to memory that is taken from now on.
+    #[allow(dead_code)] // For keys that are loaded again without a restart.
+    pub(crate) fn set_num_tenants(&self, num_tenants: usize) {
+        self.num_tenants.store(num_tenants, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, tenant: TenantId, more: usize) -> Result<(), ApiError> {
+        let mut used = self.lock();
+        let own = used.by_tenant.get(&tenant).copied().unwrap_or(0);
+        if !within_share(own, used.all, self.total, more, self.num_tenants.load(Ordering::Relaxed)) {
+            return Err(if used.all.saturating_add(more) > self.total { full() } else { above_share() });
+        }
+        used.all += more;
+        *used.by_tenant.entry(tenant).or_default() += more;
+        self.gauge.set(used.all as i64);
+        Ok(())
+    }
+
+    fn give_back(&self, tenant: TenantId, less: usize) {
+        let mut used = self.lock();
+        used.all -= less;
+        if let Some(own) = used.by_tenant.get_mut(&tenant) {
+            *own -= less;
+            if *own == 0 {
+                used.by_tenant.remove(&tenant);
+            }
+        }
+        self.gauge.set(used.all as i64);
+    }
+}
+
+/// Whether a tenant that holds `own` of the `all` units in use may take `more` of the `total`.
+fn within_share(own: usize, all: usize, total: usize, more: usize, num_tenants: usize) -> bool {
+    let Some(free) = total.checked_sub(all) else { return false };
+    let own = if num_tenants > 1 { own } else { 0 };
+    own.checked_add(more).is_some_and(|wanted| wanted <= free)
+}
+
+fn full() -> ApiError {
+    let message = "the server's memory for requests and replies is used up; try again later";
+    ApiError::unavailable("client_memory", message, RETRY_SOON_S)
+}
+
+fn above_share() -> ApiError {
+    let message = "this tenant's requests and unread replies hold its share of the server's memory for them; \
+                   try again when some have ended";
+    ApiError::too_many("client_memory_share", message, RETRY_SOON_S)
+}
+
+/// Returns the error of an allocation that the system refused.
+pub(crate) fn out_of_memory() -> ApiError {
+    tracing::warn!("the system has no memory for a request");
+    ApiError::unavailable("client_memory", "the server is short of memory; try again later", RETRY_SOON_S)
+}
+
+/// Bytes that one request or connection holds; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct HeldMemory {
+    memory: Arc<ClientMemory>,
+    tenant: TenantId,
+    /// A multiple of [`UNIT`].
+    bytes: usize,
+}
+
+#[allow(dead_code)] // Not every kind of content uses all of these yet.
+impl HeldMemory {
+    /// Returns an account of `tenant` that holds nothing yet.
+    pub(crate) fn none(memory: &Arc<ClientMemory>, tenant: &Tenant) -> HeldMemory {
+        HeldMemory { memory: memory.clone(), tenant: tenant.id, bytes: 0 }
+    }
+
+    /// Takes memory until at least `bytes` are held; does nothing if they are. On an error, what was held before is
+    /// kept.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let bytes = bytes.checked_next_multiple_of(UNIT).ok_or_else(full)?;
+        let more = bytes.saturating_sub(self.bytes);
+        if more > 0 {
+            self.memory.take(self.tenant, more)?;
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// Takes `bytes` in addition to those that are held.
+    pub(crate) fn grow_by(&mut self, bytes: usize) -> Result<(), ApiError> {
+        self.grow_to(self.bytes.saturating_add(bytes))
+    }
+
+    /// Gives memory back until at most `bytes`, rounded up to whole units, are held.
+    pub(crate) fn shrink_to(&mut self, bytes: usize) {
+        let bytes = bytes.checked_next_multiple_of(UNIT).unwrap_or(usize::MAX);
+        let less = self.bytes.saturating_sub(bytes);
+        if less > 0 {
+            self.memory.give_back(self.tenant, less);
+            self.bytes -= less;
+        }
+    }
+
+    /// Adds the memory that `other` holds. Both must be of one tenant.
+    pub(crate) fn merge(&mut self, mut other: HeldMemory) {
+        debug_assert_eq!(self.tenant, other.tenant, "memory of two tenants");
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+}
+
+impl Drop for HeldMemory {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::keys_file::TenantConfig;
+    use crate::limits::tenants::Tenants;
+
+    const KEYS: [&str; 3] = ["key-of-a", "key-of-b", "key-of-c"];
+
+    fn tenants(count: usize) -> Vec<Arc<Tenant>> {
+        let config =
+            |key: &&str| TenantConfig { name: (*key).into(), keys: vec![(*key).into()], ..TenantConfig::default() };
+        let tenants = Tenants::new(KEYS[..count].iter().map(config).collect()).unwrap();
+        KEYS[..count].iter().map(|key| tenants.find(Some(key.as_bytes())).unwrap()).collect()
+    }
+
+    fn memory(units: usize, num_tenants: usize) -> Arc<ClientMemory> {
+        Arc::new(ClientMemory::new(units * UNIT, num_tenants, Gauge::default()))
+    }
+
+    /// Takes single units until one is refused; returns what is held, and the code of the refusal.
+    fn take_all(memory: &Arc<ClientMemory>, tenant: &Tenant) -> (HeldMemory, &'static str) {
+        let mut held = HeldMemory::none(memory, tenant);
+        loop {
+            if let Err(error) = held.grow_by(1) {
+                return (held, error.detail.code.unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_tenants_leave_memory_for_the_next() {
+        let tenants = tenants(3);
+        let memory = memory(120, 3);
+        let (a, code) = take_all(&memory, &tenants[0]);
+        assert_eq!((a.bytes, code), (60 * UNIT, "client_memory_share"));
+        let (b, code) = take_all(&memory, &tenants[1]);
+        assert_eq!((b.bytes, code), (30 * UNIT, "client_memory_share"));
+        let (c, _) = take_all(&memory, &tenants[2]);
+        assert_eq!(c.bytes, 15 * UNIT);
+        drop((a, b, c));
+        assert!(memory.lock().by_tenant.is_empty());
+        assert_eq!((memory.lock().all, memory.gauge.get()), (0, 0));
+        // Without the rule for shares, one tenant takes everything.
+        memory.set_num_tenants(1);
+        let (a, code) = take_all(&memory, &tenants[0]);
+        assert_eq!((a.bytes, code), (120 * UNIT, "client_memory"));
+        assert_eq!(HeldMemory::none(&memory, &tenants[1]).grow_to(1).unwrap_err().status.as_u16(), 503);
+    }
+
+    #[test]
+    fn memory_is_given_back_exactly_once() {
+        let tenant = &tenants(1)[0];
+        let memory = memory(10, 1);
+        let mut held = HeldMemory::none(&memory, tenant);
+        held.grow_to(UNIT + 1).unwrap();
+        held.grow_to(5).unwrap();
+        assert_eq!(memory.lock().all, 2 * UNIT);
+        assert_eq!(held.grow_to(11 * UNIT).unwrap_err().retry_after_s, Some(1));
+        assert!(held.grow_to(usize::MAX).is_err());
+        assert_eq!(memory.lock().all, 2 * UNIT, "a refusal changes nothing");
+        let mut other = HeldMemory::none(&memory, tenant);
+        other.grow_by(1).unwrap();
+        held.merge(other);
+        assert_eq!((held.bytes, memory.lock().all), (3 * UNIT, 3 * UNIT));
+        held.shrink_to(UNIT);
+        assert_eq!((held.bytes, memory.gauge.get()), (UNIT, UNIT as i64));
+        drop(held);
+        assert_eq!(memory.lock().all, 0);
+    }
+}

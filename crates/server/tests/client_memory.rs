@@ -1,0 +1,92 @@
+//! The budget for all bytes that clients make the server hold: bodies that do not end, and replies that are not read.
+
+mod support;
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use pellucid_server::Limits;
+use support::{Server, Setup, chat_body, tenant};
+
+const CHAT: &str = "/v1/chat/completions";
+const MEMORY: &str = "pellucid_client_memory_bytes";
+/// The right to read metrics, for the key whose use of memory is watched.
+const A: [(&str, &str); 1] = [("Authorization", "Bearer key-of-a")];
+
+fn two_tenants(max_client_memory: usize) -> Server {
+    let limits = Limits { max_client_memory, ..Limits::default() };
+    let mut a = tenant("a", "key-of-a");
+    a.metrics = true;
+    Server::with(Setup { tenants: vec![a, tenant("b", "key-of-b")], limits, ..Setup::default() })
+}
+
+/// Waits until the server holds at least `bytes` for clients, as key `a` sees it.
+#[track_caller]
+fn until_held(server: &Server, is_reached: impl Fn(f64) -> bool) {
+    for _ in 0..3000 {
+        if is_reached(server.metric_as(MEMORY, &A)) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{MEMORY} is still {}", server.metric_as(MEMORY, &A));
+}
+
+/// Announces a body of 4 MiB and sends `sent` bytes of it.
+fn stalled(server: &Server, key: &str, sent: usize) -> TcpStream {
+    let mut stream = server.connect();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
+        server.address,
+        4 << 20
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // A server that refuses the body may close the connection.
+    let _ = stream.write_all(&vec![b' '; sent]);
+    stream
+}
+
+#[test]
+fn stalled_bodies_of_one_tenant_leave_memory_for_another() {
+    let server = two_tenants(16 << 20);
+    // Far more than fits: tenant `a` gets half of the memory, and its other bodies are refused.
+    let bodies: Vec<TcpStream> = (0..70).map(|_| stalled(&server, "key-of-a", 1 << 20)).collect();
+    until_held(&server, |held| held > (7 << 20) as f64);
+    let refused = server.post_as("key-of-a", CHAT, &format!("{}{}", chat_body(""), " ".repeat(2 << 20)));
+    assert_eq!(refused.refused(429).1.as_deref(), Some("client_memory_share"));
+    assert!(refused.header("retry-after").is_some());
+    for _ in 0..10 {
+        server.post_as("key-of-b", CHAT, &chat_body("")).ok();
+        server.post_as("key-of-b", CHAT, &format!("{}{}", chat_body(""), " ".repeat(2 << 20))).ok();
+    }
+    assert!(server.metric_as(MEMORY, &A) <= (8 << 20) as f64, "at most half of the memory");
+    drop(bodies);
+    until_held(&server, |held| held == 0.0);
+    server.post_as("key-of-a", CHAT, &chat_body("")).ok();
+}
+
+#[test]
+fn without_shares_stalled_bodies_take_all_memory() {
+    // A single tenant has no share: its bodies take all memory, and the next request is told that the server is short.
+    let limits = Limits { max_client_memory: 16 << 20, ..Limits::default() };
+    let mut a = tenant("a", "key-of-a");
+    a.metrics = true;
+    let server = Server::with(Setup { tenants: vec![a], limits, ..Setup::default() });
+    let _bodies: Vec<TcpStream> = (0..70).map(|_| stalled(&server, "key-of-a", 1 << 20)).collect();
+    until_held(&server, |held| held > (15 << 20) as f64);
+    let refused = server.post_as("key-of-a", CHAT, &format!("{}{}", chat_body(""), " ".repeat(2 << 20)));
+    assert_eq!(refused.refused(503).1.as_deref(), Some("client_memory"));
+    assert!(refused.header("retry-after").is_some());
+}
+
+#[test]
+fn an_announced_length_takes_no_memory() {
+    let server = two_tenants(16 << 20);
+    let bodies: Vec<TcpStream> = (0..200).map(|_| stalled(&server, "key-of-a", 1)).collect();
+    // One unit of growth for each body, not 4 MiB.
+    until_held(&server, |held| held == (200 * (64 << 10)) as f64 || held >= (7 << 20) as f64);
+    server.post_as("key-of-b", CHAT, &chat_body("")).ok();
+    drop(bodies);
+    until_held(&server, |held| held == 0.0);
+}
