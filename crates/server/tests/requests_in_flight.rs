@@ -83,6 +83,11 @@ fn a_full_queue_is_refused_at_once() {
     for more in ["", ",\"stream\":true"] {
         let reply = server.post(CHAT, &long_chat(more));
         assert_eq!(reply.refused(429).1.as_deref(), Some("queue_full"));
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(
+            !message.contains(|c: char| c.is_ascii_digit()),
+            "a count would show other tenants' activity: {message}"
+        );
         assert!(reply.header("retry-after").is_some());
     }
     // A request with more prompts than the queue holds is refused for good.

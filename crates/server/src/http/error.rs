@@ -201,9 +201,9 @@ impl From<EngineError> for ApiError {
             EngineError::ExceedsKvMemory { .. } | EngineError::ExceedsQuota { .. } => {
                 ApiError::field("max_tokens", format!("{error}; ask for fewer tokens or choices"))
             }
-            EngineError::QueueFull { waiting } => {
-                let message = format!("the queue is full ({waiting} waiting); try again later");
-                ApiError::too_many("queue_full", message, RETRY_SOON_S)
+            // Without the number of waiting requests, which would show the activity of other tenants.
+            EngineError::QueueFull { .. } => {
+                ApiError::too_many("queue_full", "the queue is full; try again later", RETRY_SOON_S)
             }
             EngineError::Stopped => ApiError::unavailable("engine_stopped", "the engine has stopped", 30),
             EngineError::OutOfMemory(_) => {

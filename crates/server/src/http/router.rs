@@ -92,10 +92,21 @@ fn check_headers(request: &Request<Body>) -> Result<(), ApiError> {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
     if target + lines.sum::<usize>() <= MAX_HEADER_BYTES {
-        return Ok(());
+        return check_repeated(request);
     }
     let message = format!("the request's headers are larger than {MAX_HEADER_BYTES} bytes");
     Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message))
+}
+
+/// Refuses a second header where two would let a proxy and this server disagree on who sends a request to whom.
+fn check_repeated(request: &Request<Body>) -> Result<(), ApiError> {
+    for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_TYPE, HeaderName::from_static("x-api-key")] {
+        if request.headers().get_all(&name).iter().nth(1).is_some() {
+            let message = format!("the header {name} must not be repeated");
+            return Err(ApiError::refused(StatusCode::BAD_REQUEST, "repeated_header", message));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the client's request id if it has at most 64 letters, digits and `-_.`, else a new one.
