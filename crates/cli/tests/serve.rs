@@ -46,7 +46,22 @@ impl Served {
     }
 
     fn terminate(&self) {
-        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        self.signal("-TERM");
+    }
+
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Returns the next line of the log that contains `words`.
+    fn next_line(&mut self, words: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.log.read_line(&mut line).unwrap() > 0, "it ended without {words:?}");
+            if line.contains(words) {
+                return line;
+            }
+        }
     }
 
     /// Waits for the end: status and the rest of the log.
@@ -75,6 +90,53 @@ fn it_says_what_it_does_serves_and_leaves() {
     assert_eq!(status, Some(0), "{log}");
     assert!(log.contains("every reply was finished"), "{log}");
     assert!(!log.contains("a-long-secret"), "no key in the log");
+}
+
+#[test]
+fn keys_are_reloaded_at_a_signal_and_on_change() {
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let path = home.path().join("keys.toml");
+    let write = |text: &str| {
+        // Renamed into place, as careful tools do; the server must follow to the new file.
+        std::fs::write(home.path().join("keys.new"), text).unwrap();
+        std::fs::rename(home.path().join("keys.new"), &path).unwrap();
+    };
+    let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nkeys = [\"key-of-{name}\"]\n{more}");
+    write(&tenant("a", ""));
+    let keys_file = path.to_str().unwrap();
+    let mut served = Served::start(&home, &["--model", &model, "--device", "cpu", "--keys-file", keys_file], &[]);
+    let status = |served: &Served, name: &str| {
+        let reply = served.get("/v1/models", &format!("X-Api-Key: key-of-{name}\r\n"));
+        reply.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!((status(&served, "a").as_str(), status(&served, "b").as_str()), ("200", "401"));
+    write(&tenant("b", "kv_tokens = 64"));
+    served.signal("-HUP");
+    let warning = served.next_line("kv_tokens");
+    assert!(warning.contains("WARN") && warning.contains("\"b\""), "{warning}");
+    served.next_line("reloaded");
+    assert_eq!((status(&served, "a").as_str(), status(&served, "b").as_str()), ("401", "200"));
+    // Without a signal.
+    write(&(tenant("b", "") + &tenant("c", "")));
+    served.next_line("reloaded");
+    assert_eq!((status(&served, "b").as_str(), status(&served, "c").as_str()), ("200", "200"));
+    // A file that is refused changes nothing; the log names it and the reason.
+    write(&tenant("a", "kv_tokens = \"many\""));
+    served.signal("-HUP");
+    let error = served.next_line("not reloaded");
+    assert!(error.contains("ERROR") && error.contains("keys.toml") && error.contains("expected u32"), "{error}");
+    assert_eq!((status(&served, "a").as_str(), status(&served, "c").as_str()), ("401", "200"));
+    std::fs::remove_file(&path).unwrap();
+    served.signal("-HUP");
+    served.next_line("not reloaded");
+    assert_eq!(status(&served, "c"), "200");
+    served.terminate();
+    assert_eq!(served.ended().0, Some(0));
+    // Without a file to reload, SIGHUP shuts down, as when a terminal is closed.
+    let served = Served::start(&home, &["--model", &model, "--device", "cpu"], &[]);
+    served.signal("-HUP");
+    assert_eq!(served.ended().0, Some(0));
 }
 
 #[test]

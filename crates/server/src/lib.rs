@@ -26,8 +26,10 @@ use std::sync::Arc;
 use pellucid_generate::LoadedModel;
 
 pub use http::drain::Drain;
-pub use http::listen::{Ended, Tls, TlsError};
+pub use http::listen::Ended;
+pub use http::tls::{PemFile, Tls, TlsError};
 pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
+pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;
 pub use log_losses::LogLosses;
 pub use state::{Limits, Options};

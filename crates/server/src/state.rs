@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::http::drain::Drain;
 use crate::limits::client_memory::ClientMemory;
-use crate::limits::tenants::Tenants;
+use crate::limits::shared_tenants::SharedTenants;
 use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
 
@@ -55,8 +55,8 @@ impl Default for Limits {
 pub struct Options {
     /// Limits for all clients together.
     pub limits: Limits,
-    /// Keys, and limits by tenant.
-    pub tenants: Tenants,
+    /// Keys, and limits by tenant. A clone can replace them while the server runs.
+    pub tenants: SharedTenants,
     /// Web pages of these origins may send requests (CORS); `*` allows all.
     pub cors_origins: Vec<String>,
     /// Whether to refuse requests whose `Host` is not this machine. Protects servers without keys against DNS
@@ -72,7 +72,7 @@ pub struct Options {
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) model: LoadedModel,
-    pub(crate) tenants: Tenants,
+    pub(crate) tenants: SharedTenants,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) drain: Drain,
@@ -89,15 +89,9 @@ impl App {
         let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics, log_losses } = options;
         let metrics = Metrics::new(&model.id, vllm_metrics, log_losses);
         let held = metrics.client_memory.clone();
-        App {
-            metrics,
-            client_memory: Arc::new(ClientMemory::new(limits.max_client_memory, tenants.len(), held)),
-            model,
-            tenants,
-            limits,
-            drain,
-            cors_origins,
-            loopback_hosts_only,
-        }
+        let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
+        let resized = client_memory.clone();
+        tenants.on_change(move |num_tenants| resized.set_num_tenants(num_tenants));
+        App { metrics, client_memory, model, tenants, limits, drain, cors_origins, loopback_hosts_only }
     }
 }

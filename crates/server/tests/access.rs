@@ -2,9 +2,12 @@
 
 mod support;
 
+use std::io::{BufReader, Write};
+use std::net::TcpStream;
+
 use pellucid_server::TenantConfig;
 use support::socket::Socket;
-use support::{Server, Setup, chat_body, tenant};
+use support::{Response, Server, Setup, chat_body, tenant};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -119,13 +122,7 @@ fn refusals_name_the_limit_and_when_to_retry() {
     ask("logprobs", "").ok();
     server.slow_down(20);
     let body = chat_body("\"stream\":true,\"max_tokens\":50,\"ignore_eos\":true");
-    let first = server.send(
-        "POST",
-        CHAT,
-        &[("Content-Type", "application/json"), ("X-Api-Key", "key-of-places")],
-        body.as_bytes(),
-    );
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    let first = server.stream_with(&[("X-Api-Key", "key-of-places")], CHAT, &body);
     expect("places", "", "concurrent_requests");
     drop(first);
     server.slow_down(0);
@@ -173,23 +170,83 @@ fn limits_are_checked_before_any_work() {
     }
     server.slow_down(20);
     let body = chat_body("\"stream\":true,\"max_tokens\":100,\"ignore_eos\":true");
-    let headers = [("Content-Type", "application/json"), ("X-Api-Key", "key-of-places")];
-    let first = server.send("POST", CHAT, &headers, body.as_bytes());
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    let first = server.stream_with(&[("X-Api-Key", "key-of-places")], CHAT, &body);
     for path in paths {
         expect("places", path, "nonsense", "concurrent_requests");
     }
     drop(first);
 }
 
+/// Sends requests over one connection.
+fn ask_over(connection: &mut BufReader<TcpStream>, server: &Server, key: &str) -> Response {
+    let head = format!("GET /v1/models HTTP/1.1\r\nHost: {}\r\nX-Api-Key: {key}\r\n\r\n", server.address);
+    connection.get_mut().write_all(head.as_bytes()).unwrap();
+    Response::read(connection)
+}
+
+#[test]
+fn a_removed_key_is_refused_at_once() {
+    let server = with_keys();
+    let mut idle = BufReader::new(server.connect());
+    assert_eq!(ask_over(&mut idle, &server, "key-of-a").status, 200);
+    let (_, mut removed) = Socket::open(&server, "X-Api-Key: key-of-a\r\n");
+    let (_, mut kept) = Socket::open(&server, "X-Api-Key: key-of-b\r\n");
+    server.slow_down(20);
+    let body = chat_body("\"stream\":true,\"max_tokens\":20,\"ignore_eos\":true");
+    let in_flight = server.stream_with(&[("X-Api-Key", "key-of-a")], CHAT, &body);
+    let reloaded = server.tenants.replace(vec![tenant("b", "key-of-b"), tenant("c", "key-of-c")]).unwrap();
+    assert_eq!((reloaded.added, reloaded.removed), (vec!["c".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(ask_over(&mut idle, &server, "key-of-a").refused(401).1.as_deref(), Some("invalid_api_key"));
+    assert_eq!(ask_over(&mut BufReader::new(server.connect()), &server, "key-of-c").status, 200);
+    // Sockets that were opened before: the control is the one whose key is still valid.
+    removed.send(&chat_body(""));
+    assert_eq!(removed.json()["error"]["code"], "invalid_api_key");
+    kept.send(&chat_body(""));
+    assert!(kept.json()["choices"].is_array());
+    assert_eq!(
+        in_flight.chunks().last().unwrap()["choices"][0]["finish_reason"],
+        "length",
+        "a reply in flight goes on"
+    );
+    // A refused file changes nothing.
+    server.tenants.replace(vec![tenant("b", "key-of-c"), tenant("c", "key-of-c")]).unwrap_err();
+    assert_eq!(ask_over(&mut BufReader::new(server.connect()), &server, "key-of-b").status, 200);
+}
+
+#[test]
+fn repeated_headers_are_refused() {
+    let server = with_keys();
+    let ask = |headers: &[(&str, &str)]| server.request("GET", "/v1/models", headers, b"");
+    let (good, bad) = (("Authorization", "Bearer key-of-a"), ("Authorization", "Bearer key-of-c"));
+    assert_eq!(ask(&[good]).status, 200, "the control");
+    let plain = ("X-Api-Key", "key-of-a");
+    for headers in [&[good, bad][..], &[bad, good], &[good, good], &[plain, plain], &[good, ("Host", "localhost")]] {
+        assert_eq!(ask(headers).refused(400).1.as_deref(), Some("repeated_header"), "{headers:?}");
+    }
+    // Without a key as well.
+    assert_eq!(
+        server.request("GET", "/health", &[("Host", "localhost")], b"").refused(400).1.as_deref(),
+        Some("repeated_header")
+    );
+}
+
+#[test]
+fn paths_that_are_not_utf8_get_a_json_error() {
+    let server = Server::start();
+    assert_eq!(server.get("/v1/models/%ff").refused(400).1.as_deref(), Some("invalid_path"));
+    for path in ["/v1/models/%", "/v1/models/%zz", "/v1/models/%f", "/v1/models/a/%ff", "/%ff", "/v1/%c3%28"] {
+        server.get(path).refused(404);
+    }
+    assert_eq!(server.get("/v1/models/%74iny").status, 200, "the control: percent-encoding is decoded");
+}
+
 #[test]
 fn a_server_without_keys_accepts_only_local_hosts() {
     let server = Server::start();
     let ask = |host: &str| {
-        use std::io::Write;
         let mut stream = server.connect();
         write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
-        support::Response::read(&mut std::io::BufReader::new(stream))
+        Response::read(&mut BufReader::new(stream))
     };
     for host in ["localhost", "127.0.0.1:8000", "[::1]"] {
         assert_eq!(ask(host).status, 200);

@@ -1,10 +1,10 @@
-//! Ctrl-C: cleans up and exits, or stops what is running.
+//! Signals: Ctrl-C cleans up and exits, or stops what is running; SIGHUP reloads files in a server.
 //!
-//! `main` installs the one handler. A command that must clean up before the program exits registers that with
+//! `main` installs the handlers. A command that must clean up before the program exits registers that with
 //! [`Interrupt::on_exit`]; one that can stop without an exit uses [`Interrupt::stopping`] or [`Interrupt::on_signal`].
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use super::{log, output};
@@ -12,12 +12,14 @@ use super::{log, output};
 /// Exit status that shells use for a program stopped by Ctrl-C: 128 plus the number of the signal.
 pub(crate) const INTERRUPTED_STATUS: u8 = 130;
 
-/// A handle on the process's one interrupt handler.
+/// A handle on the process's signal handlers.
 #[derive(Clone)]
 pub(crate) struct Interrupt {
     cleanup: Arc<Mutex<Option<Cleanup>>>,
     state: Arc<AtomicU8>,
     listener: Arc<Mutex<Option<Listener>>>,
+    /// Called for each SIGHUP; without it, SIGHUP is handled like Ctrl-C.
+    reload: Arc<Mutex<Option<Listener>>>,
 }
 
 /// Called before the program exits; returns the message to print.
@@ -50,31 +52,47 @@ impl std::fmt::Debug for Interrupt {
 }
 
 impl Interrupt {
-    /// Handles Ctrl-C and SIGTERM. If no handler can be installed, the program still works and exits without a message.
+    /// Handles Ctrl-C, SIGTERM and SIGHUP. If no handler can be installed, the program still works and exits without a
+    /// message.
     pub(crate) fn install() -> Interrupt {
-        let interrupt =
-            Interrupt { cleanup: Arc::default(), state: Arc::new(AtomicU8::new(EXIT)), listener: Arc::default() };
-        let (cleanup, state, listener) =
-            (interrupt.cleanup.clone(), interrupt.state.clone(), interrupt.listener.clone());
-        let _ = ctrlc::set_handler(move || {
-            if let Some(listener) = &*listener.lock().unwrap_or_else(PoisonError::into_inner) {
-                return listener();
-            }
-            let cleanup = cleanup.clone();
-            if state.compare_exchange(RUNNING, STOP_REQUESTED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                // A command that waits for the reader of its standard output cannot see the request.
-                let exit_if_stuck = move || {
-                    if output::gets_stuck_within(STOP_TIMEOUT) {
-                        exit(&cleanup);
-                    }
-                };
-                // Without a thread, a second Ctrl-C exits.
-                let _ = std::thread::Builder::new().spawn(exit_if_stuck);
-                return;
-            }
-            exit(&cleanup);
-        });
+        let interrupt = Interrupt {
+            cleanup: Arc::default(),
+            state: Arc::new(AtomicU8::new(EXIT)),
+            listener: Arc::default(),
+            reload: Arc::default(),
+        };
+        let handler = interrupt.clone();
+        let (installed, wait) = mpsc::channel();
+        let _ = std::thread::Builder::new().name("signals".into()).spawn(move || listen(&handler, &installed));
+        // An error means that no handler was installed.
+        let _ = wait.recv();
         interrupt
+    }
+
+    fn interrupted(&self) {
+        if let Some(listener) = &*self.listener.lock().unwrap_or_else(PoisonError::into_inner) {
+            return listener();
+        }
+        let cleanup = self.cleanup.clone();
+        if self.state.compare_exchange(RUNNING, STOP_REQUESTED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            // A command that waits for the reader of its standard output cannot see the request.
+            let exit_if_stuck = move || {
+                if output::gets_stuck_within(STOP_TIMEOUT) {
+                    exit(&cleanup);
+                }
+            };
+            // Without a thread, a second Ctrl-C exits.
+            let _ = std::thread::Builder::new().spawn(exit_if_stuck);
+            return;
+        }
+        exit(&cleanup);
+    }
+
+    fn hung_up(&self) {
+        match &*self.reload.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(reload) => reload(),
+            None => self.interrupted(),
+        }
     }
 
     /// While the returned value lives, Ctrl-C calls `cleanup` and prints the message that it returns.
@@ -88,11 +106,48 @@ impl Interrupt {
         *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(listener));
     }
 
+    /// From now on every SIGHUP calls `reload` and does nothing else.
+    pub(crate) fn on_hang_up(&self, reload: impl Fn() + Send + 'static) {
+        *self.reload.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(reload));
+    }
+
     /// While the returned value lives, the first Ctrl-C requests a stop and does nothing else.
     pub(crate) fn stop_on_interrupt(&self) -> StopRequest {
         self.state.store(RUNNING, Ordering::Relaxed);
         StopRequest { state: self.state.clone() }
     }
+}
+
+/// Waits for signals and calls `interrupt`. Sends on `installed` when signals do not end the process any more.
+#[cfg(unix)]
+fn listen(interrupt: &Interrupt, installed: &mpsc::Sender<()>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
+    runtime.block_on(async {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let [Ok(mut interrupts), Ok(mut terminations), Ok(mut hang_ups)] = kinds.map(signal) else { return };
+        let _ = installed.send(());
+        loop {
+            tokio::select! {
+                Some(()) = interrupts.recv() => interrupt.interrupted(),
+                Some(()) = terminations.recv() => interrupt.interrupted(),
+                Some(()) = hang_ups.recv() => interrupt.hung_up(),
+                else => return,
+            }
+        }
+    });
+}
+
+/// Waits for Ctrl-C and calls `interrupt`.
+#[cfg(not(unix))]
+fn listen(interrupt: &Interrupt, installed: &mpsc::Sender<()>) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
+    runtime.block_on(async {
+        let _ = installed.send(());
+        while tokio::signal::ctrl_c().await.is_ok() {
+            interrupt.interrupted();
+        }
+    });
 }
 
 /// Tells whether Ctrl-C has requested a stop.

@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use super::drain::Phase;
 use super::error::ApiError;
 use super::fields::shown;
-use crate::limits::tenants::{Permit, Tenant};
+use crate::limits::tenants::{KeyHash, Permit, Tenant, Tenants};
 use crate::metrics::Outcome;
 use crate::state::{App, SharedApp};
 
@@ -22,17 +22,30 @@ const DRAIN_RETRY_S: u64 = 10;
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) request_id: String,
+    /// The tenants among which `tenant` was found, and the hash of the key that led to it.
+    tenants: Arc<Tenants>,
+    key: Option<KeyHash>,
 }
 
 impl Caller {
     /// Admits the request within the tenant's limits, before any work is done for it. `uses_model` tells requests that
     /// generate tokens, which have further limits and are counted in the metrics.
     pub(crate) fn admit(&self, app: &App, uses_model: bool) -> Result<Permit, ApiError> {
-        self.tenant.admit(uses_model).inspect_err(|_| {
+        self.current_tenant(app)?.admit(uses_model).inspect_err(|_| {
             if uses_model {
                 app.metrics.count(&self.tenant.config.name, Outcome::Limited);
             }
         })
+    }
+
+    /// Finds the tenant again if the keys were reloaded since the request was authenticated. A WebSocket may send its
+    /// request long after it was opened, when its key is not valid any more.
+    fn current_tenant(&self, app: &App) -> Result<Arc<Tenant>, ApiError> {
+        let tenants = app.tenants.current();
+        match &self.key {
+            Some(key) if !Arc::ptr_eq(&tenants, &self.tenants) => tenants.find_hashed(key),
+            _ => Ok(self.tenant.clone()),
+        }
     }
 }
 
@@ -49,30 +62,29 @@ pub(crate) async fn authenticate(
     // check of the phase, so that a request that passes the check is waited for.
     let _in_flight = (!is_monitoring(&request)).then(|| app.drain.start_request());
     match check(&app, &request) {
-        Ok(tenant) => {
-            let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-            request.extensions_mut().insert(Caller { tenant, request_id });
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(error) => error.into(),
     }
 }
 
-fn check(app: &SharedApp, request: &Request<Body>) -> Result<Arc<Tenant>, ApiError> {
+fn check(app: &SharedApp, request: &Request<Body>) -> Result<Caller, ApiError> {
     if app.loopback_hosts_only {
         check_host(request)?;
     }
     check_origin(app, request)?;
-    let path = request.uri().path();
-    let tenant = match app.tenants.find(key(request.headers())) {
-        Err(error) if path != "/health" => return Err(error),
-        Err(_) => app.tenants.anonymous(),
-        Ok(tenant) => tenant,
-    };
+    let tenants = app.tenants.current();
+    let presented = key(request.headers());
+    // Keys are not checked for `/health`, which is answered to everyone alike.
+    let tenant = if request.uri().path() == "/health" { tenants.anonymous() } else { tenants.find(presented)? };
     if app.drain.phase() != Phase::Serving && !is_monitoring(request) {
         return Err(draining());
     }
-    Ok(tenant)
+    let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+    let key = presented.filter(|_| tenants.has_keys()).map(|key| tenants.hash_of(key));
+    Ok(Caller { tenant, request_id, tenants, key })
 }
 
 /// Whether a request only monitors the server; such requests are answered during shutdown.

@@ -14,16 +14,13 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pellucid_engine::{EngineHandle, Liveness};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::{ServerConfig, crypto::ring, version};
 
 use super::drain::Phase;
+use super::tls::Tls;
 use crate::state::{Limits, SharedApp};
 
 /// Maximum bytes of a request's headers; larger ones are answered with 431.
@@ -34,49 +31,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// Interval at which the engine's thread is checked.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
-
-/// A TLS certificate and its private key.
-#[derive(Clone)]
-pub struct Tls(TlsAcceptor);
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tls")
-    }
-}
-
-/// Why a certificate or a key cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// The certificate file is not PEM, or holds no certificate.
-    #[error("the certificate file contains no certificate in PEM format")]
-    NoCertificate,
-    /// The key file is not PEM, or holds no private key.
-    #[error("the key file contains no private key in PEM format")]
-    NoKey,
-    /// The TLS library refuses the pair, for the reason given.
-    #[error("the certificate cannot be used with the key: {0}")]
-    Refused(String),
-}
-
-impl Tls {
-    /// Builds the configuration from the contents of two PEM files.
-    pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Tls, TlsError> {
-        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(certificate)
-            .collect::<Result<_, _>>()
-            .map_err(|_| TlsError::NoCertificate)?;
-        if chain.is_empty() {
-            return Err(TlsError::NoCertificate);
-        }
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::NoKey)?;
-        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(&[&version::TLS13, &version::TLS12])
-            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-            .map_err(|error| TlsError::Refused(error.to_string()))?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Tls(TlsAcceptor::from(Arc::new(config))))
-    }
-}
 
 /// Why [`run`](crate::run) returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,7 +152,7 @@ async fn serve_stream(
 ) {
     match tls {
         None => serve_http(WriteTimeout::new(stream, limits.write_timeout), service, limits, close).await,
-        Some(tls) => match timeout(limits.header_timeout, tls.0.accept(stream)).await {
+        Some(tls) => match timeout(limits.header_timeout, tls.accept(stream)).await {
             Ok(Ok(stream)) => serve_http(WriteTimeout::new(stream, limits.write_timeout), service, limits, close).await,
             // Port scanners and clients without TLS; an operator cannot do anything about them.
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),

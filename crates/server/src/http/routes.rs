@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Request, Response, header};
 use pellucid_engine::Liveness;
@@ -117,8 +118,15 @@ pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
 /// Describe a model
 #[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI",
     params(("id" = String, Path, description = "The model's id")), responses(
-    (status = 200, body = ModelCard), (status = 404, description = "Unknown model", body = ErrorBody), Refusals))]
-pub(crate) async fn model(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Response<Body>, ApiError> {
+    (status = 200, body = ModelCard), (status = 400, description = "The path is not UTF-8", body = ErrorBody),
+    (status = 404, description = "Unknown model", body = ErrorBody), Refusals))]
+pub(crate) async fn model(
+    State(app): State<SharedApp>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response<Body>, ApiError> {
+    let Path(id) = id.map_err(|_| {
+        ApiError::invalid("the path is not valid: percent-encoded bytes must be UTF-8").code("invalid_path")
+    })?;
     Ok(json(text_of(&ModelCard::find(&id, &app.model)?)))
 }
 
@@ -236,7 +244,7 @@ pub(crate) async fn metrics(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response<Body>, ApiError> {
-    app.tenants.check_metrics(&caller.tenant)?;
+    app.tenants.current().check_metrics(&caller.tenant)?;
     let mut response = Response::new(Body::from(app.metrics.render(&app.model.engine.last_stats())));
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -41,7 +41,6 @@ impl ClientMemory {
     }
 
     /// Applies a change of the number of tenants to memory that is taken from now on.
-    #[allow(dead_code)] // For keys that are loaded again without a restart.
     pub(crate) fn set_num_tenants(&self, num_tenants: usize) {
         self.num_tenants.store(num_tenants, Ordering::Relaxed);
     }

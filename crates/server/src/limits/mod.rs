@@ -4,4 +4,5 @@ pub(crate) mod account;
 pub(crate) mod client_memory;
 pub(crate) mod keys_file;
 pub(crate) mod rate_limit;
+pub(crate) mod shared_tenants;
 pub(crate) mod tenants;

@@ -21,6 +21,11 @@ impl RateLimit {
         RateLimit { limit, level: limit.into(), refilled: now }
     }
 
+    /// Returns the bucket with another limit and the same amount used.
+    pub(crate) fn with_limit(self, limit: u32) -> RateLimit {
+        RateLimit { limit, level: self.level + f64::from(limit) - f64::from(self.limit), ..self }
+    }
+
     pub(crate) fn limit(&self) -> u32 {
         self.limit
     }

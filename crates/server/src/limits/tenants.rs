@@ -24,15 +24,26 @@ use crate::random;
 /// Allowed lengths of a key in bytes.
 const KEY_LENGTHS: std::ops::RangeInclusive<usize> = 8..=512;
 
+/// Keyed hash of an API key.
+pub(crate) type KeyHash = [u8; 32];
+
 /// A tenant with the state of its limits.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     pub(crate) config: TenantConfig,
-    num_running: AtomicUsize,
-    budgets: Mutex<Budgets>,
+    /// Shared by all versions of the tenant, so that a reload of the keys file resets no limit.
+    usage: Arc<Usage>,
     /// Bounds the blocking threads that the tenant's long texts may use; further texts wait in order of arrival.
     threads: Arc<Semaphore>,
+    num_threads: usize,
+}
+
+/// Use of a tenant's limits.
+#[derive(Debug)]
+struct Usage {
+    num_running: AtomicUsize,
+    budgets: Mutex<Budgets>,
 }
 
 #[derive(Debug)]
@@ -48,25 +59,41 @@ pub struct Tenants {
     /// Exactly one if there are no keys.
     tenants: Vec<Arc<Tenant>>,
     /// Keyed hash of each key, and the index of its tenant.
-    keys: Vec<([u8; 32], usize)>,
-    /// Key of the hashes.
+    keys: Vec<(KeyHash, usize)>,
+    /// Key of the hashes. Kept when the keys are reloaded.
     secret: [u8; 32],
+    /// Tenants of earlier keys files that this one does not list. One that returns keeps its id and its usage.
+    removed: Vec<Arc<Tenant>>,
 }
 
 impl Tenants {
     /// Returns a single tenant without limits for all clients, who need no key.
     pub fn open() -> Tenants {
         let config = TenantConfig { name: "everybody".into(), trace: true, ..TenantConfig::default() };
-        Tenants {
-            tenants: vec![Arc::new(Tenant::new(0, config, MAX_BLOCKING))],
-            keys: Vec::new(),
-            secret: random::secret(),
-        }
+        let everybody = Arc::new(Tenant::new(0, config, MAX_BLOCKING));
+        Tenants { tenants: vec![everybody], keys: Vec::new(), secret: random::secret(), removed: Vec::new() }
     }
 
     /// Checks and hashes the keys of all tenants. Tenant ids count from 1 in the order of `configs`.
     pub fn new(configs: Vec<TenantConfig>) -> Result<Tenants, KeysError> {
-        let mut tenants = Tenants { tenants: Vec::new(), keys: Vec::new(), secret: random::secret() };
+        Tenants::build(configs, &[], random::secret())
+    }
+
+    /// Returns the tenants of a changed keys file. A tenant keeps its id, its running requests and the state of its
+    /// rate limits by its name. A new tenant gets an id that none had before, because cached prefixes are found by id.
+    pub(super) fn reloaded(&self, configs: Vec<TenantConfig>) -> Result<Tenants, KeysError> {
+        let known: Vec<Arc<Tenant>> = self.tenants.iter().chain(&self.removed).cloned().collect();
+        let mut tenants = Tenants::build(configs, &known, self.secret)?;
+        for tenant in &tenants.tenants {
+            tenant.apply_limits();
+        }
+        tenants.removed = known.into_iter().filter(|tenant| tenants.by_name(&tenant.config.name).is_none()).collect();
+        Ok(tenants)
+    }
+
+    fn build(configs: Vec<TenantConfig>, known: &[Arc<Tenant>], secret: [u8; 32]) -> Result<Tenants, KeysError> {
+        let mut tenants = Tenants { tenants: Vec::new(), keys: Vec::new(), secret, removed: Vec::new() };
+        let mut last_id = known.iter().map(|tenant| tenant.id.0).max().unwrap_or(0);
         // With several tenants, none may use all blocking threads.
         let num_threads = if configs.len() == 1 { MAX_BLOCKING } else { MAX_BLOCKING / 2 };
         for (index, mut config) in configs.into_iter().enumerate() {
@@ -107,9 +134,24 @@ impl Tenants {
             }
             // Only hashes are kept from here on.
             config.keys.clear();
-            tenants.tenants.push(Arc::new(Tenant::new(index as u32 + 1, config, num_threads)));
+            let tenant = match known.iter().find(|known| known.config.name == config.name) {
+                Some(known) => known.with_config(config, num_threads),
+                None => {
+                    last_id += 1;
+                    Tenant::new(last_id, config, num_threads)
+                }
+            };
+            tenants.tenants.push(Arc::new(tenant));
         }
         Ok(tenants)
+    }
+
+    pub(super) fn by_name(&self, name: &str) -> Option<&Arc<Tenant>> {
+        self.tenants.iter().find(|tenant| tenant.config.name == name)
+    }
+
+    pub(super) fn all(&self) -> &[Arc<Tenant>] {
+        &self.tenants
     }
 
     /// Whether requests need a key.
@@ -137,7 +179,7 @@ impl Tenants {
         Err(ApiError::refused(StatusCode::FORBIDDEN, "metrics_not_allowed", message))
     }
 
-    fn hash(&self, digest: &[u8; 32]) -> [u8; 32] {
+    fn hash(&self, digest: &[u8; 32]) -> KeyHash {
         *blake3::keyed_hash(&self.secret, digest).as_bytes()
     }
 
@@ -151,7 +193,7 @@ impl Tenants {
         Arc::new(Tenant::new(0, TenantConfig { name: "anonymous".into(), ..TenantConfig::default() }, 1))
     }
 
-    /// Returns the tenant of a key. Compares all keys, so that the time does not reveal which one matched.
+    /// Returns the tenant of a key.
     pub(crate) fn find(&self, presented: Option<&[u8]>) -> Result<Arc<Tenant>, ApiError> {
         if self.keys.is_empty() {
             return Ok(self.tenants[0].clone());
@@ -161,10 +203,19 @@ impl Tenants {
                 "missing API key: send it as `Authorization: Bearer KEY` or as `X-Api-Key: KEY`",
             ));
         };
-        let hash = self.hash(&Sha256::digest(presented).into());
+        self.find_hashed(&self.hash_of(presented))
+    }
+
+    /// Returns the hash under which a key is stored. It stays the same when the keys are reloaded.
+    pub(crate) fn hash_of(&self, presented: &[u8]) -> KeyHash {
+        self.hash(&Sha256::digest(presented).into())
+    }
+
+    /// Returns the tenant of a hashed key. Compares all keys, so that the time does not reveal which one matched.
+    pub(crate) fn find_hashed(&self, hash: &KeyHash) -> Result<Arc<Tenant>, ApiError> {
         let mut found = None;
         for (known, index) in &self.keys {
-            if bool::from(known.ct_eq(&hash)) {
+            if bool::from(known.ct_eq(hash)) {
                 found = Some(*index);
             }
         }
@@ -188,19 +239,39 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 
 impl Tenant {
     fn new(id: u32, config: TenantConfig, num_threads: usize) -> Tenant {
-        let now = Instant::now();
-        let rate_limit = |limit: Option<u32>| limit.map(|limit| RateLimit::new(limit, now));
-        let budgets = Budgets {
-            requests: rate_limit(config.requests_per_minute),
-            tokens: rate_limit(config.tokens_per_minute),
-            logprobs: rate_limit(config.logprobs_per_minute),
-        };
-        Tenant {
+        let budgets = Mutex::new(Budgets { requests: None, tokens: None, logprobs: None });
+        let tenant = Tenant {
             id: TenantId(id),
             config,
-            num_running: AtomicUsize::new(0),
-            budgets: Mutex::new(budgets),
+            usage: Arc::new(Usage { num_running: AtomicUsize::new(0), budgets }),
+            num_threads,
             threads: Arc::new(Semaphore::new(num_threads)),
+        };
+        tenant.apply_limits();
+        tenant
+    }
+
+    /// Returns the tenant with another configuration, and with the id and the usage of this one.
+    fn with_config(&self, config: TenantConfig, num_threads: usize) -> Tenant {
+        let threads =
+            if num_threads == self.num_threads { self.threads.clone() } else { Arc::new(Semaphore::new(num_threads)) };
+        Tenant { id: self.id, config, usage: self.usage.clone(), num_threads, threads }
+    }
+
+    /// Sets the rate limits to those of the configuration; what was used of them stays used.
+    fn apply_limits(&self) {
+        let now = Instant::now();
+        let mut budgets = self.budgets();
+        let Budgets { requests, tokens, logprobs } = &mut *budgets;
+        for (budget, limit) in [
+            (requests, self.config.requests_per_minute),
+            (tokens, self.config.tokens_per_minute),
+            (logprobs, self.config.logprobs_per_minute),
+        ] {
+            *budget = limit.map(|limit| match *budget {
+                Some(before) => before.with_limit(limit),
+                None => RateLimit::new(limit, now),
+            });
         }
     }
 
@@ -220,11 +291,11 @@ impl Tenant {
     }
 
     fn budgets(&self) -> MutexGuard<'_, Budgets> {
-        self.budgets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usage.budgets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_request(self: &Arc<Tenant>) -> Result<Permit, ApiError> {
-        let num_running = self.num_running.fetch_add(1, Ordering::SeqCst);
+        let num_running = self.usage.num_running.fetch_add(1, Ordering::SeqCst);
         // Dropping the permit takes the count back, on the error path too.
         let permit = Permit { tenant: self.clone() };
         match self.config.concurrent_requests {
@@ -307,7 +378,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.tenant.num_running.fetch_sub(1, Ordering::SeqCst);
+        self.tenant.usage.num_running.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) async fn respond(
 ) -> Result<Response<Body>, ApiError> {
     if let Some(user) = &spec.user {
         // A hash keyed with a secret of the process: it tells users apart without naming them.
-        tracing::debug!(request_id = caller.request_id, user = app.tenants.pseudonym(user), "end user");
+        tracing::debug!(request_id = caller.request_id, user = app.tenants.current().pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
     let (reply, envelope) = submit(&app, &caller, permit, spec)?;

@@ -16,7 +16,7 @@ use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit};
 use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
-use pellucid_server::{Drain, Ended, Limits, Options, TenantConfig, Tenants};
+use pellucid_server::{Drain, Ended, Limits, Options, SharedTenants, TenantConfig, Tenants};
 use pellucid_tensor::Error as DeviceError;
 use pellucid_testing::{TINY_TEMPLATE, cpu, tiny_model};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
@@ -104,6 +104,7 @@ impl Default for Setup {
 pub struct Server {
     pub address: SocketAddr,
     pub drain: Drain,
+    pub tenants: SharedTenants,
     faults: Arc<Faults>,
     thread: Option<JoinHandle<Ended>>,
     _folder: tempfile::TempDir,
@@ -152,8 +153,10 @@ impl Server {
             secret: [7; 32],
         };
         let tenants = if setup.tenants.is_empty() { Tenants::open() } else { Tenants::new(setup.tenants).unwrap() };
+        let quotas: Vec<_> = tenants.kv_quotas().collect();
+        let tenants = SharedTenants::from(tenants);
         let mut engine = Engine::new(Box::new(model), backend, options).unwrap();
-        for (tenant, tokens) in tenants.kv_quotas() {
+        for (tenant, tokens) in quotas {
             let blocks = engine.cache().blocks_for(tokens as usize);
             engine.cache_mut().set_quota(tenant, blocks);
         }
@@ -174,7 +177,7 @@ impl Server {
         let drain = Drain::default();
         let options = Options {
             limits: setup.limits,
-            tenants,
+            tenants: tenants.clone(),
             cors_origins: setup.cors_origins,
             loopback_hosts_only: setup.loopback_hosts_only,
             vllm_metrics: true,
@@ -183,7 +186,7 @@ impl Server {
         let signalled = drain.clone();
         let thread =
             std::thread::spawn(move || pellucid_server::run(model, options, listener, None, signalled).unwrap());
-        Server { address, drain, faults, thread: Some(thread), _folder: folder }
+        Server { address, drain, tenants, faults, thread: Some(thread), _folder: folder }
     }
 
     /// Makes every step of the engine take at least `delay_ms`.
@@ -266,7 +269,12 @@ impl Server {
 
     /// Starts a stream and reads its headers.
     pub fn stream(&self, path: &str, body: &str) -> Stream {
-        let connection = self.send("POST", path, &[("Content-Type", "application/json")], body.as_bytes());
+        self.stream_with(&[], path, body)
+    }
+
+    pub fn stream_with(&self, headers: &[(&str, &str)], path: &str, body: &str) -> Stream {
+        let headers = [&[("Content-Type", "application/json")], headers].concat();
+        let connection = self.send("POST", path, &headers, body.as_bytes());
         let mut reader = BufReader::new(connection);
         let (status, headers) = read_head(&mut reader);
         assert_eq!(status, 200, "{headers:?}");

@@ -1,8 +1,10 @@
 //! `pellucid serve`: serves a model over HTTP. Logs model, device, memory and address, then serves until it is shut
 //! down.
 
+mod access;
 mod fingerprint;
 mod flags;
+mod reload;
 
 use std::net::{IpAddr, TcpListener};
 use std::path::Path;
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use pellucid::Loaded;
 use pellucid_generate::LoadedModel;
-use pellucid_server::{Drain, Ended, KeysFile, LogLosses, Options, TenantConfig, Tenants, Tls};
+use pellucid_server::{Drain, Ended, LogLosses, Options, SharedTenants, Tenants};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -26,8 +28,8 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let log_losses = start_log(args)?;
     notes.iter().for_each(|note| warn!("{note}"));
     // Errors that do not depend on the model are reported before it is loaded.
-    let tenants = tenants(args)?;
-    let tls = tls(args)?;
+    let tenants = access::tenants(args)?;
+    let tls = access::tls(args)?;
     check_exposure(args, &tenants)?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
@@ -54,6 +56,8 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let drain = Drain::default();
     let asked = drain.clone();
     interrupt.on_signal(move || asked.signal());
+    let tenants = SharedTenants::from(tenants);
+    reload::start(args, &tenants, tls.as_ref(), interrupt);
     let options = Options {
         limits: args.limits(),
         loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
@@ -69,39 +73,6 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         }
         Ended::CutShort => bail!("shut down before every reply was finished"),
         Ended::EngineStopped => bail!("the engine has stopped; see the log for the reason"),
-    }
-}
-
-/// Returns the tenants of the keys file and of `--api-key`; without either, everyone may send requests.
-fn tenants(args: &ServeArgs) -> Result<Tenants> {
-    let mut configs = Vec::new();
-    if let Some(path) = &args.keys_file {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read the keys file {}", path.display()))?;
-        configs = KeysFile::parse(&text).with_context(|| path.display().to_string())?.tenant;
-    }
-    if let Some(key) = &args.api_key {
-        configs.push(TenantConfig {
-            name: "default".into(),
-            keys: vec![key.clone()],
-            // The person who sets the server's flags is its operator.
-            trace: true,
-            metrics: true,
-            ..TenantConfig::default()
-        });
-    }
-    if configs.is_empty() {
-        return Ok(Tenants::open());
-    }
-    let tenants = Tenants::new(configs);
-    if args.keys_file.is_none() { tenants.context("--api-key") } else { Ok(tenants?) }
-}
-
-fn tls(args: &ServeArgs) -> Result<Option<Tls>> {
-    let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => Ok(Some(Tls::from_pem(&read(certificate)?, &read(key)?)?)),
-        _ => Ok(None),
     }
 }
 
