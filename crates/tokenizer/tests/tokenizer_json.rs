@@ -134,7 +134,7 @@ fn texts_of_the_reference_library() {
 #[test]
 fn errors_name_the_invalid_part_of_the_file() {
     type Edit = fn(&mut Value);
-    let cases: [(&str, Edit, &str); 23] = [
+    let cases: [(&str, Edit, &str); 25] = [
         ("gpt2", |t| *t = json!("text"), "model"),
         (
             "gpt2",
@@ -157,8 +157,23 @@ fn errors_name_the_invalid_part_of_the_file() {
         ("qwen2", |t| t["normalizer"] = json!({ "type": "Nonesuch" }), "normalizer"),
         (
             "llama3",
-            |t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(?:(?:a|a)*)*(?!x)b"),
-            "backtracks at most",
+            |t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"(?=(a+))\1b"),
+            "a back reference at character 9",
+        ),
+        (
+            "llama3",
+            |t| {
+                t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"(?<=a+)b");
+                t["pre_tokenizer"]["pretokenizers"][0]["behavior"] = json!("MergedWithNext");
+            },
+            "a look-behind of more than one character at character 1",
+        ),
+        (
+            "qwen2",
+            |t| {
+                t["normalizer"] = json!({ "type": "Replace", "pattern": { "Regex": r"(a)\1" }, "content": "b" });
+            },
+            "normalizer pattern: expected a regular expression that can be matched in linear time, found a back reference",
         ),
         ("gpt2", |t| t["pre_tokenizer"] = json!({ "type": "FixedLength", "length": 0 }), "pre_tokenizer.length"),
         (

@@ -4,6 +4,7 @@ pub(crate) mod bpe;
 pub(crate) mod joinable_pairs;
 mod merge_loop;
 pub(crate) mod normalize;
+pub(crate) mod pattern;
 pub(crate) mod pipeline;
 pub(crate) mod pretokenize;
 pub(crate) mod sentencepiece;

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::algorithms::pattern::Pattern;
 use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper};
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
@@ -15,6 +16,11 @@ pub(crate) enum Rewrite {
     Prepend(String),
     Replace {
         from: String,
+        to: String,
+    },
+    /// Every match of `pattern` becomes `to`.
+    ReplacePattern {
+        pattern: Pattern,
         to: String,
     },
     /// SentencePiece's `remove_extra_whitespaces`: a run of spaces becomes one, and spaces at both ends are removed.
@@ -27,9 +33,27 @@ pub(crate) enum Rewrite {
 #[derive(Default)]
 pub(crate) struct Normalizer {
     pub(crate) rewrites: Vec<Rewrite>,
-    /// The rewrites as a normalizer of the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF
-    /// files.
-    pub(crate) traced: Option<NormalizerWrapper>,
+    /// The rewrites as steps of the `tokenizers` crate, which keeps the origin of every byte; `None` for GGUF files.
+    pub(crate) traced: Option<Vec<TracedRewrite>>,
+}
+
+/// A rewrite that the `tokenizers` crate applies.
+pub(crate) enum TracedRewrite {
+    Reference(NormalizerWrapper),
+    /// With a pattern of this crate: the reference would match it with backtracking.
+    ReplacePattern {
+        pattern: Pattern,
+        to: String,
+    },
+}
+
+impl TracedRewrite {
+    fn apply(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        match self {
+            TracedRewrite::Reference(normalizer) => normalizer.normalize(text),
+            TracedRewrite::ReplacePattern { pattern, to } => text.replace(pattern, to),
+        }
+    }
 }
 
 /// Maximum factor by which all replacements together may lengthen a text. Known files stay below 100. Without a bound,
@@ -55,7 +79,7 @@ impl Normalizer {
             Rewrite::Nfc => Some(4),
             Rewrite::Prepend(_) => Some(1),
             Rewrite::Replace { from, to } => (to.len() >= from.len()).then_some(1),
-            Rewrite::SqueezeSpaces | Rewrite::Foreign(_) => None,
+            Rewrite::ReplacePattern { .. } | Rewrite::SqueezeSpaces | Rewrite::Foreign(_) => None,
         };
         self.rewrites.iter().try_fold(1, |whole: usize, rewrite| whole.checked_mul(each(rewrite)?))
     }
@@ -63,7 +87,7 @@ impl Normalizer {
     /// Returns the bytes of `text` from which the bytes `at` of its normalized form came; `None` if they are unknown.
     pub(crate) fn origin(&self, text: &str, at: Range<usize>) -> Option<Range<usize>> {
         let mut normalized = NormalizedString::from(text);
-        self.traced.as_ref()?.normalize(&mut normalized).ok()?;
+        self.traced.as_ref()?.iter().try_for_each(|rewrite| rewrite.apply(&mut normalized)).ok()?;
         normalized.convert_offsets(tokenizers::tokenizer::normalizer::Range::Normalized(at))
     }
 }
@@ -80,6 +104,17 @@ impl Rewrite {
             }
             Rewrite::Prepend(prefix) => (!text.is_empty()).then(|| format!("{prefix}{text}")),
             Rewrite::Replace { from, to } => text.contains(from.as_str()).then(|| text.replace(from.as_str(), to)),
+            Rewrite::ReplacePattern { pattern, to } => {
+                let mut rewritten = String::new();
+                let mut copied = 0;
+                pattern.for_each_match(text, &mut |found| {
+                    rewritten.push_str(&text[copied..found.start]);
+                    rewritten.push_str(to);
+                    copied = found.end;
+                });
+                rewritten.push_str(&text[copied..]);
+                Some(rewritten)
+            }
             Rewrite::SqueezeSpaces => {
                 let words: Vec<&str> = text.split(' ').filter(|word| !word.is_empty()).collect();
                 Some(words.join(" "))

@@ -4,10 +4,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper};
+use tokenizers::tokenizer::pattern::Invert;
+use tokenizers::{
+    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior,
+};
 
 use crate::algorithms::bpe::{Bpe, Scratch};
 use crate::algorithms::joinable_pairs::JoinablePairs;
+use crate::algorithms::pattern::Pattern;
 use crate::algorithms::pretokenize::{Stage, split_all};
 use crate::algorithms::sentencepiece::SentencePieceBpe;
 use crate::algorithms::unigram::Unigram;
@@ -44,10 +48,46 @@ pub(crate) enum PreTokenizer {
     },
     /// A pre-tokenizer that only the `tokenizers` crate implements.
     Foreign {
-        pre_tokenizer: Box<PreTokenizerWrapper>,
+        steps: Vec<ForeignStep>,
         /// Whether its pieces are spelled in GPT-2's alphabet.
         spelled: bool,
     },
+}
+
+/// One step of a pre-tokenizer that the `tokenizers` crate runs. Its steps with a pattern would backtrack, so they get
+/// a [`Pattern`] here.
+pub(crate) enum ForeignStep {
+    Reference(Box<PreTokenizerWrapper>),
+    Split {
+        pattern: Pattern,
+        behavior: SplitDelimiterBehavior,
+        invert: bool,
+    },
+    /// Inserts a space before a piece that does not begin with one, then splits: the first half of `ByteLevel`.
+    PrefixAndSplit {
+        prefix: bool,
+        pattern: Pattern,
+    },
+}
+
+impl ForeignStep {
+    fn apply(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
+        match self {
+            ForeignStep::Reference(step) => step.pre_tokenize(text),
+            ForeignStep::Split { pattern, behavior, invert: false } => {
+                text.split(|_, piece| piece.split(pattern, *behavior))
+            }
+            ForeignStep::Split { pattern, behavior, invert: true } => {
+                text.split(|_, piece| piece.split(Invert(pattern), *behavior))
+            }
+            ForeignStep::PrefixAndSplit { prefix, pattern } => text.split(|_, mut piece| {
+                if *prefix && !piece.get().starts_with(' ') {
+                    piece.prepend(" ");
+                }
+                piece.split(pattern, SplitDelimiterBehavior::Isolated)
+            }),
+        }
+    }
 }
 
 pub(crate) enum Model {
@@ -139,10 +179,10 @@ impl Pipeline {
                     _ => split_all(stages, &spaced, &mut cut),
                 }
             }
-            PreTokenizer::Foreign { pre_tokenizer, spelled } => {
+            PreTokenizer::Foreign { steps, spelled } => {
                 let mut text = PreTokenizedString::from(&*spaced);
                 // It fails only on internal inconsistencies; the whole fragment is then one piece.
-                if pre_tokenizer.pre_tokenize(&mut text).is_err() {
+                if steps.iter().try_for_each(|step| step.apply(&mut text)).is_err() {
                     text = PreTokenizedString::from(&*spaced);
                 }
                 for (piece, _, _) in text.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {

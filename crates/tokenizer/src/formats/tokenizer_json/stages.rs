@@ -3,12 +3,13 @@
 //! A stage whose steps are all known runs in this crate; any other runs in the `tokenizers` crate as a whole.
 
 use serde_json::Value;
-use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
 use super::{charsmap_check, wrong};
-use crate::algorithms::normalize::{MAX_GROWTH, Normalizer, Rewrite};
-use crate::algorithms::pipeline::{PreTokenizer, Prepend, SpaceRule};
-use crate::algorithms::pretokenize::Stage;
+use crate::algorithms::normalize::{MAX_GROWTH, Normalizer, Rewrite, TracedRewrite};
+use crate::algorithms::pattern::Pattern;
+use crate::algorithms::pipeline::{ForeignStep, PreTokenizer, Prepend, SpaceRule};
+use crate::algorithms::pretokenize::{GPT2, Stage};
 use crate::error::Error;
 use crate::tokenizer::{LeadingSpace, NamedIds};
 use crate::vocabulary::{METASPACE, Vocabulary};
@@ -26,11 +27,8 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
     if part.is_null() {
         return Ok(Normalizer::default());
     }
-    let foreign = |part: &Value| {
-        serde_json::from_value::<NormalizerWrapper>(part.clone())
-            .map_err(|error| Error::invalid("tokenizer.json: normalizer", "a known normalizer", error))
-    };
     let mut rewrites = Vec::new();
+    let mut traced = Vec::new();
     let mut total_growth = 1;
     for step in flatten(part, "normalizers") {
         total_growth = growth(step).saturating_mul(total_growth);
@@ -55,13 +53,36 @@ pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
             },
             Some("Replace") => match (step["pattern"]["String"].as_str(), step["content"].as_str()) {
                 (Some(from), Some(to)) if !from.is_empty() => Rewrite::Replace { from: from.into(), to: to.into() },
-                _ => Rewrite::Foreign(foreign(step)?),
+                _ => match replace_pattern(step)? {
+                    Some((pattern, to)) => Rewrite::ReplacePattern { pattern, to },
+                    None => Rewrite::Foreign(foreign_normalizer(step)?),
+                },
             },
             Some("ByteLevel") => return Err(wrong("normalizer", "no ByteLevel (it belongs to pre_tokenizer)", step)),
-            _ => Rewrite::Foreign(foreign(step)?),
+            _ => Rewrite::Foreign(foreign_normalizer(step)?),
+        });
+        traced.push(match rewrites.last() {
+            Some(Rewrite::ReplacePattern { pattern, to }) => {
+                TracedRewrite::ReplacePattern { pattern: pattern.clone(), to: to.clone() }
+            }
+            _ => TracedRewrite::Reference(foreign_normalizer(step)?),
         });
     }
-    Ok(Normalizer { rewrites, traced: Some(foreign(part)?) })
+    Ok(Normalizer { rewrites, traced: Some(traced) })
+}
+
+fn foreign_normalizer(step: &Value) -> Result<NormalizerWrapper, Error> {
+    serde_json::from_value(step.clone())
+        .map_err(|error| Error::invalid("tokenizer.json: normalizer", "a known normalizer", error))
+}
+
+/// Returns the pattern and the replacement of a `Replace` with a regular expression.
+fn replace_pattern(step: &Value) -> Result<Option<(Pattern, String)>, Error> {
+    let Some(pattern) = step["pattern"]["Regex"].as_str() else { return Ok(None) };
+    let Some(content) = step["content"].as_str() else {
+        return Err(wrong("normalizer.content", "a string", &step["content"]));
+    };
+    Ok(Some((Pattern::new("tokenizer.json: normalizer pattern", pattern)?, content.to_owned())))
 }
 
 /// Returns the maximum factor by which a step lengthens a text. A `Prepend` adds to a text only once, and the steps
@@ -99,10 +120,38 @@ pub(super) fn pre_tokenizer(part: &Value, normalizer: &Value) -> Result<Cuts, Er
     if let Some(cuts) = recognize(&steps, normalizer)? {
         return Ok(Cuts { cuts, byte_level });
     }
-    let pre_tokenizer: PreTokenizerWrapper = serde_json::from_value(part.clone())
-        .map_err(|error| Error::invalid("tokenizer.json: pre_tokenizer", "a known pre-tokenizer", error))?;
-    let cuts = PreTokenizer::Foreign { pre_tokenizer: Box::new(pre_tokenizer), spelled: byte_level };
+    let steps = steps.iter().map(|step| foreign_steps(step)).collect::<Result<Vec<_>, _>>()?;
+    let cuts = PreTokenizer::Foreign { steps: steps.into_iter().flatten().collect(), spelled: byte_level };
     Ok(Cuts { cuts, byte_level })
+}
+
+/// Returns a step as the `tokenizers` crate runs it, with a pattern of this crate in place of its own.
+fn foreign_steps(step: &Value) -> Result<Vec<ForeignStep>, Error> {
+    let reference = |step: &Value| -> Result<ForeignStep, Error> {
+        let parsed = serde_json::from_value(step.clone());
+        let parsed =
+            parsed.map_err(|error| Error::invalid("tokenizer.json: pre_tokenizer", "a known pre-tokenizer", error))?;
+        Ok(ForeignStep::Reference(Box::new(parsed)))
+    };
+    match (step["type"].as_str(), step["pattern"]["Regex"].as_str()) {
+        (Some("Split"), Some(pattern)) => {
+            let pattern = Pattern::new("tokenizer.json: pre_tokenizer pattern", pattern)?;
+            let Ok(behavior) = serde_json::from_value::<SplitDelimiterBehavior>(step["behavior"].clone()) else {
+                return Err(wrong("pre_tokenizer.behavior", "a known behavior", &step["behavior"]));
+            };
+            let invert = step["invert"].as_bool().unwrap_or(false);
+            Ok(vec![ForeignStep::Split { pattern, behavior, invert }])
+        }
+        (Some("ByteLevel"), _) if step["use_regex"].as_bool().unwrap_or(true) => {
+            let prefix = step["add_prefix_space"].as_bool().unwrap_or(true);
+            let pattern = Pattern::new("pre-tokenizer pattern", GPT2)?;
+            let mut bytes_only = step.clone();
+            bytes_only["use_regex"] = false.into();
+            bytes_only["add_prefix_space"] = false.into();
+            Ok(vec![ForeignStep::PrefixAndSplit { prefix, pattern }, reference(&bytes_only)?])
+        }
+        _ => Ok(vec![reference(step)?]),
+    }
 }
 
 /// Returns the pre-tokenizer of this crate for a list of steps, or `None` if a step is unknown.
