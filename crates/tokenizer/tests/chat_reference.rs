@@ -113,3 +113,11 @@ fn every_published_template_renders() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(num_rendered >= 50, "only {num_rendered} conversations were rendered");
 }
+
+#[test]
+fn a_tag_that_closes_itself_is_refused() {
+    let tokenizer = Tokenizer::from_hugging_face(&common::fixture("llama2")).unwrap();
+    for source in ["{%}", "a {{%} b %}", "{%%}"] {
+        assert!(matches!(ChatTemplate::compile(source, &tokenizer), Err(Error::TemplateSyntax(_))), "{source}");
+    }
+}

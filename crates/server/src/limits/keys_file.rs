@@ -1,5 +1,7 @@
 //! The keys file: tenants with their keys, limits and rights, as TOML or JSON.
 
+use std::fmt;
+
 use serde::Deserialize;
 
 /// Maximum number of keys.
@@ -15,7 +17,7 @@ pub struct KeysFile {
 }
 
 /// Keys, limits and rights of one tenant. A limit that is absent is not applied.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// Name in logs and metrics.
@@ -42,6 +44,14 @@ pub struct TenantConfig {
     /// Whether to allow `/metrics` although there are other tenants, whose activity it shows.
     #[serde(default)]
     pub metrics: bool,
+}
+
+impl fmt::Debug for TenantConfig {
+    /// Shows the number of keys and not the keys: debug output ends up in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let num_keys = self.keys.len() + self.keys_sha256.len();
+        f.debug_struct("TenantConfig").field("name", &self.name).field("num_keys", &num_keys).finish_non_exhaustive()
+    }
 }
 
 /// Why a keys file was refused. Contains names of tenants, but no other text of the file: any of it may be a key that
@@ -179,5 +189,12 @@ mod tests {
         assert_eq!(refused(twice), "the tenants \"a\" and \"b\" have the same key");
         let json = "{\"tenant\": [{\"name\": \"a\", \"keys\": [\"secret-key\"], \"requests_per_minute\": 5}]}";
         assert_eq!(KeysFile::parse(json).unwrap().tenant[0].requests_per_minute, Some(5));
+    }
+
+    #[test]
+    fn debug_output_shows_no_key() {
+        let file = KeysFile::parse("[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\"]").unwrap();
+        assert_eq!(format!("{:?}", file.tenant[0]), "TenantConfig { name: \"a\", num_keys: 1, .. }");
+        assert!(!format!("{file:?} {:?}", Tenants::new(file.tenant.clone())).contains("secret-key"));
     }
 }

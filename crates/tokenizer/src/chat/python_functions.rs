@@ -15,7 +15,7 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(end) = rest[start..].find("%}").map(|end| start + end) else { break };
+        let Some(end) = rest[start + 2..].find("%}").map(|end| start + 2 + end) else { break };
         let inner = &rest[start + 2..end];
         let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let stand_in = match word {
