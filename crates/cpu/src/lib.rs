@@ -19,6 +19,7 @@ mod pool;
 mod scalar_tests;
 mod shared_slice;
 mod simd;
+mod sync;
 
 pub use backend::{CpuBackend, CpuOptions, Unusable};
 pub use simd::Isa;

@@ -11,19 +11,15 @@
 //! More than two threads work in pairs, each pair on its own range of the tasks, and help other pairs when their range
 //! is done.
 
-use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use crate::core_affinity;
 use crate::idle_prefetch::{NextWeights, PrefetchPath};
-
-/// Polls before a thread goes to sleep: around 50 microseconds, which is longer than the gap between two jobs of a step
-/// and short enough not to disturb other programs.
-const SPINS_BEFORE_SLEEP: usize = 2_000;
+use crate::sync::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, JoinHandle, Mutex, Ordering, SPINS_BEFORE_SLEEP, SharedCell, park, spawn,
+    spin_loop, yield_now,
+};
 
 /// Prefetches that the caller issues after a job before it returns.
 const LINES_AT_ONCE: usize = 8;
@@ -59,7 +55,7 @@ struct Shared {
     /// many workers, a shared line would be the bottleneck.
     inside: Box<[OwnLine<AtomicBool>]>,
     /// Written only while no worker is in a job.
-    job: UnsafeCell<Option<Job>>,
+    job: SharedCell<Option<Job>>,
     num_threads: usize,
     /// Number of tasks taken of each pair's range: from its start in the lower 32 bits, from its end in the upper 32. A
     /// job without pairs uses the first entry for all tasks.
@@ -108,7 +104,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: OwnLine::default(),
             inside: (1..num_threads).map(|_| OwnLine::default()).collect(),
-            job: UnsafeCell::new(None),
+            job: SharedCell::new(None),
             num_threads,
             taken: (0..num_threads.div_ceil(2)).map(|_| OwnLine::default()).collect(),
             sleepers: OwnLine::default(),
@@ -118,7 +114,7 @@ impl Pool {
         let mut pool = Pool { shared, workers: Vec::new(), running: Mutex::new(()) };
         for i in 1..num_threads {
             let (shared, core) = (pool.shared.clone(), own_core(i));
-            let worker = std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || {
+            let worker = spawn(format!("compute-{i}"), move || {
                 if let Some(core) = core {
                     core_affinity::pin_to(core);
                 }
@@ -168,7 +164,7 @@ impl Pool {
             unsafe { std::mem::transmute::<&(dyn Fn(usize, Direction) + Sync), _>(task) };
         let job = Job { task, num_tasks, both_ends, next_weights };
         // SAFETY: the previous call closed its job and waited until every worker had left it.
-        unsafe { *shared.job.get() = Some(job) };
+        unsafe { shared.job.set(Some(job)) };
         shared.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
         self.announce(OPEN);
         take_tasks(shared, job, 0);
@@ -185,7 +181,7 @@ impl Pool {
                     continue;
                 }
                 spins += 1;
-                if spins < SPINS_BEFORE_SLEEP { std::hint::spin_loop() } else { std::thread::yield_now() }
+                if spins < SPINS_BEFORE_SLEEP { spin_loop() } else { yield_now() }
             }
         }
         let panicked = shared.panicked.swap(false, Ordering::Relaxed);
@@ -264,7 +260,7 @@ fn work(shared: &Shared, worker: usize) {
     let inside = &shared.inside[worker - 1].0;
     while join_next(shared, inside, &mut seen, &mut path) {
         // SAFETY: the worker has joined, so the job is set and is not written again before the worker has left.
-        if let Some(job) = unsafe { *shared.job.get() } {
+        if let Some(job) = unsafe { shared.job.get() } {
             take_tasks(shared, job, worker);
             if let Some(next_weights) = job.next_weights {
                 path = next_weights.path(worker, shared.num_threads);
@@ -284,14 +280,14 @@ fn join_next(shared: &Shared, inside: &AtomicBool, seen: &mut u64, path: &mut Pr
         }
         if !path.fetch() {
             spins += 1;
-            std::hint::spin_loop();
+            spin_loop();
         }
     }
     shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
     let mut joined = try_join(shared, inside, seen);
     while !joined && !stop() {
         // `park` may return without cause, and returns at once if the thread was unparked before.
-        std::thread::park();
+        park();
         joined = try_join(shared, inside, seen);
     }
     shared.sleepers.0.fetch_sub(1, Ordering::SeqCst);
