@@ -9,6 +9,7 @@ mod mixed;
 mod overload;
 mod requests;
 mod server;
+mod soak;
 mod speed;
 
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 
 use server::Server;
 
-const USAGE: &str = "usage: load mixed|overload|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] \
+const USAGE: &str = "usage: load mixed|overload|soak|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] \
                      [--clients N] [--seconds N] [--connections N] [--rounds N] [--input TOKENS] [--output TOKENS] \
                      [--strict]";
 
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command.as_str() {
         "mixed" => mixed::run(&arguments),
         "overload" => overload::run(&arguments),
+        "soak" => soak::run(&arguments),
         "speed" => speed::run(&arguments),
         "idle" => idle::run(&arguments),
         _ => Err(USAGE.into()),

@@ -85,7 +85,8 @@ pub(crate) fn choices_of_stream(events: &[String]) -> Option<Value> {
     let mut choices: Vec<Value> = Vec::new();
     for event in events {
         let mut chunk: Value = serde_json::from_str(event).ok()?;
-        let mut piece = chunk["choices"][0].take();
+        // The last chunk of a WebSocket has no choice, only numbers.
+        let Some(mut piece) = chunk["choices"].get_mut(0).map(Value::take) else { continue };
         let index = piece["index"].as_u64()? as usize;
         while choices.len() <= index {
             choices.push(json!({ "index": choices.len(), "logprobs": null, "finish_reason": null, "text": "" }));
