@@ -10,6 +10,7 @@ mod figures;
 mod layout;
 mod links;
 mod packages;
+mod security;
 mod source;
 mod structure;
 mod tree;
@@ -93,6 +94,7 @@ fn check(tree: &Tree, metadata: &Metadata, exceptions: &Exceptions) -> Result<Ve
     findings.extend(figures::check(tree));
     findings.extend(structure::check(tree, metadata)?);
     findings.extend(packages::check(tree, metadata, exceptions)?);
+    findings.extend(security::check(tree)?);
     Ok(findings)
 }
 
