@@ -22,7 +22,12 @@ impl Served {
     /// Starts on a free port and waits until it listens.
     fn start(home: &Home, arguments: &[&str], environment: &[(&str, &str)]) -> Served {
         let mut command = home.command(&[&["serve", "--port", "0"], arguments].concat());
-        let mut child = command.envs(environment.iter().copied()).stdout(Stdio::null()).spawn().unwrap();
+        command.envs(environment.iter().copied());
+        Served::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Served {
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut start_up = String::new();
         let address = loop {
@@ -137,6 +142,52 @@ fn keys_are_reloaded_at_a_signal_and_on_change() {
     let served = Served::start(&home, &["--model", &model, "--device", "cpu"], &[]);
     served.signal("-HUP");
     assert_eq!(served.ended().0, Some(0));
+}
+
+/// Connections beyond the limit of open files must not keep health checks waiting.
+#[test]
+fn health_is_answered_at_the_limit_of_open_files() {
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let own = home.command(&[]);
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -n 96 && exec \"$0\" \"$@\""]).arg(own.get_program());
+    limited.args(["serve", "--port", "0", "--device", "cpu", "--header-timeout", "3600", "--model", &model]);
+    limited.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?)))).stderr(Stdio::piped());
+    let mut served = Served::spawn(limited);
+    let warning = served.next_line("--max-connections does not fit");
+    assert!(warning.contains("16384") && warning.contains("open_files=96"), "{warning}");
+    // Twice the limit, all silent. Before, the first 96 were accepted and everything else waited.
+    let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&served.address).unwrap()).collect();
+    for _ in 0..3 {
+        assert!(served.get("/health", "").starts_with("HTTP/1.1 200"));
+        assert!(served.get("/v1/models", "").starts_with("HTTP/1.1 200"));
+    }
+    drop(silent);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert_eq!(status, Some(0));
+    assert!(!log.contains("could not be accepted"), "{log}");
+}
+
+#[test]
+fn the_log_names_the_address_of_the_client() {
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let forwarded = "X-Forwarded-For: 198.51.100.9, 203.0.113.5\r\n";
+    let client = |flags: &[&str]| {
+        let mut served = Served::start(&home, &[&["--model", &model, "--device", "cpu"], flags].concat(), &[]);
+        served.get("/health", forwarded);
+        let line = served.next_line("request_id");
+        served.terminate();
+        served.ended();
+        line.split("client=").nth(1).unwrap().split(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(client(&[]), "127.0.0.1", "anyone can write the header");
+    assert_eq!(client(&["--trusted-proxy", "127.0.0.0/8"]), "203.0.113.5");
+    assert_eq!(client(&["--trusted-proxy", "127.0.0.1", "--trusted-proxy", "203.0.113.0/24"]), "198.51.100.9");
+    let ran = home.run(&["serve", "--model", &model, "--trusted-proxy", "10.0.0.0/33"]);
+    assert!(ran.status == Some(2) && ran.stderr.contains("expected an address or a range"), "{ran:?}");
 }
 
 #[test]

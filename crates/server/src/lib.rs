@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod connection;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -28,9 +29,10 @@ use std::sync::Arc;
 
 use pellucid_generate::LoadedModel;
 
+pub use connection::client_address::{ForwardedHeader, Network, Proxies};
+pub use connection::tls::{PemFile, Tls, TlsError};
 pub use http::drain::Drain;
 pub use http::listen::Ended;
-pub use http::tls::{PemFile, Tls, TlsError};
 pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;

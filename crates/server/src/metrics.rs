@@ -13,6 +13,8 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::connection::connections::Refusal;
+
 use crate::log_losses::{LogLossCollector, LogLosses};
 
 /// Histogram buckets in seconds, from one token of a small model to a long reply.
@@ -28,6 +30,8 @@ pub(crate) struct Metrics {
     requests: Family<OutcomeLabels, Counter>,
     http: Family<HttpLabels, Counter>,
     pub(crate) connections: Gauge,
+    refused_connections: Family<ReasonLabels, Counter>,
+    failed_keys: Family<ReasonLabels, Counter>,
     pub(crate) client_memory: Gauge,
     registry: Registry,
     model: String,
@@ -53,6 +57,11 @@ struct OutcomeLabels {
 struct HttpLabels {
     route: String,
     status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
 }
 
 /// How a request to the model ended.
@@ -124,6 +133,13 @@ impl Metrics {
         own.register("requests", "Requests to the model, by tenant and outcome", requests.clone());
         own.register("http_requests", "Replies over HTTP, by route and status", http.clone());
         own.register("connections", "Open connections", connections.clone());
+        let (refused_connections, failed_keys) = (Family::default(), Family::default());
+        own.register(
+            "connections_refused",
+            "Connections that were only answered with a refusal",
+            refused_connections.clone(),
+        );
+        own.register("failed_authentications", "Requests without a valid key", failed_keys.clone());
         let help = "Bytes held for clients: bodies, messages, and replies that are not read yet";
         own.register("client_memory_bytes", help, client_memory.clone());
         // The histograms are registered a second time, under vLLM's names.
@@ -158,6 +174,8 @@ impl Metrics {
             requests,
             http,
             connections,
+            refused_connections,
+            failed_keys,
             client_memory,
             registry,
             model: model.to_owned(),
@@ -179,6 +197,19 @@ impl Metrics {
     pub(crate) fn count(&self, tenant: &str, outcome: Outcome) {
         let labels = OutcomeLabels { tenant: tenant.to_owned(), outcome: outcome.name() };
         self.requests.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn count_refused_connection(&self, refusal: Refusal) {
+        let reason = match refusal {
+            Refusal::Full => "full",
+            Refusal::Address => "address",
+        };
+        self.refused_connections.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Counts a request whose key is `missing`, `wrong`, or not compared because its address is `throttled`.
+    pub(crate) fn count_failed_key(&self, reason: &'static str) {
+        self.failed_keys.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     pub(crate) fn count_http(&self, route: &str, status: u16) {

@@ -5,8 +5,10 @@ use pellucid_generate::LoadedModel;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::connection::client_address::Proxies;
 use crate::http::drain::Drain;
 use crate::limits::client_memory::ClientMemory;
+use crate::limits::failed_keys::FailedKeys;
 use crate::limits::shared_tenants::SharedTenants;
 use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
@@ -24,10 +26,18 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// Maximum time that a client may accept no byte of a response.
     pub write_timeout: Duration,
+    /// Minimum bytes per second at which a body must arrive and a reply must be read, on average over `write_timeout`
+    /// for replies and a third of `body_timeout` for bodies; 0 is no minimum.
+    pub min_transfer_rate: u32,
     /// Maximum time until a reply is complete.
     pub request_timeout: Duration,
-    /// Maximum open connections.
+    /// Maximum open connections. The limit of open files may allow fewer.
     pub max_connections: usize,
+    /// Maximum open connections of one address, in addition to the rule that an address may not have more than are
+    /// free. Neither applies to loopback addresses and declared proxies.
+    pub max_connections_per_address: Option<usize>,
+    /// Maximum wrong keys per minute and address.
+    pub max_wrong_keys: u32,
     /// `/ready` fails when a step of the engine takes longer.
     pub watchdog: Duration,
     /// Maximum time for replies in flight to complete at shutdown.
@@ -42,11 +52,21 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(30),
             header_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
+            min_transfer_rate: 1024,
             request_timeout: Duration::from_secs(600),
             max_connections: 16_384,
+            max_connections_per_address: None,
+            max_wrong_keys: 20,
             watchdog: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(120),
         }
+    }
+}
+
+impl Limits {
+    /// Time over which the rate of a body is averaged.
+    pub(crate) fn body_grace(&self) -> Duration {
+        if self.min_transfer_rate == 0 { self.body_timeout } else { self.body_timeout / 3 }
     }
 }
 
@@ -57,6 +77,8 @@ pub struct Options {
     pub limits: Limits,
     /// Keys, and limits by tenant. A clone can replace them while the server runs.
     pub tenants: SharedTenants,
+    /// Proxies in front of the server.
+    pub proxies: Proxies,
     /// Web pages of these origins may send requests (CORS); `*` allows all.
     pub cors_origins: Vec<String>,
     /// Whether to refuse requests whose `Host` is not this machine. Protects servers without keys against DNS
@@ -76,6 +98,8 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) drain: Drain,
+    pub(crate) proxies: Proxies,
+    pub(crate) failed_keys: FailedKeys,
     /// Budget for all bytes that clients make the server hold.
     pub(crate) client_memory: Arc<ClientMemory>,
     pub(crate) cors_origins: Vec<String>,
@@ -86,12 +110,23 @@ pub(crate) type SharedApp = Arc<App>;
 
 impl App {
     pub(crate) fn new(model: LoadedModel, options: Options, drain: Drain) -> App {
-        let Options { limits, tenants, cors_origins, loopback_hosts_only, vllm_metrics, log_losses } = options;
+        let Options { limits, tenants, proxies, cors_origins, loopback_hosts_only, vllm_metrics, log_losses } = options;
         let metrics = Metrics::new(&model.id, vllm_metrics, log_losses);
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
         let resized = client_memory.clone();
         tenants.on_change(move |num_tenants| resized.set_num_tenants(num_tenants));
-        App { metrics, client_memory, model, tenants, limits, drain, cors_origins, loopback_hosts_only }
+        App {
+            failed_keys: FailedKeys::new(limits.max_wrong_keys),
+            metrics,
+            client_memory,
+            model,
+            tenants,
+            limits,
+            drain,
+            proxies,
+            cors_origins,
+            loopback_hosts_only,
+        }
     }
 }

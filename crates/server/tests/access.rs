@@ -5,14 +5,17 @@ mod support;
 use std::io::{BufReader, Write};
 use std::net::TcpStream;
 
-use pellucid_server::TenantConfig;
+use pellucid_server::{Limits, TenantConfig};
 use support::socket::Socket;
 use support::{Response, Server, Setup, chat_body, tenant};
 
 const CHAT: &str = "/v1/chat/completions";
 
 fn with_keys() -> Server {
-    Server::with(Setup { tenants: vec![tenant("a", "key-of-a"), tenant("b", "key-of-b")], ..Setup::default() })
+    // The tests send many wrong keys, all from one address.
+    let limits = Limits { max_wrong_keys: 10_000, ..Limits::default() };
+    let tenants = vec![tenant("a", "key-of-a"), tenant("b", "key-of-b")];
+    Server::with(Setup { tenants, limits, ..Setup::default() })
 }
 
 /// Returns every route of the OpenAPI document, and some that do not exist.

@@ -366,7 +366,7 @@ fn a_device_that_is_lost() {
 /// A body that is sent only in part is refused after `body_timeout`.
 #[test]
 fn a_body_that_does_not_arrive() {
-    let limits = Limits { body_timeout: Duration::from_millis(200), ..Limits::default() };
+    let limits = Limits { body_timeout: Duration::from_millis(200), min_transfer_rate: 0, ..Limits::default() };
     let server = Server::with(Setup { limits, ..Setup::default() });
     let mut stream = server.connect();
     let head = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 100";

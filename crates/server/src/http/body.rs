@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::error::ApiError;
 use super::json::Json;
+use crate::connection::transfer_rate::TransferRate;
 use crate::limits::client_memory::{HeldMemory, out_of_memory};
 use crate::limits::tenants::{Permit, Tenant};
 use crate::state::App;
@@ -43,9 +44,11 @@ pub(crate) async fn read(app: &App, tenant: &Tenant, request: Request<Body>) -> 
     // The announced length is not reserved: many clients can announce much and send nothing.
     let mut read = ReadBody { name: "body", bytes: Vec::new(), memory: HeldMemory::none(&app.client_memory, tenant) };
     let max_len = announced.unwrap_or(limit);
+    let mut rate = TransferRate::new(app.limits.min_transfer_rate, app.limits.body_grace());
     loop {
-        let late = || ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time");
-        let frame = match timeout_at(deadline, body.frame()).await.map_err(|_| late())? {
+        let too_slow = rate.wait(Instant::now());
+        let late = || late(app, too_slow < deadline);
+        let frame = match timeout_at(deadline.min(too_slow), body.frame()).await.map_err(|_| late())? {
             None => return Ok(read),
             Some(Ok(frame)) => frame,
             Some(Err(_)) => return Err(ApiError::invalid("the connection closed before the whole body arrived")),
@@ -54,8 +57,18 @@ pub(crate) async fn read(app: &App, tenant: &Tenant, request: Request<Body>) -> 
         if read.bytes.len() + data.len() > limit {
             return Err(too_large(body, limit, deadline).await);
         }
+        rate.moved(data.len(), Instant::now());
         read.append(&data, max_len)?;
     }
+}
+
+/// Returns the error of a body that arrives too slowly, or not in time.
+fn late(app: &App, is_slow: bool) -> ApiError {
+    if !is_slow {
+        return ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time");
+    }
+    let message = format!("the body arrives more slowly than {} bytes per second", app.limits.min_transfer_rate);
+    ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_too_slow", message)
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {

@@ -1,6 +1,8 @@
 //! Authentication middleware. Once keys are set, every path but `/health` needs one, unknown paths included.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -10,6 +12,7 @@ use axum::middleware::Next;
 use super::drain::Phase;
 use super::error::ApiError;
 use super::fields::shown;
+use crate::connection::client_address::{AddressKey, ClientAddress};
 use crate::limits::tenants::{KeyHash, Permit, Tenant, Tenants};
 use crate::metrics::Outcome;
 use crate::state::{App, SharedApp};
@@ -76,15 +79,34 @@ fn check(app: &SharedApp, request: &Request<Body>) -> Result<Caller, ApiError> {
     }
     check_origin(app, request)?;
     let tenants = app.tenants.current();
-    let presented = key(request.headers());
-    // Keys are not checked for `/health`, which is answered to everyone alike.
-    let tenant = if request.uri().path() == "/health" { tenants.anonymous() } else { tenants.find(presented)? };
+    let key = key(request.headers()).filter(|_| tenants.has_keys()).map(|key| tenants.hash_of(key));
+    let tenant = match &key {
+        // Keys are not checked for `/health`, which is answered to everyone alike.
+        _ if request.uri().path() == "/health" => tenants.anonymous(),
+        Some(key) => find_throttled(app, &tenants, key, request)?,
+        None => tenants.find(None).inspect_err(|_| app.metrics.count_failed_key("missing"))?,
+    };
     if app.drain.phase() != Phase::Serving && !is_monitoring(request) {
         return Err(draining());
     }
     let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-    let key = presented.filter(|_| tenants.has_keys()).map(|key| tenants.hash_of(key));
     Ok(Caller { tenant, request_id, tenants, key })
+}
+
+/// Returns the tenant of a key, unless the client's address has tried too many wrong ones.
+fn find_throttled(
+    app: &SharedApp,
+    tenants: &Tenants,
+    key: &KeyHash,
+    request: &Request<Body>,
+) -> Result<Arc<Tenant>, ApiError> {
+    let address = request.extensions().get::<Option<ClientAddress>>().copied().flatten();
+    let address = AddressKey::of(address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |client| client.0));
+    let now = Instant::now();
+    app.failed_keys.check(address, key, now).inspect_err(|_| app.metrics.count_failed_key("throttled"))?;
+    let found = tenants.find_hashed(key);
+    app.failed_keys.record(address, key, found.is_ok(), now);
+    found.inspect_err(|_| app.metrics.count_failed_key("wrong"))
 }
 
 /// Whether a request only monitors the server; such requests are answered during shutdown.

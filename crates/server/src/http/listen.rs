@@ -1,27 +1,32 @@
 //! Connections: accepted with limits on number, header size and time, with or without TLS; and the steps of a shutdown.
 
-use std::io;
+use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use hyper::Request;
+use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pellucid_engine::{EngineHandle, Liveness};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 use super::drain::Phase;
-use super::tls::Tls;
-use crate::state::{Limits, SharedApp};
+use crate::connection::client_socket::{ClientSocket, SocketWatch};
+use crate::connection::connections::{Connections, Slot};
+use crate::connection::descriptors;
+use crate::connection::exchange::{Exchange, ProbedStream};
+use crate::connection::tls::Tls;
+use crate::state::SharedApp;
 
 /// Maximum bytes of a request's headers; larger ones are answered with 431.
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -29,6 +34,10 @@ pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before accepting again when the system is out of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// Minimum interval between warnings that no connection can be accepted.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum time for the headers of a connection that is refused.
+const REFUSING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the engine's thread is checked.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -43,26 +52,39 @@ pub enum Ended {
     EngineStopped,
 }
 
-/// One of at most `max_connections` connections. Requests hold it, and so does a WebSocket, which outlives its request.
+/// An open connection. Requests hold it, and so does a WebSocket, which outlives its request.
 #[derive(Debug, Clone)]
-pub(crate) struct Connection(#[expect(dead_code)] Arc<ConnectionSlot>);
+pub(crate) struct Connection(Arc<OpenConnection>);
 
 #[derive(Debug)]
-struct ConnectionSlot {
+struct OpenConnection {
     app: SharedApp,
-    _permit: OwnedSemaphorePermit,
+    slot: Slot,
+    /// Address of the other end, which may be a proxy.
+    peer: IpAddr,
     /// When the last receiver is dropped, all connections are closed.
     _open: watch::Receiver<()>,
 }
 
 impl Connection {
-    fn new(app: SharedApp, permit: OwnedSemaphorePermit, open: watch::Receiver<()>) -> Connection {
+    fn new(app: SharedApp, slot: Slot, peer: IpAddr, open: watch::Receiver<()>) -> Connection {
         app.metrics.connections.inc();
-        Connection(Arc::new(ConnectionSlot { app, _permit: permit, _open: open }))
+        if let Some(refusal) = slot.refusal {
+            app.metrics.count_refused_connection(refusal);
+        }
+        Connection(Arc::new(OpenConnection { app, slot, peer, _open: open }))
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.0.slot
+    }
+
+    pub(crate) fn peer(&self) -> IpAddr {
+        self.0.peer
     }
 }
 
-impl Drop for ConnectionSlot {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.app.metrics.connections.dec();
     }
@@ -70,30 +92,35 @@ impl Drop for ConnectionSlot {
 
 /// Accepts connections until the server is shut down and replies in flight have ended.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router, app: SharedApp) -> Ended {
-    let connections = Arc::new(Semaphore::new(app.limits.max_connections));
+    let bounds = descriptors::connection_bounds(app.limits.max_connections);
+    let connections = Connections::new(bounds, app.limits.max_connections_per_address);
     let (open, all_closed) = watch::channel(());
     let finished = watch::Sender::new(false);
     let mut shutdown = std::pin::pin!(shutdown(&app));
+    let mut last_warning: Option<Instant> = None;
     let ended = loop {
-        let (stream, permit) = tokio::select! {
+        let (stream, peer) = tokio::select! {
             ended = &mut shutdown => break ended,
-            accepted = accept(&listener, &connections) => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    // Another part of the process, or another process, holds the descriptors.
+                    connections.close_idle();
+                    if last_warning.is_none_or(|last| last.elapsed() >= WARNING_INTERVAL) {
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        last_warning = Some(Instant::now());
+                    }
                     sleep(ACCEPT_RETRY).await;
                     continue;
                 }
             },
         };
-        let (router, tls, limits) = (router.clone(), tls.clone(), app.limits.clone());
-        let connection = Connection::new(app.clone(), permit, open.subscribe());
-        let mut finish = finished.subscribe();
-        tokio::spawn(async move {
-            let close = async move { drop(finish.wait_for(|finished| *finished).await) };
-            let service = ConnectionService { router: TowerToHyperService::new(router), connection };
-            serve_stream(stream, tls, service, &limits, close).await;
-        });
+        let peer = peer.ip().to_canonical();
+        let slot = connections.admit(peer, app.proxies.is_shared(peer));
+        let connection = Connection::new(app.clone(), slot, peer, open.subscribe());
+        let (router, tls) = (TowerToHyperService::new(router.clone()), tls.clone());
+        let finish = finished.subscribe();
+        tokio::spawn(async move { serve_stream(stream, tls, router, connection, finish).await });
     };
     drop(all_closed);
     finished.send_replace(true);
@@ -134,30 +161,29 @@ async fn stopped(engine: &EngineHandle) {
     }
 }
 
-async fn accept(listener: &TcpListener, connections: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    // Connections beyond the limit wait in the system's queue.
-    let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    // Tokens are small and must be sent at once.
-    stream.set_nodelay(true)?;
-    Ok((stream, permit))
-}
-
 async fn serve_stream(
     stream: TcpStream,
     tls: Option<Tls>,
-    service: ConnectionService,
-    limits: &Limits,
-    close: impl Future<Output = ()> + Send,
+    router: TowerToHyperService<Router>,
+    connection: Connection,
+    finish: watch::Receiver<bool>,
 ) {
-    match tls {
-        None => serve_http(WriteTimeout::new(stream, limits.write_timeout), service, limits, close).await,
-        Some(tls) => match timeout(limits.header_timeout, tls.accept(stream)).await {
-            Ok(Ok(stream)) => serve_http(WriteTimeout::new(stream, limits.write_timeout), service, limits, close).await,
-            // Port scanners and clients without TLS; an operator cannot do anything about them.
-            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-            Err(_) => tracing::debug!("a TLS handshake took too long"),
-        },
+    let limits = connection.0.app.limits.clone();
+    let socket = ClientSocket::new(stream, &limits);
+    let watch = socket.watch();
+    let exchange = Arc::new(Exchange::default());
+    let service = ConnectionService { router, connection: connection.clone(), exchange: exchange.clone() };
+    let watched = Watched { connection, exchange, watch };
+    let Some(tls) = tls else { return serve_http(socket, service, watched, finish).await };
+    let handshake = tokio::select! {
+        handshake = timeout(limits.header_timeout, tls.accept(socket)) => handshake,
+        () = watched.connection.slot().closed() => return,
+    };
+    match handshake {
+        Ok(Ok(stream)) => serve_http(stream, service, watched, finish).await,
+        // Port scanners and clients without TLS; an operator cannot do anything about them.
+        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!("a TLS handshake took too long"),
     }
 }
 
@@ -165,110 +191,71 @@ async fn serve_stream(
 struct ConnectionService {
     router: TowerToHyperService<Router>,
     connection: Connection,
+    exchange: Arc<Exchange>,
 }
 
 impl Service<Request<Incoming>> for ConnectionService {
-    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
-    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
-    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let (mut request, in_exchange) = self.exchange.start(request, &self.connection);
         request.extensions_mut().insert(self.connection.clone());
-        self.router.call(request)
+        let response = self.router.call(request);
+        Box::pin(async move { response.await.map(|response| in_exchange.answer(response)) })
     }
+}
+
+/// The connection that [`serve_http`] serves, as seen beside its stream.
+struct Watched {
+    connection: Connection,
+    exchange: Arc<Exchange>,
+    watch: SocketWatch,
 }
 
 /// Serves the HTTP requests of one connection.
 async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    stream: WriteTimeout<S>,
+    stream: S,
     service: ConnectionService,
-    limits: &Limits,
-    close: impl Future<Output = ()> + Send,
+    watched: Watched,
+    mut finish: watch::Receiver<bool>,
 ) {
-    let connection = http1::Builder::new()
+    let Watched { connection, exchange, watch } = watched;
+    let limits = &connection.0.app.limits;
+    let is_refusing = connection.slot().refusal.is_some();
+    let header_timeout = if is_refusing { REFUSING_TIMEOUT.min(limits.header_timeout) } else { limits.header_timeout };
+    let http = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
+        .header_read_timeout(header_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(stream), service)
+        .keep_alive(!is_refusing)
+        // A client that has closed its sending half gets its reply; `client_gone` finds out whether it still reads.
+        .half_close(true)
+        .serve_connection(TokioIo::new(ProbedStream::new(stream, exchange.clone())), service)
         .with_upgrades();
-    let mut connection = std::pin::pin!(connection);
-    let mut close = std::pin::pin!(close);
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        () = &mut close => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let mut http = std::pin::pin!(http);
+    let mut finish = std::pin::pin!(async move { drop(finish.wait_for(|finished| *finished).await) });
+    let mut closed = std::pin::pin!(connection.slot().closed());
+    let mut gone = std::pin::pin!(exchange.client_gone(&watch));
+    let mut is_closing = false;
+    let outcome = loop {
+        tokio::select! {
+            outcome = http.as_mut() => break outcome,
+            // Dropping the connection cancels its request.
+            () = &mut gone => return tracing::debug!("a client is gone"),
+            () = &mut finish, if !is_closing => is_closing = true,
+            () = &mut closed, if !is_closing => {
+                // Without a request there is nothing to complete, not even half a head.
+                if !exchange.is_busy() {
+                    return;
+                }
+                is_closing = true;
+            }
         }
+        http.as_mut().graceful_shutdown();
     };
     if let Err(error) = outcome {
         tracing::debug!(%error, "a connection ended");
-    }
-}
-
-/// A stream whose writes fail when the client has accepted no byte for `timeout`.
-#[derive(Debug)]
-struct WriteTimeout<S> {
-    stream: S,
-    timeout: Duration,
-    /// Runs while a write is pending.
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> WriteTimeout<S> {
-    fn new(stream: S, timeout: Duration) -> WriteTimeout<S> {
-        WriteTimeout { stream, timeout, timer: None }
-    }
-
-    /// Returns the result of a write, or an error when it has been pending for too long.
-    fn watch<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.timer = None;
-            return written;
-        }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
-        match timer.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(written, context)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        self.watch(flushed, context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let closed = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.watch(closed, context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.watch(written, context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }

@@ -9,4 +9,3 @@ pub(crate) mod json;
 pub(crate) mod listen;
 pub(crate) mod router;
 pub(crate) mod routes;
-pub(crate) mod tls;

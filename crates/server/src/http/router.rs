@@ -17,8 +17,9 @@ use utoipa_axum::routes;
 
 use super::caller::{self, RequestId};
 use super::error::ApiError;
-use super::listen::MAX_HEADER_BYTES;
+use super::listen::{Connection, MAX_HEADER_BYTES};
 use super::routes;
+use crate::connection::client_address::ClientAddress;
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
 use crate::random;
@@ -73,14 +74,24 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
         None => "unknown".to_owned(),
     };
     let method = request.method().clone();
-    let mut response = match check_headers(&request) {
+    let connection = request.extensions().get::<Connection>();
+    let refusal = connection.and_then(|connection| connection.slot().refusal);
+    let client = connection.map(|connection| app.proxies.client(connection.peer(), request.headers()));
+    request.extensions_mut().insert(client.map(ClientAddress));
+    let checked = match refusal {
+        // A connection beyond the limits is answered for health checks only.
+        Some(refusal) if request.uri().path() != "/health" => Err(refusal.error()),
+        _ => check_headers(&request),
+    };
+    let mut response = match checked {
         Ok(()) => next.run(request).await,
         Err(error) => error.into(),
     };
     let status = response.status().as_u16();
     app.metrics.count_http(&route, status);
     let time_ms = (started.elapsed().as_secs_f64() * 1e6).round() / 1e3;
-    tracing::info!(request_id = id, method = method.as_str(), route, status, time_ms, "request");
+    let client = client.map(tracing::field::display);
+    tracing::info!(request_id = id, client, method = method.as_str(), route, status, time_ms, "request");
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

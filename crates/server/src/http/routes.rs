@@ -30,16 +30,22 @@ use crate::state::{App, SharedApp};
 #[derive(IntoResponses)]
 #[allow(dead_code)] // For the document.
 pub(crate) enum Refusals {
+    /// A header or the path is not valid.
+    #[response(status = 400)]
+    BadHead(ErrorBody),
     /// The key is missing or wrong.
     #[response(status = 401)]
     Unauthorized(ErrorBody),
     /// The host, the origin or the key is not allowed to do this.
     #[response(status = 403)]
     Forbidden(ErrorBody),
+    /// The client's address has too many connections or tried too many wrong keys.
+    #[response(status = 429, headers(("Retry-After" = u64, description = "Seconds")))]
+    TooManyFromAddress(ErrorBody),
     /// Internal error.
     #[response(status = 500)]
     Internal(ErrorBody),
-    /// The server is shutting down, or its engine has stopped.
+    /// The server is shutting down, its engine has stopped, or all its connections are in use.
     #[response(status = 503)]
     Unavailable(ErrorBody),
 }
@@ -118,8 +124,7 @@ pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
 /// Describe a model
 #[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI",
     params(("id" = String, Path, description = "The model's id")), responses(
-    (status = 200, body = ModelCard), (status = 400, description = "The path is not UTF-8", body = ErrorBody),
-    (status = 404, description = "Unknown model", body = ErrorBody), Refusals))]
+    (status = 200, body = ModelCard), (status = 404, description = "Unknown model", body = ErrorBody), Refusals))]
 pub(crate) async fn model(
     State(app): State<SharedApp>,
     id: Result<Path<String>, PathRejection>,
@@ -207,7 +212,8 @@ fn text_of(value: &impl Serialize) -> String {
 ///
 /// The only route that needs no key.
 #[utoipa::path(get, path = "/health", tag = "Operations", security(()), responses(
-    (status = 200, body = Health), (status = 403, description = "The host is not allowed", body = ErrorBody),
+    (status = 200, body = Health), (status = 400, description = "A header is repeated", body = ErrorBody),
+    (status = 403, description = "The host is not allowed", body = ErrorBody),
     (status = 503, description = "The engine has stopped", body = ErrorBody)))]
 pub(crate) async fn health(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
     match app.model.engine.liveness() {

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
 
 pub mod socket;
+pub mod stream;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,11 +17,12 @@ use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit};
 use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
-use pellucid_server::{Drain, Ended, Limits, Options, SharedTenants, TenantConfig, Tenants};
+use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
 use pellucid_tensor::Error as DeviceError;
 use pellucid_testing::{TINY_TEMPLATE, cpu, tiny_model};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 use serde_json::Value;
+use stream::Stream;
 
 pub const MODEL: &str = "tiny";
 pub const CONTEXT: usize = 256;
@@ -80,6 +82,7 @@ impl Model for FaultyModel {
 pub struct Setup {
     pub tenants: Vec<TenantConfig>,
     pub limits: Limits,
+    pub proxies: Proxies,
     pub max_sequences: usize,
     pub max_waiting: usize,
     pub cors_origins: Vec<String>,
@@ -92,6 +95,7 @@ impl Default for Setup {
         Setup {
             tenants: Vec::new(),
             limits: Limits::default(),
+            proxies: Proxies::default(),
             max_sequences: 8,
             max_waiting: 32,
             cors_origins: Vec::new(),
@@ -178,6 +182,7 @@ impl Server {
         let options = Options {
             limits: setup.limits,
             tenants: tenants.clone(),
+            proxies: setup.proxies,
             cors_origins: setup.cors_origins,
             loopback_hosts_only: setup.loopback_hosts_only,
             vllm_metrics: true,
@@ -278,7 +283,7 @@ impl Server {
         let mut reader = BufReader::new(connection);
         let (status, headers) = read_head(&mut reader);
         assert_eq!(status, 200, "{headers:?}");
-        Stream { reader, is_over: false, rest: String::new() }
+        Stream::new(reader)
     }
 
     /// Returns the value of a metric.
@@ -303,6 +308,18 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         panic!("{name} is still {}", self.metric(name));
+    }
+
+    /// Waits until a connection is served again and not refused; fails after 10 seconds.
+    #[track_caller]
+    pub fn until_served(&self) {
+        for _ in 0..1000 {
+            if self.get("/v1/models").status == 200 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("connections are still refused");
     }
 
     /// Waits until no sequence runs and no block is in use; fails after 5 seconds.
@@ -446,48 +463,4 @@ pub fn check_error(value: &Value) -> (Option<String>, Option<String>) {
     }
     let word = |name: &str| value["error"][name].as_str().map(str::to_owned);
     (word("param"), word("code"))
-}
-
-/// Reads server-sent events.
-pub struct Stream {
-    reader: BufReader<TcpStream>,
-    is_over: bool,
-    rest: String,
-}
-
-impl Stream {
-    /// Returns the data of the next event; `None` when the stream has ended.
-    pub fn next_data(&mut self) -> Option<String> {
-        loop {
-            if let Some((event, rest)) = self.rest.split_once("\n\n") {
-                let event = event.to_owned();
-                self.rest = rest.to_owned();
-                match event.strip_prefix("data: ") {
-                    Some(data) => return Some(data.to_owned()),
-                    None => assert!(event.starts_with(':'), "{event:?}"),
-                }
-            } else if self.is_over {
-                assert_eq!(self.rest, "", "half an event");
-                return None;
-            } else {
-                match read_chunk(&mut self.reader) {
-                    Some(chunk) => self.rest += std::str::from_utf8(&chunk).expect("whole characters"),
-                    None => self.is_over = true,
-                }
-            }
-        }
-    }
-
-    /// Returns the data of all remaining events.
-    pub fn all(mut self) -> Vec<String> {
-        std::iter::from_fn(|| self.next_data()).collect()
-    }
-
-    /// Returns the remaining chunks of a stream that ends with `[DONE]`.
-    #[track_caller]
-    pub fn chunks(self) -> Vec<Value> {
-        let mut data = self.all();
-        assert_eq!(data.pop().as_deref(), Some("[DONE]"), "{data:?}");
-        data.iter().map(|data| serde_json::from_str(data).unwrap()).collect()
-    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pellucid_engine::Overcommit;
-use pellucid_server::Limits;
+use pellucid_server::{ForwardedHeader, Limits, Network, Proxies};
 
 use super::DEFAULT_HOST;
 use crate::flags::byte_size;
@@ -122,6 +122,28 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(super) tls_key: Option<PathBuf>,
 
+    /// Address or range (10.0.0.0/8) of a proxy in front of the server,
+    /// whose header says where a request comes from; may be given again
+    /// [default: the header is ignored]
+    #[arg(long, verbatim_doc_comment, value_name = "CIDR")]
+    trusted_proxy: Vec<Network>,
+
+    /// Header that trusted proxies set: x-forwarded-for or forwarded
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        requires = "trusted_proxy"
+    )]
+    forwarded_header: ForwardedHeaderArg,
+
+    /// Maximum wrong keys per minute and address; further keys from there
+    /// get 429 unless they were valid there before
+    #[arg(long, verbatim_doc_comment, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_wrong_keys: u32,
+
     /// Allow requests from web pages of this origin (scheme, host and
     /// port, no path), or of any origin (*); may be given again
     #[arg(long, verbatim_doc_comment, value_name = "ORIGIN", value_parser = origin)]
@@ -140,9 +162,16 @@ pub(crate) struct BoundArgs {
     #[arg(long, verbatim_doc_comment, value_name = "SIZE", default_value = "256MiB", value_parser = byte_size::parse)]
     max_client_memory: u64,
 
-    /// Maximum open connections
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = number(1, 1 << 20))]
+    /// Maximum open connections; beyond it the longest idle one is closed,
+    /// or the new one gets 503. The limit of open files may allow fewer
+    #[arg(long, verbatim_doc_comment, value_name = "N", default_value_t = 16_384, value_parser = number(1, 1 << 20))]
     max_connections: usize,
+
+    /// Maximum open connections of an address other than loopback and
+    /// trusted proxies; more get 429
+    /// [default: as many as are free]
+    #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = number(1, 1 << 20))]
+    max_connections_per_address: Option<usize>,
 
     /// Maximum seconds for headers to arrive, and of an idle connection
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
@@ -155,6 +184,12 @@ pub(crate) struct BoundArgs {
     /// Maximum seconds for a client to accept written data
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
     write_timeout: u64,
+
+    /// Minimum bytes per second of a body that arrives, averaged over a
+    /// third of --body-timeout, and of a reply that is read, averaged over
+    /// --write-timeout; 0 is no minimum
+    #[arg(long, verbatim_doc_comment, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    min_transfer_rate: u32,
 
     /// Maximum seconds of a reply; it is cut off then
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds())]
@@ -186,6 +221,14 @@ pub(super) enum LogLevel {
     Debug,
 }
 
+/// Values of `--forwarded-header`.
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum ForwardedHeaderArg {
+    #[default]
+    XForwardedFor,
+    Forwarded,
+}
+
 impl ServeArgs {
     pub(super) fn limits(&self) -> Limits {
         let bounds = &self.bounds;
@@ -193,6 +236,9 @@ impl ServeArgs {
             max_body_bytes: bounds.max_body_bytes,
             max_client_memory: usize::try_from(bounds.max_client_memory).unwrap_or(usize::MAX),
             max_connections: bounds.max_connections,
+            max_connections_per_address: bounds.max_connections_per_address,
+            max_wrong_keys: self.max_wrong_keys,
+            min_transfer_rate: bounds.min_transfer_rate,
             header_timeout: Duration::from_secs(bounds.header_timeout),
             body_timeout: Duration::from_secs(bounds.body_timeout),
             write_timeout: Duration::from_secs(bounds.write_timeout),
@@ -200,6 +246,16 @@ impl ServeArgs {
             drain_timeout: Duration::from_secs(bounds.drain_timeout),
             watchdog: Duration::from_secs(bounds.watchdog),
         }
+    }
+}
+
+impl ServeArgs {
+    pub(super) fn proxies(&self) -> Proxies {
+        let header = match self.forwarded_header {
+            ForwardedHeaderArg::XForwardedFor => ForwardedHeader::XForwardedFor,
+            ForwardedHeaderArg::Forwarded => ForwardedHeader::Forwarded,
+        };
+        Proxies { trusted: self.trusted_proxy.clone(), header }
     }
 }
 

@@ -62,6 +62,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         limits: args.limits(),
         loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
         tenants,
+        proxies: args.proxies(),
         cors_origins: args.cors_origin.clone(),
         vllm_metrics: args.vllm_metrics,
         log_losses,

@@ -98,7 +98,7 @@ impl Tls {
         Ok(())
     }
 
-    pub(super) fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> Accept<S> {
+    pub(crate) fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> Accept<S> {
         self.acceptor.accept(stream)
     }
 }
