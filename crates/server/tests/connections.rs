@@ -50,7 +50,7 @@ fn busy_connections_leave_some_for_health_checks_and_refusals() {
     }
     drop((streams, silent));
     server.slow_down(0);
-    server.until_served();
+    server.until_status("/v1/models", 200);
     assert!(server.metric("pellucid_connections_refused_total") >= 100.0);
 }
 

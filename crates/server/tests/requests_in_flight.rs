@@ -141,22 +141,24 @@ fn a_request_that_is_being_read_is_answered_before_shutdown() {
     let (first, second) = body.split_at(body.len() / 2);
     let mut connection = server.connect();
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{first}",
+        "POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nExpect: 100-continue\r\n\r\n",
         server.address,
         body.len()
     );
     connection.write_all(head.as_bytes()).unwrap();
+    // The interim response shows that the server waits for the body.
+    let mut connection = BufReader::new(connection);
+    assert_eq!(Response::read(&mut connection).status, 100);
+    connection.get_mut().write_all(first.as_bytes()).unwrap();
     // An idle WebSocket does not delay the shutdown, and a request over it is refused.
     let (status, mut socket) = Socket::open(&server, "");
     assert_eq!(status, 101);
-    std::thread::sleep(Duration::from_millis(100));
     server.drain.signal();
-    std::thread::sleep(Duration::from_millis(100));
     socket.send(&chat_body(""));
     let refused: Value = serde_json::from_str(&socket.next().unwrap()).unwrap();
     assert_eq!(check_error(&refused).1.as_deref(), Some("draining"));
-    connection.write_all(second.as_bytes()).unwrap();
-    Response::read(&mut BufReader::new(connection)).ok();
+    connection.get_mut().write_all(second.as_bytes()).unwrap();
+    Response::read(&mut connection).ok();
     assert_eq!(server.ended(), Ended::Drained);
 }
 
@@ -168,7 +170,7 @@ fn a_websocket_counts_as_a_connection() {
     assert_eq!(status, 101);
     assert_eq!(server.get("/v1/models").refused(503).1.as_deref(), Some("too_many_connections"));
     drop(socket);
-    server.until_served();
+    server.until_status("/v1/models", 200);
 }
 
 #[test]
@@ -178,7 +180,7 @@ fn the_second_signal_ends_replies_with_an_error() {
     let mut stream = server.stream(CHAT, &long_chat(",\"stream\":true"));
     stream.next_data().unwrap();
     let whole = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
-    std::thread::sleep(Duration::from_millis(100));
+    server.until("pellucid_sequences_running", 2.0);
     server.drain.signal();
     server.drain.signal();
     let data = stream.all();
@@ -193,16 +195,14 @@ fn a_step_that_hangs_makes_ready_fail() {
     let limits = Limits { watchdog: Duration::from_millis(100), ..Limits::default() };
     let server = Server::with(Setup { limits, ..Setup::default() });
     assert_eq!(server.get("/ready").status, 200);
-    server.slow_down(600);
+    server.hold_steps();
     let held = server.send("POST", CHAT, &JSON, chat_body("\"max_tokens\":1").as_bytes());
-    std::thread::sleep(Duration::from_millis(300));
+    server.until_status("/ready", 503);
     assert_eq!(server.get("/ready").refused(503).1.as_deref(), Some("engine_stalled"));
     assert_eq!(server.get("/health").status, 200);
-    server.slow_down(0);
+    server.release_steps();
     Response::read(&mut BufReader::new(held)).ok();
-    // The reply is sent a moment before the step ends.
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(server.get("/ready").status, 200);
+    server.until_status("/ready", 200);
 }
 
 #[test]

@@ -310,16 +310,16 @@ impl Server {
         panic!("{name} is still {}", self.metric(name));
     }
 
-    /// Waits until a connection is served again and not refused; fails after 10 seconds.
+    /// Waits until a path is answered with a status; fails after 10 seconds.
     #[track_caller]
-    pub fn until_served(&self) {
+    pub fn until_status(&self, path: &str, expected: u16) {
         for _ in 0..1000 {
-            if self.get("/v1/models").status == 200 {
+            if self.get(path).status == expected {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("connections are still refused");
+        panic!("{path} is still answered with {}", self.get(path).status);
     }
 
     /// Waits until no sequence runs and no block is in use; fails after 5 seconds.
