@@ -34,7 +34,7 @@ impl Served {
             let mut line = String::new();
             assert!(log.read_line(&mut line).unwrap() > 0, "it ended: {start_up}");
             start_up += &line;
-            if let Some((_, rest)) = line.split_once("http://") {
+            if let Some((_, rest)) = line.split_once("://") {
                 break rest.split(['"', ' ']).next().unwrap().to_owned();
             }
         };
@@ -141,6 +141,34 @@ fn keys_are_reloaded_at_a_signal_and_on_change() {
     // Without a file to reload, SIGHUP shuts down, as when a terminal is closed.
     let served = Served::start(&home, &["--model", &model, "--device", "cpu"], &[]);
     served.signal("-HUP");
+    assert_eq!(served.ended().0, Some(0));
+}
+
+#[test]
+fn a_certificate_is_reloaded_at_a_signal() {
+    const FIRST: &[u8] = include_bytes!("../../server/tests/certificates/first.pem");
+    const SECOND: &[u8] = include_bytes!("../../server/tests/certificates/second.pem");
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| home.path().join(name));
+    let write = |chain: &[u8], private: &[u8]| {
+        std::fs::write(&certificate, chain).unwrap();
+        std::fs::write(&key, private).unwrap();
+    };
+    write(FIRST, FIRST);
+    let files = [&certificate, &key].map(|path| path.to_str().unwrap().to_owned());
+    let flags = ["--model", &model, "--device", "cpu", "--tls-cert", &files[0], "--tls-key", &files[1]];
+    let mut served = Served::start(&home, &flags, &[]);
+    write(SECOND, SECOND);
+    served.signal("-HUP");
+    let line = served.next_line("reloaded");
+    assert!(line.contains("INFO") && line.contains("certificate.pem"), "{line}");
+    // A pair that does not fit.
+    write(SECOND, FIRST);
+    served.signal("-HUP");
+    let line = served.next_line("not reloaded");
+    assert!(line.contains("ERROR") && line.contains("key.pem") && line.contains("cannot be used"), "{line}");
+    served.terminate();
     assert_eq!(served.ended().0, Some(0));
 }
 
