@@ -12,6 +12,7 @@ mod buffered_sink;
 mod engine;
 mod error;
 mod event;
+pub mod fallible;
 mod handle;
 pub mod kv_cache;
 mod memory_plan;

@@ -4,7 +4,10 @@ use pellucid_sampling::{History, Sampler, State};
 
 use crate::engine::look_ahead::SequenceLookAhead;
 use crate::kv_cache::{BlockTable, KvCache};
-use crate::{FinishReason, TokenEvent};
+use crate::{Error, FinishReason, TokenEvent, fallible};
+
+/// Output tokens for which a new sequence has room, so that a long prompt is not copied for the first of them.
+const NUM_SPARE: usize = 256;
 
 /// A list of tokens, prompt and output, that grows by one token at a time. Owned by the engine's loop.
 pub(crate) struct Sequence {
@@ -29,13 +32,15 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(choice: usize, prompt: &[u32], sampler: Sampler) -> Sequence {
-        Sequence {
+    pub(crate) fn new(choice: usize, prompt: &[u32], sampler: Sampler) -> Result<Sequence, Error> {
+        let mut tokens = fallible::with_capacity(prompt.len() + NUM_SPARE)?;
+        tokens.extend_from_slice(prompt);
+        Ok(Sequence {
             choice,
-            tokens: prompt.to_vec(),
+            tokens,
             num_computed: 0,
             table: None,
-            history: sampler.history(prompt),
+            history: sampler.try_history(prompt, NUM_SPARE).map_err(|_| fallible::out_of_memory())?,
             state: sampler.state(),
             sampler,
             finish: None,
@@ -43,7 +48,13 @@ impl Sequence {
             held: Vec::new(),
             num_sampled: 0,
             total_logprob: 0.0,
-        }
+        })
+    }
+
+    /// Makes room for the next token.
+    pub(crate) fn reserve(&mut self) -> Result<(), Error> {
+        fallible::reserve(&mut self.tokens, 1)?;
+        self.history.try_reserve().map_err(|_| fallible::out_of_memory())
     }
 
     /// Returns the number of tokens that are still to be computed.

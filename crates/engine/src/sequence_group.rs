@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pellucid_model::DecoderConfig;
-use pellucid_sampling::{Logprobs, Sampler};
+use pellucid_sampling::Logprobs;
 
 use crate::beam::BeamSearch;
 use crate::buffered_sink::BufferedSink;
@@ -38,7 +38,7 @@ impl SequenceGroup {
     pub(crate) fn new(
         request: Request,
         config: &DecoderConfig,
-        sampler: Sampler,
+        first: Sequence,
         sink: Box<dyn EventSink>,
         now: Instant,
     ) -> SequenceGroup {
@@ -47,7 +47,6 @@ impl SequenceGroup {
             BeamSearch::new(params, &request.sampling.end_ids, max_tokens)
         });
         let stats = RequestStats { prompt_tokens: request.prompt.len(), ..RequestStats::default() };
-        let first = Sequence::new(0, &request.prompt, sampler);
         SequenceGroup {
             request,
             sink: BufferedSink::new(sink),

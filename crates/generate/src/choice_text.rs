@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use pellucid_engine::TokenEvent;
+use pellucid_engine::{Error, TokenEvent, fallible};
 use pellucid_sampling::{Logprobs, TokenTrace};
 use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
 
@@ -47,6 +47,16 @@ impl Delta {
         self.traces.extend(next.traces);
         self.finish = next.finish.or(self.finish.take());
         self.score = next.score.or(self.score);
+    }
+
+    /// Adds the next piece as [`Delta::append`] does; fails if there is no memory for it.
+    pub fn try_append(&mut self, next: Delta) -> Result<(), Error> {
+        let has_text = self.text.try_reserve(next.text.len());
+        has_text.map_err(|_| fallible::out_of_memory())?;
+        fallible::reserve(&mut self.tokens, next.tokens.len())?;
+        fallible::reserve(&mut self.traces, next.traces.len())?;
+        self.append(next);
+        Ok(())
     }
 }
 
@@ -139,9 +149,9 @@ impl ChoiceText {
     }
 
     /// Returns a piece with text that precedes the reply. Offsets of later tokens include it.
-    pub fn echo(&mut self, text: &str, tokens: Vec<ReplyToken>) -> Delta {
+    pub fn echo(&mut self, text: String, tokens: Vec<ReplyToken>) -> Delta {
         self.num_characters += text.chars().count();
-        Delta { text: text.to_owned(), tokens, ..Delta::new(self.choice) }
+        Delta { text, tokens, ..Delta::new(self.choice) }
     }
 
     /// Adds a token and returns what can be shown now. Tokens after the end are ignored.

@@ -9,6 +9,9 @@ pub enum Error {
     /// The template does not render the conversation.
     #[error(transparent)]
     Template(#[from] pellucid_tokenizer::Error),
+    /// There is not enough memory to make the prompt.
+    #[error("there is not enough memory for this prompt now; try again later")]
+    OutOfMemory,
     /// The prompt's bytes need more tokens than the limit, however they are encoded.
     #[error("the prompt has at least {at_least} tokens, but the context holds {context_len}")]
     PromptTooLong {

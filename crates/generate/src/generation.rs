@@ -97,14 +97,17 @@ impl Generation {
         let mut prompts: Vec<PromptReplies> = Vec::with_capacity(request.prompts.len());
         let mut num_choices = 0;
         for prompt in &request.prompts {
-            let replies = PromptReplies::new(prompt, num_choices, &request.stop, &model.tokenizer, submitted);
+            let replies = PromptReplies::new(prompt, num_choices, &request.stop, &model.tokenizer, submitted)?;
             num_choices += replies.choices.len();
             prompts.push(replies);
         }
         let (sinks, receiver) = channel(prompts.len(), request.reports_progress);
         let requests = request.prompts.into_iter().zip(sinks);
         model.engine.submit_all(requests.map(|(prompt, sink)| (prompt.request, Box::new(sink) as _)).collect())?;
-        let ready = prompts.iter_mut().flat_map(PromptReplies::opening).map(GenerationEvent::Delta).collect();
+        let mut ready = VecDeque::new();
+        for prompt in &mut prompts {
+            ready.extend(prompt.opening()?.into_iter().map(GenerationEvent::Delta));
+        }
         Ok(Generation { receiver, prompts, ready, submitted, has_failed: false })
     }
 
@@ -179,7 +182,7 @@ impl Generation {
         let longest = |time: &dyn Fn(&PromptReplies) -> Option<Duration>| self.prompts.iter().filter_map(time).max();
         let finishes = self.prompts.iter().flat_map(|prompt| &prompt.choices).map(|choice| choice.finish().cloned());
         Summary {
-            prompt_tokens: self.prompts.iter().map(|prompt| prompt.prompt.len()).sum(),
+            prompt_tokens: self.prompts.iter().map(|prompt| prompt.num_prompt).sum(),
             completion_tokens: self.num_output_tokens(),
             cached_tokens: self.prompts.iter().map(|prompt| prompt.cached_tokens).sum(),
             preemptions: self.prompts.iter().filter_map(|prompt| Some(prompt.stats?.preemptions)).sum(),
@@ -214,17 +217,17 @@ impl Generation {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some((_, Event::Failed(error)))) => error,
                 Poll::Ready(None) => Error::Stopped,
-                Poll::Ready(Some((prompt, event))) => {
-                    self.take(prompt, event);
-                    continue;
-                }
+                Poll::Ready(Some((prompt, event))) => match self.take(prompt, event) {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                },
             };
             self.has_failed = true;
             return Poll::Ready(Some(Err(error)));
         }
     }
 
-    fn take(&mut self, prompt: usize, event: Event) {
+    fn take(&mut self, prompt: usize, event: Event) -> Result<(), Error> {
         match event {
             Event::PromptProgress { computed, total } => {
                 self.ready.push_back(GenerationEvent::PromptProgress { prompt, computed, total });
@@ -234,7 +237,7 @@ impl Generation {
             }
             event => {
                 let choice = if let Event::Token(token) = &event { Some(token.choice) } else { None };
-                for delta in self.prompts[prompt].take(event) {
+                for delta in self.prompts[prompt].take(event)? {
                     let is_stopped = matches!(delta.finish, Some(Finish::StopString(_)));
                     // A generation that is complete is dropped, which ends the rest of its requests.
                     if let Some(choice) = choice.filter(|_| is_stopped && !self.is_complete()) {
@@ -246,6 +249,7 @@ impl Generation {
                 }
             }
         }
+        Ok(())
     }
 }
 

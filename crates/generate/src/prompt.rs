@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use pellucid_engine::fallible;
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
@@ -59,14 +60,21 @@ impl<'m> PromptEncoder<'m> {
     /// Returns the ids of a conversation. The template writes the model's first token itself.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<u32>, Error> {
         let segments = self.render(prompt)?;
-        self.check_length(segments.iter().map(|segment| segment.text.len()).sum())?;
+        let num_bytes = segments.iter().map(|segment| segment.text.len()).sum();
+        self.check_length(num_bytes)?;
+        check_memory(num_bytes)?;
         Ok(self.tokenizer.encode_segments(&segments))
     }
 
     /// Returns the ids of a text to continue, after the ids that the model expects before every text.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.check_length(text.len())?;
-        Ok([self.tokenizer.prefix(), &self.tokenizer.encode(text)].concat())
+        check_memory(text.len())?;
+        let (prefix, ids) = (self.tokenizer.prefix(), self.tokenizer.encode(text));
+        let mut all = fallible::with_capacity(prefix.len() + ids.len()).map_err(|_| Error::OutOfMemory)?;
+        all.extend_from_slice(prefix);
+        all.extend_from_slice(&ids);
+        Ok(all)
     }
 
     /// Returns a conversation as the template writes it.
@@ -95,6 +103,16 @@ impl<'m> PromptEncoder<'m> {
             _ => Ok(()),
         }
     }
+}
+
+/// Memory that the tokenizer takes for each byte of a text, while it normalizes, divides and merges it.
+const TOKENIZER_BYTES: usize = 24;
+
+/// Refuses a text for which the tokenizer would run out of memory. It cannot stop in the middle.
+pub(crate) fn check_memory(num_bytes: usize) -> Result<(), Error> {
+    let trial = fallible::with_capacity::<u8>(num_bytes.saturating_mul(TOKENIZER_BYTES));
+    // Otherwise the compiler may leave out an allocation that nothing uses.
+    std::hint::black_box(trial).map(drop).map_err(|_| Error::OutOfMemory)
 }
 
 /// Makes developer messages system messages where the template has no role `developer`.

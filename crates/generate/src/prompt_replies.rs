@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pellucid_engine::{Beam, Event, FinishReason, RequestStats, TokenEvent};
+use pellucid_engine::{Beam, Error, Event, FinishReason, RequestStats, TokenEvent, fallible};
 use pellucid_sampling::Logprobs;
 use pellucid_tokenizer::{TextStream, Tokenizer};
 
@@ -15,7 +15,9 @@ use crate::{ChoiceText, Delta, Finish, ReplyToken};
 #[derive(Debug)]
 pub(crate) struct PromptReplies {
     pub(crate) choices: Vec<ChoiceText>,
-    pub(crate) prompt: Vec<u32>,
+    pub(crate) num_prompt: usize,
+    /// Tokens of a prompt that is scored, for its echo.
+    scored: Vec<u32>,
     tokenizer: Arc<Tokenizer>,
     /// Text of the prompt that is still to be returned.
     echo: Option<String>,
@@ -38,7 +40,7 @@ impl PromptReplies {
         stop: &[String],
         tokenizer: &Arc<Tokenizer>,
         submitted: Instant,
-    ) -> PromptReplies {
+    ) -> Result<PromptReplies, Error> {
         let request = &prompt.request;
         let stream = if prompt.continues_text {
             TextStream::after(tokenizer.clone(), true, &request.prompt)
@@ -52,11 +54,12 @@ impl PromptReplies {
         };
         let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
         let choices = first_choice..first_choice + num_choices;
-        PromptReplies {
+        Ok(PromptReplies {
             choices: choices.map(|choice| ChoiceText::new(choice, stream.clone(), rules)).collect(),
-            prompt: request.prompt.clone(),
+            num_prompt: request.prompt.len(),
+            scored: fallible::copy_of(if request.score_prompt { &request.prompt } else { &[] })?,
             tokenizer: tokenizer.clone(),
-            echo: prompt.echo.clone(),
+            echo: prompt.echo.as_deref().map(fallible::string_of).transpose()?,
             is_scored: request.score_prompt,
             drops_output: prompt.drops_output,
             ranks_replies: request.beams.is_some() || request.best_of > request.num_choices,
@@ -64,29 +67,29 @@ impl PromptReplies {
             cached_tokens: 0,
             timing: Timing::new(submitted),
             stats: None,
-        }
+        })
     }
 
     /// Returns the echo of the prompt if it can be sent before the first event. An echo with log probabilities waits
     /// until they are computed.
-    pub(crate) fn opening(&mut self) -> Vec<Delta> {
+    pub(crate) fn opening(&mut self) -> Result<Vec<Delta>, Error> {
         // The first token has no log probability, so a prompt of one token has none to wait for.
-        if self.is_scored && self.prompt.len() > 1 { Vec::new() } else { self.echo(&[]) }
+        if self.is_scored && self.num_prompt > 1 { Ok(Vec::new()) } else { self.echo(&[]) }
     }
 
     /// Takes an event that produces text or counts; others produce nothing.
-    pub(crate) fn take(&mut self, event: Event) -> Vec<Delta> {
-        match event {
+    pub(crate) fn take(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
+        Ok(match event {
             Event::Started { cached_tokens } => {
                 self.cached_tokens = cached_tokens;
                 self.timing.start();
                 Vec::new()
             }
-            Event::PromptLogprobs(scores) => self.echo(&scores),
+            Event::PromptLogprobs(scores) => self.echo(&scores)?,
             Event::Token(token) => {
                 self.timing.token();
                 if self.drops_output {
-                    return Vec::new();
+                    return Ok(Vec::new());
                 }
                 vec![self.choices[token.choice].push(token)]
             }
@@ -104,7 +107,7 @@ impl PromptReplies {
                 Vec::new()
             }
             Event::PromptProgress { .. } | Event::ControlApplied { .. } | Event::Failed(_) => Vec::new(),
-        }
+        })
     }
 
     /// Whether nothing more will be shown. A choice that ended at a stop string does not wait for the engine.
@@ -130,19 +133,20 @@ impl PromptReplies {
     }
 
     /// Returns the prompt's text and tokens, once for each choice.
-    fn echo(&mut self, scores: &[Logprobs]) -> Vec<Delta> {
-        let Some(text) = self.echo.take() else { return Vec::new() };
-        let mut tokens = Vec::new();
+    fn echo(&mut self, scores: &[Logprobs]) -> Result<Vec<Delta>, Error> {
+        let Some(text) = self.echo.take() else { return Ok(Vec::new()) };
+        let mut tokens = fallible::with_capacity(self.scored.len())?;
         if self.is_scored {
             let mut stream = self.tokenizer.stream(true);
             let mut offset = 0;
-            for (i, &id) in self.prompt.iter().enumerate() {
+            for (i, &id) in self.scored.iter().enumerate() {
                 let logprobs = i.checked_sub(1).and_then(|before| scores.get(before)).cloned();
                 tokens.push(ReplyToken { id, logprobs, offset });
                 offset += stream.push(id).chars().count();
             }
         }
-        self.choices.iter_mut().map(|choice| choice.echo(&text, tokens.clone())).collect()
+        let echo = |choice: &mut ChoiceText| Ok(choice.echo(fallible::string_of(&text)?, fallible::copy_of(&tokens)?));
+        self.choices.iter_mut().map(echo).collect()
     }
 
     /// `reason` applies to beams that do not end in an end token, and to choices for which a search that was cut short

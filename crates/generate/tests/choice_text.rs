@@ -113,6 +113,6 @@ fn log_probabilities_are_released_with_their_text() {
 fn an_echo_moves_the_offsets() {
     let tokenizer = support::tokenizer();
     let mut choice = choice(&tokenizer, &[], 0, true);
-    assert_eq!(choice.echo("né", Vec::new()).text, "né");
+    assert_eq!(choice.echo("né".into(), Vec::new()).text, "né");
     assert_eq!(push(&mut choice, &tokenizer, "x")[0].tokens[0].offset, 2);
 }

@@ -2,7 +2,7 @@
 //!
 //! The engine pushes each token that it commits. Penalties read the counts, DRY reads the ids.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, TryReserveError};
 
 /// Number of times that a token is in the penalty window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,9 +27,22 @@ impl History {
     /// Starts a sequence with its prompt and no output. `window` is the number of last tokens to count; `None` counts
     /// all.
     pub fn new(prompt: &[u32], window: Option<u32>) -> Self {
+        History::over(prompt.to_vec(), window)
+    }
+
+    /// Starts a sequence as [`History::new`] does; fails if there is no memory for it and `num_spare` more tokens.
+    pub fn try_new(prompt: &[u32], num_spare: usize, window: Option<u32>) -> Result<Self, TryReserveError> {
+        let mut ids = Vec::new();
+        ids.try_reserve(prompt.len() + num_spare)?;
+        ids.extend_from_slice(prompt);
+        Ok(History::over(ids, window))
+    }
+
+    fn over(prompt: Vec<u32>, window: Option<u32>) -> Self {
         let window = window.map_or(usize::MAX, |window| window as usize);
-        let mut history = History { ids: prompt.to_vec(), prompt_len: prompt.len(), window, counts: BTreeMap::new() };
-        for index in prompt.len().saturating_sub(window)..prompt.len() {
+        let num_prompt = prompt.len();
+        let mut history = History { ids: prompt, prompt_len: num_prompt, window, counts: BTreeMap::new() };
+        for index in num_prompt.saturating_sub(window)..num_prompt {
             history.enter(index);
         }
         history
@@ -47,6 +60,11 @@ impl History {
     /// Returns the distinct tokens of the window with their counts, by ascending id.
     pub fn counts(&self) -> impl Iterator<Item = (u32, Count)> + '_ {
         self.counts.iter().map(|(&token, &count)| (token, count))
+    }
+
+    /// Makes room for one more token, so that [`History::push`] does not allocate memory for the list.
+    pub fn try_reserve(&mut self) -> Result<(), TryReserveError> {
+        self.ids.try_reserve(1)
     }
 
     pub fn push(&mut self, token: u32) {

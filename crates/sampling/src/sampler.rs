@@ -3,6 +3,7 @@
 //! The engine builds one [`Sampler`] per request and calls it once per token. A sampler sees logits and ids: no text,
 //! no device and no clock.
 
+use std::collections::TryReserveError;
 use std::sync::Arc;
 
 use crate::candidates::{Candidates, Workspace};
@@ -117,6 +118,11 @@ impl Sampler {
     /// Returns a history that counts tokens in the window of this sampler's penalties.
     pub fn history(&self, prompt: &[u32]) -> History {
         History::new(prompt, self.penalty_window)
+    }
+
+    /// Returns a history as [`Sampler::history`] does; fails if there is no memory for it and `num_spare` more tokens.
+    pub fn try_history(&self, prompt: &[u32], num_spare: usize) -> Result<History, TryReserveError> {
+        History::try_new(prompt, num_spare, self.penalty_window)
     }
 
     /// Returns the state of a sequence without output.

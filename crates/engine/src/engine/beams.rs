@@ -3,6 +3,7 @@
 
 use super::Engine;
 use super::commit::ChunkRows;
+use crate::kv_cache::KvCache;
 use crate::sequence::Sequence;
 use crate::sequence_group::GroupId;
 use crate::{Error, FinishReason};
@@ -38,11 +39,15 @@ impl Engine {
         let mut sequences = Vec::with_capacity(next.len());
         for (choice, continuation) in next.iter().enumerate() {
             let parent = &group.sequences[continuation.parent];
-            let mut sequence = Sequence::new(choice, &parent.tokens, parent.sampler.clone());
-            sequence.tokens.push(continuation.token);
-            sequence.num_computed = parent.num_computed;
-            sequence.table = parent.table.as_ref().map(|table| cache.fork(table));
-            sequences.push(sequence);
+            match continued(choice, parent, continuation.token, cache) {
+                Ok(sequence) => sequences.push(sequence),
+                Err(error) => {
+                    sequences.into_iter().filter_map(|sequence| sequence.table).for_each(|table| {
+                        cache.release(table);
+                    });
+                    return Err(error);
+                }
+            }
         }
         let old = std::mem::replace(&mut group.sequences, sequences);
         for table in old.into_iter().filter_map(|sequence| sequence.table) {
@@ -50,4 +55,13 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Returns the sequence that continues `parent` by `token`.
+fn continued(choice: usize, parent: &Sequence, token: u32, cache: &mut KvCache) -> Result<Sequence, Error> {
+    let mut sequence = Sequence::new(choice, &parent.tokens, parent.sampler.clone())?;
+    sequence.tokens.push(token);
+    sequence.num_computed = parent.num_computed;
+    sequence.table = parent.table.as_ref().map(|table| cache.fork(table)).transpose()?;
+    Ok(sequence)
 }

@@ -11,7 +11,7 @@ use super::{Engine, PlannedChunk, Step};
 use crate::kv_cache::KvCache;
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
-use crate::{Error, Event, FinishReason, TokenEvent};
+use crate::{Error, Event, FinishReason, TokenEvent, fallible};
 
 /// A chunk of a step that has ended, with the logits of its wanted rows.
 pub(super) struct ChunkRows<'a> {
@@ -168,6 +168,7 @@ impl Engine {
         let reports_logprobs = group.request.sampling.logprobs.is_some();
         for (i, rows) in targets {
             let sequence = &mut group.sequences[i];
+            sequence.reserve()?;
             let (choice, trace) = match (&rows.sampled, rows.digest()) {
                 (Some(choice), _) => (choice.clone(), None),
                 (None, Some(_)) => {
@@ -227,9 +228,9 @@ impl Engine {
 fn fork_choices(group: &mut SequenceGroup, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
     for choice in group.sequences.len()..group.request.width() {
         let first = &group.sequences[0];
-        let mut sequence = Sequence::new(choice, &group.request.prompt, group.request.sampler(choice, vocab_size)?);
+        let mut sequence = Sequence::new(choice, &group.request.prompt, group.request.sampler(choice, vocab_size)?)?;
         sequence.num_computed = first.num_computed;
-        sequence.table = first.table.as_ref().map(|table| cache.fork(table));
+        sequence.table = first.table.as_ref().map(|table| cache.fork(table)).transpose()?;
         group.sequences.push(sequence);
     }
     // Some may have been ended by a control message during prefill.
@@ -276,11 +277,13 @@ fn score_prompt(group: &mut SequenceGroup, rows: &ChunkRows<'_>, workspace: &mut
     for (row, position) in chunk.wanted.clone().map(|row| start + row).enumerate() {
         // After a preemption the rows are computed again; log probabilities that are known are kept.
         if position == group.prompt_logprobs.len() && position + 1 < prompt.len() {
+            // Room for all of them at once, so that a long list is not copied while it grows.
+            fallible::reserve(&mut group.prompt_logprobs, prompt.len() - 1 - position)?;
             group.prompt_logprobs.push(Logprobs::of(rows.row(row), prompt[position + 1], num_top, workspace)?);
         }
     }
     if group.prompt_logprobs.len() + 1 == prompt.len() {
-        group.sink.hold(Event::PromptLogprobs(group.prompt_logprobs.clone()));
+        group.sink.hold(Event::PromptLogprobs(fallible::copy_of(&group.prompt_logprobs)?));
     }
     Ok(())
 }

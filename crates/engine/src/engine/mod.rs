@@ -35,8 +35,9 @@ use crate::buffered_sink::BufferedSink;
 use crate::kv_cache::{KvCache, TenantId};
 use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::Served;
+use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
-use crate::{EngineStats, Error, EventSink, Request};
+use crate::{EngineStats, Error, Event, EventSink, Request};
 
 pub use options::{EngineOptions, Overcommit};
 
@@ -171,8 +172,16 @@ impl Engine {
     }
 
     /// Puts a request into the queue that was checked against this engine's limits.
-    pub(crate) fn accept(&mut self, checked: CheckedRequest, sink: Box<dyn EventSink>) {
-        let group = SequenceGroup::new(checked.request, self.model.config(), checked.sampler, sink, checked.arrived);
+    pub(crate) fn accept(&mut self, checked: CheckedRequest, mut sink: Box<dyn EventSink>) {
+        let first = match Sequence::new(0, &checked.request.prompt, checked.sampler) {
+            Ok(first) => first,
+            Err(error) => {
+                sink.send(Event::Failed(error));
+                self.stats.failed_requests += 1;
+                return;
+            }
+        };
+        let group = SequenceGroup::new(checked.request, self.model.config(), first, sink, checked.arrived);
         let id = self.next_id;
         self.next_id += 1;
         self.enqueue(id, group);

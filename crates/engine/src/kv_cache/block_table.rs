@@ -2,6 +2,7 @@
 
 use super::prefix_index::BlockHash;
 use super::{BlockId, Scope, TenantId};
+use crate::{Error, fallible};
 
 /// Maps the positions of a sequence to blocks. Only [`KvCache`](super::KvCache) creates tables and takes them back; a
 /// table cannot be cloned.
@@ -71,6 +72,11 @@ impl BlockTable {
         self.hashes.last().copied()
     }
 
+    /// Makes room for one more hash. Returns false if there is no memory for it.
+    pub(super) fn reserve_hash(&mut self) -> bool {
+        self.hashes.try_reserve(1).is_ok()
+    }
+
     /// Sets the hash of the first block that has none.
     pub(super) fn push_hash(&mut self, hash: BlockHash) {
         self.hashes.push(hash);
@@ -93,8 +99,14 @@ impl BlockTable {
     }
 
     /// Returns a second table over the same blocks. The caller counts the references.
-    pub(super) fn fork(&self) -> BlockTable {
-        BlockTable { scope: self.scope, blocks: self.blocks.clone(), hashes: self.hashes.clone() }
+    pub(super) fn fork(&self) -> Result<BlockTable, Error> {
+        let (blocks, hashes) = (fallible::copy_of(&self.blocks)?, fallible::copy_of(&self.hashes)?);
+        Ok(BlockTable { scope: self.scope, blocks, hashes })
+    }
+
+    /// Makes room for `num_blocks` more blocks with hashes. Returns false if there is no memory for them.
+    pub(super) fn reserve(&mut self, num_blocks: usize) -> bool {
+        self.blocks.try_reserve(num_blocks).is_ok() && self.hashes.try_reserve(num_blocks).is_ok()
     }
 
     pub(super) fn take_blocks(&mut self) -> Vec<BlockId> {

@@ -25,6 +25,8 @@ use idle_blocks::IdleBlocks;
 use prefix_cache::Content;
 use prefix_index::{BlockHasher, PrefixIndex};
 
+use crate::Error;
+
 /// A block's number, an index into `KvMemory`.
 pub type BlockId = u32;
 
@@ -147,12 +149,16 @@ impl KvCache {
     ) -> Result<(BlockTable, Reservation, usize), OutOfBlocks> {
         assert!(!prompt.is_empty(), "a sequence begins with a token");
         self.clock += 1;
-        let found = self.find_prefix(scope, &prompt[..prompt.len() - 1]);
+        let mut table = BlockTable::new(scope);
+        let mut found = self.find_prefix(scope, &prompt[..prompt.len() - 1]);
+        // Without memory for the list, the prefix is computed again.
+        if !table.reserve(self.blocks_for(prompt.len())) {
+            found.clear();
+        }
         let needed = num_blocks.max(self.blocks_for(prompt.len())) - found.len();
         // Found blocks that are idle now will be in use, so they cannot be evicted for the rest.
         let idle_found = found.iter().filter(|found| self.blocks[found.block as usize].num_users == 0).count();
         let reservation = self.reserve_beside(scope.tenant, needed, idle_found)?;
-        let mut table = BlockTable::new(scope);
         for found in &found {
             self.use_found(found.block);
             table.push_found(found.block, found.hash);
@@ -166,7 +172,9 @@ impl KvCache {
     /// finds, and the number of tokens in them.
     pub fn attach(&mut self, scope: Scope, tokens: &[u32], reservation: &mut Reservation) -> (BlockTable, usize) {
         let mut table = BlockTable::new(scope);
-        for found in self.find_prefix(scope, &tokens[..tokens.len() - 1]) {
+        let has_memory = table.reserve(self.blocks_for(tokens.len()));
+        let found = if has_memory { self.find_prefix(scope, &tokens[..tokens.len() - 1]) } else { Vec::new() };
+        for found in found {
             // An idle block that is used now takes the place of a reserved one.
             if self.blocks[found.block as usize].num_users == 0 && !self.use_reserved(reservation) {
                 break;
@@ -254,12 +262,12 @@ impl KvCache {
     }
 
     /// Returns a second table over the same blocks.
-    pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
-        let fork = table.fork();
+    pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, Error> {
+        let fork = table.fork()?;
         for &block in fork.blocks() {
             self.blocks[block as usize].num_users += 1;
         }
-        fork
+        Ok(fork)
     }
 
     /// Takes a sequence's blocks back. Those in an index stay findable until their memory is needed. Returns the number

@@ -43,7 +43,8 @@ impl KvCache {
 
     /// Enters every block that `tokens` fill into the index. Their keys and values must be stored.
     pub fn index_full_blocks(&mut self, table: &mut BlockTable, tokens: &[u32]) {
-        while (table.num_hashed() + 1) * self.block_len <= tokens.len() {
+        // Without memory for a hash, a later step enters the block.
+        while (table.num_hashed() + 1) * self.block_len <= tokens.len() && table.reserve_hash() {
             let i = table.num_hashed();
             let range = i * self.block_len..(i + 1) * self.block_len;
             let scope = self.scope_of_block(table.scope(), tokens, range.end);
@@ -77,6 +78,10 @@ impl KvCache {
             #[cfg(test)]
             let holds = |stored: &Content| self.hasher.is_trusted || holds(stored);
             if !self.blocks[block as usize].content.as_ref().is_some_and(holds) {
+                break;
+            }
+            // Without memory for the list, the rest of the prefix is computed again.
+            if found.try_reserve(1).is_err() {
                 break;
             }
             found.push(FoundBlock { block, hash });

@@ -162,7 +162,7 @@ fn forks_share_until_one_writes() {
     let (mut first, mut reservation, _) = cache.admit(tenant(1), &tokens, 5).expect("enough blocks");
     cache.grow(&mut first, &mut reservation, 6).expect("reserved");
     cache.index_full_blocks(&mut first, &tokens);
-    let mut second = cache.fork(&first);
+    let mut second = cache.fork(&first).unwrap();
     assert_eq!(first.blocks(), second.blocks());
     assert_eq!(cache.num_in_use(), 2);
 
@@ -221,7 +221,7 @@ fn no_block_is_lost_or_owned_twice() {
             (3, Some(i)) => {
                 let (tenant, tokens) = (live[i].table.scope().tenant, live[i].tokens.clone());
                 if let Ok(reservation) = cache.reserve(tenant, random(3)) {
-                    let table = cache.fork(&live[i].table);
+                    let table = cache.fork(&live[i].table).unwrap();
                     live.push(Live { table, reservation, tokens });
                 }
             }

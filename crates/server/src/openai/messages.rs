@@ -9,6 +9,7 @@ use super::schemas;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
+use crate::limits::client_memory::out_of_memory;
 
 /// Maximum messages of one conversation, and parts of one message.
 const MAX_MESSAGES: usize = 4096;
@@ -193,6 +194,7 @@ fn to_json(messages: &[ChatMessage]) -> Vec<Value> {
 /// Returns the error for a prompt in the field `param`.
 pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
     match error {
+        PromptError::OutOfMemory => out_of_memory(),
         PromptError::NoChatTemplate => {
             let message = "this model has no chat template, so it cannot chat; /v1/completions continues a text";
             ApiError::invalid(message).code("no_chat_template")
