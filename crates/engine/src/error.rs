@@ -54,12 +54,10 @@ pub enum Error {
         /// Maximum blocks of the tenant.
         quota: usize,
     },
-    /// The queue has no place for the request now.
-    #[error("the queue is full: {waiting} requests are waiting; try again later")]
-    QueueFull {
-        /// Requests in the queue.
-        waiting: usize,
-    },
+    /// The queue has no place for the request now, or its tenant holds its share of the places. The text has no
+    /// numbers, because they would tell of other tenants' requests.
+    #[error("the queue is full; try again later")]
+    QueueFull,
     /// The engine's loop has ended.
     #[error("the engine has stopped")]
     Stopped,

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pellucid_sampling::SamplingParams;
+use pellucid_sampling::{Sampler, SamplingParams};
 
+use crate::queue::Queue;
 use crate::request_limits::{CheckedRequest, RequestLimits};
-use crate::{Engine, EngineStats, Error, Event, EventSink, Request};
+use crate::{Engine, EngineStats, Error, Event, EventSink, Request, TenantId};
 
 /// Maximum messages to the loop that are not submissions.
 const MAX_QUERIES: usize = 64;
@@ -30,16 +31,15 @@ pub struct EngineHandle {
     mailbox: Option<SyncSender<Message>>,
     thread: Option<JoinHandle<()>>,
     limits: RequestLimits,
+    queue: Arc<Queue>,
     shared: Arc<Shared>,
 }
 
 /// State of the loop that other threads read.
 #[derive(Debug)]
 struct Shared {
-    /// Submissions that the loop has not received yet.
-    num_posted: AtomicUsize,
-    /// Requests in the loop's queue.
-    num_waiting: AtomicUsize,
+    /// Requests that were preempted and wait to start again. All others that wait hold a place in the queue.
+    num_preempted: AtomicUsize,
     started: Instant,
     /// When the loop last began to work, in milliseconds after `started`, plus 1; 0 while it is idle.
     busy_since_ms: AtomicU64,
@@ -84,11 +84,10 @@ impl EventSink for StreamSink {
 impl EngineHandle {
     /// Starts the loop on a new thread.
     pub fn start(engine: Engine) -> EngineHandle {
-        let limits = engine.limits();
+        let (limits, queue) = (engine.limits(), engine.queue().clone());
         let (mailbox, messages) = sync_channel(limits.options.max_waiting.saturating_add(MAX_QUERIES));
         let shared = Arc::new(Shared {
-            num_posted: AtomicUsize::new(0),
-            num_waiting: AtomicUsize::new(0),
+            num_preempted: AtomicUsize::new(0),
             started: Instant::now(),
             busy_since_ms: AtomicU64::new(0),
             is_alive: AtomicBool::new(true),
@@ -99,7 +98,7 @@ impl EngineHandle {
             .name("engine".into())
             .spawn(move || serve(engine, &messages, &Reporter(seen)))
             .expect("the operating system gives a thread");
-        EngineHandle { mailbox: Some(mailbox), thread: Some(thread), limits, shared }
+        EngineHandle { mailbox: Some(mailbox), thread: Some(thread), limits, queue, shared }
     }
 
     /// Checks and queues a request. Returns an error if it can never be served or the queue is full.
@@ -118,32 +117,23 @@ impl EngineHandle {
 
     /// Checks and queues several requests: all of them, or none.
     pub fn submit_all(&self, requests: Vec<(Request, Box<dyn EventSink>)>) -> Result<(), Error> {
-        let (num_requests, max_waiting) = (requests.len(), self.limits.options.max_waiting);
-        let mut checked = Vec::with_capacity(num_requests);
-        for (request, sink) in requests {
-            checked.push((self.limits.check(request)?, sink));
+        let samplers: Vec<Sampler> =
+            requests.iter().map(|(request, _)| self.limits.check(request)).collect::<Result<_, _>>()?;
+        let tenants: Vec<TenantId> = requests.iter().map(|(request, _)| request.scope.tenant).collect();
+        let places = self.queue.take(&tenants)?;
+        let arrived = Instant::now();
+        for (((request, sink), sampler), place) in requests.into_iter().zip(samplers).zip(places) {
+            let checked = CheckedRequest { request, sampler, place, arrived };
+            self.post(Message::Submit(Box::new(checked), sink))?;
         }
-        // Not `QueueFull`: these requests would not fit into an empty queue either.
-        if num_requests > max_waiting {
-            let expected = format!("at most {max_waiting}, the length of the queue");
-            return Err(Error::OutOfRange { name: "prompts", expected, found: num_requests.to_string() });
-        }
-        let posted = self.shared.num_posted.fetch_add(num_requests, Ordering::SeqCst);
-        let waiting = posted + self.shared.num_waiting.load(Ordering::SeqCst);
-        let mut num_left = num_requests;
-        let outcome = if waiting + num_requests > max_waiting {
-            Err(Error::QueueFull { waiting })
-        } else {
-            checked.into_iter().try_for_each(|(checked, sink)| {
-                self.post(Message::Submit(Box::new(checked), sink))?;
-                num_left -= 1;
-                Ok(())
-            })
-        };
-        if outcome.is_err() {
-            self.shared.num_posted.fetch_sub(num_left, Ordering::SeqCst);
-        }
-        outcome
+        Ok(())
+    }
+
+    /// Returns a function that sets the number of tenants that may submit requests. With more than one, no tenant can
+    /// fill the queue. It may be called at any time; requests that wait are not affected.
+    pub fn num_tenants_setter(&self) -> impl Fn(usize) + Send + Sync + 'static {
+        let queue = self.queue.clone();
+        move |num_tenants| queue.set_num_tenants(num_tenants)
     }
 
     /// Checks sampling parameters for [`Control::Update`](crate::Control::Update).
@@ -160,7 +150,7 @@ impl EngineHandle {
 
     /// Returns the statistics after the last step. Never waits.
     pub fn last_stats(&self) -> EngineStats {
-        let waiting = self.shared.num_posted.load(Ordering::SeqCst) + self.shared.num_waiting.load(Ordering::SeqCst);
+        let waiting = self.queue.num_taken() + self.shared.num_preempted.load(Ordering::SeqCst);
         let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         EngineStats { num_waiting: waiting, ..stats }
     }
@@ -179,7 +169,7 @@ impl EngineHandle {
     fn post(&self, message: Message) -> Result<(), Error> {
         let mailbox = self.mailbox.as_ref().ok_or(Error::Stopped)?;
         mailbox.try_send(message).map_err(|error| match error {
-            TrySendError::Full(_) => Error::QueueFull { waiting: self.limits.options.max_waiting },
+            TrySendError::Full(_) => Error::QueueFull,
             TrySendError::Disconnected(_) => Error::Stopped,
         })
     }
@@ -215,7 +205,7 @@ impl Reporter {
     }
 
     fn publish(&self, engine: &Engine) {
-        self.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
+        self.0.num_preempted.store(engine.num_preempted(), Ordering::SeqCst);
         *self.0.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
     }
 }
@@ -235,8 +225,8 @@ fn serve(mut engine: Engine, messages: &Receiver<Message>, reporter: &Reporter) 
         reporter.set_busy();
         match first {
             Ok(message) => {
-                handle(&mut engine, message, reporter);
-                messages.try_iter().for_each(|message| handle(&mut engine, message, reporter));
+                handle(&mut engine, message);
+                messages.try_iter().for_each(|message| handle(&mut engine, message));
                 // Requests that start now no longer wait. Publish that before the step, which may be long.
                 engine.admit();
                 reporter.publish(&engine);
@@ -261,14 +251,9 @@ fn refuse(messages: &Receiver<Message>) {
     }
 }
 
-fn handle(engine: &mut Engine, message: Message, reporter: &Reporter) {
+fn handle(engine: &mut Engine, message: Message) {
     match message {
-        Message::Submit(checked, sink) => {
-            engine.accept(*checked, sink);
-            // In this order a request may be counted twice for a moment, but is never missed.
-            reporter.0.num_waiting.store(engine.num_waiting(), Ordering::SeqCst);
-            reporter.0.num_posted.fetch_sub(1, Ordering::SeqCst);
-        }
+        Message::Submit(checked, sink) => engine.accept(*checked, sink),
         // The caller may be gone; then the answer is dropped.
         Message::Stats(answer) => {
             let _ = answer.send(engine.stats());

@@ -16,6 +16,7 @@ pub mod fallible;
 mod handle;
 pub mod kv_cache;
 mod memory_plan;
+mod queue;
 mod request;
 mod request_limits;
 pub mod scheduler;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use pellucid_model::DecoderConfig;
 use pellucid_sampling::{Sampler, SamplingParams};
 
+use crate::queue::Place;
 use crate::{EngineOptions, Error, Request, TenantId};
 
 /// The model's configuration, the engine's options and the tenants' quotas.
@@ -23,15 +24,17 @@ pub struct RequestLimits {
 pub(crate) struct CheckedRequest {
     pub(crate) request: Request,
     pub(crate) sampler: Sampler,
+    /// Its place in the queue, until it starts.
+    pub(crate) place: Place,
     /// When it was submitted. The time until the loop takes it counts as time in the queue.
     pub(crate) arrived: Instant,
 }
 
 impl RequestLimits {
-    pub(crate) fn check(&self, request: Request) -> Result<CheckedRequest, Error> {
+    /// Refuses a request that is invalid or could never run, and returns the sampler of its first choice.
+    pub(crate) fn check(&self, request: &Request) -> Result<Sampler, Error> {
         let quota = self.quotas.get(&request.scope.tenant).copied();
-        let sampler = check(&request, &self.config, &self.options, quota)?;
-        Ok(CheckedRequest { request, sampler, arrived: Instant::now() })
+        check(request, &self.config, &self.options, quota)
     }
 
     pub(crate) fn check_sampling(&self, params: &SamplingParams) -> Result<Sampler, Error> {

@@ -8,6 +8,7 @@ use pellucid_sampling::Logprobs;
 use crate::beam::BeamSearch;
 use crate::buffered_sink::BufferedSink;
 use crate::kv_cache::{KvCache, Reservation, TenantId};
+use crate::queue::Place;
 use crate::sequence::Sequence;
 use crate::{Event, EventSink, FinishReason, Request, RequestStats, TokenEvent};
 
@@ -28,6 +29,8 @@ pub(crate) struct SequenceGroup {
     /// Log probabilities of the prompt's tokens, as far as they are computed; only if the prompt is scored.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
     pub(crate) is_paused: bool,
+    /// Its place in the queue, until it starts for the first time.
+    pub(crate) place: Option<Place>,
     pub(crate) arrived: Instant,
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
@@ -40,7 +43,8 @@ impl SequenceGroup {
         config: &DecoderConfig,
         first: Sequence,
         sink: Box<dyn EventSink>,
-        now: Instant,
+        place: Place,
+        arrived: Instant,
     ) -> SequenceGroup {
         let search = request.beams.map(|params| {
             let max_tokens = request.max_positions(config) - request.prompt.len();
@@ -56,7 +60,8 @@ impl SequenceGroup {
             unwanted: Vec::new(),
             prompt_logprobs: Vec::new(),
             is_paused: false,
-            arrived: now,
+            place: Some(place),
+            arrived,
             started: None,
             first_token: None,
             stats,

@@ -247,6 +247,8 @@ impl Builder {
             let num_blocks = engine.cache().blocks_for(num_tokens);
             engine.cache_mut().set_quota(tenant, num_blocks);
         }
+        // Requests without a tenant are those of one more.
+        engine.set_num_tenants(self.tenants.len() + 1);
         if let Some(system) = &self.shared_system {
             if let Some(reason) = template_error {
                 return Err(Error::Template { reason });

@@ -83,6 +83,6 @@ pub enum Error {
 impl Error {
     /// Whether the same request may succeed later: the queue was full.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, Error::Rejected(pellucid_engine::Error::QueueFull { .. }))
+        matches!(self, Error::Rejected(pellucid_engine::Error::QueueFull))
     }
 }

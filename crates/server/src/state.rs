@@ -114,8 +114,12 @@ impl App {
         let metrics = Metrics::new(&model.id, vllm_metrics, log_losses);
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
-        let resized = client_memory.clone();
-        tenants.on_change(move |num_tenants| resized.set_num_tenants(num_tenants));
+        let (resized, set_num_tenants) = (client_memory.clone(), model.engine.num_tenants_setter());
+        set_num_tenants(tenants.current().len());
+        tenants.on_change(move |num_tenants| {
+            resized.set_num_tenants(num_tenants);
+            set_num_tenants(num_tenants);
+        });
         App {
             failed_keys: FailedKeys::new(limits.max_wrong_keys),
             metrics,

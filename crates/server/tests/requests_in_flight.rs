@@ -6,10 +6,10 @@ use std::io::{BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use pellucid_server::{Ended, Limits};
+use pellucid_server::{Ended, Limits, TenantConfig};
 use serde_json::{Value, json};
 use support::socket::Socket;
-use support::{Response, Server, Setup, chat_body, check_error};
+use support::{Response, Server, Setup, chat_body, check_error, tenant};
 
 const CHAT: &str = "/v1/chat/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
@@ -96,6 +96,37 @@ fn a_full_queue_is_refused_at_once() {
     drop((running, waiting));
     server.release_steps();
     server.settles();
+}
+
+#[test]
+fn one_tenant_cannot_fill_the_queue_for_another() {
+    let a = TenantConfig { metrics: true, ..tenant("a", "key-of-a") };
+    let tenants = vec![a, tenant("b", "key-of-b")];
+    let server = Server::with(Setup { tenants, max_sequences: 1, max_waiting: 4, ..Setup::default() });
+    let key = |key: &'static str| [JSON[0], ("Authorization", key)];
+    let (key_a, key_b) = (key("Bearer key-of-a"), key("Bearer key-of-b"));
+    let until = |name: &str, expected: f64| {
+        while server.metric_as(name, &key_a[1..]) != expected {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    server.slow_down(50);
+    let running = server.send("POST", CHAT, &key_a, long_chat("").as_bytes());
+    until("pellucid_sequences_running", 1.0);
+    // No step ends from here on.
+    server.hold_steps();
+    let waiting = [0, 1].map(|_| server.send("POST", CHAT, &key_a, long_chat("").as_bytes()));
+    until("pellucid_requests_waiting", 2.0);
+    let refused = server.request("POST", CHAT, &key_a, long_chat("").as_bytes());
+    assert_eq!(refused.refused(429).1.as_deref(), Some("queue_full"), "half of the queue is its share");
+    let message = refused.json()["error"]["message"].to_string();
+    assert!(!message.contains(|c: char| c.is_ascii_digit()), "the length of the queue is shown: {message}");
+    let other = server.send("POST", CHAT, &key_b, chat_body("\"max_tokens\":2").as_bytes());
+    until("pellucid_requests_waiting", 3.0);
+    drop((running, waiting));
+    server.slow_down(0);
+    server.release_steps();
+    assert_eq!(Response::read(&mut BufReader::new(other)).status, 200);
 }
 
 #[test]

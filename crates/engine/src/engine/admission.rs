@@ -117,6 +117,7 @@ impl Engine {
                         group.started = Some(now);
                         group.sink.send(Event::Started { cached_tokens: group.stats.cached_tokens });
                     }
+                    group.place = None;
                     self.running.insert(id, group);
                     return outcome;
                 }

@@ -33,6 +33,7 @@ use pellucid_tensor::Backend;
 
 use crate::buffered_sink::BufferedSink;
 use crate::kv_cache::{KvCache, TenantId};
+use crate::queue::Queue;
 use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::Served;
 use crate::sequence::Sequence;
@@ -52,6 +53,7 @@ pub struct Engine {
     kv: KvMemory,
     cache: KvCache,
     options: EngineOptions,
+    queue: Arc<Queue>,
     /// Requests in the queue, by tenant; each tenant's in the order in which they will start.
     waiting: BTreeMap<TenantId, Vec<(GroupId, SequenceGroup)>>,
     running: BTreeMap<GroupId, SequenceGroup>,
@@ -118,6 +120,7 @@ impl Engine {
             backend,
             kv,
             options,
+            queue: Queue::new(options.max_waiting),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             ended: Vec::new(),
@@ -163,17 +166,31 @@ impl Engine {
     pub fn submit(&mut self, request: Request, sink: Box<dyn EventSink>) -> Result<(), Error> {
         let quota = self.cache.quota(request.scope.tenant);
         let sampler = check(&request, self.model.config(), &self.options, quota)?;
-        let waiting = self.num_waiting();
-        if waiting >= self.options.max_waiting {
-            return Err(Error::QueueFull { waiting });
-        }
-        self.accept(CheckedRequest { request, sampler, arrived: Instant::now() }, sink);
+        let places = self.queue.take(&[request.scope.tenant])?;
+        let place = places.into_iter().next().expect("one place for one request");
+        self.accept(CheckedRequest { request, sampler, place, arrived: Instant::now() }, sink);
         Ok(())
+    }
+
+    /// Sets the number of tenants that may submit requests. With more than one, no tenant can fill the queue.
+    pub fn set_num_tenants(&self, num_tenants: usize) {
+        self.queue.set_num_tenants(num_tenants);
+    }
+
+    /// Returns the places of the queue, for the threads that submit.
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Returns the number of preempted requests in the queue. They hold no place.
+    pub(crate) fn num_preempted(&self) -> usize {
+        self.waiting.values().flatten().filter(|(_, group)| group.place.is_none()).count()
     }
 
     /// Puts a request into the queue that was checked against this engine's limits.
     pub(crate) fn accept(&mut self, checked: CheckedRequest, mut sink: Box<dyn EventSink>) {
-        let first = match Sequence::new(0, &checked.request.prompt, checked.sampler) {
+        let CheckedRequest { request, sampler, place, arrived } = checked;
+        let first = match Sequence::new(0, &request.prompt, sampler) {
             Ok(first) => first,
             Err(error) => {
                 sink.send(Event::Failed(error));
@@ -181,7 +198,7 @@ impl Engine {
                 return;
             }
         };
-        let group = SequenceGroup::new(checked.request, self.model.config(), first, sink, checked.arrived);
+        let group = SequenceGroup::new(request, self.model.config(), first, sink, place, arrived);
         let id = self.next_id;
         self.next_id += 1;
         self.enqueue(id, group);

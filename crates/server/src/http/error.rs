@@ -202,9 +202,7 @@ impl From<EngineError> for ApiError {
                 ApiError::field("max_tokens", format!("{error}; ask for fewer tokens or choices"))
             }
             // Without the number of waiting requests, which would show the activity of other tenants.
-            EngineError::QueueFull { .. } => {
-                ApiError::too_many("queue_full", "the queue is full; try again later", RETRY_SOON_S)
-            }
+            EngineError::QueueFull => ApiError::too_many("queue_full", error.to_string(), RETRY_SOON_S),
             EngineError::Stopped => ApiError::unavailable("engine_stopped", "the engine has stopped", 30),
             EngineError::OutOfMemory(_) => {
                 tracing::error!(%error, "a step ran out of device memory");

@@ -46,7 +46,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = number(1, 4096))]
     pub(super) max_sequences: usize,
 
-    /// Maximum requests that wait; further ones get 429
+    /// Maximum requests that wait; further ones, and those beyond a tenant's share, get 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number(1, 65_536))]
     pub(super) max_waiting: usize,
 

@@ -221,7 +221,7 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
             live.push(Live { request, collected, params_after_control: Vec::new(), is_held: false, ended: Vec::new() });
         }
         Err(
-            Error::QueueFull { .. }
+            Error::QueueFull
             | Error::ExceedsKvMemory { .. }
             | Error::ExceedsQuota { .. }
             | Error::OutOfRange { name: "n" | "best_of" | "beam width", .. },
