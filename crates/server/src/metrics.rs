@@ -32,6 +32,8 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     refused_connections: Family<ReasonLabels, Counter>,
     failed_keys: Family<ReasonLabels, Counter>,
+    pub(crate) websockets: Gauge,
+    websockets_closed: Family<ReasonLabels, Counter>,
     pub(crate) client_memory: Gauge,
     registry: Registry,
     model: String,
@@ -140,6 +142,9 @@ impl Metrics {
             refused_connections.clone(),
         );
         own.register("failed_authentications", "Requests without a valid key", failed_keys.clone());
+        let (websockets, websockets_closed) = (Gauge::default(), Family::default());
+        own.register("websockets", "Open WebSockets", websockets.clone());
+        own.register("websockets_closed", "WebSockets that were closed, by reason", websockets_closed.clone());
         let help = "Bytes held for clients: bodies, messages, and replies that are not read yet";
         own.register("client_memory_bytes", help, client_memory.clone());
         // The histograms are registered a second time, under vLLM's names.
@@ -176,6 +181,8 @@ impl Metrics {
             connections,
             refused_connections,
             failed_keys,
+            websockets,
+            websockets_closed,
             client_memory,
             registry,
             model: model.to_owned(),
@@ -197,6 +204,10 @@ impl Metrics {
     pub(crate) fn count(&self, tenant: &str, outcome: Outcome) {
         let labels = OutcomeLabels { tenant: tenant.to_owned(), outcome: outcome.name() };
         self.requests.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn count_websocket(&self, reason: &'static str) {
+        self.websockets_closed.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     pub(crate) fn count_refused_connection(&self, refusal: Refusal) {

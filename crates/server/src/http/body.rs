@@ -1,6 +1,8 @@
 //! Request bodies: read within limits of size, time and memory, then parsed on a thread that does not delay other
 //! clients.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::BodyExt;
@@ -117,11 +119,9 @@ impl ReadBody {
         Ok(())
     }
 
-    /// Wraps a WebSocket message that was already read.
-    pub(crate) fn of_message(app: &App, tenant: &Tenant, bytes: Vec<u8>) -> Result<ReadBody, ApiError> {
-        let mut memory = HeldMemory::none(&app.client_memory, tenant);
-        memory.grow_to(bytes.capacity())?;
-        Ok(ReadBody { name: "message", bytes, memory })
+    /// Wraps a WebSocket message that was already read, with the memory that it holds.
+    pub(crate) fn of_message(bytes: Vec<u8>, memory: HeldMemory) -> ReadBody {
+        ReadBody { name: "message", bytes, memory }
     }
 
     /// Parses the body and passes it to `work`, on a blocking thread if it is long. The memory and the tenant's permit
@@ -131,22 +131,43 @@ impl ReadBody {
         permit: Permit,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Permit), ApiError> {
+        let tenant = permit.tenant.clone();
+        let work = move |value: Result<Json, ApiError>| match value.and_then(work) {
+            Ok(outcome) => Ok((outcome, permit)),
+            Err(error) => {
+                permit.refuse(&error);
+                Err(error)
+            }
+        };
+        self.process(tenant, LONG_BODY_BYTES, work).await
+    }
+
+    /// Parses a message of a running request and passes it to `work`, on a blocking thread whatever its length. The
+    /// memory is held until the work is done.
+    pub(crate) async fn parse_apart<T: Send + 'static>(
+        self,
+        tenant: Arc<Tenant>,
+        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.process(tenant, 0, move |value| value.and_then(work)).await
+    }
+
+    /// Parses the body and passes it to `work`, on a blocking thread if it has at least `long_bytes`.
+    async fn process<T: Send + 'static>(
+        self,
+        tenant: Arc<Tenant>,
+        long_bytes: usize,
+        work: impl FnOnce(Result<Json, ApiError>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let ReadBody { name, bytes, memory } = self;
         // Each tenant has a bounded number of these threads, so that one tenant's long texts do not delay another's.
-        let is_long = bytes.len() >= LONG_BODY_BYTES;
-        let thread = if is_long { permit.thread().await } else { None };
+        let is_long = bytes.len() >= long_bytes;
+        let thread = if is_long { tenant.thread().await } else { None };
         let process = move || {
             let _held = (memory, thread);
-            let value = Json::parse(&bytes).map_err(|error| {
+            work(Json::parse(&bytes).map_err(|error| {
                 ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
-            });
-            match value.and_then(work) {
-                Ok(outcome) => Ok((outcome, permit)),
-                Err(error) => {
-                    permit.refuse(&error);
-                    Err(error)
-                }
-            }
+            }))
         };
         if !is_long {
             return process();
@@ -163,8 +184,8 @@ impl ReadBody {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::mpsc::channel;
-    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use prometheus_client::metrics::gauge::Gauge;

@@ -41,6 +41,11 @@ impl Caller {
         })
     }
 
+    /// Charges a message to a running request like a request, or names the limit that refuses it.
+    pub(crate) fn charge_message(&self, app: &App) -> Result<(), ApiError> {
+        self.current_tenant(app)?.charge_message()
+    }
+
     /// Finds the tenant again if the keys were reloaded since the request was authenticated. A WebSocket may send its
     /// request long after it was opened, when its key is not valid any more.
     fn current_tenant(&self, app: &App) -> Result<Arc<Tenant>, ApiError> {

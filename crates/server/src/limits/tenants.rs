@@ -290,6 +290,22 @@ impl Tenant {
         Ok(permit)
     }
 
+    /// Charges a message to a running request like a request, or names the limit that refuses it.
+    pub(crate) fn charge_message(&self) -> Result<(), ApiError> {
+        let requests = &mut self.budgets().requests;
+        check(requests.as_mut(), "requests per minute", "requests_per_minute")?;
+        if let Some(limit) = requests {
+            limit.charge(1);
+        }
+        Ok(())
+    }
+
+    /// Waits until the tenant may use another blocking thread.
+    pub(crate) async fn thread(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        self.threads.clone().acquire_owned().await.ok()
+    }
+
     fn budgets(&self) -> MutexGuard<'_, Budgets> {
         self.usage.budgets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -345,12 +361,6 @@ impl Permit {
             limit.charge(num_prompt);
         }
         Ok(())
-    }
-
-    /// Waits until the tenant may use another blocking thread.
-    pub(crate) async fn thread(&self) -> Option<OwnedSemaphorePermit> {
-        // The semaphore is never closed.
-        self.tenant.threads.clone().acquire_owned().await.ok()
     }
 
     /// Refunds the charge for a prompt that is not computed.

@@ -63,7 +63,7 @@ impl Spec {
 }
 
 /// How the tokens of a reply are sampled.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Sampling {
     /// Sampling fields as the client gave them.
     pub(crate) fields: SamplingFields,
