@@ -4,9 +4,10 @@
 //! template itself wrote may contain one.
 
 use std::borrow::Cow;
+use std::sync::atomic::AtomicBool;
 
 use pellucid_engine::fallible;
-use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Segment, Tokenizer};
+use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
 use crate::Error;
@@ -21,6 +22,7 @@ pub struct PromptEncoder<'m> {
     template: Option<&'m ChatTemplate>,
     now: fn() -> DateTime,
     max_tokens: Option<usize>,
+    cancel: Option<&'m AtomicBool>,
 }
 
 /// A conversation to render.
@@ -48,7 +50,7 @@ impl<'m> PromptEncoder<'m> {
         template: Option<&'m ChatTemplate>,
         now: fn() -> DateTime,
     ) -> PromptEncoder<'m> {
-        PromptEncoder { tokenizer, template, now, max_tokens: None }
+        PromptEncoder { tokenizer, template, now, max_tokens: None, cancel: None }
     }
 
     /// Makes the encoder refuse text that cannot fit into `context_len` tokens before it encodes it: encoding a very
@@ -57,8 +59,15 @@ impl<'m> PromptEncoder<'m> {
         PromptEncoder { max_tokens: Some(context_len), ..self }
     }
 
+    /// Makes rendering a template end with [`pellucid_tokenizer::Error::Cancelled`] once the flag is set.
+    pub fn cancelled_by(self, cancel: &'m AtomicBool) -> PromptEncoder<'m> {
+        PromptEncoder { cancel: Some(cancel), ..self }
+    }
+
     /// Returns the ids of a conversation. The template writes the model's first token itself.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<u32>, Error> {
+        // Templates print the contents, so contents that cannot fit are refused before they are rendered.
+        self.check_length(prompt.messages.iter().map(|message| text_bytes(&message["content"])).sum())?;
         let segments = self.render(prompt)?;
         let num_bytes = segments.iter().map(|segment| segment.text.len()).sum();
         self.check_length(num_bytes)?;
@@ -87,7 +96,8 @@ impl<'m> PromptEncoder<'m> {
             now: Some((self.now)()),
             ..Conversation::default()
         };
-        Ok(template.render(&conversation)?)
+        let limits = RenderLimits { cancel: self.cancel, ..RenderLimits::for_size(conversation.num_bytes()) };
+        Ok(template.render_within(&conversation, limits)?)
     }
 
     /// Whether the template reads a variable of this name that callers may set.
@@ -113,6 +123,15 @@ pub(crate) fn check_memory(num_bytes: usize) -> Result<(), Error> {
     let trial = fallible::with_capacity::<u8>(num_bytes.saturating_mul(TOKENIZER_BYTES));
     // Otherwise the compiler may leave out an allocation that nothing uses.
     std::hint::black_box(trial).map(drop).map_err(|_| Error::OutOfMemory)
+}
+
+/// Returns the bytes of a message's content: a text, or parts with texts.
+fn text_bytes(content: &Value) -> usize {
+    match content {
+        Value::String(text) => text.len(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).map(str::len).sum(),
+        _ => 0,
+    }
 }
 
 /// Makes developer messages system messages where the template has no role `developer`.

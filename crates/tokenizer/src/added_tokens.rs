@@ -121,22 +121,6 @@ impl AddedTokens {
         found
     }
 
-    /// Calls `emit` for every match of every token, overlapping ones too.
-    pub(crate) fn find_all(&self, text: &str, emit: &mut dyn FnMut(&AddedToken, Range<usize>)) {
-        let bytes = text.as_bytes();
-        for at in 0..bytes.len() {
-            let mut node = self.first[bytes[at] as usize];
-            let mut end = at + 1;
-            while node != NO_NODE {
-                if let Some(index) = self.nodes[node as usize].token {
-                    emit(&self.tokens[index as usize], at..end);
-                }
-                node = bytes.get(end).and_then(|&byte| self.child(node, byte)).unwrap_or(NO_NODE);
-                end += 1;
-            }
-        }
-    }
-
     /// Splits the text at added tokens. Fragments of text are never empty.
     pub(crate) fn split(&self, text: &str, accept: &dyn Accept, emit: &mut dyn FnMut(Fragment)) {
         let mut gap = 0;

@@ -34,11 +34,15 @@ pub enum Error {
     #[error("message {index}: role {role:?} is not one of {}", allowed.join(", "))]
     UnknownRole { index: usize, role: String, allowed: &'static [&'static str] },
 
-    #[error("chat template output is longer than {limit} bytes")]
-    TemplateTooLong { limit: usize },
+    #[error("chat template needs more than {limit} bytes of memory for this conversation")]
+    TemplateTooLarge { limit: usize },
 
-    #[error("chat template uses more than {limit} steps")]
+    #[error("chat template needs more than {limit} units of work for this conversation")]
     TemplateTooSlow { limit: u64 },
+
+    /// The caller cancelled the rendering.
+    #[error("rendering the chat template was cancelled")]
+    Cancelled,
 }
 
 impl Error {

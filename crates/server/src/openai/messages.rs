@@ -208,8 +208,9 @@ pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
         PromptError::Template(
             error @ (TokenizerError::TemplateRefused(_)
             | TokenizerError::UnknownRole { .. }
-            | TokenizerError::TemplateTooLong { .. }
-            | TokenizerError::TemplateTooSlow { .. }),
+            | TokenizerError::TemplateTooLarge { .. }
+            | TokenizerError::TemplateTooSlow { .. }
+            | TokenizerError::Cancelled),
         ) => ApiError::field(param, error.to_string()),
         PromptError::Template(error) => {
             tracing::error!(%error, "the chat template failed");

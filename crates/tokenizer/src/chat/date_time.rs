@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use minijinja::{Error, ErrorKind, Value};
-
 /// A date and time for `strftime_now`, in the caller's time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DateTime {
@@ -44,7 +42,7 @@ impl DateTime {
     }
 
     /// Formats like C's strftime. A directive that no known template uses is an error.
-    fn format(&self, format: &str) -> Result<String, Error> {
+    pub(super) fn format(&self, format: &str) -> Result<String, String> {
         let mut out = String::new();
         let mut chars = format.chars();
         while let Some(c) = chars.next() {
@@ -80,24 +78,11 @@ impl DateTime {
                 'F' => write!(out, "{}-{:02}-{:02}", self.year, self.month, self.day),
                 'T' => write!(out, "{:02}:{:02}:{:02}", self.hour, self.minute, self.second),
                 '%' => write!(out, "%"),
-                other => {
-                    let message = format!("strftime_now: %{other} is not supported");
-                    return Err(Error::new(ErrorKind::InvalidOperation, message));
-                }
+                other => return Err(format!("strftime_now: %{other} is not supported")),
             };
         }
         Ok(out)
     }
-}
-
-pub(super) fn strftime_now(now: Option<DateTime>) -> Value {
-    Value::from_function(move |format: String| match now {
-        Some(now) => now.format(&format),
-        None => {
-            let message = "the template calls strftime_now, but the conversation has no date";
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        }
-    })
 }
 
 #[cfg(test)]

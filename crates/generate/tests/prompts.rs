@@ -1,0 +1,42 @@
+//! Messages to token ids: text that cannot fit is refused before it is rendered, and rendering can be cancelled.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pellucid_generate::{ChatPrompt, Error, PromptEncoder};
+use pellucid_tokenizer::{ChatTemplate, DateTime, Error as TokenizerError, message};
+use serde_json::json;
+
+const NOW: fn() -> DateTime = || DateTime { year: 2026, month: 11, day: 17, hour: 12, minute: 0, second: 0 };
+
+#[test]
+fn contents_that_cannot_fit_are_refused_before_rendering() {
+    let tokenizer = support::tokenizer();
+    // A template that fails whenever it runs.
+    let template = ChatTemplate::compile("{{ nothing.here }}", &tokenizer).unwrap();
+    let encoder = PromptEncoder::new(&tokenizer, Some(&template), NOW).within(100);
+    let long = "x".repeat(4 << 20);
+    for messages in
+        [[message("user", &long)], [json!({ "role": "user", "content": [{ "type": "text", "text": long }] })]]
+    {
+        let result = encoder.encode_chat(&ChatPrompt::new(&messages));
+        assert!(matches!(result, Err(Error::PromptTooLong { context_len: 100, .. })), "{result:?}");
+    }
+    let short = [message("user", "x")];
+    let result = encoder.encode_chat(&ChatPrompt::new(&short));
+    assert!(matches!(result, Err(Error::Template(TokenizerError::TemplateRender(_)))), "{result:?}");
+}
+
+#[test]
+fn rendering_ends_when_its_flag_is_set() {
+    let tokenizer = support::tokenizer();
+    let template = ChatTemplate::compile("{% for m in messages %}{{ m.content }}{% endfor %}", &tokenizer).unwrap();
+    let cancel = AtomicBool::new(false);
+    let encoder = PromptEncoder::new(&tokenizer, Some(&template), NOW).cancelled_by(&cancel);
+    let messages = [message("user", "x")];
+    assert!(encoder.encode_chat(&ChatPrompt::new(&messages)).is_ok());
+    cancel.store(true, Ordering::Relaxed);
+    let result = encoder.encode_chat(&ChatPrompt::new(&messages));
+    assert!(matches!(result, Err(Error::Template(TokenizerError::Cancelled))), "{result:?}");
+}

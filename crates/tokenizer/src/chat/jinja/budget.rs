@@ -1,0 +1,135 @@
+//! Bounds of one rendering: work, memory held at one time, depth of recursion; and the flag that cancels it.
+//!
+//! Everything that takes time charges work before it is done, everything that allocates holds bytes before it
+//! allocates. So a template ends with an error, whatever it computes, and never with the process.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::failure::{Failure, Kind, Outcome};
+
+/// Maximum depth of evaluation: statements, expressions and macros within each other. One level takes at most
+/// 1.3 KB of stack (`the_deepest_recursion_fits_a_small_stack`).
+const MAX_DEPTH: u32 = 500;
+/// Work units between two looks at the cancel flag: well below a millisecond.
+const POLL_INTERVAL: u64 = 4096;
+/// Bytes that are copied, compared or searched for one unit of work.
+const BYTES_PER_UNIT: usize = 16;
+
+/// Bounds of one rendering.
+#[derive(Debug, Clone, Copy)]
+pub struct RenderLimits<'c> {
+    /// Maximum units of work: one for each evaluated node of the template, and one for every 16 bytes of text that
+    /// are copied, compared or searched. A unit takes about 20 ns.
+    pub max_work: u64,
+    /// Maximum bytes of strings, lists and dictionaries that are held at one time, the conversation and the rendered
+    /// text included.
+    pub max_bytes: usize,
+    /// Ends the rendering with an error once it is set.
+    pub cancel: Option<&'c AtomicBool>,
+}
+
+impl RenderLimits<'_> {
+    /// Returns the usual limits for a conversation of `num_bytes` bytes: about a second of work, and memory for
+    /// several copies of the conversation.
+    pub fn for_size(num_bytes: usize) -> RenderLimits<'static> {
+        RenderLimits { max_work: 24_000_000, max_bytes: (32 << 20) + 12 * num_bytes, cancel: None }
+    }
+}
+
+/// Bytes that values hold; shared by all of them.
+pub(super) struct Meter {
+    held: Cell<usize>,
+    limit: usize,
+}
+
+/// Bytes that one value holds, released when it is dropped.
+pub(super) struct Held {
+    meter: Rc<Meter>,
+    bytes: usize,
+}
+
+impl Held {
+    pub(super) fn grow_to(&mut self, bytes: usize) -> Outcome<()> {
+        let more = bytes.saturating_sub(self.bytes);
+        let total = self.meter.held.get().saturating_add(more);
+        if total > self.meter.limit {
+            return Err(Failure::new(Kind::TooLarge { limit: self.meter.limit }));
+        }
+        self.meter.held.set(total);
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.meter.held.set(self.meter.held.get() - self.bytes);
+    }
+}
+
+pub(super) struct Budget<'c> {
+    work_left: Cell<u64>,
+    next_poll: Cell<u64>,
+    depth: Cell<u32>,
+    limits: RenderLimits<'c>,
+    meter: Rc<Meter>,
+}
+
+impl<'c> Budget<'c> {
+    pub(super) fn new(limits: RenderLimits<'c>) -> Budget<'c> {
+        Budget {
+            work_left: Cell::new(limits.max_work),
+            next_poll: Cell::new(limits.max_work),
+            depth: Cell::new(0),
+            limits,
+            meter: Rc::new(Meter { held: Cell::new(0), limit: limits.max_bytes }),
+        }
+    }
+
+    /// Takes units of work.
+    pub(super) fn charge(&self, units: usize) -> Outcome<()> {
+        let Some(left) = self.work_left.get().checked_sub(units as u64) else {
+            return Err(Failure::new(Kind::TooSlow { limit: self.limits.max_work }));
+        };
+        self.work_left.set(left);
+        if left <= self.next_poll.get() {
+            self.next_poll.set(left.saturating_sub(POLL_INTERVAL));
+            if self.limits.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
+                return Err(Failure::new(Kind::Cancelled));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the work of reading or writing bytes.
+    pub(super) fn charge_bytes(&self, num_bytes: usize) -> Outcome<()> {
+        self.charge(num_bytes / BYTES_PER_UNIT + 1)
+    }
+
+    /// Takes the work of making a list of `count` values.
+    pub(super) fn charge_items(&self, count: usize) -> Outcome<()> {
+        self.charge(count.saturating_add(1))
+    }
+
+    pub(super) fn hold(&self, bytes: usize) -> Outcome<Held> {
+        let mut held = Held { meter: Rc::clone(&self.meter), bytes: 0 };
+        held.grow_to(bytes)?;
+        Ok(held)
+    }
+
+    /// Enters one level of recursion; every successful call is followed by [`Budget::leave`].
+    pub(super) fn enter(&self) -> Outcome<()> {
+        self.charge(1)?;
+        if self.depth.get() >= MAX_DEPTH {
+            return Err(Failure::error(format!("macros and expressions nest deeper than {MAX_DEPTH} levels")));
+        }
+        self.depth.set(self.depth.get() + 1);
+        Ok(())
+    }
+
+    pub(super) fn leave(&self) {
+        self.depth.set(self.depth.get() - 1);
+    }
+}

@@ -1,0 +1,64 @@
+//! Reasons why a template does not compile or a rendering ends early, with the line of the template.
+
+use crate::error::Error;
+
+/// Result of a step of parsing or evaluation.
+pub(super) type Outcome<T> = Result<T, Failure>;
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Message(String),
+    /// The message of `raise_exception`.
+    Refused(String),
+    TooSlow {
+        limit: u64,
+    },
+    TooLarge {
+        limit: usize,
+    },
+    Cancelled,
+}
+
+/// Boxed, so that results stay small.
+#[derive(Debug)]
+pub(super) struct Failure(Box<(Kind, Option<u32>)>);
+
+impl Failure {
+    pub(super) fn new(kind: Kind) -> Failure {
+        Failure(Box::new((kind, None)))
+    }
+
+    pub(super) fn error(message: impl Into<String>) -> Failure {
+        Failure::new(Kind::Message(message.into()))
+    }
+
+    /// Sets the line, unless an inner statement did.
+    pub(super) fn at(mut self, line: u32) -> Failure {
+        self.0.1.get_or_insert(line);
+        self
+    }
+
+    /// Returns the text for an error message.
+    pub(super) fn describe(&self) -> String {
+        let message = match &self.0.0 {
+            Kind::Message(message) | Kind::Refused(message) => message.as_str(),
+            Kind::TooSlow { .. } => "too much work",
+            Kind::TooLarge { .. } => "too much memory",
+            Kind::Cancelled => "cancelled",
+        };
+        match self.0.1 {
+            Some(line) => format!("{message} (line {line})"),
+            None => message.to_owned(),
+        }
+    }
+
+    pub(super) fn into_render_error(self) -> Error {
+        match self.0.0 {
+            Kind::Refused(message) => Error::TemplateRefused(message),
+            Kind::TooSlow { limit } => Error::TemplateTooSlow { limit },
+            Kind::TooLarge { limit } => Error::TemplateTooLarge { limit },
+            Kind::Cancelled => Error::Cancelled,
+            Kind::Message(_) => Error::TemplateRender(self.describe()),
+        }
+    }
+}
