@@ -1,15 +1,15 @@
 //! The budget for all bytes that clients make the server hold: request bodies and messages while they arrive and are
 //! processed, and replies until the client has read them.
 //!
-//! With several tenants, one may take `more` bytes only if its own bytes then are no more than the bytes that are free
-//! now (the dynamic threshold of shared buffers in switches). One greedy tenant ends at half of the budget, two end at
-//! a third each, and a tenant that holds nothing finds free memory. A single tenant may use all of it.
+//! With several tenants, each may hold as much as is still free: see [`within_share`]. One greedy tenant ends at half of
+//! the budget, two end at a third each, and a tenant that holds nothing finds free memory.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pellucid_engine::TenantId;
+use pellucid_engine::scheduler::within_share;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::tenants::Tenant;
@@ -74,13 +74,6 @@ impl ClientMemory {
     }
 }
 
-/// Whether a tenant that holds `own` of the `all` units in use may take `more` of the `total`.
-fn within_share(own: usize, all: usize, total: usize, more: usize, num_tenants: usize) -> bool {
-    let Some(free) = total.checked_sub(all) else { return false };
-    let own = if num_tenants > 1 { own } else { 0 };
-    own.checked_add(more).is_some_and(|wanted| wanted <= free)
-}
-
 fn full() -> ApiError {
     let message = "the server's memory for requests and replies is used up; try again later";
     ApiError::unavailable("client_memory", message, RETRY_SOON_S)
@@ -107,7 +100,6 @@ pub(crate) struct HeldMemory {
     bytes: usize,
 }
 
-#[allow(dead_code)] // Not every kind of content uses all of these yet.
 impl HeldMemory {
     /// Returns an account of `tenant` that holds nothing yet.
     pub(crate) fn none(memory: &Arc<ClientMemory>, tenant: &Tenant) -> HeldMemory {
@@ -124,11 +116,6 @@ impl HeldMemory {
             self.bytes = bytes;
         }
         Ok(())
-    }
-
-    /// Takes `bytes` in addition to those that are held.
-    pub(crate) fn grow_by(&mut self, bytes: usize) -> Result<(), ApiError> {
-        self.grow_to(self.bytes.saturating_add(bytes))
     }
 
     /// Gives memory back until at most `bytes`, rounded up to whole units, are held.
@@ -177,7 +164,7 @@ mod tests {
     fn take_all(memory: &Arc<ClientMemory>, tenant: &Tenant) -> (HeldMemory, &'static str) {
         let mut held = HeldMemory::none(memory, tenant);
         loop {
-            if let Err(error) = held.grow_by(1) {
+            if let Err(error) = held.grow_to(held.bytes + 1) {
                 return (held, error.detail.code.unwrap());
             }
         }
@@ -215,7 +202,7 @@ mod tests {
         assert!(held.grow_to(usize::MAX).is_err());
         assert_eq!(memory.lock().all, 2 * UNIT, "a refusal changes nothing");
         let mut other = HeldMemory::none(&memory, tenant);
-        other.grow_by(1).unwrap();
+        other.grow_to(1).unwrap();
         held.merge(other);
         assert_eq!((held.bytes, memory.lock().all), (3 * UNIT, 3 * UNIT));
         held.shrink_to(UNIT);
