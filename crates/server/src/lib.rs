@@ -41,8 +41,10 @@ pub use state::{Limits, Options};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.
 const MAX_WORKERS: usize = 4;
-/// Maximum threads for rendering and encoding long texts.
-const MAX_BLOCKING: usize = 8;
+
+fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
 
 /// Serves `model` until `drain` shuts the server down or the engine stops.
 pub fn run(
@@ -52,10 +54,11 @@ pub fn run(
     tls: Option<Tls>,
     drain: Drain,
 ) -> io::Result<Ended> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(cores.clamp(1, MAX_WORKERS))
-        .max_blocking_threads(MAX_BLOCKING)
+        .worker_threads(num_cores().clamp(1, MAX_WORKERS))
+        .max_blocking_threads(http::blocking::num_threads(num_cores()))
+        // A pool that has a thread never fails to start one, so its first thread stays for good.
+        .thread_keep_alive(std::time::Duration::from_secs(365 * 86_400))
         .thread_name("http")
         .enable_io()
         .enable_time()
@@ -63,6 +66,7 @@ pub fn run(
     let app = Arc::new(state::App::new(model, options, drain));
     let router = http::router::router(&app);
     runtime.block_on(async move {
+        let _ = http::blocking::run(|_| Ok(())).await;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         Ok(http::listen::serve(listener, tls, router, app).await)

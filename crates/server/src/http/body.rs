@@ -8,21 +8,28 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
+use super::blocking::{self, Cancel};
 use super::error::ApiError;
-use super::json::Json;
+use super::json::{Json, MAX_VALUES};
 use crate::connection::transfer_rate::TransferRate;
 use crate::limits::client_memory::{HeldMemory, out_of_memory};
 use crate::limits::tenants::{Permit, Tenant};
 use crate::state::App;
 
 /// Bodies of at least this size are processed on blocking threads: rendering and encoding a long text takes long.
-const LONG_BODY_BYTES: usize = 16 << 10;
+const LONG_BODY_BYTES: usize = 4 << 10;
 /// A body that is too large is read and discarded up to this multiple of the limit, so that the client receives the
 /// error.
 const DISCARD_FACTOR: usize = 16;
 /// Minimum bytes by which the buffer of a body grows. A larger buffer grows by a quarter, so that bytes are copied few
 /// times, and little memory is taken before bytes arrive.
 const GROWTH_BYTES: usize = 64 << 10;
+
+/// Bytes that a byte of text takes at most while it is processed: its copies in the parsed body and in the rendered
+/// conversation, and the token ids. Encoding 4 MB of words with one token for two bytes takes 8 (measured).
+const TEXT_FACTOR: usize = 8;
+/// Bytes that a parsed JSON value takes at most, with its entry in an object and the growth of its list.
+const VALUE_BYTES: usize = 64;
 
 /// A body with the client memory that it takes, held until the body is processed even if the client disconnects.
 #[derive(Debug)]
@@ -124,16 +131,19 @@ impl ReadBody {
         ReadBody { name: "message", bytes, memory }
     }
 
-    /// Parses the body and passes it to `work`, on a blocking thread if it is long. The memory and the tenant's permit
-    /// are held until the work is done, even if the client disconnects meanwhile.
+    /// Parses the body and passes it to `work`, on a blocking thread if it is long. The tenant's permit owns the memory
+    /// from then on; both are held until the work is done, even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static>(
         self,
-        permit: Permit,
+        mut permit: Permit,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Permit), ApiError> {
         let tenant = permit.tenant.clone();
-        let work = move |value: Result<Json, ApiError>| match value.and_then(work) {
-            Ok(outcome) => Ok((outcome, permit)),
+        let work = move |value: Result<Json, ApiError>, memory| match value.and_then(work) {
+            Ok(outcome) => {
+                permit.keep(memory);
+                Ok((outcome, permit))
+            }
             Err(error) => {
                 permit.refuse(&error);
                 Err(error)
@@ -149,37 +159,54 @@ impl ReadBody {
         tenant: Arc<Tenant>,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.process(tenant, 0, move |value| value.and_then(work)).await
+        self.process(tenant, 0, move |value, _held| value.and_then(work)).await
     }
 
-    /// Parses the body and passes it to `work`, on a blocking thread if it has at least `long_bytes`.
+    /// Parses the body and passes it to `work` with the memory that it holds, on a blocking thread if it has at least
+    /// `long_bytes`.
     async fn process<T: Send + 'static>(
         self,
         tenant: Arc<Tenant>,
         long_bytes: usize,
-        work: impl FnOnce(Result<Json, ApiError>) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(Result<Json, ApiError>, HeldMemory) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let ReadBody { name, bytes, memory } = self;
+        let ReadBody { name, bytes, mut memory } = self;
         // Each tenant has a bounded number of these threads, so that one tenant's long texts do not delay another's.
         let is_long = bytes.len() >= long_bytes;
         let thread = if is_long { tenant.thread().await } else { None };
-        let process = move || {
-            let _held = (memory, thread);
-            work(Json::parse(&bytes).map_err(|error| {
-                ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
-            }))
+        let process = move |cancel: &Cancel| {
+            let _thread = thread;
+            let value = cancel.check().and_then(|()| memory.grow_to(bytes.capacity() + work_bytes(&bytes)));
+            let value = value.and_then(|()| {
+                Json::parse(&bytes).map_err(|error| {
+                    ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
+                })
+            });
+            drop(bytes);
+            work(value.and_then(|value| cancel.check().map(|()| value)), memory)
         };
-        if !is_long {
-            return process();
-        }
-        match tokio::task::spawn_blocking(process).await {
-            Ok(outcome) => outcome,
-            Err(error) => {
-                tracing::error!(%error, "processing a request body panicked");
-                Err(ApiError::internal())
+        if is_long { blocking::run(process).await } else { process(&Cancel::default()) }
+    }
+}
+
+/// Memory that is taken at most while a body is parsed and its text is rendered and encoded.
+fn work_bytes(json: &[u8]) -> usize {
+    let (mut in_string, mut num_values, mut text_len) = (false, 1_usize, 0_usize);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => in_string = !in_string,
+            b'\\' if in_string => {
+                bytes.next();
+                text_len += 2;
             }
+            _ if in_string => text_len += 1,
+            // Every value but the first follows one of these, or is the name of an entry.
+            b',' | b'[' | b'{' => num_values += 1,
+            _ => {}
         }
     }
+    TEXT_FACTOR * text_len + VALUE_BYTES * num_values.min(MAX_VALUES)
 }
 
 #[cfg(test)]
@@ -191,7 +218,6 @@ mod tests {
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
-    use crate::MAX_BLOCKING;
     use crate::limits::client_memory::ClientMemory;
     use crate::limits::keys_file::TenantConfig;
     use crate::limits::tenants::Tenants;
@@ -214,16 +240,17 @@ mod tests {
         };
         let tenants = Tenants::new(vec![config("a"), config("b")]).unwrap();
         let [a, b] = ["key-of-a", "key-of-b"].map(|key| tenants.find(Some(key.as_bytes())).unwrap());
+        let num_threads = blocking::num_threads(crate::num_cores());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
-            .max_blocking_threads(MAX_BLOCKING)
+            .max_blocking_threads(num_threads)
             .build()
             .unwrap();
         runtime.block_on(async move {
             // More texts of the first tenant than there are threads, each of which waits until `finish` is dropped.
             let (finish, held) = channel::<()>();
             let held = Arc::new(Mutex::new(held));
-            let flood: Vec<_> = (0..2 * MAX_BLOCKING)
+            let flood: Vec<_> = (0..2 * num_threads)
                 .map(|_| {
                     let (permit, held) = (a.admit(false).unwrap(), held.clone());
                     let body = long_body(&a);

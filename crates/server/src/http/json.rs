@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 /// Maximum values in one document. Without it, a body within the size limit could take twenty times its size in memory.
-const MAX_VALUES: usize = 1 << 20;
+pub(crate) const MAX_VALUES: usize = 1 << 20;
 
 /// A JSON value; objects keep their order.
 #[derive(Debug, Clone, PartialEq)]

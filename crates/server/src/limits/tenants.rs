@@ -15,9 +15,10 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::client_memory::HeldMemory;
 use super::keys_file::{KeysError, MAX_KEYS, TenantConfig};
 use super::rate_limit::RateLimit;
-use crate::MAX_BLOCKING;
+use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::random;
 
@@ -70,7 +71,7 @@ impl Tenants {
     /// Returns a single tenant without limits for all clients, who need no key.
     pub fn open() -> Tenants {
         let config = TenantConfig { name: "everybody".into(), trace: true, ..TenantConfig::default() };
-        let everybody = Arc::new(Tenant::new(0, config, MAX_BLOCKING));
+        let everybody = Arc::new(Tenant::new(0, config, blocking::num_threads(crate::num_cores())));
         Tenants { tenants: vec![everybody], keys: Vec::new(), secret: random::secret(), removed: Vec::new() }
     }
 
@@ -95,7 +96,8 @@ impl Tenants {
         let mut tenants = Tenants { tenants: Vec::new(), keys: Vec::new(), secret, removed: Vec::new() };
         let mut last_id = known.iter().map(|tenant| tenant.id.0).max().unwrap_or(0);
         // With several tenants, none may use all blocking threads.
-        let num_threads = if configs.len() == 1 { MAX_BLOCKING } else { MAX_BLOCKING / 2 };
+        let num_threads = blocking::num_threads(crate::num_cores());
+        let num_threads = if configs.len() == 1 { num_threads } else { num_threads / 2 };
         for (index, mut config) in configs.into_iter().enumerate() {
             let refused = |reason: String| KeysError::Tenant { tenant: config.name.clone(), reason };
             let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -313,7 +315,7 @@ impl Tenant {
     fn count_request(self: &Arc<Tenant>) -> Result<Permit, ApiError> {
         let num_running = self.usage.num_running.fetch_add(1, Ordering::SeqCst);
         // Dropping the permit takes the count back, on the error path too.
-        let permit = Permit { tenant: self.clone() };
+        let permit = Permit { tenant: self.clone(), memory: None };
         match self.config.concurrent_requests {
             Some(limit) if num_running >= limit as usize => {
                 let message =
@@ -347,6 +349,8 @@ fn check(limit: Option<&mut RateLimit>, what: &str, code: &'static str) -> Resul
 #[derive(Debug)]
 pub(crate) struct Permit {
     pub(crate) tenant: Arc<Tenant>,
+    /// Memory that the request takes, from its body to the last byte of its reply.
+    memory: Option<HeldMemory>,
 }
 
 impl Permit {
@@ -361,6 +365,26 @@ impl Permit {
             limit.charge(num_prompt);
         }
         Ok(())
+    }
+
+    /// Keeps memory until the request has ended.
+    pub(crate) fn keep(&mut self, memory: HeldMemory) {
+        match &mut self.memory {
+            Some(kept) => kept.merge(memory),
+            None => self.memory = Some(memory),
+        }
+    }
+
+    /// Takes more memory, or gives some back, so that the request holds `bytes`.
+    pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        memory.shrink_to(bytes);
+        memory.grow_to(bytes)
+    }
+
+    /// Takes more memory if the request holds less than `bytes`.
+    pub(crate) fn hold_at_least(&mut self, bytes: usize) -> Result<(), ApiError> {
+        self.memory.as_mut().map_or(Ok(()), |memory| memory.grow_to(bytes))
     }
 
     /// Refunds the charge for a prompt that is not computed.

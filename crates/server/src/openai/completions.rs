@@ -8,6 +8,7 @@ use super::messages;
 use super::sampling::SamplingFields;
 use super::schemas;
 use super::shared_fields::{self, MAX_CHOICES, SharedFields};
+use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
@@ -116,6 +117,7 @@ impl CompletionRequest {
         let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
         let mut prompts = Vec::with_capacity(completion.prompt.len());
         for prompt in completion.prompt {
+            blocking::current().check()?;
             let (ids, text) = match prompt {
                 Prompt::Text(text) => {
                     let ids = model.prompts().within(model.context_len).encode_text(&text);
