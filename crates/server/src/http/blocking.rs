@@ -28,9 +28,14 @@ impl Cancel {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns an error if the client has disconnected. Nobody receives it.
+    /// Returns the flag itself.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
+
+    /// Returns an error if the client has disconnected.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
-        if self.is_set() { Err(ApiError::invalid("the client has disconnected")) } else { Ok(()) }
+        if self.is_set() { Err(disconnected()) } else { Ok(()) }
     }
 }
 
@@ -74,8 +79,13 @@ pub(crate) async fn run<T: Send + 'static>(
     }
 }
 
+/// Returns the error of work whose client has disconnected. Nobody receives it.
+pub(crate) fn disconnected() -> ApiError {
+    ApiError::invalid("the client has disconnected")
+}
+
 /// Returns the error of work for which the system has no thread.
-pub(crate) fn no_thread() -> ApiError {
+fn no_thread() -> ApiError {
     tracing::warn!("the system has no thread for a request");
     ApiError::unavailable("no_thread", "the server is short of threads; try again later", RETRY_SOON_S)
 }
@@ -145,6 +155,12 @@ mod tests {
             assert_eq!(run(move |_| Ok(niceness())).await, Ok(NICENESS.max(before)));
         });
         assert_eq!(niceness(), before, "other threads keep their priority");
+    }
+
+    #[test]
+    fn a_shortage_is_not_the_clients_fault() {
+        let error = no_thread();
+        assert_eq!((error.status.as_u16(), error.retry_after_s), (503, Some(1)));
     }
 
     #[test]

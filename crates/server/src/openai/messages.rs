@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::schemas;
+use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
@@ -172,7 +173,8 @@ pub(crate) fn encode(
 ) -> Result<Vec<u32>, ApiError> {
     let messages = to_json(messages);
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
-    encoder.encode_chat(&prompt).map_err(|error| prompt_error("messages", error))
+    let cancel = blocking::current();
+    encoder.cancelled_by(cancel.flag()).encode_chat(&prompt).map_err(|error| prompt_error("messages", error))
 }
 
 /// Returns a conversation as the template renders it.
@@ -184,7 +186,8 @@ pub(crate) fn render(
 ) -> Result<Vec<Segment>, ApiError> {
     let messages = to_json(messages);
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
-    encoder.render(&prompt).map_err(|error| prompt_error("messages", error))
+    let cancel = blocking::current();
+    encoder.cancelled_by(cancel.flag()).render(&prompt).map_err(|error| prompt_error("messages", error))
 }
 
 fn to_json(messages: &[ChatMessage]) -> Vec<Value> {
@@ -212,6 +215,7 @@ pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
             | TokenizerError::TemplateTooSlow { .. }
             | TokenizerError::Cancelled),
         ) => ApiError::field(param, error.to_string()),
+        PromptError::Template(TokenizerError::Cancelled) => blocking::disconnected(),
         PromptError::Template(error) => {
             tracing::error!(%error, "the chat template failed");
             ApiError::field(param, "the model's chat template failed on this conversation")
