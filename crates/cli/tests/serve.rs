@@ -306,3 +306,49 @@ fn a_variable_that_is_wrong_is_named() {
     let ran = support::Ran::from(ran);
     assert!(ran.stderr.contains("note: PELLUCID_PROT is set, but there is no setting of that name"), "{ran:?}");
 }
+
+/// Address space that the server has besides that in use when clients announce bodies.
+#[cfg(target_os = "linux")]
+const SPARE_BYTES: u64 = 400 << 20;
+
+#[cfg(target_os = "linux")]
+#[test]
+fn announced_bodies_take_no_address_space() {
+    let home = Home::new();
+    let model = tiny_model(&home, None);
+    let served = Served::start(&home, &["--model", &model, "--threads", "1"], &[]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size = size.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
+    let limit = format!("--as={}", size + SPARE_BYTES);
+    let limited = Command::new("prlimit").args([&limit, "--pid", &served.child.id().to_string()]).status();
+    assert!(limited.unwrap().success());
+    // Twice the address space that is left, if the announced length were allocated.
+    let announce = |_| {
+        let mut stream = TcpStream::connect(&served.address).unwrap();
+        let length = 4 << 20;
+        write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{{",
+            served.address
+        )
+        .unwrap();
+        stream
+    };
+    let clients: Vec<TcpStream> = (0..200).map(announce).collect();
+    for _ in 0..3000 {
+        let metrics = served.get("/metrics", "");
+        let line = metrics.lines().find(|line| line.starts_with("pellucid_client_memory_bytes ")).unwrap().to_owned();
+        // The first bytes of all bodies have arrived.
+        if line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() >= 200.0 * 65536.0 {
+            drop(clients);
+            assert!(served.get("/health", "").starts_with("HTTP/1.1 200"));
+            served.terminate();
+            assert_eq!(served.ended().0, Some(0));
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the bodies did not arrive");
+}

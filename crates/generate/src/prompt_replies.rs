@@ -74,7 +74,7 @@ impl PromptReplies {
     /// until they are computed.
     pub(crate) fn opening(&mut self) -> Result<Vec<Delta>, Error> {
         // The first token has no log probability, so a prompt of one token has none to wait for.
-        if self.is_scored && self.num_prompt > 1 { Ok(Vec::new()) } else { self.echo(&[]) }
+        if self.is_scored && self.num_prompt > 1 { Ok(Vec::new()) } else { self.echo(Vec::new()) }
     }
 
     /// Takes an event that produces text or counts; others produce nothing.
@@ -85,7 +85,7 @@ impl PromptReplies {
                 self.timing.start();
                 Vec::new()
             }
-            Event::PromptLogprobs(scores) => self.echo(&scores)?,
+            Event::PromptLogprobs(scores) => self.echo(scores)?,
             Event::Token(token) => {
                 self.timing.token();
                 if self.drops_output {
@@ -133,20 +133,27 @@ impl PromptReplies {
     }
 
     /// Returns the prompt's text and tokens, once for each choice.
-    fn echo(&mut self, scores: &[Logprobs]) -> Result<Vec<Delta>, Error> {
+    fn echo(&mut self, scores: Vec<Logprobs>) -> Result<Vec<Delta>, Error> {
         let Some(text) = self.echo.take() else { return Ok(Vec::new()) };
         let mut tokens = fallible::with_capacity(self.scored.len())?;
         if self.is_scored {
+            // The first token has no log probability.
+            let mut scores = std::iter::once(None).chain(scores.into_iter().map(Some));
             let mut stream = self.tokenizer.stream(true);
             let mut offset = 0;
-            for (i, &id) in self.scored.iter().enumerate() {
-                let logprobs = i.checked_sub(1).and_then(|before| scores.get(before)).cloned();
+            for &id in &self.scored {
+                let logprobs = scores.next().flatten();
                 tokens.push(ReplyToken { id, logprobs, offset });
                 offset += stream.push(id).chars().count();
             }
         }
-        let echo = |choice: &mut ChoiceText| Ok(choice.echo(fallible::string_of(&text)?, fallible::copy_of(&tokens)?));
-        self.choices.iter_mut().map(echo).collect()
+        // The last choice takes the tokens: those of a long prompt take much memory.
+        let last = self.choices.len().saturating_sub(1);
+        let echo = |(i, choice): (usize, &mut ChoiceText)| {
+            let tokens = if i == last { std::mem::take(&mut tokens) } else { fallible::copy_of(&tokens)? };
+            Ok(choice.echo(fallible::string_of(&text)?, tokens))
+        };
+        self.choices.iter_mut().enumerate().map(echo).collect()
     }
 
     /// `reason` applies to beams that do not end in an end token, and to choices for which a search that was cut short

@@ -2,11 +2,12 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{BufReader, Write};
 use std::net::TcpStream;
 
 use pellucid_server::Limits;
-use support::{Server, Setup, chat_body, tenant};
+use serde_json::json;
+use support::{Response, Server, Setup, chat_body, tenant};
 
 const CHAT: &str = "/v1/chat/completions";
 const MEMORY: &str = "pellucid_client_memory_bytes";
@@ -89,4 +90,87 @@ fn an_announced_length_takes_no_memory() {
     server.post_as("key-of-b", CHAT, &chat_body("")).ok();
     drop(bodies);
     until_held(&server, |held| held == 0.0);
+}
+
+/// Asks for a reply that is larger than the buffers of a connection, and reads nothing of it.
+fn unread(server: &Server, num_bytes: usize) -> TcpStream {
+    let body = json!({ "prompt": "a".repeat(num_bytes), "return_token_strs": true }).to_string();
+    let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer key-of-a")];
+    server.send("POST", "/tokenize", &headers, body.as_bytes())
+}
+
+/// Waits until `count` replies of `/tokenize` have begun.
+#[track_caller]
+fn until_answered(server: &Server, count: usize) {
+    let line = format!("pellucid_http_requests_total{{route=\"/tokenize\",status=\"200\"}} {count}");
+    for _ in 0..3000 {
+        if server.request("GET", "/metrics", &A, b"").text().lines().any(|other| other == line) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{count} replies have not begun");
+}
+
+#[test]
+fn an_unread_reply_counts_until_its_last_byte() {
+    let mut a = tenant("a", "key-of-a");
+    a.metrics = true;
+    a.concurrent_requests = Some(2);
+    let server = Server::with(Setup { tenants: vec![a, tenant("b", "key-of-b")], ..Setup::default() });
+    let readers = [(); 2].map(|()| unread(&server, 4_000_000));
+    until_answered(&server, 2);
+    let is_held = || server.metric_as(MEMORY, &A) > 2.0 * 4.0 * 1e6;
+    assert!(is_held(), "ids of 4 bytes");
+    let short = json!({ "prompt": "a" }).to_string();
+    let refused = server.post_as("key-of-a", "/tokenize", &short);
+    assert_eq!(refused.refused(429).1.as_deref(), Some("concurrent_requests"));
+    server.post_as("key-of-b", "/tokenize", &short).ok();
+    assert!(is_held(), "the replies are still unread");
+    // The replies are whole, however late they are read.
+    for stream in readers {
+        let reply = Response::read(&mut BufReader::new(stream)).ok();
+        assert_eq!(reply["count"].as_u64().unwrap() as usize, reply["token_strs"].as_array().unwrap().len());
+        assert!(reply["count"].as_u64().unwrap() >= 1_000_000);
+    }
+    until_held(&server, |held| held == 0.0);
+    server.post_as("key-of-a", "/tokenize", &short).ok();
+}
+
+#[test]
+fn a_client_that_disconnects_gives_its_memory_back() {
+    let server = two_tenants(256 << 20);
+    let readers = [(); 3].map(|()| unread(&server, 2_000_000));
+    until_answered(&server, 3);
+    drop(readers);
+    until_held(&server, |held| held == 0.0);
+}
+
+#[test]
+fn a_draining_server_waits_for_an_unread_reply() {
+    let server = two_tenants(256 << 20);
+    let reader = unread(&server, 4_000_000);
+    until_answered(&server, 1);
+    server.drain.signal();
+    let refused = server.post_as("key-of-b", "/tokenize", "{\"prompt\":\"a\"}");
+    assert_eq!(refused.refused(503).1.as_deref(), Some("draining"));
+    assert!(Response::read(&mut BufReader::new(reader)).ok()["count"].as_u64().unwrap() >= 1_000_000);
+    assert_eq!(server.ended(), pellucid_server::Ended::Drained);
+}
+
+#[test]
+fn replies_with_log_probabilities_are_charged() {
+    let limits = Limits { max_client_memory: 256 << 10, ..Limits::default() };
+    let server = Server::with(Setup { limits, ..Setup::default() });
+    let ask = |more: &str| server.complete(&format!("\"max_tokens\":1,\"echo\":true,\"ignore_eos\":true{more}"));
+    let prompt = format!(",\"prompt\":\"{}\"", "a".repeat(200));
+    ask(&prompt).ok();
+    server.until(MEMORY, 0.0);
+    ask(&format!("{prompt},\"logprobs\":20")).ok();
+    server.until(MEMORY, 0.0);
+    // Eight choices repeat the log probabilities of the prompt.
+    let refused = ask(&format!("{prompt},\"logprobs\":20,\"n\":8"));
+    assert_eq!(refused.refused(503).1.as_deref(), Some("client_memory"));
+    assert!(refused.header("retry-after").is_some());
+    server.until(MEMORY, 0.0);
 }

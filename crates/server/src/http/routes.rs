@@ -22,7 +22,10 @@ use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::openai::models::{ModelCard, ModelList};
 use crate::openai::reply_json::{ChatCompletion, Completion};
-use crate::openai::tokenize::{DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized};
+use crate::openai::tokenize::{
+    Answer, DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized,
+};
+use crate::reply::parts::{self, PIECES_IN_FLIGHT};
 use crate::reply::respond::{json, respond};
 use crate::state::{App, SharedApp};
 
@@ -45,7 +48,7 @@ pub(crate) enum Refusals {
     /// Internal error.
     #[response(status = 500)]
     Internal(ErrorBody),
-    /// The server is shutting down, its engine has stopped, or all its connections are in use.
+    /// The server is shutting down or short of memory, threads or connections, or its engine has stopped.
     #[response(status = 503)]
     Unavailable(ErrorBody),
 }
@@ -193,15 +196,18 @@ async fn read_body<T: Send + 'static>(
 }
 
 /// Answers a request with the JSON that `work` makes of its body.
-async fn answer<T: Serialize + Send + 'static>(
+async fn answer(
     app: SharedApp,
     caller: Caller,
     request: Request<Body>,
-    work: impl FnOnce(Json, &LoadedModel) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(Json, &LoadedModel) -> Result<Answer, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let shared: Arc<App> = app.clone();
-    let (answer, _) = read_body(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;
-    Ok(json(text_of(&answer)))
+    let read = read_body(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;
+    let (Answer { parts, held }, mut permit) = read;
+    // The permit, its memory and the count of requests in flight last until the reply is written.
+    permit.hold(held + PIECES_IN_FLIGHT).inspect_err(|error| permit.refuse(error))?;
+    Ok(parts::response(parts, (permit, app.drain.start_request())))
 }
 
 fn text_of(value: &impl Serialize) -> String {

@@ -49,6 +49,11 @@ impl Account {
         }
     }
 
+    /// Takes more memory if the request holds less than `bytes`.
+    pub(crate) fn hold_at_least(&mut self, bytes: usize) -> Result<(), ApiError> {
+        self.permit.hold_at_least(bytes)
+    }
+
     /// Charges for `num_output` tokens in all, those that were charged before included.
     pub(crate) fn charge(&mut self, num_output: usize) {
         let new = num_output.saturating_sub(self.num_charged);

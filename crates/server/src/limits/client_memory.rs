@@ -1,8 +1,8 @@
 //! The budget for all bytes that clients make the server hold: request bodies and messages while they arrive and are
 //! processed, and replies until the client has read them.
 //!
-//! With several tenants, each may hold as much as is still free: see [`within_share`]. One greedy tenant ends at half of
-//! the budget, two end at a third each, and a tenant that holds nothing finds free memory.
+//! With several tenants, each may hold as much as is still free: see [`within_share`]. One greedy tenant ends at half
+//! of the budget, two end at a third each, and a tenant that holds nothing finds free memory.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,11 +1,15 @@
 //! Log probabilities and traces as JSON, for chat and for completions.
 
-use pellucid_generate::ReplyToken;
+use std::sync::Arc;
+
+use pellucid_generate::{Delta, ReplyToken};
 use pellucid_sampling::{RunnerTrace, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
+
+use crate::reply::parts::{JsonParts, write_json};
 
 /// Stands for minus infinity, which JSON cannot express; OpenAI uses the same value.
 const MIN_LOGPROB: f32 = -9999.0;
@@ -75,23 +79,58 @@ fn text_of(bytes: &[u8]) -> String {
     }
 }
 
+impl ChatToken {
+    /// Returns `None` for a token without log probabilities.
+    pub(crate) fn new(token: &ReplyToken, tokenizer: &Tokenizer) -> Option<ChatToken> {
+        let logprobs = token.logprobs.as_ref()?;
+        let bytes = bytes_of(tokenizer, token.id);
+        let top = |&(id, logprob): &(u32, f32)| {
+            let bytes = bytes_of(tokenizer, id);
+            TopToken { token: text_of(&bytes), logprob: finite(logprob), bytes }
+        };
+        Some(ChatToken {
+            token: text_of(&bytes),
+            logprob: finite(logprobs.chosen),
+            bytes,
+            top_logprobs: logprobs.top.iter().map(top).collect(),
+        })
+    }
+}
+
 impl ChatLogprobs {
     pub(crate) fn extend(&mut self, tokens: &[ReplyToken], tokenizer: &Tokenizer) {
-        for token in tokens {
-            let Some(logprobs) = &token.logprobs else { continue };
-            let bytes = bytes_of(tokenizer, token.id);
-            let top = |&(id, logprob): &(u32, f32)| {
-                let bytes = bytes_of(tokenizer, id);
-                TopToken { token: text_of(&bytes), logprob: finite(logprob), bytes }
-            };
-            self.content.push(ChatToken {
-                token: text_of(&bytes),
-                logprob: finite(logprobs.chosen),
-                bytes,
-                top_logprobs: logprobs.top.iter().map(top).collect(),
-            });
-        }
+        self.content.extend(tokens.iter().filter_map(|token| ChatToken::new(token, tokenizer)));
     }
+
+    /// Adds the JSON of [`ChatLogprobs`] for the tokens of `delta`.
+    pub(crate) fn write(delta: &Arc<Delta>, tokenizer: &Arc<Tokenizer>, parts: &mut JsonParts) {
+        parts.literal("{\"content\":[");
+        let (delta, tokenizer) = (delta.clone(), tokenizer.clone());
+        let mut token = 0;
+        let next = move || loop {
+            let shown = ChatToken::new(delta.tokens.get(token)?, &tokenizer);
+            token += 1;
+            if shown.is_some() {
+                return shown;
+            }
+        };
+        parts.list(std::iter::from_fn(next), |token, out| write_json(&token, out));
+        parts.literal("],\"refusal\":null}");
+    }
+}
+
+/// Returns the most probable tokens at the position of `token`; `None` for a token without log probabilities.
+fn top_of(token: &ReplyToken, tokenizer: &Tokenizer) -> Option<Map<String, Value>> {
+    let logprobs = token.logprobs.as_ref()?;
+    let entry = |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), number(logprob));
+    let mut top: Map<String, Value> = logprobs.top.iter().map(entry).collect();
+    // As in OpenAI's API, the chosen token is always included, in addition to the most probable ones.
+    top.entry(text_of(&bytes_of(tokenizer, token.id))).or_insert_with(|| number(logprobs.chosen));
+    Some(top)
+}
+
+fn chosen(token: &ReplyToken) -> Option<f32> {
+    token.logprobs.as_ref().map(|logprobs| finite(logprobs.chosen))
 }
 
 impl CompletionLogprobs {
@@ -99,20 +138,33 @@ impl CompletionLogprobs {
         for token in tokens {
             let bytes = bytes_of(tokenizer, token.id);
             self.tokens.push(text_of(&bytes));
-            self.token_logprobs.push(token.logprobs.as_ref().map(|logprobs| finite(logprobs.chosen)));
+            self.token_logprobs.push(chosen(token));
             self.text_offset.push(token.offset);
             if num_top > 0 {
-                let top = token.logprobs.as_ref().map(|logprobs| {
-                    let entry = |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), number(logprob));
-                    let mut top: Map<String, Value> = logprobs.top.iter().map(entry).collect();
-                    // As in OpenAI's API, the chosen token is always included, in addition to the most probable ones.
-                    top.entry(text_of(&bytes)).or_insert_with(|| number(logprobs.chosen));
-                    top
-                });
-                self.top_logprobs.get_or_insert_default().push(top);
+                self.top_logprobs.get_or_insert_default().push(top_of(token, tokenizer));
             }
             self.bytes.push(bytes);
         }
+    }
+
+    /// Adds the JSON of [`CompletionLogprobs`] for the tokens of `delta`.
+    pub(crate) fn write(delta: &Arc<Delta>, num_top: u32, tokenizer: &Arc<Tokenizer>, parts: &mut JsonParts) {
+        let mut column = |name: &str, write: fn(&ReplyToken, &Tokenizer, &mut Vec<u8>)| {
+            parts.literal(name);
+            let (delta, tokenizer) = (delta.clone(), tokenizer.clone());
+            let tokens = 0..delta.tokens.len();
+            parts.list(tokens, move |token, out| write(&delta.tokens[token], &tokenizer, out));
+        };
+        column("{\"tokens\":[", |token, tokenizer, out| write_json(&text_of(&bytes_of(tokenizer, token.id)), out));
+        column("],\"token_logprobs\":[", |token, _, out| write_json(&chosen(token), out));
+        if num_top > 0 && !delta.tokens.is_empty() {
+            column("],\"top_logprobs\":[", |token, tokenizer, out| write_json(&top_of(token, tokenizer), out));
+            column("],\"text_offset\":[", |token, _, out| write_json(&token.offset, out));
+        } else {
+            column("],\"top_logprobs\":null,\"text_offset\":[", |token, _, out| write_json(&token.offset, out));
+        }
+        column("],\"bytes\":[", |token, tokenizer, out| write_json(&bytes_of(tokenizer, token.id), out));
+        parts.literal("]}");
     }
 }
 

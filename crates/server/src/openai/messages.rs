@@ -212,8 +212,7 @@ pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
             error @ (TokenizerError::TemplateRefused(_)
             | TokenizerError::UnknownRole { .. }
             | TokenizerError::TemplateTooLarge { .. }
-            | TokenizerError::TemplateTooSlow { .. }
-            | TokenizerError::Cancelled),
+            | TokenizerError::TemplateTooSlow { .. }),
         ) => ApiError::field(param, error.to_string()),
         PromptError::Template(TokenizerError::Cancelled) => blocking::disconnected(),
         PromptError::Template(error) => {

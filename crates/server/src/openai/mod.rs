@@ -12,3 +12,4 @@ pub(crate) mod schemas;
 pub(crate) mod shared_fields;
 pub(crate) mod tokenize;
 pub(crate) mod usage;
+pub(crate) mod whole_reply;

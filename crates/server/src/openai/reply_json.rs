@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, Finish, LoadedModel, Summary};
+use pellucid_generate::{Delta, Finish, LoadedModel};
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,10 +12,12 @@ use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use super::shared_fields::Streaming;
 use super::usage::{Extension, Usage};
 use crate::random::{self, Padding};
-use crate::reply::{Dialect, Sampling};
+use crate::reply::Dialect;
+use crate::reply::parts::JsonParts;
 
 /// A whole chat reply.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document, and for tests of `whole_reply`.
 pub(crate) struct ChatCompletion {
     id: String,
     /// `chat.completion`.
@@ -30,6 +32,7 @@ pub(crate) struct ChatCompletion {
 
 /// One choice of a chat reply.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document, and for tests of `whole_reply`.
 pub(crate) struct ChatChoice {
     index: usize,
     message: AssistantMessage,
@@ -46,6 +49,7 @@ pub(crate) struct ChatChoice {
 
 /// The assistant's message.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document, and for tests of `whole_reply`.
 pub(crate) struct AssistantMessage {
     /// `assistant`.
     role: &'static str,
@@ -57,6 +61,7 @@ pub(crate) struct AssistantMessage {
 
 /// A whole completion.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document, and for tests of `whole_reply`.
 pub(crate) struct Completion {
     id: String,
     /// `text_completion`.
@@ -71,6 +76,7 @@ pub(crate) struct Completion {
 
 /// One choice of a completion.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document, and for tests of `whole_reply`.
 pub(crate) struct CompletionChoice {
     index: usize,
     text: String,
@@ -116,7 +122,7 @@ struct CompletionPiece<'a> {
 }
 
 /// Returns OpenAI's finish reason.
-fn finish_reason(finish: &Finish) -> &'static str {
+pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::EndToken(_) | Finish::StopToken(_) | Finish::StopString(_) => "stop",
         Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
@@ -173,8 +179,14 @@ impl Envelope {
         Some(shown)
     }
 
-    /// Returns the JSON of a whole reply; `choices` holds the joined pieces of each choice.
-    pub(crate) fn whole(self, choices: Vec<Delta>, sampling: &Sampling, summary: &Summary) -> String {
+    /// Returns the JSON of a whole reply, as `whole_reply` must write it.
+    #[cfg(test)]
+    pub(crate) fn whole(
+        self,
+        choices: Vec<Delta>,
+        sampling: &crate::reply::Sampling,
+        summary: &pellucid_generate::Summary,
+    ) -> String {
         let (usage, pellucid) = (Usage::new(summary), Extension::new(sampling, summary));
         let reason = |delta: &Delta| delta.finish.as_ref().map(finish_reason);
         let json = match self.dialect {
@@ -219,6 +231,17 @@ impl Envelope {
         };
         json.unwrap_or_default()
     }
+}
+
+/// Pieces with this number of tokens are written in several steps.
+const LONG_PIECE_TOKENS: usize = 256;
+
+/// A piece of a stream that is written in several steps.
+#[derive(Debug)]
+pub(crate) struct LongPiece {
+    parts: JsonParts,
+    /// Bytes written so far.
+    len: usize,
 }
 
 /// Writes the chunks of a stream.
@@ -312,9 +335,42 @@ impl ChunkWriter {
         self.include_usage
     }
 
+    /// Whether a piece is too long to be written at once. Only the echo of a prompt with its log probabilities is.
+    pub(crate) fn is_long(&self, delta: &Delta) -> bool {
+        self.envelope.dialect == Dialect::Completions && delta.tokens.len() >= LONG_PIECE_TOKENS
+    }
+
+    /// Begins the chunk of a long piece.
+    pub(crate) fn begin_long(&self, delta: Delta, chunk: &mut String) -> LongPiece {
+        chunk.push_str(&self.head);
+        let mut parts = JsonParts::default();
+        parts.literal("{");
+        self.envelope.choice(&Arc::new(delta), &mut parts);
+        parts.literal("}");
+        LongPiece { parts, len: 0 }
+    }
+
+    /// Continues a long piece until `chunk` has `limit` bytes or a little more. Returns whether the chunk is complete.
+    pub(crate) fn continue_long(&mut self, piece: &mut LongPiece, limit: usize, chunk: &mut String) -> bool {
+        let start = chunk.len();
+        let mut bytes = std::mem::take(chunk).into_bytes();
+        let is_complete = piece.parts.write(limit, &mut bytes);
+        piece.len += bytes.len() - start;
+        // Parts write whole characters.
+        *chunk = String::from_utf8(bytes).unwrap_or_default();
+        if is_complete {
+            self.end(piece.len, None, chunk);
+        }
+        is_complete
+    }
+
     fn write(&mut self, piece: &str, varying: usize, extension: Option<&str>, chunk: &mut String) {
         chunk.push_str(&self.head);
         chunk.push_str(piece);
+        self.end(varying, extension, chunk);
+    }
+
+    fn end(&mut self, varying: usize, extension: Option<&str>, chunk: &mut String) {
         chunk.push(']');
         if self.include_usage {
             chunk.push_str(",\"usage\":null");

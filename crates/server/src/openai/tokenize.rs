@@ -1,5 +1,7 @@
 //! `/tokenize`, `/detokenize` and `/apply-template`: text to token ids and back. The field names are vLLM's.
 
+use std::sync::Arc;
+
 use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -11,6 +13,7 @@ use super::shared_fields::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
+use crate::reply::parts::{JsonParts, write_json};
 
 /// A text or a conversation to encode: either `prompt` or `messages`.
 #[derive(Debug, ToSchema)]
@@ -34,6 +37,7 @@ pub(crate) struct TokenizeRequest {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document; replies are written in pieces.
 pub(crate) struct Tokenized {
     count: usize,
     max_model_len: usize,
@@ -55,6 +59,7 @@ pub(crate) struct DetokenizeRequest {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document; replies are written in pieces.
 pub(crate) struct Detokenized {
     prompt: String,
 }
@@ -73,6 +78,7 @@ pub(crate) struct TemplateRequest {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document; replies are written in pieces.
 pub(crate) struct Rendered {
     /// The rendered conversation.
     prompt: String,
@@ -81,10 +87,22 @@ pub(crate) struct Rendered {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document; replies are written in pieces.
 pub(crate) struct RenderedSegment {
     text: String,
     /// Whether the template wrote the text, and not a message.
     trusted: bool,
+}
+
+/// Bytes of the parts that show one segment, without its text.
+const SEGMENT_BYTES: usize = 128;
+
+/// A reply whose JSON is written while the client reads it.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) parts: JsonParts,
+    /// Bytes that the parts hold.
+    pub(crate) held: usize,
 }
 
 /// Refuses a name other than that of the served model; these routes need no name.
@@ -123,7 +141,7 @@ impl TokenizeRequest {
         Ok(request)
     }
 
-    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Tokenized, ApiError> {
+    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let tokenizer = &model.tokenizer;
         let tokens = match (&self.prompt, &self.messages) {
             (_, Some(messages)) => {
@@ -136,11 +154,22 @@ impl TokenizeRequest {
             }
             (text, None) => tokenizer.encode(text.as_deref().unwrap_or_default()),
         };
-        let text = |id: &u32| {
-            tokenizer.token(*id).map_or_else(String::new, |token| String::from_utf8_lossy(&token.bytes).into())
-        };
-        let token_strs = self.return_token_strs.unwrap_or(false).then(|| tokens.iter().map(text).collect());
-        Ok(Tokenized { count: tokens.len(), max_model_len: model.context_len, tokens, token_strs })
+        let mut parts = JsonParts::default();
+        parts.literal(&format!("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens.len(), model.context_len));
+        let tokens: Arc<[u32]> = tokens.into();
+        let held = size_of_val(&*tokens);
+        let ids = tokens.clone();
+        parts.list(0..ids.len(), move |i, out| write_json(&ids[i], out));
+        if self.return_token_strs.unwrap_or(false) {
+            parts.literal("],\"token_strs\":[");
+            let tokenizer = tokenizer.clone();
+            parts.list(0..tokens.len(), move |i, out| {
+                let bytes = tokenizer.token(tokens[i]).map(|token| token.bytes).unwrap_or_default();
+                write_json(&String::from_utf8_lossy(&bytes), out);
+            });
+        }
+        parts.literal("]}");
+        Ok(Answer { parts, held })
     }
 }
 
@@ -164,8 +193,14 @@ impl DetokenizeRequest {
         }
     }
 
-    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Detokenized, ApiError> {
-        Ok(Detokenized { prompt: model.tokenizer.decode(&self.tokens, self.skip_special_tokens.unwrap_or(false)) })
+    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
+        let text = model.tokenizer.decode(&self.tokens, self.skip_special_tokens.unwrap_or(false));
+        let held = text.capacity();
+        let mut parts = JsonParts::default();
+        parts.literal("{\"prompt\":\"");
+        parts.text(text);
+        parts.literal("\"}");
+        Ok(Answer { parts, held })
     }
 }
 
@@ -183,13 +218,26 @@ impl TemplateRequest {
         Ok(request)
     }
 
-    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Rendered, ApiError> {
+    pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
         let variables = self.chat_template_kwargs.as_ref();
         let segments = messages::render(&self.messages, add_generation_prompt, variables, model.prompts())?;
-        let prompt = segments.iter().map(|segment| segment.text.as_str()).collect();
-        let segments =
-            segments.into_iter().map(|one| RenderedSegment { text: one.text, trusted: one.trusted }).collect();
-        Ok(Rendered { prompt, segments })
+        let segments: Vec<(Arc<str>, bool)> =
+            segments.into_iter().map(|segment| (segment.text.into(), segment.trusted)).collect();
+        // Each segment takes two parts.
+        let held = segments.iter().map(|(text, _)| text.len() + 2 * SEGMENT_BYTES).sum();
+        let mut parts = JsonParts::default();
+        parts.literal("{\"prompt\":\"");
+        for (text, _) in &segments {
+            parts.text(text.clone());
+        }
+        parts.literal("\",\"segments\":[");
+        for (i, (text, trusted)) in segments.into_iter().enumerate() {
+            parts.literal(if i > 0 { ",{\"text\":\"" } else { "{\"text\":\"" });
+            parts.text(text);
+            parts.literal(&format!("\",\"trusted\":{trusted}}}"));
+        }
+        parts.literal("]}");
+        Ok(Answer { parts, held })
     }
 }

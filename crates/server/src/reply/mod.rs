@@ -4,6 +4,7 @@
 //! When a client disconnects, the HTTP library drops the future or the body that holds the [`Reply`]. That drops its
 //! `Generation`, whose requests the engine cancels before its next step, and its account, which records the outcome.
 
+pub(crate) mod parts;
 pub(crate) mod respond;
 pub(crate) mod sse;
 pub(crate) mod websocket;
@@ -19,6 +20,8 @@ use crate::limits::account::Account;
 use crate::metrics::Outcome;
 use crate::openai::sampling::SamplingFields;
 use crate::openai::shared_fields::Streaming;
+use crate::openai::whole_reply::token_bytes;
+use crate::reply::parts::PIECES_IN_FLIGHT;
 
 /// Which of OpenAI's two APIs a request uses; it decides the shape of the JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,20 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
+    /// Memory that the request takes while its reply is generated, the text of the reply not included.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let num_top = self.logprobs.unwrap_or(0) as usize;
+        let prompt = |prompt: &PromptRequest| {
+            let PromptRequest { request, echo, .. } = prompt;
+            let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
+            let scores = if request.score_prompt { num_choices * token_bytes(num_top) } else { 0 };
+            let echoed = echo.as_ref().map_or(0, |text| (1 + num_choices) * text.len());
+            // The engine and the reader of the reply have the ids.
+            request.prompt.len() * (2 * size_of::<u32>() + scores) + echoed
+        };
+        self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT
+    }
+
     pub(crate) fn num_prompt_tokens(&self) -> usize {
         self.prompts.iter().map(|prompt| prompt.request.prompt.len()).sum()
     }
@@ -103,6 +120,11 @@ impl Reply {
     /// Records a reply that could not be completed.
     pub(crate) fn fail(&mut self) {
         self.account.close(Outcome::Failed, &self.generation.summary());
+    }
+
+    /// Takes memory for the reply, or ends it.
+    pub(crate) fn hold_at_least(&mut self, bytes: usize) -> Result<(), ApiError> {
+        self.account.hold_at_least(bytes).inspect_err(|_| self.fail())
     }
 
     fn fail_with(&mut self, error: Error) -> ApiError {

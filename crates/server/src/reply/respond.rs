@@ -11,6 +11,8 @@ use crate::limits::account::Account;
 use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
 use crate::openai::reply_json::{ChunkWriter, Envelope};
+use crate::openai::whole_reply::delta_bytes;
+use crate::reply::parts::{self, PIECES_IN_FLIGHT};
 use crate::reply::sse::SseBody;
 use crate::reply::{Reply, Spec};
 use crate::state::{App, SharedApp};
@@ -19,11 +21,12 @@ use crate::state::{App, SharedApp};
 pub(crate) fn submit(
     app: &SharedApp,
     caller: &Caller,
-    permit: Permit,
+    mut permit: Permit,
     spec: Spec,
 ) -> Result<(Reply, Envelope), ApiError> {
     let reports = spec.logprobs.is_some() || spec.prompts.iter().any(|prompt| prompt.request.trace);
-    if let Err(error) = permit.charge_prompt(spec.num_prompt_tokens(), reports) {
+    let charged = permit.hold(spec.held_bytes()).and_then(|()| permit.charge_prompt(spec.num_prompt_tokens(), reports));
+    if let Err(error) = charged {
         app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
         permit.refuse(&error);
         return Err(error);
@@ -76,7 +79,7 @@ pub(crate) async fn respond(
             headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
             Ok(response)
         }
-        None => whole(&app, reply, envelope).await.map(json),
+        None => whole(&app, reply, envelope).await,
     }
 }
 
@@ -87,8 +90,9 @@ pub(crate) fn json(text: String) -> Response<Body> {
     response
 }
 
-/// Waits for the whole reply and returns its JSON.
-async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<String, ApiError> {
+/// Waits for the whole reply and returns its JSON. The response owns the account until it is written.
+async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<Response<Body>, ApiError> {
+    let mut held = 0;
     let mut choices: Vec<Delta> = (0..reply.generation.num_choices()).map(Delta::new).collect();
     let mut stopping = std::pin::pin!(app.drain.reached(Phase::Stopping));
     loop {
@@ -101,11 +105,17 @@ async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<String
             }
         };
         match event.transpose()? {
-            Some(GenerationEvent::Delta(delta)) => choices[delta.choice].append(delta),
+            Some(GenerationEvent::Delta(delta)) => {
+                held += delta_bytes(&delta);
+                reply.hold_at_least(PIECES_IN_FLIGHT + held)?;
+                choices[delta.choice].append(delta);
+            }
             Some(_) => {}
             None => break,
         }
     }
     let summary = reply.close();
-    Ok(envelope.whole(choices, &reply.sampling, &summary))
+    let Reply { generation, sampling, account } = reply;
+    drop(generation);
+    Ok(parts::response(envelope.parts(choices, &sampling, &summary), account))
 }

@@ -15,9 +15,10 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::drain::Phase;
 use crate::http::error::ApiError;
-use crate::openai::reply_json::ChunkWriter;
+use crate::openai::reply_json::{ChunkWriter, LongPiece};
 use crate::openai::usage::{Extension, Usage};
 use crate::reply::Reply;
+use crate::reply::parts;
 use crate::reply::respond::shutting_down;
 use crate::state::App;
 
@@ -26,10 +27,17 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Maximum bytes collected before a frame is sent.
 const FRAME_BYTES: usize = 16 << 10;
 
+/// Bytes before and after the data of an event.
+const DATA: &str = "data: ";
+const END: &str = "\n\n";
+
 /// The response body of a streamed reply.
 pub(crate) struct SseBody {
-    reply: Reply,
+    /// `None` after the end.
+    reply: Option<Reply>,
     writer: ChunkWriter,
+    /// A piece that is partly written.
+    long: Option<LongPiece>,
     /// Completes when the server stops all replies.
     stopping: Pin<Box<dyn Future<Output = ()> + Send>>,
     keep_alive: Pin<Box<Sleep>>,
@@ -42,8 +50,9 @@ pub(crate) struct SseBody {
 impl SseBody {
     pub(crate) fn new(reply: Reply, writer: ChunkWriter, app: &Arc<App>) -> SseBody {
         SseBody {
-            reply,
+            reply: Some(reply),
             writer,
+            long: None,
             stopping: Box::pin(app.drain.reached(Phase::Stopping)),
             keep_alive: Box::pin(sleep(KEEP_ALIVE)),
             last: None,
@@ -53,7 +62,8 @@ impl SseBody {
     }
 
     fn open(&mut self, frame: &mut String) {
-        for index in 0..self.reply.generation.num_choices() {
+        let num_choices = self.reply.as_ref().map_or(0, |reply| reply.generation.num_choices());
+        for index in 0..num_choices {
             let mut chunk = String::new();
             if self.writer.opening(index, &mut chunk) {
                 event(&chunk, frame);
@@ -67,9 +77,23 @@ impl SseBody {
             if let Some(before) = self.last.replace(delta) {
                 self.write(&before, None, frame);
             }
+        } else if self.writer.is_long(&delta) {
+            frame.push_str(DATA);
+            self.long = Some(self.writer.begin_long(delta, frame));
         } else {
             self.write(&delta, None, frame);
         }
+    }
+
+    /// Continues a piece that is partly written, if there is one. Returns whether there was.
+    fn write_long(&mut self, frame: &mut String) -> bool {
+        let Some(mut long) = self.long.take() else { return false };
+        if self.writer.continue_long(&mut long, FRAME_BYTES, frame) {
+            frame.push_str(END);
+        } else {
+            self.long = Some(long);
+        }
+        true
     }
 
     fn write(&mut self, delta: &Delta, extension: Option<&Extension>, frame: &mut String) {
@@ -79,8 +103,9 @@ impl SseBody {
     }
 
     fn finish(&mut self, frame: &mut String) {
-        let summary = self.reply.close();
-        let extension = Extension::new(&self.reply.sampling, &summary);
+        let Some(reply) = &mut self.reply else { return };
+        let summary = reply.close();
+        let extension = Extension::new(&reply.sampling, &summary);
         if let Some(last) = self.last.take() {
             let own_chunk = self.writer.includes_usage();
             self.write(&last, (!own_chunk).then_some(&extension), frame);
@@ -102,9 +127,9 @@ impl SseBody {
 }
 
 fn event(data: &str, frame: &mut String) {
-    frame.push_str("data: ");
+    frame.push_str(DATA);
     frame.push_str(data);
-    frame.push_str("\n\n");
+    frame.push_str(END);
 }
 
 impl Body for SseBody {
@@ -123,10 +148,14 @@ impl Body for SseBody {
         }
         // All events that are ready go into one write.
         while !this.is_over && frame.len() < FRAME_BYTES {
-            let event = match this.reply.poll_event(context) {
+            if this.write_long(&mut frame) {
+                continue;
+            }
+            let Some(reply) = &mut this.reply else { break };
+            let event = match reply.poll_event(context) {
                 Poll::Ready(event) => event,
                 Poll::Pending if this.stopping.as_mut().poll(context).is_ready() => {
-                    this.reply.fail();
+                    reply.fail();
                     Some(Err(shutting_down()))
                 }
                 Poll::Pending => break,
@@ -150,7 +179,10 @@ impl Body for SseBody {
         this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
         // Polling registers the timer with this task.
         let _ = this.keep_alive.as_mut().poll(context);
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from(frame)))))
+        // The last bytes own the account, so that the request lasts until they are written.
+        let account = if this.is_over { this.reply.take().map(|reply| reply.account) } else { None };
+        let bytes = parts::holding(frame.into_bytes(), &Arc::new(account));
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {

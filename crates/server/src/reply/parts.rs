@@ -1,0 +1,255 @@
+//! JSON replies that are written in pieces while the client reads them.
+//!
+//! A reply is a list of parts: fixed text, the characters of a string, the items of a list. Each part keeps its content
+//! in its compact form and writes JSON only for the next piece, so that a reply with a million log probabilities never
+//! exists as one text. The response owns what the request holds (its permit, its memory, its place in the count of
+//! requests in flight), and so does every piece, until the last byte is handed to the socket.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, header};
+use http_body::Frame;
+use serde::Serialize;
+
+/// Bytes after which a piece ends. The HTTP library asks for another one while it has fewer than 64 KiB to write.
+pub(crate) const PIECE_BYTES: usize = 32 << 10;
+/// Maximum bytes of a string that are escaped at once.
+const TEXT_STEP: usize = 4 << 10;
+/// Memory that a reply of several pieces takes besides its content: a piece, and those that wait to be written.
+pub(crate) const PIECES_IN_FLIGHT: usize = 3 * PIECE_BYTES;
+
+/// A part of a reply.
+trait Part: Send {
+    /// Writes to `out` until it has `limit` bytes or a little more. Returns whether the part is complete.
+    fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool;
+}
+
+/// The parts of a JSON text that are not written yet.
+#[derive(Default)]
+pub(crate) struct JsonParts {
+    parts: VecDeque<Box<dyn Part>>,
+    /// Fixed text that follows the last part.
+    tail: String,
+}
+
+impl std::fmt::Debug for JsonParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "JsonParts({} parts)", self.parts.len())
+    }
+}
+
+impl JsonParts {
+    /// Adds fixed text.
+    pub(crate) fn literal(&mut self, text: &str) {
+        self.tail.push_str(text);
+    }
+
+    /// Adds a small value.
+    pub(crate) fn value(&mut self, value: &impl Serialize) {
+        self.tail.push_str(&serde_json::to_string(value).unwrap_or_default());
+    }
+
+    /// Adds the characters of a string, without quotation marks.
+    pub(crate) fn text(&mut self, text: impl AsRef<str> + Send + 'static) {
+        self.push(Text { text, start: 0 });
+    }
+
+    /// Adds the items of a list, separated by commas and without brackets. `write` writes one small item.
+    pub(crate) fn list<I>(&mut self, items: I, write: impl FnMut(I::Item, &mut Vec<u8>) + Send + 'static)
+    where
+        I: Iterator + Send + 'static,
+    {
+        self.push(List { items, write, is_first: true });
+    }
+
+    fn push(&mut self, part: impl Part + 'static) {
+        self.end_literal();
+        self.parts.push_back(Box::new(part));
+    }
+
+    fn end_literal(&mut self) {
+        if !self.tail.is_empty() {
+            let literal = std::mem::take(&mut self.tail);
+            self.parts.push_back(Box::new(Literal(literal)));
+        }
+    }
+
+    /// Writes to `out` until it has `limit` bytes or a little more. Returns whether all parts are written.
+    pub(crate) fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool {
+        self.end_literal();
+        while let Some(part) = self.parts.front_mut() {
+            if !part.write(limit, out) {
+                return false;
+            }
+            self.parts.pop_front();
+        }
+        true
+    }
+}
+
+/// Writes a value as JSON. Writing to a vector cannot fail.
+pub(crate) fn write_json(value: &impl Serialize, out: &mut Vec<u8>) {
+    let _ = serde_json::to_writer(out, value);
+}
+
+struct Literal(String);
+
+impl Part for Literal {
+    fn write(&mut self, _: usize, out: &mut Vec<u8>) -> bool {
+        out.extend_from_slice(self.0.as_bytes());
+        true
+    }
+}
+
+struct Text<T> {
+    text: T,
+    /// Offset of the first byte that is not written.
+    start: usize,
+}
+
+impl<T: AsRef<str> + Send> Part for Text<T> {
+    fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool {
+        let text = self.text.as_ref();
+        while self.start < text.len() {
+            if out.len() >= limit {
+                return false;
+            }
+            let end = text.floor_char_boundary(self.start + TEXT_STEP);
+            let quoted = serde_json::to_string(&text[self.start..end]).unwrap_or_default();
+            out.extend_from_slice(&quoted.as_bytes()[1..quoted.len() - 1]);
+            self.start = end;
+        }
+        true
+    }
+}
+
+struct List<I, W> {
+    items: I,
+    write: W,
+    is_first: bool,
+}
+
+impl<I: Iterator + Send, W: FnMut(I::Item, &mut Vec<u8>) + Send> Part for List<I, W> {
+    fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool {
+        while out.len() < limit {
+            let Some(item) = self.items.next() else { return true };
+            if !std::mem::take(&mut self.is_first) {
+                out.push(b',');
+            }
+            (self.write)(item, out);
+        }
+        false
+    }
+}
+
+/// Bytes on their way to the socket, with what the request holds until they are written.
+struct Piece<H> {
+    bytes: Vec<u8>,
+    _held: Arc<H>,
+}
+
+impl<H> AsRef<[u8]> for Piece<H> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Returns bytes that own `held` until they are written.
+pub(crate) fn holding<H: Send + Sync + 'static>(bytes: Vec<u8>, held: &Arc<H>) -> Bytes {
+    Bytes::from_owner(Piece { bytes, _held: held.clone() })
+}
+
+/// Returns a JSON response that owns `held` until its last byte is handed to the socket or the connection ends. A reply
+/// of one piece has a `Content-Length`.
+pub(crate) fn response<H: Send + Sync + 'static>(mut parts: JsonParts, held: H) -> Response<Body> {
+    let held = Arc::new(held);
+    let mut bytes = Vec::new();
+    let body = if parts.write(PIECE_BYTES, &mut bytes) {
+        Body::from(holding(bytes, &held))
+    } else {
+        Body::new(PartsBody { first: Some(holding(bytes, &held)), parts, held: Some(held) })
+    };
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The body of a reply of several pieces.
+struct PartsBody<H> {
+    first: Option<Bytes>,
+    parts: JsonParts,
+    /// `None` after the last piece.
+    held: Option<Arc<H>>,
+}
+
+impl<H: Send + Sync + 'static> http_body::Body for PartsBody<H> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        let Some(held) = &this.held else { return Poll::Ready(None) };
+        let mut bytes = Vec::with_capacity(PIECE_BYTES + TEXT_STEP);
+        let is_last = this.parts.write(PIECE_BYTES, &mut bytes);
+        let piece = holding(bytes, held);
+        if is_last {
+            this.held = None;
+        }
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.held.is_none()
+    }
+}
+
+impl<H> Unpin for PartsBody<H> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the JSON, and the size of the largest piece.
+    fn pieces(mut parts: JsonParts, limit: usize) -> (String, usize) {
+        let (mut text, mut largest) = (Vec::new(), 0);
+        loop {
+            let mut piece = Vec::new();
+            let is_last = parts.write(limit, &mut piece);
+            largest = largest.max(piece.len());
+            text.extend(piece);
+            if is_last {
+                return (String::from_utf8(text).unwrap(), largest);
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_join_to_the_same_json() {
+        let text = "é\u{1F600}\"\\\n\u{0}".repeat(3000);
+        let numbers: Vec<u32> = (0..20_000).collect();
+        let expected = serde_json::json!({ "text": text, "numbers": numbers, "none": [], "end": null }).to_string();
+        for limit in [1, 100, 5000, 1 << 30] {
+            let mut parts = JsonParts::default();
+            parts.literal("{\"text\":\"");
+            parts.text(text.clone());
+            parts.literal("\",\"numbers\":[");
+            parts.list(numbers.clone().into_iter(), |number, out| write_json(&number, out));
+            parts.literal("],\"none\":[");
+            parts.list(std::iter::empty::<u32>(), |number, out| write_json(&number, out));
+            parts.literal("],\"end\":");
+            parts.value(&None::<u32>);
+            parts.literal("}");
+            let (joined, largest) = pieces(parts, limit);
+            assert!(joined == expected, "limit {limit}");
+            assert!(limit > 5000 || largest <= limit + 6 * TEXT_STEP + 64, "a piece of {largest} bytes");
+        }
+    }
+}
