@@ -9,6 +9,7 @@
 
 mod beam;
 mod buffered_sink;
+mod clock;
 mod engine;
 mod error;
 mod event;
@@ -25,6 +26,7 @@ mod sequence_group;
 mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};
+pub use clock::{Clock, SystemClock};
 pub use engine::{Engine, EngineOptions, Overcommit};
 pub use error::Error;
 pub use event::{Control, Event, EventSink, FinishReason, TokenEvent};

@@ -23,6 +23,8 @@ pub(crate) struct Sequence {
     pub(crate) state: State,
     pub(crate) finish: Option<FinishReason>,
     pub(crate) look_ahead: SequenceLookAhead,
+    /// Number of steps since the last one that computed something of it, while it could be computed.
+    pub(crate) num_skipped: u32,
     /// Tokens held back for `best_of`.
     pub(crate) held: Vec<TokenEvent>,
     /// Number of sampled tokens, including the one that ended the sequence.
@@ -45,6 +47,7 @@ impl Sequence {
             sampler,
             finish: None,
             look_ahead: SequenceLookAhead::default(),
+            num_skipped: 0,
             held: Vec::new(),
             num_sampled: 0,
             total_logprob: 0.0,

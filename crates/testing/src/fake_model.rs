@@ -14,6 +14,8 @@ use pellucid_tensor::{
     Activation, Backend, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor, TokenSource,
 };
 
+use crate::VirtualClock;
+
 /// A model for tests of the engine; see the head of this file.
 #[derive(Debug)]
 pub struct FakeModel {
@@ -36,6 +38,8 @@ pub struct FakeModel {
     pub fails_at: Option<usize>,
     /// The device is lost when the step with this number is waited for.
     pub lost_at: Option<usize>,
+    /// The clock that each step advances.
+    pub clock: Option<VirtualClock>,
     /// The rows of the last launched step, if it returned digests.
     rows: Vec<Vec<f32>>,
     /// The assumed tokens of the last launched step.
@@ -84,6 +88,7 @@ impl FakeModel {
             wrong_every: None,
             fails_at: None,
             lost_at: None,
+            clock: None,
             rows: Vec::new(),
             assumed: Vec::new(),
             num_digests: 0,
@@ -158,6 +163,9 @@ impl Model for FakeModel {
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
 
         self.num_launched += 1;
+        if let Some(clock) = &self.clock {
+            clock.run(batch);
+        }
         let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
         if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
             let digests = logits.resize_digests(rows.len());

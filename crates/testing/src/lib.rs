@@ -8,8 +8,10 @@ pub mod cpu_products;
 mod fake_model;
 mod invariance_cases;
 mod tiny_model;
+mod virtual_clock;
 
 pub use cpu::{cpu, exact_isa};
 pub use fake_model::FakeModel;
 pub use invariance_cases::{InvarianceCase, invariance_cases};
 pub use tiny_model::{TINY_TEMPLATE, TinyModel, tiny_model};
+pub use virtual_clock::{Machine, VirtualClock};

@@ -35,7 +35,7 @@ enum Shortage {
 impl Engine {
     /// Handles everything that happens between two steps, then starts waiting requests.
     pub(crate) fn admit(&mut self) {
-        let now = Instant::now();
+        let now = self.clock.now();
         self.drop_cancelled();
         self.apply_controls(now);
         self.end_expired(now);

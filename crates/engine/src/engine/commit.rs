@@ -55,7 +55,7 @@ impl Engine {
     }
 
     fn commit_groups(&mut self, step: &Step) {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut by_group: Vec<(GroupId, Vec<ChunkRows<'_>>)> = Vec::new();
         for chunk in &step.chunks {
             let rows = ChunkRows { chunk, step, sampled: None };
@@ -132,7 +132,7 @@ impl Engine {
     /// Records the positions whose keys and values are stored now, and enters full blocks into the tenant's prefix
     /// index.
     fn record_computed(&mut self, id: GroupId, parts: &[ChunkRows<'_>]) {
-        let Engine { running, cache, served, stats, .. } = self;
+        let Engine { running, cache, stats, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
         for ChunkRows { chunk, .. } in parts {
             let sequence = &mut group.sequences[chunk.sequence];
@@ -140,7 +140,6 @@ impl Engine {
             sequence.num_computed = chunk.positions.end;
             let table = sequence.table.as_mut().expect("a running sequence has blocks");
             cache.index_full_blocks(table, &sequence.tokens[..sequence.num_computed]);
-            served.charge(group.request.scope.tenant, chunk.num_tokens());
             let counter = if chunk.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
             *counter += chunk.num_tokens() as u64;
         }

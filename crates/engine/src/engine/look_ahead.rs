@@ -94,7 +94,7 @@ impl Engine {
         let Some(chunks) = self.chunks_after(&step.chunks) else { return };
         // Also when launching fails: a part of the new step may be on the device.
         step.rows_are_gone = true;
-        let mut next = Step::new(chunks, self.spare_logits.pop().unwrap_or_default());
+        let mut next = Step::new(chunks, step.turn, self.spare_logits.pop().unwrap_or_default());
         if self.launch(&mut next).is_err() {
             return;
         }
@@ -110,7 +110,8 @@ impl Engine {
     fn chunks_after(&mut self, chunks: &[PlannedChunk]) -> Option<Vec<PlannedChunk>> {
         let served = self.running.values().filter(|group| group.takes_steps()).flat_map(|group| &group.sequences);
         let is_everyone = served.filter(|sequence| sequence.finish.is_none()).count() == chunks.len();
-        if !is_everyone || !self.model.is_asynchronous(chunks.len()) {
+        // Steps that took longer than the tenants' shares are made good by a step that is planned anew.
+        if !is_everyone || self.time_share.is_in_debt() || !self.model.is_asynchronous(chunks.len()) {
             return None;
         }
         let context_len = self.model.config().context_len;

@@ -5,7 +5,8 @@
 //! - `admission`: starts waiting requests, in fair turns. Before that, at the same moment between two steps,
 //!   `cancellation` removes requests that nobody reads any more, `control` applies messages such as pause, and
 //!   `deadline` ends requests that took too long.
-//! - `schedule`: a chunk for each running sequence; `preemption` when there is no memory for it.
+//! - `schedule`: a chunk for each running sequence; `preemption` when there is no memory for it; `tenants` keeps the
+//!   accounts of the time that each tenant's chunks took.
 //! - `run`: the forward pass; `look_ahead` launches the next one before this one has ended; `failure` if it fails.
 //! - `commit`: samples, sends events, ends replies; `beams` for beam search.
 
@@ -22,6 +23,7 @@ mod preemption;
 mod run;
 mod schedule;
 mod step;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,10 +34,11 @@ use pellucid_sampling::Workspace;
 use pellucid_tensor::Backend;
 
 use crate::buffered_sink::BufferedSink;
+use crate::clock::{Clock, SystemClock};
 use crate::kv_cache::{KvCache, TenantId};
 use crate::queue::Queue;
 use crate::request_limits::{CheckedRequest, RequestLimits, check};
-use crate::scheduler::Served;
+use crate::scheduler::{Served, StepCosts, TimeShare};
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{EngineStats, Error, Event, EventSink, Request};
@@ -44,6 +47,7 @@ pub use options::{EngineOptions, Overcommit};
 
 use look_ahead::LookAhead;
 use step::{PlannedChunk, Step};
+use tenants::RecentTenants;
 
 /// Serves many requests with one model.
 #[allow(missing_debug_implementations)] // Its model would print weights.
@@ -60,7 +64,12 @@ pub struct Engine {
     /// Sinks of requests that ended in the last step, with their last events.
     ended: Vec<BufferedSink>,
     next_id: GroupId,
+    clock: Box<dyn Clock>,
     served: Served,
+    costs: StepCosts,
+    time_share: TimeShare,
+    /// The tenants of the last steps.
+    recent: RecentTenants,
     stats: EngineStats,
     /// The last step found nothing to compute: every running request is paused, or its reader is slow.
     is_stalled: bool,
@@ -78,7 +87,7 @@ pub struct Engine {
 impl Engine {
     /// One round of the loop. Returns false when no request is left.
     pub fn step(&mut self) -> bool {
-        let started = Instant::now();
+        let started = self.clock.now();
         self.admit();
         let Some(mut step) = self.schedule() else {
             self.deliver();
@@ -99,8 +108,9 @@ impl Engine {
     /// Counts a step and keeps its memory. A step that could not be launched does not count.
     fn end_step(&mut self, step: Step, started: Instant) {
         let (Some(launched), Some(finished)) = (step.launched, step.finished) else { return };
+        let now = self.clock.now();
+        self.settle(&step.chunks, step.turn, now - started);
         self.spare_logits.push(step.logits);
-        let now = Instant::now();
         self.stats.steps += 1;
         self.stats.step_time += now - started;
         // With a further step on the device, the model was at work all the time.
@@ -125,7 +135,11 @@ impl Engine {
             running: BTreeMap::new(),
             ended: Vec::new(),
             next_id: 0,
+            clock: Box::new(SystemClock),
             served: Served::default(),
+            costs: StepCosts::default(),
+            time_share: TimeShare::default(),
+            recent: RecentTenants::default(),
             stats: EngineStats::default(),
             is_stalled: false,
             is_lost: false,
@@ -135,6 +149,11 @@ impl Engine {
             spare_row: Vec::new(),
             workspace: Workspace::default(),
         })
+    }
+
+    /// Replaces the clock by which steps and requests are measured, for simulators.
+    pub fn set_clock(&mut self, clock: Box<dyn Clock>) {
+        self.clock = clock;
     }
 
     /// Returns the model.
@@ -168,7 +187,7 @@ impl Engine {
         let sampler = check(&request, self.model.config(), &self.options, quota)?;
         let places = self.queue.take(&[request.scope.tenant])?;
         let place = places.into_iter().next().expect("one place for one request");
-        self.accept(CheckedRequest { request, sampler, place, arrived: Instant::now() }, sink);
+        self.accept(CheckedRequest { request, sampler, place, arrived: self.clock.now() }, sink);
         Ok(())
     }
 

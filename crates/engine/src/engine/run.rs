@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
 
 use pellucid_model::{Chunk, ChunkIds};
 use pellucid_sampling::DigestQuery;
@@ -22,7 +21,7 @@ impl Engine {
         self.deliver();
         launched?;
         let outcome = contain_panics(|| self.model.finish(&mut step.logits));
-        step.finished = Some(Instant::now());
+        step.finished = Some(self.clock.now());
         outcome
     }
 
@@ -37,7 +36,7 @@ impl Engine {
 
     /// Builds the batch of a step and launches its forward pass.
     pub(super) fn launch(&mut self, step: &mut Step) -> Result<(), Error> {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
         for planned in &step.chunks {

@@ -5,11 +5,15 @@ use std::time::Instant;
 
 use pellucid_model::Logits;
 
+use crate::kv_cache::TenantId;
+use crate::scheduler::{Turn, Work};
 use crate::sequence_group::GroupId;
 
 /// One forward pass over chunks of several sequences.
 pub(crate) struct Step {
     pub(super) chunks: Vec<PlannedChunk>,
+    /// The tenants that it was planned for.
+    pub(super) turn: Turn,
     pub(super) logits: Logits,
     /// When the device began with it; `None` until it is launched.
     pub(super) launched: Option<Instant>,
@@ -23,6 +27,7 @@ pub(crate) struct Step {
 #[derive(Debug, Clone)]
 pub(super) struct PlannedChunk {
     pub(super) group: GroupId,
+    pub(super) tenant: TenantId,
     /// Index among the group's sequences.
     pub(super) sequence: usize,
     pub(super) positions: Range<usize>,
@@ -40,11 +45,15 @@ impl PlannedChunk {
     pub(super) fn num_tokens(&self) -> usize {
         self.positions.len()
     }
+
+    pub(super) fn work(&self) -> Work {
+        Work::chunk(self.positions.start, self.num_tokens())
+    }
 }
 
 impl Step {
     /// A step that is not launched yet. `logits` are those of an earlier step, kept for their memory.
-    pub(super) fn new(chunks: Vec<PlannedChunk>, logits: Logits) -> Step {
-        Step { chunks, logits, launched: None, finished: None, rows_are_gone: false }
+    pub(super) fn new(chunks: Vec<PlannedChunk>, turn: Turn, logits: Logits) -> Step {
+        Step { chunks, turn, logits, launched: None, finished: None, rows_are_gone: false }
     }
 }

@@ -1,16 +1,25 @@
 //! The scheduling policy: how many tokens each sequence computes in the next step, and which tenant's request starts
-//! next. Pure functions: no clock, no device, no channel.
+//! next. Pure functions: no clock, no device, no channel; measured times are arguments.
 //!
 //! Prefill, chunked prefill and decode are the same here: a sequence has tokens left to compute and is given some of
 //! them.
+//!
+//! - [`share_out`]: rows, if only one tenant has something to compute.
+//! - [`TimeShare`]: rows, if several tenants share the time of a step; [`StepCosts`] predicts it.
+//! - [`Served`], [`next_tenant`], [`tenant_to_preempt`]: turns, and memory.
+//! - [`within_share`]: a tenant's share of what fills up.
 
+mod cost;
 mod share;
+mod time_share;
 
 use std::collections::HashMap;
 
 use crate::kv_cache::TenantId;
 
+pub use cost::{StepCosts, Work};
 pub use share::within_share;
+pub use time_share::{Plan, Rows, TimeShare, Turn};
 
 /// The tokens that a running sequence has left to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,14 +28,22 @@ pub struct Pending {
     pub tenant: TenantId,
     /// Number of tokens left.
     pub num_left: usize,
+    /// Number of tokens that are computed already.
+    pub depth: usize,
     /// The one token left is the next of a reply. It is scheduled before all prompts.
     pub is_decode: bool,
+    /// Number of steps since the last one that computed something of it.
+    pub num_skipped: u32,
+    /// It is computed in the same step as the entry before it, or neither is: the beams of one search.
+    pub joins_previous: bool,
 }
 
-/// Returns the number of tokens that each sequence computes in the next step, in the order of `pending`.
+/// Returns the number of tokens that each sequence computes in the next step, in the order of `pending`, if time is no
+/// concern.
 ///
 /// Decode rows come first, so that a long prompt delays the next token of other requests by one chunk at most. The rest
-/// of the budget goes to prompts, in chunks of at most `chunk_len`, beginning with the tenant that was served least.
+/// of the budget goes to prompts, in chunks of at most `chunk_len`. Tenants get equal parts of it; a part that a tenant
+/// has no use for goes to the others, the least served first.
 pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &Served) -> Vec<usize> {
     let mut given = vec![0; pending.len()];
     let mut left = budget;
@@ -34,41 +51,59 @@ pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &
         *given = pending.num_left.min(left);
         left -= *given;
     }
-    let mut prompts: Vec<usize> = (0..pending.len()).filter(|&i| !pending[i].is_decode).collect();
-    // A stable sort: requests of the same tenant keep their order.
-    prompts.sort_by_key(|&i| served.tokens(pending[i].tenant));
-    for i in prompts {
-        given[i] = pending[i].num_left.min(chunk_len).min(left);
-        left -= given[i];
+    let wanted = |i: usize| if pending[i].is_decode { 0 } else { pending[i].num_left.min(chunk_len) };
+    let mut tenants: Vec<(TenantId, usize)> = Vec::new();
+    for i in (0..pending.len()).filter(|&i| wanted(i) > 0) {
+        match tenants.iter_mut().find(|(tenant, _)| *tenant == pending[i].tenant) {
+            Some((_, sum)) => *sum += wanted(i),
+            None => tenants.push((pending[i].tenant, wanted(i))),
+        }
+    }
+    // Those that want least come first, so that the rest of their parts is left for those that want more. The last of
+    // equals gets the remainder of the division.
+    tenants.sort_by_key(|&(tenant, sum)| (sum, std::cmp::Reverse(served.cost(tenant))));
+    for (turn, &(tenant, sum)) in tenants.iter().enumerate() {
+        let mut part = sum.min(left / (tenants.len() - turn));
+        left -= part;
+        for i in (0..pending.len()).filter(|&i| pending[i].tenant == tenant && wanted(i) > 0) {
+            given[i] = wanted(i).min(part);
+            part -= given[i];
+        }
     }
     given
 }
 
-/// Number of tokens computed for each tenant, by which turns are shared fairly.
+/// The cost of the steps that were computed for each tenant, in nanoseconds, by which turns are shared fairly: the
+/// counters of the Virtual Token Counter (Sheng et al., 2024), charged with measured time.
 ///
 /// A tenant that had no requests for a while does not catch up on what it missed: it starts level with the least served
-/// tenant present.
+/// tenant present. When no tenant is present, all start anew.
 #[derive(Debug, Default, Clone)]
 pub struct Served {
-    tokens: HashMap<TenantId, u64>,
+    cost_ns: HashMap<TenantId, u64>,
 }
 
 impl Served {
-    /// Returns the number of tokens computed for a tenant.
-    pub fn tokens(&self, tenant: TenantId) -> u64 {
-        self.tokens.get(&tenant).copied().unwrap_or(0)
+    /// Returns the cost that a tenant was charged.
+    pub fn cost(&self, tenant: TenantId) -> u64 {
+        self.cost_ns.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Adds computed tokens.
-    pub fn charge(&mut self, tenant: TenantId, num_tokens: usize) {
-        *self.tokens.entry(tenant).or_default() += num_tokens as u64;
+    /// Charges a tenant.
+    pub fn charge(&mut self, tenant: TenantId, cost_ns: u64) {
+        let cost = self.cost_ns.entry(tenant).or_default();
+        *cost = cost.saturating_add(cost_ns);
     }
 
     /// Records that a tenant without requests submits one. `present` are the tenants that have requests.
     pub fn arrive(&mut self, tenant: TenantId, present: impl Iterator<Item = TenantId>) {
-        if let Some(least) = present.filter(|other| *other != tenant).map(|other| self.tokens(other)).min() {
-            let tokens = self.tokens.entry(tenant).or_default();
-            *tokens = (*tokens).max(least);
+        match present.filter(|other| *other != tenant).map(|other| self.cost(other)).min() {
+            Some(least) => {
+                let cost = self.cost_ns.entry(tenant).or_default();
+                *cost = (*cost).max(least);
+            }
+            // Otherwise a tenant that was served alone for an hour would wait for another one for an hour.
+            None => self.cost_ns.clear(),
         }
     }
 }
@@ -85,7 +120,7 @@ pub struct Contender {
 /// Returns the tenant whose request starts next: the one with the fewest running sequences, then the least served, then
 /// the lower id.
 pub fn next_tenant(contenders: &[Contender], served: &Served) -> Option<TenantId> {
-    contenders.iter().min_by_key(|c| (c.held, served.tokens(c.tenant), c.tenant)).map(|c| c.tenant)
+    contenders.iter().min_by_key(|c| (c.held, served.cost(c.tenant), c.tenant)).map(|c| c.tenant)
 }
 
 /// Returns the tenant whose request is preempted so that `needy` can hold `needed` more of `total`: the one that holds
@@ -107,11 +142,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn decode(tenant: u32) -> Pending {
-        Pending { tenant: TenantId(tenant), num_left: 1, is_decode: true }
+        Pending { is_decode: true, ..prompt(tenant, 1) }
     }
 
     fn prompt(tenant: u32, num_left: usize) -> Pending {
-        Pending { tenant: TenantId(tenant), num_left, is_decode: false }
+        let tenant = TenantId(tenant);
+        Pending { tenant, num_left, depth: 0, is_decode: false, num_skipped: 0, joins_previous: false }
     }
 
     #[test]
@@ -119,15 +155,18 @@ mod tests {
         let served = Served::default();
         let pending = [prompt(1, 1000), decode(1), decode(2), prompt(2, 3)];
         assert_eq!(share_out(&pending, 64, 32, &served), [32, 1, 1, 3]);
-        assert_eq!(share_out(&pending, 10, 32, &served), [8, 1, 1, 0]);
+        assert_eq!(share_out(&pending, 10, 32, &served), [5, 1, 1, 3]);
         assert_eq!(share_out(&pending, 2, 32, &served), [0, 1, 1, 0]);
     }
 
     #[test]
-    fn the_least_served_tenants_prompt_comes_first() {
+    fn prompts_of_tenants_get_equal_parts_of_the_rows() {
         let mut served = Served::default();
         served.charge(TenantId(1), 100);
-        assert_eq!(share_out(&[prompt(1, 40), prompt(2, 40)], 40, 32, &served), [8, 32]);
+        assert_eq!(share_out(&[prompt(1, 40), prompt(2, 40)], 40, 32, &served), [20, 20]);
+        assert_eq!(share_out(&[prompt(1, 40), prompt(1, 40), prompt(2, 40)], 60, 32, &served), [30, 0, 30]);
+        assert_eq!(share_out(&[prompt(1, 40), prompt(2, 5), prompt(3, 40)], 41, 32, &served), [18, 5, 18]);
+        assert_eq!(share_out(&[prompt(1, 40), prompt(2, 40)], 1, 32, &served), [0, 1], "the least served first");
     }
 
     #[test]
@@ -136,9 +175,11 @@ mod tests {
         served.charge(TenantId(1), 500);
         served.charge(TenantId(2), 700);
         served.arrive(TenantId(3), [TenantId(1), TenantId(2)].into_iter());
-        assert_eq!(served.tokens(TenantId(3)), 500);
+        assert_eq!(served.cost(TenantId(3)), 500);
         served.arrive(TenantId(2), [TenantId(1)].into_iter());
-        assert_eq!(served.tokens(TenantId(2)), 700, "a count is never lowered");
+        assert_eq!(served.cost(TenantId(2)), 700, "a cost is never lowered while others are present");
+        served.arrive(TenantId(3), std::iter::empty());
+        assert_eq!([1, 2, 3].map(|tenant| served.cost(TenantId(tenant))), [0; 3], "all start anew");
     }
 
     #[test]

@@ -11,6 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) struct Client {
     address: SocketAddr,
     reader: BufReader<TcpStream>,
+    key: Option<&'static str>,
 }
 
 #[derive(Debug)]
@@ -31,12 +32,18 @@ impl Client {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Client { address, reader: BufReader::new(stream) })
+        Ok(Client { address, reader: BufReader::new(stream), key: None })
+    }
+
+    /// Sends this key with each request.
+    pub(crate) fn with_key(mut self, key: &'static str) -> Client {
+        self.key = Some(key);
+        self
     }
 
     /// Closes the connection, even during a reply, and opens a new one.
     pub(crate) fn hang_up(&mut self) -> Result<()> {
-        *self = Client::connect(self.address)?;
+        *self = Client { key: self.key, ..Client::connect(self.address)? };
         Ok(())
     }
 
@@ -58,8 +65,9 @@ impl Client {
         event: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Reply> {
         let length = body.len();
+        let key = self.key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{key}\
              Content-Length: {length}\r\n\r\n"
         );
         let mut stream = self.reader.get_ref();

@@ -11,13 +11,15 @@ mod requests;
 mod server;
 mod soak;
 mod speed;
+mod tenants;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use server::Server;
 
-const USAGE: &str = "usage: load mixed|overload|soak|speed|idle --pellucid PROGRAM [--model MODEL] [--requests N] \
+const USAGE: &str = "usage: load mixed|overload|soak|speed|idle|tenants --pellucid PROGRAM [--model MODEL] \
+                     [--requests N] \
                      [--clients N] [--seconds N] [--connections N] [--rounds N] [--input TOKENS] [--output TOKENS] \
                      [--strict]";
 
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         "soak" => soak::run(&arguments),
         "speed" => speed::run(&arguments),
         "idle" => idle::run(&arguments),
+        "tenants" => tenants::run(&arguments),
         _ => Err(USAGE.into()),
     };
     match outcome {

@@ -9,7 +9,7 @@ use pellucid_model::{Decoder, LoadOptions};
 use pellucid_sampling::SamplingParams;
 use pellucid_selftest::{EventCollector, Outcome};
 use pellucid_tensor::DType;
-use pellucid_testing::{FakeModel, cpu};
+use pellucid_testing::{FakeModel, Machine, VirtualClock, cpu};
 
 pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     num_blocks: 400,
@@ -30,12 +30,17 @@ pub(crate) fn engine(path: &Path, num_threads: usize, options: EngineOptions) ->
     Engine::new(Box::new(model), backend, options).expect("an engine")
 }
 
-/// Returns an engine with a fake model of 24 tokens and a context of 60.
+/// Returns an engine with a fake model of 24 tokens and a context of 60, in virtual time: the steps that tenants share
+/// do not depend on the machine. A step of few rows takes as long as one of many.
 pub(crate) fn fake(options: EngineOptions, change: impl FnOnce(&mut FakeModel)) -> Engine {
     let mut model = FakeModel::new(24, 60);
+    let clock = VirtualClock::new(Machine::Gpu);
+    model.clock = Some(clock.clone());
     change(&mut model);
     let backend = model.backend();
-    Engine::new(Box::new(model), backend, options).expect("an engine")
+    let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
+    engine.set_clock(Box::new(clock));
+    engine
 }
 
 pub(crate) fn request(prompt: Vec<u32>, seed: u64) -> Request {

@@ -5,6 +5,10 @@
 //! After every step, the engine's accounts of blocks are audited. Every successful reply must be the one that the
 //! model's pure function gives, and every request must end. A failure names its seed; to repeat it alone, run
 //! `PELLUCID_SEED=N cargo test -p pellucid-testing --test simulator`.
+//!
+//! `tenants` simulates a tenant that misbehaves, and measures in virtual time what another one gets.
+
+mod tenants;
 
 use std::time::Duration;
 
@@ -15,7 +19,7 @@ use pellucid_engine::{
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_selftest::{EventCollector, Outcome};
 use pellucid_tensor::DType;
-use pellucid_testing::FakeModel;
+use pellucid_testing::{FakeModel, Machine, VirtualClock};
 
 const VOCAB: usize = 24;
 const CONTEXT: usize = 40;
@@ -97,8 +101,12 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
     model.is_asynchronous = random.chance(2);
     model.wrong_every = random.chance(2).then(|| 1 + random.below(9));
+    // Virtual time: a seed gives the same steps on every machine.
+    let clock = VirtualClock::new(if random.chance(3) { Machine::Cpu } else { Machine::Gpu });
+    model.clock = Some(clock.clone());
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
+    engine.set_clock(Box::new(clock));
     if random.chance(3) {
         engine.cache_mut().set_quota(TenantId(1), 10 + random.below(12));
     }

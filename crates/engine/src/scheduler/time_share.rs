@@ -1,0 +1,481 @@
+//! Shares the time of steps between tenants: weighted fair queueing with measured costs.
+//!
+//! A decoding tenant can use one row of each sequence in a step, so that a longer step slows it down, whatever else the
+//! step computes. Therefore the length of steps is what is shared. Let `q` be the time of a step with the cheapest
+//! tenant alone. With `n` tenants, a step may take `n q`: the cheapest tenant then advances at one part in `n` of the
+//! speed that it has alone, and so do the others, because the rest of the step, `(n - 1) q`, is theirs. If everything
+//! that could be computed fits into that time, everything is computed, as without shares. The weights are read once for
+//! all tenants, so each gets more than its part.
+//!
+//! Predictions are wrong at times, and some work cannot be cut: a row at a depth of 50,000 tokens, the beams of a
+//! search, a tile of 16 rows. Hence the [`TimeShare`] is an account, as in deficit round robin: each step is credited
+//! `n q` and debited the time that was measured. A step that took too long is followed by steps of the cheapest tenants
+//! alone until that is made good, and work that does not fit waits until enough was saved for it. Chunks of a prompt
+//! wait in the same way until their overhead (keys and values are read once for each chunk) is a small part of their
+//! cost.
+//!
+//! The time that a tenant waited for a step that was running when it came is a debt too.
+
+use super::{Pending, Served, StepCosts, Work, share_out};
+use crate::kv_cache::TenantId;
+
+/// Part of the time of other tenants that is kept back, because the cheapest tenant's time is an estimate.
+const MARGIN: f64 = 1.0 / 16.0;
+/// Part by which their time is extended while one of them was served less than the cheapest tenants. Short chunks are
+/// less efficient than long ones, so a tenant with a prompt gets less from the same time.
+const BONUS: f64 = 1.0 / 8.0;
+/// Rows that CPUs and GPUs compute together. A chunk that is cut ends where a group of rows is full.
+const TILE: usize = 16;
+/// A tenant whose rows cost at most this multiple of the cheapest tenant's is computed in every step too.
+const LIGHT: f64 = 1.5;
+/// A chunk of a prompt may be cut if it costs at least this multiple of its overhead. Fewer would cost the tenant more
+/// than the margin; more would make the other tenants wait longer at a time.
+const MIN_OVERHEADS: f64 = 16.0;
+/// That multiple while no other tenant has requests, but one is expected. It waits for the whole chunk then.
+const SHORT_OVERHEADS: f64 = 4.0;
+/// Number of shared steps after which one computes the cheapest tenants alone, to measure their time.
+const PROBE_AFTER: u32 = 64;
+/// Maximum debt from steps that took longer than predicted, in times of the cheapest tenant.
+const MAX_DEBT: f64 = 16.0;
+
+/// The limits of a step in rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows {
+    /// Maximum rows of a step.
+    pub budget: usize,
+    /// Maximum rows of one prompt.
+    pub chunk_len: usize,
+}
+
+/// The next step: the rows of each sequence, and the account that the step is settled with.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Number of tokens that each sequence computes, in the order of `pending`.
+    pub given: Vec<usize>,
+    /// The tenants of the step.
+    pub turn: Turn,
+}
+
+/// The tenants of a step, and what it may cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Turn {
+    /// One tenant has something to compute.
+    Alone,
+    /// Several tenants share the step.
+    Shared {
+        /// Time that is credited for the step, in seconds.
+        credited: f64,
+        /// Predicted time of the step with the cheapest tenant alone.
+        quantum: f64,
+        /// Predicted time of the step, if it computes only what is computed in every step.
+        base: Option<f64>,
+        /// Time to save for work that did not fit; 0 if all did.
+        saved: f64,
+    },
+}
+
+/// The account of the time that tenants share.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TimeShare {
+    /// Seconds that the next step may take beyond its own credit; a debt if negative.
+    credit: f64,
+    num_unprobed: u32,
+    /// Number of plans, by which the turn of sequences that were skipped equally often rotates.
+    num_plans: usize,
+}
+
+/// The sequences of one tenant in a plan.
+struct Party {
+    tenant: TenantId,
+    /// Indices into `pending`, in the order in which they are served.
+    order: Vec<usize>,
+    /// Predicted time of a step with all its rows alone.
+    alone: f64,
+}
+
+impl TimeShare {
+    /// Shares out a step. `waited` returns the seconds that a tenant waited for the last step because it had not come
+    /// when that step began. `is_expected` says that another tenant had requests a moment ago and may come back.
+    pub fn plan(
+        &mut self,
+        pending: &[Pending],
+        rows: Rows,
+        served: &Served,
+        costs: &StepCosts,
+        waited: impl Fn(TenantId) -> f64,
+        is_expected: bool,
+    ) -> Plan {
+        let wanted = share_out(pending, rows.budget, rows.chunk_len, served);
+        self.num_plans = self.num_plans.wrapping_add(1);
+        let parties = parties(pending, &wanted, costs, self.num_plans);
+        let quantum = parties.iter().map(|party| party.alone).fold(f64::INFINITY, f64::min);
+        // Nothing has been measured yet.
+        if quantum == 0.0 {
+            return Plan { given: wanted, turn: Turn::Alone };
+        }
+        if parties.len() < 2 {
+            let given = if is_expected { cut_to_short_step(pending, wanted, costs) } else { wanted };
+            return Plan { given, turn: Turn::Alone };
+        }
+        let (light, mut heavy): (Vec<Party>, Vec<Party>) =
+            parties.into_iter().partition(|party| party.alone <= LIGHT * quantum);
+        let num_tenants = light.len() + heavy.len();
+        self.credit -= light.iter().map(|party| waited(party.tenant)).fold(0.0, f64::max);
+        let least = |parties: &[Party]| parties.iter().map(|party| served.cost(party.tenant)).min();
+        let is_behind = !heavy.is_empty() && least(&heavy) < least(&light);
+        let part = if is_behind { 1.0 + BONUS } else { 1.0 - MARGIN };
+        let credited = quantum * (1.0 + (num_tenants - 1) as f64 * part);
+        let budget = self.credit + credited;
+
+        let mut fill = Fill { pending, wanted: &wanted, costs, given: vec![0; pending.len()], work: Work::default() };
+        light.iter().flat_map(|party| &party.order).for_each(|&i| fill.take(i, wanted[i]));
+        let base = costs.predict(fill.work);
+        let mut saved: f64 = 0.0;
+        let is_probe = self.num_unprobed >= PROBE_AFTER;
+        heavy.sort_by_key(|party| served.cost(party.tenant));
+        for (turn, party) in heavy.iter().enumerate().filter(|_| !is_probe) {
+            let slack = budget - costs.predict(fill.work);
+            let part = slack / (heavy.len() - turn) as f64;
+            // The tenant whose turn it is may need more than its part for work that cannot be cut.
+            let missing = fill.serve(party, part, if turn == 0 { slack } else { part });
+            saved = saved.max(missing);
+        }
+        let num_light: usize = light.iter().flat_map(|party| &party.order).map(|&i| wanted[i]).sum();
+        let is_base = fill.work.num_rows == num_light;
+        let base = (is_base && !heavy.is_empty()).then_some(base);
+        if is_probe {
+            saved = self.credit.max(0.0);
+        }
+        Plan { given: fill.given, turn: Turn::Shared { credited, quantum, base, saved } }
+    }
+
+    /// Settles a step that took `seconds`.
+    pub fn settle(&mut self, turn: Turn, seconds: f64) {
+        let Turn::Shared { credited, quantum, base, saved } = turn else {
+            // Nobody waited, so a debt is made good.
+            self.credit = (self.credit + seconds).min(0.0);
+            return;
+        };
+        // A step of the cheapest tenants alone measures their time. If it was underestimated, so was the credit;
+        // without this, an estimate that is far too low would keep the other tenants waiting.
+        let correction = base.map_or(1.0, |base| (seconds / base).max(1.0));
+        let floor = self.credit.min(-MAX_DEBT * quantum);
+        self.credit = (self.credit + correction * credited - seconds).clamp(floor, saved.max(0.0));
+        self.num_unprobed = if base.is_some() { 0 } else { self.num_unprobed + 1 };
+    }
+
+    /// Whether the steps so far took longer than the tenants' shares. The next step must be planned anew then.
+    pub fn is_in_debt(&self) -> bool {
+        self.credit < 0.0
+    }
+}
+
+/// Groups what is pending by tenant. Tenants that get no row at all are left out.
+fn parties(pending: &[Pending], wanted: &[usize], costs: &StepCosts, turn: usize) -> Vec<Party> {
+    let mut parties: Vec<Party> = Vec::new();
+    for i in (0..pending.len()).filter(|&i| wanted[i] > 0) {
+        let tenant = pending[i].tenant;
+        match parties.iter_mut().find(|party| party.tenant == tenant) {
+            Some(party) => party.order.push(i),
+            None => parties.push(Party { tenant, order: vec![i], alone: 0.0 }),
+        }
+    }
+    for party in &mut parties {
+        let mut work = Work::default();
+        party.order.iter().for_each(|&i| work += Work::chunk(pending[i].depth, wanted[i]));
+        party.alone = costs.predict(work);
+        put_in_turn(&mut party.order, pending, turn);
+    }
+    parties
+}
+
+/// Orders the sequences of one tenant. Decode comes before prompts, those first that were skipped most often; equals
+/// rotate. When prompts were skipped more often than any decode, it is their turn; among prompts the order of arrival
+/// is kept.
+fn put_in_turn(order: &mut [usize], pending: &[Pending], turn: usize) {
+    let skipped = |i: usize| pending[i].num_skipped;
+    let prompts = order.iter().filter(|&&i| !pending[i].is_decode).map(|&i| skipped(i)).min();
+    let decode = order.iter().filter(|&&i| pending[i].is_decode).map(|&i| skipped(i)).max();
+    let prompts_first = prompts > decode;
+    order.sort_by_cached_key(|&i| {
+        let is_second = pending[i].is_decode == prompts_first;
+        if !pending[i].is_decode {
+            return (is_second, 0, 0, i);
+        }
+        // Beams stay together, in the order in which they join.
+        let head = (0..=i).rev().find(|&head| !pending[head].joins_previous).unwrap_or(0);
+        (is_second, u32::MAX - skipped(head), head.wrapping_add(turn) % pending.len(), i)
+    });
+}
+
+/// Limits the prompts of a step to the shortest chunk that is efficient: the next step of a tenant that is about to
+/// come back waits for this one.
+fn cut_to_short_step(pending: &[Pending], wanted: Vec<usize>, costs: &StepCosts) -> Vec<usize> {
+    let mut fill = Fill { pending, wanted: &wanted, costs, given: vec![0; pending.len()], work: Work::default() };
+    let (decode, prompts): (Vec<usize>, Vec<usize>) = (0..pending.len()).partition(|&i| pending[i].is_decode);
+    decode.into_iter().for_each(|i| fill.take(i, wanted[i]));
+    let Some(&first) = prompts.iter().find(|&&i| wanted[i] > 0) else { return wanted };
+    let budget = fill.least_chunk_cost(first, SHORT_OVERHEADS);
+    let start = costs.predict(fill.work);
+    for i in prompts.into_iter().filter(|&i| wanted[i] > 0) {
+        let left = budget - (costs.predict(fill.work) - start);
+        let num_rows = fill.rows_within(i, left);
+        fill.take(i, num_rows);
+        if num_rows < wanted[i] {
+            break;
+        }
+    }
+    // The first prompt always advances.
+    if fill.given[first] == 0 {
+        fill.take(first, 1);
+    }
+    fill.given
+}
+
+/// A step while it is filled.
+struct Fill<'a> {
+    pending: &'a [Pending],
+    wanted: &'a [usize],
+    costs: &'a StepCosts,
+    given: Vec<usize>,
+    work: Work,
+}
+
+impl Fill<'_> {
+    fn take(&mut self, i: usize, num_rows: usize) {
+        self.given[i] += num_rows;
+        if num_rows > 0 {
+            self.work += Work::chunk(self.pending[i].depth, num_rows);
+        }
+    }
+
+    /// Returns the time by which a chunk lengthens the step.
+    fn cost(&self, i: usize, num_rows: usize) -> f64 {
+        let more = if num_rows > 0 { Work::chunk(self.pending[i].depth, num_rows) } else { Work::default() };
+        self.costs.predict(self.work.and(more)) - self.costs.predict(self.work)
+    }
+
+    /// Returns the time of the shortest chunk whose overhead is small, or of the whole chunk if that is less.
+    fn least_chunk_cost(&self, i: usize, num_overheads: f64) -> f64 {
+        let (one, all) = (self.cost(i, 1), self.cost(i, self.wanted[i]));
+        let per_row = (all - one) / (self.wanted[i].max(2) - 1) as f64;
+        all.min(one + num_overheads * (one - per_row).max(0.0))
+    }
+
+    /// Returns the largest number of rows of a sequence that lengthen the step by at most `seconds`.
+    fn rows_within(&self, i: usize, seconds: f64) -> usize {
+        let (mut low, mut high) = (0, self.wanted[i]);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if self.cost(i, middle) <= seconds { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
+    /// Shortens a chunk that does not compute all that is wanted, so that the step has whole tiles, unless that would
+    /// be less than half.
+    fn whole_tiles(&self, i: usize, num_rows: usize) -> usize {
+        let rest = (self.work.num_rows + num_rows) % TILE;
+        if num_rows < self.wanted[i] && 2 * rest <= num_rows { num_rows - rest } else { num_rows }
+    }
+
+    /// Serves a tenant's sequences in turn. Together they may cost `part`; the first may cost `first`. Returns the time
+    /// to save for a sequence that did not fit, or 0.
+    fn serve(&mut self, party: &Party, part: f64, first: f64) -> f64 {
+        let start = self.costs.predict(self.work);
+        let mut rest = party.order.as_slice();
+        while let Some((&head, tail)) = rest.split_first() {
+            let num_joined = tail.iter().take_while(|&&i| self.pending[i].joins_previous).count();
+            let (joined, tail) = tail.split_at(num_joined);
+            let spent = self.costs.predict(self.work) - start;
+            let left = if spent > 0.0 { part - spent } else { first };
+            if self.pending[head].is_decode {
+                let mut work = self.work;
+                [&[head], joined].concat().iter().for_each(|&i| work += Work::chunk(self.pending[i].depth, 1));
+                let cost = self.costs.predict(work) - self.costs.predict(self.work);
+                if cost > left {
+                    return cost;
+                }
+                [&[head], joined].concat().iter().for_each(|&i| self.take(i, self.wanted[i]));
+            } else {
+                let needed = self.least_chunk_cost(head, MIN_OVERHEADS);
+                if needed > left {
+                    return needed;
+                }
+                let num_rows = self.whole_tiles(head, self.rows_within(head, left).max(1));
+                self.take(head, num_rows);
+                if num_rows < self.wanted[head] {
+                    return 0.0;
+                }
+            }
+            rest = tail;
+        }
+        0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ROWS: Rows = Rows { budget: 256, chunk_len: 256 };
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    /// The time of a step: 4 ms for the weights, 0.6 ms for a row, more at depth.
+    fn machine(work: Work) -> f64 {
+        4e-3 + 6e-4 * work.num_rows as f64 + 1.1e-6 * work.num_read as f64 + 2.3e-7 * work.num_compared as f64
+    }
+
+    fn trained() -> StepCosts {
+        let mut costs = StepCosts::default();
+        for depth in (0..6000).step_by(100) {
+            for num_rows in [1, 2, 4, 8, 16, 64, 256, 1, 16] {
+                let work = Work::chunk(depth, num_rows);
+                costs.measure(work, machine(work));
+            }
+        }
+        costs
+    }
+
+    fn decode(tenant: TenantId, depth: usize) -> Pending {
+        Pending { tenant, num_left: 1, depth, is_decode: true, num_skipped: 0, joins_previous: false }
+    }
+
+    fn prompt(tenant: TenantId, depth: usize, num_left: usize) -> Pending {
+        Pending { num_left, is_decode: false, ..decode(tenant, depth) }
+    }
+
+    fn work_of(pending: &[Pending], given: &[usize]) -> Work {
+        let mut work = Work::default();
+        for (pending, &num_rows) in pending.iter().zip(given).filter(|(_, num_rows)| **num_rows > 0) {
+            work += Work::chunk(pending.depth, num_rows);
+        }
+        work
+    }
+
+    /// Runs the same pending work for a while; returns the time, and the rows that each entry got.
+    fn run(pending: &[Pending], num_steps: usize) -> (f64, Vec<usize>) {
+        let (mut share, mut costs, mut served) = (TimeShare::default(), trained(), Served::default());
+        let (mut pending, mut rows, mut time) = (pending.to_vec(), vec![0; pending.len()], 0.0);
+        for _ in 0..num_steps {
+            let Plan { given, turn } = share.plan(&pending, ROWS, &served, &costs, |_| 0.0, false);
+            let work = work_of(&pending, &given);
+            let seconds = machine(work);
+            costs.measure(work, seconds);
+            share.settle(turn, seconds);
+            time += seconds;
+            for (i, &num_rows) in given.iter().enumerate() {
+                rows[i] += num_rows;
+                pending[i].num_skipped = if num_rows > 0 { 0 } else { pending[i].num_skipped + 1 };
+                served.charge(pending[i].tenant, (1e9 * machine(Work::chunk(pending[i].depth, num_rows))) as u64);
+            }
+        }
+        (time, rows)
+    }
+
+    #[test]
+    fn a_tenant_alone_is_not_limited() {
+        let pending = [prompt(A, 5000, 900), decode(A, 3000), decode(A, 10)];
+        let mut share = TimeShare::default();
+        let plan = share.plan(&pending, ROWS, &Served::default(), &trained(), |_| 0.0, false);
+        assert_eq!((plan.given, plan.turn), (vec![254, 1, 1], Turn::Alone));
+    }
+
+    #[test]
+    fn long_prompts_and_many_replies_leave_half_of_the_time_to_a_decoding_tenant() {
+        let mut many = vec![decode(B, 100)];
+        many.extend((0..15).map(|_| decode(A, 100)));
+        let long = [decode(B, 100), prompt(A, 5000, 1000), prompt(A, 3000, 1000)];
+        let deep = [decode(B, 100), decode(A, 60_000), decode(A, 60_000)];
+        for pending in [&many[..], &long, &deep] {
+            let num_steps = 2000;
+            let (time, rows) = run(pending, num_steps);
+            let alone = machine(Work::chunk(100, 1)) * num_steps as f64;
+            assert_eq!(rows[0], num_steps, "the cheapest tenant is in every step");
+            assert!(alone / time > 0.45, "{:.0} % of its speed alone", 100.0 * alone / time);
+            // The other tenant gets its share too.
+            let others = (1..pending.len()).map(|i| machine(Work::chunk(pending[i].depth, 1)) * rows[i] as f64);
+            let others: f64 = others.sum();
+            assert!(others / time > 0.2, "{:.0} % for the other: {rows:?}", 100.0 * others / time);
+            let first = rows[1];
+            let is_even = rows[1..].iter().all(|&rows| rows.abs_diff(first) <= first / 10 + 2);
+            assert!(is_even || !pending[1].is_decode, "replies take turns: {rows:?}");
+        }
+        // The positive control: as one tenant, the steps are as long as they can be.
+        let one: Vec<Pending> = long.iter().map(|&pending| Pending { tenant: A, ..pending }).collect();
+        let (time, _) = run(&one, 200);
+        let alone = machine(Work::chunk(100, 1)) * 200.0;
+        assert!(alone / time < 0.05, "{:.0} %", 100.0 * alone / time);
+    }
+
+    #[test]
+    fn a_tenants_prompts_are_not_kept_waiting_by_its_own_replies() {
+        let mut pending = vec![decode(B, 100), prompt(A, 0, 100_000)];
+        pending.extend((0..14).map(|_| decode(A, 100)));
+        let (_, rows) = run(&pending, 1000);
+        assert!(rows[1] > 200 && rows[2] > 50, "{rows:?}");
+    }
+
+    #[test]
+    fn everything_is_computed_if_it_fits() {
+        let pending = [decode(A, 50), decode(B, 60), decode(TenantId(3), 70), decode(A, 80)];
+        let mut share = TimeShare::default();
+        let plan = share.plan(&pending, ROWS, &Served::default(), &trained(), |_| 0.0, false);
+        assert_eq!(plan.given, [1; 4]);
+    }
+
+    #[test]
+    fn the_time_that_a_newcomer_waited_is_made_good() {
+        let (mut share, costs, served) = (TimeShare::default(), trained(), Served::default());
+        let pending = [decode(B, 10), prompt(A, 100, 1000)];
+        let first = share.plan(&pending, ROWS, &served, &costs, |tenant| f64::from(tenant == B) * 0.05, false);
+        assert_eq!(first.given, [1, 0]);
+        assert!(share.is_in_debt());
+        let mut num_alone = 0;
+        loop {
+            let plan = share.plan(&pending, ROWS, &served, &costs, |_| 0.0, false);
+            if plan.given[1] > 0 {
+                break;
+            }
+            num_alone += 1;
+            share.settle(plan.turn, machine(work_of(&pending, &plan.given)));
+        }
+        assert!((8..=20).contains(&num_alone), "{num_alone} steps of 5 ms for a wait of 50 ms");
+    }
+
+    #[test]
+    fn a_tenant_that_may_come_back_finds_short_steps() {
+        let (mut share, costs, served) = (TimeShare::default(), trained(), Served::default());
+        let pending = [decode(A, 10), prompt(A, 5000, 1000)];
+        let plan = share.plan(&pending, ROWS, &served, &costs, |_| 0.0, true);
+        assert!(plan.given[0] == 1 && (8..128).contains(&plan.given[1]), "{:?}", plan.given);
+    }
+
+    proptest! {
+        #[test]
+        fn every_plan_computes_something_within_what_is_wanted(
+            rows in prop::collection::vec((0u32..4, 0usize..9000, 1usize..400, any::<bool>(), 0u32..9), 1..40),
+            times in prop::collection::vec(1e-5f64..2.0, 1..30),
+            is_expected in any::<bool>(),
+        ) {
+            let pending: Vec<Pending> = rows.iter().map(|&(tenant, depth, num_left, is_decode, num_skipped)| {
+                let num_left = if is_decode { 1 } else { num_left };
+                Pending { num_left, is_decode, num_skipped, ..decode(TenantId(tenant), depth) }
+            }).collect();
+            let (mut share, mut costs, served) = (TimeShare::default(), StepCosts::default(), Served::default());
+            for (i, seconds) in times.into_iter().enumerate() {
+                let wanted = share_out(&pending, ROWS.budget, ROWS.chunk_len, &served);
+                let plan = share.plan(&pending, ROWS, &served, &costs, |_| (i % 3) as f64 * 0.01, is_expected);
+                prop_assert!(plan.given.iter().sum::<usize>() > 0, "a step computes something");
+                for (given, wanted) in plan.given.iter().zip(wanted) {
+                    prop_assert!(*given <= wanted);
+                }
+                costs.measure(work_of(&pending, &plan.given), seconds);
+                share.settle(plan.turn, seconds);
+                prop_assert!(share.credit.is_finite());
+            }
+        }
+    }
+}

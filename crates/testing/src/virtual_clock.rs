@@ -1,0 +1,61 @@
+//! A clock that only a fake model advances, by the time that its steps would take on a machine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pellucid_engine::Clock;
+use pellucid_model::Batch;
+
+/// A virtual time that its clones share.
+#[derive(Debug, Clone)]
+pub struct VirtualClock {
+    start: Instant,
+    elapsed_ns: Arc<AtomicU64>,
+    machine: Machine,
+}
+
+/// The time of a step as a function of its rows and of the positions that they attend to.
+#[derive(Debug, Clone, Copy)]
+pub enum Machine {
+    /// Two cores with tiles of 16 rows and a model of 135 million parameters: long contexts are expensive.
+    Cpu,
+    /// A GPU on which the first hundred rows cost no more than one.
+    Gpu,
+}
+
+impl VirtualClock {
+    pub fn new(machine: Machine) -> VirtualClock {
+        VirtualClock { start: Instant::now(), elapsed_ns: Arc::default(), machine }
+    }
+
+    /// Returns the virtual time since the start.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.elapsed_ns.load(Ordering::SeqCst))
+    }
+
+    /// Advances the time by the duration of a step.
+    pub(crate) fn run(&self, batch: &Batch) {
+        let (mut read, mut compared) = (0.0, 0.0);
+        for sequence in batch.sequences() {
+            let end = batch.positions()[sequence.rows.end - 1] as usize + 1;
+            read += end as f64;
+            compared += (end * sequence.rows.len()) as f64;
+        }
+        let rows = batch.num_rows();
+        let seconds = match self.machine {
+            Machine::Cpu => {
+                let by_tile = rows.next_multiple_of(16) as f64 * 6e-4;
+                3.8e-3 + by_tile.min(rows as f64 * 1.3e-3) + 1.1e-6 * read + 2.3e-7 * compared
+            }
+            Machine::Gpu => 8e-3 + 4e-5 * rows.saturating_sub(100) as f64 + 1e-8 * compared,
+        };
+        self.elapsed_ns.fetch_add((seconds * 1e9) as u64, Ordering::SeqCst);
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Instant {
+        self.start + self.elapsed()
+    }
+}
