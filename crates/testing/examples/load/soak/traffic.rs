@@ -200,8 +200,8 @@ impl Exchange {
             return Ok(match requests::choices_of_stream(&messages) {
                 Some(choices) => Ok(Expected::Choices(choices)),
                 None => {
-                    let busy =
-                        messages.iter().any(|message| message.contains("queue_full") || message.contains("busy"));
+                    let types = ["rate_limit_error", "service_unavailable"];
+                    let busy = messages.iter().any(|message| types.iter().any(|name| message.contains(name)));
                     Err(Reply { status: if busy { 503 } else { 400 }, body: messages.concat() })
                 }
             });
