@@ -59,7 +59,7 @@ impl Evaluator<'_, '_, '_> {
                 let divisor = argument()?.as_int().filter(|divisor| *divisor != 0);
                 let divisor =
                     divisor.ok_or_else(|| Failure::error("test 'divisibleby' needs a number other than 0"))?;
-                integer()? % divisor == 0
+                integer()?.checked_rem(divisor).unwrap_or(0) == 0
             }
             "lower" | "upper" => {
                 let text = to_text(value, budget)?;
