@@ -26,8 +26,9 @@ const DISCARD_FACTOR: usize = 16;
 const GROWTH_BYTES: usize = 64 << 10;
 
 /// Bytes that a byte of text takes at most while it is processed: its copies in the parsed body and in the rendered
-/// conversation, and the token ids. Encoding 4 MB of words with one token for two bytes takes 8 (measured).
-const TEXT_FACTOR: usize = 8;
+/// conversation, and twice an id of 4 bytes, if every byte is a token. Encoding 4 MB of words with one token for two
+/// bytes takes 8 (measured).
+const TEXT_FACTOR: usize = 12;
 /// Bytes that a parsed JSON value takes at most, with its entry in an object and the growth of its list.
 const VALUE_BYTES: usize = 64;
 

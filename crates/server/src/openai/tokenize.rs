@@ -97,6 +97,16 @@ pub(crate) struct RenderedSegment {
 /// Bytes of the parts that show one segment, without its text.
 const SEGMENT_BYTES: usize = 128;
 
+/// Text that two parts of a reply show.
+#[derive(Clone)]
+struct SharedText(Arc<String>);
+
+impl AsRef<str> for SharedText {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
 /// A reply whose JSON is written while the client reads it.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -149,15 +159,17 @@ impl TokenizeRequest {
             }
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
                 let ids = model.prompts().encode_text(text);
-                let ids = ids.map_err(|error| messages::prompt_error("prompt", error))?;
-                [&ids, tokenizer.suffix()].concat()
+                let mut ids = ids.map_err(|error| messages::prompt_error("prompt", error))?;
+                ids.extend_from_slice(tokenizer.suffix());
+                ids
             }
             (text, None) => tokenizer.encode(text.as_deref().unwrap_or_default()),
         };
         let mut parts = JsonParts::default();
         parts.literal(&format!("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens.len(), model.context_len));
-        let tokens: Arc<[u32]> = tokens.into();
-        let held = size_of_val(&*tokens);
+        let held = tokens.capacity() * size_of::<u32>();
+        // Shared as it is: a copy would be as large as the request.
+        let tokens = Arc::new(tokens);
         let ids = tokens.clone();
         parts.list(0..ids.len(), move |i, out| write_json(&ids[i], out));
         if self.return_token_strs.unwrap_or(false) {
@@ -222,10 +234,10 @@ impl TemplateRequest {
         let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
         let variables = self.chat_template_kwargs.as_ref();
         let segments = messages::render(&self.messages, add_generation_prompt, variables, model.prompts())?;
-        let segments: Vec<(Arc<str>, bool)> =
-            segments.into_iter().map(|segment| (segment.text.into(), segment.trusted)).collect();
+        let segments: Vec<(SharedText, bool)> =
+            segments.into_iter().map(|segment| (SharedText(Arc::new(segment.text)), segment.trusted)).collect();
         // Each segment takes two parts.
-        let held = segments.iter().map(|(text, _)| text.len() + 2 * SEGMENT_BYTES).sum();
+        let held = segments.iter().map(|(text, _)| text.0.capacity() + 2 * SEGMENT_BYTES).sum();
         let mut parts = JsonParts::default();
         parts.literal("{\"prompt\":\"");
         for (text, _) in &segments {
