@@ -7,7 +7,7 @@ mod support;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write, pipe};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -39,7 +39,10 @@ impl Served {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let port = address.port().to_string();
         let base = ["serve", "--model", model, "--device", "cpu", "--port", &port];
-        let mut command = home.command(&[&base, more].concat());
+        Served::spawn(home.command(&[&base, more].concat()), address, log)
+    }
+
+    fn spawn(mut command: Command, address: SocketAddr, log: impl Into<Stdio>) -> Served {
         let mut child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let address = address.to_string();
         while TcpStream::connect(&address).is_err() {
@@ -108,6 +111,23 @@ fn a_log_on_a_full_disk_stops_no_request() {
     assert_eq!(served.answered(60), 60);
     assert!(served.dropped("write_failed") >= 60, "{}", served.metrics());
     assert_eq!(served.dropped("queue_full"), 0);
+    assert_eq!(served.terminate(), Some(0));
+}
+
+#[test]
+fn a_log_at_the_limit_of_file_sizes_stops_no_request() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = address.port().to_string();
+    let command = home.command(&["serve", "--model", &model, "--device", "cpu", "--port", &port]);
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -f 4; exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
+    limited.env_clear().env("PELLUCID_HOME", home.path());
+    let log = File::create(home.path().join("log")).unwrap();
+    let served = Served::spawn(limited, address, log);
+    assert_eq!(served.answered(60), 60);
+    assert!(served.dropped("write_failed") > 0, "{}", served.metrics());
     assert_eq!(served.terminate(), Some(0));
 }
 

@@ -118,6 +118,10 @@ impl Interrupt {
     }
 }
 
+/// Signal for a write beyond the limit of file sizes; the number is that of Linux, macOS and the BSDs.
+#[cfg(unix)]
+const SIGXFSZ: i32 = 25;
+
 /// Waits for signals and calls `interrupt`. Sends on `installed` when signals do not end the process any more.
 #[cfg(unix)]
 fn listen(interrupt: &Interrupt, installed: &mpsc::Sender<()>) {
@@ -126,6 +130,8 @@ fn listen(interrupt: &Interrupt, installed: &mpsc::Sender<()>) {
     runtime.block_on(async {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [Ok(mut interrupts), Ok(mut terminations), Ok(mut hang_ups)] = kinds.map(signal) else { return };
+        // Writing beyond the limit of file sizes (`ulimit -f`) then is an error of that write, as on a full disk.
+        let _too_large = signal(SignalKind::from_raw(SIGXFSZ));
         let _ = installed.send(());
         loop {
             tokio::select! {
