@@ -4,7 +4,7 @@ use crate::http::json::Json;
 
 /// Parses a body as requests are parsed; the error is the message that the client gets.
 pub fn parse_json(bytes: &[u8]) -> Result<serde_json::Value, String> {
-    Json::parse(bytes).map(value)
+    Json::parse(bytes).map(value).map_err(|error| error.of("body").detail.message)
 }
 
 fn value(json: Json) -> serde_json::Value {

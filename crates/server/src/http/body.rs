@@ -178,11 +178,7 @@ impl ReadBody {
         let process = move |cancel: &Cancel| {
             let _thread = thread;
             let value = cancel.check().and_then(|()| memory.grow_to(bytes.capacity() + work_bytes(&bytes)));
-            let value = value.and_then(|()| {
-                Json::parse(&bytes).map_err(|error| {
-                    ApiError::invalid(format!("the {name} is not valid JSON: {error}")).code("invalid_json")
-                })
-            });
+            let value = value.and_then(|()| Json::parse(&bytes).map_err(|error| error.of(name)));
             drop(bytes);
             work(value.and_then(|value| cancel.check().map(|()| value)), memory)
         };

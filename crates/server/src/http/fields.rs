@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::error::ApiError;
 use super::json::Json;
+use crate::limits::client_memory::out_of_memory;
 
 /// Maximum characters of a client's text that an error message quotes.
 const SHOWN: usize = 64;
@@ -217,8 +218,12 @@ pub(crate) fn array(path: &str, value: Json, max_len: usize) -> Result<Vec<Json>
 }
 
 pub(crate) fn ids(path: &str, values: Vec<Json>) -> Result<Vec<u32>, ApiError> {
-    let id = |value| integer(path, value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
-    values.into_iter().map(id).collect()
+    let mut ids = Vec::new();
+    ids.try_reserve_exact(values.len()).map_err(|_| out_of_memory())?;
+    for value in values {
+        ids.push(integer(path, value, 0..=i64::from(u32::MAX))? as u32);
+    }
+    Ok(ids)
 }
 
 #[cfg(test)]

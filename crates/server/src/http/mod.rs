@@ -8,5 +8,6 @@ pub(crate) mod error;
 pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod listen;
+pub(crate) mod long_text;
 pub(crate) mod router;
 pub(crate) mod routes;

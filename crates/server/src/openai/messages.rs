@@ -10,6 +10,7 @@ use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
+use crate::http::long_text::append;
 use crate::limits::client_memory::out_of_memory;
 
 /// Maximum messages of one conversation, and parts of one message.
@@ -130,7 +131,11 @@ fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
         texts.push(fields::string(&text_path, fields.required("text")?, usize::MAX)?);
         fields.finish()?;
     }
-    Ok(texts.join("\n"))
+    let mut joined = String::new();
+    for (i, text) in texts.iter().enumerate() {
+        append(&mut joined, &[if i > 0 { "\n" } else { "" }, text])?;
+    }
+    Ok(joined)
 }
 
 /// Reads `chat_template_kwargs`: variables of the model's template, such as `enable_thinking`.
@@ -171,7 +176,7 @@ pub(crate) fn encode(
     variables: Option<&Map<String, Value>>,
     encoder: PromptEncoder<'_>,
 ) -> Result<Vec<u32>, ApiError> {
-    let messages = to_json(messages);
+    let messages = to_values(messages)?;
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
     let cancel = blocking::current();
     encoder.cancelled_by(cancel.flag()).encode_chat(&prompt).map_err(|error| prompt_error("messages", error))
@@ -184,14 +189,22 @@ pub(crate) fn render(
     variables: Option<&Map<String, Value>>,
     encoder: PromptEncoder<'_>,
 ) -> Result<Vec<Segment>, ApiError> {
-    let messages = to_json(messages);
+    let messages = to_values(messages)?;
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
     let cancel = blocking::current();
     encoder.cancelled_by(cancel.flag()).render(&prompt).map_err(|error| prompt_error("messages", error))
 }
 
-fn to_json(messages: &[ChatMessage]) -> Vec<Value> {
-    messages.iter().map(|one| message(one.role.name(), &one.content)).collect()
+/// Returns messages as the template reads them. The texts are copied into memory that may be refused.
+fn to_values(messages: &[ChatMessage]) -> Result<Vec<Value>, ApiError> {
+    let value = |one: &ChatMessage| {
+        let mut content = String::new();
+        append(&mut content, &[&one.content])?;
+        let mut value = message(one.role.name(), "");
+        value["content"] = Value::String(content);
+        Ok(value)
+    };
+    messages.iter().map(value).collect()
 }
 
 /// Returns the error for a prompt in the field `param`.

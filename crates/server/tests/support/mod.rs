@@ -19,7 +19,7 @@ use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
 use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
 use pellucid_tensor::Error as DeviceError;
-use pellucid_testing::{TINY_TEMPLATE, cpu, tiny_model};
+use pellucid_testing::{TINY_TEMPLATE, TinyModel, cpu};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 use serde_json::Value;
 use stream::Stream;
@@ -88,6 +88,7 @@ pub struct Setup {
     pub cors_origins: Vec<String>,
     pub loopback_hosts_only: bool,
     pub has_template: bool,
+    pub context_len: usize,
 }
 
 impl Default for Setup {
@@ -101,6 +102,7 @@ impl Default for Setup {
             cors_origins: Vec::new(),
             loopback_hosts_only: true,
             has_template: true,
+            context_len: CONTEXT,
         }
     }
 }
@@ -129,12 +131,14 @@ impl Server {
 
     pub fn with(setup: Setup) -> Server {
         let folder = tempfile::tempdir().unwrap();
-        tiny_model(folder.path(), setup.has_template.then_some(TINY_TEMPLATE));
+        let (template, context_len) = (setup.has_template.then_some(TINY_TEMPLATE), setup.context_len);
+        let model = TinyModel { template, context_len: Some(context_len), ..TinyModel::default() };
+        model.write(folder.path()).unwrap();
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
         let template = checkpoint.chat_template().map(|source| ChatTemplate::compile(source, &tokenizer).unwrap());
         let backend = cpu(Isa::best(), 1).unwrap();
-        let options = LoadOptions { context_len: Some(CONTEXT) };
+        let options = LoadOptions { context_len: Some(context_len) };
         let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ()).unwrap();
         let faults = Arc::new(Faults {
             delay_ms: AtomicU64::new(0),
@@ -146,7 +150,7 @@ impl Server {
         let model = FaultyModel { model, faults: faults.clone() };
         let vocab_size = model.config().vocab_size;
         let options = EngineOptions {
-            num_blocks: CONTEXT / BLOCK_LEN * setup.max_sequences,
+            num_blocks: context_len / BLOCK_LEN * setup.max_sequences,
             block_len: BLOCK_LEN,
             kv_dtype: pellucid_tensor::DType::F32,
             max_sequences: setup.max_sequences,
@@ -170,7 +174,7 @@ impl Server {
             tokenizer: Arc::new(tokenizer),
             template,
             template_error: None,
-            context_len: CONTEXT,
+            context_len,
             vocab_size,
             created: 1_700_000_000,
             engine: EngineHandle::start(engine),

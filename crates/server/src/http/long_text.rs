@@ -1,0 +1,11 @@
+//! Texts whose size grows with a request. If there is no memory for one, the request fails and the server goes on.
+
+use super::error::ApiError;
+use crate::limits::client_memory::out_of_memory;
+
+/// Adds texts to another text.
+pub(crate) fn append(text: &mut String, parts: &[&str]) -> Result<(), ApiError> {
+    text.try_reserve(parts.iter().map(|part| part.len()).sum()).map_err(|_| out_of_memory())?;
+    parts.iter().for_each(|part| text.push_str(part));
+    Ok(())
+}
