@@ -116,7 +116,7 @@ fn with_failure<T>(n: usize, request: impl FnOnce() -> T) -> (T, bool, bool) {
     (reply, HAS_FAILED.load(Ordering::Relaxed), left == 0)
 }
 
-/// What a client sees of a reply: its status, and the parts that are the same every time.
+/// A reply as a client sees it: its status, and the parts that are the same every time.
 #[derive(Debug, PartialEq)]
 struct Seen {
     status: u16,
