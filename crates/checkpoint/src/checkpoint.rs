@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use pellucid_tensor::{DType, SharedBytes};
 
 use crate::error::{Error, quote};
+use crate::file_bytes::{FileAccess, FileHash, FileReader};
 use crate::gguf::metadata::Metadata;
 use crate::gguf::writer::NewTensor;
 use crate::hugging_face::HuggingFace;
-use crate::{gguf, hugging_face, mmap, pickle};
+use crate::{gguf, hugging_face, pickle};
 
 const GGUF_CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const GGUF_ARCHITECTURE: &str = "general.architecture";
 
-/// An opened model: its description, and its tensors as views of memory-mapped bytes.
+/// An opened model: its description, and its tensors as views of the bytes of its files.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -23,6 +24,7 @@ pub struct Checkpoint {
     by_name: HashMap<String, usize>,
     files: Vec<PathBuf>,
     file_bytes: u64,
+    hashes: Vec<FileHash>,
 }
 
 /// The source of hyperparameters and tokenizer.
@@ -76,9 +78,17 @@ impl TensorInfo {
 
 impl Checkpoint {
     /// Opens a GGUF file, a Hugging Face folder, or a file of such a folder. Any part of a split GGUF file opens all of
-    /// them.
+    /// them. Weights are mapped.
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-        Checkpoint::index(path, read(path)?)
+        Checkpoint::open_with(path, &FileAccess::Mapped)
+    }
+
+    /// Opens a model like [`Checkpoint::open`], with its files mapped or in memory.
+    pub fn open_with(path: &Path, access: &FileAccess) -> Result<Checkpoint, Error> {
+        let mut reader = FileReader::new(access);
+        let contents = read(path, &mut reader)?;
+        let hashes = reader.hashes;
+        Ok(Checkpoint { hashes, ..Checkpoint::index(path, contents)? })
     }
 
     /// Creates a checkpoint that is not in a file. `name` takes the place of the path in messages.
@@ -114,7 +124,7 @@ impl Checkpoint {
         let file_bytes = contents.files.iter().map(|(_, bytes)| bytes).sum();
         let files = contents.files.into_iter().map(|(file, _)| file).collect();
         let Contents { source, tensors, .. } = contents;
-        Ok(Checkpoint { path: path.to_path_buf(), source, tensors, by_name, files, file_bytes })
+        Ok(Checkpoint { path: path.to_path_buf(), source, tensors, by_name, files, file_bytes, hashes: Vec::new() })
     }
 
     /// Returns the path as it was passed to [`Checkpoint::open`].
@@ -161,6 +171,11 @@ impl Checkpoint {
         self.file_bytes
     }
 
+    /// Returns the SHA-256 of each weight file that was read into memory; none if the files are mapped.
+    pub fn hashes(&self) -> &[FileHash] {
+        &self.hashes
+    }
+
     /// Returns the weight files, in order: the parts of a split GGUF file, or the safetensors shards.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
@@ -168,26 +183,26 @@ impl Checkpoint {
 }
 
 /// Reads a folder as a Hugging Face folder, and a file by its extension or its first bytes.
-fn read(path: &Path) -> Result<Contents, Error> {
+fn read(path: &Path, reader: &mut FileReader<'_>) -> Result<Contents, Error> {
     let about = std::fs::metadata(path).map_err(|e| Error::io(path, "open the model", e))?;
     if about.is_dir() {
-        return hugging_face::read_folder(path);
+        return hugging_face::read_folder(path, reader);
     }
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
     if let Some(reason) = pickle::by_name(path) {
         return Err(pickle::refuse(path, reason));
     }
     match extension.as_str() {
-        "safetensors" => return hugging_face::read_weights_file(path),
-        "json" | "jinja" => return hugging_face::read_folder(hugging_face::folder_of(path)),
+        "safetensors" => return hugging_face::read_weights_file(path, reader),
+        "json" | "jinja" => return hugging_face::read_folder(hugging_face::folder_of(path), reader),
         _ => {}
     }
-    let bytes = mmap::map(path)?;
+    let bytes = reader.read(path)?;
     if let Some(reason) = pickle::by_magic(&bytes) {
         return Err(pickle::refuse(path, reason));
     }
     if extension == "gguf" || bytes.starts_with(&gguf::MAGIC) {
-        return gguf::read(path, bytes);
+        return gguf::read(path, bytes, reader);
     }
     let start = &bytes[..bytes.len().min(4)];
     let found = format!("a file that starts with \"{}\"", start.escape_ascii());

@@ -92,6 +92,19 @@ pub enum Error {
     #[error("{}: tensor {tensor} has a value that is not finite, or not finite in the new format", path.display())]
     NotFinite { path: PathBuf, tensor: String },
 
+    /// A file that was read into memory has another SHA-256 than expected.
+    #[error(
+        "{}: the file has changed: expected the sha256 {expected}, found {found}; pull the model again",
+        path.display()
+    )]
+    Hash { path: PathBuf, expected: String, found: String },
+
+    #[error(
+        "{}: no memory for the {bytes} bytes of the file; without --no-mmap the file is mapped instead",
+        path.display()
+    )]
+    OutOfMemory { path: PathBuf, bytes: u64 },
+
     #[error("the model has no tensor {name}")]
     MissingTensor { name: String },
 

@@ -13,9 +13,10 @@
 mod checkpoint;
 mod convert;
 mod error;
+mod file_bytes;
 mod gguf;
 mod hugging_face;
-// The only module with unsafe code: memory-mapping a file.
+// The only module with unsafe code: memory-mapping a file, and the handler of its bus errors.
 #[allow(unsafe_code)]
 mod mmap;
 mod pickle;
@@ -23,7 +24,9 @@ mod pickle;
 pub use checkpoint::{Checkpoint, Source, TensorInfo, TensorView};
 pub use convert::{ConvertedTensor, TensorSource, write_converted};
 pub use error::Error;
+pub use file_bytes::{FileAccess, FileHash};
 pub use gguf::metadata::Metadata;
 pub use gguf::value::{Array, StringArray, Value};
 pub use gguf::writer::{GgufWriter, NewTensor};
 pub use hugging_face::HuggingFace;
+pub use mmap::report_bus_errors;

@@ -18,6 +18,7 @@ use terminal::output::{Output, is_reader_gone};
 
 fn main() -> ExitCode {
     panic::set_hook(Box::new(log::report_panic));
+    pellucid_checkpoint::report_bus_errors();
     // The hook has printed the message of a panic; only the exit status is left to set.
     let status = panic::catch_unwind(run).map_or(ExitCode::FAILURE, status);
     log::finish();

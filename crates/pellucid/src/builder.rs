@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pellucid_checkpoint::{Checkpoint, Source};
+use pellucid_checkpoint::{Checkpoint, FileAccess, Source};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
 use pellucid_generate::{LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, Model as _};
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::loading::{load_decoder, plan_kv_memory, shared_prefix};
+use crate::loading::{hash_notes, load_decoder, plan_kv_memory, shared_prefix};
 use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, Pellucid};
 
 /// Sequences computed at once unless the builder says otherwise.
@@ -41,6 +41,7 @@ const DEFAULT_GROWTH: usize = 256;
 #[must_use = "a builder does nothing until `open` is called"]
 pub struct Builder {
     path: PathBuf,
+    file_access: FileAccess,
     device: DeviceOptions,
     context_len: Option<usize>,
     kv_type: KvType,
@@ -87,6 +88,7 @@ impl Builder {
     pub(crate) fn new(path: impl AsRef<Path>) -> Builder {
         Builder {
             path: path.as_ref().to_owned(),
+            file_access: FileAccess::Mapped,
             device: DeviceOptions::default(),
             context_len: None,
             kv_type: KvType::default(),
@@ -110,6 +112,33 @@ impl Builder {
     /// Sets all options of the device at once.
     pub fn device_options(mut self, options: DeviceOptions) -> Builder {
         self.device = options;
+        self
+    }
+
+    /// Sets whether the model's files are mapped or read into memory. Default: mapped.
+    ///
+    /// Files in memory may be changed or deleted while the model is open, and their SHA-256 is compared with the
+    /// expected ones. They take memory of their size, in addition to the weights on the device.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    ///
+    /// use pellucid::{FileAccess, LoadEvent, Pellucid};
+    ///
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let model = Pellucid::builder("models/tiny.gguf")
+    ///     .file_access(FileAccess::InMemory { sha256: HashMap::new() })
+    ///     .on_event(|event| {
+    ///         if let LoadEvent::Note(note) = event {
+    ///             println!("{note}");
+    ///         }
+    ///     })
+    ///     .open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn file_access(mut self, access: FileAccess) -> Builder {
+        self.file_access = access;
         self
     }
 
@@ -209,8 +238,9 @@ impl Builder {
 
     /// Opens the model like [`open`](Builder::open), for programs that use [`pellucid_generate`] directly.
     pub fn load(mut self) -> Result<Loaded, Error> {
-        let checkpoint = Checkpoint::open(&self.path).map_err(Error::Open)?;
+        let checkpoint = Checkpoint::open_with(&self.path, &self.file_access).map_err(Error::Open)?;
         let path = self.path.clone();
+        hash_notes(&checkpoint).for_each(|note| (self.on_event)(LoadEvent::Note(note)));
         // An unsupported architecture is reported before a missing tokenizer.
         pellucid_model::read_config(&checkpoint)
             .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;

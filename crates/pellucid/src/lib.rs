@@ -18,13 +18,14 @@ pub use builder::{Builder, Loaded, ModelInfo};
 pub use device::{Device, DeviceError, DeviceOptions};
 pub use error::Error;
 pub use kv_type::KvType;
-pub use loading::{LoadEvent, load_decoder, plan_kv_memory};
+pub use loading::{LoadEvent, hash_notes, load_decoder, plan_kv_memory};
 pub use model::Pellucid;
 pub use reply::{Choice, Reply};
 pub use request::{Message, Request};
 pub use stream::{AsyncReplyStream, ReplyStream};
 
 // Types of the crates below that appear in this crate's interface.
+pub use pellucid_checkpoint::FileAccess;
 pub use pellucid_cpu::Isa;
 pub use pellucid_engine::{BeamParams, EarlyStopping, EngineStats, MemoryPlan, Overcommit, TenantId};
 pub use pellucid_generate::{Delta, Finish, ReplyToken, Summary};

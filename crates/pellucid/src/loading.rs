@@ -29,6 +29,14 @@ pub enum LoadEvent {
     },
 }
 
+/// Returns a note for each weight file that was read into memory: its SHA-256, and whether it is the expected one.
+pub fn hash_notes(checkpoint: &Checkpoint) -> impl Iterator<Item = String> {
+    checkpoint.hashes().iter().map(|hash| {
+        let known = if hash.verified { "as recorded" } else { "not compared: no hash is recorded for this file" };
+        format!("note: {} was read into memory, sha256 {} ({known})", hash.path.display(), hash.sha256)
+    })
+}
+
 /// Loads the weights of a checkpoint onto a device. `context_len` limits the context; `None` is the model's own.
 pub fn load_decoder(
     checkpoint: &Checkpoint,

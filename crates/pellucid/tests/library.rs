@@ -1,6 +1,7 @@
 //! The library on the tiny model: replies, streams, batches, tenants, cancellation, and every error that a caller can
 //! cause.
 
+use std::collections::HashMap;
 use std::error::Error as _;
 use std::future::Future;
 use std::pin::pin;
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use pellucid::{
-    BeamParams, Device, EarlyStopping, Error, Finish, KvType, LoadEvent, Message, Pellucid, Preset, Reply, Request,
+    BeamParams, Device, EarlyStopping, Error, FileAccess, Finish, KvType, LoadEvent, Message, Pellucid, Preset, Reply,
+    Request,
 };
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny.gguf");
@@ -373,4 +375,44 @@ fn a_full_queue_is_a_temporary_error() {
     let streams: Vec<_> = (0..3).map(|_| endless()).collect();
     let error = streams.into_iter().find_map(Result::err).expect("one request too many");
     assert!(error.is_temporary(), "{error:?}");
+}
+
+/// A model in memory does not need its file any more, and replies like a mapped one. Its hash is checked.
+#[test]
+fn a_model_in_memory_survives_the_truncation_of_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::copy(TINY, &path).unwrap();
+    let open = |sha256: &HashMap<_, String>| {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let noted = notes.clone();
+        let builder = Pellucid::builder(&path).device(Device::Cpu).threads(1);
+        let opened = builder
+            .file_access(FileAccess::InMemory { sha256: sha256.clone() })
+            .on_event(move |event| {
+                if let LoadEvent::Note(note) = event {
+                    noted.lock().unwrap().push(note);
+                }
+            })
+            .open();
+        (opened, notes.lock().unwrap().join("\n"))
+    };
+    // The note has the hash, which is then the expected one.
+    let (opened, note) = open(&HashMap::new());
+    assert!(note.contains("not compared"), "{note}");
+    let hash = note.split("sha256 ").nth(1).unwrap()[..64].to_owned();
+    drop(opened.unwrap());
+    let mut known = HashMap::from([(path.canonicalize().unwrap(), hash.clone())]);
+    let (opened, note) = open(&known);
+    assert!(note.contains(&format!("{hash} (as recorded)")), "{note}");
+    let model = opened.unwrap();
+    std::fs::File::create(&path).unwrap();
+    let mapped = Pellucid::builder(TINY).device(Device::Cpu).threads(1).open().unwrap();
+    assert_eq!(model.generate(text(PROMPT)).unwrap().text(), mapped.generate(text(PROMPT)).unwrap().text());
+
+    std::fs::copy(TINY, &path).unwrap();
+    known.values_mut().for_each(|expected| *expected = "0".repeat(64));
+    let (opened, _) = open(&known);
+    let error = opened.unwrap_err().source().unwrap().to_string();
+    assert!(error.contains(&hash) && error.contains("the file has changed"), "{error}");
 }

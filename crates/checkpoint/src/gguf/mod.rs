@@ -16,7 +16,7 @@ use pellucid_tensor::SharedBytes;
 
 use crate::checkpoint::{Contents, Source};
 use crate::error::Error;
-use crate::mmap;
+use crate::file_bytes::FileReader;
 
 pub(crate) use header::{MAGIC, checked_shape};
 
@@ -27,15 +27,15 @@ struct Part {
     count: u32,
 }
 
-/// Reads a GGUF file that is already mapped, and the other parts if it is split.
-pub(crate) fn read(path: &Path, bytes: SharedBytes) -> Result<Contents, Error> {
+/// Reads a GGUF file whose bytes were read already, and the other parts if it is split.
+pub(crate) fn read(path: &Path, bytes: SharedBytes, reader: &mut FileReader<'_>) -> Result<Contents, Error> {
     let file_bytes = bytes.len() as u64;
     let file = header::read(path, &bytes)?;
     let Some(part) = part_of(&file.metadata)? else {
         let files = vec![(path.to_path_buf(), file_bytes)];
         return Ok(Contents { source: Source::Gguf(file.metadata), tensors: file.tensors, files });
     };
-    read_parts(path, part, file, file_bytes)
+    read_parts(path, part, file, file_bytes, reader)
 }
 
 fn part_of(metadata: &metadata::Metadata) -> Result<Option<Part>, Error> {
@@ -45,7 +45,13 @@ fn part_of(metadata: &metadata::Metadata) -> Result<Option<Part>, Error> {
     }
 }
 
-fn read_parts(given: &Path, given_part: Part, given_file: header::File, given_bytes: u64) -> Result<Contents, Error> {
+fn read_parts(
+    given: &Path,
+    given_part: Part,
+    given_file: header::File,
+    given_bytes: u64,
+    reader: &mut FileReader<'_>,
+) -> Result<Contents, Error> {
     let stem = stem_of(given, given_part)?;
     let mut given_file = Some(given_file);
     let mut first_metadata = None;
@@ -56,7 +62,7 @@ fn read_parts(given: &Path, given_part: Part, given_file: header::File, given_by
         let path = if number == given_part.number { given.to_path_buf() } else { part_path(given, &stem, expected) };
         let (file, file_bytes) = match given_file.take_if(|_| number == given_part.number) {
             Some(file) => (file, given_bytes),
-            None => read_part(&path, given, expected)?,
+            None => read_part(&path, given, expected, reader)?,
         };
         tensors.extend(file.tensors);
         files.push((path, file_bytes));
@@ -76,12 +82,17 @@ fn read_parts(given: &Path, given_part: Part, given_file: header::File, given_by
     Ok(Contents { source: Source::Gguf(metadata), tensors, files })
 }
 
-fn read_part(path: &Path, given: &Path, expected: Part) -> Result<(header::File, u64), Error> {
+fn read_part(
+    path: &Path,
+    given: &Path,
+    expected: Part,
+    reader: &mut FileReader<'_>,
+) -> Result<(header::File, u64), Error> {
     if !path.exists() {
         let needed_by = format!("{} is one of {} parts and needs this one as well", given.display(), expected.count);
         return Err(Error::MissingFile { path: path.to_path_buf(), needed_by });
     }
-    let bytes = mmap::map(path)?;
+    let bytes = reader.read(path)?;
     let file = header::read(path, &bytes)?;
     let found = part_of(&file.metadata)?;
     if found != Some(expected) {

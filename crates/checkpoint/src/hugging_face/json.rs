@@ -7,9 +7,10 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::file_bytes::FileReader;
 
 /// Returns the text of a file, or `None` if the file does not exist.
-pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
+pub(crate) fn read_text(path: &Path, limit: u64, reader: &FileReader<'_>) -> Result<Option<String>, Error> {
     // Checked before the file is opened, because opening a named pipe blocks until a writer opens it too.
     let about = match std::fs::metadata(path) {
         Ok(about) => about,
@@ -27,11 +28,12 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error
     // The limit applies to the read as well, because the file may have grown since.
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes).map_err(|e| Error::io(path, "read the file", e))?;
+    reader.check(path, &bytes)?;
     String::from_utf8(bytes).map(Some).map_err(|e| Error::invalid(path, "the text", "UTF-8", e.utf8_error()))
 }
 
-pub(crate) fn read_optional(path: &Path, limit: u64) -> Result<Option<Value>, Error> {
-    let Some(text) = read_text(path, limit)? else { return Ok(None) };
+pub(crate) fn read_optional(path: &Path, limit: u64, reader: &FileReader<'_>) -> Result<Option<Value>, Error> {
+    let Some(text) = read_text(path, limit, reader)? else { return Ok(None) };
     serde_json::from_str(&text).map(Some).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })
 }
 

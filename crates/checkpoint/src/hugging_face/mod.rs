@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{Contents, Source};
 use crate::error::{Error, quote};
+use crate::file_bytes::FileReader;
 use crate::pickle;
 
 const CONFIG: &str = "config.json";
@@ -70,18 +71,18 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
     }
 }
 
-pub(crate) fn read_folder(folder: &Path) -> Result<Contents, Error> {
-    read(folder, None)
+pub(crate) fn read_folder(folder: &Path, reader: &mut FileReader<'_>) -> Result<Contents, Error> {
+    read(folder, None, reader)
 }
 
 /// Reads the folder of a weight file. A file that is not one of the folder's standard weight files replaces them.
-pub(crate) fn read_weights_file(file: &Path) -> Result<Contents, Error> {
-    read(folder_of(file), Some(file))
+pub(crate) fn read_weights_file(file: &Path, reader: &mut FileReader<'_>) -> Result<Contents, Error> {
+    read(folder_of(file), Some(file), reader)
 }
 
-fn read(folder: &Path, given: Option<&Path>) -> Result<Contents, Error> {
-    let source = read_description(folder)?;
-    let mut weights = weight_files(folder, given.is_some())?;
+fn read(folder: &Path, given: Option<&Path>, reader: &mut FileReader<'_>) -> Result<Contents, Error> {
+    let source = read_description(folder, reader)?;
+    let mut weights = weight_files(folder, given.is_some(), reader)?;
     if let Some(given) = given
         && !weights.files.iter().any(|file| file.file_name() == given.file_name())
     {
@@ -90,7 +91,7 @@ fn read(folder: &Path, given: Option<&Path>) -> Result<Contents, Error> {
     let mut files = Vec::new();
     let mut tensors = Vec::new();
     for file in &weights.files {
-        let shard = safetensors::read(file)?;
+        let shard = safetensors::read(file, reader)?;
         files.push((file.clone(), shard.file_bytes));
         tensors.extend(shard.tensors);
     }
@@ -109,9 +110,9 @@ fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
+fn read_description(folder: &Path, reader: &FileReader<'_>) -> Result<HuggingFace, Error> {
     let config_path = folder.join(CONFIG);
-    let config = json::read_optional(&config_path, MAX_CONFIG_BYTES)?.ok_or_else(|| Error::MissingFile {
+    let config = json::read_optional(&config_path, MAX_CONFIG_BYTES, reader)?.ok_or_else(|| Error::MissingFile {
         path: config_path.clone(),
         needed_by: match gguf_files(folder).as_slice() {
             [] => "a Hugging Face folder has a config.json beside its weights".into(),
@@ -122,8 +123,8 @@ fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
         return Err(Error::invalid(&config_path, "the configuration", "a JSON object", json::kind(&config)));
     }
     let tokenizer_config_path = folder.join("tokenizer_config.json");
-    let tokenizer_config = json::read_optional(&tokenizer_config_path, MAX_CONFIG_BYTES)?;
-    let chat_template = match json::read_text(&folder.join("chat_template.jinja"), MAX_TEMPLATE_BYTES)? {
+    let tokenizer_config = json::read_optional(&tokenizer_config_path, MAX_CONFIG_BYTES, reader)?;
+    let chat_template = match json::read_text(&folder.join("chat_template.jinja"), MAX_TEMPLATE_BYTES, reader)? {
         Some(template) => Some(template),
         None => match &tokenizer_config {
             Some(config) => embedded_template(config, &tokenizer_config_path)?,
@@ -132,8 +133,8 @@ fn read_description(folder: &Path) -> Result<HuggingFace, Error> {
     };
     Ok(HuggingFace {
         config,
-        generation_config: json::read_optional(&folder.join("generation_config.json"), MAX_CONFIG_BYTES)?,
-        tokenizer: json::read_text(&folder.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?,
+        generation_config: json::read_optional(&folder.join("generation_config.json"), MAX_CONFIG_BYTES, reader)?,
+        tokenizer: json::read_text(&folder.join("tokenizer.json"), MAX_TOKENIZER_BYTES, reader)?,
         tokenizer_config,
         chat_template,
     })
@@ -170,14 +171,14 @@ struct WeightFiles {
     index: Option<ShardIndex>,
 }
 
-fn weight_files(folder: &Path, given: bool) -> Result<WeightFiles, Error> {
+fn weight_files(folder: &Path, given: bool, reader: &FileReader<'_>) -> Result<WeightFiles, Error> {
     let single = folder.join(SINGLE);
     let index = folder.join(INDEX);
     if single.exists() {
         return Ok(WeightFiles { files: vec![single], index: None });
     }
     if index.exists() {
-        return ShardIndex::read(folder, index);
+        return ShardIndex::read(folder, index, reader);
     }
     if given {
         return Ok(WeightFiles { files: Vec::new(), index: None });
@@ -200,8 +201,8 @@ struct ShardIndex {
 }
 
 impl ShardIndex {
-    fn read(folder: &Path, path: PathBuf) -> Result<WeightFiles, Error> {
-        let Some(Value::Object(mut index)) = json::read_optional(&path, MAX_INDEX_BYTES)? else {
+    fn read(folder: &Path, path: PathBuf, reader: &FileReader<'_>) -> Result<WeightFiles, Error> {
+        let Some(Value::Object(mut index)) = json::read_optional(&path, MAX_INDEX_BYTES, reader)? else {
             return Err(Error::invalid(&path, "the index", "a JSON object", "something else"));
         };
         let Some(Value::Object(weight_map)) = index.remove("weight_map") else {

@@ -15,7 +15,8 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::checkpoint::TensorInfo;
 use crate::error::{Error, quote};
-use crate::{gguf, mmap, pickle};
+use crate::file_bytes::FileReader;
+use crate::{gguf, pickle};
 
 /// The format allows 100 MB; a header of 10^5 tensors takes 15 MB.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
@@ -27,8 +28,8 @@ pub(crate) struct Shard {
     pub(crate) file_bytes: u64,
 }
 
-pub(crate) fn read(path: &Path) -> Result<Shard, Error> {
-    let bytes = mmap::map(path)?;
+pub(crate) fn read(path: &Path, reader: &mut FileReader<'_>) -> Result<Shard, Error> {
+    let bytes = reader.read(path)?;
     let header_bytes = header_bytes(path, &bytes)?;
     let header: Header =
         serde_json::from_slice(&header_bytes).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })?;

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         stdin::utf8(bytes, &args.file.display().to_string())?
     };
     let path = hub.resolve(Some(&args.model))?;
-    let model = args.compute.open(&path, 1)?.model;
+    let model = args.compute.open(&path, 1, hub)?.model;
     let (prefix, ids) = (model.tokenizer.prefix(), model.tokenizer.encode(&text));
     let window = args.window as usize;
     let Some(text_tokens) = window.checked_sub(prefix.len()).filter(|&tokens| window > 1 && tokens > 0) else {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use anyhow::{Error, Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::{
-    Builder, Device, DeviceError, DeviceOptions, Isa, KvType, LoadEvent, Loaded, ModelInfo, Overcommit, Pellucid,
+    Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, Loaded, ModelInfo, Overcommit,
+    Pellucid,
 };
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::ContextDoesNotFit;
@@ -17,6 +18,7 @@ use pellucid_model::Decoder;
 use pellucid_tensor::Backend;
 
 use crate::flags::byte_size;
+use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
 use crate::terminal::log;
 
@@ -37,6 +39,12 @@ pub(crate) struct ComputeArgs {
     /// [default: the best that the machine has]
     #[arg(long, verbatim_doc_comment, value_name = "NAME")]
     cpu_isa: Option<Isa>,
+
+    /// Read the model into memory instead of mapping its file, and
+    /// check the SHA-256 that was recorded when the model was pulled:
+    /// takes memory of the file's size, and the file may change then
+    #[arg(long, verbatim_doc_comment)]
+    no_mmap: bool,
 
     /// Let cuBLASLt multiply BF16 and F16 matrices on a GPU: faster
     /// with many rows, but a reply's bytes may then depend on the
@@ -61,20 +69,35 @@ pub(crate) struct ComputeArgs {
 
 impl ComputeArgs {
     /// Opens a model for one user whose requests run `width` sequences at once.
-    pub(crate) fn open(&self, path: &Path, width: usize) -> Result<Loaded> {
-        self.load(self.builder(path).max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
+    pub(crate) fn open(&self, path: &Path, width: usize, hub: &Hub) -> Result<Loaded> {
+        self.load(self.builder(path, hub)?.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
     /// Returns a builder with these flags.
-    pub(crate) fn builder(&self, path: &Path) -> Builder {
+    pub(crate) fn builder(&self, path: &Path, hub: &Hub) -> Result<Builder> {
         let mut builder = Pellucid::builder(path).device_options(self.device_options()).kv_type(self.kv_type);
+        builder = builder.file_access(self.file_access(hub)?);
         if let Some(context) = self.context {
             builder = builder.context(context as usize);
         }
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }
-        builder
+        Ok(builder)
+    }
+
+    fn file_access(&self, hub: &Hub) -> Result<FileAccess> {
+        if !self.no_mmap {
+            return Ok(FileAccess::Mapped);
+        }
+        Ok(FileAccess::InMemory { sha256: hub.store.hashes()? })
+    }
+
+    /// Opens the files of a model without loading its weights.
+    pub(crate) fn checkpoint(&self, path: &Path, hub: &Hub) -> Result<Checkpoint> {
+        let checkpoint = Checkpoint::open_with(path, &self.file_access(hub)?)?;
+        pellucid::hash_notes(&checkpoint).for_each(|note| log::note(&note));
+        Ok(checkpoint)
     }
 
     /// Opens a model and shows progress and notes on standard error.

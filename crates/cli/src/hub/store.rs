@@ -16,6 +16,7 @@ use super::partial_file::with_suffix;
 use crate::terminal::log;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -186,6 +187,21 @@ impl Store {
             (Format::Gguf, Some(file)) => folder.join(&file.path),
             _ => folder,
         }
+    }
+
+    /// Returns the recorded SHA-256 of every file of the pulled models, by canonical path.
+    pub(crate) fn hashes(&self) -> Result<HashMap<PathBuf, String>> {
+        let mut hashes = HashMap::new();
+        for manifest in self.manifests()? {
+            let folder = self.folder(&manifest.owner, &manifest.repo);
+            for file in manifest.files {
+                // A file that is missing has no path to compare with.
+                if let Ok(path) = folder.join(&file.path).canonicalize() {
+                    hashes.insert(path, file.sha256);
+                }
+            }
+        }
+        Ok(hashes)
     }
 
     /// Returns the first file of a model that is missing or has the wrong size.

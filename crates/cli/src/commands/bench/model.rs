@@ -60,7 +60,7 @@ impl Ready {
 pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
     let checkpoint = match &args.shape {
         Some(_) => random(args)?,
-        None => Checkpoint::open(&hub.resolve(args.model.as_deref())?)?,
+        None => args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?,
     };
     let backend = args.compute.backend()?;
     let model = args.compute.decoder(&checkpoint, &backend)?;

@@ -97,7 +97,7 @@ pub(crate) fn run(
     let Some(prompt) = args.prompt.read()? else { bail!("there is no prompt to explain: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
     args.sampling.check(SAMPLING_DEFAULTS)?;
-    let loaded = args.compute.open(&path, 1)?.model;
+    let loaded = args.compute.open(&path, 1, hub)?.model;
     let params =
         SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, SAMPLING_DEFAULTS)? };
     let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.vocab_size)?.steps())

@@ -6,7 +6,6 @@ mod requests;
 use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
-use pellucid_checkpoint::Checkpoint;
 use pellucid_model::Model;
 use serde_json::json;
 
@@ -59,7 +58,7 @@ pub(crate) struct ProveArgs {
 }
 
 pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()> {
-    let checkpoint = Checkpoint::open(&hub.resolve(args.model.as_deref())?)?;
+    let checkpoint = args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?;
     let backend = args.compute.backend()?;
     let model = args.compute.decoder(&checkpoint, &backend)?;
     let context = model.config().context_len;

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     if let Some(beams) = beams {
         args.sampling.flags().check_beside(beams, args.choices, best_of)?;
     }
-    let loaded = args.compute.open(&path, width)?;
+    let loaded = args.compute.open(&path, width, hub)?;
     if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
         log::note(&format!("[{}]", memory_text(&loaded.info)));
     }

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
-    let loaded = load(args, &path, &tenants)?;
+    let loaded = load(args, &path, &tenants, hub)?;
     let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute)?;
     let name = || fingerprint::model_name(args.model.as_deref(), &path);
     let model = LoadedModel { id: args.served_model_name.clone().unwrap_or_else(name), fingerprint, ..loaded.model };
@@ -89,8 +89,8 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
     )
 }
 
-fn load(args: &ServeArgs, path: &Path, tenants: &Tenants) -> Result<Loaded> {
-    let mut builder = (args.compute.builder(path))
+fn load(args: &ServeArgs, path: &Path, tenants: &Tenants, hub: &Hub) -> Result<Loaded> {
+    let mut builder = (args.compute.builder(path, hub)?)
         .max_sequences(args.max_sequences)
         .max_waiting(args.max_waiting)
         .overcommit(args.overcommit.policy());

@@ -1,7 +1,9 @@
 //! Memory-maps files. Weights are read in place: opening a model of any size only reads its header, and processes that
 //! run the same file share the page cache.
 
-use std::fs::File;
+#[cfg(unix)]
+mod bus_error;
+
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,13 +12,19 @@ use memmap2::Mmap;
 use pellucid_tensor::{BytesOwner, SharedBytes};
 
 use crate::error::Error;
+use crate::file_bytes::open_regular;
 
 /// A mapped file that can release pages.
-struct MappedFile(Mmap);
+struct MappedFile {
+    // Dropped before the map: its addresses may then belong to another file.
+    #[cfg(unix)]
+    _registered: bus_error::Registered,
+    map: Mmap,
+}
 
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        &self.map
     }
 }
 
@@ -27,7 +35,8 @@ impl BytesOwner for MappedFile {
         #[cfg(unix)]
         // SAFETY: the map is read-only and backed by a file, so a page that is dropped is read again with the same
         // bytes. If the system refuses, nothing changes.
-        let _ = unsafe { self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+        let _ =
+            unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
         #[cfg(not(unix))]
         let _ = range;
     }
@@ -35,15 +44,8 @@ impl BytesOwner for MappedFile {
 
 /// Maps a regular file read-only. Returns empty bytes for an empty file.
 pub(crate) fn map(path: &Path) -> Result<SharedBytes, Error> {
-    // Checked before the file is opened, because opening a named pipe blocks until a writer opens it too.
-    let about = std::fs::metadata(path).map_err(|e| Error::io(path, "open the file", e))?;
-    if !about.is_file() {
-        let found = if about.is_dir() { "a folder" } else { "something that is not a regular file" };
-        return Err(Error::NotAModel { path: path.to_path_buf(), found: found.into() });
-    }
-    let file = File::open(path).map_err(|e| Error::io(path, "open the file", e))?;
-    let about = file.metadata().map_err(|e| Error::io(path, "read the file's length", e))?;
-    if about.len() == 0 {
+    let (file, len) = open_regular(path)?;
+    if len == 0 {
         return Ok(SharedBytes::from(Vec::new()));
     }
     // SAFETY: the map is private to this process, read-only, and lives as long as any `SharedBytes` cut from it, so no
@@ -53,5 +55,16 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, Error> {
     // valid u8, and text and headers are copied out before they are validated, so no checked property (UTF-8, offsets)
     // rests on bytes that can change afterwards.
     let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, "map the file into memory", e))?;
-    Ok(SharedBytes::new(Arc::new(MappedFile(map))))
+    Ok(SharedBytes::new(Arc::new(MappedFile {
+        #[cfg(unix)]
+        _registered: bus_error::Registered::new(path, &map),
+        map,
+    })))
+}
+
+/// Makes the process write a line with the file's path to standard error before it ends because a mapped file was
+/// truncated or cannot be read. Does nothing on systems without SIGBUS.
+pub fn report_bus_errors() {
+    #[cfg(unix)]
+    bus_error::report();
 }
