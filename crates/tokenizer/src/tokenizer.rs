@@ -4,12 +4,13 @@
 //! text may contain. The fragments between them are normalized. The pipeline turns each fragment into ids.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source};
 
 use crate::added_tokens::{Accept, AddedTokens, Fragment};
-use crate::algorithms::normalize::Normalizer;
+use crate::algorithms::normalize::{Normalizer, Origins};
 use crate::algorithms::pipeline::Pipeline;
 use crate::chat::Segment;
 use crate::error::Error;
@@ -114,6 +115,8 @@ struct BeforeNormalizing<'p> {
     /// Byte offset of the fragment in the whole text.
     offset: usize,
     guarded: &'p [bool],
+    /// Computed once for all tokens of the fragment: each of many tokens would take time for the whole fragment.
+    origins: OnceCell<Origins>,
 }
 
 impl Accept for BeforeNormalizing<'_> {
@@ -122,8 +125,9 @@ impl Accept for BeforeNormalizing<'_> {
             return self.permission.accept(id, at);
         }
         // A token whose origin is unknown is not trusted.
-        self.normalizer
-            .origin(self.fragment, at)
+        let origins = self.origins.get_or_init(|| self.normalizer.origins(self.fragment));
+        origins
+            .of(at)
             .is_some_and(|origin| self.permission.accept(id, origin.start + self.offset..origin.end + self.offset))
     }
 }
@@ -298,6 +302,7 @@ impl Tokenizer {
             fragment,
             offset: range.start,
             guarded: &self.guarded,
+            origins: OnceCell::new(),
         };
         self.added_normalized.split(&normalized, &accept, &mut |part| match part {
             Fragment::Token(id) => ids.push(id),

@@ -259,3 +259,17 @@ fn llama_and_gemma_classes_override_the_post_processor() {
     folder.tokenizer_config = Some(json!({ "tokenizer_class": "LlamaTokenizer", "add_bos_token": true }));
     assert_eq!(Tokenizer::from_hugging_face(&folder).unwrap().prefix(), [start]);
 }
+
+/// The origin of a guarded token in normalized text is found without normalizing the whole text for each token: with
+/// 40,000 of them, that would take many minutes.
+#[test]
+fn many_guarded_tokens_take_linear_time() {
+    use pellucid_tokenizer::Segment;
+    let mut tokenizer = Tokenizer::from_hugging_face(&common::fixture("llama2")).unwrap();
+    tokenizer.guard("<mask>");
+    let mask = tokenizer.id_of("<mask>").unwrap();
+    let text = "x ▁<mask> ".repeat(40_000);
+    let count = |segment: Segment| tokenizer.encode_segments(&[segment]).iter().filter(|&&id| id == mask).count();
+    assert_eq!(count(Segment::untrusted(text.clone())), 0);
+    assert_eq!(count(Segment::trusted(text)), 40_000);
+}

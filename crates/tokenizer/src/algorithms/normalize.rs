@@ -84,11 +84,22 @@ impl Normalizer {
         self.rewrites.iter().try_fold(1, |whole: usize, rewrite| whole.checked_mul(each(rewrite)?))
     }
 
-    /// Returns the bytes of `text` from which the bytes `at` of its normalized form came; `None` if they are unknown.
-    pub(crate) fn origin(&self, text: &str, at: Range<usize>) -> Option<Range<usize>> {
+    /// Normalizes a text and keeps where each byte came from.
+    pub(crate) fn origins(&self, text: &str) -> Origins {
         let mut normalized = NormalizedString::from(text);
-        self.traced.as_ref()?.iter().try_for_each(|rewrite| rewrite.apply(&mut normalized)).ok()?;
-        normalized.convert_offsets(tokenizers::tokenizer::normalizer::Range::Normalized(at))
+        let rewrites = self.traced.as_ref();
+        let applied = rewrites.map(|list| list.iter().try_for_each(|rewrite| rewrite.apply(&mut normalized)));
+        Origins(applied.is_some_and(|result| result.is_ok()).then_some(normalized))
+    }
+}
+
+/// The bytes of a text from which each byte of its normalized form came.
+pub(crate) struct Origins(Option<NormalizedString>);
+
+impl Origins {
+    /// Returns the bytes of the text from which the bytes `at` of its normalized form came; `None` if they are unknown.
+    pub(crate) fn of(&self, at: Range<usize>) -> Option<Range<usize>> {
+        self.0.as_ref()?.convert_offsets(tokenizers::tokenizer::normalizer::Range::Normalized(at))
     }
 }
 
