@@ -21,6 +21,10 @@ pub enum Error {
     #[error("{key}: expected {expected}, found {found}")]
     Invalid { key: String, expected: String, found: String },
 
+    /// Not the fault of the text: it may succeed later.
+    #[error("there is not enough memory to encode a text of {bytes} bytes now; try again later")]
+    OutOfMemory { bytes: usize },
+
     #[error("chat template does not compile: {0}")]
     TemplateSyntax(String),
 

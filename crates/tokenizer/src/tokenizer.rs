@@ -5,11 +5,13 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::collections::TryReserveError;
 use std::ops::Range;
 
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source};
 
 use crate::added_tokens::{Accept, AddedTokens, Fragment};
+use crate::algorithms::bpe::append;
 use crate::algorithms::normalize::{Normalizer, Origins};
 use crate::algorithms::pipeline::Pipeline;
 use crate::chat::Segment;
@@ -78,6 +80,9 @@ pub(crate) const END_NAMES: [&str; 11] = [
     "<|return|>",
     "<|call|>",
 ];
+
+/// Expectation of callers that do not handle a lack of memory.
+const ENOUGH_MEMORY: &str = "memory for the ids of a text";
 
 /// Decides which added tokens a text may contain.
 enum Permission<'p> {
@@ -240,7 +245,16 @@ impl Tokenizer {
 
     /// Encodes a text: nothing is prepended, and control tokens in it are treated as ordinary text.
     /// User-defined tokens are recognized, as the reference tokenizers do.
+    ///
+    /// # Panics
+    ///
+    /// If there is no memory for the ids; [`Tokenizer::try_encode`] returns an error then.
     pub fn encode(&self, text: &str) -> Vec<u32> {
+        self.try_encode(text).expect(ENOUGH_MEMORY)
+    }
+
+    /// Encodes a text as [`Tokenizer::encode`] does; fails with [`Error::OutOfMemory`] if there is no memory for it.
+    pub fn try_encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.encode_with(text, &Permission::Plain(&self.vocabulary))
     }
 
@@ -256,7 +270,7 @@ impl Tokenizer {
 
     /// Encodes a trusted text in which control tokens are recognized; nothing is prepended.
     pub fn encode_special(&self, text: &str) -> Vec<u32> {
-        self.encode_with(text, &Permission::All)
+        self.encode_with(text, &Permission::All).expect(ENOUGH_MEMORY)
     }
 
     /// Encodes a rendered conversation.
@@ -264,8 +278,20 @@ impl Tokenizer {
     /// The segments are one text: their boundaries split no token, so the ids equal those of the reference tokenizer
     /// for the joined text, with one exception. A guarded token is recognized only if it lies wholly within trusted
     /// text (adjacent trusted segments count as one); anywhere else its characters are ordinary text.
+    ///
+    /// # Panics
+    ///
+    /// If there is no memory for the ids; [`Tokenizer::try_encode_segments`] returns an error then.
     pub fn encode_segments(&self, segments: &[Segment]) -> Vec<u32> {
-        let mut text = String::with_capacity(segments.iter().map(|segment| segment.text.len()).sum());
+        self.try_encode_segments(segments).expect(ENOUGH_MEMORY)
+    }
+
+    /// Encodes a conversation as [`Tokenizer::encode_segments`] does; fails with [`Error::OutOfMemory`] if there is no
+    /// memory for it.
+    pub fn try_encode_segments(&self, segments: &[Segment]) -> Result<Vec<u32>, Error> {
+        let bytes = segments.iter().map(|segment| segment.text.len()).sum();
+        let mut text = String::new();
+        text.try_reserve_exact(bytes).map_err(|_| Error::OutOfMemory { bytes })?;
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for segment in segments.iter().filter(|segment| !segment.text.is_empty()) {
             let start = text.len();
@@ -280,19 +306,30 @@ impl Tokenizer {
         self.encode_with(&text, &Permission::Trusted { ranges: &ranges, guarded: &self.guarded })
     }
 
-    fn encode_with(&self, text: &str, permission: &Permission<'_>) -> Vec<u32> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        self.added.split(text, permission, &mut |fragment| match fragment {
-            Fragment::Token(id) => ids.push(id),
-            Fragment::Text(range) => self.encode_fragment(text, range, permission, &mut ids),
+    fn encode_with(&self, text: &str, permission: &Permission<'_>) -> Result<Vec<u32>, Error> {
+        let mut ids = Vec::new();
+        let mut result = ids.try_reserve(text.len() / 3);
+        self.added.split(text, permission, &mut |fragment| {
+            if result.is_ok() {
+                result = match fragment {
+                    Fragment::Token(id) => append(&mut ids, [id]),
+                    Fragment::Text(range) => self.encode_fragment(text, range, permission, &mut ids),
+                };
+            }
         });
-        ids
+        result.map(|()| ids).map_err(|_| Error::OutOfMemory { bytes: text.len() })
     }
 
-    fn encode_fragment(&self, text: &str, range: Range<usize>, permission: &Permission<'_>, ids: &mut Vec<u32>) {
+    fn encode_fragment(
+        &self,
+        text: &str,
+        range: Range<usize>,
+        permission: &Permission<'_>,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TryReserveError> {
         let fragment = &text[range.clone()];
         let first = range.start == 0;
-        let normalized = self.normalizer.apply(fragment);
+        let normalized = self.normalizer.apply(fragment)?;
         if self.added_normalized.is_empty() {
             return self.pipeline.encode(&self.vocabulary, &normalized, first, ids);
         }
@@ -304,12 +341,18 @@ impl Tokenizer {
             guarded: &self.guarded,
             origins: OnceCell::new(),
         };
-        self.added_normalized.split(&normalized, &accept, &mut |part| match part {
-            Fragment::Token(id) => ids.push(id),
-            Fragment::Text(part) => {
-                self.pipeline.encode(&self.vocabulary, &normalized[part.clone()], first && part.start == 0, ids)
+        let mut result = Ok(());
+        self.added_normalized.split(&normalized, &accept, &mut |part| {
+            if result.is_ok() {
+                result = match part {
+                    Fragment::Token(id) => append(ids, [id]),
+                    Fragment::Text(part) => {
+                        self.pipeline.encode(&self.vocabulary, &normalized[part.clone()], first && part.start == 0, ids)
+                    }
+                };
             }
         });
+        result
     }
 
     /// Returns the ids that the model expects before the text: usually a beginning-of-sequence token, or nothing.

@@ -1,7 +1,7 @@
 //! Byte-pair encoding by ranked merges: over bytes (GPT-2, Llama 3, Qwen) or over characters (Gemma's and Llama 2's
 //! tokenizer.json). Called by the pipeline for each piece from the pre-tokenizer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, TryReserveError};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
@@ -146,18 +146,25 @@ impl Bpe {
         self.merges.retain(|_, join| join.id != id);
     }
 
-    /// Appends the ids of one piece.
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+    /// Appends the ids of one piece. Fails if there is no memory for them.
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &str,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TryReserveError> {
         let Alphabet::Characters { byte_tokens } = &self.alphabet else {
             return self.encode_bytes(vocabulary, piece.as_bytes(), scratch, ids);
         };
         if self.ignore_merges
             && let Some(id) = vocabulary.mergeable(piece)
         {
-            return ids.push(id);
+            return append(ids, [id]);
         }
         let symbols = &mut scratch.symbols;
         symbols.clear();
+        symbols.try_reserve(piece.len())?;
         for (start, c) in piece.char_indices() {
             let len = c.len_utf8();
             match (vocabulary.mergeable(&piece[start..start + len]), byte_tokens) {
@@ -169,33 +176,37 @@ impl Bpe {
                 (id, _) => self.push_symbol(symbols, id, start, len),
             }
         }
-        merge(symbols, self);
-        ids.extend(symbols.iter().map(|symbol| symbol.id));
+        merge(symbols, self)?;
+        append(ids, symbols.iter().map(|symbol| symbol.id))
     }
 
-    /// Appends the ids of one piece of a byte-level model. A piece may end within a character.
+    /// Appends the ids of one piece of a byte-level model. A piece may end within a character. Fails if there is no
+    /// memory for them.
     pub(crate) fn encode_bytes(
         &self,
         vocabulary: &Vocabulary,
         piece: &[u8],
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
-    ) {
-        let Alphabet::Bytes(table) = &self.alphabet else { return };
+    ) -> Result<(), TryReserveError> {
+        let Alphabet::Bytes(table) = &self.alphabet else { return Ok(()) };
         if self.ignore_merges {
             scratch.spelled.clear();
+            // A byte is a character of at most two bytes.
+            scratch.spelled.try_reserve(2 * piece.len())?;
             scratch.spelled.extend(piece.iter().copied().map(char_of_byte));
             if let Some(id) = vocabulary.mergeable(&scratch.spelled) {
-                return ids.push(id);
+                return append(ids, [id]);
             }
         }
         let symbols = &mut scratch.symbols;
         symbols.clear();
+        symbols.try_reserve(piece.len())?;
         for (start, &byte) in piece.iter().enumerate() {
             self.push_symbol(symbols, table[byte as usize], start, 1);
         }
-        merge(symbols, self);
-        ids.extend(symbols.iter().map(|symbol| symbol.id));
+        merge(symbols, self)?;
+        append(ids, symbols.iter().map(|symbol| symbol.id))
     }
 
     fn push_symbol(&self, symbols: &mut Vec<Symbol>, id: Option<u32>, start: usize, len: usize) {
@@ -216,6 +227,17 @@ impl Pairs for Bpe {
     fn join(&self, left: Symbol, right: Symbol) -> Option<Join> {
         self.merges.get(&pair_key(left.id, right.id)).copied()
     }
+}
+
+/// Appends ids; fails if there is no memory for them.
+pub(crate) fn append(
+    ids: &mut Vec<u32>,
+    more: impl IntoIterator<Item = u32, IntoIter: ExactSizeIterator>,
+) -> Result<(), TryReserveError> {
+    let more = more.into_iter();
+    ids.try_reserve(more.len())?;
+    ids.extend(more);
+    Ok(())
 }
 
 /// Buffers that the encoders reuse from piece to piece.

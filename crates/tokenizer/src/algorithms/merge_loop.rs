@@ -5,7 +5,7 @@
 //! split does not take minutes. The caller's [`Pairs`] ranks the pairs; nothing here knows about text.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, TryReserveError};
 
 /// One symbol: a token that covers `len` bytes from `start`.
 #[derive(Debug, Clone, Copy)]
@@ -29,9 +29,14 @@ pub(crate) trait Pairs {
 /// Maximum number of symbols for which a scan over all pairs is cheaper than a heap.
 const SCAN_LIMIT: usize = 48;
 
-/// Joins symbols in place; the remaining symbols are the tokens, in order.
-pub(crate) fn merge(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
-    if symbols.len() <= SCAN_LIMIT { merge_by_scan(symbols, pairs) } else { merge_by_heap(symbols, pairs) }
+/// Joins symbols in place; the remaining symbols are the tokens, in order. Fails if there is no memory for a long
+/// piece.
+pub(crate) fn merge(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) -> Result<(), TryReserveError> {
+    if symbols.len() > SCAN_LIMIT {
+        return merge_by_heap(symbols, pairs);
+    }
+    merge_by_scan(symbols, pairs);
+    Ok(())
 }
 
 fn merge_by_scan(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
@@ -74,18 +79,23 @@ struct Candidate {
     id: u32,
 }
 
-fn merge_by_heap(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
+fn merge_by_heap(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) -> Result<(), TryReserveError> {
     let count = symbols.len() as u32;
-    let mut next: Vec<u32> = (1..=count).collect();
+    let (mut next, mut previous) = (Vec::new(), Vec::new());
+    next.try_reserve_exact(symbols.len())?;
+    next.extend(1..=count);
     next[count as usize - 1] = NONE;
-    let mut previous: Vec<u32> = (0..count).map(|at| at.wrapping_sub(1)).collect();
+    previous.try_reserve_exact(symbols.len())?;
+    previous.extend((0..count).map(|at| at.wrapping_sub(1)));
     let candidate = |symbols: &[Symbol], left: u32, right: u32| {
         let (a, b) = (symbols[left as usize], symbols[right as usize]);
         let join = pairs.join(a, b)?;
         Some(Reverse(Candidate { rank: join.rank, left, len: a.len + b.len, id: join.id }))
     };
-    let mut heap: BinaryHeap<_> =
-        (1..count).filter_map(|right| candidate(symbols.as_slice(), right - 1, right)).collect();
+    let mut first = Vec::new();
+    first.try_reserve_exact(symbols.len())?;
+    first.extend((1..count).filter_map(|right| candidate(symbols.as_slice(), right - 1, right)));
+    let mut heap = BinaryHeap::from(first);
     while let Some(Reverse(top)) = heap.pop() {
         let left = top.left as usize;
         let right = next[left];
@@ -98,6 +108,7 @@ fn merge_by_heap(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
         symbols[right as usize].len = 0;
         let after = next[right as usize];
         next[left] = after;
+        heap.try_reserve(2)?;
         if after != NONE {
             previous[after as usize] = top.left;
             heap.extend(candidate(symbols, top.left, after));
@@ -107,6 +118,7 @@ fn merge_by_heap(symbols: &mut Vec<Symbol>, pairs: &impl Pairs) {
         }
     }
     symbols.retain(|symbol| symbol.len > 0);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -131,7 +143,7 @@ mod tests {
                 ids.iter().enumerate().map(|(at, &id)| Symbol { id, start: at as u32, len: 1 }).collect();
             let (mut scanned, mut heaped) = (symbols.clone(), symbols);
             merge_by_scan(&mut scanned, &Toy);
-            merge_by_heap(&mut heaped, &Toy);
+            merge_by_heap(&mut heaped, &Toy).unwrap();
             let plain = |list: &[Symbol]| list.iter().map(|s| (s.id, s.start, s.len)).collect::<Vec<_>>();
             prop_assert_eq!(plain(&scanned), plain(&heaped));
         }

@@ -4,6 +4,7 @@
 //! normalized text back to the original bytes.
 
 use std::borrow::Cow;
+use std::collections::TryReserveError;
 use std::ops::Range;
 
 use crate::algorithms::pattern::Pattern;
@@ -61,15 +62,16 @@ impl TracedRewrite {
 pub(crate) const MAX_GROWTH: usize = 256;
 
 impl Normalizer {
-    /// Returns the normalized text.
-    pub(crate) fn apply<'t>(&self, text: &'t str) -> Cow<'t, str> {
+    /// Returns the normalized text. Fails if there is no memory for it; rewrites that run in the `tokenizers` crate end
+    /// the process then.
+    pub(crate) fn apply<'t>(&self, text: &'t str) -> Result<Cow<'t, str>, TryReserveError> {
         let mut text = Cow::Borrowed(text);
         for rewrite in &self.rewrites {
-            if let Some(changed) = rewrite.apply(&text) {
+            if let Some(changed) = rewrite.apply(&text)? {
                 text = Cow::Owned(changed);
             }
         }
-        text
+        Ok(text)
     }
 
     /// Returns the maximum factor by which normalization shortens a text; `None` if there is no bound.
@@ -105,39 +107,73 @@ impl Origins {
 
 impl Rewrite {
     /// Returns the rewritten text, or `None` if nothing changes.
-    fn apply(&self, text: &str) -> Option<String> {
+    fn apply(&self, text: &str) -> Result<Option<String>, TryReserveError> {
+        let mut rewritten = String::new();
         match self {
             Rewrite::Nfc => {
                 if text.is_ascii() || is_nfc_quick(text.chars()) == IsNormalized::Yes {
-                    return None;
+                    return Ok(None);
                 }
-                Some(text.nfc().map(|(c, _)| c).collect())
+                rewritten.try_reserve(text.len())?;
+                for (c, _) in text.nfc() {
+                    rewritten.try_reserve(c.len_utf8())?;
+                    rewritten.push(c);
+                }
             }
-            Rewrite::Prepend(prefix) => (!text.is_empty()).then(|| format!("{prefix}{text}")),
-            Rewrite::Replace { from, to } => text.contains(from.as_str()).then(|| text.replace(from.as_str(), to)),
-            Rewrite::ReplacePattern { pattern, to } => {
-                let mut rewritten = String::new();
+            Rewrite::Prepend(_) if text.is_empty() => return Ok(None),
+            Rewrite::Prepend(prefix) => {
+                rewritten.try_reserve(prefix.len() + text.len())?;
+                rewritten.push_str(prefix);
+                rewritten.push_str(text);
+            }
+            Rewrite::Replace { from, to } => {
+                if !text.contains(from.as_str()) {
+                    return Ok(None);
+                }
                 let mut copied = 0;
+                rewritten.try_reserve(text.len())?;
+                for (at, found) in text.match_indices(from.as_str()) {
+                    append(&mut rewritten, [&text[copied..at], to])?;
+                    copied = at + found.len();
+                }
+                append(&mut rewritten, [&text[copied..]])?;
+            }
+            Rewrite::ReplacePattern { pattern, to } => {
+                let mut copied = 0;
+                let mut result = rewritten.try_reserve(text.len());
                 pattern.for_each_match(text, &mut |found| {
-                    rewritten.push_str(&text[copied..found.start]);
-                    rewritten.push_str(to);
+                    if result.is_ok() {
+                        result = append(&mut rewritten, [&text[copied..found.start], to]);
+                    }
                     copied = found.end;
                 });
-                rewritten.push_str(&text[copied..]);
-                Some(rewritten)
+                result?;
+                append(&mut rewritten, [&text[copied..]])?;
             }
             Rewrite::SqueezeSpaces => {
-                let words: Vec<&str> = text.split(' ').filter(|word| !word.is_empty()).collect();
-                Some(words.join(" "))
+                rewritten.try_reserve(text.len())?;
+                for word in text.split(' ').filter(|word| !word.is_empty()) {
+                    if !rewritten.is_empty() {
+                        rewritten.push(' ');
+                    }
+                    rewritten.push_str(word);
+                }
             }
             Rewrite::Foreign(normalizer) => {
                 let mut normalized = NormalizedString::from(text);
                 // The reference ignores a failing normalizer too; it fails only on internal inconsistencies.
-                normalizer.normalize(&mut normalized).ok()?;
-                Some(normalized.get().to_owned())
+                return Ok(normalizer.normalize(&mut normalized).is_ok().then(|| normalized.get().to_owned()));
             }
         }
+        Ok(Some(rewritten))
     }
+}
+
+/// Appends texts; fails if there is no memory for them.
+fn append<const N: usize>(text: &mut String, more: [&str; N]) -> Result<(), TryReserveError> {
+    text.try_reserve(more.iter().map(|part| part.len()).sum())?;
+    more.iter().for_each(|part| text.push_str(part));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -154,8 +190,8 @@ mod tests {
             ],
             traced: None,
         };
-        assert_eq!(normalizer.apply("e\u{301} x"), "▁é▁x");
-        assert_eq!(normalizer.apply(""), "");
-        assert_eq!(Rewrite::SqueezeSpaces.apply("  a   b ").unwrap(), "a b");
+        assert_eq!(normalizer.apply("e\u{301} x").unwrap(), "▁é▁x");
+        assert_eq!(normalizer.apply("").unwrap(), "");
+        assert_eq!(Rewrite::SqueezeSpaces.apply("  a   b ").unwrap().unwrap(), "a b");
     }
 }

@@ -2,7 +2,7 @@
 //! piece. Called by the tokenizer for every fragment between added tokens; it knows nothing of added or control tokens.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, TryReserveError};
 
 use tokenizers::tokenizer::pattern::Invert;
 use tokenizers::{
@@ -115,6 +115,8 @@ struct PieceEncoder<'p, 't> {
     seen: Option<HashMap<&'t [u8], (usize, usize)>>,
     scratch: Scratch,
     ids: &'p mut Vec<u32>,
+    /// The first failure; the pieces after it are not encoded.
+    result: Result<(), TryReserveError>,
 }
 
 impl<'t> PieceEncoder<'_, 't> {
@@ -129,39 +131,63 @@ impl<'t> PieceEncoder<'_, 't> {
     /// Encodes a piece in GPT-2's alphabet. A character outside the alphabet did not come from bytes and is skipped.
     fn spelled_piece(&mut self, piece: &str) {
         let Model::Bpe(bpe) = self.model else { return };
-        let bytes: Vec<u8> = piece.chars().filter_map(byte_of_char).collect();
-        bpe.encode_bytes(self.vocabulary, &bytes, &mut self.scratch, self.ids);
+        if self.result.is_ok() {
+            let mut bytes = Vec::new();
+            self.result = bytes.try_reserve(piece.len()).and_then(|()| {
+                bytes.extend(piece.chars().filter_map(byte_of_char));
+                bpe.encode_bytes(self.vocabulary, &bytes, &mut self.scratch, self.ids)
+            });
+        }
     }
 
-    fn cached(&mut self, key: &'t [u8], encode: impl FnOnce(&mut Self)) {
+    fn cached(&mut self, key: &'t [u8], encode: impl FnOnce(&mut Self) -> Result<(), TryReserveError>) {
+        if self.result.is_err() {
+            return;
+        }
         if key.len() > CACHED_PIECE_BYTES {
-            return encode(self);
+            self.result = encode(self);
+            return;
         }
         if let Some(&(start, end)) = self.seen.as_ref().and_then(|seen| seen.get(key)) {
-            self.ids.extend_from_within(start..end);
+            self.result = self.ids.try_reserve(end - start);
+            if self.result.is_ok() {
+                self.ids.extend_from_within(start..end);
+            }
             return;
         }
         let start = self.ids.len();
-        encode(self);
+        self.result = encode(self);
         let end = self.ids.len();
-        if let Some(seen) = &mut self.seen {
+        // Without memory for the cache, the piece is encoded again the next time.
+        if let Some(seen) = &mut self.seen
+            && self.result.is_ok()
+            && seen.try_reserve(1).is_ok()
+        {
             seen.insert(key, (start, end));
         }
     }
 }
 
 impl Pipeline {
-    /// Appends the ids of a normalized fragment; `first` is true for the first fragment of the text.
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, fragment: &str, first: bool, ids: &mut Vec<u32>) {
+    /// Appends the ids of a normalized fragment; `first` is true for the first fragment of the text. Fails if there is
+    /// no memory for them; steps that run in the `tokenizers` crate end the process then.
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        fragment: &str,
+        first: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TryReserveError> {
         if fragment.is_empty() {
-            return;
+            return Ok(());
         }
         let spaced = match &self.pre_tokenizer {
-            PreTokenizer::Ours { space, .. } => apply_space_rule(*space, fragment, first),
+            PreTokenizer::Ours { space, .. } => apply_space_rule(*space, fragment, first)?,
             PreTokenizer::Foreign { .. } => Cow::Borrowed(fragment),
         };
         let seen = (spaced.len() >= CACHE_FROM_BYTES).then(HashMap::new);
-        let mut encoder = PieceEncoder { model: &self.model, vocabulary, seen, scratch: Scratch::default(), ids };
+        let scratch = Scratch::default();
+        let mut encoder = PieceEncoder { model: &self.model, vocabulary, seen, scratch, ids, result: Ok(()) };
         match &self.pre_tokenizer {
             PreTokenizer::Ours { space, stages, spelled_stages } => {
                 let mut cut = |piece| match &self.joinable_pairs {
@@ -193,16 +219,18 @@ impl Pipeline {
                         seen: None,
                         scratch: std::mem::take(&mut encoder.scratch),
                         ids: &mut *encoder.ids,
+                        result: encoder.result,
                     };
                     if *spelled {
                         one.spelled_piece(piece)
                     } else {
                         one.piece(piece)
                     }
-                    encoder.scratch = one.scratch;
+                    (encoder.scratch, encoder.result) = (one.scratch, one.result);
                 }
             }
         }
+        encoder.result
     }
 
     /// Whether every character has at least one id: none is dropped, and no run shares an unknown token.
@@ -222,13 +250,21 @@ impl Pipeline {
     }
 }
 
-fn apply_space_rule(rule: SpaceRule, fragment: &str, first: bool) -> Cow<'_, str> {
-    match rule {
+fn apply_space_rule(rule: SpaceRule, fragment: &str, first: bool) -> Result<Cow<'_, str>, TryReserveError> {
+    Ok(match rule {
         SpaceRule::Keep => Cow::Borrowed(fragment),
         SpaceRule::Prefix if fragment.starts_with(' ') => Cow::Borrowed(fragment),
-        SpaceRule::Prefix => Cow::Owned(format!(" {fragment}")),
+        SpaceRule::Prefix => {
+            let mut prefixed = String::new();
+            prefixed.try_reserve(1 + fragment.len())?;
+            prefixed.push(' ');
+            prefixed.push_str(fragment);
+            Cow::Owned(prefixed)
+        }
         SpaceRule::Metaspace { prepend, .. } => {
-            let mut marked = String::with_capacity(fragment.len() + fragment.len() / 3 + 3);
+            let num_spaces = fragment.bytes().filter(|byte| *byte == b' ').count();
+            let mut marked = String::new();
+            marked.try_reserve(fragment.len() + (num_spaces + 1) * METASPACE.len_utf8())?;
             let wanted = match prepend {
                 Prepend::Always => true,
                 Prepend::First => first,
@@ -240,7 +276,7 @@ fn apply_space_rule(rule: SpaceRule, fragment: &str, first: bool) -> Cow<'_, str
             marked.extend(fragment.chars().map(|c| if c == ' ' { METASPACE } else { c }));
             Cow::Owned(marked)
         }
-    }
+    })
 }
 
 fn split_before_marks<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {

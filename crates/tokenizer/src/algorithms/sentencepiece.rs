@@ -1,7 +1,9 @@
 //! SentencePiece's byte-pair encoding: adjacent symbols are joined if the joined text is a token, best score first.
 //! The GGUF tokenizer model "llama" (Llama 2, Mistral, Gemma, Phi-3). Called by the pipeline for each piece.
 
-use crate::algorithms::bpe::Scratch;
+use std::collections::TryReserveError;
+
+use crate::algorithms::bpe::{Scratch, append};
 use crate::algorithms::merge_loop::{Join, Pairs, Symbol, merge};
 use crate::vocabulary::Vocabulary;
 
@@ -31,25 +33,34 @@ impl SentencePieceBpe {
         self.byte_tokens.is_some() || self.unknown.is_some()
     }
 
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+    /// Appends the ids of one piece. Fails if there is no memory for them.
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &str,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TryReserveError> {
         let symbols = &mut scratch.symbols;
         symbols.clear();
+        symbols.try_reserve(piece.len())?;
         symbols.extend(piece.char_indices().map(|(start, c)| {
             let len = c.len_utf8();
             let id = vocabulary.mergeable(&piece[start..start + len]).unwrap_or(NO_TOKEN);
             Symbol { id, start: start as u32, len: len as u32 }
         }));
-        merge(symbols, &ByScore { spm: self, vocabulary, piece });
+        merge(symbols, &ByScore { spm: self, vocabulary, piece })?;
         for symbol in symbols {
             if symbol.id != NO_TOKEN {
-                ids.push(symbol.id);
+                append(ids, [symbol.id])?;
             } else if let Some(byte_tokens) = &self.byte_tokens {
                 let bytes = &piece.as_bytes()[symbol.start as usize..(symbol.start + symbol.len) as usize];
-                ids.extend(bytes.iter().map(|&byte| byte_tokens[byte as usize]));
+                append(ids, bytes.iter().map(|&byte| byte_tokens[byte as usize]))?;
             } else {
-                ids.extend(self.unknown);
+                append(ids, self.unknown)?;
             }
         }
+        Ok(())
     }
 }
 

@@ -1,6 +1,9 @@
 //! SentencePiece's unigram model (XGLM, T5): of all ways to spell a piece in tokens, it takes the one with the highest
 //! sum of scores, found by dynamic programming. Called by the pipeline for each piece.
 
+use std::collections::TryReserveError;
+
+use crate::algorithms::bpe::append;
 use crate::vocabulary::Vocabulary;
 
 /// An unknown character scores this much below the worst token; SentencePiece's constant.
@@ -47,8 +50,15 @@ impl Unigram {
         self.byte_tokens.is_some()
     }
 
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, piece: &str, ids: &mut Vec<u32>) {
-        let mut best: Vec<Option<Best>> = vec![None; piece.len() + 1];
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &str,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TryReserveError> {
+        let mut best: Vec<Option<Best>> = Vec::new();
+        best.try_reserve_exact(piece.len() + 1)?;
+        best.resize(piece.len() + 1, None);
         for (start, c) in piece.char_indices() {
             let so_far = if start == 0 { 0.0 } else { best[start].map_or(0.0, |best| best.score) };
             let mut offer = |end: usize, score: f64, id: Option<u32>| {
@@ -69,11 +79,11 @@ impl Unigram {
                 offer(start + c.len_utf8(), so_far + self.unknown_score, None);
             }
         }
-        self.collect(piece, &best, ids);
+        self.collect(piece, &best, ids)
     }
 
     /// Walks back along the best spelling. A run of unknown characters becomes its byte tokens, or one unknown token.
-    fn collect(&self, piece: &str, best: &[Option<Best>], ids: &mut Vec<u32>) {
+    fn collect(&self, piece: &str, best: &[Option<Best>], ids: &mut Vec<u32>) -> Result<(), TryReserveError> {
         let mut spans: Vec<(usize, usize, Option<u32>)> = Vec::new();
         let mut end = piece.len();
         while end > 0 {
@@ -81,16 +91,22 @@ impl Unigram {
             let Some(step) = best[end] else { break };
             match spans.last_mut() {
                 Some((start, _, None)) if step.id.is_none() => *start = step.start,
-                _ => spans.push((step.start, end, step.id)),
+                _ => {
+                    spans.try_reserve(1)?;
+                    spans.push((step.start, end, step.id));
+                }
             }
             end = step.start;
         }
         for (start, end, id) in spans.into_iter().rev() {
             match (id, &self.byte_tokens) {
-                (Some(id), _) => ids.push(id),
-                (None, Some(tokens)) => ids.extend(piece.as_bytes()[start..end].iter().map(|&b| tokens[b as usize])),
-                (None, None) => ids.extend(self.unknown),
+                (Some(id), _) => append(ids, [id])?,
+                (None, Some(tokens)) => {
+                    append(ids, piece.as_bytes()[start..end].iter().map(|&b| tokens[b as usize]))?;
+                }
+                (None, None) => append(ids, self.unknown)?,
             }
         }
+        Ok(())
     }
 }

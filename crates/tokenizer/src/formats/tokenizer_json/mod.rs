@@ -100,7 +100,7 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         Some(ends) => ends,
         None => stages::post_processor(&root["post_processor"], &vocabulary)?,
     };
-    let (added, added_normalized) = table.added(&normalizer);
+    let (added, added_normalized) = table.added(&normalizer)?;
     for token in added_normalized.tokens() {
         if vocabulary.piece(token.id) != token.content {
             vocabulary.set_text(token.id, &token.content);
@@ -296,12 +296,15 @@ impl TokenTable {
     }
 
     /// Returns the added tokens that match the original text, and those that match normalized text.
-    fn added(self, normalizer: &Normalizer) -> (AddedTokens, AddedTokens) {
+    fn added(self, normalizer: &Normalizer) -> Result<(AddedTokens, AddedTokens), Error> {
         let (normalized, plain): (Vec<_>, Vec<_>) = self.added.into_iter().partition(|(_, normalized)| *normalized);
         let normalized = normalized.into_iter().map(|(mut token, _)| {
-            token.content = normalizer.apply(&token.content).into_owned();
-            token
+            let bytes = token.content.len();
+            let content = normalizer.apply(&token.content).map_err(|_| Error::OutOfMemory { bytes })?;
+            token.content = content.into_owned();
+            Ok(token)
         });
-        (AddedTokens::new(plain.into_iter().map(|(token, _)| token).collect()), AddedTokens::new(normalized.collect()))
+        let normalized = AddedTokens::new(normalized.collect::<Result<_, Error>>()?);
+        Ok((AddedTokens::new(plain.into_iter().map(|(token, _)| token).collect()), normalized))
     }
 }
