@@ -44,7 +44,7 @@ fn run() -> Result<()> {
     let hub = cli.hub(interrupt.clone())?;
     let mut output = Output::new();
     match &cli.command {
-        Command::Run(args) => commands::run::run(args, &hub, &interrupt, &mut output),
+        Command::Run(args) => commands::run::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
         Command::Explain(args) => commands::explain::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Pull(args) => commands::pull::run(args, &hub, &mut output),

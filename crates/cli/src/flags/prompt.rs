@@ -21,7 +21,7 @@ pub(crate) struct PromptArgs {
 
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    system: Option<String>,
+    pub(crate) system: Option<String>,
 
     /// Continue the prompt as plain text, without the model's chat template
     #[arg(long)]
@@ -51,7 +51,7 @@ impl PromptArgs {
     }
 
     /// Returns the system message, which comes first.
-    pub(crate) fn system(&self) -> Option<Value> {
+    fn system(&self) -> Option<Value> {
         self.system.as_ref().map(|text| message("system", text))
     }
 

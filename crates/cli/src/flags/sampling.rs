@@ -18,7 +18,7 @@ const HEADING: &str = "Sampling";
 const HELP_WIDTH: usize = 70;
 
 /// Values of the sampling flags.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SamplingArgs {
     preset: Option<Preset>,
     given: GivenOptions,
@@ -223,6 +223,34 @@ impl SamplingArgs {
         Ok(params)
     }
 
+    /// Returns these flags with another preset, or none, below them.
+    pub(crate) fn with_preset(self, preset: Option<Preset>) -> SamplingArgs {
+        SamplingArgs { preset, ..self }
+    }
+
+    /// Returns these flags with one more, named as on the command line, without its dashes. A preset replaces all.
+    pub(crate) fn changed(&self, name: &str, value: &str) -> Result<SamplingArgs> {
+        let name = name.trim_start_matches('-').replace('_', "-");
+        let is_known = name == "preset" || OPTIONS.iter().any(|option| option.flag() == name);
+        if !is_known {
+            let names: Vec<&str> = OPTIONS.iter().map(|option| option.flag()).collect();
+            bail!("there is no option {name}; expected max-tokens, preset, {}", listed(&names, "or"));
+        }
+        let command = SamplingArgs::augment_args(Command::new("set")).no_binary_name(true);
+        let matches = command.try_get_matches_from([format!("--{name}={value}")]);
+        let matches = matches.map_err(|_| anyhow!("{name}: {value:?} is not a value of this option"))?;
+        let change = SamplingArgs::from_arg_matches(&matches)?;
+        if change.preset.is_some() {
+            return Ok(change);
+        }
+        let mut tokens: Vec<_> = self.tokens.clone();
+        tokens.retain(|(option, _)| !change.tokens.iter().any(|(other, _)| other.param() == option.param()));
+        tokens.extend(change.tokens);
+        let changed = SamplingArgs { preset: self.preset, given: self.given.clone().changed(change.given), tokens };
+        changed.check(1.0)?;
+        Ok(changed)
+    }
+
     /// Rejects flags that are wrong with any model, so that the user learns of it before one is loaded.
     pub(crate) fn check(&self, default_temperature: f32) -> Result<()> {
         self.checked(&self.without_tokenizer(default_temperature))
@@ -349,6 +377,19 @@ mod tests {
         let matches = command.try_get_matches_from(flags).expect("flags that can be read");
         let args = SamplingArgs::from_arg_matches(&matches).expect("flags that can be read");
         args.check(1.0).expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn one_option_can_be_changed_and_the_others_stay() {
+        let preset = SamplingArgs { preset: Some(Preset::Chat), ..SamplingArgs::default() };
+        let changed = preset.changed("temperature", "0.25").and_then(|args| args.changed("top_k", "7")).unwrap();
+        let params = changed.without_tokenizer(1.0);
+        assert_eq!((params.temperature, params.top_k, params.top_p), (0.25, 7, Preset::Chat.params().top_p));
+        assert!(changed.changed("preset", "code").unwrap().given.is_empty());
+        let error = |name, value| preset.changed(name, value).unwrap_err().to_string();
+        assert_eq!(error("top-p", "x"), "top-p: \"x\" is not a value of this option");
+        assert_eq!(error("top-p", "7"), "--top-p: expected 0 to 1, found 7");
+        assert!(error("topp", "1").starts_with("there is no option topp; expected max-tokens, preset, "));
     }
 
     #[test]

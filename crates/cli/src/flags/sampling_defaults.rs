@@ -15,7 +15,7 @@ pub(crate) const CHAT_DEFAULT: Preset = Preset::Chat;
 const NEUTRAL_FLAGS: [&str; 2] = ["seed", "stop_ids"];
 
 /// The sampling flags, and whether any was given.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ChainArgs {
     args: SamplingArgs,
     is_given: bool,
@@ -41,6 +41,12 @@ impl ChainArgs {
             }
             _ => Ok(given),
         }
+    }
+
+    /// Returns these flags with one more. The default preset stays in effect below it.
+    pub(crate) fn changed(&self, name: &str, value: &str, defaults: SamplingDefaults) -> Result<ChainArgs> {
+        let start = self.args.clone().with_preset(self.preset(defaults));
+        Ok(ChainArgs { args: start.changed(name, value)?, is_given: true })
     }
 
     /// Rejects flags that are wrong with any model.

@@ -7,3 +7,4 @@ mod log_queue;
 pub(crate) mod output;
 pub(crate) mod stdin;
 pub(crate) mod token_table;
+pub(crate) mod word_wrap;

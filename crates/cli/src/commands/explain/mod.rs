@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
-use pellucid_generate::Finish;
+use pellucid_generate::{Finish, LoadedModel};
 use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
@@ -97,56 +97,92 @@ pub(crate) fn run(
     let Some(prompt) = args.prompt.read()? else { bail!("there is no prompt to explain: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
     args.sampling.check(SAMPLING_DEFAULTS)?;
-    let loaded = args.compute.open(&path, 1, hub)?.model;
-    let params =
-        SamplingParams { logprobs: Some(MAX_LOGPROBS), ..args.sampling.params(&loaded.tokenizer, SAMPLING_DEFAULTS)? };
-    let chain: Vec<(StepKind, String)> = (Sampler::new(&params, loaded.vocab_size)?.steps())
-        // No grammar is given here, so its step has nothing to do.
-        .filter(|(kind, _)| *kind != StepKind::Mask)
-        .collect();
-    let prompt = args.prompt.for_model(prompt, &loaded)?;
-    let ids = prompt.ids(&loaded)?;
-    let model = path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy()));
-    let is_colored = match args.color {
-        ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
-        when => when == ColorWhen::Always,
-    };
-    let explainer = Explainer {
-        page: Page {
-            tokenizer: &loaded.tokenizer,
-            params: &params,
-            vocab_size: loaded.vocab_size,
-            num_rows: args.candidates as usize,
-            paint: Paint { is_on: is_colored },
+    let model = args.compute.open(&path, 1, hub)?.model;
+    let params = args.sampling.params(&model.tokenizer, SAMPLING_DEFAULTS)?;
+    let prompt = args.prompt.for_model(prompt, &model)?;
+    let preset = args.sampling.preset(SAMPLING_DEFAULTS);
+    let explanation = Explanation {
+        name: path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy())),
+        params,
+        preset: preset.map(|preset| (preset.name(), args.sampling.is_given())),
+        max_tokens: args.max_tokens as usize,
+        num_candidates: args.candidates as usize,
+        is_colored: match args.color {
+            ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
+            when => when == ColorWhen::Always,
         },
         is_json: args.json,
-        interrupt,
     };
-    let preset = args.sampling.preset(SAMPLING_DEFAULTS).map(|preset| preset.name());
-    if args.json {
-        write_line(output, &json::header(&model, &ids, preset, &params, &chain))?;
-    } else {
-        let preset = match preset {
-            Some(preset) if args.sampling.is_given() => format!(" · preset {preset}"),
-            Some(preset) => format!(" · preset {preset} (the default here)"),
-            None => String::new(),
+    explanation.write(&model, &prompt, interrupt, output)
+}
+
+/// A reply to generate and to explain.
+#[derive(Debug)]
+pub(crate) struct Explanation {
+    /// Name of the model, for the title.
+    pub(crate) name: String,
+    pub(crate) params: SamplingParams,
+    /// Name of the preset, and whether the user gave it.
+    pub(crate) preset: Option<(&'static str, bool)>,
+    pub(crate) max_tokens: usize,
+    /// Candidates to show for each token.
+    pub(crate) num_candidates: usize,
+    pub(crate) is_colored: bool,
+    pub(crate) is_json: bool,
+}
+
+impl Explanation {
+    /// Generates the reply and writes how each of its tokens was chosen.
+    pub(crate) fn write(
+        self,
+        model: &LoadedModel,
+        prompt: &Prompt,
+        interrupt: &Interrupt,
+        output: &mut Output,
+    ) -> Result<()> {
+        let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..self.params };
+        let chain: Vec<(StepKind, String)> = (Sampler::new(&params, model.vocab_size)?.steps())
+            // No grammar is given here, so its step has nothing to do.
+            .filter(|(kind, _)| *kind != StepKind::Mask)
+            .collect();
+        let ids = prompt.ids(model)?;
+        let explainer = Explainer {
+            page: Page {
+                tokenizer: &model.tokenizer,
+                params: &params,
+                vocab_size: model.vocab_size,
+                num_rows: self.num_candidates,
+                paint: Paint { is_on: self.is_colored },
+            },
+            is_json: self.is_json,
+            interrupt,
         };
-        let seed = if params.temperature == 0.0 { String::new() } else { format!(" · seed {}", params.seed) };
-        let title = format!("{model}{seed}{preset}");
-        write!(output, "{}", explainer.page.head(&title, &ids, &chain))?;
+        if self.is_json {
+            let preset = self.preset.map(|(preset, _)| preset);
+            write_line(output, &json::header(&self.name, &ids, preset, &params, &chain))?;
+        } else {
+            let preset = match self.preset {
+                Some((preset, true)) => format!(" · preset {preset}"),
+                Some((preset, false)) => format!(" · preset {preset} (the default here)"),
+                None => String::new(),
+            };
+            let seed = if params.temperature == 0.0 { String::new() } else { format!(" · seed {}", params.seed) };
+            let title = format!("{}{seed}{preset}", self.name);
+            write!(output, "{}", explainer.page.head(&title, &ids, &chain))?;
+        }
+        output.flush()?;
+        let stream = model.engine.submit(Request {
+            max_tokens: Some(self.max_tokens),
+            trace: true,
+            ..Request::new(ids.clone(), params.clone())
+        })?;
+        // The reply of a chat is a new text; otherwise it continues the prompt's text.
+        let (text, before) = match prompt {
+            Prompt::Chat(_) => (model.tokenizer.stream(false), String::new()),
+            Prompt::Text(text) => (TextStream::after(&*model.tokenizer, false, &ids), text.clone()),
+        };
+        explainer.follow(&stream, text, before, output)
     }
-    output.flush()?;
-    let stream = loaded.engine.submit(Request {
-        max_tokens: Some(args.max_tokens as usize),
-        trace: true,
-        ..Request::new(ids.clone(), params.clone())
-    })?;
-    // The reply of a chat is a new text; otherwise it continues the prompt's text.
-    let (text, before) = match prompt {
-        Prompt::Chat(_) => (loaded.tokenizer.stream(false), String::new()),
-        Prompt::Text(text) => (TextStream::after(&*loaded.tokenizer, false, &ids), text),
-    };
-    explainer.follow(&stream, text, before, output)
 }
 
 struct Explainer<'a> {

@@ -14,6 +14,7 @@ use crate::flags::prompt::Prompt;
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::log;
 use crate::terminal::output::Output;
+use crate::terminal::word_wrap::WordWrap;
 
 /// Time between two checks for Ctrl-C while waiting for the engine.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
@@ -33,6 +34,8 @@ pub(super) struct Answerer<'a> {
 pub(super) struct Answer {
     /// Text of a single reply; empty if there are several.
     pub(super) text: String,
+    /// Tokens of the reply.
+    pub(super) num_tokens: usize,
     /// Whether Ctrl-C ended it.
     pub(super) interrupted: bool,
 }
@@ -55,22 +58,23 @@ impl Answerer<'_> {
         let request = GenerationRequest { prompts: vec![request], stop: self.stops.clone(), reports_progress: true };
         let mut generation = Generation::submit(&self.model, request)?;
         let mut replies: Vec<Delta> = (0..generation.num_choices()).map(Delta::new).collect();
+        let mut screen = Screen { output, wrap: WordWrap::for_stdout() };
         if let (Prompt::Text(text), [_]) = (prompt, &replies[..]) {
-            output.write_all(text.as_bytes())?;
+            screen.write(text)?;
         }
-        let interrupted = self.follow(&mut generation, &mut replies, output)?;
+        let interrupted = self.follow(&mut generation, &mut replies, &mut screen)?;
         if interrupted {
             for delta in generation.flush() {
-                take(delta, &mut replies, output)?;
+                take(delta, &mut replies, &mut screen)?;
             }
         }
-        let text = end_output(&replies, output)?;
+        let text = end_output(&replies, &mut screen)?;
         log::note(&self.summary(&generation));
-        Ok(Answer { text, interrupted })
+        Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
     }
 
     /// Collects the replies, and shows a single one as it arrives. Returns whether Ctrl-C ended it.
-    fn follow(&self, generation: &mut Generation, replies: &mut [Delta], output: &mut Output) -> Result<bool> {
+    fn follow(&self, generation: &mut Generation, replies: &mut [Delta], screen: &mut Screen<'_>) -> Result<bool> {
         let stop = self.interrupt.stop_on_interrupt();
         let mut prefill = PrefillBar::new();
         loop {
@@ -83,7 +87,7 @@ impl Answerer<'_> {
                 Ok(Some(GenerationEvent::PromptProgress { computed, total, .. })) => prefill.at(computed, total),
                 Ok(Some(GenerationEvent::Delta(delta))) => {
                     prefill.clear();
-                    take(delta, replies, output)?;
+                    take(delta, replies, screen)?;
                 }
                 Ok(Some(GenerationEvent::ControlApplied { .. })) => {}
                 Err(Error::Stopped) => return Err(anyhow!("the engine stopped in the middle of a reply")),
@@ -126,30 +130,47 @@ impl Answerer<'_> {
     }
 }
 
+/// Standard output, wrapped between words if it is a terminal.
+struct Screen<'o> {
+    output: &'o mut Output,
+    wrap: WordWrap,
+}
+
+impl Screen<'_> {
+    fn write(&mut self, text: &str) -> Result<()> {
+        self.output.write_all(self.wrap.push(text).as_bytes())?;
+        Ok(self.output.flush()?)
+    }
+
+    /// Writes the last word, and ends the line.
+    fn end_line(&mut self) -> Result<()> {
+        let rest = self.wrap.finish();
+        writeln!(self.output, "{rest}")?;
+        Ok(self.output.flush()?)
+    }
+}
+
 /// Adds a piece to its reply, and shows it where there is only one.
-fn take(delta: Delta, replies: &mut [Delta], output: &mut Output) -> Result<()> {
+fn take(delta: Delta, replies: &mut [Delta], screen: &mut Screen<'_>) -> Result<()> {
     if replies.len() == 1 {
-        output.write_all(delta.text.as_bytes())?;
-        output.flush()?;
+        screen.write(&delta.text)?;
     }
     replies[delta.choice].append(delta);
     Ok(())
 }
 
 /// Ends the line of a single reply, or shows several replies. Returns the text of a single one.
-fn end_output(replies: &[Delta], output: &mut Output) -> Result<String> {
-    let mut text = String::new();
+fn end_output(replies: &[Delta], screen: &mut Screen<'_>) -> Result<String> {
     if let [only] = replies {
-        writeln!(output)?;
-        text.clone_from(&only.text);
-    } else {
-        for (i, reply) in replies.iter().enumerate() {
-            let score = reply.score.map_or_else(String::new, |score| format!(" (score {score:.4})"));
-            writeln!(output, "--- {}{score}\n{}", i + 1, reply.text)?;
-        }
+        screen.end_line()?;
+        return Ok(only.text.clone());
     }
-    output.flush()?;
-    Ok(text)
+    for (i, reply) in replies.iter().enumerate() {
+        let score = reply.score.map_or_else(String::new, |score| format!(" (score {score:.4})"));
+        screen.write(&format!("--- {}{score}\n{}", i + 1, reply.text))?;
+        screen.end_line()?;
+    }
+    Ok(String::new())
 }
 
 /// Progress of a long prompt, on a terminal only.

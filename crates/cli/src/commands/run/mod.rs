@@ -4,6 +4,7 @@ mod answer;
 mod chat;
 
 use std::io::IsTerminal;
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
@@ -19,6 +20,7 @@ use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
 use crate::terminal::output::Output;
 use answer::Answerer;
+use chat::{Chat, ChatEnd};
 
 /// Answer a prompt, or chat when there is none
 ///
@@ -60,7 +62,14 @@ pub(crate) struct RunArgs {
     compute: ComputeArgs,
 }
 
-pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
+/// Runs the command. `wants_color` is the environment's setting.
+pub(crate) fn run(
+    args: &RunArgs,
+    hub: &Hub,
+    interrupt: &Interrupt,
+    wants_color: bool,
+    output: &mut Output,
+) -> Result<()> {
     let prompt = args.prompt.read()?;
     let path = hub.resolve(args.prompt.model.as_deref())?;
     let beams = args.beams.params()?;
@@ -78,43 +87,77 @@ pub(crate) fn run(args: &RunArgs, hub: &Hub, interrupt: &Interrupt, output: &mut
     if let Some(beams) = beams {
         args.sampling.flags().check_beside(beams, args.choices, best_of)?;
     }
-    let loaded = args.compute.open(&path, width, hub)?;
-    if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
-        log::note(&format!("[{}]", memory_text(&loaded.info)));
-    }
-    let model = loaded.model;
-    let sampling = args.sampling.params(&model.tokenizer, defaults)?;
-    if beams.is_none() {
-        show_chain(args.sampling.preset(defaults), &sampling, &model)?;
-    }
-    let mut answerer = Answerer {
-        model,
-        interrupt,
-        sampling,
-        max_tokens: args.max_tokens.map(|tokens| tokens as usize),
-        num_choices: args.choices,
-        best_of,
-        beams,
-        stops: args.stop.clone(),
+    let open = |path: &Path| -> Result<Answerer<'_>> {
+        let loaded = args.compute.open(path, width, hub)?;
+        if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
+            log::note(&format!("[{}]", memory_text(&loaded.info)));
+        }
+        let model = loaded.model;
+        let sampling = args.sampling.params(&model.tokenizer, defaults)?;
+        if beams.is_none() {
+            show_chain(args.sampling.preset(defaults), &sampling, &model)?;
+        }
+        Ok(Answerer {
+            model,
+            interrupt,
+            sampling,
+            max_tokens: args.max_tokens.map(|tokens| tokens as usize),
+            num_choices: args.choices,
+            best_of,
+            beams,
+            stops: args.stop.clone(),
+        })
     };
-    match prompt {
-        Some(prompt) => {
-            let prompt = args.prompt.for_model(prompt, &answerer.model)?;
-            if answerer.answer(&prompt, output)?.interrupted {
-                return Err(Interrupted.into());
+    let mut answerer = open(&path)?;
+    if let Some(prompt) = prompt {
+        let prompt = args.prompt.for_model(prompt, &answerer.model)?;
+        return match answerer.answer(&prompt, output)?.interrupted {
+            true => Err(Interrupted.into()),
+            false => Ok(()),
+        };
+    }
+    check_chat(&answerer.model)?;
+    if args.prompt.raw {
+        bail!("--raw needs a PROMPT to continue");
+    }
+    if width > 1 {
+        bail!("a chat has one reply at a time; several replies need a PROMPT");
+    }
+    let history = hub.store.root().join("chat_history");
+    let mut chat = Chat::open(history, args.prompt.system.clone(), args.sampling.clone(), defaults)?;
+    let mut path = path;
+    while let ChatEnd::Model(name) = chat.run(&mut answerer, wants_color && std::io::stdout().is_terminal(), output)? {
+        let max_tokens = answerer.max_tokens;
+        // Two models may not fit into memory at once, so the old one is closed first.
+        match hub.resolve(Some(&name)) {
+            Ok(other) => {
+                drop(answerer);
+                let opened = open(&other).and_then(|answerer| check_chat(&answerer.model).map(|()| answerer));
+                answerer = match opened {
+                    Ok(answerer) => {
+                        path = other;
+                        answerer
+                    }
+                    Err(error) => {
+                        log::note(&format!("could not change the model: {error:#}"));
+                        open(&path)?
+                    }
+                };
+                answerer.max_tokens = max_tokens;
             }
+            Err(error) => log::note(&format!("could not change the model: {error:#}")),
         }
-        None if answerer.model.template.is_none() => {
-            if let Some(error) = &answerer.model.template_error {
-                bail!("{error}");
-            }
-            bail!("this model has no chat template, so it cannot chat; give a PROMPT to continue")
-        }
-        None if args.prompt.raw => bail!("--raw needs a PROMPT to continue"),
-        None if width > 1 => bail!("a chat has one reply at a time; several replies need a PROMPT"),
-        None => chat::chat(&mut answerer, args.prompt.system(), output)?,
     }
     Ok(())
+}
+
+/// Rejects a model that cannot chat.
+fn check_chat(model: &LoadedModel) -> Result<()> {
+    match (&model.template, &model.template_error) {
+        (Some(_), _) => Ok(()),
+        (None, Some(error)) => bail!("{error}"),
+        (None, None) => bail!("this model has no chat template, so it cannot chat; give a PROMPT to continue"),
+    }
 }
 
 /// Rejects combinations of flags that the engine does not know of, or would reject after the prompt is on the screen.
@@ -143,18 +186,22 @@ fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
 /// Shows the sampling steps in their order, unless there is only a temperature.
 fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedModel) -> Result<()> {
     let sampler = Sampler::new(sampling, model.vocab_size)?;
-    // The mask of a grammar is never set here.
-    let steps: Vec<(StepKind, String)> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).collect();
-    let is_plain = steps.iter().all(|(kind, _)| matches!(kind, StepKind::Temperature | StepKind::Draw));
-    if preset.is_none() && is_plain {
-        return Ok(());
+    let is_plain = |kind| matches!(kind, StepKind::Temperature | StepKind::Draw | StepKind::Mask);
+    if preset.is_some() || !sampler.steps().all(|(kind, _)| is_plain(kind)) {
+        log::note(&format!("[{}]", chain_text(preset, sampling, model)?));
     }
-    let name = |(kind, setting): &(StepKind, String)| match setting.as_str() {
+    Ok(())
+}
+
+/// Returns the preset and the sampling steps with their settings.
+fn chain_text(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedModel) -> Result<String> {
+    let sampler = Sampler::new(sampling, model.vocab_size)?;
+    let name = |(kind, setting): (StepKind, String)| match setting.as_str() {
         "" => kind.name().to_owned(),
         setting => format!("{} {setting}", kind.name()),
     };
     let preset = preset.map_or_else(String::new, |preset| format!("preset {preset}: "));
-    let steps: Vec<String> = steps.iter().map(name).collect();
-    log::note(&format!("[{preset}{}]", steps.join(", ")));
-    Ok(())
+    // The mask of a grammar is never set here.
+    let steps: Vec<String> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).map(name).collect();
+    Ok(format!("{preset}{}", steps.join(", ")))
 }

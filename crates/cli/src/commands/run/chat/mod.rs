@@ -1,0 +1,270 @@
+//! The chat of `pellucid run`: reads messages and commands, shows replies and keeps the conversation.
+
+mod command;
+mod conversation;
+mod input;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::answer::{Answer, Answerer};
+use crate::commands::explain::Explanation;
+use crate::flags::prompt::Prompt;
+use crate::flags::sampling_defaults::{ChainArgs, SamplingDefaults};
+use crate::terminal::format::grouped;
+use crate::terminal::log::note as say;
+use crate::terminal::output::{Output, is_output_error};
+use command::ChatCommand;
+use conversation::Conversation;
+use input::{Entered, Input};
+
+/// Candidates that `/explain` shows for each token.
+const CANDIDATES: usize = 8;
+
+/// A chat. It survives a change of the model.
+pub(super) struct Chat {
+    input: Input,
+    conversation: Conversation,
+    sampling: ChainArgs,
+    defaults: SamplingDefaults,
+    /// The file of the last `/save` or `/load`, which `/save` may write again.
+    file: Option<PathBuf>,
+}
+
+/// Why a chat has ended with this model.
+pub(super) enum ChatEnd {
+    Exit,
+    /// The user wants to go on with the model of this name.
+    Model(String),
+}
+
+impl Chat {
+    pub(super) fn open(
+        history: PathBuf,
+        system: Option<String>,
+        sampling: ChainArgs,
+        defaults: SamplingDefaults,
+    ) -> Result<Chat> {
+        let input = Input::open(history)?;
+        say("/help lists the commands, Ctrl-C stops a reply, Ctrl-D ends the chat");
+        Ok(Chat { input, conversation: Conversation::new(system), sampling, defaults, file: None })
+    }
+
+    /// Chats with one model until the user leaves it.
+    pub(super) fn run(
+        &mut self,
+        answerer: &mut Answerer<'_>,
+        is_colored: bool,
+        output: &mut Output,
+    ) -> Result<ChatEnd> {
+        // The end tokens and the tokens of texts differ between models.
+        answerer.sampling = self.sampling.params(&answerer.model.tokenizer, self.defaults)?;
+        let mut session = Session { chat: self, answerer, is_colored, last: None };
+        loop {
+            let message = match session.chat.input.read()? {
+                Entered::End => return Ok(ChatEnd::Exit),
+                Entered::Interrupt => {
+                    say("(Ctrl-D or /exit ends the chat)");
+                    continue;
+                }
+                Entered::Message(text) => text,
+                Entered::Line(line) => match command::parse(&line) {
+                    None => line,
+                    Some(Ok(ChatCommand::Exit)) => return Ok(ChatEnd::Exit),
+                    Some(Ok(ChatCommand::Model(Some(name)))) => return Ok(ChatEnd::Model(name)),
+                    Some(command) => {
+                        let done = command.map_err(|error| anyhow!("{error}"));
+                        report(done.and_then(|command| session.execute(command, output)))?;
+                        continue;
+                    }
+                },
+            };
+            if !message.trim().is_empty() {
+                report(session.ask(message, output))?;
+            }
+        }
+    }
+}
+
+/// Shows an error; the chat goes on, unless its replies cannot be written any more.
+fn report(done: Result<()>) -> Result<()> {
+    match done {
+        Err(error) if is_output_error(&error) => Err(error),
+        Err(error) => {
+            say(&format!("error: {error:#}"));
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// A chat with one model.
+struct Session<'s, 'a> {
+    chat: &'s mut Chat,
+    answerer: &'s mut Answerer<'a>,
+    is_colored: bool,
+    /// The messages that were answered last, and the number of tokens of the reply.
+    last: Option<(Prompt, usize)>,
+}
+
+impl Session<'_, '_> {
+    /// Answers a message and keeps both. A message that fails is not kept.
+    fn ask(&mut self, message: String, output: &mut Output) -> Result<()> {
+        let (prompt, reply) = self.answer(&message, output)?;
+        self.last = Some((prompt, reply.num_tokens));
+        self.chat.conversation.add(message, reply.text);
+        Ok(())
+    }
+
+    /// Answers a message. The oldest turns that no longer fit into the context are forgotten.
+    fn answer(&mut self, message: &str, output: &mut Output) -> Result<(Prompt, Answer)> {
+        let mut num_dropped = 0;
+        // A reply needs room too; without a limit it gets a quarter of the context at least.
+        let context_len = self.answerer.model.context_len;
+        let for_reply = self.answerer.max_tokens.unwrap_or(context_len / 4).min(context_len / 2);
+        loop {
+            let prompt = Prompt::Chat(self.chat.conversation.messages_and(message));
+            let num_ids = prompt.ids(&self.answerer.model)?.len();
+            if num_ids + for_reply <= context_len || !self.chat.conversation.drop_oldest() {
+                if num_dropped > 0 {
+                    say(&format!("(the context is full: the oldest {num_dropped} messages were forgotten)"));
+                }
+                let answer = self.answerer.answer(&prompt, output)?;
+                return Ok((prompt, answer));
+            }
+            num_dropped += 2;
+        }
+    }
+
+    fn execute(&mut self, command: ChatCommand, output: &mut Output) -> Result<()> {
+        match command {
+            ChatCommand::Help => say(&command::help()),
+            ChatCommand::New => {
+                self.chat.conversation.clear();
+                self.last = None;
+                say("(a new conversation)");
+            }
+            ChatCommand::System(None) => say(self.chat.conversation.system.as_deref().unwrap_or("(no instructions)")),
+            ChatCommand::System(Some(text)) => {
+                self.chat.conversation.system = (!text.is_empty()).then_some(text);
+                say("(the instructions apply from the next message on)");
+            }
+            ChatCommand::Set(name, value) => self.set(&name, &value)?,
+            ChatCommand::Show | ChatCommand::Model(_) => say(&self.describe()?),
+            ChatCommand::Regenerate => self.regenerate(output)?,
+            ChatCommand::Undo => match self.chat.conversation.undo() {
+                Some(message) => {
+                    self.last = None;
+                    say(&format!("(forgotten: {message})"));
+                }
+                None => bail!("there is no message to forget"),
+            },
+            ChatCommand::Save(file) => self.save(&file)?,
+            ChatCommand::Load(file) => self.load(&file)?,
+            ChatCommand::Explain(max_tokens) => self.explain(max_tokens, output)?,
+            // The caller handles it.
+            ChatCommand::Exit => {}
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        if matches!(name, "max-tokens" | "max_tokens") {
+            let tokens = value.parse().ok().filter(|&tokens: &usize| tokens > 0);
+            let tokens = tokens.with_context(|| format!("max-tokens: expected a number above 0, found {value}"))?;
+            self.answerer.max_tokens = Some(tokens);
+        } else {
+            let sampling = self.chat.sampling.changed(name, value, self.chat.defaults)?;
+            self.answerer.sampling = sampling.params(&self.answerer.model.tokenizer, self.chat.defaults)?;
+            self.chat.sampling = sampling;
+        }
+        say(&format!("(from the next reply on: {})", self.settings()?));
+        Ok(())
+    }
+
+    /// Returns the sampling steps, the seed and the limit of a reply.
+    fn settings(&self) -> Result<String> {
+        let preset = self.chat.sampling.preset(self.chat.defaults);
+        let mut text = super::chain_text(preset, &self.answerer.sampling, &self.answerer.model)?;
+        if self.answerer.sampling.temperature > 0.0 {
+            text += &format!(", seed {}", self.answerer.sampling.seed);
+        }
+        if let Some(tokens) = self.answerer.max_tokens {
+            text += &format!(", max-tokens {tokens}");
+        }
+        Ok(text)
+    }
+
+    fn describe(&self) -> Result<String> {
+        let conversation = &self.chat.conversation;
+        let model = &self.answerer.model;
+        let messages = conversation.messages();
+        let num_ids = if messages.is_empty() { 0 } else { Prompt::Chat(messages).ids(model)?.len() };
+        Ok(format!(
+            "model         {}\ninstructions  {}\nsettings      {}\nconversation  {} messages, {} of {} tokens",
+            model.id,
+            conversation.system.as_deref().unwrap_or("none"),
+            self.settings()?,
+            2 * conversation.num_turns(),
+            grouped(num_ids as u64),
+            grouped(model.context_len as u64),
+        ))
+    }
+
+    fn regenerate(&mut self, output: &mut Output) -> Result<()> {
+        let before = self.chat.conversation.clone();
+        let Some(message) = self.chat.conversation.undo() else { bail!("there is no message to answer again") };
+        if self.answerer.sampling.temperature > 0.0 {
+            self.answerer.sampling.seed = self.answerer.sampling.seed.wrapping_add(1);
+        } else {
+            say("(without sampling the reply is the same; /set temperature 0.7 changes that)");
+        }
+        let done = self.ask(message, output);
+        if done.is_err() {
+            self.chat.conversation = before;
+        }
+        done
+    }
+
+    fn explain(&mut self, max_tokens: Option<u32>, output: &mut Output) -> Result<()> {
+        let Some((prompt, num_tokens)) = &self.last else { bail!("there is no reply to explain") };
+        let all = (*num_tokens).max(1);
+        let explanation = Explanation {
+            name: self.answerer.model.id.clone(),
+            params: self.answerer.sampling.clone(),
+            preset: None,
+            max_tokens: max_tokens.map_or(all, |tokens| all.min(tokens as usize)),
+            num_candidates: CANDIDATES,
+            is_colored: self.is_colored,
+            is_json: false,
+        };
+        let done = explanation.write(&self.answerer.model, prompt, self.answerer.interrupt, output);
+        // Ctrl-C ends the explanation and not the chat.
+        match done {
+            Err(error) if error.is::<crate::terminal::interrupt::Interrupted>() => Ok(()),
+            done => done,
+        }
+    }
+
+    fn save(&mut self, file: &Path) -> Result<()> {
+        if file.exists() && self.chat.file.as_deref() != Some(file) {
+            bail!("{} exists already; name another file", file.display());
+        }
+        let text = format!("{:#}\n", self.chat.conversation.to_json(&self.answerer.model.id));
+        std::fs::write(file, text).with_context(|| format!("could not write {}", file.display()))?;
+        self.chat.file = Some(file.to_owned());
+        say(&format!("({} messages in {})", 2 * self.chat.conversation.num_turns(), file.display()));
+        Ok(())
+    }
+
+    fn load(&mut self, file: &Path) -> Result<()> {
+        let text = std::fs::read_to_string(file).with_context(|| format!("could not read {}", file.display()))?;
+        let loaded = Conversation::from_json(&text).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+        self.chat.conversation = loaded;
+        self.last = None;
+        self.chat.file = Some(file.to_owned());
+        say(&format!("({} messages from {})", 2 * self.chat.conversation.num_turns(), file.display()));
+        Ok(())
+    }
+}
