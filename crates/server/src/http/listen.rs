@@ -1,7 +1,8 @@
 //! Connections: accepted with limits on number, header size and time, with or without TLS; and the steps of a shutdown.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ use crate::state::SharedApp;
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Time for written bytes to reach the clients after the last reply.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time to wait before the next connection is accepted while many others are closing.
+const CLOSING_WAIT: Duration = Duration::from_millis(500);
 /// Pause before accepting again when the system is out of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// Minimum interval between warnings that no connection can be accepted.
@@ -101,7 +104,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
     let ended = loop {
         let (stream, peer) = tokio::select! {
             ended = &mut shutdown => break ended,
-            accepted = listener.accept() => match accepted {
+            accepted = accept(&listener, &connections) => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Another part of the process, or another process, holds the descriptors.
@@ -126,6 +129,12 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
     finished.send_replace(true);
     let _ = timeout(FLUSH_TIMEOUT, open.closed()).await;
     ended
+}
+
+async fn accept(listener: &TcpListener, connections: &Connections) -> io::Result<(TcpStream, SocketAddr)> {
+    // A connection that does not close in time must not keep others out.
+    let _ = timeout(CLOSING_WAIT, connections.wait_for_closing()).await;
+    listener.accept().await
 }
 
 /// Waits for a shutdown signal, and then for the replies in flight.

@@ -1,4 +1,4 @@
-//! What was said in a chat, and the file that keeps it.
+//! The messages and replies of a chat, and the file that keeps them.
 
 use pellucid_tokenizer::message;
 use serde_json::{Value, json};

@@ -18,7 +18,7 @@ pub(super) struct Input {
     history: PathBuf,
 }
 
-/// What the user entered.
+/// An entry of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entered {
     /// A line that may be a command.
