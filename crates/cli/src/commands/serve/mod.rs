@@ -52,12 +52,13 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         warn!("{error}; chat requests are rejected");
     }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
-    info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
     let drain = Drain::default();
     let asked = drain.clone();
     interrupt.on_signal(move || asked.signal());
     let tenants = SharedTenants::from(tenants);
     reload::start(args, &tenants, tls.as_ref(), interrupt);
+    // After the handlers of signals: a supervisor may send one as soon as it reads this line.
+    info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
     let options = Options {
         limits: args.limits(),
         loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
