@@ -42,7 +42,7 @@ impl Queue {
     pub(crate) fn take(self: &Arc<Queue>, tenants: &[TenantId]) -> Result<Vec<Place>, Error> {
         let num_known = self.num_tenants.load(Ordering::Relaxed);
         // One tenant gets half of the queue; see `within_share`.
-        let max = if num_known > 1 { self.max_waiting.div_ceil(2) } else { self.max_waiting };
+        let max = if num_known > 1 { (self.max_waiting / 2).max(1) } else { self.max_waiting };
         // Not `QueueFull`: these requests would not fit into an empty queue either.
         if tenants.len() > max {
             let expected = format!("at most {max} in one request, which is what the queue holds for it");
@@ -130,13 +130,13 @@ mod tests {
     fn a_list_of_prompts_takes_all_its_places_or_none() {
         let queue = Queue::new(9);
         queue.set_num_tenants(2);
-        let too_long = queue.take(&[A; 6]).unwrap_err();
+        let too_long = queue.take(&[A; 5]).unwrap_err();
         assert!(matches!(too_long, Error::OutOfRange { name: "prompts", .. }), "{too_long}");
-        let places = queue.take(&[A; 5]).expect("half of the queue");
+        let places = queue.take(&[A; 4]).expect("half of the queue");
         assert_eq!(queue.take(&[A]).unwrap_err(), Error::QueueFull);
         assert_eq!(queue.take(&[B; 3]).unwrap_err(), Error::QueueFull);
-        assert_eq!(queue.num_taken(), 5, "a refused list holds nothing");
-        assert_eq!(queue.take(&[B; 2]).expect("two of the four that are left").len(), 2);
+        assert_eq!(queue.num_taken(), 4, "a refused list holds nothing");
+        assert_eq!(queue.take(&[B; 2]).expect("two of the five that are left").len(), 2);
         drop(places);
         let single = Queue::new(9);
         assert_eq!(single.take(&[A; 9]).expect("a single tenant may take all").len(), 9);

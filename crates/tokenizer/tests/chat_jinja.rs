@@ -65,7 +65,7 @@ const RESULTS: &[(&str, &str)] = &[
     ("'12' | int + 1, '1.9' | int, 'x' | int(5), 2.5 | round, 2.675 | round(2)", "(13, 1, 5, 2.0, 2.67)"),
     ("1 is number and true is number and true is not integer and 'a' is string and {} is mapping", "True"),
     ("({'items': 1}).items is callable, {'items': 1}['items']", "(True, 1)"),
-    ("(-2) ** 127 is divisibleby(-1)", "True"),
+    ("((-2) ** 127) is divisibleby(-1)", "True"),
     ("'x' if false", ""),
 ];
 

@@ -23,7 +23,7 @@ use crate::kv_cache::TenantId;
 const MARGIN: f64 = 1.0 / 16.0;
 /// Part by which their time is extended while one of them was served less than the cheapest tenants. Short chunks are
 /// less efficient than long ones, so a tenant with a prompt gets less from the same time.
-const BONUS: f64 = 1.0 / 8.0;
+const BONUS: f64 = 1.0 / 4.0;
 /// Rows that CPUs and GPUs compute together. A chunk that is cut ends where a group of rows is full.
 const TILE: usize = 16;
 /// A tenant whose rows cost at most this multiple of the cheapest tenant's is computed in every step too.
