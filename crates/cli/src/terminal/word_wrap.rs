@@ -114,7 +114,8 @@ impl WordWrap {
         self.write_spaces(out);
         out.push_str(&word);
         // A word that is longer than a line is continued by the terminal.
-        self.column = (self.column + width) % columns;
+        let end = self.column + width;
+        self.column = if end > columns { end % columns } else { end };
     }
 
     fn write_spaces(&mut self, out: &mut String) {
@@ -144,6 +145,7 @@ mod tests {
         for size in 1..9 {
             assert_eq!(wrapped(text, 20, size), expected);
         }
+        assert_eq!(wrapped("exactly twenty chars and more", 20, 1), "exactly twenty chars\nand more");
     }
 
     #[test]

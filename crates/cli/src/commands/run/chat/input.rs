@@ -38,7 +38,8 @@ impl Input {
         let config = Config::builder().behavior(Behavior::PreferTerm).max_history_size(HISTORY_LINES);
         let config = config.context("could not set the size of the history")?.build();
         let mut editor = Editor::with_config(config).context("could not open the terminal for line editing")?;
-        // There is none before the first chat; one that cannot be read must not prevent a chat.
+        // There is none before the first chat; one that cannot be read or written must not prevent a chat.
+        let _ = history.parent().map(std::fs::create_dir_all);
         let _ = editor.load_history(&history);
         Ok(Input { editor, history })
     }
