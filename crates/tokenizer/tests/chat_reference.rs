@@ -114,6 +114,36 @@ fn every_published_template_renders() {
     assert!(num_rendered >= 50, "only {num_rendered} conversations were rendered");
 }
 
+/// Templates take a setting of the caller, or their own default, under the same name: `set x = x | default(...)`.
+/// Callers may set it.
+#[test]
+fn settings_with_a_default_can_be_set() {
+    let Some(templates) = common::conformance("templates") else { return };
+    let tokenizer = Tokenizer::from_hugging_face(&common::fixture("llama2")).unwrap();
+    let mut num_settings = 0;
+    for entry in std::fs::read_dir(templates).unwrap() {
+        let path = entry.unwrap().path();
+        let source = std::fs::read_to_string(&path).unwrap();
+        // Assignments at the left edge are outside of loops.
+        let assignments = source.lines().filter_map(|line| line.strip_prefix("{%- set ")?.split_once(" = "));
+        let settings: Vec<&str> = assignments
+            .filter(|(name, value)| {
+                let rest = value.strip_prefix(name).map(str::trim_start);
+                rest.is_some_and(|rest| {
+                    rest.starts_with(&format!("if {name} is defined")) || rest.starts_with("| default")
+                })
+            })
+            .map(|(name, _)| name)
+            .collect();
+        let template = ChatTemplate::compile(&source, &tokenizer).unwrap();
+        for name in settings {
+            assert!(template.reads(name), "{}: {name}", path.display());
+            num_settings += 1;
+        }
+    }
+    assert!(num_settings >= 20, "only {num_settings} settings were found");
+}
+
 #[test]
 fn a_tag_that_closes_itself_is_refused() {
     let tokenizer = Tokenizer::from_hugging_face(&common::fixture("llama2")).unwrap();

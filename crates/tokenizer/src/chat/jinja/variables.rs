@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::syntax::{Arguments, Expression, Macro, Program, Statement, StatementKind, Symbol, Target};
 
-/// Returns the names that the template reads before it sets them.
+/// Returns the names that the template reads, on some path, before it sets them.
 pub(super) fn undeclared(program: &Program) -> HashSet<String> {
     let mut search = Search { set: vec![HashSet::new()], found: HashSet::new() };
     search.statements(&program.body);
@@ -53,11 +53,25 @@ impl Search {
             StatementKind::Data(_) | StatementKind::Break | StatementKind::Continue => {}
             StatementKind::Print(expression) => self.expression(expression),
             StatementKind::If(branches, otherwise) => {
+                // A name is set after the branches if each of them sets it.
+                let mut set_by_all: Option<HashSet<Symbol>> = None;
+                let mut branch = |this: &mut Search, body: &[Statement]| {
+                    let before = this.set.last().cloned().unwrap_or_default();
+                    this.statements(body);
+                    let after = this.set.last_mut().map(|scope| std::mem::replace(scope, before)).unwrap_or_default();
+                    set_by_all = Some(match set_by_all.take() {
+                        Some(others) => others.intersection(&after).copied().collect(),
+                        None => after,
+                    });
+                };
                 for (condition, body) in branches {
                     self.expression(condition);
-                    self.statements(body);
+                    branch(self, body);
                 }
-                self.statements(otherwise);
+                branch(self, otherwise);
+                if let (Some(scope), Some(set)) = (self.set.last_mut(), set_by_all) {
+                    *scope = set;
+                }
             }
             StatementKind::For(node) => {
                 self.expression(&node.items);
@@ -163,6 +177,36 @@ impl Search {
                 self.expression(key);
                 self.expression(value);
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parser;
+    use super::*;
+
+    #[test]
+    fn names_that_a_caller_may_set() {
+        let cases = [
+            ("{% set x = x | default(1) %}{{ x }}", "x"),
+            ("{% set x = x if x is defined else 1 %}{{ x }}", "x"),
+            ("{% if not x is defined %}{% set x = 1 %}{% endif %}{{ x }}", "x"),
+            ("{% set x %}{{ x }}{% endset %}", "x"),
+            ("{% set x = 1 %}{{ x }}", ""),
+            // Only one path sets the name.
+            ("{% if y %}{% set x = 1 %}{% endif %}{{ x }}", "x y"),
+            ("{% if y %}{% set x = 1 %}{% elif y == 2 %}{% else %}{% set x = 2 %}{% endif %}{{ x }}", "x y"),
+            ("{% if y %}{% set x = 1 %}{% else %}{% set x = 2 %}{% endif %}{{ x }}", "y"),
+            ("{% set x = 1 %}{% if y %}{% set x = 2 %}{% endif %}{{ x }}", "y"),
+            // A loop has its own variables.
+            ("{% for y in z %}{% set x = y %}{% endfor %}{{ x }}", "x z"),
+            ("{% macro f(x, y=z) %}{{ x }}{{ y }}{% endmacro %}{{ f(1) }}", "z"),
+        ];
+        for (source, expected) in cases {
+            let mut found: Vec<String> = undeclared(&parser::parse(source).unwrap()).into_iter().collect();
+            found.sort();
+            assert_eq!(found.join(" "), expected, "{source}");
         }
     }
 }
