@@ -69,6 +69,9 @@ pub struct ReplyToken {
     pub logprobs: Option<Logprobs>,
     /// Characters of the choice's text before the token.
     pub offset: usize,
+    /// Whether no text precedes the token, where some tokenizers drop a leading space; see
+    /// [`Tokenizer::shown_bytes`].
+    pub at_start: bool,
 }
 
 /// How a reply's tokens become text.
@@ -160,6 +163,7 @@ impl ChoiceText {
             return Delta::new(self.choice);
         };
         self.num_tokens += 1;
+        let at_start = stream.is_at_start();
         let piece = stream.push(token.id);
         let offset = self.num_characters;
         self.num_decoded += piece.len();
@@ -167,7 +171,7 @@ impl ChoiceText {
         if self.reports_logprobs || token.trace.is_some() {
             // A token that completes no character is released with the one that does.
             let end = self.num_decoded + usize::from(piece.is_empty());
-            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs, offset };
+            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs, offset, at_start };
             self.held.push_back(HeldToken { end, token: reply_token, trace: token.trace });
         }
         let text = if self.num_tokens < self.min_tokens {

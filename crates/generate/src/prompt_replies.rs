@@ -143,7 +143,7 @@ impl PromptReplies {
             let mut offset = 0;
             for &id in &self.scored {
                 let logprobs = scores.next().flatten();
-                tokens.push(ReplyToken { id, logprobs, offset });
+                tokens.push(ReplyToken { id, logprobs, offset, at_start: stream.is_at_start() });
                 offset += stream.push(id).chars().count();
             }
         }

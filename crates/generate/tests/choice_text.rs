@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use pellucid_engine::TokenEvent;
-use pellucid_generate::{ChoiceText, Delta, Finish, TextRules};
+use pellucid_generate::{ChoiceText, Delta, Finish, ReplyToken, TextRules};
 use pellucid_sampling::Logprobs;
 use pellucid_tokenizer::{TextStream, Tokenizer};
 
@@ -115,4 +115,23 @@ fn an_echo_moves_the_offsets() {
     let mut choice = choice(&tokenizer, &[], 0, true);
     assert_eq!(choice.echo("né".into(), Vec::new()).text, "né");
     assert_eq!(push(&mut choice, &tokenizer, "x")[0].tokens[0].offset, 2);
+}
+
+/// SentencePiece models write a word with the space before it, and the text of a reply drops the first one.
+#[test]
+fn the_tokens_of_a_sentencepiece_reply_join_to_its_text() {
+    for (name, text) in [("llama2", "Hello world"), ("mistral", "a cat"), ("xglm", "the house"), ("gemma", "a cat")] {
+        let tokenizer = support::tokenizer_of(name);
+        let mut choice = choice(&tokenizer, &[], 0, true);
+        let mut whole = Delta::new(0);
+        for id in tokenizer.encode(text) {
+            whole.append(choice.push(event(id)));
+        }
+        whole.append(choice.end(Finish::MaxTokens));
+        assert_eq!(whole.text, text, "{name}");
+        let shown = |token: &ReplyToken| tokenizer.shown_bytes(token.id, token.at_start).into_owned();
+        let joined: Vec<u8> = whole.tokens.iter().flat_map(shown).collect();
+        assert_eq!(String::from_utf8(joined).unwrap(), text, "{name}");
+        assert_eq!(whole.tokens.iter().filter(|token| token.at_start).count(), 1, "{name}");
+    }
 }

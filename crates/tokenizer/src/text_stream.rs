@@ -33,6 +33,12 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         stream
     }
 
+    /// Whether the text is still empty, so that the next token loses the space that encoding inserts there; see
+    /// [`Tokenizer::shown_bytes`].
+    pub fn is_at_start(&self) -> bool {
+        self.start
+    }
+
     /// Returns the text that this id completes; empty while a character is incomplete.
     pub fn push(&mut self, id: u32) -> String {
         self.pending.extend_from_slice(&self.tokenizer.decode_token(id, self.skip_control, &mut self.start));

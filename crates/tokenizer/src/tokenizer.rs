@@ -395,6 +395,12 @@ impl Tokenizer {
         String::from_utf8_lossy(&self.decode_bytes(ids, skip_control)).into_owned()
     }
 
+    /// Returns the bytes that a token adds to a text, those of control tokens included. `at_start` is
+    /// [`TextStream::is_at_start`] before the token: the space that encoding inserts before a text is removed there.
+    pub fn shown_bytes(&self, id: u32, mut at_start: bool) -> Cow<'_, [u8]> {
+        self.decode_token(id, false, &mut at_start)
+    }
+
     /// Decodes one token. `start` is true at the beginning of the text, and is cleared at the first token that has
     /// bytes.
     pub(crate) fn decode_token(&self, id: u32, skip_control: bool, start: &mut bool) -> Cow<'_, [u8]> {

@@ -19,7 +19,13 @@ const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{%
 
 /// The byte-level tokenizer of the tokenizer crate's tests.
 pub fn tokenizer() -> Arc<Tokenizer> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/fixtures/tokenizers/gpt2.json");
+    tokenizer_of("gpt2")
+}
+
+/// A tokenizer of the tokenizer crate's tests.
+pub fn tokenizer_of(name: &str) -> Arc<Tokenizer> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/fixtures/tokenizers");
+    let path = folder.join(format!("{name}.json"));
     let folder = HuggingFace {
         config: serde_json::json!({}),
         generation_config: None,

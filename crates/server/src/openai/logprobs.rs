@@ -66,8 +66,9 @@ fn number(logprob: f32) -> Value {
     finite(logprob).to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-fn bytes_of(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
-    tokenizer.token(id).map_or_else(Vec::new, |token| token.bytes.into_owned())
+/// Returns the bytes of the token `id` at the position of `token`, as the text of the reply has them.
+fn bytes_at(tokenizer: &Tokenizer, token: &ReplyToken, id: u32) -> Vec<u8> {
+    tokenizer.shown_bytes(id, token.at_start).into_owned()
 }
 
 /// Returns a token's text. Bytes that are not valid UTF-8 are spelled out, so that different tokens have different
@@ -83,9 +84,9 @@ impl ChatToken {
     /// Returns `None` for a token without log probabilities.
     pub(crate) fn new(token: &ReplyToken, tokenizer: &Tokenizer) -> Option<ChatToken> {
         let logprobs = token.logprobs.as_ref()?;
-        let bytes = bytes_of(tokenizer, token.id);
+        let bytes = bytes_at(tokenizer, token, token.id);
         let top = |&(id, logprob): &(u32, f32)| {
-            let bytes = bytes_of(tokenizer, id);
+            let bytes = bytes_at(tokenizer, token, id);
             TopToken { token: text_of(&bytes), logprob: finite(logprob), bytes }
         };
         Some(ChatToken {
@@ -122,10 +123,12 @@ impl ChatLogprobs {
 /// Returns the most probable tokens at the position of `token`; `None` for a token without log probabilities.
 fn top_of(token: &ReplyToken, tokenizer: &Tokenizer) -> Option<Map<String, Value>> {
     let logprobs = token.logprobs.as_ref()?;
-    let entry = |&(id, logprob): &(u32, f32)| (text_of(&bytes_of(tokenizer, id)), number(logprob));
-    let mut top: Map<String, Value> = logprobs.top.iter().map(entry).collect();
+    let mut top = Map::new();
     // As in OpenAI's API, the chosen token is always included, in addition to the most probable ones.
-    top.entry(text_of(&bytes_of(tokenizer, token.id))).or_insert_with(|| number(logprobs.chosen));
+    for (id, logprob) in logprobs.top.iter().copied().chain([(token.id, logprobs.chosen)]) {
+        // At the start of a text, two tokens may differ only by a space that is dropped: the more probable one stays.
+        top.entry(text_of(&bytes_at(tokenizer, token, id))).or_insert_with(|| number(logprob));
+    }
     Some(top)
 }
 
@@ -136,7 +139,7 @@ fn chosen(token: &ReplyToken) -> Option<f32> {
 impl CompletionLogprobs {
     pub(crate) fn extend(&mut self, tokens: &[ReplyToken], num_top: u32, tokenizer: &Tokenizer) {
         for token in tokens {
-            let bytes = bytes_of(tokenizer, token.id);
+            let bytes = bytes_at(tokenizer, token, token.id);
             self.tokens.push(text_of(&bytes));
             self.token_logprobs.push(chosen(token));
             self.text_offset.push(token.offset);
@@ -155,7 +158,9 @@ impl CompletionLogprobs {
             let tokens = 0..delta.tokens.len();
             parts.list(tokens, move |token, out| write(&delta.tokens[token], &tokenizer, out));
         };
-        column("{\"tokens\":[", |token, tokenizer, out| write_json(&text_of(&bytes_of(tokenizer, token.id)), out));
+        column("{\"tokens\":[", |token, tokenizer, out| {
+            write_json(&text_of(&bytes_at(tokenizer, token, token.id)), out)
+        });
         column("],\"token_logprobs\":[", |token, _, out| write_json(&chosen(token), out));
         if num_top > 0 && !delta.tokens.is_empty() {
             column("],\"top_logprobs\":[", |token, tokenizer, out| write_json(&top_of(token, tokenizer), out));
@@ -163,14 +168,14 @@ impl CompletionLogprobs {
         } else {
             column("],\"top_logprobs\":null,\"text_offset\":[", |token, _, out| write_json(&token.offset, out));
         }
-        column("],\"bytes\":[", |token, tokenizer, out| write_json(&bytes_of(tokenizer, token.id), out));
+        column("],\"bytes\":[", |token, tokenizer, out| write_json(&bytes_at(tokenizer, token, token.id), out));
         parts.literal("]}");
     }
 }
 
 /// Returns how a token was chosen, in the format of `pellucid explain --json`.
 pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
-    let text = |id: u32| text_of(&bytes_of(tokenizer, id));
+    let text = |id: u32| text_of(&tokenizer.shown_bytes(id, false));
     let runner = |runner: RunnerTrace| {
         json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u,
                 "time": runner.time })
