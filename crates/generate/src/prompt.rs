@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
 
 use pellucid_engine::fallible;
-use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, RenderLimits, Segment, Tokenizer};
+use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, ROLES, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
 use crate::Error;
@@ -104,6 +104,29 @@ impl<'m> PromptEncoder<'m> {
     pub fn accepts_variable(&self, name: &str) -> bool {
         let is_reserved = name.is_empty() || name.ends_with("_token") || RESERVED_VARIABLES.contains(&name);
         !is_reserved && self.template.is_some_and(|template| template.reads(name))
+    }
+
+    /// Returns the first message whose `name` does not reach the prompt, because the template does not write names of
+    /// messages of its role. The conversation is rendered once more for each role that has names.
+    pub fn unwritten_name(&self, prompt: &ChatPrompt<'_>) -> Result<Option<usize>, Error> {
+        let is_named = |message: &Value, role: &str| message.get("name").is_some() && message["role"] == role;
+        let mut written = None;
+        let mut unwritten: Option<usize> = None;
+        for role in ROLES {
+            let Some(first) = prompt.messages.iter().position(|message| is_named(message, role)) else { continue };
+            let written = match &written {
+                Some(segments) => segments,
+                None => written.insert(self.render(prompt)?),
+            };
+            let mut nameless = prompt.messages.to_vec();
+            for message in nameless.iter_mut().filter(|message| is_named(message, role)) {
+                message.as_object_mut().map(|fields| fields.remove("name"));
+            }
+            if self.render(&ChatPrompt { messages: &nameless, ..*prompt })? == *written {
+                unwritten = Some(unwritten.map_or(first, |other| other.min(first)));
+            }
+        }
+        Ok(unwritten)
     }
 
     fn check_length(&self, num_bytes: usize) -> Result<(), Error> {

@@ -61,3 +61,23 @@ fn rendering_ends_when_its_flag_is_set() {
     let result = encoder.encode_chat(&ChatPrompt::new(&messages));
     assert!(matches!(result, Err(Error::Template(TokenizerError::Cancelled))), "{result:?}");
 }
+
+#[test]
+fn names_that_the_template_does_not_write_are_found() {
+    let tokenizer = support::tokenizer();
+    let named = |role: &str, name: &str| json!({ "role": role, "content": "x", "name": name });
+    let unwritten = |source: &str, messages: &[Value]| {
+        let template = ChatTemplate::compile(source, &tokenizer).unwrap();
+        PromptEncoder::new(&tokenizer, Some(&template), NOW).unwritten_name(&ChatPrompt::new(messages)).unwrap()
+    };
+    // As the template of Kimi K2 writes names, and as templates that know tools write them.
+    let always = "{% for m in messages %}{{ m.get('name') or m['role'] }}: {{ m.content }}{% endfor %}";
+    let system_only =
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.name }}{% endif %}{{ m.content }}{% endfor %}";
+    let never = "{% for m in messages %}{{ m.content }}{% if m.name == 'nobody' %}?{% endif %}{% endfor %}";
+    let messages = [message("user", "x"), named("system", "rules"), named("user", "Ann"), named("user", "Bob")];
+    assert_eq!(unwritten(always, &messages), None);
+    assert_eq!(unwritten(system_only, &messages), Some(2));
+    assert_eq!(unwritten(never, &messages), Some(1));
+    assert_eq!(unwritten(never, &messages[..1]), None);
+}

@@ -16,6 +16,8 @@ use crate::limits::client_memory::out_of_memory;
 /// Maximum messages of one conversation, and parts of one message.
 const MAX_MESSAGES: usize = 4096;
 const MAX_PARTS: usize = 1024;
+/// Maximum bytes of a message's `name`.
+const MAX_NAME_LEN: usize = 256;
 /// Maximum variables for the template, and bytes of one that is text.
 const MAX_VARIABLES: usize = 16;
 const MAX_VARIABLE_LEN: usize = 1024;
@@ -27,6 +29,9 @@ pub(crate) struct ChatMessage {
     /// Text, or parts of text, which are joined by line ends. Images and audio are refused.
     #[schema(schema_with = schemas::content)]
     pub(crate) content: String,
+    /// Name of the author; refused if the model's chat template does not write it.
+    #[schema(required = false, max_length = 256)]
+    pub(crate) name: Option<String>,
 }
 
 /// The author of a message. Tools are planned for a later version.
@@ -97,15 +102,15 @@ fn read_one(path: String, value: Json) -> Result<ChatMessage, ApiError> {
     // Clients send back replies as their library represents them, with this empty list and many null fields.
     fields.refuse("annotations", is_empty, "citations are not rendered")?;
     for (name, why) in [
-        ("name", "names are not rendered"),
         ("audio", "this server does not support audio"),
         ("refusal", "the models served here have no separate refusals"),
     ] {
         fields.refuse(name, |_| false, why)?;
     }
     let content = read_content(&content_path, fields.required("content")?)?;
+    let name = fields.string("name", MAX_NAME_LEN)?;
     fields.finish()?;
-    Ok(ChatMessage { role, content })
+    Ok(ChatMessage { role, content, name })
 }
 
 fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
@@ -179,7 +184,10 @@ pub(crate) fn encode(
     let messages = to_values(messages)?;
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
     let cancel = blocking::current();
-    encoder.cancelled_by(cancel.flag()).encode_chat(&prompt).map_err(|error| prompt_error("messages", error))
+    let encoder = encoder.cancelled_by(cancel.flag());
+    let ids = encoder.encode_chat(&prompt).map_err(|error| prompt_error("messages", error))?;
+    check_names(&prompt, encoder)?;
+    Ok(ids)
 }
 
 /// Returns a conversation as the template renders it.
@@ -192,7 +200,25 @@ pub(crate) fn render(
     let messages = to_values(messages)?;
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
     let cancel = blocking::current();
-    encoder.cancelled_by(cancel.flag()).render(&prompt).map_err(|error| prompt_error("messages", error))
+    let encoder = encoder.cancelled_by(cancel.flag());
+    let segments = encoder.render(&prompt).map_err(|error| prompt_error("messages", error))?;
+    check_names(&prompt, encoder)?;
+    Ok(segments)
+}
+
+/// Refuses a `name` that would have no effect.
+fn check_names(prompt: &ChatPrompt<'_>, encoder: PromptEncoder<'_>) -> Result<(), ApiError> {
+    match encoder.unwritten_name(prompt).map_err(|error| prompt_error("messages", error))? {
+        None => Ok(()),
+        Some(index) => {
+            let path = format!("messages[{index}].name");
+            let role = prompt.messages[index]["role"].as_str().unwrap_or_default();
+            let message = format!(
+                "{path} is not supported: the model's chat template does not write the name of a {role} message"
+            );
+            Err(ApiError::field(path, message).code("unsupported_parameter"))
+        }
+    }
 }
 
 /// Returns messages as the template reads them. The texts are copied into memory that may be refused.
@@ -202,6 +228,9 @@ fn to_values(messages: &[ChatMessage]) -> Result<Vec<Value>, ApiError> {
         append(&mut content, &[&one.content])?;
         let mut value = message(one.role.name(), "");
         value["content"] = Value::String(content);
+        if let Some(name) = &one.name {
+            value["name"] = name.as_str().into();
+        }
         Ok(value)
     };
     messages.iter().map(value).collect()
