@@ -239,3 +239,26 @@ fn a_template_that_does_not_compile_is_told_where_one_is_needed() {
     let refused = home.run(&["run", "hi", "-m", &model, "-n", "2"]);
     assert!(refused.error().contains(&model) && refused.error().contains("template"), "{refused:?}");
 }
+
+#[test]
+fn a_reply_that_repeats_itself_is_ended_and_the_program_says_so() {
+    let home = Home::new();
+    let folder = home.path().join("long");
+    let long = pellucid_testing::TinyModel { template: Some(TEMPLATE), context_len: Some(512), ..Default::default() };
+    long.write(&folder).unwrap();
+    let model = folder.to_str().unwrap();
+    let run = |more: &[&str]| home.run(&[&["run", "Hi", "--model", model, "--allow", "a"], more].concat());
+    let ended = run(&["-n", "400"]);
+    assert_eq!(ended.ok().trim(), "a".repeat(258));
+    let note = "[the reply was ended because it repeated itself, the same token 258 times; \
+                --no-loop-guard switches this off]";
+    assert!(ended.stderr.lines().any(|line| line == note), "{}", ended.stderr);
+    assert!(ended.stderr.contains("258 output tokens"), "{}", ended.stderr);
+    let whole = run(&["-n", "400", "--no-loop-guard"]);
+    assert_eq!(whole.ok().trim(), "a".repeat(400));
+    assert!(!whole.stderr.contains("repeated itself"), "{}", whole.stderr);
+    let several = run(&["-n", "300", "--choices", "2"]);
+    assert!(several.stderr.contains("[reply 2 was ended because it repeated itself"), "{}", several.stderr);
+    let beams = home.run(&["run", "Hi", "--model", model, "--beams", "2", "-n", "3"]);
+    beams.ok();
+}

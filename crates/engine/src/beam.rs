@@ -66,6 +66,7 @@ impl BeamParams {
         let given = [
             ("n", request.num_choices > 1),
             ("best_of", request.best_of > 1),
+            ("loop_guard", request.loop_guard),
             ("trace", request.trace),
             ("stop_ids", !sampling.stop_ids.is_empty()),
             ("samplers", sampling.samplers.is_some()),

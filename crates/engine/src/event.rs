@@ -2,7 +2,7 @@
 
 use pellucid_sampling::{Logprobs, SamplingParams, TokenTrace};
 
-use crate::{Beam, Error, RequestStats};
+use crate::{Beam, Error, Repetition, RequestStats};
 
 /// Something that happened to a request. Events arrive in order; the last one is `Done` or `Failed`.
 #[derive(Debug, Clone)]
@@ -81,6 +81,8 @@ pub enum FinishReason {
     Context,
     /// The request's deadline passed.
     Deadline,
+    /// The loop guard found that the reply repeats itself.
+    Repetition(Repetition),
 }
 
 /// A message to a request that is being served. It is applied before the next step.

@@ -29,6 +29,8 @@ pub struct Request {
     pub beams: Option<BeamParams>,
     /// Report the log probabilities of the prompt's tokens. The prefix cache is not used then.
     pub score_prompt: bool,
+    /// End a reply that repeats itself, with [`FinishReason::Repetition`], but not before it has `min_tokens` tokens.
+    pub loop_guard: bool,
     /// Send a trace of the sampler's steps with every token.
     pub trace: bool,
     /// Requests of the same tenant with a higher priority start first.
@@ -49,6 +51,7 @@ impl Request {
             best_of: 1,
             beams: None,
             score_prompt: false,
+            loop_guard: false,
             trace: false,
             priority: 0,
             deadline: None,

@@ -4,7 +4,8 @@ use pellucid_sampling::{History, Sampler, State};
 
 use crate::engine::look_ahead::SequenceLookAhead;
 use crate::kv_cache::{BlockTable, KvCache};
-use crate::{Error, FinishReason, TokenEvent, fallible};
+use crate::loop_guard::LoopGuard;
+use crate::{Error, FinishReason, Request, TokenEvent, fallible};
 
 /// Output tokens for which a new sequence has room, so that a long prompt is not copied for the first of them.
 const NUM_SPARE: usize = 256;
@@ -22,6 +23,7 @@ pub(crate) struct Sequence {
     pub(crate) history: History,
     pub(crate) state: State,
     pub(crate) finish: Option<FinishReason>,
+    pub(crate) loop_guard: LoopGuard,
     pub(crate) look_ahead: SequenceLookAhead,
     /// Number of steps since the last one that computed something of it, while it could be computed.
     pub(crate) num_skipped: u32,
@@ -46,6 +48,7 @@ impl Sequence {
             state: sampler.state(),
             sampler,
             finish: None,
+            loop_guard: LoopGuard::default(),
             look_ahead: SequenceLookAhead::default(),
             num_skipped: 0,
             held: Vec::new(),
@@ -75,6 +78,21 @@ impl Sequence {
         if let Some(table) = self.table.take() {
             cache.release(table);
         }
+    }
+
+    /// Returns why `request` ends the sequence after its last token, which is no end or stop token.
+    pub(crate) fn finish_at_limit(&mut self, request: &Request, context_len: usize) -> Option<FinishReason> {
+        let num_output = self.tokens.len() - request.prompt.len();
+        request.limit(self.tokens.len(), context_len).or_else(|| {
+            let is_guarded = request.loop_guard && num_output >= request.sampling.min_tokens as usize;
+            let output = &self.tokens[request.prompt.len()..];
+            is_guarded.then(|| self.loop_guard.check(output)).flatten().map(FinishReason::Repetition)
+        })
+    }
+
+    /// Whether the loop guard ended the sequence.
+    pub(crate) fn is_loop(&self) -> bool {
+        matches!(self.finish, Some(FinishReason::Repetition(_)))
     }
 
     /// Returns the mean log probability of the sampled tokens, by which `best_of` ranks. The end token counts: without

@@ -128,9 +128,13 @@ impl SequenceGroup {
         self.sink.hold(Event::Done(self.stats));
     }
 
-    /// Queues the tokens of the `num_choices` best choices.
+    /// Queues the tokens of the `num_choices` best choices. Replies that the loop guard ended come last: the tokens of a
+    /// loop are so probable that it would win.
     fn hold_best(&mut self) {
-        self.sequences.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()).then(a.choice.cmp(&b.choice)));
+        self.sequences.sort_by(|a, b| {
+            let by_logprob = b.mean_logprob().total_cmp(&a.mean_logprob());
+            a.is_loop().cmp(&b.is_loop()).then(by_logprob).then(a.choice.cmp(&b.choice))
+        });
         for (choice, sequence) in self.sequences.iter_mut().take(self.request.num_choices).enumerate() {
             for token in sequence.held.drain(..) {
                 self.sink.hold(Event::Token(TokenEvent { choice, ..token }));

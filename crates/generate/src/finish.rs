@@ -1,6 +1,6 @@
 //! Finish reasons: why a reply ended.
 
-use pellucid_engine::{FinishReason, TokenEvent};
+use pellucid_engine::{FinishReason, Repetition, TokenEvent};
 
 /// Why a choice ended. A reply that its reader cancelled has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum Finish {
     ContextFull,
     /// The request's time limit was reached.
     Deadline,
+    /// The loop guard found that the reply repeats itself.
+    Repetition(Repetition),
 }
 
 impl Finish {
@@ -29,6 +31,7 @@ impl Finish {
             FinishReason::MaxTokens => Finish::MaxTokens,
             FinishReason::Context => Finish::ContextFull,
             FinishReason::Deadline => Finish::Deadline,
+            FinishReason::Repetition(repetition) => Finish::Repetition(repetition),
         }
     }
 
@@ -41,6 +44,7 @@ impl Finish {
             Finish::MaxTokens => "max_tokens",
             Finish::ContextFull => "context_full",
             Finish::Deadline => "timeout",
+            Finish::Repetition(_) => "repetition",
         }
     }
 }

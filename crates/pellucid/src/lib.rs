@@ -27,6 +27,6 @@ pub use stream::{AsyncReplyStream, ReplyStream};
 // Types of the crates below that appear in this crate's interface.
 pub use pellucid_checkpoint::FileAccess;
 pub use pellucid_cpu::Isa;
-pub use pellucid_engine::{BeamParams, EarlyStopping, EngineStats, MemoryPlan, Overcommit, TenantId};
+pub use pellucid_engine::{BeamParams, EarlyStopping, EngineStats, MemoryPlan, Overcommit, Repetition, TenantId};
 pub use pellucid_generate::{Delta, Finish, ReplyToken, Summary};
 pub use pellucid_sampling::{Logprobs, Preset, SamplingParams, StepKind, TokenTrace};

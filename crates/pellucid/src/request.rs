@@ -79,6 +79,7 @@ pub struct Request {
     num_choices: usize,
     best_of: Option<usize>,
     beams: Option<BeamParams>,
+    loop_guard: bool,
     trace: bool,
     tenant: Option<String>,
     priority: i32,
@@ -122,6 +123,7 @@ impl Request {
             num_choices: 1,
             best_of: None,
             beams: None,
+            loop_guard: false,
             trace: false,
             tenant: None,
             priority: 0,
@@ -246,6 +248,14 @@ impl Request {
         self
     }
 
+    /// Ends a reply that repeats itself, with [`Finish::Repetition`](crate::Finish::Repetition), but not before
+    /// `min_tokens`: as soon as its last 256 + 2p tokens repeat a passage of p tokens, up to 512. Rejected by beam
+    /// search.
+    pub fn loop_guard(mut self) -> Request {
+        self.loop_guard = true;
+        self
+    }
+
     /// Records how each token was chosen: every sampling step with its candidates, and the draw.
     pub fn trace(mut self) -> Request {
         self.trace = true;
@@ -290,6 +300,7 @@ impl Request {
             num_choices: self.num_choices,
             best_of,
             beams: self.beams,
+            loop_guard: self.loop_guard,
             trace: self.trace,
             priority: self.priority,
             deadline: self.timeout,

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use pellucid::{
-    BeamParams, Device, EarlyStopping, Error, FileAccess, Finish, KvType, LoadEvent, Message, Pellucid, Preset, Reply,
-    Request,
+    BeamParams, Device, EarlyStopping, Error, FileAccess, Finish, KvType, LoadEvent, Message, Pellucid, Preset,
+    Repetition, Reply, Request,
 };
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny.gguf");
@@ -415,4 +415,14 @@ fn a_model_in_memory_survives_the_truncation_of_its_file() {
     let (opened, _) = open(&known);
     let error = opened.unwrap_err().source().unwrap().to_string();
     assert!(error.contains(&hash) && error.contains("the file has changed"), "{error}");
+}
+
+#[test]
+fn the_loop_guard_ends_a_reply_that_repeats_itself() {
+    let model = open();
+    // A single token is allowed, so the reply can only be a loop.
+    let looping = || Request::text(PROMPT).sampling(|params| params.allowed_tokens = Some(vec![300])).max_tokens(300);
+    let reply = model.generate(looping().loop_guard()).unwrap();
+    assert_eq!(*reply.finish(), Finish::Repetition(Repetition { period: 1, repeats: 258 }));
+    assert_eq!(*model.generate(looping()).unwrap().finish(), Finish::MaxTokens);
 }

@@ -360,3 +360,34 @@ fn user_text_stays_text() {
     let text = server.post("/detokenize", "{\"tokens\":[3,6,7,4]}").ok();
     assert_eq!(text["prompt"], "[turn]ab[end]");
 }
+
+#[test]
+fn the_loop_guard_ends_a_reply_that_repeats_itself_and_names_it() {
+    let server = Server::with(Setup { context_len: 512, ..Setup::default() });
+    let id = server.post("/tokenize", r#"{"prompt":"a","add_special_tokens":false}"#).ok()["tokens"][0].clone();
+    let loops = format!("\"allowed_token_ids\":[{id}],\"ignore_eos\":true,\"max_tokens\":400");
+    let guarded = format!("{loops},\"loop_guard\":true");
+    let expected = json!({ "index": 0, "reason": "repetition", "period": 1, "repeats": 258 });
+
+    let whole = server.chat(&guarded).ok();
+    assert_eq!(whole["choices"][0]["finish_reason"], "repetition");
+    assert_eq!(whole["pellucid"]["endings"][0], expected);
+    assert_eq!(whole["usage"]["completion_tokens"], 258);
+    let chunks = server.stream("/v1/completions", &completion_body(&format!("{guarded},\"stream\":true"))).chunks();
+    assert_eq!(finish_reasons(&chunks, 1), ["repetition"]);
+    assert_eq!(chunks.last().unwrap()["pellucid"]["endings"][0], expected);
+
+    for off in [loops.clone(), format!("{loops},\"loop_guard\":false"), format!("{loops},\"loop_guard\":null")] {
+        let reply = server.chat(&off).ok();
+        assert_eq!(
+            (&reply["choices"][0]["finish_reason"], &reply["usage"]["completion_tokens"]),
+            (&json!("length"), &json!(400))
+        );
+        assert_eq!(reply["pellucid"]["endings"][0], json!({ "index": 0, "reason": "max_tokens" }));
+    }
+    let (param, _) = server.chat("\"loop_guard\":\"yes\"").refused(400);
+    assert_eq!(param.as_deref(), Some("loop_guard"));
+    let refused = server.chat("\"loop_guard\":true,\"beam_width\":2");
+    assert!(refused.text().contains("loop_guard cannot be used with beam search"), "{}", refused.text());
+    refused.refused(400);
+}

@@ -199,7 +199,7 @@ impl Engine {
                 } else {
                     group.sink.hold(Event::Token(event))
                 }
-                finish = group.request.limit(sequence.tokens.len(), context_len);
+                finish = sequence.finish_at_limit(&group.request, context_len);
             }
             if let Some(reason) = finish {
                 sequence.end(reason, cache);

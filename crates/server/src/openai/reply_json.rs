@@ -38,7 +38,7 @@ pub(crate) struct ChatChoice {
     message: AssistantMessage,
     #[schema(required)]
     logprobs: Option<ChatLogprobs>,
-    /// `stop` or `length`.
+    /// `stop`, `length`, or `repetition` if `loop_guard` ended the reply.
     #[schema(required)]
     finish_reason: Option<&'static str>,
     /// How each token was chosen, if the request sets `trace`.
@@ -82,7 +82,7 @@ pub(crate) struct CompletionChoice {
     text: String,
     #[schema(required)]
     logprobs: Option<CompletionLogprobs>,
-    /// `stop` or `length`.
+    /// `stop`, `length`, or `repetition` if `loop_guard` ended the reply.
     #[schema(required)]
     finish_reason: Option<&'static str>,
     /// How each token was chosen, if the request sets `trace`.
@@ -121,11 +121,12 @@ struct CompletionPiece<'a> {
     trace: Vec<Value>,
 }
 
-/// Returns OpenAI's finish reason.
+/// Returns OpenAI's finish reason. `repetition` is none of OpenAI's; only requests that set `loop_guard` get it.
 pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::EndToken(_) | Finish::StopToken(_) | Finish::StopString(_) => "stop",
         Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
+        Finish::Repetition(_) => "repetition",
     }
 }
 

@@ -56,6 +56,9 @@ pub(crate) struct SharedFields {
     /// Only requests with the same salt share cached prefixes.
     #[schema(max_length = 512)]
     pub(crate) cache_salt: Option<String>,
+    /// End a reply that repeats itself, with `finish_reason` `repetition`. Not with `beam_width`.
+    #[schema(default = false)]
+    pub(crate) loop_guard: Option<bool>,
     /// Report how each token was chosen.
     pub(crate) trace: Option<bool>,
     /// Time limit in milliseconds, at which the reply ends.
@@ -95,6 +98,7 @@ impl SharedFields {
             early_stopping,
             priority: fields.whole("priority", -1000..=1000)?,
             cache_salt: fields.string("cache_salt", MAX_WORD_LEN)?,
+            loop_guard: fields.boolean("loop_guard")?,
             trace: fields.boolean("trace")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
         };
@@ -177,6 +181,7 @@ impl SharedFields {
             num_choices,
             best_of: num_choices,
             beams,
+            loop_guard: self.loop_guard == Some(true),
             trace: self.trace == Some(true),
             // The engine serves higher values first; the API follows vLLM, where lower values come first.
             priority: -self.priority.unwrap_or(0),

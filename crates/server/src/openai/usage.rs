@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pellucid_engine::Repetition;
 use pellucid_generate::{Finish, Summary};
 use serde::Serialize;
 use serde_json::Value;
@@ -75,7 +76,7 @@ pub(crate) struct Timings {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct EndingDetail {
     index: usize,
-    /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full` or `timeout`.
+    /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full`, `timeout` or `repetition`.
     reason: &'static str,
     /// The token that ended the choice, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,6 +84,12 @@ pub(crate) struct EndingDetail {
     /// The stop string that ended the choice, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop: Option<String>,
+    /// Number of tokens of the passage that was repeated, if `loop_guard` ended the choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    period: Option<usize>,
+    /// Number of whole times that the passage occurred in a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repeats: Option<usize>,
 }
 
 impl Usage {
@@ -130,10 +137,16 @@ impl Extension {
 }
 
 fn detail(index: usize, finish: &Finish) -> EndingDetail {
-    let (token_id, stop) = match finish {
-        Finish::EndToken(id) | Finish::StopToken(id) => (*id, None),
-        Finish::StopString(text) => (None, Some(text.clone())),
-        Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => (None, None),
-    };
-    EndingDetail { index, reason: finish.name(), token_id, stop }
+    let reason = finish.name();
+    let mut detail = EndingDetail { index, reason, token_id: None, stop: None, period: None, repeats: None };
+    match finish {
+        Finish::EndToken(id) | Finish::StopToken(id) => detail.token_id = *id,
+        Finish::StopString(text) => detail.stop = Some(text.clone()),
+        Finish::Repetition(Repetition { period, repeats }) => {
+            detail.period = Some(*period);
+            detail.repeats = Some(*repeats);
+        }
+        Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => {}
+    }
+    detail
 }

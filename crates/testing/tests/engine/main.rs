@@ -4,6 +4,7 @@
 mod batch_invariance;
 mod failures;
 mod look_ahead;
+mod loop_guard;
 mod memory_shares;
 mod requests;
 mod support;

@@ -72,6 +72,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     color: ColorWhen,
 
+    /// Go on with a reply that repeats itself
+    #[arg(long)]
+    no_loop_guard: bool,
+
     #[command(flatten)]
     sampling: ChainArgs,
 
@@ -106,6 +110,7 @@ pub(crate) fn run(
         params,
         preset: preset.map(|preset| (preset.name(), args.sampling.is_given())),
         max_tokens: args.max_tokens as usize,
+        loop_guard: !args.no_loop_guard,
         num_candidates: args.candidates as usize,
         is_colored: match args.color {
             ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
@@ -125,6 +130,7 @@ pub(crate) struct Explanation {
     /// Name of the preset, and whether the user gave it.
     pub(crate) preset: Option<(&'static str, bool)>,
     pub(crate) max_tokens: usize,
+    pub(crate) loop_guard: bool,
     /// Candidates to show for each token.
     pub(crate) num_candidates: usize,
     pub(crate) is_colored: bool,
@@ -173,6 +179,7 @@ impl Explanation {
         output.flush()?;
         let stream = model.engine.submit(Request {
             max_tokens: Some(self.max_tokens),
+            loop_guard: self.loop_guard,
             trace: true,
             ..Request::new(ids.clone(), params.clone())
         })?;
@@ -274,6 +281,7 @@ fn finish_name(finish: Option<&Finish>) -> &'static str {
         Some(Finish::StopToken(_) | Finish::StopString(_)) => "stop",
         Some(Finish::MaxTokens) => "max_tokens",
         Some(Finish::ContextFull) => "context",
+        Some(Finish::Repetition(_)) => "repetition",
         Some(Finish::Deadline) | None => "interrupted",
     }
 }
@@ -284,6 +292,7 @@ fn finish_sentence(finish: Option<&Finish>) -> &'static str {
         Some(Finish::StopToken(_) | Finish::StopString(_)) => "The model chose a token of --stop-token.",
         Some(Finish::MaxTokens) => "The reply has --max-tokens tokens; the model would continue.",
         Some(Finish::ContextFull) => "The context is full.",
+        Some(Finish::Repetition(_)) => "The reply repeated itself; --no-loop-guard lets it go on.",
         Some(Finish::Deadline) | None => "Stopped.",
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_engine::{BeamParams, Error, Request};
+use pellucid_engine::{BeamParams, Error, Repetition, Request};
 use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest};
 use pellucid_sampling::SamplingParams;
 
@@ -25,6 +25,7 @@ pub(super) struct Answerer<'a> {
     pub(super) sampling: SamplingParams,
     pub(super) max_tokens: Option<usize>,
     pub(super) num_choices: usize,
+    pub(super) loop_guard: bool,
     pub(super) best_of: usize,
     pub(super) beams: Option<BeamParams>,
     pub(super) stops: Vec<String>,
@@ -47,6 +48,7 @@ impl Answerer<'_> {
         let request = Request {
             max_tokens: self.max_tokens,
             num_choices: self.num_choices,
+            loop_guard: self.loop_guard,
             best_of: self.best_of,
             beams: self.beams,
             ..Request::new(ids, self.sampling.clone())
@@ -69,6 +71,7 @@ impl Answerer<'_> {
             }
         }
         let text = end_output(&replies, &mut screen)?;
+        self.note_loops(&generation);
         log::note(&self.summary(&generation));
         Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
     }
@@ -92,6 +95,20 @@ impl Answerer<'_> {
                 Ok(Some(GenerationEvent::ControlApplied { .. })) => {}
                 Err(Error::Stopped) => return Err(anyhow!("the engine stopped in the middle of a reply")),
                 Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Says which replies the loop guard ended, and how to switch it off.
+    fn note_loops(&self, generation: &Generation) {
+        for (i, finish) in generation.summary().finishes.iter().enumerate() {
+            if let Some(Finish::Repetition(Repetition { period, repeats })) = finish {
+                let reply = if self.num_choices > 1 { format!("reply {}", i + 1) } else { "the reply".into() };
+                let passage = if *period == 1 { "token".into() } else { format!("{period} tokens") };
+                log::note(&format!(
+                    "[{reply} was ended because it repeated itself, the same {passage} {repeats} times; \
+                     --no-loop-guard switches this off]"
+                ));
             }
         }
     }
@@ -124,6 +141,7 @@ impl Answerer<'_> {
             Some(Finish::ContextFull) => parts.push("ended because the context is full".into()),
             Some(Finish::Deadline) => parts.push("ended at its time limit".into()),
             Some(Finish::StopString(_)) => parts.push("ended at --stop".into()),
+            Some(Finish::Repetition(_)) => parts.push("ended because it repeated itself".into()),
             None => parts.push("stopped".into()),
         }
         format!("[{}]", parts.join(", "))

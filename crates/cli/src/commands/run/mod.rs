@@ -39,6 +39,11 @@ pub(crate) struct RunArgs {
     #[arg(long, short = 'n', value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
 
+    /// Go on with a reply that repeats itself; otherwise it ends when its
+    /// last 256 + 2p tokens repeat a passage of p tokens, up to 512
+    #[arg(long, verbatim_doc_comment)]
+    no_loop_guard: bool,
+
     /// End the reply before this text; may be given again
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -103,6 +108,8 @@ pub(crate) fn run(
             sampling,
             max_tokens: args.max_tokens.map(|tokens| tokens as usize),
             num_choices: args.choices,
+            // Beam search ends by its own rules.
+            loop_guard: !args.no_loop_guard && beams.is_none(),
             best_of,
             beams,
             stops: args.stop.clone(),

@@ -83,7 +83,7 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
 }
 
 /// Request fields that are known but cannot be changed in flight.
-const FIXED: [&str; 15] = [
+const FIXED: [&str; 16] = [
     "model",
     "messages",
     "max_tokens",
@@ -96,6 +96,7 @@ const FIXED: [&str; 15] = [
     "beam_width",
     "priority",
     "cache_salt",
+    "loop_guard",
     "trace",
     "timeout_ms",
     "chat_template_kwargs",

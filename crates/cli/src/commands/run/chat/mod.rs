@@ -234,6 +234,7 @@ impl Session<'_, '_> {
             name: self.answerer.model.id.clone(),
             params: self.answerer.sampling.clone(),
             preset: None,
+            loop_guard: self.answerer.loop_guard,
             max_tokens: max_tokens.map_or(all, |tokens| all.min(tokens as usize)),
             num_candidates: CANDIDATES,
             is_colored: self.is_colored,
