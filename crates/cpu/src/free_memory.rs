@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Returns the bytes that can still be allocated without swapping and without exceeding a limit of a cgroup.
 #[cfg(target_os = "linux")]
-pub(crate) fn free_memory() -> Option<u64> {
+pub fn free_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let available = available_in(&read(Path::new("/proc/meminfo"))?)?;
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -14,7 +14,7 @@ pub(crate) fn free_memory() -> Option<u64> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn free_memory() -> Option<u64> {
+pub fn free_memory() -> Option<u64> {
     None
 }
 

@@ -22,4 +22,5 @@ mod simd;
 mod sync;
 
 pub use backend::{CpuBackend, CpuOptions, Unusable};
+pub use free_memory::free_memory;
 pub use simd::Isa;

@@ -13,6 +13,7 @@ mod model;
 mod reply;
 mod request;
 mod stream;
+mod tiny_model;
 
 pub use builder::{Builder, Loaded, ModelInfo};
 pub use device::{Device, DeviceError, DeviceOptions};
@@ -23,6 +24,7 @@ pub use model::Pellucid;
 pub use reply::{Choice, Reply};
 pub use request::{Message, Request};
 pub use stream::{AsyncReplyStream, ReplyStream};
+pub use tiny_model::TINY_MODEL;
 
 // Types of the crates below that appear in this crate's interface.
 pub use pellucid_checkpoint::FileAccess;

@@ -22,8 +22,11 @@ pub(crate) fn run(args: &ListArgs, hub: &Hub, output: &mut Output) -> Result<()>
         return Ok(output.write_json(&models)?);
     }
     if manifests.is_empty() && std::io::stderr().is_terminal() {
-        let _ =
-            writeln!(std::io::stderr(), "no models in {} yet; try `pellucid pull smollm2`", hub.store.root().display());
+        let _ = writeln!(
+            std::io::stderr(),
+            "no models in {} yet; try `pellucid pull qwen2.5-coder-1.5b`",
+            hub.store.root().display()
+        );
     }
     for manifest in &manifests {
         let damaged = if hub.store.damage(manifest).is_some() { "  (damaged: pull it again)" } else { "" };

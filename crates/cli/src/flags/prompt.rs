@@ -15,7 +15,7 @@ pub(crate) struct PromptArgs {
     prompt: Option<String>,
 
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
-    /// [default: smollm2, downloaded on first use]
+    /// [default: qwen2.5-coder-1.5b, 1.1 GB, downloaded on first use]
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
     pub(crate) model: Option<String>,
 

@@ -5,6 +5,7 @@
 
 mod download;
 mod failure;
+mod free_space;
 mod http;
 pub(crate) mod known_models;
 mod listing;
@@ -14,6 +15,7 @@ mod pip_fallback;
 mod pip_process;
 mod progress;
 mod pull;
+mod python_parts;
 mod store;
 
 pub(crate) use http::Token;
@@ -21,6 +23,7 @@ pub(crate) use listing::Format;
 pub(crate) use pip_process::Python;
 pub(crate) use store::{Manifest, Store};
 
+use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
 use progress::Screen;
@@ -56,7 +59,7 @@ impl Hub {
     /// such as the default model, is downloaded if it is not in the store.
     pub(crate) fn resolve(&self, model: Option<&str>) -> Result<PathBuf> {
         let name = match model {
-            None => known_models::DEFAULT.name,
+            None => self.default_model().name,
             Some("") => bail!("the model's name is empty"),
             Some(name) => match Path::new(name).try_exists() {
                 Ok(true) => return Ok(name.into()),
@@ -64,6 +67,9 @@ impl Hub {
                 Err(error) => return Err(error).with_context(|| format!("could not access {name}")),
             },
         };
+        if let Some(known) = known_models::find(name).filter(|known| known.is_embedded()) {
+            return Ok(self.store.entry(&self.pull(known.name, pull::MAIN)?));
+        }
         if let Some(manifest) = self.store.find(name)? {
             match self.store.damage(&manifest) {
                 None => return Ok(self.store.entry(&manifest)),
@@ -83,5 +89,21 @@ impl Hub {
                 self.store.root().display()
             ),
         }
+    }
+
+    /// Returns the default model, and writes a line if it is the small one because little memory is free.
+    fn default_model(&self) -> &'static known_models::KnownModel {
+        let free = pellucid_cpu::free_memory();
+        let chosen = known_models::default_for(free);
+        if let Some(free) = free.filter(|_| chosen.name != known_models::DEFAULT.name) {
+            self.screen.say(&format!(
+                "note: {} are free, and the default model {} needs {}; using {} (--model chooses another)",
+                bytes_text(free),
+                known_models::DEFAULT.name,
+                bytes_text(known_models::DEFAULT.memory_bytes()),
+                chosen.name
+            ));
+        }
+        chosen
     }
 }

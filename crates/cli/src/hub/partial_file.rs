@@ -1,5 +1,6 @@
 //! A file being downloaded: `NAME.part`, hashed as it grows, and renamed when it is complete and correct.
 //!
+//! Pieces of Python packages grow in `NAME.pieces.part` instead, so that neither source discards the bytes of the other.
 //! `NAME.part.json` beside it identifies the content. A partial file without it, or of other content, is discarded.
 //! `download.rs` fills it from the network and `pip_fallback.rs` from an archive.
 
@@ -9,6 +10,9 @@ use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+
+/// Suffixes of the partial files of a target: of the hub, and of Python packages.
+pub(crate) const PART_SUFFIXES: [&str; 2] = [".part", ".pieces.part"];
 
 /// Expected size and hash of the complete file.
 #[derive(Debug, Clone)]
@@ -40,8 +44,17 @@ pub(crate) struct PartialFile {
 impl PartialFile {
     /// Opens the partial file of `target`. Keeps the bytes of an earlier run if `identity` and `bytes` are equal.
     pub(crate) fn open(target: &Path, identity: &str, bytes: u64) -> Result<PartialFile, Failure> {
-        let path = with_suffix(target, ".part");
-        let note = with_suffix(target, ".part.json");
+        PartialFile::open_as(target, PART_SUFFIXES[0], identity, bytes)
+    }
+
+    /// Opens a partial file of `target` for pieces of Python packages, beside the one of the hub.
+    pub(crate) fn open_pieces(target: &Path, identity: &str, bytes: u64) -> Result<PartialFile, Failure> {
+        PartialFile::open_as(target, PART_SUFFIXES[1], identity, bytes)
+    }
+
+    fn open_as(target: &Path, suffix: &str, identity: &str, bytes: u64) -> Result<PartialFile, Failure> {
+        let path = with_suffix(target, suffix);
+        let note = with_suffix(&path, ".json");
         if let Some(folder) = target.parent() {
             fs::create_dir_all(folder).map_err(on_disk("make the folder", folder))?;
         }
@@ -89,9 +102,22 @@ impl PartialFile {
         &self.path
     }
 
+    /// Discards the bytes after the first `len`.
+    pub(crate) fn truncate(&mut self, len: u64) -> Result<(), Failure> {
+        if len < self.len {
+            self.restart_at(len)?;
+            self.hash_existing(len)?;
+        }
+        Ok(())
+    }
+
     /// Discards all bytes.
     pub(crate) fn restart(&mut self) -> Result<(), Failure> {
-        self.file.set_len(0).map_err(on_disk("write", &self.path))?;
+        self.restart_at(0)
+    }
+
+    fn restart_at(&mut self, len: u64) -> Result<(), Failure> {
+        self.file.set_len(len).map_err(on_disk("write", &self.path))?;
         self.file.seek(SeekFrom::Start(0)).map_err(on_disk("write", &self.path))?;
         self.len = 0;
         self.hasher = Sha256::new();
@@ -110,7 +136,7 @@ impl PartialFile {
         let PartialFile { path, note, file, .. } = self;
         drop(file);
         fs::remove_file(&path).map_err(on_disk("remove", &path))?;
-        remove_note(&note)
+        remove_if_exists(&note)
     }
 
     /// Checks size and hash and renames the file to its target; returns the hash. A wrong file is deleted.
@@ -132,7 +158,12 @@ impl PartialFile {
         // The bytes must be on disk before the rename, or a crash could leave an incomplete file.
         self.file.sync_all().map_err(on_disk("write", &self.path))?;
         fs::rename(&self.path, &self.target).map_err(on_disk("rename to", &self.target))?;
-        remove_note(&self.note)?;
+        // Bytes of the other source are not needed any more.
+        for suffix in PART_SUFFIXES {
+            let part = with_suffix(&self.target, suffix);
+            remove_if_exists(&with_suffix(&part, ".json"))?;
+            remove_if_exists(&part)?;
+        }
         Ok(found)
     }
 
@@ -171,10 +202,9 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Reads the JSON file; a partial file without bytes has none.
-fn remove_note(note: &Path) -> Result<(), Failure> {
-    match fs::remove_file(note) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(on_disk("remove", note)(error)),
+fn remove_if_exists(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(on_disk("remove", path)(error)),
         _ => Ok(()),
     }
 }

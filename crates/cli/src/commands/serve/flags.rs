@@ -21,7 +21,7 @@ use crate::terminal::log::LogFormat;
 #[command(verbatim_doc_comment)]
 pub(crate) struct ServeArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
-    /// [default: smollm2, downloaded on first use]
+    /// [default: qwen2.5-coder-1.5b, 1.1 GB, downloaded on first use]
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
     pub(super) model: Option<String>,
 
