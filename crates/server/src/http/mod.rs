@@ -1,5 +1,6 @@
 //! HTTP: connections, the router with its middleware, bodies as JSON, errors, and shutdown.
 
+pub(crate) mod accept;
 pub(crate) mod blocking;
 pub(crate) mod body;
 pub(crate) mod caller;

@@ -6,18 +6,20 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, header};
 use pellucid_engine::Liveness;
 use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
+use super::accept::{self, Offer};
 use super::body;
 use super::caller::Caller;
 use super::drain::Phase;
 use super::error::{ApiError, ErrorBody};
 use super::json::Json;
 use crate::limits::tenants::Permit;
+use crate::metrics::Format;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::openai::models::{ModelCard, ModelList};
@@ -248,17 +250,25 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>
 
 /// Export metrics for Prometheus
 ///
-/// With several tenants, only keys with the right to metrics may read them.
+/// In the text format 0.0.4, or as OpenMetrics if `Accept` prefers that. With several tenants, only keys with the
+/// right to metrics may read them.
 #[utoipa::path(get, path = "/metrics", tag = "Operations", responses(
-    (status = 200, description = "Metrics in the OpenMetrics text format", body = String,
-     content_type = "application/openmetrics-text"), Refusals))]
+    (status = 200, description = "Metrics, in the format that `Accept` prefers",
+     content((String = "text/plain"), (String = "application/openmetrics-text"))), Refusals))]
 pub(crate) async fn metrics(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
+    request: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
     app.tenants.current().check_metrics(&caller.tenant)?;
-    let mut response = Response::new(Body::from(app.metrics.render(&app.model.engine.last_stats())));
-    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    let offers = [
+        Offer { kind: "text/plain", version: Some("0.0.4") },
+        Offer { kind: "application/openmetrics-text", version: Some("1.0.0") },
+    ];
+    let format = [Format::Text, Format::OpenMetrics][accept::preferred(&request, &offers)];
+    let mut response = Response::new(Body::from(app.metrics.render(&app.model.engine.last_stats(), format)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+    headers.insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
 }

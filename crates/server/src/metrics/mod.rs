@@ -1,4 +1,7 @@
-//! Counters, gauges and histograms in the text format of Prometheus. `docs/metrics.md` lists every name.
+//! Counters, gauges and histograms, in the OpenMetrics format and in the text format of Prometheus. `docs/metrics.md`
+//! lists every name.
+
+mod text_format;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +17,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::connection::connections::Refusal;
-
 use crate::log_losses::{LogLossCollector, LogLosses};
 
 /// Histogram buckets in seconds, from one token of a small model to a long reply.
@@ -228,40 +230,86 @@ impl Metrics {
     }
 
     /// Returns all metrics as text, those of the engine included.
-    pub(crate) fn render(&self, engine: &EngineStats) -> String {
+    pub(crate) fn render(&self, engine: &EngineStats, format: Format) -> String {
         let mut text = String::with_capacity(16 << 10);
         let mut registry = Registry::default();
         registry.register_collector(Box::new(EngineCollector { stats: *engine, prefix: "pellucid_" }));
+        if self.has_vllm {
+            registry.register_collector(Box::new(self.vllm(engine)));
+        }
         let encoded = text::encode_registry(&mut text, &self.registry)
             .and_then(|()| text::encode_registry(&mut text, &registry))
-            .and_then(|()| if self.has_vllm { self.render_vllm(engine, &mut text) } else { Ok(()) })
             .and_then(|()| text::encode_eof(&mut text));
         debug_assert!(encoded.is_ok(), "writing to a string cannot fail");
-        text
+        match format {
+            Format::OpenMetrics => text,
+            Format::Text => text_format::from_open_metrics(&text),
+        }
     }
 
-    /// Writes gauges and counters under vLLM's names, which inference gateways read.
-    fn render_vllm(&self, engine: &EngineStats, text: &mut String) -> std::fmt::Result {
-        use std::fmt::Write;
-        let label = format!("{{model_name=\"{}\"}}", self.model.replace(['\\', '"', '\n'], "_"));
-        let usage = kv_use(engine);
-        let gauges = [
-            ("num_requests_waiting", engine.num_waiting as f64),
-            ("num_requests_running", engine.num_running as f64),
-            ("kv_cache_usage_perc", usage),
-            ("gpu_cache_usage_perc", usage),
-        ];
-        for (name, value) in gauges {
-            write!(text, "# TYPE vllm:{name} gauge\nvllm:{name}{label} {value}\n")?;
+    /// Returns gauges and counters under vLLM's names, which inference gateways read.
+    fn vllm(&self, engine: &EngineStats) -> VllmCollector {
+        let cache_use = kv_use(engine);
+        VllmCollector {
+            labels: ModelLabels { model_name: self.model.clone() },
+            gauges: [
+                ("vllm:num_requests_waiting", "As pellucid_requests_waiting", engine.num_waiting as f64),
+                ("vllm:num_requests_running", "As pellucid_sequences_running", engine.num_running as f64),
+                ("vllm:kv_cache_usage_perc", "As pellucid_kv_use_ratio: 1 is full", cache_use),
+                ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc", cache_use),
+            ],
+            counters: [
+                ("vllm:prompt_tokens", "As pellucid_prompt_tokens", self.prompt_tokens.get()),
+                ("vllm:generation_tokens", "As pellucid_generated_tokens", self.generated_tokens.get()),
+                ("vllm:num_preemptions", "As pellucid_preemptions", engine.preemptions),
+                ("vllm:prefix_cache_hits", "As pellucid_prefix_hit_tokens, all scopes", engine.cached_tokens),
+            ],
         }
-        let counters = [
-            ("prompt_tokens", self.prompt_tokens.get()),
-            ("generation_tokens", self.generated_tokens.get()),
-            ("num_preemptions", engine.preemptions),
-            ("prefix_cache_hits", engine.cached_tokens),
-        ];
-        for (name, value) in counters {
-            write!(text, "# TYPE vllm:{name} counter\nvllm:{name}_total{label} {value}\n")?;
+    }
+}
+
+/// Formats of the metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Prometheus' text format 0.0.4.
+    Text,
+    /// OpenMetrics 1.0.0.
+    OpenMetrics,
+}
+
+impl Format {
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabels {
+    model_name: String,
+}
+
+/// Exports name, help and value of metrics under vLLM's names.
+#[derive(Debug)]
+struct VllmCollector {
+    labels: ModelLabels,
+    gauges: [(&'static str, &'static str, f64); 4],
+    counters: [(&'static str, &'static str, u64); 4],
+}
+
+impl Collector for VllmCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for (name, help, value) in self.gauges {
+            let gauge = ConstGauge::new(value);
+            let mut family = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(family.encode_family(&self.labels)?)?;
+        }
+        for (name, help, value) in self.counters {
+            let counter = ConstCounter::new(value);
+            let mut family = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(family.encode_family(&self.labels)?)?;
         }
         Ok(())
     }
