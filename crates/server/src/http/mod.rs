@@ -10,5 +10,6 @@ pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod listen;
 pub(crate) mod long_text;
+pub(crate) mod route_table;
 pub(crate) mod router;
 pub(crate) mod routes;

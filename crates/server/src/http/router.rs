@@ -18,6 +18,7 @@ use utoipa_axum::routes;
 use super::caller::{self, RequestId};
 use super::error::ApiError;
 use super::listen::{Connection, MAX_HEADER_BYTES};
+use super::route_table::RouteTable;
 use super::routes;
 use crate::connection::client_address::ClientAddress;
 use crate::openai::models::ModelCard;
@@ -43,12 +44,16 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::ready))
         .routes(routes!(routes::metrics))
         .split_for_parts();
+    let table = Arc::new(RouteTable::new(&api, &["/openapi.json"]));
+    let (unknown, wrong) = (table.clone(), table);
     let document = openapi::document(api, app.tenants.has_keys(), &app.model);
     let document: Arc<str> = document.to_string().into();
     let mut router = router
         .route("/openapi.json", get(async move || respond::json(document.to_string())))
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(async move |State(app): State<SharedApp>, request: Request<Body>| {
+            unknown_route(&app, &request, &unknown)
+        })
+        .method_not_allowed_fallback(async move |request: Request<Body>| wrong_method(&request, &wrong))
         .with_state(app.clone())
         .layer(CatchPanicLayer::custom(internal_error))
         .layer(middleware::from_fn_with_state(app.clone(), caller::authenticate));
@@ -129,21 +134,19 @@ fn request_id(request: &Request<Body>) -> String {
     given.map_or_else(|| random::id("req-"), str::to_owned)
 }
 
-async fn unknown_route(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
+fn unknown_route(app: &SharedApp, request: &Request<Body>, table: &RouteTable) -> Result<Response<Body>, ApiError> {
     // Model names may contain slashes, which the router takes for separators of the path.
     if let Some(id) = request.uri().path().strip_prefix(MODELS).filter(|_| request.method() == Method::GET) {
         let card = ModelCard::find(id, &app.model)?;
         return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
     }
-    Err(ApiError::refused(StatusCode::NOT_FOUND, "unknown_route", "unknown route; /openapi.json lists all routes"))
+    Err(table.unknown(request.method(), request.uri().path()))
 }
 
-async fn wrong_method() -> ApiError {
-    ApiError::refused(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "method_not_allowed",
-        "this route does not support the method; see the Allow header",
-    )
+fn wrong_method(request: &Request<Body>, table: &RouteTable) -> ApiError {
+    let path = request.uri().path();
+    let route = request.extensions().get::<MatchedPath>().map_or(path, MatchedPath::as_str);
+    table.wrong_method(request.method(), route, path)
 }
 
 /// Answers a request whose handler panicked; other requests go on. The panic hook has printed where it was.
