@@ -201,17 +201,17 @@ fn control_messages_are_charged_like_requests() {
     for message in ["{\"type\":\"pause\"}", "{\"type\":\"resume\"}", "{\"type\":\"pause\"}", "nonsense"] {
         socket.send(message);
     }
-    // Refusals come at once; acknowledgements when a step has ended.
-    let mut refused = 0;
+    // Refusals come at once; acknowledgements when a step has ended, or before the first step begins.
+    let (mut refused, mut types) = (0, Vec::new());
     while refused < 2 {
         let message = socket.json();
         if message.get("error").is_some() {
             assert_eq!(message["error"]["code"], "requests_per_minute", "{message}");
             refused += 1;
         }
+        types.extend(message["type"].as_str().map(str::to_owned));
     }
     server.release_steps();
-    let mut types = Vec::new();
     while let Some(message) = socket.next() {
         if message.starts_with("{\"type\"") {
             let message: Value = serde_json::from_str(&message).unwrap();
