@@ -176,7 +176,7 @@ fn every_integer_field_keeps_to_its_range() {
             );
         }
     }
-    assert_eq!(server.chat("\"seed\":-1").refused(400).0.as_deref(), Some("seed"));
+    assert_eq!(server.chat("\"seed\":-2").refused(400).0.as_deref(), Some("seed"));
     assert_eq!(server.chat("\"top_logprobs\":21,\"logprobs\":true").refused(400).0.as_deref(), Some("top_logprobs"));
     assert_eq!(server.complete("\"logprobs\":21").refused(400).0.as_deref(), Some("logprobs"));
 }
@@ -213,19 +213,18 @@ fn fields_are_honoured_or_refused_by_name() {
         ("tool_choice", "\"required\""),
         ("functions", "[{\"name\":\"f\"}]"),
         ("function_call", "{\"name\":\"f\"}"),
-        ("parallel_tool_calls", "true"),
         ("response_format", "{\"type\":\"json_object\"}"),
         ("response_format", "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\"}}"),
         ("audio", "{\"voice\":\"a\"}"),
         ("modalities", "[\"text\",\"audio\"]"),
         ("store", "true"),
-        ("metadata", "{\"a\":\"b\"}"),
         ("service_tier", "\"flex\""),
         ("web_search_options", "{}"),
         ("prediction", "{}"),
         ("reasoning_effort", "\"low\""),
         ("verbosity", "\"low\""),
-        ("prompt_cache_key", "\"a\""),
+        ("prompt_cache_retention", "\"24h\""),
+        ("prompt_cache_options", "{}"),
         ("best_of", "2"),
         ("suffix", "\"a\""),
         ("chat_template", "\"{{ 1 }}\""),

@@ -5,9 +5,10 @@ use pellucid_sampling::MAX_LOGPROBS;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::conversation::Conversation;
 use super::messages::{self, ChatMessage};
+use super::openapi::schemas;
 use super::sampling::SamplingFields;
-use super::schemas;
 use super::shared_fields::{self, SharedFields};
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
@@ -51,13 +52,14 @@ impl ChatRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<ChatRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let shared = SharedFields::read(&mut fields)?;
+        let Conversation { messages, chat_template_kwargs } = Conversation::read(&mut fields, model)?;
         let chat = ChatFields {
-            messages: messages::read(&mut fields)?,
+            messages,
             max_completion_tokens: fields.whole("max_completion_tokens", 1..=i64::from(i32::MAX))?,
             max_tokens: fields.whole("max_tokens", 1..=i64::from(i32::MAX))?,
             logprobs: fields.boolean("logprobs")?,
             top_logprobs: fields.whole("top_logprobs", 0..=i64::from(MAX_LOGPROBS))?,
-            chat_template_kwargs: messages::read_variables(&mut fields, model)?,
+            chat_template_kwargs,
         };
         let sampling = SamplingFields::read(&mut fields)?;
         refuse_others(&mut fields)?;
@@ -76,7 +78,7 @@ impl ChatRequest {
 
     /// Checks the request against the model and the tenant, and encodes its prompt.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
-        let ChatRequest { chat, shared, sampling } = self;
+        let ChatRequest { chat, mut shared, sampling } = self;
         let encoder = model.prompts().within(model.context_len);
         let ids = messages::encode(&chat.messages, true, chat.chat_template_kwargs.as_ref(), encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
@@ -90,8 +92,8 @@ impl ChatRequest {
             prompts: vec![PromptRequest::chat(request)],
             sampling,
             logprobs,
+            user: shared.end_user(),
             stop: shared.stop,
-            user: shared.user,
         })
     }
 }
@@ -99,7 +101,6 @@ impl ChatRequest {
 /// Refuses fields of OpenAI's API that are not supported, unless their value asks for the default behaviour.
 fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
     let is_word = |value: &Json, words: &[&str]| matches!(value, Json::String(word) if words.contains(&word.as_str()));
-    let is_empty = |value: &Json| matches!(value, Json::Array(values) if values.is_empty());
     let is_text =
         |value: &Json| matches!(value, Json::Array(values) if values.iter().all(|value| is_word(value, &["text"])));
     let is_text_format = |value: &Json| match value {
@@ -108,11 +109,6 @@ fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
         }
         _ => false,
     };
-    fields.refuse("tools", is_empty, LATER)?;
-    fields.refuse("tool_choice", |value| is_word(value, &["none", "auto"]), LATER)?;
-    fields.refuse("parallel_tool_calls", |_| false, LATER)?;
-    fields.refuse("functions", is_empty, LATER)?;
-    fields.refuse("function_call", |value| is_word(value, &["none", "auto"]), LATER)?;
     fields.refuse(
         "response_format",
         is_text_format,
@@ -120,28 +116,10 @@ fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
     )?;
     fields.refuse("modalities", is_text, "this server generates only text")?;
     fields.refuse("audio", |_| false, "this server does not support audio")?;
-    fields.refuse("store", |value| *value == Json::Bool(false), "this server does not store requests")?;
-    fields.refuse(
-        "metadata",
-        |value| matches!(value, Json::Object(entries) if entries.is_empty()),
-        "this server does not store requests",
-    )?;
-    fields.refuse(
-        "service_tier",
-        |value| is_word(value, &["auto", "default"]),
-        "there is only one tier; use priority",
-    )?;
     fields.refuse("web_search_options", |_| false, "this server opens no outbound connections")?;
     fields.refuse("prediction", |_| false, LATER)?;
     fields.refuse("reasoning_effort", |_| false, LATER)?;
-    fields.refuse("verbosity", |_| false, "the models served here have no such setting")?;
-    fields.refuse("safety_identifier", |_| false, "use user")?;
-    fields.refuse(
-        "prompt_cache_key",
-        |_| false,
-        "prefixes are cached automatically for each tenant; cache_salt restricts the sharing",
-    )?;
-    fields.refuse("prompt_cache_retention", |_| false, "prefixes are kept while there is memory")?;
+    fields.refuse("verbosity", |value| is_word(value, &["medium"]), "the models served here have no such setting")?;
     fields.refuse(
         "prompt_cache_options",
         |_| false,

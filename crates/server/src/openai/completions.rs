@@ -5,8 +5,8 @@ use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
 use super::messages;
+use super::openapi::schemas;
 use super::sampling::SamplingFields;
-use super::schemas;
 use super::shared_fields::{self, MAX_CHOICES, SharedFields};
 use crate::http::blocking;
 use crate::http::error::ApiError;
@@ -111,7 +111,7 @@ impl CompletionRequest {
 
     /// Checks the request against the model and the tenant, and encodes its prompts.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
-        let CompletionRequest { completion, shared, sampling } = self;
+        let CompletionRequest { completion, mut shared, sampling } = self;
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
@@ -147,8 +147,8 @@ impl CompletionRequest {
             prompts,
             sampling,
             logprobs: completion.logprobs,
+            user: shared.end_user(),
             stop: shared.stop,
-            user: shared.user,
         })
     }
 }

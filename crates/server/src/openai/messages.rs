@@ -5,7 +5,7 @@ use pellucid_tokenizer::{Error as TokenizerError, Segment, message};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::schemas;
+use super::openapi::schemas;
 use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
@@ -74,12 +74,7 @@ impl Role {
     }
 }
 
-/// Reads `messages`.
-pub(crate) fn read(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
-    let value = fields.required("messages")?;
-    read_value(&fields.path("messages"), value)
-}
-
+/// Reads the list of messages at `path`.
 pub(crate) fn read_value(path: &str, value: Json) -> Result<Vec<ChatMessage>, ApiError> {
     let values = fields::array(path, value, MAX_MESSAGES)?;
     if values.is_empty() {

@@ -1,14 +1,15 @@
 //! OpenAI's API: requests are read field by field, replies are written as JSON. vLLM's routes for tokens are here too.
 
 pub(crate) mod chat;
+pub(crate) mod client_fields;
 pub(crate) mod completions;
+pub(crate) mod conversation;
 pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod openapi;
 pub(crate) mod reply_json;
 pub(crate) mod sampling;
-pub(crate) mod schemas;
 pub(crate) mod shared_fields;
 pub(crate) mod tokenize;
 pub(crate) mod usage;

@@ -84,7 +84,7 @@ fn read_option(fields: &mut Fields, option: &SamplingOption) -> Result<Option<Op
     let value = match option.kind() {
         OptionKind::Number { low, json_high, .. } => fields.number(name, low..=json_high)?.map(OptionValue::Number),
         OptionKind::Count { low } => fields.whole(name, i64::from(low)..=i64::from(u32::MAX))?.map(OptionValue::Count),
-        OptionKind::Seed => fields.whole(name, 0..=i64::MAX)?.map(OptionValue::Seed),
+        OptionKind::Seed => read_seed(fields, name)?.map(OptionValue::Seed),
         OptionKind::TokenBias { low, high, max_len } => {
             read_bias(fields, name, low..=high, max_len)?.map(OptionValue::TokenBias)
         }
@@ -95,6 +95,12 @@ fn read_option(fields: &mut Fields, option: &SamplingOption) -> Result<Option<Op
         OptionKind::Steps => read_steps(fields, name)?.map(OptionValue::Steps),
     };
     Ok(value)
+}
+
+/// Takes a seed. `None` is a random one, for which -1 stands as in llama.cpp.
+fn read_seed(fields: &mut Fields, name: &str) -> Result<Option<u64>, ApiError> {
+    let seed = fields.integer(name, -1..=i64::MAX)?;
+    Ok(seed.and_then(|seed| u64::try_from(seed).ok()))
 }
 
 fn read_bias(

@@ -7,8 +7,9 @@ use pellucid_generate::LoadedModel;
 use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 use utoipa::ToSchema;
 
+use super::client_fields::ClientFields;
+use super::openapi::schemas;
 use super::sampling::SamplingFields;
-use super::schemas;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
@@ -64,6 +65,8 @@ pub(crate) struct SharedFields {
     /// Time limit in milliseconds, at which the reply ends.
     #[schema(minimum = 1, maximum = 86400000)]
     pub(crate) timeout_ms: Option<u64>,
+    #[schema(ignore)]
+    pub(crate) client: ClientFields,
 }
 
 /// Options of a stream.
@@ -101,6 +104,7 @@ impl SharedFields {
             loop_guard: fields.boolean("loop_guard")?,
             trace: fields.boolean("trace")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
+            client: ClientFields::read(fields)?,
         };
         if shared.stream_options.is_some() && shared.stream != Some(true) {
             return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
@@ -120,6 +124,11 @@ impl SharedFields {
             (Some(_), Some(_)) => Err(ApiError::field("seed", "beam search cannot be combined with seed")),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the identifier of the end user. OpenAI replaces `user` by `safety_identifier`, which therefore wins.
+    pub(crate) fn end_user(&mut self) -> Option<String> {
+        self.client.safety_identifier.take().or_else(|| self.user.take())
     }
 
     pub(crate) fn num_choices(&self) -> usize {

@@ -7,8 +7,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::conversation::Conversation;
 use super::messages::{self, ChatMessage};
-use super::schemas;
+use super::openapi::schemas;
 use super::shared_fields::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
@@ -25,6 +26,8 @@ pub(crate) struct TokenizeRequest {
     pub(crate) prompt: Option<String>,
     #[schema(min_items = 1, max_items = 4096)]
     pub(crate) messages: Option<Vec<ChatMessage>>,
+    #[schema(schema_with = schemas::variables)]
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     /// Add the tokens that the model expects before and after a text.
     #[schema(default = true)]
     pub(crate) add_special_tokens: Option<bool>,
@@ -124,13 +127,14 @@ impl TokenizeRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<TokenizeRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let prompt = fields.string("prompt", usize::MAX)?;
-        let messages = match fields.take("messages") {
-            None => None,
-            Some(value) => Some(messages::read_value("messages", value)?),
+        let (messages, chat_template_kwargs) = match Conversation::read_optional(&mut fields, model)? {
+            Some(conversation) => (Some(conversation.messages), conversation.chat_template_kwargs),
+            None => (None, None),
         };
         let request = TokenizeRequest {
             prompt,
             messages,
+            chat_template_kwargs,
             add_special_tokens: fields.boolean("add_special_tokens")?,
             add_generation_prompt: fields.boolean("add_generation_prompt")?,
             return_token_strs: fields.boolean("return_token_strs")?,
@@ -155,7 +159,8 @@ impl TokenizeRequest {
         let tokenizer = &model.tokenizer;
         let tokens = match (&self.prompt, &self.messages) {
             (_, Some(messages)) => {
-                messages::encode(messages, self.add_generation_prompt.unwrap_or(true), None, model.prompts())?
+                let variables = self.chat_template_kwargs.as_ref();
+                messages::encode(messages, self.add_generation_prompt.unwrap_or(true), variables, model.prompts())?
             }
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
                 let ids = model.prompts().encode_text(text);
@@ -219,10 +224,11 @@ impl DetokenizeRequest {
 impl TemplateRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<TemplateRequest, ApiError> {
         let mut fields = Fields::of(value)?;
+        let Conversation { messages, chat_template_kwargs } = Conversation::read(&mut fields, model)?;
         let request = TemplateRequest {
-            messages: messages::read(&mut fields)?,
+            messages,
             add_generation_prompt: fields.boolean("add_generation_prompt")?,
-            chat_template_kwargs: messages::read_variables(&mut fields, model)?,
+            chat_template_kwargs,
             model: fields.string("model", 512)?,
         };
         fields.finish()?;

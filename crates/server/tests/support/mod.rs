@@ -88,6 +88,7 @@ pub struct Setup {
     pub cors_origins: Vec<String>,
     pub loopback_hosts_only: bool,
     pub has_template: bool,
+    pub template: &'static str,
     pub context_len: usize,
 }
 
@@ -102,6 +103,7 @@ impl Default for Setup {
             cors_origins: Vec::new(),
             loopback_hosts_only: true,
             has_template: true,
+            template: TINY_TEMPLATE,
             context_len: CONTEXT,
         }
     }
@@ -131,7 +133,7 @@ impl Server {
 
     pub fn with(setup: Setup) -> Server {
         let folder = tempfile::tempdir().unwrap();
-        let (template, context_len) = (setup.has_template.then_some(TINY_TEMPLATE), setup.context_len);
+        let (template, context_len) = (setup.has_template.then_some(setup.template), setup.context_len);
         let model = TinyModel { template, context_len: Some(context_len), ..TinyModel::default() };
         model.write(folder.path()).unwrap();
         let checkpoint = Checkpoint::open(folder.path()).unwrap();

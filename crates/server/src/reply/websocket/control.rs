@@ -30,6 +30,10 @@ impl ControlMessage {
             "pause" => ControlMessage::Pause,
             "resume" => ControlMessage::Resume,
             "update" => {
+                // Before the sampling fields are read, which take a seed of -1 for an absent one.
+                if fields.take("seed").is_some() {
+                    return Err(fixed("seed"));
+                }
                 let changes = SamplingFields::read(&mut fields)?;
                 if let Some(name) = FIXED.into_iter().find(|name| fields.take(name).is_some()) {
                     return Err(fixed(name));
@@ -65,11 +69,7 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
     if changes.is_empty() {
         return Err(ApiError::invalid("update: expected at least one sampling field, found none"));
     }
-    for (name, given) in [
-        ("preset", changes.preset.is_some()),
-        ("ignore_eos", changes.ignore_eos.is_some()),
-        ("seed", changes.seed().is_some()),
-    ] {
+    for (name, given) in [("preset", changes.preset.is_some()), ("ignore_eos", changes.ignore_eos.is_some())] {
         if given {
             return Err(fixed(name));
         }

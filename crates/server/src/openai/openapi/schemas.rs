@@ -8,8 +8,9 @@ use pellucid_sampling::{
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
 
-use super::sampling::number;
-use super::shared_fields::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
+use crate::openai::client_fields::{MAX_METADATA, MAX_METADATA_VALUE};
+use crate::openai::sampling::number;
+use crate::openai::shared_fields::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
 
 fn schema(value: Value) -> RefOr<Schema> {
     serde_json::from_value(value).expect("the JSON in this file is a schema")
@@ -77,7 +78,7 @@ fn sampling_option(option: &SamplingOption) -> Value {
             json!({ "type": ["integer", "null"], "format": "int32", "minimum": low, "maximum": u32::MAX })
         }
         OptionKind::Seed => {
-            json!({ "type": ["integer", "null"], "format": "int64", "minimum": 0, "maximum": i64::MAX })
+            json!({ "type": ["integer", "null"], "format": "int64", "minimum": -1, "maximum": i64::MAX })
         }
         OptionKind::TokenBias { low, high, max_len } => json!({
             "type": ["object", "null"], "maxProperties": max_len,
@@ -103,7 +104,10 @@ fn sampling_option(option: &SamplingOption) -> Value {
                 "items": { "type": "string", "enum": names } })
         }
     };
-    schema["description"] = json!(option.doc());
+    schema["description"] = match option.kind() {
+        OptionKind::Seed => json!(format!("{} -1 stands for a random seed, as in llama.cpp.", option.doc())),
+        _ => json!(option.doc()),
+    };
     match option.effective(&SamplingParams::default()) {
         Some(ValueRef::Number(value)) => schema["default"] = number(value),
         Some(ValueRef::Count(value)) => schema["default"] = json!(value),
@@ -126,6 +130,29 @@ pub(crate) fn preset() -> RefOr<Schema> {
 pub(crate) fn variables() -> RefOr<Schema> {
     let description = "Variables of the model's chat template, such as `enable_thinking`; other names are refused";
     schema(json!({ "description": description, "type": ["object", "null"], "maxProperties": 16 }))
+}
+
+pub(crate) fn metadata() -> RefOr<Schema> {
+    let description = "Names and texts for stored replies. This server stores none, so they have no effect";
+    schema(json!({ "description": description, "type": ["object", "null"], "maxProperties": MAX_METADATA,
+        "additionalProperties": { "type": "string", "maxLength": MAX_METADATA_VALUE } }))
+}
+
+pub(crate) fn store() -> RefOr<Schema> {
+    schema(json!({ "description": "Only false: this server stores no requests",
+        "anyOf": [{ "type": "boolean", "enum": [false] }, { "type": "null" }] }))
+}
+
+pub(crate) fn service_tier() -> RefOr<Schema> {
+    words("Has no effect: there is one tier", &["auto", "default"])
+}
+
+pub(crate) fn prompt_cache_retention() -> RefOr<Schema> {
+    words("Has no effect: prefixes are kept while there is memory", &["in_memory", "in-memory"])
+}
+
+fn words(description: &str, words: &[&str]) -> RefOr<Schema> {
+    schema(json!({ "description": description, "anyOf": [{ "type": "string", "enum": words }, { "type": "null" }] }))
 }
 
 #[cfg(test)]
@@ -236,13 +263,18 @@ mod tests {
         check(all_ids, &[json!([]), json!([0, 5])], &[json!(["a"]), json!([-1]), json!([0.5]), json!(null)]);
         let presets: Vec<Value> = Preset::ALL.map(|preset| json!(preset.name())).to_vec();
         check(preset, &[presets, vec![json!(null)]].concat(), &[json!("none"), json!(1)]);
+        let pairs = |count: usize| Value::Object((0..count).map(|i| (format!("v{i}"), json!("a"))).collect());
+        check(metadata, &[pairs(0), pairs(16), json!(null)], &[pairs(17), object(1), json!([])]);
+        check(store, &[json!(false), json!(null)], &[json!(true), json!(0)]);
+        check(service_tier, &[json!("auto"), json!("default"), json!(null)], &[json!("flex"), json!(1)]);
+        check(prompt_cache_retention, &[json!("in_memory"), json!(null)], &[json!("24h"), json!(1)]);
         check(variables, &[object(0), object(16), json!(null)], &[object(17), json!([])]);
         let step = StepKind::movable().next().expect("some steps can be moved").name();
         check(
             sampling,
             &[
                 json!({}),
-                json!({ "temperature": 0.7, "top_k": 5, "seed": 1, "ignore_eos": true, "preset": "chat" }),
+                json!({ "temperature": 0.7, "top_k": 5, "seed": -1, "ignore_eos": true, "preset": "chat" }),
                 json!({ "logit_bias": { "5": -1.5 }, "samplers": [step], "stop_token_ids": [1] }),
                 json!({ "temperature": null, "logit_bias": null, "samplers": null }),
             ],
@@ -250,7 +282,7 @@ mod tests {
                 json!({ "temperature": 2.5 }),
                 json!({ "temperature": "1" }),
                 json!({ "top_k": 0.5 }),
-                json!({ "seed": -1 }),
+                json!({ "seed": -2 }),
                 json!({ "logit_bias": { "05": 1 } }),
                 json!({ "logit_bias": { "5": 101 } }),
                 json!({ "samplers": [step, step] }),

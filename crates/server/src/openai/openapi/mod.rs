@@ -1,5 +1,7 @@
 //! The OpenAPI document: generated from the types of the routes, then completed with what depends on the served model.
 
+pub(crate) mod schemas;
+
 use std::borrow::Cow;
 
 use pellucid_generate::LoadedModel;
@@ -10,14 +12,15 @@ use utoipa::openapi::{InfoBuilder, OpenApi, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::chat::{ChatFields, ChatRequest};
+use super::client_fields::ClientFields;
 use super::completions::{CompletionFields, CompletionRequest};
-use super::schemas::{self, TOKEN_ID};
 use super::shared_fields::SharedFields;
+use schemas::TOKEN_ID;
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
 
 /// Returns an object schema with the fields of several.
-fn merged(parts: [RefOr<Schema>; 3]) -> RefOr<Schema> {
+fn merged(parts: [RefOr<Schema>; 4]) -> RefOr<Schema> {
     let mut whole = Object::default();
     for part in parts {
         if let RefOr::T(Schema::Object(part)) = part {
@@ -31,7 +34,7 @@ fn merged(parts: [RefOr<Schema>; 3]) -> RefOr<Schema> {
 
 impl PartialSchema for ChatRequest {
     fn schema() -> RefOr<Schema> {
-        merged([ChatFields::schema(), SharedFields::schema(), schemas::sampling()])
+        merged([ChatFields::schema(), SharedFields::schema(), ClientFields::schema(), schemas::sampling()])
     }
 }
 
@@ -48,7 +51,7 @@ impl ToSchema for ChatRequest {
 
 impl PartialSchema for CompletionRequest {
     fn schema() -> RefOr<Schema> {
-        merged([CompletionFields::schema(), SharedFields::schema(), schemas::sampling()])
+        merged([CompletionFields::schema(), SharedFields::schema(), ClientFields::schema(), schemas::sampling()])
     }
 }
 
@@ -122,14 +125,14 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
             schema["examples"] = json!([example]);
         }
         if name == "TokenizeRequest" {
-            let only = |given: &str, kind: &str, others: [&str; 2]| {
-                let nothing = json!({ "type": "null" });
-                let properties = json!({ given: { "type": kind }, others[0]: nothing, others[1]: nothing });
+            let only = |given: &str, kind: &str, others: &[&str]| {
+                let mut properties = json!({ given: { "type": kind } });
+                others.iter().for_each(|name| properties[*name] = json!({ "type": "null" }));
                 json!({ "required": [given], "properties": properties })
             };
             schema["oneOf"] = json!([
-                only("prompt", "string", ["messages", "add_generation_prompt"]),
-                only("messages", "array", ["prompt", "add_special_tokens"]),
+                only("prompt", "string", &["messages", "add_generation_prompt", "chat_template_kwargs"]),
+                only("messages", "array", &["prompt", "add_special_tokens"]),
             ]);
         }
     }
