@@ -12,6 +12,8 @@ use crate::PromptEncoder;
 pub struct LoadedModel {
     /// Name of the model, as requests and reports use it.
     pub id: String,
+    /// Further names by which requests may call it. Replies have `id`.
+    pub aliases: Vec<String>,
     /// Identifies model, build and instruction set: equal requests to equal fingerprints return equal bytes.
     /// Empty where nothing reports it, because computing it reads a part of every file.
     pub fingerprint: String,
@@ -34,6 +36,11 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
+    /// Returns every name that requests may use, `id` first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.id).chain(&self.aliases).map(String::as_str)
+    }
+
     /// Returns the encoder that makes prompts for this model.
     pub fn prompts(&self) -> PromptEncoder<'_> {
         PromptEncoder::new(&self.tokenizer, self.template.as_ref(), self.now)

@@ -52,6 +52,7 @@ pub struct Builder {
     tenants: Vec<String>,
     quotas: Vec<(TenantId, usize)>,
     shared_system: Option<String>,
+    chat_template: Option<String>,
     on_event: Box<dyn FnMut(LoadEvent) + Send>,
 }
 
@@ -99,6 +100,7 @@ impl Builder {
             tenants: Vec::new(),
             quotas: Vec::new(),
             shared_system: None,
+            chat_template: None,
             on_event: Box::new(|_| ()),
         }
     }
@@ -225,6 +227,23 @@ impl Builder {
         self
     }
 
+    /// Sets a chat template in Jinja that is used instead of the model's own. Opening fails if it does not compile.
+    ///
+    /// ```
+    /// use pellucid::Pellucid;
+    ///
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    /// let model = Pellucid::builder("models/tiny.gguf").chat_template(template).open()?;
+    /// assert!(Pellucid::builder("models/tiny.gguf").chat_template("{% for %}").open().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn chat_template(mut self, source: impl Into<String>) -> Builder {
+        self.chat_template = Some(source.into());
+        self
+    }
+
     /// Sets a function that is called with notes and progress while the model is opened.
     pub fn on_event(mut self, on_event: impl FnMut(LoadEvent) + Send + 'static) -> Builder {
         self.on_event = Box::new(on_event);
@@ -244,15 +263,22 @@ impl Builder {
         // An unsupported architecture is reported before a missing tokenizer.
         pellucid_model::read_config(&checkpoint)
             .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
-        let tokenizer = Tokenizer::from_checkpoint(&checkpoint)
+        let mut tokenizer = Tokenizer::from_checkpoint(&checkpoint)
             .map_err(|source| Error::Tokenizer { path: path.clone(), source: Box::new(source) })?;
         // A template that does not compile is an error of the requests that need it.
-        let (template, template_error) =
-            match checkpoint.chat_template().map(|text| ChatTemplate::compile(text, &tokenizer)) {
+        let (template, template_error) = match &self.chat_template {
+            Some(text) => {
+                let template = ChatTemplate::compile(text, &tokenizer);
+                let template = template.map_err(|error| Error::GivenTemplate(Box::new(error)))?;
+                tokenizer.guard(text);
+                (Some(template), None)
+            }
+            None => match checkpoint.chat_template().map(|text| ChatTemplate::compile(text, &tokenizer)) {
                 Some(Ok(template)) => (Some(template), None),
                 Some(Err(error)) => (None, Some(format!("{}: {error}", path.display()))),
                 None => (None, None),
-            };
+            },
+        };
         self.note_suggested_sampling(&checkpoint);
         let on_event = &mut self.on_event;
         let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
@@ -287,6 +313,7 @@ impl Builder {
             engine.cache_mut().share_prefix(prefix);
         }
         let model = LoadedModel {
+            aliases: Vec::new(),
             id: path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()),
             fingerprint: String::new(),
             tokenizer: Arc::new(tokenizer),

@@ -56,6 +56,9 @@ pub enum Error {
         /// The compiler's message, with the path of the model.
         reason: String,
     },
+    /// The template of [`Builder::chat_template`](crate::Builder::chat_template) does not compile.
+    #[error("the given chat template cannot be used")]
+    GivenTemplate(#[source] Box<pellucid_tokenizer::Error>),
     /// A tenant's name that the builder did not declare.
     #[error("tenant {name:?} is not declared; declare it with `Builder::tenant`")]
     UnknownTenant {

@@ -193,3 +193,27 @@ fn errors_about_routes_name_what_was_asked_and_what_there_is() {
         assert_eq!(message(method, path, 405), expected);
     }
 }
+
+#[test]
+fn a_model_answers_to_its_aliases_and_replies_under_its_own_name() {
+    let aliases = vec!["gpt-4o".to_owned(), "a/b".to_owned()];
+    let server = Server::with(Setup { aliases, ..Setup::default() });
+    let listed = server.get("/v1/models").ok();
+    let names: Vec<&str> = listed["data"].as_array().unwrap().iter().map(|card| card["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["tiny", "gpt-4o", "a/b"]);
+    for name in names {
+        assert_eq!(server.chat(&format!("\"model\":\"{name}\"")).ok()["model"], "tiny");
+        assert_eq!(server.complete(&format!("\"model\":\"{name}\"")).ok()["model"], "tiny");
+        let streamed = server.chat(&format!("\"model\":\"{name}\",\"stream\":true")).text();
+        assert!(streamed.contains("\"model\":\"tiny\""), "{streamed}");
+        server.post("/tokenize", &format!("{{\"model\":\"{name}\",\"prompt\":\"a\"}}")).ok();
+        let card = server.get(&format!("/v1/models/{name}")).ok();
+        assert_eq!((card["id"].as_str(), card["root"].as_str()), (Some(name), Some("tiny")));
+    }
+    let reply = server.chat("\"model\":\"gpt-4\"");
+    assert_eq!(reply.refused(404).1.as_deref(), Some("model_not_found"));
+    assert!(reply.text().contains(r#"this server has \"tiny\", \"gpt-4o\", \"a/b\""#), "{}", reply.text());
+    let document = server.get("/openapi.json").ok();
+    let names = &document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"];
+    assert_eq!(*names, json!(["tiny", "gpt-4o", "a/b"]));
+}

@@ -18,6 +18,7 @@ use pellucid_model::Decoder;
 use pellucid_tensor::Backend;
 
 use crate::flags::byte_size;
+use crate::flags::chat_template::TemplateArgs;
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
 use crate::terminal::log;
@@ -71,6 +72,12 @@ impl ComputeArgs {
     /// Opens a model for one user whose requests run `width` sequences at once.
     pub(crate) fn open(&self, path: &Path, width: usize, hub: &Hub) -> Result<Loaded> {
         self.load(self.builder(path, hub)?.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
+    }
+
+    /// Opens a model like [`ComputeArgs::open`], with the template of `--chat-template` if it is given.
+    pub(crate) fn open_with(&self, path: &Path, width: usize, hub: &Hub, template: &TemplateArgs) -> Result<Loaded> {
+        let builder = template.apply(self.builder(path, hub)?)?;
+        self.load(builder.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
     /// Returns a builder with these flags.
@@ -142,6 +149,7 @@ impl ComputeArgs {
             pellucid::Error::Open(source) => source.into(),
             pellucid::Error::Load { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::Tokenizer { path, source } => Error::new(*source).context(path.display().to_string()),
+            pellucid::Error::GivenTemplate(source) => Error::new(*source).context("--chat-template"),
             pellucid::Error::Device(error) => device_in_flags(error),
             pellucid::Error::KvMemory { kv_type, source } => self.memory_in_flags(kv_type, source),
             pellucid::Error::Start(source) => source.into(),

@@ -4,6 +4,7 @@
 //! of flags that several commands share.
 
 pub(crate) mod byte_size;
+pub(crate) mod chat_template;
 pub(crate) mod command_line;
 pub(crate) mod compute;
 pub(crate) mod prompt;

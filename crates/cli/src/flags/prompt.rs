@@ -7,6 +7,7 @@ use pellucid_generate::{ChatPrompt, LoadedModel};
 use pellucid_tokenizer::message;
 use serde_json::Value;
 
+use crate::flags::chat_template::TemplateArgs;
 use crate::terminal::{log, stdin};
 
 #[derive(Debug, clap::Args)]
@@ -24,8 +25,11 @@ pub(crate) struct PromptArgs {
     pub(crate) system: Option<String>,
 
     /// Continue the prompt as plain text, without the model's chat template
-    #[arg(long)]
+    #[arg(long, conflicts_with = "chat_template")]
     pub(crate) raw: bool,
+
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
 }
 
 /// A prompt for the model.

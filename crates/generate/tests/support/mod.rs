@@ -57,6 +57,7 @@ pub fn model() -> LoadedModel {
     let tokenizer = tokenizer();
     let vocab_size = tokenizer.vocab_size();
     LoadedModel {
+        aliases: Vec::new(),
         id: "fake".into(),
         fingerprint: String::new(),
         template: Some(ChatTemplate::compile(TEMPLATE, &tokenizer).unwrap()),

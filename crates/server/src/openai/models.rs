@@ -11,6 +11,8 @@ use crate::http::error::ApiError;
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelCard {
     id: String,
+    /// The name that replies have. Differs from `id` for an alias.
+    root: String,
     /// `model`.
     object: &'static str,
     /// Time of loading, in seconds since 1970.
@@ -21,7 +23,7 @@ pub(crate) struct ModelCard {
     system_fingerprint: String,
 }
 
-/// All served models.
+/// All names of the served model, each as a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     /// `list`.
@@ -30,9 +32,10 @@ pub(crate) struct ModelList {
 }
 
 impl ModelCard {
-    fn new(model: &LoadedModel) -> ModelCard {
+    fn new(name: &str, model: &LoadedModel) -> ModelCard {
         ModelCard {
-            id: model.id.clone(),
+            id: name.to_owned(),
+            root: model.id.clone(),
             object: "model",
             created: model.created,
             owned_by: "pellucid",
@@ -43,12 +46,12 @@ impl ModelCard {
 
     pub(crate) fn find(name: &str, model: &LoadedModel) -> Result<ModelCard, ApiError> {
         check_model(name, model)?;
-        Ok(ModelCard::new(model))
+        Ok(ModelCard::new(name, model))
     }
 }
 
 impl ModelList {
     pub(crate) fn new(model: &LoadedModel) -> ModelList {
-        ModelList { object: "list", data: vec![ModelCard::new(model)] }
+        ModelList { object: "list", data: model.names().map(|name| ModelCard::new(name, model)).collect() }
     }
 }

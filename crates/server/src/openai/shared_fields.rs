@@ -261,11 +261,12 @@ pub(crate) fn check_context(
     }
 }
 
-/// Refuses a name other than that of the served model.
+/// Refuses a name other than those of the served model.
 pub(crate) fn check_model(name: &str, model: &LoadedModel) -> Result<(), ApiError> {
-    if name == model.id {
+    if model.names().any(|own| own == name) {
         return Ok(());
     }
-    let message = format!("the model {} does not exist; this server has {:?}", fields::shown(name), model.id);
+    let names: Vec<String> = model.names().map(|name| format!("{name:?}")).collect();
+    let message = format!("the model {} does not exist; this server has {}", fields::shown(name), names.join(", "));
     Err(ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).param("model"))
 }

@@ -90,6 +90,8 @@ pub struct Setup {
     pub has_template: bool,
     pub template: &'static str,
     pub context_len: usize,
+    pub model_id: &'static str,
+    pub aliases: Vec<String>,
 }
 
 impl Default for Setup {
@@ -105,6 +107,8 @@ impl Default for Setup {
             has_template: true,
             template: TINY_TEMPLATE,
             context_len: CONTEXT,
+            model_id: MODEL,
+            aliases: Vec::new(),
         }
     }
 }
@@ -171,7 +175,8 @@ impl Server {
             engine.cache_mut().set_quota(tenant, blocks);
         }
         let model = LoadedModel {
-            id: MODEL.into(),
+            id: setup.model_id.into(),
+            aliases: setup.aliases,
             fingerprint: "pellucid-test".into(),
             tokenizer: Arc::new(tokenizer),
             template,

@@ -101,7 +101,7 @@ pub(crate) fn run(
     let Some(prompt) = args.prompt.read()? else { bail!("there is no prompt to explain: give a PROMPT") };
     let path = hub.resolve(args.prompt.model.as_deref())?;
     args.sampling.check(SAMPLING_DEFAULTS)?;
-    let model = args.compute.open(&path, 1, hub)?.model;
+    let model = args.compute.open_with(&path, 1, hub, &args.prompt.template)?.model;
     let params = args.sampling.params(&model.tokenizer, SAMPLING_DEFAULTS)?;
     let prompt = args.prompt.for_model(prompt, &model)?;
     let preset = args.sampling.preset(SAMPLING_DEFAULTS);

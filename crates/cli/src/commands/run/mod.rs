@@ -93,7 +93,7 @@ pub(crate) fn run(
         args.sampling.flags().check_beside(beams, args.choices, best_of)?;
     }
     let open = |path: &Path| -> Result<Answerer<'_>> {
-        let loaded = args.compute.open(path, width, hub)?;
+        let loaded = args.compute.open_with(path, width, hub, &args.prompt.template)?;
         if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
             log::note(&format!("[{}]", memory_text(&loaded.info)));
         }

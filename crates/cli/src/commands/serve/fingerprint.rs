@@ -32,9 +32,25 @@ pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Returns version and build, instruction set, KV format and a hash of the model: its files, and the context length, on
-/// which the positions of some models depend.
-pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -> Result<String> {
+/// Returns the further names of a model, each once and none that is `id`.
+pub(super) fn aliases(id: &str, given: &[String]) -> Vec<String> {
+    let mut aliases: Vec<String> = Vec::new();
+    for name in given {
+        if name != id && !aliases.contains(name) {
+            aliases.push(name.clone());
+        }
+    }
+    aliases
+}
+
+/// Returns version and build, instruction set, KV format and a hash of the model: its files, the context length, on
+/// which the positions of some models depend, and the chat template if another one replaces the model's own.
+pub(super) fn fingerprint(
+    path: &Path,
+    loaded: &Loaded,
+    compute: &ComputeArgs,
+    template: Option<&str>,
+) -> Result<String> {
     let mut files = loaded.info.files.clone();
     if path.is_dir() {
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
@@ -45,6 +61,9 @@ pub(super) fn fingerprint(path: &Path, loaded: &Loaded, compute: &ComputeArgs) -
     model.update((loaded.model.context_len as u64).to_le_bytes());
     for file in &files {
         sample(file, &mut model).with_context(|| file.display().to_string())?;
+    }
+    if let Some(template) = template {
+        model.update(template);
     }
     let mut build = Sha256::new();
     // If the program cannot read its own file, only the version identifies the build.

@@ -9,6 +9,7 @@ use pellucid_server::{ForwardedHeader, Limits, Network, Proxies};
 
 use super::DEFAULT_HOST;
 use crate::flags::byte_size;
+use crate::flags::chat_template::TemplateArgs;
 use crate::flags::compute::ComputeArgs;
 use crate::terminal::log::LogFormat;
 
@@ -28,6 +29,14 @@ pub(crate) struct ServeArgs {
     /// Name of the model in requests [default: that of --model]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(super) served_model_name: Option<String>,
+
+    /// Further name by which requests may call the model; replies have
+    /// the name above; may be given again
+    #[arg(long, verbatim_doc_comment, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(super) alias: Vec<String>,
+
+    #[command(flatten)]
+    pub(super) template: TemplateArgs,
 
     /// Config file in TOML with names like the flags
     /// [default: PELLUCID_CONFIG]

@@ -30,18 +30,22 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     // Errors that do not depend on the model are reported before it is loaded.
     let tenants = access::tenants(args)?;
     let tls = access::tls(args)?;
+    let template = args.template.read()?;
     check_exposure(args, &tenants)?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
-    let loaded = load(args, &path, &tenants, hub)?;
-    let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute)?;
+    let loaded = load(args, &path, &tenants, hub, template.clone())?;
+    let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute, template.as_deref())?;
     let name = || fingerprint::model_name(args.model.as_deref(), &path);
-    let model = LoadedModel { id: args.served_model_name.clone().unwrap_or_else(name), fingerprint, ..loaded.model };
+    let id = args.served_model_name.clone().unwrap_or_else(name);
+    let aliases = fingerprint::aliases(&id, &args.alias);
+    let model = LoadedModel { id, aliases, fingerprint, ..loaded.model };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
     info!(
         model = model.id,
+        aliases = (!model.aliases.is_empty()).then(|| model.aliases.join(", ")),
         fingerprint = model.fingerprint,
         context = model.context_len,
         chat = model.template.is_some(),
@@ -90,11 +94,14 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
     )
 }
 
-fn load(args: &ServeArgs, path: &Path, tenants: &Tenants, hub: &Hub) -> Result<Loaded> {
+fn load(args: &ServeArgs, path: &Path, tenants: &Tenants, hub: &Hub, template: Option<String>) -> Result<Loaded> {
     let mut builder = (args.compute.builder(path, hub)?)
         .max_sequences(args.max_sequences)
         .max_waiting(args.max_waiting)
         .overcommit(args.overcommit.policy());
+    if let Some(template) = template {
+        builder = builder.chat_template(template);
+    }
     for (tenant, num_tokens) in tenants.kv_quotas() {
         builder = builder.quota(tenant, num_tokens as usize);
     }

@@ -118,8 +118,11 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
         fit_ids(schema, if has_text { model.tokenizer.vocab_size() } else { model.vocab_size });
         if let Some(Value::Object(property)) = schema.pointer_mut("/properties/model") {
             let may_be_null = property.get("type").is_some_and(Value::is_array);
-            let names = if may_be_null { json!([model.id, null]) } else { json!([model.id]) };
-            property.insert("enum".into(), names);
+            let mut names: Vec<Value> = model.names().map(Value::from).collect();
+            if may_be_null {
+                names.push(Value::Null);
+            }
+            property.insert("enum".into(), names.into());
         }
         if let Some(example) = example(name, model) {
             schema["examples"] = json!([example]);

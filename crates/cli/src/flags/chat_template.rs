@@ -1,0 +1,37 @@
+//! `--chat-template`: a template in place of the model's own; `run`, `explain` and `serve` share it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use pellucid::Builder;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TemplateArgs {
+    /// File with a chat template in Jinja, used instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+}
+
+impl TemplateArgs {
+    /// Reads the file, if one is given.
+    pub(crate) fn read(&self) -> Result<Option<String>> {
+        let Some(path) = &self.chat_template else { return Ok(None) };
+        let context = || format!("--chat-template {}", path.display());
+        let bytes = std::fs::read(path).with_context(context)?;
+        let Ok(text) = String::from_utf8(bytes) else {
+            bail!("{}: expected a text in UTF-8", context());
+        };
+        if text.trim().is_empty() {
+            bail!("{}: the file is empty, expected a template", context());
+        }
+        Ok(Some(text))
+    }
+
+    /// Sets the template of a builder, if one is given.
+    pub(crate) fn apply(&self, builder: Builder) -> Result<Builder> {
+        Ok(match self.read()? {
+            Some(text) => builder.chat_template(text),
+            None => builder,
+        })
+    }
+}
