@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::flags::usage_error::bail_usage;
 use crate::terminal::interrupt::{CleanupGuard, Interrupt};
 
 /// A file being written. It is removed when it is dropped before [`AtomicFile::finish`], and by Ctrl-C.
@@ -61,7 +62,7 @@ impl Drop for AtomicFile {
 /// Fails if the target exists; called before long work begins.
 pub(crate) fn refuse_existing(target: &Path) -> Result<()> {
     if target.exists() {
-        bail!("{} exists already; name another file, or remove it first", target.display());
+        bail_usage!("{} exists already; name another file, or remove it first", target.display());
     }
     Ok(())
 }

@@ -9,10 +9,11 @@ mod terminal;
 
 use anyhow::Result;
 use flags::command_line::{Cli, Command};
+use flags::usage_error::{USAGE_STATUS, UsageError, without_os_codes};
 use std::io::Write;
 use std::panic;
 use std::process::ExitCode;
-use terminal::interrupt::{INTERRUPTED_STATUS, Interrupt, Interrupted};
+use terminal::interrupt::{Interrupt, Interrupted, interrupted_status};
 use terminal::log;
 use terminal::output::{Output, is_reader_gone};
 
@@ -30,10 +31,10 @@ fn status(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_reader_gone(&error) => ExitCode::SUCCESS,
-        Err(error) if error.is::<Interrupted>() => ExitCode::from(INTERRUPTED_STATUS),
+        Err(error) if error.is::<Interrupted>() => ExitCode::from(interrupted_status()),
         Err(error) => {
-            log::error(&format!("{error:#}"));
-            ExitCode::FAILURE
+            log::error(&without_os_codes(&format!("{error:#}")));
+            if UsageError::is(&error) { ExitCode::from(USAGE_STATUS) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -47,6 +48,7 @@ fn run() -> Result<()> {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
         Command::Explain(args) => commands::explain::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
+        Command::Models(args) => commands::models::run(args, &hub, &mut output),
         Command::Pull(args) => commands::pull::run(args, &hub, &mut output),
         Command::List(args) => commands::list::run(args, &hub, &mut output),
         Command::Rm(args) => commands::rm::run(args, &hub, &mut output),

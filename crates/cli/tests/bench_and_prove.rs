@@ -30,7 +30,7 @@ fn replies_are_batch_invariant_over_thousands_of_prompts() {
 #[test]
 fn a_context_that_is_too_small_is_told() {
     let ran = Home::new().run(&["prove", &golden("llama3"), "--longest", "4000"]);
-    assert!(ran.error().contains("--longest and --reply need 4016 tokens, but the model's context holds"), "{ran:?}");
+    assert!(ran.usage().contains("--longest and --reply need 4016 tokens, but the model's context holds"), "{ran:?}");
 }
 
 #[test]
@@ -77,8 +77,8 @@ fn a_random_model_can_be_written_and_used() {
     assert!(about.to_string().contains("134515008"), "{about}");
     // An existing file is not overwritten.
     let again = home.run(&["bench", "--shape", "smollm2-135m", "--type", "q4_0", "--write", path]);
-    assert!(again.error().contains("exists already"), "{again:?}");
+    assert!(again.usage().contains("exists already"), "{again:?}");
     assert!(home.run(&["bench", path, "--shape", "smollm2-135m"]).stderr.contains("cannot be used with"));
     let refused = home.run(&["bench", &golden("llama3"), "--depth", "100000"]);
-    assert!(refused.error().contains("the model's context holds"), "{refused:?}");
+    assert!(refused.usage().contains("the model's context holds"), "{refused:?}");
 }

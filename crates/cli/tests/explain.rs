@@ -151,7 +151,7 @@ fn the_explained_reply_is_the_reply_of_run() {
             );
         }
         let counted = tokens.iter().filter(|token| token["end"].is_null()).count();
-        assert!(ran.stderr.contains(&format!(" {counted} output tokens")), "{flags:?}: {counted}, {}", ran.stderr);
+        assert!(ran.stderr.contains(&format!(", {counted} out")), "{flags:?}: {counted}, {}", ran.stderr);
     }
 }
 

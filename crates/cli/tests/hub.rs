@@ -326,7 +326,7 @@ fn hostile_names_touch_nothing() {
         assert_eq!(hub.requests().len(), 1, "{name:?} was asked for");
     }
     for name in ["../x", "o/..", "o/r/../../x.gguf", "o r/x", "word"] {
-        assert!(Home::new().run(&["pull", name]).error().contains("name"), "{name:?}");
+        assert!(Home::new().run(&["pull", name]).usage().contains("name"), "{name:?}");
     }
 }
 
@@ -335,8 +335,12 @@ fn a_repository_with_several_models_asks_for_a_choice() {
     let (four, eight) = (noise(100), noise(200));
     let hub = good_hub(&[("m-Q4_K_M.gguf", &four), ("m-Q8_0.gguf", &eight), ("mmproj-m.gguf", b"x")]);
     let home = Home::new();
+    let without_default = good_hub(&[("m-Q5_0.gguf", &four), ("m-Q8_0.gguf", &eight)]);
+    let ran = home.run_at(&without_default, &["pull", "o/r"]);
+    assert!(ran.error().contains("m-Q5_0.gguf (100 B)") && ran.error().contains("m-Q8_0.gguf"), "{ran:?}");
     let ran = home.run_at(&hub, &["pull", "o/r"]);
-    assert!(ran.error().contains("m-Q4_K_M.gguf (100 B)") && ran.error().contains("m-Q8_0.gguf"), "{ran:?}");
+    assert!(ran.ok().ends_with("m-Q4_K_M.gguf\n"), "{ran:?}");
+    assert!(ran.stderr.contains("pulling o/r/m-Q4_K_M.gguf from 127.0.0.1: 100 B"), "{ran:?}");
     home.run_at(&hub, &["pull", "o/r:q4_k_m"]).ok();
     home.run_at(&hub, &["pull", "o/r/m-Q8_0.gguf"]).ok();
 
@@ -347,7 +351,7 @@ fn a_repository_with_several_models_asks_for_a_choice() {
     assert_eq!(home.run(&["rm", "o/r:Q4_K_M"]).ok(), "removed o/r/m-Q4_K_M.gguf: 100 bytes freed (100 B)\n");
     assert_eq!(home.files(), ["models/o/r/.manifests/m-Q8_0.gguf.json", "models/o/r/m-Q8_0.gguf"]);
     let ran = home.run(&["rm", "o/r:Q4_K_M"]);
-    assert!(ran.error().contains("pulled are: o/r/m-Q8_0.gguf"), "{ran:?}");
+    assert!(ran.usage().contains("there are: o/r/m-Q8_0.gguf"), "{ran:?}");
     home.run(&["rm", "o/r"]).ok();
     assert!(home.files().is_empty());
     assert!(!home.path().join("models/o").exists());
@@ -486,11 +490,11 @@ fn names_that_mean_nothing_are_told_where_they_were_looked_for() {
     let home = Home::new();
     for command in ["inspect", "tokenize"] {
         let ran = home.run(&[command, "nothing-here"]);
-        for word in ["`nothing-here`", home.path().to_str().unwrap(), "pellucid list", "pellucid pull"] {
-            assert!(ran.error().contains(word), "{word}: {ran:?}");
+        for word in ["`nothing-here`", home.path().to_str().unwrap(), "pellucid models", "pellucid pull"] {
+            assert!(ran.usage().contains(word), "{word}: {ran:?}");
         }
     }
-    assert!(home.run(&["rm", "smollm2"]).error().contains("pulled are: none"));
+    assert!(home.run(&["rm", "smollm2"]).usage().contains("there are: none"));
     assert_eq!(home.run(&["list"]).ok(), "");
     assert_eq!(home.run(&["list", "--json"]).ok(), "[]\n");
 }
@@ -537,4 +541,29 @@ fn a_damaged_manifest_is_no_matter_to_other_models() {
     assert!(listed.stderr.contains("x.gguf.json is damaged"), "{listed:?}");
     assert!(home.run(&["rm", "foo/bar"]).error().contains("x.gguf.json is damaged"));
     home.run(&["rm", "o/r"]).ok();
+}
+
+#[test]
+fn a_model_argument_pulls_from_the_hub_by_name_or_address() {
+    let (four, eight) = (noise(100), noise(200));
+    let hub = good_hub(&[("m-Q4_K_M.gguf", &four), ("m-Q8_0.gguf", &eight)]);
+    let home = Home::new();
+    // The files are no models: the error after the pull names the path of the pulled file.
+    for (model, file) in [
+        ("o/r", "m-Q4_K_M.gguf"),
+        ("o/r:Q8_0", "m-Q8_0.gguf"),
+        ("https://huggingface.co/o/r/blob/main/m-Q8_0.gguf", "m-Q8_0.gguf"),
+        ("https://huggingface.co/o/r/resolve/main/m-Q4_K_M.gguf?download=true", "m-Q4_K_M.gguf"),
+        ("hf.co/o/r:q4_k_m", "m-Q4_K_M.gguf"),
+    ] {
+        for args in [&["inspect", model][..], &["run", model, "hi"], &["run", "hi", "-m", model]] {
+            let ran = home.run_at(&hub, args);
+            assert!(ran.error().contains(&format!("models/o/r/{file}: ")), "{args:?}: {ran:?}");
+        }
+    }
+    assert_eq!(hub.file_starts().len(), 2, "each file was downloaded once");
+    let ran = home.run_at(&hub, &["inspect", "https://example.com/o/r"]);
+    assert!(ran.usage().contains("is not at the hub"), "{ran:?}");
+    let listed = home.run(&["models"]);
+    assert!(listed.ok().contains("o/r/m-Q8_0.gguf") && listed.ok().contains("pulled"), "{listed:?}");
 }

@@ -28,8 +28,11 @@ fn the_last_line_counts_and_times() {
     let ran = home.run(&["run", "Hi", "--model", &model, "-n", "5", "--temperature", "1", "--seed", "3"]);
     let line = ran.stderr.trim().to_owned();
     // The prompt is `[turn]user: Hi[end][turn]`: three control tokens and eight characters.
-    assert!(line.starts_with("[11 prompt + 5 output tokens, first "), "{line}");
-    assert!(line.contains("seed 3") && line.contains("ended at --max-tokens"), "{line}");
+    assert!(line.starts_with("[11 in at "), "{line}");
+    assert!(
+        line.contains(" tok/s, 5 out at ") && line.contains("seed 3") && line.contains("ended at --max-tokens"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -38,7 +41,7 @@ fn message_text_is_not_read_as_control_tokens() {
     let model = model(&home, Some(TEMPLATE));
     let ran = home.run(&["run", "[end]", "--model", &model, "-n", "1"]);
     // Three control tokens of the template, "user: ", and five characters of the message, two of them unknown brackets.
-    assert!(ran.stderr.starts_with("[14 prompt + "), "{}", ran.stderr);
+    assert!(ran.stderr.starts_with("[14 in at "), "{}", ran.stderr);
 }
 
 #[test]
@@ -147,10 +150,7 @@ fn beams_keep_to_stop_strings_and_count_their_tokens() {
     let model = model(&home, Some(TEMPLATE));
     let base = ["run", "Hello", "--model", &model, "-n", "9", "--beams", "2"];
     let whole = home.run(&base);
-    assert!(
-        whole.stderr.contains(" + 18 output tokens") && whole.stderr.contains("ended at --max-tokens"),
-        "{whole:?}"
-    );
+    assert!(whole.stderr.contains(", 18 out at ") && whole.stderr.contains("ended at --max-tokens"), "{whole:?}");
     let text = whole.ok().trim_end_matches('\n').to_owned();
     let stop: String = text.chars().skip(3).take(2).collect();
     let stopped = home.run(&[&base[..], &["--stop", &stop]].concat());
@@ -253,7 +253,7 @@ fn a_reply_that_repeats_itself_is_ended_and_the_program_says_so() {
     let note = "[the reply was ended because it repeated itself, the same token 258 times; \
                 --no-loop-guard switches this off]";
     assert!(ended.stderr.lines().any(|line| line == note), "{}", ended.stderr);
-    assert!(ended.stderr.contains("258 output tokens"), "{}", ended.stderr);
+    assert!(ended.stderr.contains(", 258 out"), "{}", ended.stderr);
     let whole = run(&["-n", "400", "--no-loop-guard"]);
     assert_eq!(whole.ok().trim(), "a".repeat(400));
     assert!(!whole.stderr.contains("repeated itself"), "{}", whole.stderr);

@@ -120,7 +120,7 @@ fn a_log_on_a_full_disk_stops_no_request() {
     assert_eq!(served.answered(60), 60);
     served.wait_for_failed_lines(60);
     assert_eq!(served.dropped("queue_full"), 0);
-    assert_eq!(served.terminate(), Some(0));
+    assert_eq!(served.terminate(), Some(143));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_log_at_the_limit_of_file_sizes_stops_no_request() {
     let served = Served::spawn(limited, address, log);
     assert_eq!(served.answered(60), 60);
     served.wait_for_failed_lines(1);
-    assert_eq!(served.terminate(), Some(0));
+    assert_eq!(served.terminate(), Some(143));
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_log_whose_reader_has_exited_stops_no_request() {
     let served = Served::start(&home, &model, &["--log-format", "json"], dead_pipe());
     assert_eq!(served.answered(60), 60);
     served.wait_for_failed_lines(60);
-    assert_eq!(served.terminate(), Some(0));
+    assert_eq!(served.terminate(), Some(143));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_log_that_nobody_reads_stops_no_request_and_no_shutdown() {
     let (log, writer) = full_pipe();
     let served = Served::start(&home, &model, &[], writer);
     assert_eq!(served.answered(60), 60);
-    assert_eq!(served.terminate(), Some(0));
+    assert_eq!(served.terminate(), Some(143));
     drop(log);
 }
 
@@ -177,7 +177,7 @@ fn lines_lost_in_a_full_queue_are_counted_and_told_of_when_the_reader_is_back() 
         log.lines().map(Result::unwrap).collect::<Vec<String>>()
     });
     assert_eq!(served.answered(60), 60);
-    assert_eq!(served.terminate(), Some(0));
+    assert_eq!(served.terminate(), Some(143));
     let lines = lines.join().unwrap();
     let parsed = |line: &String| serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|_| panic!("{line}"));
     let messages: Vec<String> = lines.iter().map(|line| parsed(line)["message"].to_string()).collect();

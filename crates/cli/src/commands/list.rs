@@ -6,8 +6,11 @@ use crate::terminal::output::Output;
 use anyhow::Result;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
-/// Show the pulled models: name, size, format, date and path
+/// Show the models on this machine: name, size, format, date and path
+///
+/// Pulled models, and files that `pellucid models add` gave a name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
     /// Print a JSON array, with files, hashes and sizes in bytes
@@ -17,14 +20,16 @@ pub(crate) struct ListArgs {
 
 pub(crate) fn run(args: &ListArgs, hub: &Hub, output: &mut Output) -> Result<()> {
     let manifests = hub.store.manifests()?;
+    let names = hub.store.names()?;
     if args.json {
-        let models: Vec<_> = manifests.iter().map(|manifest| model_json(hub, manifest)).collect();
+        let pulled = manifests.iter().map(|manifest| model_json(hub, manifest));
+        let models: Vec<_> = pulled.chain(names.iter().map(|(name, path)| name_json(name, path))).collect();
         return Ok(output.write_json(&models)?);
     }
-    if manifests.is_empty() && std::io::stderr().is_terminal() {
+    if manifests.is_empty() && names.is_empty() && std::io::stderr().is_terminal() {
         let _ = writeln!(
             std::io::stderr(),
-            "no models in {} yet; try `pellucid pull qwen2.5-coder-1.5b`",
+            "no models in {} yet; `pellucid models` shows what to pull",
             hub.store.root().display()
         );
     }
@@ -40,6 +45,10 @@ pub(crate) fn run(args: &ListArgs, hub: &Hub, output: &mut Output) -> Result<()>
             format_text(manifest.format),
             hub.store.entry(manifest).display()
         )?;
+    }
+    for (name, path) in &names {
+        let missing = if path.exists() { "" } else { "  (missing)" };
+        writeln!(output, "{name}{missing}\n  a name of  {}", path.display())?;
     }
     Ok(())
 }
@@ -62,5 +71,21 @@ fn model_json(hub: &Hub, manifest: &Manifest) -> serde_json::Value {
         "revision": manifest.revision,
         "complete": hub.store.damage(manifest).is_none(),
         "files": manifest.files,
+    })
+}
+
+fn name_json(name: &str, path: &Path) -> serde_json::Value {
+    let bytes = path.metadata().ok().filter(std::fs::Metadata::is_file).map(|found| found.len());
+    let format = if path.is_dir() { Format::Safetensors } else { Format::Gguf };
+    json!({
+        "name": name,
+        "bytes": bytes,
+        "format": format_text(format),
+        "path": path,
+        "pulled": null,
+        "source": "a local file",
+        "revision": null,
+        "complete": path.exists(),
+        "files": [],
     })
 }

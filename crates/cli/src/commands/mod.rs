@@ -5,6 +5,7 @@ pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod inspect;
 pub(crate) mod list;
+pub(crate) mod models;
 pub(crate) mod perplexity;
 pub(crate) mod prove;
 pub(crate) mod pull;

@@ -10,6 +10,7 @@ use pellucid_sampling::SamplingParams;
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::output::Output;
 use crate::terminal::stdin;
@@ -45,7 +46,8 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     let text = if args.file.as_os_str() == "-" {
         stdin::read_text()?
     } else {
-        let bytes = std::fs::read(&args.file).with_context(|| format!("could not read {}", args.file.display()))?;
+        let bytes =
+            std::fs::read(&args.file).with_context(|| format!("could not read {}", args.file.display())).or_usage()?;
         stdin::utf8(bytes, &args.file.display().to_string())?
     };
     let path = hub.resolve(Some(&args.model))?;
@@ -53,7 +55,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     let (prefix, ids) = (model.tokenizer.prefix(), model.tokenizer.encode(&text));
     let window = args.window as usize;
     let Some(text_tokens) = window.checked_sub(prefix.len()).filter(|&tokens| window > 1 && tokens > 0) else {
-        bail!("--window {window}: too small, because the model adds {} tokens before every text", prefix.len());
+        bail_usage!("--window {window}: too small, because the model adds {} tokens before every text", prefix.len());
     };
     let windows: Vec<Vec<u32>> = ids.chunks_exact(text_tokens).map(|text| [prefix, text].concat()).collect();
     // The tokens that are added before the text are not scored.
@@ -66,7 +68,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
         );
     }
     if window >= model.context_len {
-        bail!(
+        bail_usage!(
             "--window {window}: the model's context holds {}, of which a window may use all but one",
             model.context_len
         );

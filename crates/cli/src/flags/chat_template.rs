@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use pellucid::Builder;
 
+use super::usage_error::OrUsage;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct TemplateArgs {
     /// File with a chat template in Jinja, used instead of the model's own
@@ -29,7 +31,7 @@ impl TemplateArgs {
 
     /// Sets the template of a builder, if one is given.
     pub(crate) fn apply(&self, builder: Builder) -> Result<Builder> {
-        Ok(match self.read()? {
+        Ok(match self.read().or_usage()? {
             Some(text) => builder.chat_template(text),
             None => builder,
         })

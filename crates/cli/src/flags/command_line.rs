@@ -4,10 +4,11 @@
 
 use crate::commands::{
     bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
-    perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs,
-    selftest::SelftestArgs, serve::ServeArgs, tokenize::TokenizeArgs,
+    models::ModelsArgs, perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs,
+    rm::RmArgs, run::RunArgs, selftest::SelftestArgs, serve::ServeArgs, tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
+use crate::flags::usage_error::{self, OrUsage};
 use crate::hub::{Hub, Python, Remote, Token};
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Result, anyhow};
@@ -21,9 +22,13 @@ const DEFAULT_STALL_S: u64 = 30;
 
 /// An LLM inference engine that you can see through.
 ///
-/// MODEL is the path of a GGUF file or of a Hugging Face folder, or the name of
-/// a pulled model (`pellucid list` shows them). Results go to standard output,
-/// everything else to standard error.
+/// MODEL is a name (`pellucid models` shows them), the path of a GGUF file or of
+/// a Hugging Face folder, or a model of the hub: OWNER/REPO, OWNER/REPO:Q4_K_M
+/// or the address of its page; what is not there is downloaded. An existing path
+/// goes before a name. Results go to standard output, everything else to
+/// standard error. Exit status: 0 success, 1 failure, 2 wrong usage (a flag, a
+/// value, a name or path that does not exist), 130 after Ctrl-C, 143 after
+/// SIGTERM.
 #[derive(Debug, Parser)]
 #[command(name = "pellucid", version, verbatim_doc_comment, max_term_width = 80)]
 pub(crate) struct Cli {
@@ -41,6 +46,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     Serve(Box<ServeArgs>),
     Explain(ExplainArgs),
+    Models(ModelsArgs),
     Pull(PullArgs),
     List(ListArgs),
     Rm(RmArgs),
@@ -83,13 +89,14 @@ impl Cli {
     pub(crate) fn read() -> Result<Cli> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let mut notes = Vec::new();
-        let mut matches = Cli::command().get_matches_from(&arguments);
+        let mut matches =
+            Cli::command().try_get_matches_from(&arguments).unwrap_or_else(|error| usage_error::exit_with(&error));
         if let Some(("serve", given)) = matches.subcommand() {
             let mut command = Cli::command();
             // Adds the global flags to each command.
             command.build();
             let serve = command.find_subcommand("serve").expect("it was just found");
-            let settings = setting_layers::lower_layers(serve, given, |name| std::env::var_os(name))?;
+            let settings = setting_layers::lower_layers(serve, given, |name| std::env::var_os(name)).or_usage()?;
             notes = setting_layers::unknown_variables(serve, std::env::vars_os().map(|(name, _)| name));
             let parse = |settings: &[Setting]| {
                 let flags = settings.iter().map(|setting| setting.flag.clone());
@@ -100,11 +107,11 @@ impl Cli {
                 let culprit = settings.iter().find(|setting| parse(std::slice::from_ref(setting)).is_err());
                 match culprit {
                     Some(setting) => setting.exit_with(&error),
-                    None => error.exit(),
+                    None => usage_error::exit_with(&error),
                 }
             });
         }
-        let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| usage_error::exit_with(&error));
         Ok(Cli { notes, ..cli })
     }
 

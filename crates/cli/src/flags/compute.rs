@@ -14,11 +14,12 @@ use pellucid::{
 };
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::ContextDoesNotFit;
-use pellucid_model::Decoder;
+use pellucid_model::{Decoder, Error as ModelError};
 use pellucid_tensor::Backend;
 
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
+use crate::flags::usage_error::UsageError;
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
 use crate::terminal::log;
@@ -147,6 +148,9 @@ impl ComputeArgs {
     fn in_flags(&self, error: pellucid::Error) -> Error {
         match error {
             pellucid::Error::Open(source) => source.into(),
+            pellucid::Error::Load { source, .. } if matches!(*source, ModelError::ContextTooLong { .. }) => {
+                UsageError::because(format!("--context: {source}"))
+            }
             pellucid::Error::Load { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::Tokenizer { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::GivenTemplate(source) => Error::new(*source).context("--chat-template"),
@@ -176,6 +180,7 @@ pub(crate) fn open_device(options: DeviceOptions) -> Result<Arc<dyn Backend>> {
 }
 
 fn device_in_flags(error: DeviceError) -> Error {
+    let is_usage = matches!(error, DeviceError::FastOnCpu | DeviceError::CompileOnCpu | DeviceError::Isa { .. });
     let flag = match &error {
         DeviceError::FastOnCpu => "--fast".to_owned(),
         DeviceError::CompileOnCpu => "--nvrtc".to_owned(),
@@ -183,7 +188,9 @@ fn device_in_flags(error: DeviceError) -> Error {
         DeviceError::Threads(_) => "--threads".to_owned(),
         _ => "--device".to_owned(),
     };
-    Error::new(error).context(flag)
+    let error = Error::new(error).context(flag);
+    // A GPU that is missing or fails is no fault of the flags.
+    if is_usage { UsageError::because(error) } else { error }
 }
 
 /// Describes the memory of a model in one line.

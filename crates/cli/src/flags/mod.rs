@@ -11,3 +11,4 @@ pub(crate) mod prompt;
 pub(crate) mod sampling;
 pub(crate) mod sampling_defaults;
 pub(crate) mod setting_layers;
+pub(crate) mod usage_error;

@@ -1,6 +1,7 @@
 //! The flags of a prompt, and how it becomes token ids; `run` and `explain` share them.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use pellucid_generate::{ChatPrompt, LoadedModel};
@@ -8,17 +9,30 @@ use pellucid_tokenizer::message;
 use serde_json::Value;
 
 use crate::flags::chat_template::TemplateArgs;
+use crate::flags::usage_error::bail_usage;
+use crate::hub::Hub;
 use crate::terminal::{log, stdin};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
-    /// Text to answer [default: standard input, if it is not a terminal]
-    prompt: Option<String>,
+    /// Model, if it is one: a name of `pellucid models`, a path,
+    /// OWNER/REPO or an address of the hub; else the prompt
+    #[arg(value_name = "MODEL", verbatim_doc_comment)]
+    first: Option<String>,
 
-    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    /// Text to answer [default: standard input, if it is not a terminal].
+    /// Standard input beside a prompt is added to it
+    #[arg(value_name = "PROMPT", verbatim_doc_comment)]
+    words: Vec<String>,
+
+    /// Model; every other argument is the prompt then
     /// [default: qwen2.5-coder-1.5b, 1.1 GB, downloaded on first use]
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
-    pub(crate) model: Option<String>,
+    model: Option<String>,
+
+    /// Add the text of a file to the prompt; may be given again
+    #[arg(long, value_name = "PATH")]
+    file: Vec<PathBuf>,
 
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
@@ -32,6 +46,15 @@ pub(crate) struct PromptArgs {
     pub(crate) template: TemplateArgs,
 }
 
+/// The model and the prompt of a command line.
+#[derive(Debug)]
+pub(crate) struct Question {
+    /// `None` for the default model.
+    pub(crate) model: Option<String>,
+    /// `None` if there is neither an argument nor standard input: then `run` chats.
+    pub(crate) prompt: Option<String>,
+}
+
 /// A prompt for the model.
 pub(crate) enum Prompt {
     /// Messages for the chat template.
@@ -41,17 +64,57 @@ pub(crate) enum Prompt {
 }
 
 impl PromptArgs {
-    /// Returns the argument, or else standard input; `None` if that is a terminal.
-    pub(crate) fn read(&self) -> Result<Option<String>> {
-        let prompt = match &self.prompt {
-            Some(prompt) => prompt.clone(),
-            None if std::io::stdin().is_terminal() => return Ok(None),
-            None => stdin::read_text()?,
-        };
-        if prompt.trim().is_empty() {
-            bail!("the prompt is empty");
+    /// Returns the model and the prompt: the words of the command line, the files, and standard input.
+    pub(crate) fn read(&self, hub: &Hub) -> Result<Question> {
+        let (model, prompt) = self.split(hub)?;
+        if prompt.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
+            bail_usage!("the prompt is empty");
         }
-        Ok(Some(prompt))
+        let mut texts = Vec::with_capacity(self.file.len() + 1);
+        for path in &self.file {
+            texts.push((format!("File {}", path.display()), stdin::read_file(path)?));
+        }
+        let piped = stdin::read_context()?;
+        let prompt = match (prompt, piped) {
+            (Some(prompt), piped) => {
+                texts.extend(piped.map(|text| ("Standard input".to_owned(), text)));
+                Some(prompt)
+            }
+            (None, piped) => piped,
+        };
+        match prompt {
+            Some(prompt) => Ok(Question { model, prompt: Some(with_texts(prompt, &texts)) }),
+            None if !texts.is_empty() => bail_usage!("--file needs a PROMPT that says what to do with the text"),
+            None if std::io::stdin().is_terminal() => Ok(Question { model, prompt: None }),
+            None => bail_usage!("there is no prompt: standard input is empty"),
+        }
+    }
+
+    /// Tells the model from the prompt. Without `--model`, the first word is the model if it names one; a prompt of
+    /// several words must be quoted, so that a misspelled model does not become a part of it.
+    fn split(&self, hub: &Hub) -> Result<(Option<String>, Option<String>)> {
+        let rest = (!self.words.is_empty()).then(|| self.words.join(" "));
+        let Some(first) = &self.first else { return Ok((self.model.clone(), None)) };
+        if self.model.is_some() {
+            let prompt = rest.map_or_else(|| first.clone(), |rest| format!("{first} {rest}"));
+            return Ok((self.model.clone(), Some(prompt)));
+        }
+        if hub.names_model(first)? {
+            return Ok((Some(first.clone()), rest));
+        }
+        let is_word = !first.contains(char::is_whitespace);
+        match (rest, hub.similar_name(first).filter(|_| is_word)) {
+            (None, None) => Ok((None, Some(first.clone()))),
+            (None, Some(name)) => bail_usage!(
+                "there is no model `{first}`; did you mean {name}? As a prompt it needs a model: \
+                 pellucid run --model {name} {first}"
+            ),
+            (Some(_), Some(name)) => bail_usage!("there is no model `{first}`; did you mean {name}?"),
+            (Some(_), None) => bail_usage!(
+                "the first of several arguments is the model, but there is no model `{first}`; put a prompt in quotes, \
+                 or name a model (`pellucid models` lists them)"
+            ),
+        }
     }
 
     /// Returns the system message, which comes first.
@@ -68,7 +131,7 @@ impl PromptArgs {
             bail!("{error}; --raw works without a template");
         }
         if self.system.is_some() {
-            bail!("--system: this model has no chat template, so there is no place for instructions");
+            bail_usage!("--system: this model has no chat template, so there is no place for instructions");
         }
         if !self.raw {
             log::note("note: this model has no chat template; its reply continues the prompt");
@@ -84,5 +147,35 @@ impl Prompt {
             Prompt::Chat(messages) => model.prompts().encode_chat(&ChatPrompt::new(messages))?,
             Prompt::Text(text) => model.prompts().encode_text(text)?,
         })
+    }
+}
+
+/// Returns the prompt followed by each text under its title, in a fence as in Markdown. The fence has more backquotes
+/// than any run of them in the text, so no text can end it.
+fn with_texts(prompt: String, texts: &[(String, String)]) -> String {
+    let mut whole = prompt;
+    for (title, text) in texts {
+        let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+        let fence = "`".repeat(3.max(longest + 1));
+        let line_end = if text.ends_with('\n') { "" } else { "\n" };
+        whole = format!("{}\n\n{title}:\n{fence}\n{text}{line_end}{fence}\n", whole.trim_end());
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_follow_the_prompt_in_fences_that_they_cannot_end() {
+        let text = |title: &str, text: &str| (title.to_owned(), text.to_owned());
+        assert_eq!(with_texts("Why?".into(), &[]), "Why?");
+        assert_eq!(
+            with_texts("Sum up".into(), &[text("File a.txt", "one\ntwo"), text("Standard input", "x\n")]),
+            "Sum up\n\nFile a.txt:\n```\none\ntwo\n```\n\nStandard input:\n```\nx\n```\n"
+        );
+        let fenced = with_texts("p".into(), &[text("t", "a\n````\nb\n")]);
+        assert_eq!(fenced, "p\n\nt:\n`````\na\n````\nb\n`````\n");
     }
 }

@@ -12,6 +12,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};
 
+use super::usage_error::{USAGE_STATUS, reworded};
+
 /// A flag that the user did not type, and where it came from.
 #[derive(Debug)]
 pub(crate) struct Setting {
@@ -23,10 +25,10 @@ pub(crate) struct Setting {
 impl Setting {
     /// Reports the error with the source of the setting and exits like a wrong flag does.
     pub(crate) fn exit_with(&self, error: &clap::Error) -> ! {
-        let text = error.to_string();
+        let text = reworded(&error.to_string());
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
         let _ = writeln!(std::io::stderr(), "error: {}: {what}", self.source);
-        std::process::exit(error.exit_code())
+        std::process::exit(USAGE_STATUS.into())
     }
 }
 
@@ -110,7 +112,7 @@ pub(crate) fn unknown_variables(command: &Command, names: impl Iterator<Item = O
 fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read the config file {}", path.display()))?;
-    let table: toml::Table = toml::from_str(&text).with_context(|| path.display().to_string())?;
+    let table: toml::Table = toml::from_str(&text).map_err(|error| not_toml(path, &text, &error))?;
     let scalar = |value: &toml::Value| match value {
         toml::Value::String(text) => Some(text.clone()),
         toml::Value::Integer(number) => Some(number.to_string()),
@@ -132,4 +134,11 @@ fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
         }
     }
     Ok(settings)
+}
+
+/// Returns the error of a file that is not TOML: the line, and the reason.
+fn not_toml(path: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error {
+    let at = error.span().map_or(0, |span| span.start.min(text.len()));
+    let line = 1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
+    anyhow!("{}, line {line}: this is not TOML: {}", path.display(), error.message().replace('\n', ", "))
 }

@@ -15,6 +15,10 @@ use std::io::Read;
 const MAX_PAGES: usize = 20;
 const MAX_PAGE_BYTES: u64 = 16 << 20;
 
+/// Quantization that is taken from a repository with several, if the name has no tag: the usual compromise of size and
+/// quality.
+const DEFAULT_TAG: &str = "Q4_K_M";
+
 /// A file of a repository.
 #[derive(Debug, Clone)]
 pub(crate) struct RemoteFile {
@@ -137,9 +141,14 @@ fn next_page(answer: &HubResponse) -> Option<String> {
 /// Selects the files of `model`.
 pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection> {
     let groups = gguf_groups(files);
+    let with_tag =
+        |tag: &str| -> Vec<&Vec<RemoteFile>> { groups.values().filter(|group| has_tag(&group[0].path, tag)).collect() };
     let chosen: Vec<_> = match &model.pick {
-        Pick::Any => groups.values().collect(),
-        Pick::Tag(tag) => groups.values().filter(|group| has_tag(&group[0].path, tag)).collect(),
+        Pick::Any => match with_tag(DEFAULT_TAG) {
+            one if one.len() == 1 => one,
+            _ => groups.values().collect(),
+        },
+        Pick::Tag(tag) => with_tag(tag),
         Pick::File(path) => groups.values().filter(|group| group.iter().any(|file| file.path == *path)).collect(),
     };
     let selection = match (chosen.as_slice(), &model.pick) {
@@ -286,8 +295,9 @@ mod tests {
     #[test]
     fn several_ggufs_need_a_choice() {
         let files = ["m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.q8_0.gguf"];
-        let error = chosen("o/r", &files).unwrap_err();
-        assert!(error.contains("3 GGUF models") && files.iter().all(|file| error.contains(file)), "{error}");
+        assert_eq!(chosen("o/r", &files).unwrap(), ["m-Q4_K_M.gguf"], "the default");
+        let error = chosen("o/r", &files[1..]).unwrap_err();
+        assert!(error.contains("2 GGUF models") && files[1..].iter().all(|file| error.contains(file)), "{error}");
         assert_eq!(chosen("o/r:q4_k_m", &files).unwrap(), ["m-Q4_K_M.gguf"]);
         assert_eq!(chosen("o/r:Q8_0", &files).unwrap(), ["m.q8_0.gguf"]);
         assert_eq!(chosen("o/r/m-Q4_K_S.gguf", &files).unwrap(), ["m-Q4_K_S.gguf"]);

@@ -10,6 +10,7 @@ mod http;
 pub(crate) mod known_models;
 mod listing;
 mod name;
+mod names;
 mod partial_file;
 mod pip_fallback;
 mod pip_process;
@@ -23,6 +24,7 @@ pub(crate) use listing::Format;
 pub(crate) use pip_process::Python;
 pub(crate) use store::{Manifest, Store};
 
+use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
@@ -56,11 +58,11 @@ impl Hub {
     }
 
     /// Returns the file or folder of a model: an existing path, or that of a pulled model. A model with a short name,
-    /// such as the default model, is downloaded if it is not in the store.
+    /// such as the default model, is downloaded if it is not in the store, and so is one of the hub.
     pub(crate) fn resolve(&self, model: Option<&str>) -> Result<PathBuf> {
         let name = match model {
             None => self.default_model().name,
-            Some("") => bail!("the model's name is empty"),
+            Some("") => bail_usage!("the model's name is empty"),
             Some(name) => match Path::new(name).try_exists() {
                 Ok(true) => return Ok(name.into()),
                 Ok(false) => name,
@@ -70,7 +72,13 @@ impl Hub {
         if let Some(known) = known_models::find(name).filter(|known| known.is_embedded()) {
             return Ok(self.store.entry(&self.pull(known.name, pull::MAIN)?));
         }
-        if let Some(manifest) = self.store.find(name)? {
+        if let Some(path) = self.store.named(name)? {
+            if !path.exists() {
+                bail_usage!("the model {name} is at {}, which does not exist any more", path.display());
+            }
+            return Ok(path);
+        }
+        if let Some(manifest) = self.store.find(name).or_usage()? {
             match self.store.damage(&manifest) {
                 None => return Ok(self.store.entry(&manifest)),
                 Some(_) if known_models::find(name).is_some() => {}
@@ -83,11 +91,7 @@ impl Hub {
         }
         match known_models::find(name) {
             Some(_) => Ok(self.store.entry(&self.pull(name, pull::MAIN)?)),
-            None => bail!(
-                "there is no model `{name}`: no such file or folder, and no pulled model of that name in {}; \
-                 `pellucid list` shows the pulled models, `pellucid pull OWNER/REPO` downloads one",
-                self.store.root().display()
-            ),
+            None => self.obtain(name),
         }
     }
 

@@ -9,6 +9,7 @@ use super::name::ModelRef;
 use super::partial_file::{Expected, PART_SUFFIXES, PartialFile, hash_file, with_suffix};
 use super::store::{Manifest, StoredFile};
 use super::{Hub, free_space, pip_fallback};
+use crate::flags::usage_error::OrUsage;
 use crate::terminal::format::{bytes_text, utc_now};
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
@@ -21,7 +22,7 @@ impl Hub {
     pub(crate) fn pull(&self, name: &str, revision: &str) -> Result<Manifest> {
         match known_models::find(name) {
             Some(known) => self.pull_known(known, revision),
-            None => self.pull_listed(&ModelRef::parse(name)?, revision),
+            None => self.pull_listed(&ModelRef::parse(name).or_usage()?, revision),
         }
     }
 
@@ -123,6 +124,12 @@ impl Hub {
             Format::Gguf => format!("{}/{}/{}", model.owner, model.repo, selection.files[0].path),
             Format::Safetensors => format!("{}/{}", model.owner, model.repo),
         };
+        let bytes = selection.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
+        let parts = match selection.files.len() {
+            1 => String::new(),
+            count => format!(" in {count} files"),
+        };
+        self.screen.say(&format!("pulling {name} from {}: {}{parts}", client.host(), bytes_text(bytes)));
         let mut stored = Vec::with_capacity(selection.files.len());
         for file in &selection.files {
             let sha256 = self.pull_file(&client, model, revision, file)?;

@@ -9,8 +9,23 @@ use std::time::Duration;
 
 use super::{log, output};
 
-/// Exit status that shells use for a program stopped by Ctrl-C: 128 plus the number of the signal.
-pub(crate) const INTERRUPTED_STATUS: u8 = 130;
+/// Exit status of a program that a signal stopped, as in shells: 128 plus the number of the signal.
+const INTERRUPT_STATUS: u8 = 130;
+#[cfg(unix)]
+const TERMINATE_STATUS: u8 = 143;
+#[cfg(unix)]
+const HANG_UP_STATUS: u8 = 129;
+
+/// Status of the last signal that stopped the program; 0 if there was none.
+static STATUS: AtomicU8 = AtomicU8::new(0);
+
+/// Returns the exit status of a program that was stopped: that of the last signal, or else that of Ctrl-C.
+pub(crate) fn interrupted_status() -> u8 {
+    match STATUS.load(Ordering::Relaxed) {
+        0 => INTERRUPT_STATUS,
+        status => status,
+    }
+}
 
 /// A handle on the process's signal handlers.
 #[derive(Clone)]
@@ -42,7 +57,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 fn exit(cleanup: &Mutex<Option<Cleanup>>) -> ! {
     let cleanup = cleanup.lock().unwrap_or_else(PoisonError::into_inner).take();
     log::note_within_timeout(cleanup.map_or_else(String::new, |cleanup| format!("\ninterrupted: {}", cleanup())));
-    std::process::exit(INTERRUPTED_STATUS.into());
+    std::process::exit(interrupted_status().into());
 }
 
 impl std::fmt::Debug for Interrupt {
@@ -69,7 +84,8 @@ impl Interrupt {
         interrupt
     }
 
-    fn interrupted(&self) {
+    fn interrupted(&self, status: u8) {
+        STATUS.store(status, Ordering::Relaxed);
         if let Some(listener) = &*self.listener.lock().unwrap_or_else(PoisonError::into_inner) {
             return listener();
         }
@@ -88,10 +104,11 @@ impl Interrupt {
         exit(&cleanup);
     }
 
+    #[cfg(unix)]
     fn hung_up(&self) {
         match &*self.reload.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(reload) => reload(),
-            None => self.interrupted(),
+            None => self.interrupted(HANG_UP_STATUS),
         }
     }
 
@@ -135,8 +152,8 @@ fn listen(interrupt: &Interrupt, installed: &mpsc::Sender<()>) {
         let _ = installed.send(());
         loop {
             tokio::select! {
-                Some(()) = interrupts.recv() => interrupt.interrupted(),
-                Some(()) = terminations.recv() => interrupt.interrupted(),
+                Some(()) = interrupts.recv() => interrupt.interrupted(INTERRUPT_STATUS),
+                Some(()) = terminations.recv() => interrupt.interrupted(TERMINATE_STATUS),
                 Some(()) = hang_ups.recv() => interrupt.hung_up(),
                 else => return,
             }
@@ -151,7 +168,7 @@ fn listen(interrupt: &Interrupt, installed: &mpsc::Sender<()>) {
     runtime.block_on(async {
         let _ = installed.send(());
         while tokio::signal::ctrl_c().await.is_ok() {
-            interrupt.interrupted();
+            interrupt.interrupted(INTERRUPT_STATUS);
         }
     });
 }

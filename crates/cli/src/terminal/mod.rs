@@ -5,6 +5,7 @@ pub(crate) mod interrupt;
 pub(crate) mod log;
 mod log_queue;
 pub(crate) mod output;
+pub(crate) mod spelling;
 pub(crate) mod stdin;
 pub(crate) mod token_table;
 pub(crate) mod word_wrap;

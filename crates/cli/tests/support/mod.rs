@@ -109,7 +109,18 @@ impl Ran {
     /// Returns the message of a run that failed as documented: status 1, `error: `, nothing on standard output.
     #[track_caller]
     pub fn error(&self) -> &str {
-        assert_eq!(self.status, Some(1), "{self:?}");
+        self.refused(1)
+    }
+
+    /// Returns the message of a run that was refused as wrong usage, with status 2.
+    #[track_caller]
+    pub fn usage(&self) -> &str {
+        self.refused(2)
+    }
+
+    #[track_caller]
+    fn refused(&self, status: i32) -> &str {
+        assert_eq!(self.status, Some(status), "{self:?}");
         assert!(self.stdout.is_empty(), "{self:?}");
         assert!(!self.stderr.contains("panicked") && !self.stderr.contains("error: internal error"), "{self:?}");
         let at = self.stderr.find("error: ").unwrap_or_else(|| panic!("{self:?}"));

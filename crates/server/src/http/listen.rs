@@ -149,7 +149,12 @@ async fn shutdown(app: &SharedApp) -> Ended {
             return Ended::EngineStopped;
         }
     }
-    tracing::info!(in_flight = drain.num_in_flight(), "draining: completing replies in flight, refusing new requests");
+    tracing::info!(
+        in_flight = drain.num_in_flight(),
+        timeout_s = limits.drain_timeout.as_secs(),
+        "draining: completing replies in flight, refusing new requests; press Ctrl-C again (or send the signal again) \
+         to stop at once"
+    );
     tokio::select! {
         () = drain.reached(Phase::Stopping) => {}
         // Replies that a second signal cut short are not in flight any more either.

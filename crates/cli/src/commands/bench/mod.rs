@@ -10,13 +10,14 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use pellucid_model::Model;
 use pellucid_model::{QuantScheme, SyntheticModel};
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::output::Output;
@@ -162,7 +163,7 @@ fn length(text: &str) -> Result<Length, String> {
 pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     for (flag, is_given) in [("--type", args.scheme.is_some()), ("--write", args.write.is_some())] {
         if is_given && args.shape.is_none() {
-            bail!("{flag} applies to random weights and needs --shape");
+            bail_usage!("{flag} applies to random weights and needs --shape");
         }
     }
     if let Some(path) = &args.write {
@@ -172,7 +173,7 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     let measures_speed =
         !serves || args.speed.prompt.is_some() || args.speed.batch.is_some() || args.speed.depth.is_some();
     if !serves && args.compute.kv_memory.is_some() {
-        bail!("--kv-memory applies to the engine and needs --concurrency or --rate");
+        bail_usage!("--kv-memory applies to the engine and needs --concurrency or --rate");
     }
     let mut ready = model::load(args, hub)?;
     let context = ready.model.config().context_len;

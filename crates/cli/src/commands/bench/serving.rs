@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, EngineStats, Event, Overcommit, Request, RequestStats};
 use pellucid_model::{BLOCK_LEN, DecoderConfig, Model};
 use pellucid_sampling::SamplingParams;
@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::model::Ready;
 use super::percentiles::Percentiles;
 use super::{Length, ServingArgs};
+use crate::flags::usage_error::bail_usage;
 
 /// Arrival pattern of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -65,10 +66,10 @@ pub(super) fn check(args: &ServingArgs, context: usize) -> Result<()> {
     let longest = longest(args);
     if longest > context {
         let flags = "--shared-prefix, --input and --output";
-        bail!("{flags}: a request may have {longest} tokens, but the model's context holds {context}");
+        bail_usage!("{flags}: a request may have {longest} tokens, but the model's context holds {context}");
     }
     if let Some(rate) = args.rate.iter().find(|rate| !(1e-3..=1e6).contains(*rate)) {
-        bail!("--rate {rate}: expected 0.001 to 1,000,000");
+        bail_usage!("--rate {rate}: expected 0.001 to 1,000,000");
     }
     Ok(())
 }

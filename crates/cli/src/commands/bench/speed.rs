@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, KvMemory, Logits, Model};
 use pellucid_tensor::RowQuery;
 use serde::Serialize;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::SpeedArgs;
 use super::model::Ready;
 use super::percentiles::median;
+use crate::flags::usage_error::bail_usage;
 
 /// The measurements of one case: a row of the table of results.
 #[derive(Debug, Serialize)]
@@ -86,7 +87,7 @@ pub(super) fn cases(args: &SpeedArgs, context: usize) -> Result<Vec<Case>> {
         let positions = case.positions(args.generate as usize);
         if positions > context {
             let flags = if matches!(case, Case::Prefill { .. }) { "--prompt" } else { "--depth and --generate" };
-            bail!("{flags}: {positions} positions, but the model's context holds {context}");
+            bail_usage!("{flags}: {positions} positions, but the model's context holds {context}");
         }
     }
     Ok(cases)

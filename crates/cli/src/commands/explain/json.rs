@@ -26,7 +26,7 @@ pub(super) fn header(
 }
 
 /// Returns every parameter in effect but the seed, by the name that it has in errors.
-fn parameters(params: &SamplingParams) -> Value {
+pub(crate) fn parameters(params: &SamplingParams) -> Value {
     let mut all = Map::new();
     for option in OPTIONS.iter().filter(|option| option.kind() != OptionKind::Seed) {
         all.insert(option.param().to_owned(), option.effective(params).map_or(Value::Null, parameter));

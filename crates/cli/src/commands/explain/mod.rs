@@ -2,13 +2,14 @@
 
 mod cells;
 mod json;
+pub(crate) use json::parameters as sampling_json;
 mod page;
 mod table;
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
 use pellucid_generate::{Finish, LoadedModel};
 use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
@@ -18,6 +19,7 @@ use serde_json::Value;
 use crate::flags::compute::ComputeArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
+use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::format;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -98,11 +100,12 @@ pub(crate) fn run(
     wants_color: bool,
     output: &mut Output,
 ) -> Result<()> {
-    let Some(prompt) = args.prompt.read()? else { bail!("there is no prompt to explain: give a PROMPT") };
-    let path = hub.resolve(args.prompt.model.as_deref())?;
-    args.sampling.check(SAMPLING_DEFAULTS)?;
+    let question = args.prompt.read(hub)?;
+    let Some(prompt) = question.prompt else { bail_usage!("there is no prompt to explain: give a PROMPT") };
+    let path = hub.resolve(question.model.as_deref())?;
+    args.sampling.check(SAMPLING_DEFAULTS).or_usage()?;
     let model = args.compute.open_with(&path, 1, hub, &args.prompt.template)?.model;
-    let params = args.sampling.params(&model.tokenizer, SAMPLING_DEFAULTS)?;
+    let params = args.sampling.params(&model.tokenizer, SAMPLING_DEFAULTS).or_usage()?;
     let prompt = args.prompt.for_model(prompt, &model)?;
     let preset = args.sampling.preset(SAMPLING_DEFAULTS);
     let explanation = Explanation {

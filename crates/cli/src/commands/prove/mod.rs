@@ -10,6 +10,7 @@ use pellucid_model::Model;
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::format::grouped;
 use crate::terminal::output::Output;
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     let context = model.config().context_len;
     let positions = args.longest as usize + args.reply as usize;
     if positions > context {
-        bail!("--longest and --reply need {positions} tokens, but the model's context holds {context}");
+        bail_usage!("--longest and --reply need {positions} tokens, but the model's context holds {context}");
     }
     let requests = requests::random(args, model.config().vocab_size);
     let device = backend.description();

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -15,6 +15,8 @@ use crate::terminal::interrupt::Interrupt;
 use crate::terminal::log;
 use crate::terminal::output::Output;
 use crate::terminal::word_wrap::WordWrap;
+
+use super::report::Report;
 
 /// Time between two checks for Ctrl-C while waiting for the engine.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
@@ -29,6 +31,8 @@ pub(super) struct Answerer<'a> {
     pub(super) best_of: usize,
     pub(super) beams: Option<BeamParams>,
     pub(super) stops: Vec<String>,
+    /// With `--json`: the time that loading the model took.
+    pub(super) json_load: Option<Duration>,
 }
 
 /// The result of a request.
@@ -60,8 +64,8 @@ impl Answerer<'_> {
         let request = GenerationRequest { prompts: vec![request], stop: self.stops.clone(), reports_progress: true };
         let mut generation = Generation::submit(&self.model, request)?;
         let mut replies: Vec<Delta> = (0..generation.num_choices()).map(Delta::new).collect();
-        let mut screen = Screen { output, wrap: WordWrap::for_stdout() };
-        if let (Prompt::Text(text), [_]) = (prompt, &replies[..]) {
+        let mut screen = Screen { output, wrap: WordWrap::for_stdout(), is_silent: self.json_load.is_some() };
+        if let (Prompt::Text(text), [_], false) = (prompt, &replies[..], screen.is_silent) {
             screen.write(text)?;
         }
         let interrupted = self.follow(&mut generation, &mut replies, &mut screen)?;
@@ -70,9 +74,22 @@ impl Answerer<'_> {
                 take(delta, &mut replies, &mut screen)?;
             }
         }
-        let text = end_output(&replies, &mut screen)?;
+        let report = Report {
+            model: &self.model,
+            generation: &generation,
+            sampling: &self.sampling,
+            is_sampled: self.sampling.temperature > 0.0 && self.beams.is_none(),
+        };
+        let text = match self.json_load {
+            Some(load) => {
+                screen.output.write_json(&report.json(&replies, load))?;
+                screen.output.flush()?;
+                String::new()
+            }
+            None => end_output(&replies, &mut screen)?,
+        };
         self.note_loops(&generation);
-        log::note(&self.summary(&generation));
+        log::note(&report.line());
         Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
     }
 
@@ -112,46 +129,14 @@ impl Answerer<'_> {
             }
         }
     }
-
-    /// Returns the last line: token counts, time to the first token and per token, and the seed.
-    fn summary(&self, generation: &Generation) -> String {
-        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let summary = generation.summary();
-        let stats = generation.stats(0);
-        let cached = match summary.cached_tokens {
-            0 => String::new(),
-            cached => format!(" ({cached} cached)"),
-        };
-        let num_output = stats.map_or(0, |stats| stats.output_tokens).max(summary.completion_tokens);
-        let mut parts = vec![format!("{} prompt{cached} + {num_output} output tokens", summary.prompt_tokens)];
-        // A beam search sends no tokens, but the engine measures its first step.
-        let first = stats.map(|stats| stats.time_to_first_token).or(summary.time_to_first_token);
-        if let Some(first) = first.filter(|first| !first.is_zero()) {
-            parts.push(format!("first {:.0} ms", milliseconds(first)));
-        }
-        if let Some(each) = summary.time_per_output_token {
-            parts.push(format!("next {:.1} ms each", milliseconds(each)));
-        }
-        if self.sampling.temperature > 0.0 && self.beams.is_none() {
-            parts.push(format!("seed {}", self.sampling.seed));
-        }
-        match summary.finishes.iter().flatten().next() {
-            Some(Finish::EndToken(_) | Finish::StopToken(_)) => {}
-            Some(Finish::MaxTokens) => parts.push("ended at --max-tokens".into()),
-            Some(Finish::ContextFull) => parts.push("ended because the context is full".into()),
-            Some(Finish::Deadline) => parts.push("ended at its time limit".into()),
-            Some(Finish::StopString(_)) => parts.push("ended at --stop".into()),
-            Some(Finish::Repetition(_)) => parts.push("ended because it repeated itself".into()),
-            None => parts.push("stopped".into()),
-        }
-        format!("[{}]", parts.join(", "))
-    }
 }
 
 /// Standard output, wrapped between words if it is a terminal.
 struct Screen<'o> {
     output: &'o mut Output,
     wrap: WordWrap,
+    /// Whether replies are shown at their end, in JSON.
+    is_silent: bool,
 }
 
 impl Screen<'_> {
@@ -170,7 +155,7 @@ impl Screen<'_> {
 
 /// Adds a piece to its reply, and shows it where there is only one.
 fn take(delta: Delta, replies: &mut [Delta], screen: &mut Screen<'_>) -> Result<()> {
-    if replies.len() == 1 {
+    if replies.len() == 1 && !screen.is_silent {
         screen.write(&delta.text)?;
     }
     replies[delta.choice].append(delta);
@@ -191,18 +176,22 @@ fn end_output(replies: &[Delta], screen: &mut Screen<'_>) -> Result<String> {
     Ok(String::new())
 }
 
+/// Time of a prefill after which its progress is shown.
+const PREFILL_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Progress of a long prompt, on a terminal only.
 struct PrefillBar {
+    begun: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl PrefillBar {
     fn new() -> Self {
-        PrefillBar { bar: None }
+        PrefillBar { begun: Instant::now(), bar: None }
     }
 
     fn at(&mut self, done: usize, total: usize) {
-        if !std::io::stderr().is_terminal() {
+        if !std::io::stderr().is_terminal() || self.begun.elapsed() < PREFILL_PATIENCE {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {

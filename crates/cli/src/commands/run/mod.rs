@@ -2,9 +2,11 @@
 
 mod answer;
 mod chat;
+mod report;
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
@@ -15,6 +17,7 @@ use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::BeamArgs;
 use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
+use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
@@ -57,6 +60,10 @@ pub(crate) struct RunArgs {
     #[arg(long, verbatim_doc_comment, value_name = "N")]
     best_of: Option<usize>,
 
+    /// Print one JSON object with text, tokens, times, seed and settings
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     sampling: ChainArgs,
 
@@ -75,9 +82,10 @@ pub(crate) fn run(
     wants_color: bool,
     output: &mut Output,
 ) -> Result<()> {
-    let prompt = args.prompt.read()?;
-    let path = hub.resolve(args.prompt.model.as_deref())?;
-    let beams = args.beams.params()?;
+    let question = args.prompt.read(hub)?;
+    let prompt = question.prompt;
+    let path = hub.resolve(question.model.as_deref())?;
+    let beams = args.beams.params().or_usage()?;
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     check_combination(args, width)?;
@@ -88,17 +96,22 @@ pub(crate) fn run(
         preset: (prompt.is_none() && width == 1).then_some(CHAT_DEFAULT),
         temperature: if width > 1 || args.sampling.flags().imply_sampling() { 1.0 } else { 0.0 },
     };
-    args.sampling.check(defaults)?;
+    args.sampling.check(defaults).or_usage()?;
     if let Some(beams) = beams {
-        args.sampling.flags().check_beside(beams, args.choices, best_of)?;
+        args.sampling.flags().check_beside(beams, args.choices, best_of).or_usage()?;
+    }
+    if prompt.is_none() {
+        check_chat_flags(args, width)?;
     }
     let open = |path: &Path| -> Result<Answerer<'_>> {
+        let begun = Instant::now();
         let loaded = args.compute.open_with(path, width, hub, &args.prompt.template)?;
+        let load = begun.elapsed();
         if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
             log::note(&format!("[{}]", memory_text(&loaded.info)));
         }
         let model = loaded.model;
-        let sampling = args.sampling.params(&model.tokenizer, defaults)?;
+        let sampling = args.sampling.params(&model.tokenizer, defaults).or_usage()?;
         if beams.is_none() {
             show_chain(args.sampling.preset(defaults), &sampling, &model)?;
         }
@@ -113,6 +126,7 @@ pub(crate) fn run(
             best_of,
             beams,
             stops: args.stop.clone(),
+            json_load: args.json.then_some(load),
         })
     };
     let mut answerer = open(&path)?;
@@ -124,12 +138,6 @@ pub(crate) fn run(
         };
     }
     check_chat(&answerer.model)?;
-    if args.prompt.raw {
-        bail!("--raw needs a PROMPT to continue");
-    }
-    if width > 1 {
-        bail!("a chat has one reply at a time; several replies need a PROMPT");
-    }
     let history = hub.store.root().join("chat_history");
     let mut chat = Chat::open(history, args.prompt.system.clone(), args.sampling.clone(), defaults)?;
     let mut path = path;
@@ -167,25 +175,39 @@ fn check_chat(model: &LoadedModel) -> Result<()> {
     }
 }
 
+/// Rejects flags that a chat cannot have.
+fn check_chat_flags(args: &RunArgs, width: usize) -> Result<()> {
+    if args.json {
+        bail_usage!("--json needs a PROMPT, because a chat has no single reply");
+    }
+    if args.prompt.raw {
+        bail_usage!("--raw needs a PROMPT to continue");
+    }
+    if width > 1 {
+        bail_usage!("a chat has one reply at a time; several replies need a PROMPT");
+    }
+    Ok(())
+}
+
 /// Rejects combinations of flags that the engine does not know of, or would reject after the prompt is on the screen.
 fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     if !(1..=MAX_WIDTH).contains(&width) {
-        bail!("--choices, --best-of: expected 1 to {MAX_WIDTH}, found {width}");
+        bail_usage!("--choices, --best-of: expected 1 to {MAX_WIDTH}, found {width}");
     }
     if args.stop.iter().any(String::is_empty) {
-        bail!("--stop: expected a text that is not empty");
+        bail_usage!("--stop: expected a text that is not empty");
     }
     if let Some(best_of) = args.best_of.filter(|&best_of| best_of < args.choices) {
-        bail!("--best-of ({best_of}) must not be less than --choices ({})", args.choices);
+        bail_usage!("--best-of ({best_of}) must not be less than --choices ({})", args.choices);
     }
     if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
-        bail!("--best-of cannot be combined with --stop, because it ranks whole replies");
+        bail_usage!("--best-of cannot be combined with --stop, because it ranks whole replies");
     }
     if args.beams.is_given() && args.sampling.flags().preset().is_some() {
-        bail!("--beams cannot be combined with --preset, because beam search does not sample");
+        bail_usage!("--beams cannot be combined with --preset, because beam search does not sample");
     }
     match (args.sampling.flags().min_tokens(), args.max_tokens) {
-        (Some(min), Some(max)) if min > max => bail!("--min-tokens ({min}) must not exceed --max-tokens ({max})"),
+        (Some(min), Some(max)) if min > max => bail_usage!("--min-tokens ({min}) must not exceed --max-tokens ({max})"),
         _ => Ok(()),
     }
 }

@@ -18,8 +18,9 @@ use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::flags::compute::memory_text;
+use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
-use crate::terminal::interrupt::Interrupt;
+use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
 use flags::LogLevel;
 pub(crate) use flags::ServeArgs;
@@ -28,10 +29,10 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let log_losses = start_log(args)?;
     notes.iter().for_each(|note| warn!("{note}"));
     // Errors that do not depend on the model are reported before it is loaded.
-    let tenants = access::tenants(args)?;
-    let tls = access::tls(args)?;
-    let template = args.template.read()?;
-    check_exposure(args, &tenants)?;
+    let tenants = access::tenants(args).or_usage()?;
+    let tls = access::tls(args).or_usage()?;
+    check_exposure(args, &tenants).or_usage()?;
+    let template = args.template.read().or_usage()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
@@ -75,9 +76,12 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     match pellucid_server::run(model, options, listener, tls, drain).context("the server cannot run")? {
         Ended::Drained => {
             info!("shut down: every reply was finished");
-            Ok(())
+            Err(Interrupted.into())
         }
-        Ended::CutShort => bail!("shut down before every reply was finished"),
+        Ended::CutShort => {
+            log::error("shut down before every reply was finished");
+            Err(Interrupted.into())
+        }
         Ended::EngineStopped => bail!("the engine has stopped; see the log for the reason"),
     }
 }

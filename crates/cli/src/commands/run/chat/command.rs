@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::terminal::spelling;
+
 /// A command of the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ChatCommand {
@@ -96,28 +98,11 @@ fn read(word: &str, argument: &str) -> Result<ChatCommand, String> {
 /// Returns the error of an unknown command, with the closest known one.
 fn unknown(word: &str) -> String {
     let names = COMMANDS.iter().flat_map(|(names, ..)| names.iter().copied());
-    let close = names.map(|name| (distance(word, name), name)).filter(|(distance, _)| *distance <= 2).min();
-    let advice = match close {
-        Some((_, name)) => format!("did you mean /{name}?"),
+    let advice = match spelling::closest(word, names) {
+        Some(name) => format!("did you mean /{name}?"),
         None => "/help lists the commands; a message that begins with a slash needs a space before it".to_owned(),
     };
     format!("there is no command /{word}: {advice}")
-}
-
-/// Returns the number of characters to insert, remove or replace to turn one word into the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().take(32).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -1,0 +1,166 @@
+//! The end of a reply: the line with counts and speeds, and the object of `--json`.
+
+use std::time::Duration;
+
+use pellucid_generate::{Delta, Finish, Generation, LoadedModel};
+use pellucid_sampling::SamplingParams;
+use serde_json::{Map, Value, json};
+
+use crate::commands::explain::sampling_json;
+
+/// Why a reply ended, for programs and for people.
+struct Ending {
+    /// Name in JSON.
+    name: &'static str,
+    /// Words for people; empty if the model ended the reply.
+    words: &'static str,
+}
+
+/// Returns why a reply ended; `None` is a reply that Ctrl-C stopped.
+fn ending(finish: Option<&Finish>) -> Ending {
+    let (name, words) = match finish {
+        Some(Finish::EndToken(_)) => ("stop", ""),
+        Some(Finish::StopToken(_)) => ("stop_token", ""),
+        Some(Finish::StopString(_)) => ("stop_text", "ended at --stop"),
+        Some(Finish::MaxTokens) => ("max_tokens", "ended at --max-tokens"),
+        Some(Finish::ContextFull) => ("context_full", "ended because the context is full"),
+        Some(Finish::Repetition(_)) => ("repetition", "ended because it repeated itself"),
+        Some(Finish::Deadline) => ("deadline", "ended at its time limit"),
+        None => ("interrupted", "stopped"),
+    };
+    Ending { name, words }
+}
+
+/// A finished request.
+pub(super) struct Report<'r> {
+    pub(super) model: &'r LoadedModel,
+    pub(super) generation: &'r Generation,
+    pub(super) sampling: &'r SamplingParams,
+    /// Whether tokens were chosen at random, by the seed.
+    pub(super) is_sampled: bool,
+}
+
+/// Token counts and times of a request.
+struct Counts {
+    prompt: usize,
+    cached: usize,
+    output: usize,
+    /// From submission to the first token: the prefill.
+    first: Option<Duration>,
+    /// From the first token to the last.
+    decode: Duration,
+    total: Duration,
+}
+
+impl Report<'_> {
+    fn counts(&self) -> Counts {
+        let summary = self.generation.summary();
+        let stats = self.generation.stats(0);
+        // A beam search sends no tokens, but the engine measures its first step.
+        let first = stats.map(|stats| stats.time_to_first_token).or(summary.time_to_first_token);
+        Counts {
+            prompt: summary.prompt_tokens,
+            cached: summary.cached_tokens,
+            output: stats.map_or(0, |stats| stats.output_tokens).max(summary.completion_tokens),
+            first: first.filter(|first| !first.is_zero()),
+            decode: stats.map_or(summary.decode_time, |stats| stats.decode_time),
+            total: summary.total_time,
+        }
+    }
+
+    /// Returns the last line: `[34 in at 420 tok/s, 87 out at 71 tok/s, 1.5 s, seed 7]`.
+    pub(super) fn line(&self) -> String {
+        let counts = self.counts();
+        let cached = match counts.cached {
+            0 => String::new(),
+            cached => format!(" ({cached} cached)"),
+        };
+        let computed = counts.prompt.saturating_sub(counts.cached);
+        let mut parts = vec![
+            format!("{} in{cached}{}", counts.prompt, speed(computed, counts.first)),
+            // The first token comes with the prefill.
+            format!("{} out{}", counts.output, speed(counts.output.saturating_sub(1), Some(counts.decode))),
+            seconds_text(counts.total),
+        ];
+        if self.is_sampled {
+            parts.push(format!("seed {}", self.sampling.seed));
+        }
+        let finishes = &self.generation.summary().finishes;
+        let words = ending(finishes.iter().flatten().next()).words;
+        if !words.is_empty() {
+            parts.push(words.to_owned());
+        }
+        format!("[{}]", parts.join(", "))
+    }
+
+    /// Returns the object of `--json`. `load` is the time that loading the model took.
+    pub(super) fn json(&self, replies: &[Delta], load: Duration) -> Value {
+        let counts = self.counts();
+        let finishes = &self.generation.summary().finishes;
+        let reply = |i: usize, delta: &Delta| {
+            let mut reply = Map::new();
+            reply.insert("text".into(), json!(delta.text));
+            reply.insert("finish_reason".into(), json!(ending(finishes.get(i).and_then(Option::as_ref)).name));
+            if let Some(score) = delta.score {
+                reply.insert("score".into(), json!(score));
+            }
+            reply
+        };
+        let mut object = Map::new();
+        object.insert("model".into(), json!(self.model.id));
+        match replies {
+            [only] => object.extend(reply(0, only)),
+            several => {
+                let replies = several.iter().enumerate().map(|(i, delta)| Value::Object(reply(i, delta))).collect();
+                object.insert("replies".into(), replies);
+            }
+        }
+        let tokens = json!({ "prompt": counts.prompt, "cached": counts.cached, "output": counts.output });
+        let seconds = json!({
+            "load": load.as_secs_f64(),
+            "prefill": counts.first.map(|first| first.as_secs_f64()),
+            "decode": counts.decode.as_secs_f64(),
+            "total": counts.total.as_secs_f64(),
+        });
+        object.insert("tokens".into(), tokens);
+        object.insert("seconds".into(), seconds);
+        object.insert("seed".into(), json!(self.is_sampled.then_some(self.sampling.seed)));
+        object.insert("settings".into(), sampling_json(self.sampling));
+        Value::Object(object)
+    }
+}
+
+/// Returns ` at 420 tok/s`; nothing where no time was measured.
+fn speed(num_tokens: usize, time: Option<Duration>) -> String {
+    match time.map(|time| time.as_secs_f64()) {
+        Some(seconds) if num_tokens > 0 && seconds > 0.0 => {
+            let rate = num_tokens as f64 / seconds;
+            let decimals = usize::from(rate < 9.95);
+            format!(" at {rate:.decimals$} tok/s")
+        }
+        _ => String::new(),
+    }
+}
+
+fn seconds_text(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds < 0.0995 => format!("{:.0} ms", seconds * 1e3),
+        seconds if seconds < 99.95 => format!("{seconds:.1} s"),
+        seconds => format!("{seconds:.0} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_and_times() {
+        let at = |tokens, milliseconds| speed(tokens, Some(Duration::from_millis(milliseconds)));
+        assert_eq!(at(34, 81), " at 420 tok/s");
+        assert_eq!(at(3, 1500), " at 2.0 tok/s");
+        assert_eq!((at(0, 5), at(5, 0), speed(5, None)), (String::new(), String::new(), String::new()));
+        let text = |milliseconds| seconds_text(Duration::from_millis(milliseconds));
+        assert_eq!([text(4), text(1500), text(240_000)], ["4 ms", "1.5 s", "240 s"]);
+    }
+}

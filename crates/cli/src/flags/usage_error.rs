@@ -1,0 +1,142 @@
+//! Errors of usage, which exit with status 2, and the wording of errors that come from libraries.
+//!
+//! An error of usage is one that the user can see in the command line itself: a flag or argument that is wrong, does
+//! not fit the others, or names a model or file that does not exist. Everything else is a failure, with status 1.
+
+use std::fmt::{self, Display};
+use std::io::Write;
+
+use anyhow::Error;
+use clap::error::ErrorKind;
+
+/// Exit status of an error of usage, which is also that of the library that parses the flags.
+pub(crate) const USAGE_STATUS: u8 = 2;
+
+/// The message of an error of usage.
+#[derive(Debug)]
+pub(crate) struct UsageError(String);
+
+impl UsageError {
+    /// Returns the error of usage with this message.
+    pub(crate) fn because(message: impl Display) -> Error {
+        Error::new(UsageError(format!("{message:#}")))
+    }
+
+    /// Whether an error is one of usage.
+    pub(crate) fn is(error: &Error) -> bool {
+        error.chain().any(|cause| cause.is::<UsageError>())
+    }
+}
+
+impl Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Returns from a function with an error of usage; takes the arguments of `format!`.
+macro_rules! bail_usage {
+    ($($message:tt)*) => {
+        return Err($crate::flags::usage_error::UsageError::because(format!($($message)*)))
+    };
+}
+pub(crate) use bail_usage;
+
+/// Marks the error of a check of flags as one of usage.
+pub(crate) trait OrUsage<T> {
+    /// Returns the value; the error keeps its message and becomes one of usage.
+    fn or_usage(self) -> Result<T, Error>;
+}
+
+impl<T, E: Into<Error>> OrUsage<T> for Result<T, E> {
+    fn or_usage(self) -> Result<T, Error> {
+        self.map_err(|error| UsageError::because(error.into()))
+    }
+}
+
+/// Prints what the parser of flags has to say, an error or the help, and exits.
+pub(crate) fn exit_with(error: &clap::Error) -> ! {
+    if matches!(error.kind(), ErrorKind::ValueValidation) {
+        let text = error.render();
+        let is_colored = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let text = if is_colored { text.ansi().to_string() } else { text.to_string() };
+        let _ = write!(std::io::stderr(), "{}", reworded(&text));
+        std::process::exit(USAGE_STATUS.into());
+    }
+    error.exit()
+}
+
+/// Causes in the wording of the standard library, and ours.
+const CAUSES: [(&str, &str); 8] = [
+    ("invalid digit found in string", "expected a whole number that is not negative"),
+    ("cannot parse integer from empty string", "expected a whole number"),
+    ("number too large to fit in target type", "the number is too large"),
+    ("number too small to fit in target type", "the number is too small"),
+    ("number would be zero for non-zero type", "expected a number above 0"),
+    ("invalid float literal", "expected a number"),
+    ("cannot parse float from empty string", "expected a number"),
+    ("provided string was not `true` or `false`", "expected true or false"),
+];
+
+/// Replaces the wording of libraries in the message of a flag whose value is wrong.
+pub(crate) fn reworded(text: &str) -> String {
+    let text = CAUSES.iter().fold(text.to_owned(), |text, (theirs, ours)| text.replace(theirs, ours));
+    text.lines().map(|line| with_range(line) + "\n").collect()
+}
+
+/// Turns `...: 0 is not in 1..=1024` into `...: expected 1 to 1024`.
+fn with_range(line: &str) -> String {
+    let found = line.rsplit_once(" is not in ").and_then(|(before, range)| {
+        let (start, end) = range.split_once("..")?;
+        let end = end.trim_start_matches('=');
+        let before = before.rsplit_once(' ')?.0;
+        let expected = match end {
+            // The largest value of the type says nothing about the flag.
+            "" | "4294967295" | "18446744073709551615" => format!("expected {start} or more"),
+            end => format!("expected {start} to {end}"),
+        };
+        Some(format!("{before} {expected}"))
+    });
+    found.unwrap_or_else(|| line.to_owned())
+}
+
+/// Removes the numbers of the operating system from a message: `(os error 2)` tells a user nothing.
+pub(crate) fn without_os_codes(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(" (os error ") {
+        let (before, code) = rest.split_at(at);
+        kept += before;
+        match code.split_once(')') {
+            Some((_, after)) => rest = after,
+            None => rest = "",
+        }
+    }
+    kept + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_usage_is_known_behind_a_context() {
+        let error = UsageError::because("--stop: expected a text").context("more");
+        assert!(UsageError::is(&error) && !UsageError::is(&anyhow::anyhow!("a failure")));
+        let marked = Err::<(), _>(anyhow::anyhow!("inner").context("outer")).or_usage().unwrap_err();
+        assert_eq!(format!("{marked:#}"), "outer: inner");
+    }
+
+    #[test]
+    fn libraries_do_not_speak() {
+        let text = "error: invalid value 'x' for '--context <TOKENS>': invalid digit found in string\n";
+        assert!(reworded(text).ends_with("'--context <TOKENS>': expected a whole number that is not negative\n"));
+        let text = "error: invalid value '0' for '--threads <N>': 0 is not in 1..=1024\n\nFor more\n";
+        assert_eq!(reworded(text), "error: invalid value '0' for '--threads <N>': expected 1 to 1024\n\nFor more\n");
+        assert_eq!(with_range("a: 0 is not in 1.."), "a: expected 1 or more");
+        assert_eq!(without_os_codes("x: No such file (os error 2)"), "x: No such file");
+        assert_eq!(without_os_codes("a (os error 2), b (os error 13)!"), "a, b!");
+    }
+}
