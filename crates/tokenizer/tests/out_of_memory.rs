@@ -76,7 +76,7 @@ fn a_text_without_memory_is_an_error() {
         ("to normalize", "e\u{301} ".repeat(30_000)),
         ("unknown characters", "\u{10ffff}".repeat(20_000)),
     ];
-    for family in ["gpt2", "llama3", "llama2", "mistral", "gemma", "qwen2"] {
+    for family in ["gpt2", "llama3", "llama2", "mistral", "gemma", "qwen2", "xglm", "foreign"] {
         let tokenizer = Tokenizer::from_hugging_face(&common::fixture(family)).unwrap();
         for (name, text) in &texts {
             let what = format!("{family}, {name}");

@@ -134,7 +134,7 @@ fn texts_of_the_reference_library() {
 #[test]
 fn errors_name_the_invalid_part_of_the_file() {
     type Edit = fn(&mut Value);
-    let cases: [(&str, Edit, &str); 25] = [
+    let cases: [(&str, Edit, &str); 31] = [
         ("gpt2", |t| *t = json!("text"), "model"),
         (
             "gpt2",
@@ -203,6 +203,31 @@ fn errors_name_the_invalid_part_of_the_file() {
             "precompiled_charsmap",
         ),
         ("xglm", |t| t["model"]["vocab"][5] = json!(["piece"]), "model.vocab[5]"),
+        ("gpt2", |t| t["pre_tokenizer"] = json!({ "add_prefix_space": false }), "a known pre-tokenizer"),
+        (
+            "gpt2",
+            |t| t["pre_tokenizer"] = json!({ "type": "Metaspace", "replacement": "__" }),
+            "pre_tokenizer.replacement: expected one character",
+        ),
+        (
+            "gpt2",
+            |t| t["pre_tokenizer"] = json!({ "type": "Punctuation", "behavior": "Dropped" }),
+            "pre_tokenizer.behavior",
+        ),
+        ("qwen2", |t| t["normalizer"] = json!({ "type": "Strip", "strip_left": true }), "normalizer.strip_right"),
+        (
+            "qwen2",
+            |t| t["normalizer"] = json!({ "type": "Sequence", "normalizers": vec![json!({ "type": "NFC" }); 65] }),
+            "normalizer: expected at most 64 steps, found 65",
+        ),
+        (
+            "gpt2",
+            |t| {
+                let step = json!({ "type": "ByteLevel", "add_prefix_space": true });
+                t["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": vec![step; 5] });
+            },
+            "steps that lengthen a text",
+        ),
     ];
     for (family, edit, expected) in cases {
         let mut folder = common::fixture(family);

@@ -7,5 +7,6 @@ pub(crate) mod normalize;
 pub(crate) mod pattern;
 pub(crate) mod pipeline;
 pub(crate) mod pretokenize;
+pub(crate) mod reference_classes;
 pub(crate) mod sentencepiece;
 pub(crate) mod unigram;

@@ -4,27 +4,12 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, TryReserveError};
 
-use tokenizers::tokenizer::pattern::Invert;
-use tokenizers::{
-    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior,
-};
-
 use crate::algorithms::bpe::{Bpe, Scratch};
 use crate::algorithms::joinable_pairs::JoinablePairs;
-use crate::algorithms::pattern::Pattern;
-use crate::algorithms::pretokenize::{Stage, split_all};
+use crate::algorithms::pretokenize::{Prepend, Stage, Step, run_steps, split_all};
 use crate::algorithms::sentencepiece::SentencePieceBpe;
 use crate::algorithms::unigram::Unigram;
 use crate::vocabulary::{METASPACE, Vocabulary, byte_of_char, char_of_byte};
-
-/// Condition for inserting U+2581 before a fragment that does not begin with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Prepend {
-    Always,
-    /// Only before the first fragment of the text.
-    First,
-    Never,
-}
 
 /// The treatment of spaces before the text is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,48 +31,12 @@ pub(crate) enum PreTokenizer {
         /// Stages that run after bytes were spelled in GPT-2's alphabet, as in Falcon's tokenizer.json.
         spelled_stages: Vec<Stage>,
     },
-    /// A pre-tokenizer that only the `tokenizers` crate implements.
-    Foreign {
-        steps: Vec<ForeignStep>,
+    /// Any other list of steps.
+    General {
+        steps: Vec<Step>,
         /// Whether its pieces are spelled in GPT-2's alphabet.
         spelled: bool,
     },
-}
-
-/// One step of a pre-tokenizer that the `tokenizers` crate runs. Its steps with a pattern would backtrack, so they get
-/// a [`Pattern`] here.
-pub(crate) enum ForeignStep {
-    Reference(Box<PreTokenizerWrapper>),
-    Split {
-        pattern: Pattern,
-        behavior: SplitDelimiterBehavior,
-        invert: bool,
-    },
-    /// Inserts a space before a piece that does not begin with one, then splits: the first half of `ByteLevel`.
-    PrefixAndSplit {
-        prefix: bool,
-        pattern: Pattern,
-    },
-}
-
-impl ForeignStep {
-    fn apply(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
-        match self {
-            ForeignStep::Reference(step) => step.pre_tokenize(text),
-            ForeignStep::Split { pattern, behavior, invert: false } => {
-                text.split(|_, piece| piece.split(pattern, *behavior))
-            }
-            ForeignStep::Split { pattern, behavior, invert: true } => {
-                text.split(|_, piece| piece.split(Invert(pattern), *behavior))
-            }
-            ForeignStep::PrefixAndSplit { prefix, pattern } => text.split(|_, mut piece| {
-                if *prefix && !piece.get().starts_with(' ') {
-                    piece.prepend(" ");
-                }
-                piece.split(pattern, SplitDelimiterBehavior::Isolated)
-            }),
-        }
-    }
 }
 
 pub(crate) enum Model {
@@ -121,11 +70,24 @@ struct PieceEncoder<'p, 't> {
 
 impl<'t> PieceEncoder<'_, 't> {
     fn piece(&mut self, piece: &'t str) {
-        self.cached(piece.as_bytes(), |this| match this.model {
-            Model::Bpe(bpe) => bpe.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
-            Model::SentencePieceBpe(spm) => spm.encode(this.vocabulary, piece, &mut this.scratch, this.ids),
-            Model::Unigram(unigram) => unigram.encode(this.vocabulary, piece, this.ids),
-        });
+        self.cached(piece.as_bytes(), |this| this.encode(piece));
+    }
+
+    /// Encodes a piece without caching it.
+    fn passing_piece(&mut self, piece: &str, is_spelled: bool) {
+        if is_spelled {
+            self.spelled_piece(piece);
+        } else if self.result.is_ok() {
+            self.result = self.encode(piece);
+        }
+    }
+
+    fn encode(&mut self, piece: &str) -> Result<(), TryReserveError> {
+        match self.model {
+            Model::Bpe(bpe) => bpe.encode(self.vocabulary, piece, &mut self.scratch, self.ids),
+            Model::SentencePieceBpe(spm) => spm.encode(self.vocabulary, piece, &mut self.scratch, self.ids),
+            Model::Unigram(unigram) => unigram.encode(self.vocabulary, piece, self.ids),
+        }
     }
 
     /// Encodes a piece in GPT-2's alphabet. A character outside the alphabet did not come from bytes and is skipped.
@@ -170,7 +132,7 @@ impl<'t> PieceEncoder<'_, 't> {
 
 impl Pipeline {
     /// Appends the ids of a normalized fragment; `first` is true for the first fragment of the text. Fails if there is
-    /// no memory for them; steps that run in the `tokenizers` crate end the process then.
+    /// no memory for them.
     pub(crate) fn encode(
         &self,
         vocabulary: &Vocabulary,
@@ -183,7 +145,7 @@ impl Pipeline {
         }
         let spaced = match &self.pre_tokenizer {
             PreTokenizer::Ours { space, .. } => apply_space_rule(*space, fragment, first)?,
-            PreTokenizer::Foreign { .. } => Cow::Borrowed(fragment),
+            PreTokenizer::General { .. } => Cow::Borrowed(fragment),
         };
         let seen = (spaced.len() >= CACHE_FROM_BYTES).then(HashMap::new);
         let scratch = Scratch::default();
@@ -205,29 +167,10 @@ impl Pipeline {
                     _ => split_all(stages, &spaced, &mut cut),
                 }
             }
-            PreTokenizer::Foreign { steps, spelled } => {
-                let mut text = PreTokenizedString::from(&*spaced);
-                // It fails only on internal inconsistencies; the whole fragment is then one piece.
-                if steps.iter().try_for_each(|step| step.apply(&mut text)).is_err() {
-                    text = PreTokenizedString::from(&*spaced);
-                }
-                for (piece, _, _) in text.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
-                    // These pieces live no longer than this loop, so they are not cached.
-                    let mut one = PieceEncoder {
-                        model: encoder.model,
-                        vocabulary,
-                        seen: None,
-                        scratch: std::mem::take(&mut encoder.scratch),
-                        ids: &mut *encoder.ids,
-                        result: encoder.result,
-                    };
-                    if *spelled {
-                        one.spelled_piece(piece)
-                    } else {
-                        one.piece(piece)
-                    }
-                    (encoder.scratch, encoder.result) = (one.scratch, one.result);
-                }
+            PreTokenizer::General { steps, spelled } => {
+                // These pieces may live no longer than one call, so they are not cached.
+                let done = run_steps(steps, fragment, first, &mut |piece| encoder.passing_piece(piece, *spelled));
+                encoder.result = encoder.result.and(done);
             }
         }
         encoder.result

@@ -194,7 +194,7 @@ fn assemble(
         added: AddedTokens::new(added),
         added_normalized: AddedTokens::new(Vec::new()),
         guarded: Vec::new(),
-        normalizer: Normalizer { rewrites, traced: None },
+        normalizer: Normalizer { rewrites },
         pipeline,
         leading_space,
         named,

@@ -83,25 +83,3 @@ impl Pattern {
         }
     }
 }
-
-impl tokenizers::tokenizer::pattern::Pattern for &Pattern {
-    /// Returns the matches and the text between them, for stages that run in the `tokenizers` crate.
-    fn find_matches(&self, inside: &str) -> tokenizers::Result<Vec<(tokenizers::Offsets, bool)>> {
-        if inside.is_empty() {
-            return Ok(vec![((0, 0), false)]);
-        }
-        let mut parts = Vec::new();
-        let mut gap = 0;
-        self.for_each_match(inside, &mut |found| {
-            if gap != found.start {
-                parts.push(((gap, found.start), false));
-            }
-            parts.push(((found.start, found.end), true));
-            gap = found.end;
-        });
-        if gap != inside.len() {
-            parts.push(((gap, inside.len()), false));
-        }
-        Ok(parts)
-    }
-}

@@ -1,9 +1,10 @@
 //! The tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json for the names of special tokens.
 //!
-//! Vocabulary, merges and scores go into our own models, which keep text from becoming a control token. Normalizers and
-//! pre-tokenizers without a fast implementation here run in the `tokenizers` crate ([`stages`]).
+//! Vocabulary, merges and scores go into our own models, which keep text from becoming a control token. [`stages`]
+//! reads the parts around them.
 
-mod charsmap_check;
+#[cfg(test)]
+mod reference_tests;
 mod stages;
 
 use pellucid_checkpoint::HuggingFace;

@@ -1,88 +1,106 @@
 //! The stages of a tokenizer.json around the model: normalizer, pre-tokenizer, post-processor, decoder.
 //!
-//! A stage whose steps are all known runs in this crate; any other runs in the `tokenizers` crate as a whole.
+//! Pre-tokenizers of well-known models become stages with a scanner; any other list becomes general steps.
 
 use serde_json::Value;
-use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
-use super::{charsmap_check, wrong};
-use crate::algorithms::normalize::{MAX_GROWTH, Normalizer, Rewrite, TracedRewrite};
+use super::wrong;
+use crate::algorithms::normalize::{CharacterMap, MAX_GROWTH, Normalizer, Rewrite};
 use crate::algorithms::pattern::Pattern;
-use crate::algorithms::pipeline::{ForeignStep, PreTokenizer, Prepend, SpaceRule};
-use crate::algorithms::pretokenize::{GPT2, Stage};
+use crate::algorithms::pipeline::{PreTokenizer, SpaceRule};
+use crate::algorithms::pretokenize::{Behavior, Delimiter, GPT2, Prepend, Stage, Step};
+use crate::algorithms::reference_classes::{nonspacing_marks, punctuation};
 use crate::error::Error;
 use crate::tokenizer::{LeadingSpace, NamedIds};
 use crate::vocabulary::{METASPACE, Vocabulary};
 
 /// Returns the steps of a stage: those of a `Sequence` under `key`, flattened, or the stage itself; none for null.
-fn flatten<'v>(part: &'v Value, key: &str) -> Vec<&'v Value> {
+pub(super) fn flatten<'v>(part: &'v Value, key: &str) -> Vec<&'v Value> {
     match part["type"].as_str() {
-        None => Vec::new(),
+        None if part.is_null() => Vec::new(),
         Some("Sequence") => part[key].as_array().into_iter().flatten().flat_map(|inner| flatten(inner, key)).collect(),
-        Some(_) => vec![part],
+        _ => vec![part],
     }
 }
 
-pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
-    if part.is_null() {
-        return Ok(Normalizer::default());
+/// Maximum steps of a normalizer or a pre-tokenizer. Known files have at most 6; each takes time for every text, and
+/// stack.
+const MAX_STEPS: usize = 64;
+
+fn listed_steps<'v>(part: &'v Value, name: &str, key: &str) -> Result<Vec<&'v Value>, Error> {
+    let steps = flatten(part, key);
+    if steps.len() > MAX_STEPS {
+        let expected = format!("at most {MAX_STEPS} steps");
+        return Err(Error::invalid(format!("tokenizer.json: {name}"), expected, steps.len()));
     }
+    Ok(steps)
+}
+
+pub(super) fn normalizer(part: &Value) -> Result<Normalizer, Error> {
     let mut rewrites = Vec::new();
-    let mut traced = Vec::new();
     let mut total_growth = 1;
-    for step in flatten(part, "normalizers") {
+    for step in listed_steps(part, "normalizer", "normalizers")? {
         total_growth = growth(step).saturating_mul(total_growth);
         if total_growth > MAX_GROWTH {
             let expected = format!("replacements that lengthen a text by at most a factor of {MAX_GROWTH}");
             return Err(wrong("normalizer", &expected, step));
         }
-        if step["type"] == "Precompiled"
-            && let Err(reason) = charsmap_check::check(step["precompiled_charsmap"].as_str().unwrap_or_default())
-        {
-            return Err(Error::invalid(
-                "tokenizer.json: normalizer.precompiled_charsmap",
-                "a valid character map",
-                reason,
-            ));
-        }
-        rewrites.push(match step["type"].as_str() {
-            Some("NFC") => Rewrite::Nfc,
+        let flag = |name: &str| match step[name].as_bool() {
+            Some(flag) => Ok(flag),
+            None => Err(wrong(&format!("normalizer.{name}"), "true or false", &step[name])),
+        };
+        match step["type"].as_str() {
+            Some("NFC") => rewrites.push(Rewrite::Nfc),
+            Some("NFD") => rewrites.push(Rewrite::Nfd),
+            Some("NFKC") => rewrites.push(Rewrite::Nfkc),
+            Some("NFKD") => rewrites.push(Rewrite::Nfkd),
+            Some("Lowercase") => rewrites.push(Rewrite::Lowercase),
+            Some("StripAccents") => rewrites.push(Rewrite::RemoveMarks),
+            Some("Strip") => {
+                rewrites.push(Rewrite::Strip { left: flag("strip_left")?, right: flag("strip_right")? });
+            }
+            Some("Nmt") => rewrites.push(Rewrite::Nmt),
+            Some("Precompiled") => {
+                let map = CharacterMap::new(step["precompiled_charsmap"].as_str().unwrap_or_default());
+                let key = "tokenizer.json: normalizer.precompiled_charsmap";
+                let map = map.map_err(|reason| Error::invalid(key, "a valid character map", reason))?;
+                rewrites.push(Rewrite::Map(map));
+            }
             Some("Prepend") => match step["prepend"].as_str() {
-                Some(text) => Rewrite::Prepend(text.to_owned()),
+                Some(text) => rewrites.push(Rewrite::Prepend(text.to_owned())),
                 None => return Err(wrong("normalizer.prepend", "a string", &step["prepend"])),
             },
-            Some("Replace") => match (step["pattern"]["String"].as_str(), step["content"].as_str()) {
-                (Some(from), Some(to)) if !from.is_empty() => Rewrite::Replace { from: from.into(), to: to.into() },
-                _ => match replace_pattern(step)? {
-                    Some((pattern, to)) => Rewrite::ReplacePattern { pattern, to },
-                    None => Rewrite::Foreign(foreign_normalizer(step)?),
-                },
-            },
-            Some("ByteLevel") => return Err(wrong("normalizer", "no ByteLevel (it belongs to pre_tokenizer)", step)),
-            _ => Rewrite::Foreign(foreign_normalizer(step)?),
-        });
-        traced.push(match rewrites.last() {
-            Some(Rewrite::ReplacePattern { pattern, to }) => {
-                TracedRewrite::ReplacePattern { pattern: pattern.clone(), to: to.clone() }
+            Some("Replace") => rewrites.push(replacement(step)?),
+            Some("BertNormalizer" | "Bert") => {
+                let lowercase = flag("lowercase")?;
+                let strips_accents = step["strip_accents"].as_bool().unwrap_or(lowercase);
+                rewrites.extend(flag("clean_text")?.then_some(Rewrite::CleanText));
+                rewrites.extend(flag("handle_chinese_chars")?.then_some(Rewrite::SpaceChinese));
+                if strips_accents {
+                    rewrites.extend([Rewrite::Nfd, Rewrite::Remove(nonspacing_marks())]);
+                }
+                rewrites.extend(lowercase.then_some(Rewrite::Lowercase));
             }
-            _ => TracedRewrite::Reference(foreign_normalizer(step)?),
-        });
+            Some("ByteLevel") => return Err(wrong("normalizer", "no ByteLevel (it belongs to pre_tokenizer)", step)),
+            _ => return Err(wrong("normalizer", "a known normalizer", step)),
+        }
     }
-    Ok(Normalizer { rewrites, traced: Some(traced) })
+    Ok(Normalizer { rewrites })
 }
 
-fn foreign_normalizer(step: &Value) -> Result<NormalizerWrapper, Error> {
-    serde_json::from_value(step.clone())
-        .map_err(|error| Error::invalid("tokenizer.json: normalizer", "a known normalizer", error))
-}
-
-/// Returns the pattern and the replacement of a `Replace` with a regular expression.
-fn replace_pattern(step: &Value) -> Result<Option<(Pattern, String)>, Error> {
-    let Some(pattern) = step["pattern"]["Regex"].as_str() else { return Ok(None) };
-    let Some(content) = step["content"].as_str() else {
+fn replacement(step: &Value) -> Result<Rewrite, Error> {
+    let Some(to) = step["content"].as_str() else {
         return Err(wrong("normalizer.content", "a string", &step["content"]));
     };
-    Ok(Some((Pattern::new("tokenizer.json: normalizer pattern", pattern)?, content.to_owned())))
+    let to = to.to_owned();
+    let pattern = &step["pattern"];
+    match (pattern["String"].as_str(), pattern["Regex"].as_str()) {
+        (Some(from), _) => Ok(Rewrite::Replace { from: from.to_owned(), to }),
+        (_, Some(text)) => {
+            Ok(Rewrite::ReplacePattern { pattern: Pattern::new("tokenizer.json: normalizer pattern", text)?, to })
+        }
+        _ => Err(wrong("normalizer.pattern", "a String or a Regex", pattern)),
+    }
 }
 
 /// Returns the maximum factor by which a step lengthens a text. A `Prepend` adds to a text only once, and the steps
@@ -111,47 +129,90 @@ pub(super) struct Cuts {
 }
 
 pub(super) fn pre_tokenizer(part: &Value, normalizer: &Value) -> Result<Cuts, Error> {
-    let steps = flatten(part, "pretokenizers");
+    let steps = listed_steps(part, "pre_tokenizer", "pretokenizers")?;
     let byte_level = steps.iter().any(|step| step["type"] == "ByteLevel");
-    // The `tokenizers` crate divides by this length.
-    if let Some(step) = steps.iter().find(|step| step["type"] == "FixedLength" && step["length"] == 0) {
-        return Err(wrong("pre_tokenizer.length", "1 or more", &step["length"]));
-    }
     if let Some(cuts) = recognize(&steps, normalizer)? {
         return Ok(Cuts { cuts, byte_level });
     }
-    let steps = steps.iter().map(|step| foreign_steps(step)).collect::<Result<Vec<_>, _>>()?;
-    let cuts = PreTokenizer::Foreign { steps: steps.into_iter().flatten().collect(), spelled: byte_level };
-    Ok(Cuts { cuts, byte_level })
+    let mut general = Vec::new();
+    let mut total_growth = 1;
+    for step in steps {
+        let more = general_steps(step)?;
+        total_growth = more.iter().fold(total_growth, |growth: usize, step| growth.saturating_mul(step.max_growth()));
+        if total_growth > MAX_GROWTH {
+            let expected = format!("steps that lengthen a text by at most a factor of {MAX_GROWTH}");
+            return Err(wrong("pre_tokenizer", &expected, step));
+        }
+        general.extend(more);
+    }
+    Ok(Cuts { cuts: PreTokenizer::General { steps: general, spelled: byte_level }, byte_level })
 }
 
-/// Returns a step as the `tokenizers` crate runs it, with a pattern of this crate in place of its own.
-fn foreign_steps(step: &Value) -> Result<Vec<ForeignStep>, Error> {
-    let reference = |step: &Value| -> Result<ForeignStep, Error> {
-        let parsed = serde_json::from_value(step.clone());
-        let parsed =
-            parsed.map_err(|error| Error::invalid("tokenizer.json: pre_tokenizer", "a known pre-tokenizer", error))?;
-        Ok(ForeignStep::Reference(Box::new(parsed)))
+/// Words, and runs of other characters that are not white space.
+const WORDS: &str = r"\w+|[^\w\s]+";
+
+/// Returns a pre-tokenizer of the file as steps.
+pub(super) fn general_steps(step: &Value) -> Result<Vec<Step>, Error> {
+    let flag = |name: &str, usual: bool| step[name].as_bool().unwrap_or(usual);
+    let at = |delimiter: Delimiter, behavior: Behavior| Step::Split { delimiter, behavior, invert: false };
+    let pattern = |text: &str| Pattern::new("tokenizer.json: pre_tokenizer pattern", text).map(Delimiter::Pattern);
+    let behavior = |usual: Option<Behavior>| match (step["behavior"].as_str(), usual) {
+        (Some(name), _) => Behavior::named(name),
+        (None, usual) => usual.filter(|_| step["behavior"].is_null()),
     };
-    match (step["type"].as_str(), step["pattern"]["Regex"].as_str()) {
-        (Some("Split"), Some(pattern)) => {
-            let pattern = Pattern::new("tokenizer.json: pre_tokenizer pattern", pattern)?;
-            let Ok(behavior) = serde_json::from_value::<SplitDelimiterBehavior>(step["behavior"].clone()) else {
-                return Err(wrong("pre_tokenizer.behavior", "a known behavior", &step["behavior"]));
+    let behavior =
+        |usual| behavior(usual).ok_or_else(|| wrong("pre_tokenizer.behavior", "a known behavior", &step["behavior"]));
+    let one_char = |name: &str| {
+        let mut chars = step[name].as_str().unwrap_or_default().chars();
+        match (chars.next(), chars.next()) {
+            (Some(c), None) => Ok(c),
+            _ => Err(wrong(&format!("pre_tokenizer.{name}"), "one character", &step[name])),
+        }
+    };
+    Ok(match step["type"].as_str() {
+        Some("ByteLevel") => {
+            let mut steps = Vec::new();
+            steps.extend(flag("add_prefix_space", true).then_some(Step::PrefixSpace));
+            if flag("use_regex", true) {
+                steps.push(at(pattern(GPT2)?, Behavior::Isolated));
+            }
+            steps.push(Step::SpellBytes);
+            steps
+        }
+        Some("Split") => {
+            let delimiter = match (step["pattern"]["String"].as_str(), step["pattern"]["Regex"].as_str()) {
+                (Some(text), _) => Delimiter::Text(text.to_owned()),
+                (_, Some(text)) => pattern(text)?,
+                _ => return Err(wrong("pre_tokenizer.pattern", "a String or a Regex", &step["pattern"])),
             };
-            let invert = step["invert"].as_bool().unwrap_or(false);
-            Ok(vec![ForeignStep::Split { pattern, behavior, invert }])
+            vec![Step::Split { delimiter, behavior: behavior(None)?, invert: flag("invert", false) }]
         }
-        (Some("ByteLevel"), _) if step["use_regex"].as_bool().unwrap_or(true) => {
-            let prefix = step["add_prefix_space"].as_bool().unwrap_or(true);
-            let pattern = Pattern::new("pre-tokenizer pattern", GPT2)?;
-            let mut bytes_only = step.clone();
-            bytes_only["use_regex"] = false.into();
-            bytes_only["add_prefix_space"] = false.into();
-            Ok(vec![ForeignStep::PrefixAndSplit { prefix, pattern }, reference(&bytes_only)?])
+        Some("Whitespace") => {
+            vec![Step::Split { delimiter: pattern(WORDS)?, behavior: Behavior::Removed, invert: true }]
         }
-        _ => Ok(vec![reference(step)?]),
-    }
+        Some("WhitespaceSplit") => vec![at(Delimiter::Class(char::is_whitespace), Behavior::Removed)],
+        Some("BertPreTokenizer") => vec![
+            at(Delimiter::Class(char::is_whitespace), Behavior::Removed),
+            at(Delimiter::Set(punctuation()), Behavior::Isolated),
+        ],
+        Some("Digits") => {
+            let behavior = if flag("individual_digits", false) { Behavior::Isolated } else { Behavior::Contiguous };
+            vec![at(Delimiter::Class(char::is_numeric), behavior)]
+        }
+        Some("Punctuation") => vec![at(Delimiter::Set(punctuation()), behavior(Some(Behavior::Isolated))?)],
+        Some("CharDelimiterSplit") => vec![at(Delimiter::Char(one_char("delimiter")?), Behavior::Removed)],
+        Some("Metaspace") => {
+            let (mark, prepend) = (one_char("replacement")?, prepend_scheme(step));
+            vec![Step::Metaspace { mark, prepend, split: flag("split", true) }]
+        }
+        Some("UnicodeScripts") => vec![Step::Scripts],
+        Some("FixedLength") => match (&step["length"], step["length"].as_u64()) {
+            (Value::Null, _) => vec![Step::FixedLength(5)],
+            (_, Some(length @ 1..)) => vec![Step::FixedLength(usize::try_from(length).unwrap_or(usize::MAX))],
+            (found, _) => return Err(wrong("pre_tokenizer.length", "1 or more", found)),
+        },
+        _ => return Err(wrong("pre_tokenizer", "a known pre-tokenizer", step)),
+    })
 }
 
 /// Returns the pre-tokenizer of this crate for a list of steps, or `None` if a step is unknown.
@@ -166,7 +227,7 @@ fn recognize(steps: &[&Value], normalizer: &Value) -> Result<Option<PreTokenizer
             Some("ByteLevel") if !spelled => {
                 spelled = true;
                 if flag("add_prefix_space", true) {
-                    // After other steps, the space goes before every piece; only the `tokenizers` crate does that.
+                    // After other steps, the space goes before every piece; only the general steps do that.
                     if index > 0 {
                         return Ok(None);
                     }
