@@ -22,7 +22,7 @@ pub enum Error {
     Invalid { key: String, expected: String, found: String },
 
     /// Not the fault of the text: it may succeed later.
-    #[error("there is not enough memory to encode a text of {bytes} bytes now; try again later")]
+    #[error("there is not enough memory for a text of {bytes} bytes now; try again later")]
     OutOfMemory { bytes: usize },
 
     #[error("chat template does not compile: {0}")]

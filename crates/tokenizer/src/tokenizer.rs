@@ -299,7 +299,10 @@ impl Tokenizer {
             if segment.trusted {
                 match ranges.last_mut() {
                     Some(last) if last.end == start => last.end = text.len(),
-                    _ => ranges.push(start..text.len()),
+                    _ => {
+                        ranges.try_reserve(1).map_err(|_| Error::OutOfMemory { bytes })?;
+                        ranges.push(start..text.len());
+                    }
                 }
             }
         }
@@ -381,13 +384,42 @@ impl Tokenizer {
 
     /// Decodes ids to bytes. Ids past the vocabulary produce nothing. The space that encoding inserts before a text is
     /// removed, as the reference does.
+    ///
+    /// # Panics
+    ///
+    /// If there is no memory for the bytes.
     pub fn decode_bytes(&self, ids: &[u32], skip_control: bool) -> Vec<u8> {
+        self.try_decode_bytes(ids, skip_control).expect(ENOUGH_MEMORY)
+    }
+
+    fn try_decode_bytes(&self, ids: &[u32], skip_control: bool) -> Result<Vec<u8>, TryReserveError> {
         let mut bytes = Vec::new();
         let mut start = true;
         for &id in ids {
-            bytes.extend_from_slice(&self.decode_token(id, skip_control, &mut start));
+            let token = self.decode_token(id, skip_control, &mut start);
+            bytes.try_reserve(token.len())?;
+            bytes.extend_from_slice(&token);
         }
-        bytes
+        Ok(bytes)
+    }
+
+    /// Decodes ids as [`Tokenizer::decode`] does; fails with [`Error::OutOfMemory`] if there is no memory for the text.
+    pub fn try_decode(&self, ids: &[u32], skip_control: bool) -> Result<String, Error> {
+        let decode = || {
+            let bytes = match String::from_utf8(self.try_decode_bytes(ids, skip_control)?) {
+                Ok(text) => return Ok(text),
+                Err(error) => error.into_bytes(),
+            };
+            let mut text = String::new();
+            for chunk in bytes.utf8_chunks() {
+                let replacement = if chunk.invalid().is_empty() { "" } else { "\u{FFFD}" };
+                text.try_reserve(chunk.valid().len() + replacement.len())?;
+                text.push_str(chunk.valid());
+                text.push_str(replacement);
+            }
+            Ok(text)
+        };
+        decode().map_err(|_: TryReserveError| Error::OutOfMemory { bytes: ids.len() * size_of::<u32>() })
     }
 
     /// Decodes ids to text, with U+FFFD for bytes that are not UTF-8.

@@ -69,6 +69,19 @@ impl Drop for Held {
     }
 }
 
+/// Makes room for `more` values; fails if the system has no memory for them.
+pub(super) fn reserve_exact<T>(values: &mut Vec<T>, more: usize) -> Outcome<()> {
+    let reserved = values.try_reserve_exact(more);
+    reserved.map_err(|_| Failure::out_of_memory(more.saturating_mul(size_of::<T>())))
+}
+
+/// Returns an empty list with room for `capacity` values.
+pub(super) fn with_capacity<T>(capacity: usize) -> Outcome<Vec<T>> {
+    let mut values = Vec::new();
+    reserve_exact(&mut values, capacity)?;
+    Ok(values)
+}
+
 pub(super) struct Budget<'c> {
     work_left: Cell<u64>,
     next_poll: Cell<u64>,

@@ -16,6 +16,10 @@ pub(super) enum Kind {
     TooLarge {
         limit: usize,
     },
+    /// The system has no memory for `bytes` more bytes.
+    OutOfMemory {
+        bytes: usize,
+    },
     Cancelled,
 }
 
@@ -32,6 +36,11 @@ impl Failure {
         Failure::new(Kind::Message(message.into()))
     }
 
+    /// Returns the failure of an allocation that the system refused.
+    pub(super) fn out_of_memory(bytes: usize) -> Failure {
+        Failure::new(Kind::OutOfMemory { bytes })
+    }
+
     /// Sets the line, unless an inner statement did.
     pub(super) fn at(mut self, line: u32) -> Failure {
         self.0.1.get_or_insert(line);
@@ -44,6 +53,7 @@ impl Failure {
             Kind::Message(message) | Kind::Refused(message) => message.as_str(),
             Kind::TooSlow { .. } => "too much work",
             Kind::TooLarge { .. } => "too much memory",
+            Kind::OutOfMemory { .. } => "out of memory",
             Kind::Cancelled => "cancelled",
         };
         match self.0.1 {
@@ -57,6 +67,7 @@ impl Failure {
             Kind::Refused(message) => Error::TemplateRefused(message),
             Kind::TooSlow { limit } => Error::TemplateTooSlow { limit },
             Kind::TooLarge { limit } => Error::TemplateTooLarge { limit },
+            Kind::OutOfMemory { bytes } => Error::OutOfMemory { bytes },
             Kind::Cancelled => Error::Cancelled,
             Kind::Message(_) => Error::TemplateRender(self.describe()),
         }

@@ -29,9 +29,9 @@ use std::fmt;
 
 use serde_json::Value as Json;
 
-use self::budget::Budget;
+use self::budget::{Budget, with_capacity};
 use self::evaluate::Evaluator;
-use self::failure::Outcome;
+use self::failure::{Failure, Outcome};
 use self::syntax::Program;
 use self::value::{Builtin, Dict, Value};
 use super::{Conversation, Segment};
@@ -71,7 +71,7 @@ impl Template {
         limits: RenderLimits<'_>,
     ) -> Result<Vec<Segment>, Error> {
         let budget = Budget::new(limits);
-        self.run(conversation, tokens, &budget).map_err(failure::Failure::into_render_error)
+        self.run(conversation, tokens, &budget).map_err(Failure::into_render_error)
     }
 
     fn run(
@@ -81,11 +81,17 @@ impl Template {
         budget: &Budget<'_>,
     ) -> Outcome<Vec<Segment>> {
         let evaluator = self.prepare(conversation, tokens, budget)?;
-        let (text, parts) = evaluator.run()?.into_parts();
+        let (text, parts) = evaluator.run()?.into_parts()?;
         budget.charge_bytes(text.len())?;
-        let segment =
-            |(range, trusted): (std::ops::Range<usize>, bool)| Segment { text: text[range].to_owned(), trusted };
-        Ok(parts.into_iter().map(segment).collect())
+        let mut segments = with_capacity(parts.len())?;
+        for (range, trusted) in parts {
+            let mut bytes = with_capacity(range.len())?;
+            bytes.extend_from_slice(text[range].as_bytes());
+            // A run ends where a whole piece of text was appended.
+            let text = String::from_utf8(bytes).map_err(|_| Failure::error("a character was cut in two"))?;
+            segments.push(Segment { text, trusted });
+        }
+        Ok(segments)
     }
 
     /// Returns an evaluator with all variables of the conversation that the template reads.
@@ -130,13 +136,13 @@ impl Template {
 /// Returns the messages. Their roles are trusted, because they were checked against a list: templates make control
 /// tokens of them.
 fn messages(messages: &[Json], budget: &Budget<'_>) -> Outcome<Value> {
-    let mut values = Vec::with_capacity(messages.len());
+    let mut values = with_capacity(messages.len())?;
     for message in messages {
         let Json::Object(fields) = message else {
             values.push(from_json(message, budget)?);
             continue;
         };
-        let mut entries = Vec::with_capacity(fields.len());
+        let mut entries = with_capacity(fields.len())?;
         for (name, value) in fields {
             let key = Value::text(name, false, budget)?;
             let value = match value {
@@ -165,11 +171,14 @@ fn from_json(json: &Json, budget: &Budget<'_>) -> Outcome<Value> {
         },
         Json::String(text) => Value::text(text, false, budget)?,
         Json::Array(items) => {
-            let values = items.iter().map(|item| from_json(item, budget)).collect::<Outcome<Vec<Value>>>()?;
+            let mut values = with_capacity(items.len())?;
+            for item in items {
+                values.push(from_json(item, budget)?);
+            }
             Value::list(values, budget)?
         }
         Json::Object(fields) => {
-            let mut entries = Vec::with_capacity(fields.len());
+            let mut entries = with_capacity(fields.len())?;
             for (name, value) in fields {
                 entries.push((Value::text(name, false, budget)?, from_json(value, budget)?));
             }

@@ -8,7 +8,7 @@ use std::cell::{Ref, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::budget::{Budget, Held};
+use super::budget::{Budget, Held, reserve_exact};
 use super::failure::{Failure, Outcome};
 
 /// Consecutive bytes of one origin, up to `end`.
@@ -37,7 +37,8 @@ impl Buffer {
         if len > self.text.capacity() {
             let capacity = len.max(self.text.capacity() * 2);
             self.hold(capacity, self.runs.capacity())?;
-            self.text.reserve_exact(capacity - self.text.len());
+            let more = capacity - self.text.len();
+            self.text.try_reserve_exact(more).map_err(|_| Failure::out_of_memory(more))?;
         }
         self.text.push_str(text);
         match self.runs.last_mut() {
@@ -46,7 +47,8 @@ impl Buffer {
                 if self.runs.len() == self.runs.capacity() {
                     let capacity = (self.runs.capacity() * 2).max(1);
                     self.hold(self.text.capacity(), capacity)?;
-                    self.runs.reserve_exact(capacity - self.runs.len());
+                    let more = capacity - self.runs.len();
+                    reserve_exact(&mut self.runs, more)?;
                 }
                 self.runs.push(Run { end, trusted });
             }
@@ -203,8 +205,10 @@ impl<'b, 'c> TextBuilder<'b, 'c> {
     }
 
     /// Takes the text out, with the origin of its parts as ranges of bytes.
-    pub(super) fn into_parts(self) -> (String, Vec<(Range<usize>, bool)>) {
-        let parts = self.buffer.parts(0..self.buffer.text.len()).collect();
-        (self.buffer.text, parts)
+    pub(super) fn into_parts(self) -> Outcome<(String, Vec<(Range<usize>, bool)>)> {
+        let mut parts = Vec::new();
+        reserve_exact(&mut parts, self.buffer.runs.len())?;
+        parts.extend(self.buffer.parts(0..self.buffer.text.len()));
+        Ok((self.buffer.text, parts))
     }
 }
