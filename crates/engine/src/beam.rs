@@ -12,7 +12,7 @@
 
 use pellucid_sampling::StepKind;
 
-use crate::{Error, Request};
+use crate::{Error, Request, fallible};
 
 /// Parameters of a beam search.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -125,7 +125,7 @@ impl BeamSearch {
     }
 
     /// Takes the logits of every running beam and returns the beams of the next step; `None` when the search is over.
-    pub(crate) fn advance(&mut self, logits: &[&[f32]]) -> Option<Vec<Continuation>> {
+    pub(crate) fn advance(&mut self, logits: &[&[f32]]) -> Result<Option<Vec<Continuation>>, Error> {
         assert_eq!(logits.len(), self.running.len(), "one row of logits for each beam");
         self.num_steps += 1;
         let width = self.params.width;
@@ -136,8 +136,7 @@ impl BeamSearch {
         let (ended, continuing): (Vec<(usize, BeamCandidate)>, Vec<_>) =
             kept.iter().copied().enumerate().partition(|(_, candidate)| ends(candidate));
         for (_, candidate) in ended.iter().filter(|(rank, _)| *rank < width) {
-            let mut ids = self.running[candidate.beam].ids.clone();
-            ids.push(candidate.token);
+            let ids = self.extended(candidate)?;
             self.finished.push(Beam { ids, score: self.score(candidate.total, self.num_steps) });
         }
         // A stable sort: of equal scores, the one that finished first stays ahead.
@@ -146,16 +145,21 @@ impl BeamSearch {
 
         let next: Vec<BeamCandidate> = continuing.into_iter().map(|(_, candidate)| candidate).take(width).collect();
         if is_last || next.is_empty() || !self.can_improve(next[0].total) {
-            return None;
+            return Ok(None);
         }
-        self.running = (next.iter())
-            .map(|candidate| {
-                let mut ids = self.running[candidate.beam].ids.clone();
-                ids.push(candidate.token);
-                RunningBeam { ids, total: candidate.total }
-            })
-            .collect();
-        Some(next.iter().map(|c| Continuation { parent: c.beam, token: c.token }).collect())
+        let running =
+            next.iter().map(|candidate| Ok(RunningBeam { ids: self.extended(candidate)?, total: candidate.total }));
+        self.running = running.collect::<Result<_, Error>>()?;
+        Ok(Some(next.iter().map(|c| Continuation { parent: c.beam, token: c.token }).collect()))
+    }
+
+    /// Returns the tokens of a beam with those of a candidate that continues it.
+    fn extended(&self, candidate: &BeamCandidate) -> Result<Vec<u32>, Error> {
+        let before = &self.running[candidate.beam].ids;
+        let mut ids = fallible::with_capacity(before.len() + 1)?;
+        ids.extend_from_slice(before);
+        ids.push(candidate.token);
+        Ok(ids)
     }
 
     /// Returns the best finished beams. If the search was ended early, running beams fill up to `num_returned`.

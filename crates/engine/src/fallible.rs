@@ -27,6 +27,24 @@ pub fn push<T>(values: &mut Vec<T>, value: T) -> Result<(), Error> {
     Ok(())
 }
 
+/// Adds the values of another list, or takes that list if there are none yet.
+pub fn extend<T>(values: &mut Vec<T>, mut more: Vec<T>) -> Result<(), Error> {
+    if values.is_empty() {
+        *values = more;
+        return Ok(());
+    }
+    reserve(values, more.len())?;
+    values.append(&mut more);
+    Ok(())
+}
+
+/// Adds a value to a queue.
+pub fn push_back<T>(values: &mut std::collections::VecDeque<T>, value: T) -> Result<(), Error> {
+    values.try_reserve(1).map_err(|_| out_of_memory())?;
+    values.push_back(value);
+    Ok(())
+}
+
 /// Returns a copy of a list.
 pub fn copy_of<T: Clone>(values: &[T]) -> Result<Vec<T>, Error> {
     let mut copy = with_capacity(values.len())?;

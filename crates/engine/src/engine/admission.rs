@@ -7,10 +7,10 @@ use std::cmp::Reverse;
 use std::time::Instant;
 
 use super::{Engine, Overcommit};
-use crate::Event;
 use crate::kv_cache::{OutOfBlocks, TenantId};
 use crate::scheduler::{Contender, next_tenant, tenant_to_preempt};
 use crate::sequence_group::{GroupId, SequenceGroup};
+use crate::{Event, fallible};
 
 /// The result of an attempt to start a request.
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ impl Engine {
 
     /// Puts a request into its tenant's queue: the higher priority first, then the earlier id. A preempted request
     /// keeps its id.
-    pub(super) fn enqueue(&mut self, id: GroupId, group: SequenceGroup) {
+    pub(super) fn enqueue(&mut self, id: GroupId, mut group: SequenceGroup) {
         let tenant = group.tenant();
         let running = self.running.values().map(SequenceGroup::tenant);
         let present: Vec<TenantId> = running.chain(self.waiting.keys().copied()).collect();
@@ -64,6 +64,12 @@ impl Engine {
             self.served.arrive(tenant, present.into_iter());
         }
         let queue = self.waiting.entry(tenant).or_default();
+        if let Err(error) = fallible::reserve(queue, 1) {
+            self.waiting.retain(|_, queue| !queue.is_empty());
+            group.sink.send(Event::Failed(error));
+            self.stats.failed_requests += 1;
+            return;
+        }
         let index = queue.partition_point(|(other, waiting)| {
             (Reverse(waiting.request.priority), *other) < (Reverse(group.request.priority), id)
         });

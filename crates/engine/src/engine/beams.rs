@@ -24,7 +24,7 @@ impl Engine {
             return Err(pellucid_sampling::Error::NotANumber { token }.into());
         }
         let search = group.search.as_mut().expect("a beam search");
-        let next = search.advance(&rows);
+        let next = search.advance(&rows)?;
         let reservation = group.reservation.as_mut().expect("a running request has a reservation");
         // Each beam is one token longer, after the last step too.
         group.stats.output_tokens += next.as_ref().map_or(group.request.width(), Vec::len);

@@ -195,9 +195,9 @@ impl Engine {
                 sequence.history.push(choice.token);
                 group.stats.output_tokens += 1;
                 if holds_back {
-                    sequence.held.push(event)
+                    fallible::push(&mut sequence.held, event)?;
                 } else {
-                    group.sink.hold(Event::Token(event))
+                    group.sink.hold(Event::Token(event));
                 }
                 finish = sequence.finish_at_limit(&group.request, context_len);
             }
