@@ -8,6 +8,7 @@ pub(crate) mod drain;
 pub(crate) mod error;
 pub(crate) mod fields;
 pub(crate) mod json;
+mod json_parser;
 pub(crate) mod listen;
 pub(crate) mod long_text;
 pub(crate) mod route_table;
