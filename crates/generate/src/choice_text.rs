@@ -40,22 +40,13 @@ impl Delta {
         self.text.is_empty() && self.tokens.is_empty() && self.traces.is_empty() && self.finish.is_none()
     }
 
-    /// Adds the next piece of the same choice.
-    pub fn append(&mut self, next: Delta) {
-        self.text.push_str(&next.text);
-        self.tokens.extend(next.tokens);
-        self.traces.extend(next.traces);
+    /// Adds the next piece of the same choice; fails if there is no memory for it.
+    pub fn append(&mut self, next: Delta) -> Result<(), Error> {
+        fallible::append(&mut self.text, &next.text)?;
+        fallible::extend(&mut self.tokens, next.tokens)?;
+        fallible::extend(&mut self.traces, next.traces)?;
         self.finish = next.finish.or(self.finish.take());
         self.score = next.score.or(self.score);
-    }
-
-    /// Adds the next piece as [`Delta::append`] does; fails if there is no memory for it.
-    pub fn try_append(&mut self, next: Delta) -> Result<(), Error> {
-        let has_text = self.text.try_reserve(next.text.len());
-        has_text.map_err(|_| fallible::out_of_memory())?;
-        fallible::reserve(&mut self.tokens, next.tokens.len())?;
-        fallible::reserve(&mut self.traces, next.traces.len())?;
-        self.append(next);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ pub enum Error {
     NoChatTemplate,
     /// The template does not render the conversation.
     #[error(transparent)]
-    Template(#[from] pellucid_tokenizer::Error),
+    Template(pellucid_tokenizer::Error),
     /// There is not enough memory to make the prompt.
     #[error("there is not enough memory for this prompt now; try again later")]
     OutOfMemory,
@@ -20,4 +20,13 @@ pub enum Error {
         /// The limit, in tokens.
         context_len: usize,
     },
+}
+
+impl From<pellucid_tokenizer::Error> for Error {
+    fn from(error: pellucid_tokenizer::Error) -> Error {
+        match error {
+            pellucid_tokenizer::Error::OutOfMemory { .. } => Error::OutOfMemory,
+            error => Error::Template(error),
+        }
+    }
 }

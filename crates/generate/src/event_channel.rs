@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use pellucid_engine::{Control, Event, EventSink};
+use pellucid_engine::{Control, Event, EventSink, fallible};
 
 /// Events that a reader may be behind before its requests are held up. A step adds at most two for each sequence of a
 /// request. (The replies of `best_of` arrive all at once; the request's own limits bound them.)
@@ -33,6 +33,8 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     events: VecDeque<PromptEvent>,
+    /// Prompt of the first event for which there was no memory. It and later ones are lost, and the generation fails.
+    lost: Option<usize>,
     /// Sinks that the engine still holds.
     num_sinks: usize,
     /// The async task that waits for an event.
@@ -64,6 +66,7 @@ impl Shared {
 pub(crate) fn channel(num_prompts: usize, reports_progress: bool) -> (Vec<Sink>, EventReceiver) {
     let state = State {
         events: VecDeque::new(),
+        lost: None,
         num_sinks: num_prompts,
         waker: None,
         controls: vec![VecDeque::new(); num_prompts],
@@ -91,8 +94,15 @@ impl EventSink for Sink {
         if !self.reports_progress && matches!(event, Event::PromptProgress { .. }) {
             return;
         }
-        self.shared.backlog.fetch_add(1, Ordering::Relaxed);
-        self.shared.notify(|state| state.events.push_back((self.prompt, event)));
+        self.shared.notify(|state| {
+            // The replies of `best_of` arrive all at once, so this may grow with the request.
+            if state.lost.is_none() && state.events.try_reserve(1).is_ok() {
+                self.shared.backlog.fetch_add(1, Ordering::Relaxed);
+                state.events.push_back((self.prompt, event));
+            } else {
+                state.lost.get_or_insert(self.prompt);
+            }
+        });
     }
 
     fn is_open(&self) -> bool {
@@ -169,8 +179,11 @@ impl EventReceiver {
                 self.shared.backlog.fetch_sub(1, Ordering::Relaxed);
                 Poll::Ready(Some(event))
             }
-            None if state.num_sinks == 0 => Poll::Ready(None),
-            None => Poll::Pending,
+            None => match state.lost {
+                Some(prompt) => Poll::Ready(Some((prompt, Event::Failed(fallible::out_of_memory())))),
+                None if state.num_sinks == 0 => Poll::Ready(None),
+                None => Poll::Pending,
+            },
         }
     }
 }

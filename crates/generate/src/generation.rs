@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pellucid_engine::{Control, Error, Event, Request, RequestStats};
+use pellucid_engine::{Control, Error, Event, Request, RequestStats, fallible};
 
 use crate::event_channel::{EventReceiver, PromptEvent, channel};
 use crate::prompt_replies::PromptReplies;
@@ -94,7 +94,7 @@ impl Generation {
     /// Submits all prompts, or none. Never waits for the engine: a full queue is an error.
     pub fn submit(model: &LoadedModel, request: GenerationRequest) -> Result<Generation, Error> {
         let submitted = Instant::now();
-        let mut prompts: Vec<PromptReplies> = Vec::with_capacity(request.prompts.len());
+        let mut prompts: Vec<PromptReplies> = fallible::with_capacity(request.prompts.len())?;
         let mut num_choices = 0;
         for prompt in &request.prompts {
             let replies = PromptReplies::new(prompt, num_choices, &request.stop, &model.tokenizer, submitted)?;
@@ -102,8 +102,11 @@ impl Generation {
             prompts.push(replies);
         }
         let (sinks, receiver) = channel(prompts.len(), request.reports_progress);
-        let requests = request.prompts.into_iter().zip(sinks);
-        model.engine.submit_all(requests.map(|(prompt, sink)| (prompt.request, Box::new(sink) as _)).collect())?;
+        let mut requests = fallible::with_capacity(prompts.len())?;
+        for (prompt, sink) in request.prompts.into_iter().zip(sinks) {
+            requests.push((prompt.request, Box::new(sink) as _));
+        }
+        model.engine.submit_all(requests)?;
         let mut ready = VecDeque::new();
         for prompt in &mut prompts {
             ready.extend(prompt.opening()?.into_iter().map(GenerationEvent::Delta));
@@ -138,7 +141,7 @@ impl Generation {
         let mut replies: Vec<Delta> = (0..self.num_choices()).map(Delta::new).collect();
         for event in &mut self {
             if let GenerationEvent::Delta(delta) = event? {
-                replies[delta.choice].append(delta);
+                replies[delta.choice].append(delta)?;
             }
         }
         Ok((replies, self.summary()))
@@ -230,10 +233,10 @@ impl Generation {
     fn take(&mut self, prompt: usize, event: Event) -> Result<(), Error> {
         match event {
             Event::PromptProgress { computed, total } => {
-                self.ready.push_back(GenerationEvent::PromptProgress { prompt, computed, total });
+                fallible::push_back(&mut self.ready, GenerationEvent::PromptProgress { prompt, computed, total })?;
             }
             Event::ControlApplied { output_tokens } => {
-                self.ready.push_back(GenerationEvent::ControlApplied { prompt, output_tokens });
+                fallible::push_back(&mut self.ready, GenerationEvent::ControlApplied { prompt, output_tokens })?;
             }
             event => {
                 let choice = if let Event::Token(token) = &event { Some(token.choice) } else { None };
@@ -244,7 +247,7 @@ impl Generation {
                         self.receiver.control(prompt, Control::End { choice });
                     }
                     if !delta.is_empty() {
-                        self.ready.push_back(GenerationEvent::Delta(delta));
+                        fallible::push_back(&mut self.ready, GenerationEvent::Delta(delta))?;
                     }
                 }
             }

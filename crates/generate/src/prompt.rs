@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
 
-use pellucid_engine::fallible;
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, ROLES, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
@@ -71,26 +70,23 @@ impl<'m> PromptEncoder<'m> {
         let segments = self.render(prompt)?;
         let num_bytes = segments.iter().map(|segment| segment.text.len()).sum();
         self.check_length(num_bytes)?;
-        check_memory(num_bytes)?;
-        Ok(self.tokenizer.encode_segments(&segments))
+        Ok(self.tokenizer.try_encode_segments(&segments)?)
     }
 
     /// Returns the ids of a text to continue, after the ids that the model expects before every text.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.check_length(text.len())?;
-        check_memory(text.len())?;
-        let (prefix, ids) = (self.tokenizer.prefix(), self.tokenizer.encode(text));
-        let mut all = fallible::with_capacity(prefix.len() + ids.len()).map_err(|_| Error::OutOfMemory)?;
-        all.extend_from_slice(prefix);
-        all.extend_from_slice(&ids);
-        Ok(all)
+        let (prefix, mut ids) = (self.tokenizer.prefix(), self.tokenizer.try_encode(text)?);
+        ids.try_reserve(prefix.len()).map_err(|_| Error::OutOfMemory)?;
+        ids.splice(..0, prefix.iter().copied());
+        Ok(ids)
     }
 
     /// Returns a conversation as the template writes it.
     pub fn render(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<Segment>, Error> {
         let template = self.template.ok_or(Error::NoChatTemplate)?;
         let conversation = Conversation {
-            messages: &with_known_roles(prompt.messages, template),
+            messages: &with_known_roles(prompt.messages, template)?,
             add_generation_prompt: prompt.add_generation_prompt,
             extra: prompt.variables,
             now: Some((self.now)()),
@@ -138,16 +134,6 @@ impl<'m> PromptEncoder<'m> {
     }
 }
 
-/// Memory that the tokenizer takes for each byte of a text, while it normalizes, divides and merges it.
-const TOKENIZER_BYTES: usize = 24;
-
-/// Refuses a text for which the tokenizer would run out of memory. It cannot stop in the middle.
-pub(crate) fn check_memory(num_bytes: usize) -> Result<(), Error> {
-    let trial = fallible::with_capacity::<u8>(num_bytes.saturating_mul(TOKENIZER_BYTES));
-    // Otherwise the compiler may leave out an allocation that nothing uses.
-    std::hint::black_box(trial).map(drop).map_err(|_| Error::OutOfMemory)
-}
-
 /// Returns the bytes of a message's content: a text, or parts with texts.
 fn text_bytes(content: &Value) -> usize {
     match content {
@@ -158,14 +144,48 @@ fn text_bytes(content: &Value) -> usize {
 }
 
 /// Makes developer messages system messages where the template has no role `developer`.
-fn with_known_roles<'c>(messages: &'c [Value], template: &ChatTemplate) -> Cow<'c, [Value]> {
+fn with_known_roles<'c>(messages: &'c [Value], template: &ChatTemplate) -> Result<Cow<'c, [Value]>, Error> {
     let is_developer = |message: &Value| message["role"] == "developer";
     if template.quotes("developer") || !messages.iter().any(is_developer) {
-        return messages.into();
+        return Ok(messages.into());
     }
-    let mut messages = messages.to_vec();
-    for message in messages.iter_mut().filter(|message| is_developer(message)) {
-        message["role"] = "system".into();
+    let mut renamed = Vec::new();
+    renamed.try_reserve_exact(messages.len()).map_err(|_| Error::OutOfMemory)?;
+    for message in messages {
+        let mut copy = copy_of(message)?;
+        if is_developer(message) {
+            copy["role"] = "system".into();
+        }
+        renamed.push(copy);
     }
-    messages.into()
+    Ok(renamed.into())
+}
+
+/// Returns a copy of a JSON value. Its texts and lists may be as large as a request, so there may be no memory for
+/// them.
+fn copy_of(value: &Value) -> Result<Value, Error> {
+    Ok(match value {
+        Value::String(text) => {
+            let mut copy = String::new();
+            copy.try_reserve_exact(text.len()).map_err(|_| Error::OutOfMemory)?;
+            copy.push_str(text);
+            Value::String(copy)
+        }
+        Value::Array(values) => {
+            let mut copies = Vec::new();
+            copies.try_reserve_exact(values.len()).map_err(|_| Error::OutOfMemory)?;
+            for value in values {
+                copies.push(copy_of(value)?);
+            }
+            Value::Array(copies)
+        }
+        Value::Object(entries) => {
+            let mut copies = Map::new();
+            for (name, value) in entries {
+                copies.insert(name.clone(), copy_of(value)?);
+            }
+            Value::Object(copies)
+        }
+        small => small.clone(),
+    })
 }

@@ -101,7 +101,7 @@ impl PromptReplies {
                 }
                 vec![delta]
             }
-            Event::Beams { beams, reason } => self.take_beams(&beams, reason),
+            Event::Beams { beams, reason } => self.take_beams(&beams, reason)?,
             Event::Done(stats) => {
                 self.stats = Some(stats);
                 Vec::new()
@@ -158,7 +158,7 @@ impl PromptReplies {
 
     /// `reason` applies to beams that do not end in an end token, and to choices for which a search that was cut short
     /// has no beam.
-    fn take_beams(&mut self, beams: &[Beam], reason: FinishReason) -> Vec<Delta> {
+    fn take_beams(&mut self, beams: &[Beam], reason: FinishReason) -> Result<Vec<Delta>, Error> {
         let mut deltas = Vec::new();
         let mut beams = beams.iter();
         for choice in &mut self.choices {
@@ -167,11 +167,14 @@ impl PromptReplies {
             // The search counts the end token among a beam's ids.
             let end = ids.last().copied().filter(|last| self.end_ids.contains(last));
             for &id in &ids[..ids.len() - usize::from(end.is_some())] {
-                deltas.push(choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None }));
+                let delta = choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None });
+                if !delta.is_empty() {
+                    fallible::push(&mut deltas, delta)?;
+                }
             }
             let finish = if end.is_some() { Finish::EndToken(end) } else { Finish::new(reason, None) };
-            deltas.push(Delta { score: beam.map(|beam| beam.score), ..choice.end(finish) });
+            fallible::push(&mut deltas, Delta { score: beam.map(|beam| beam.score), ..choice.end(finish) })?;
         }
-        deltas
+        Ok(deltas)
     }
 }

@@ -125,9 +125,9 @@ fn the_tokens_of_a_sentencepiece_reply_join_to_its_text() {
         let mut choice = choice(&tokenizer, &[], 0, true);
         let mut whole = Delta::new(0);
         for id in tokenizer.encode(text) {
-            whole.append(choice.push(event(id)));
+            whole.append(choice.push(event(id))).unwrap();
         }
-        whole.append(choice.end(Finish::MaxTokens));
+        whole.append(choice.end(Finish::MaxTokens)).unwrap();
         assert_eq!(whole.text, text, "{name}");
         let shown = |token: &ReplyToken| tokenizer.shown_bytes(token.id, token.at_start).into_owned();
         let joined: Vec<u8> = whole.tokens.iter().flat_map(shown).collect();

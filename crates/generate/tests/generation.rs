@@ -39,7 +39,7 @@ fn read_async(mut generation: Generation) -> Vec<Delta> {
     let mut replies: Vec<Delta> = (0..generation.num_choices()).map(Delta::new).collect();
     loop {
         match generation.poll_event(&mut context) {
-            Poll::Ready(Some(Ok(GenerationEvent::Delta(delta)))) => replies[delta.choice].append(delta),
+            Poll::Ready(Some(Ok(GenerationEvent::Delta(delta)))) => replies[delta.choice].append(delta).unwrap(),
             Poll::Ready(Some(event)) => drop(event.unwrap()),
             Poll::Ready(None) => return replies,
             Poll::Pending => std::thread::park(),

@@ -98,8 +98,8 @@ impl ReplyStream {
         match event {
             Err(error) => Some(Err(Error::Failed(error))),
             Ok(GenerationEvent::Delta(piece)) => {
-                self.choices[piece.choice].append(piece.clone());
-                Some(Ok(piece))
+                let joined = self.choices[piece.choice].append(piece.clone());
+                Some(joined.map(|()| piece).map_err(Error::Failed))
             }
             Ok(_) => None,
         }

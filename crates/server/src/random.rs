@@ -34,14 +34,14 @@ impl Padding {
         Padding(word() | 1)
     }
 
-    /// Appends `count` letters.
-    pub(crate) fn append(&mut self, text: &mut String, count: usize) {
+    /// Returns endless ASCII letters.
+    pub(crate) fn letters(&mut self) -> impl Iterator<Item = u8> {
         const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        for _ in 0..count {
+        std::iter::repeat_with(|| {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
             self.0 ^= self.0 << 17;
-            text.push(char::from(LETTERS[(self.0 >> 32) as usize % 64]));
-        }
+            LETTERS[(self.0 >> 32) as usize % 64]
+        })
     }
 }

@@ -209,7 +209,7 @@ async fn answer(
     let (Answer { parts, held }, mut permit) = read;
     // The permit, its memory and the count of requests in flight last until the reply is written.
     permit.hold(held + PIECES_IN_FLIGHT).inspect_err(|error| permit.refuse(error))?;
-    Ok(parts::response(parts, (permit, app.drain.start_request())))
+    parts::response(parts, (permit, app.drain.start_request()))
 }
 
 fn text_of(value: &impl Serialize) -> String {

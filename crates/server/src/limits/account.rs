@@ -68,15 +68,17 @@ impl Account {
     pub(crate) fn refuse(&mut self, error: &ApiError, outcome: Option<Outcome>) {
         self.permit.refund_prompt(self.latest.prompt_tokens, self.prompt_logprobs);
         self.permit.refuse(error);
-        self.is_closed = true;
         if let Some(outcome) = outcome {
             self.close(outcome, &Summary::default());
         }
+        self.is_closed = true;
     }
 
-    /// Records how the request ended, in the metrics and the log.
+    /// Records how the request ended, in the metrics and the log, unless an earlier call did.
     pub(crate) fn close(&mut self, outcome: Outcome, summary: &Summary) {
-        self.is_closed = true;
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
         self.app.metrics.observe(&self.permit.tenant.config.name, outcome, summary);
         tracing::info!(
             request_id = self.request_id,

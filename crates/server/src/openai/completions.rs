@@ -12,6 +12,7 @@ use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
+use crate::http::long_text::with_capacity;
 use crate::limits::tenants::Tenant;
 use crate::reply::{Dialect, Spec};
 use crate::state::Limits;
@@ -115,7 +116,7 @@ impl CompletionRequest {
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
-        let mut prompts = Vec::with_capacity(completion.prompt.len());
+        let mut prompts = with_capacity(completion.prompt.len())?;
         for prompt in completion.prompt {
             blocking::current().check()?;
             let (ids, text) = match prompt {
@@ -125,8 +126,8 @@ impl CompletionRequest {
                 }
                 Prompt::Ids(ids) => {
                     check_ids(&ids, model)?;
-                    let text = if echoes { model.tokenizer.decode(&ids, true) } else { String::new() };
-                    (ids, text)
+                    let text = if echoes { model.tokenizer.try_decode(&ids, true) } else { Ok(String::new()) };
+                    (ids, text.map_err(|error| messages::prompt_error("prompt", error.into()))?)
                 }
             };
             shared_fields::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;
@@ -184,7 +185,10 @@ fn read_prompts(value: Json) -> Result<Vec<Prompt>, ApiError> {
         other => Err(fields::wrong_type("prompt", "a string, token ids, or a list of either", &other)),
     };
     let is_text = matches!(values[0], Json::String(_));
-    let prompts: Vec<Prompt> = values.into_iter().map(one).collect::<Result<_, _>>()?;
+    let mut prompts: Vec<Prompt> = with_capacity(values.len())?;
+    for value in values {
+        prompts.push(one(value)?);
+    }
     if prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)) != is_text) {
         return Err(ApiError::field(
             "prompt",

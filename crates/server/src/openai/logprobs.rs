@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::reply::parts::{JsonParts, write_json};
+use crate::reply::buffer::{OutOfMemory, ReplyBuffer};
+use crate::reply::parts::JsonParts;
 
 /// Stands for minus infinity, which JSON cannot express; OpenAI uses the same value.
 const MIN_LOGPROB: f32 = -9999.0;
@@ -99,8 +100,10 @@ impl ChatToken {
 }
 
 impl ChatLogprobs {
-    pub(crate) fn extend(&mut self, tokens: &[ReplyToken], tokenizer: &Tokenizer) {
+    pub(crate) fn extend(&mut self, tokens: &[ReplyToken], tokenizer: &Tokenizer) -> Result<(), OutOfMemory> {
+        self.content.try_reserve(tokens.len())?;
         self.content.extend(tokens.iter().filter_map(|token| ChatToken::new(token, tokenizer)));
+        Ok(())
     }
 
     /// Adds the JSON of [`ChatLogprobs`] for the tokens of `delta`.
@@ -115,7 +118,7 @@ impl ChatLogprobs {
                 return shown;
             }
         };
-        parts.list(std::iter::from_fn(next), |token, out| write_json(&token, out));
+        parts.list(std::iter::from_fn(next), |token, out| out.json(&token));
         parts.literal("],\"refusal\":null}");
     }
 }
@@ -137,7 +140,19 @@ fn chosen(token: &ReplyToken) -> Option<f32> {
 }
 
 impl CompletionLogprobs {
-    pub(crate) fn extend(&mut self, tokens: &[ReplyToken], num_top: u32, tokenizer: &Tokenizer) {
+    pub(crate) fn extend(
+        &mut self,
+        tokens: &[ReplyToken],
+        num_top: u32,
+        tokenizer: &Tokenizer,
+    ) -> Result<(), OutOfMemory> {
+        self.tokens.try_reserve(tokens.len())?;
+        self.token_logprobs.try_reserve(tokens.len())?;
+        self.text_offset.try_reserve(tokens.len())?;
+        self.bytes.try_reserve(tokens.len())?;
+        if num_top > 0 && !tokens.is_empty() {
+            self.top_logprobs.get_or_insert_default().try_reserve(tokens.len())?;
+        }
         for token in tokens {
             let bytes = bytes_at(tokenizer, token, token.id);
             self.tokens.push(text_of(&bytes));
@@ -148,27 +163,27 @@ impl CompletionLogprobs {
             }
             self.bytes.push(bytes);
         }
+        Ok(())
     }
 
     /// Adds the JSON of [`CompletionLogprobs`] for the tokens of `delta`.
     pub(crate) fn write(delta: &Arc<Delta>, num_top: u32, tokenizer: &Arc<Tokenizer>, parts: &mut JsonParts) {
-        let mut column = |name: &str, write: fn(&ReplyToken, &Tokenizer, &mut Vec<u8>)| {
+        type Write = fn(&ReplyToken, &Tokenizer, &mut ReplyBuffer) -> Result<(), OutOfMemory>;
+        let mut column = |name: &str, write: Write| {
             parts.literal(name);
             let (delta, tokenizer) = (delta.clone(), tokenizer.clone());
             let tokens = 0..delta.tokens.len();
             parts.list(tokens, move |token, out| write(&delta.tokens[token], &tokenizer, out));
         };
-        column("{\"tokens\":[", |token, tokenizer, out| {
-            write_json(&text_of(&bytes_at(tokenizer, token, token.id)), out)
-        });
-        column("],\"token_logprobs\":[", |token, _, out| write_json(&chosen(token), out));
+        column("{\"tokens\":[", |token, tokenizer, out| out.json(&text_of(&bytes_at(tokenizer, token, token.id))));
+        column("],\"token_logprobs\":[", |token, _, out| out.json(&chosen(token)));
         if num_top > 0 && !delta.tokens.is_empty() {
-            column("],\"top_logprobs\":[", |token, tokenizer, out| write_json(&top_of(token, tokenizer), out));
-            column("],\"text_offset\":[", |token, _, out| write_json(&token.offset, out));
+            column("],\"top_logprobs\":[", |token, tokenizer, out| out.json(&top_of(token, tokenizer)));
+            column("],\"text_offset\":[", |token, _, out| out.json(&token.offset));
         } else {
-            column("],\"top_logprobs\":null,\"text_offset\":[", |token, _, out| write_json(&token.offset, out));
+            column("],\"top_logprobs\":null,\"text_offset\":[", |token, _, out| out.json(&token.offset));
         }
-        column("],\"bytes\":[", |token, tokenizer, out| write_json(&bytes_at(tokenizer, token, token.id), out));
+        column("],\"bytes\":[", |token, tokenizer, out| out.json(&bytes_at(tokenizer, token, token.id)));
         parts.literal("]}");
     }
 }

@@ -10,7 +10,7 @@ use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
-use crate::http::long_text::append;
+use crate::http::long_text::{append, with_capacity};
 use crate::limits::client_memory::out_of_memory;
 
 /// Maximum messages of one conversation, and parts of one message.
@@ -82,7 +82,11 @@ pub(crate) fn read_value(path: &str, value: Json) -> Result<Vec<ChatMessage>, Ap
             ApiError::field(path, format!("{path}: expected at least one message, found none")).code("empty_array")
         );
     }
-    values.into_iter().enumerate().map(|(i, value)| read_one(format!("{path}[{i}]"), value)).collect()
+    let mut messages = with_capacity(values.len())?;
+    for (i, value) in values.into_iter().enumerate() {
+        messages.push(read_one(format!("{path}[{i}]"), value)?);
+    }
+    Ok(messages)
 }
 
 fn read_one(path: String, value: Json) -> Result<ChatMessage, ApiError> {
@@ -119,7 +123,7 @@ fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
             ApiError::field(path, format!("{path}: expected at least one part, found none")).code("empty_array")
         );
     }
-    let mut texts = Vec::with_capacity(parts.len());
+    let mut texts = with_capacity(parts.len())?;
     for (i, part) in parts.into_iter().enumerate() {
         let mut fields = Fields::within(format!("{path}[{i}]"), part)?;
         let (kind_path, text_path) = (fields.path("type"), fields.path("text"));
@@ -218,7 +222,8 @@ fn check_names(prompt: &ChatPrompt<'_>, encoder: PromptEncoder<'_>) -> Result<()
 
 /// Returns messages as the template reads them. The texts are copied into memory that may be refused.
 fn to_values(messages: &[ChatMessage]) -> Result<Vec<Value>, ApiError> {
-    let value = |one: &ChatMessage| {
+    let mut values = with_capacity(messages.len())?;
+    for one in messages {
         let mut content = String::new();
         append(&mut content, &[&one.content])?;
         let mut value = message(one.role.name(), "");
@@ -226,9 +231,9 @@ fn to_values(messages: &[ChatMessage]) -> Result<Vec<Value>, ApiError> {
         if let Some(name) = &one.name {
             value["name"] = name.as_str().into();
         }
-        Ok(value)
-    };
-    messages.iter().map(value).collect()
+        values.push(value);
+    }
+    Ok(values)
 }
 
 /// Returns the error for a prompt in the field `param`.

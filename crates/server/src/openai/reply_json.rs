@@ -13,6 +13,7 @@ use super::shared_fields::Streaming;
 use super::usage::{Extension, Usage};
 use crate::random::{self, Padding};
 use crate::reply::Dialect;
+use crate::reply::buffer::{OutOfMemory, ReplyBuffer, json_text_len};
 use crate::reply::parts::JsonParts;
 
 /// A whole chat reply.
@@ -163,21 +164,24 @@ impl Envelope {
         }
     }
 
-    fn traces(&self, delta: &Delta) -> Vec<Value> {
-        delta.traces.iter().map(|trace| logprobs::trace(trace, &self.tokenizer)).collect()
+    fn traces(&self, delta: &Delta) -> Result<Vec<Value>, OutOfMemory> {
+        let mut shown = Vec::new();
+        shown.try_reserve_exact(delta.traces.len())?;
+        shown.extend(delta.traces.iter().map(|trace| logprobs::trace(trace, &self.tokenizer)));
+        Ok(shown)
     }
 
-    fn chat_logprobs(&self, delta: &Delta) -> Option<ChatLogprobs> {
+    fn chat_logprobs(&self, delta: &Delta) -> Result<Option<ChatLogprobs>, OutOfMemory> {
         let mut shown = ChatLogprobs::default();
-        shown.extend(&delta.tokens, &self.tokenizer);
-        self.logprobs.map(|_| shown)
+        shown.extend(&delta.tokens, &self.tokenizer)?;
+        Ok(self.logprobs.map(|_| shown))
     }
 
-    fn completion_logprobs(&self, delta: &Delta) -> Option<CompletionLogprobs> {
-        let num_top = self.logprobs?;
+    fn completion_logprobs(&self, delta: &Delta) -> Result<Option<CompletionLogprobs>, OutOfMemory> {
+        let Some(num_top) = self.logprobs else { return Ok(None) };
         let mut shown = CompletionLogprobs::default();
-        shown.extend(&delta.tokens, num_top, &self.tokenizer);
-        Some(shown)
+        shown.extend(&delta.tokens, num_top, &self.tokenizer)?;
+        Ok(Some(shown))
     }
 
     /// Returns the JSON of a whole reply, as `whole_reply` must write it.
@@ -194,9 +198,9 @@ impl Envelope {
             Dialect::Chat => {
                 let choice = |delta: Delta| ChatChoice {
                     index: delta.choice,
-                    logprobs: self.chat_logprobs(&delta),
+                    logprobs: self.chat_logprobs(&delta).unwrap(),
                     finish_reason: reason(&delta),
-                    trace: self.traces(&delta),
+                    trace: self.traces(&delta).unwrap(),
                     message: AssistantMessage { role: "assistant", content: delta.text, refusal: None },
                 };
                 serde_json::to_string(&ChatCompletion {
@@ -213,9 +217,9 @@ impl Envelope {
             Dialect::Completions => {
                 let choice = |delta: Delta| CompletionChoice {
                     index: delta.choice,
-                    logprobs: self.completion_logprobs(&delta),
+                    logprobs: self.completion_logprobs(&delta).unwrap(),
                     finish_reason: reason(&delta),
-                    trace: self.traces(&delta),
+                    trace: self.traces(&delta).unwrap(),
                     text: delta.text,
                 };
                 serde_json::to_string(&Completion {
@@ -234,8 +238,9 @@ impl Envelope {
     }
 }
 
-/// Pieces with this number of tokens are written in several steps.
+/// Pieces with this number of tokens, or of bytes of text, are written in several steps.
 const LONG_PIECE_TOKENS: usize = 256;
+const LONG_PIECE_BYTES: usize = 8 << 10;
 
 /// A piece of a stream that is written in several steps.
 #[derive(Debug)]
@@ -279,113 +284,130 @@ impl ChunkWriter {
     }
 
     /// Writes the first chunk of a chat choice, which gives the role. Completions have none and return false.
-    pub(crate) fn opening(&mut self, index: usize, chunk: &mut String) -> bool {
+    pub(crate) fn opening(&mut self, index: usize, chunk: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
         if self.envelope.dialect == Dialect::Completions {
-            return false;
+            return Ok(false);
         }
         let delta = ChatDelta { role: Some("assistant"), content: Some("") };
-        let piece = ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() };
-        self.write(&serde_json::to_string(&piece).unwrap_or_default(), 0, None, chunk);
-        true
+        chunk.push(&self.head)?;
+        chunk.json(&ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() })?;
+        self.end(0, None, chunk)?;
+        Ok(true)
     }
 
     /// Writes a piece of a choice. `last` adds counts and times to the last piece, unless they have a chunk of their
     /// own.
-    pub(crate) fn delta(&mut self, delta: &Delta, last: Option<&Extension>, chunk: &mut String) {
+    pub(crate) fn delta(
+        &mut self,
+        delta: &Delta,
+        last: Option<&Extension>,
+        chunk: &mut ReplyBuffer,
+    ) -> Result<(), OutOfMemory> {
         let finish_reason = delta.finish.as_ref().map(finish_reason);
-        let trace = self.envelope.traces(delta);
+        let trace = self.envelope.traces(delta)?;
         let envelope = &self.envelope;
-        let piece = match envelope.dialect {
+        chunk.push(&self.head)?;
+        let start = chunk.len();
+        match envelope.dialect {
             Dialect::Chat => {
                 let has_content = !delta.text.is_empty() || finish_reason.is_none();
-                serde_json::to_string(&ChatPiece {
+                chunk.json(&ChatPiece {
                     index: delta.choice,
                     delta: ChatDelta { role: None, content: has_content.then_some(&*delta.text) },
-                    logprobs: envelope.chat_logprobs(delta).filter(|shown| !shown.content.is_empty()),
+                    logprobs: envelope.chat_logprobs(delta)?.filter(|shown| !shown.content.is_empty()),
                     finish_reason,
                     trace,
-                })
+                })?;
             }
-            Dialect::Completions => serde_json::to_string(&CompletionPiece {
+            Dialect::Completions => chunk.json(&CompletionPiece {
                 index: delta.choice,
                 text: &delta.text,
-                logprobs: envelope.completion_logprobs(delta).filter(|_| !delta.tokens.is_empty()),
+                logprobs: envelope.completion_logprobs(delta)?.filter(|_| !delta.tokens.is_empty()),
                 finish_reason,
                 trace,
-            }),
-        };
-        let piece = piece.unwrap_or_default();
+            })?,
+        }
         // The part of the chunk whose length depends on the text, in bytes of JSON.
         let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
-            true => Value::from(delta.text.as_str()).to_string().len() - 2,
-            false => piece.len(),
+            true => json_text_len(&delta.text),
+            false => chunk.len() - start,
         };
-        let extension = last.and_then(|extension| serde_json::to_string(extension).ok());
-        self.write(&piece, varying, extension.as_deref(), chunk);
+        self.end(varying, last, chunk)
     }
 
     /// Writes usage as a chunk of its own, for streams that set `include_usage`.
-    pub(crate) fn usage(&mut self, usage: &Usage, extension: &Extension, chunk: &mut String) {
-        chunk.push_str(&self.head);
-        let usage = serde_json::to_string(usage).unwrap_or_default();
-        let extension = serde_json::to_string(extension).unwrap_or_default();
-        *chunk += &format!("],\"usage\":{usage},\"pellucid\":{extension}}}");
+    pub(crate) fn usage(
+        &mut self,
+        usage: &Usage,
+        extension: &Extension,
+        chunk: &mut ReplyBuffer,
+    ) -> Result<(), OutOfMemory> {
+        chunk.push(&self.head)?;
+        chunk.push("],\"usage\":")?;
+        chunk.json(usage)?;
+        chunk.push(",\"pellucid\":")?;
+        chunk.json(extension)?;
+        chunk.push("}")
     }
 
     pub(crate) fn includes_usage(&self) -> bool {
         self.include_usage
     }
 
-    /// Whether a piece is too long to be written at once. Only the echo of a prompt with its log probabilities is.
+    /// Whether a piece is too long to be written at once. Only the echo of a prompt is.
     pub(crate) fn is_long(&self, delta: &Delta) -> bool {
-        self.envelope.dialect == Dialect::Completions && delta.tokens.len() >= LONG_PIECE_TOKENS
+        let is_long = delta.tokens.len() >= LONG_PIECE_TOKENS || delta.text.len() >= LONG_PIECE_BYTES;
+        is_long && self.envelope.dialect == Dialect::Completions
     }
 
     /// Begins the chunk of a long piece.
-    pub(crate) fn begin_long(&self, delta: Delta, chunk: &mut String) -> LongPiece {
-        chunk.push_str(&self.head);
+    pub(crate) fn begin_long(&self, delta: Delta, chunk: &mut ReplyBuffer) -> Result<LongPiece, OutOfMemory> {
+        chunk.push(&self.head)?;
         let mut parts = JsonParts::default();
         parts.literal("{");
         self.envelope.choice(&Arc::new(delta), &mut parts);
         parts.literal("}");
-        LongPiece { parts, len: 0 }
+        Ok(LongPiece { parts, len: 0 })
     }
 
     /// Continues a long piece until `chunk` has `limit` bytes or a little more. Returns whether the chunk is complete.
-    pub(crate) fn continue_long(&mut self, piece: &mut LongPiece, limit: usize, chunk: &mut String) -> bool {
+    pub(crate) fn continue_long(
+        &mut self,
+        piece: &mut LongPiece,
+        limit: usize,
+        chunk: &mut ReplyBuffer,
+    ) -> Result<bool, OutOfMemory> {
         let start = chunk.len();
-        let mut bytes = std::mem::take(chunk).into_bytes();
-        let is_complete = piece.parts.write(limit, &mut bytes);
-        piece.len += bytes.len() - start;
-        // Parts write whole characters.
-        *chunk = String::from_utf8(bytes).unwrap_or_default();
+        let is_complete = piece.parts.write(limit, chunk)?;
+        piece.len += chunk.len() - start;
         if is_complete {
-            self.end(piece.len, None, chunk);
+            self.end(piece.len, None, chunk)?;
         }
-        is_complete
+        Ok(is_complete)
     }
 
-    fn write(&mut self, piece: &str, varying: usize, extension: Option<&str>, chunk: &mut String) {
-        chunk.push_str(&self.head);
-        chunk.push_str(piece);
-        self.end(varying, extension, chunk);
-    }
-
-    fn end(&mut self, varying: usize, extension: Option<&str>, chunk: &mut String) {
-        chunk.push(']');
+    fn end(
+        &mut self,
+        varying: usize,
+        extension: Option<&Extension>,
+        chunk: &mut ReplyBuffer,
+    ) -> Result<(), OutOfMemory> {
+        chunk.push("]")?;
         if self.include_usage {
-            chunk.push_str(",\"usage\":null");
+            chunk.push(",\"usage\":null")?;
         }
         if let Some(extension) = extension {
-            chunk.push_str(",\"pellucid\":");
-            chunk.push_str(extension);
+            chunk.push(",\"pellucid\":")?;
+            chunk.json(extension)?;
         }
         if let Some(padding) = &mut self.padding {
             let unit = if varying > 4 * TEXT_UNIT { LOGPROBS_UNIT } else { TEXT_UNIT };
-            chunk.push_str(",\"obfuscation\":\"");
-            padding.append(chunk, varying.max(1).next_multiple_of(unit) - varying);
-            chunk.push('"');
+            chunk.push(",\"obfuscation\":\"")?;
+            for letter in padding.letters().take(varying.max(1).next_multiple_of(unit) - varying) {
+                chunk.push_bytes(&[letter])?;
+            }
+            chunk.push("\"")?;
         }
-        chunk.push('}');
+        chunk.push("}")
     }
 }

@@ -14,7 +14,8 @@ use super::shared_fields::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
-use crate::reply::parts::{JsonParts, write_json};
+use crate::limits::client_memory::out_of_memory;
+use crate::reply::parts::JsonParts;
 
 /// A text or a conversation to encode: either `prompt` or `messages`.
 #[derive(Debug, ToSchema)]
@@ -165,10 +166,14 @@ impl TokenizeRequest {
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
                 let ids = model.prompts().encode_text(text);
                 let mut ids = ids.map_err(|error| messages::prompt_error("prompt", error))?;
+                ids.try_reserve(tokenizer.suffix().len()).map_err(|_| out_of_memory())?;
                 ids.extend_from_slice(tokenizer.suffix());
                 ids
             }
-            (text, None) => tokenizer.encode(text.as_deref().unwrap_or_default()),
+            (text, None) => {
+                let ids = tokenizer.try_encode(text.as_deref().unwrap_or_default());
+                ids.map_err(|error| messages::prompt_error("prompt", error.into()))?
+            }
         };
         let mut parts = JsonParts::default();
         parts.literal(&format!("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens.len(), model.context_len));
@@ -176,13 +181,13 @@ impl TokenizeRequest {
         // Shared as it is: a copy would be as large as the request.
         let tokens = Arc::new(tokens);
         let ids = tokens.clone();
-        parts.list(0..ids.len(), move |i, out| write_json(&ids[i], out));
+        parts.list(0..ids.len(), move |i, out| out.json(&ids[i]));
         if self.return_token_strs.unwrap_or(false) {
             parts.literal("],\"token_strs\":[");
             let tokenizer = tokenizer.clone();
             parts.list(0..tokens.len(), move |i, out| {
                 let bytes = tokenizer.token(tokens[i]).map(|token| token.bytes).unwrap_or_default();
-                write_json(&String::from_utf8_lossy(&bytes), out);
+                out.json(&String::from_utf8_lossy(&bytes))
             });
         }
         parts.literal("]}");
@@ -211,7 +216,8 @@ impl DetokenizeRequest {
     }
 
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
-        let text = model.tokenizer.decode(&self.tokens, self.skip_special_tokens.unwrap_or(false));
+        let text = model.tokenizer.try_decode(&self.tokens, self.skip_special_tokens.unwrap_or(false));
+        let text = text.map_err(|error| messages::prompt_error("tokens", error.into()))?;
         let held = text.capacity();
         let mut parts = JsonParts::default();
         parts.literal("{\"prompt\":\"");
@@ -240,17 +246,18 @@ impl TemplateRequest {
         let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
         let variables = self.chat_template_kwargs.as_ref();
         let segments = messages::render(&self.messages, add_generation_prompt, variables, model.prompts())?;
-        let segments: Vec<(SharedText, bool)> =
-            segments.into_iter().map(|segment| (SharedText(Arc::new(segment.text)), segment.trusted)).collect();
+        let mut shared: Vec<(SharedText, bool)> = Vec::new();
+        shared.try_reserve_exact(segments.len()).map_err(|_| out_of_memory())?;
+        shared.extend(segments.into_iter().map(|segment| (SharedText(Arc::new(segment.text)), segment.trusted)));
         // Each segment takes two parts.
-        let held = segments.iter().map(|(text, _)| text.0.capacity() + 2 * SEGMENT_BYTES).sum();
+        let held = shared.iter().map(|(text, _)| text.0.capacity() + 2 * SEGMENT_BYTES).sum();
         let mut parts = JsonParts::default();
         parts.literal("{\"prompt\":\"");
-        for (text, _) in &segments {
+        for (text, _) in &shared {
             parts.text(text.clone());
         }
         parts.literal("\",\"segments\":[");
-        for (i, (text, trusted)) in segments.into_iter().enumerate() {
+        for (i, (text, trusted)) in shared.into_iter().enumerate() {
             parts.literal(if i > 0 { ",{\"text\":\"" } else { "{\"text\":\"" });
             parts.text(text);
             parts.literal(&format!("\",\"trusted\":{trusted}}}"));

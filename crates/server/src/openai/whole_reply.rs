@@ -9,7 +9,7 @@ use pellucid_sampling::{CandidateTrace, StepTrace, TokenTrace};
 use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use super::reply_json::{Envelope, finish_reason};
 use super::usage::{Extension, Usage};
-use crate::reply::parts::{JsonParts, write_json};
+use crate::reply::parts::JsonParts;
 use crate::reply::{Dialect, Sampling};
 
 /// Allocations are rounded up, and vectors have spare capacity.
@@ -99,7 +99,7 @@ impl Envelope {
             parts.literal(",\"trace\":[");
             let (delta, tokenizer) = (delta.clone(), self.tokenizer.clone());
             let traces = 0..delta.traces.len();
-            parts.list(traces, move |i, out| write_json(&logprobs::trace(&delta.traces[i], &tokenizer), out));
+            parts.list(traces, move |i, out| out.json(&logprobs::trace(&delta.traces[i], &tokenizer)));
             parts.literal("]");
         }
     }
@@ -117,6 +117,7 @@ mod tests {
     use crate::openai::reply_json::ChunkWriter;
     use crate::openai::sampling::SamplingFields;
     use crate::openai::shared_fields::Streaming;
+    use crate::reply::buffer::ReplyBuffer;
 
     fn envelope(dialect: Dialect, logprobs: Option<u32>) -> Envelope {
         let folder = tempfile::tempdir().unwrap();
@@ -157,9 +158,9 @@ mod tests {
                 let mut parts = envelope(dialect, logprobs).parts(choices.clone(), &sampling, &summary);
                 let (mut joined, mut num_pieces) = (Vec::new(), 1);
                 loop {
-                    let mut piece = Vec::new();
-                    let is_last = parts.write(2000, &mut piece);
-                    joined.extend(piece);
+                    let mut piece = ReplyBuffer::default();
+                    let is_last = parts.write(2000, &mut piece).unwrap();
+                    joined.extend(piece.into_bytes());
                     if is_last {
                         break;
                     }
@@ -179,22 +180,22 @@ mod tests {
             let mut writer = ChunkWriter::new(envelope(Dialect::Completions, Some(3)), streaming);
             let delta = choice(0, 600, 3);
             assert!(writer.is_long(&delta) && !writer.is_long(&choice(0, 10, 3)));
-            let mut expected = String::new();
-            writer.delta(&delta, None, &mut expected);
-            let mut joined = String::new();
-            let mut long = writer.begin_long(delta, &mut joined);
+            let mut expected = ReplyBuffer::default();
+            writer.delta(&delta, None, &mut expected).unwrap();
+            let mut joined = ReplyBuffer::default();
+            let mut long = writer.begin_long(delta, &mut joined).unwrap();
             let mut num_steps = 0;
             loop {
                 let limit = joined.len() + 1000;
                 num_steps += 1;
-                if writer.continue_long(&mut long, limit, &mut joined) {
+                if writer.continue_long(&mut long, limit, &mut joined).unwrap() {
                     break;
                 }
             }
             assert!(num_steps > 3);
             // The padding is random; its length is not.
             assert_eq!(joined.len(), expected.len());
-            assert!(obfuscates || joined == expected);
+            assert!(obfuscates || joined.as_bytes() == expected.as_bytes());
         }
     }
 }

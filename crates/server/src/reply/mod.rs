@@ -4,6 +4,7 @@
 //! When a client disconnects, the HTTP library drops the future or the body that holds the [`Reply`]. That drops its
 //! `Generation`, whose requests the engine cancels before its next step, and its account, which records the outcome.
 
+pub(crate) mod buffer;
 pub(crate) mod parts;
 pub(crate) mod respond;
 pub(crate) mod sse;
@@ -127,6 +128,7 @@ impl Reply {
         self.account.hold_at_least(bytes).inspect_err(|_| self.fail())
     }
 
+    /// Records a reply that `error` ends, and returns the error for the client.
     fn fail_with(&mut self, error: Error) -> ApiError {
         self.fail();
         error.into()

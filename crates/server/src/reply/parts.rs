@@ -4,9 +4,11 @@
 //! in its compact form and writes JSON only for the next piece, so that a reply with a million log probabilities never
 //! exists as one text. The response owns what the request holds (its permit, its memory, its place in the count of
 //! requests in flight), and so does every piece, until the last byte is handed to the socket.
+//!
+//! If the system refuses memory for the first piece, the request gets a 503. Later the reply has begun, so the
+//! connection is cut: the client sees that the body is not complete.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,6 +17,9 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use http_body::Frame;
 use serde::Serialize;
+
+use super::buffer::{OutOfMemory, ReplyBuffer};
+use crate::http::error::ApiError;
 
 /// Bytes after which a piece ends. The HTTP library asks for another one while it has fewer than 64 KiB to write.
 pub(crate) const PIECE_BYTES: usize = 32 << 10;
@@ -26,7 +31,7 @@ pub(crate) const PIECES_IN_FLIGHT: usize = 3 * PIECE_BYTES;
 /// A part of a reply.
 trait Part: Send {
     /// Writes to `out` until it has `limit` bytes or a little more. Returns whether the part is complete.
-    fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool;
+    fn write(&mut self, limit: usize, out: &mut ReplyBuffer) -> Result<bool, OutOfMemory>;
 }
 
 /// The parts of a JSON text that are not written yet.
@@ -34,7 +39,9 @@ trait Part: Send {
 pub(crate) struct JsonParts {
     parts: VecDeque<Box<dyn Part>>,
     /// Fixed text that follows the last part.
-    tail: String,
+    tail: ReplyBuffer,
+    /// Whether there was no memory for a part. Writing fails then.
+    is_incomplete: bool,
 }
 
 impl std::fmt::Debug for JsonParts {
@@ -46,12 +53,12 @@ impl std::fmt::Debug for JsonParts {
 impl JsonParts {
     /// Adds fixed text.
     pub(crate) fn literal(&mut self, text: &str) {
-        self.tail.push_str(text);
+        self.is_incomplete |= self.tail.push(text).is_err();
     }
 
     /// Adds a small value.
     pub(crate) fn value(&mut self, value: &impl Serialize) {
-        self.tail.push_str(&serde_json::to_string(value).unwrap_or_default());
+        self.is_incomplete |= self.tail.json(value).is_err();
     }
 
     /// Adds the characters of a string, without quotation marks.
@@ -60,49 +67,54 @@ impl JsonParts {
     }
 
     /// Adds the items of a list, separated by commas and without brackets. `write` writes one small item.
-    pub(crate) fn list<I>(&mut self, items: I, write: impl FnMut(I::Item, &mut Vec<u8>) + Send + 'static)
+    pub(crate) fn list<I, W>(&mut self, items: I, write: W)
     where
         I: Iterator + Send + 'static,
+        W: FnMut(I::Item, &mut ReplyBuffer) -> Result<(), OutOfMemory> + Send + 'static,
     {
         self.push(List { items, write, is_first: true });
     }
 
     fn push(&mut self, part: impl Part + 'static) {
         self.end_literal();
-        self.parts.push_back(Box::new(part));
+        self.push_part(Box::new(part));
     }
 
     fn end_literal(&mut self) {
         if !self.tail.is_empty() {
             let literal = std::mem::take(&mut self.tail);
-            self.parts.push_back(Box::new(Literal(literal)));
+            self.push_part(Box::new(Literal(literal)));
+        }
+    }
+
+    fn push_part(&mut self, part: Box<dyn Part>) {
+        match self.parts.try_reserve(1) {
+            Ok(()) => self.parts.push_back(part),
+            Err(_) => self.is_incomplete = true,
         }
     }
 
     /// Writes to `out` until it has `limit` bytes or a little more. Returns whether all parts are written.
-    pub(crate) fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool {
+    pub(crate) fn write(&mut self, limit: usize, out: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
         self.end_literal();
+        if self.is_incomplete {
+            return Err(OutOfMemory);
+        }
         while let Some(part) = self.parts.front_mut() {
-            if !part.write(limit, out) {
-                return false;
+            if !part.write(limit, out)? {
+                return Ok(false);
             }
             self.parts.pop_front();
         }
-        true
+        Ok(true)
     }
 }
 
-/// Writes a value as JSON. Writing to a vector cannot fail.
-pub(crate) fn write_json(value: &impl Serialize, out: &mut Vec<u8>) {
-    let _ = serde_json::to_writer(out, value);
-}
-
-struct Literal(String);
+struct Literal(ReplyBuffer);
 
 impl Part for Literal {
-    fn write(&mut self, _: usize, out: &mut Vec<u8>) -> bool {
-        out.extend_from_slice(self.0.as_bytes());
-        true
+    fn write(&mut self, _: usize, out: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
+        out.push_bytes(self.0.as_bytes()).map(|()| true)
     }
 }
 
@@ -113,18 +125,17 @@ struct Text<T> {
 }
 
 impl<T: AsRef<str> + Send> Part for Text<T> {
-    fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool {
+    fn write(&mut self, limit: usize, out: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
         let text = self.text.as_ref();
         while self.start < text.len() {
             if out.len() >= limit {
-                return false;
+                return Ok(false);
             }
             let end = text.floor_char_boundary(self.start + TEXT_STEP);
-            let quoted = serde_json::to_string(&text[self.start..end]).unwrap_or_default();
-            out.extend_from_slice(&quoted.as_bytes()[1..quoted.len() - 1]);
+            out.json_text(&text[self.start..end])?;
             self.start = end;
         }
-        true
+        Ok(true)
     }
 }
 
@@ -134,49 +145,53 @@ struct List<I, W> {
     is_first: bool,
 }
 
-impl<I: Iterator + Send, W: FnMut(I::Item, &mut Vec<u8>) + Send> Part for List<I, W> {
-    fn write(&mut self, limit: usize, out: &mut Vec<u8>) -> bool {
+impl<I, W> Part for List<I, W>
+where
+    I: Iterator + Send,
+    W: FnMut(I::Item, &mut ReplyBuffer) -> Result<(), OutOfMemory> + Send,
+{
+    fn write(&mut self, limit: usize, out: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
         while out.len() < limit {
-            let Some(item) = self.items.next() else { return true };
+            let Some(item) = self.items.next() else { return Ok(true) };
             if !std::mem::take(&mut self.is_first) {
-                out.push(b',');
+                out.push(",")?;
             }
-            (self.write)(item, out);
+            (self.write)(item, out)?;
         }
-        false
+        Ok(false)
     }
 }
 
 /// Bytes on their way to the socket, with what the request holds until they are written.
 struct Piece<H> {
-    bytes: Vec<u8>,
+    bytes: ReplyBuffer,
     _held: Arc<H>,
 }
 
 impl<H> AsRef<[u8]> for Piece<H> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_bytes()
     }
 }
 
 /// Returns bytes that own `held` until they are written.
-pub(crate) fn holding<H: Send + Sync + 'static>(bytes: Vec<u8>, held: &Arc<H>) -> Bytes {
+pub(crate) fn holding<H: Send + Sync + 'static>(bytes: ReplyBuffer, held: &Arc<H>) -> Bytes {
     Bytes::from_owner(Piece { bytes, _held: held.clone() })
 }
 
 /// Returns a JSON response that owns `held` until its last byte is handed to the socket or the connection ends. A reply
 /// of one piece has a `Content-Length`.
-pub(crate) fn response<H: Send + Sync + 'static>(mut parts: JsonParts, held: H) -> Response<Body> {
+pub(crate) fn response<H: Send + Sync + 'static>(mut parts: JsonParts, held: H) -> Result<Response<Body>, ApiError> {
     let held = Arc::new(held);
-    let mut bytes = Vec::new();
-    let body = if parts.write(PIECE_BYTES, &mut bytes) {
-        Body::from(holding(bytes, &held))
+    let mut piece = ReplyBuffer::default();
+    let body = if parts.write(PIECE_BYTES, &mut piece)? {
+        Body::from(holding(piece, &held))
     } else {
-        Body::new(PartsBody { first: Some(holding(bytes, &held)), parts, held: Some(held) })
+        Body::new(PartsBody { first: Some(holding(piece, &held)), parts, held: Some(held), cut: Cut::default() })
     };
     let mut response = Response::new(body);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    Ok(response)
 }
 
 /// The body of a reply of several pieces.
@@ -185,21 +200,30 @@ struct PartsBody<H> {
     parts: JsonParts,
     /// `None` after the last piece.
     held: Option<Arc<H>>,
+    cut: Cut,
 }
 
 impl<H: Send + Sync + 'static> http_body::Body for PartsBody<H> {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = OutOfMemory;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, OutOfMemory>>> {
         let this = &mut *self;
+        if this.cut.is_set() {
+            return this.cut.poll(context);
+        }
         if let Some(first) = this.first.take() {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         let Some(held) = &this.held else { return Poll::Ready(None) };
-        let mut bytes = Vec::with_capacity(PIECE_BYTES + TEXT_STEP);
-        let is_last = this.parts.write(PIECE_BYTES, &mut bytes);
-        let piece = holding(bytes, held);
+        let piece = ReplyBuffer::with_capacity(PIECE_BYTES + TEXT_STEP).and_then(|mut piece| {
+            let is_last = this.parts.write(PIECE_BYTES, &mut piece)?;
+            Ok((holding(piece, held), is_last))
+        });
+        let Ok((piece, is_last)) = piece else { return this.cut.poll(context) };
         if is_last {
             this.held = None;
         }
@@ -213,6 +237,30 @@ impl<H: Send + Sync + 'static> http_body::Body for PartsBody<H> {
 
 impl<H> Unpin for PartsBody<H> {}
 
+/// The end of a reply that has begun and for which there is no more memory.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    is_set: bool,
+}
+
+impl Cut {
+    pub(crate) fn is_set(&self) -> bool {
+        self.is_set
+    }
+
+    /// Ends the body with an error, which closes the connection. The HTTP library first gets a turn to send what it
+    /// has, so that the client sees a reply that breaks off and not a connection without a reply.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, OutOfMemory>>> {
+        if self.is_set {
+            return Poll::Ready(Some(Err(OutOfMemory)));
+        }
+        tracing::warn!("the system has no memory for the rest of a reply, so its connection is closed");
+        self.is_set = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,10 +269,10 @@ mod tests {
     fn pieces(mut parts: JsonParts, limit: usize) -> (String, usize) {
         let (mut text, mut largest) = (Vec::new(), 0);
         loop {
-            let mut piece = Vec::new();
-            let is_last = parts.write(limit, &mut piece);
+            let mut piece = ReplyBuffer::default();
+            let is_last = parts.write(limit, &mut piece).unwrap();
             largest = largest.max(piece.len());
-            text.extend(piece);
+            text.extend(piece.into_bytes());
             if is_last {
                 return (String::from_utf8(text).unwrap(), largest);
             }
@@ -241,9 +289,9 @@ mod tests {
             parts.literal("{\"text\":\"");
             parts.text(text.clone());
             parts.literal("\",\"numbers\":[");
-            parts.list(numbers.clone().into_iter(), |number, out| write_json(&number, out));
+            parts.list(numbers.clone().into_iter(), |number, out| out.json(&number));
             parts.literal("],\"none\":[");
-            parts.list(std::iter::empty::<u32>(), |number, out| write_json(&number, out));
+            parts.list(std::iter::empty::<u32>(), |number, out| out.json(&number));
             parts.literal("],\"end\":");
             parts.value(&None::<u32>);
             parts.literal("}");

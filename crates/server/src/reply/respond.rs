@@ -108,7 +108,7 @@ async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<Respon
             Some(GenerationEvent::Delta(delta)) => {
                 held += delta_bytes(&delta);
                 reply.hold_at_least(PIECES_IN_FLIGHT + held)?;
-                choices[delta.choice].append(delta);
+                choices[delta.choice].append(delta).map_err(|error| reply.fail_with(error))?;
             }
             Some(_) => {}
             None => break,
@@ -117,5 +117,5 @@ async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<Respon
     let summary = reply.close();
     let Reply { generation, sampling, account } = reply;
     drop(generation);
-    Ok(parts::response(envelope.parts(choices, &sampling, &summary), account))
+    parts::response(envelope.parts(choices, &sampling, &summary), account)
 }

@@ -18,7 +18,8 @@ use crate::http::error::ApiError;
 use crate::openai::reply_json::{ChunkWriter, LongPiece};
 use crate::openai::usage::{Extension, Usage};
 use crate::reply::Reply;
-use crate::reply::parts;
+use crate::reply::buffer::{OutOfMemory, ReplyBuffer};
+use crate::reply::parts::{self, Cut};
 use crate::reply::respond::shutting_down;
 use crate::state::App;
 
@@ -45,6 +46,7 @@ pub(crate) struct SseBody {
     last: Option<Delta>,
     has_opened: bool,
     is_over: bool,
+    cut: Cut,
 }
 
 impl SseBody {
@@ -58,120 +60,158 @@ impl SseBody {
             last: None,
             has_opened: false,
             is_over: false,
+            cut: Cut::default(),
         }
     }
 
-    fn open(&mut self, frame: &mut String) {
+    fn open(&mut self, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
         let num_choices = self.reply.as_ref().map_or(0, |reply| reply.generation.num_choices());
         for index in 0..num_choices {
-            let mut chunk = String::new();
-            if self.writer.opening(index, &mut chunk) {
-                event(&chunk, frame);
+            let start = frame.len();
+            frame.push(DATA)?;
+            if self.writer.opening(index, frame)? {
+                frame.push(END)?;
+            } else {
+                frame.truncate(start);
             }
         }
+        Ok(())
     }
 
     /// Writes a piece. The piece that ends a choice is held back, because the last one of a reply also carries usage.
-    fn show(&mut self, delta: Delta, frame: &mut String) {
+    fn show(&mut self, delta: Delta, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
         if delta.finish.is_some() {
-            if let Some(before) = self.last.replace(delta) {
-                self.write(&before, None, frame);
+            match self.last.replace(delta) {
+                Some(before) => self.write(&before, None, frame),
+                None => Ok(()),
             }
         } else if self.writer.is_long(&delta) {
-            frame.push_str(DATA);
-            self.long = Some(self.writer.begin_long(delta, frame));
+            frame.push(DATA)?;
+            self.long = Some(self.writer.begin_long(delta, frame)?);
+            Ok(())
         } else {
-            self.write(&delta, None, frame);
+            self.write(&delta, None, frame)
         }
     }
 
     /// Continues a piece that is partly written, if there is one. Returns whether there was.
-    fn write_long(&mut self, frame: &mut String) -> bool {
-        let Some(mut long) = self.long.take() else { return false };
-        if self.writer.continue_long(&mut long, FRAME_BYTES, frame) {
-            frame.push_str(END);
+    fn write_long(&mut self, frame: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
+        let Some(mut long) = self.long.take() else { return Ok(false) };
+        if self.writer.continue_long(&mut long, FRAME_BYTES, frame)? {
+            frame.push(END)?;
         } else {
             self.long = Some(long);
         }
-        true
+        Ok(true)
     }
 
-    fn write(&mut self, delta: &Delta, extension: Option<&Extension>, frame: &mut String) {
-        let mut chunk = String::new();
-        self.writer.delta(delta, extension, &mut chunk);
-        event(&chunk, frame);
+    fn write(
+        &mut self,
+        delta: &Delta,
+        extension: Option<&Extension>,
+        frame: &mut ReplyBuffer,
+    ) -> Result<(), OutOfMemory> {
+        frame.push(DATA)?;
+        self.writer.delta(delta, extension, frame)?;
+        frame.push(END)
     }
 
-    fn finish(&mut self, frame: &mut String) {
-        let Some(reply) = &mut self.reply else { return };
-        let summary = reply.close();
+    fn finish(&mut self, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
+        let Some(reply) = &mut self.reply else { return Ok(()) };
+        let summary = reply.generation.summary();
         let extension = Extension::new(&reply.sampling, &summary);
         if let Some(last) = self.last.take() {
             let own_chunk = self.writer.includes_usage();
-            self.write(&last, (!own_chunk).then_some(&extension), frame);
+            self.write(&last, (!own_chunk).then_some(&extension), frame)?;
         }
         if self.writer.includes_usage() {
-            let mut chunk = String::new();
-            self.writer.usage(&Usage::new(&summary), &extension, &mut chunk);
-            event(&chunk, frame);
+            frame.push(DATA)?;
+            self.writer.usage(&Usage::new(&summary), &extension, frame)?;
+            frame.push(END)?;
         }
-        event("[DONE]", frame);
+        event("[DONE]", frame)?;
         self.is_over = true;
+        if let Some(reply) = &mut self.reply {
+            reply.close();
+        }
+        Ok(())
     }
 
     /// Ends a stream that has begun with an error event instead of `[DONE]`.
-    fn fail(&mut self, error: &ApiError, frame: &mut String) {
-        event(&error.to_json(), frame);
+    fn fail(&mut self, error: &ApiError, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
         self.is_over = true;
+        event(&error.to_json(), frame)
+    }
+
+    /// Writes all events that are ready, up to the size of a frame. Fails if there is no memory even for the event that
+    /// reports the shortage, or if half of an event was sent.
+    fn fill(&mut self, context: &mut Context<'_>, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
+        if !self.has_opened {
+            self.has_opened = true;
+            self.open(frame)?;
+        }
+        while !self.is_over && frame.len() < FRAME_BYTES {
+            if self.write_long(frame)? {
+                continue;
+            }
+            let Some(reply) = &mut self.reply else { break };
+            let event = match reply.poll_event(context) {
+                Poll::Ready(event) => event,
+                Poll::Pending if self.stopping.as_mut().poll(context).is_ready() => {
+                    reply.fail();
+                    Some(Err(shutting_down()))
+                }
+                Poll::Pending => break,
+            };
+            let start = frame.len();
+            let written = match event {
+                Some(Ok(GenerationEvent::Delta(delta))) => self.show(delta, frame),
+                Some(Ok(_)) => Ok(()),
+                Some(Err(error)) => self.fail(&error, frame),
+                None => self.finish(frame),
+            };
+            if written.is_err() {
+                frame.truncate(start);
+                if let Some(reply) = &mut self.reply {
+                    reply.fail();
+                }
+                self.fail(&OutOfMemory.into(), frame)?;
+            }
+        }
+        Ok(())
     }
 }
 
-fn event(data: &str, frame: &mut String) {
-    frame.push_str(DATA);
-    frame.push_str(data);
-    frame.push_str(END);
+fn event(data: &str, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
+    frame.push(DATA)?;
+    frame.push(data)?;
+    frame.push(END)
 }
 
 impl Body for SseBody {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = OutOfMemory;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = &mut *self;
-        let mut frame = String::new();
-        if !this.has_opened {
-            this.has_opened = true;
-            this.open(&mut frame);
-        }
+        let mut frame = ReplyBuffer::default();
         // All events that are ready go into one write.
-        while !this.is_over && frame.len() < FRAME_BYTES {
-            if this.write_long(&mut frame) {
-                continue;
+        if this.cut.is_set() || this.fill(context, &mut frame).is_err() {
+            if let Some(mut reply) = this.reply.take() {
+                reply.fail();
             }
-            let Some(reply) = &mut this.reply else { break };
-            let event = match reply.poll_event(context) {
-                Poll::Ready(event) => event,
-                Poll::Pending if this.stopping.as_mut().poll(context).is_ready() => {
-                    reply.fail();
-                    Some(Err(shutting_down()))
-                }
-                Poll::Pending => break,
-            };
-            match event {
-                Some(Ok(GenerationEvent::Delta(delta))) => this.show(delta, &mut frame),
-                Some(Ok(_)) => {}
-                Some(Err(error)) => this.fail(&error, &mut frame),
-                None => this.finish(&mut frame),
-            }
+            return this.cut.poll(context);
         }
         if frame.is_empty() && !this.is_over {
             if this.keep_alive.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            frame.push_str(": still at work\n\n");
+            if frame.push(": still at work\n\n").is_err() {
+                return this.cut.poll(context);
+            }
         }
         if frame.is_empty() {
             return Poll::Ready(None);
@@ -181,11 +221,11 @@ impl Body for SseBody {
         let _ = this.keep_alive.as_mut().poll(context);
         // The last bytes own the account, so that the request lasts until they are written.
         let account = if this.is_over { this.reply.take().map(|reply| reply.account) } else { None };
-        let bytes = parts::holding(frame.into_bytes(), &Arc::new(account));
+        let bytes = parts::holding(frame, &Arc::new(account));
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.is_over
+        self.is_over && !self.cut.is_set()
     }
 }

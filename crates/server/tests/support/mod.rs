@@ -382,6 +382,8 @@ pub struct Response {
     /// Header names are in lower case.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
+    /// Whether the body has arrived to its end; false if the server cut the connection before.
+    pub is_complete: bool,
 }
 
 fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
@@ -399,15 +401,20 @@ fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
     }
 }
 
-/// Reads one chunk of a chunked body; `None` at the end.
+/// Reads one chunk of a chunked body; `None` at the end, or when the connection ends.
 fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+    read_chunk_or_end(reader).filter(|chunk| !chunk.is_empty())
+}
+
+/// Reads one chunk of a chunked body, which is empty at the end; `None` if the connection ends before.
+fn read_chunk_or_end(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let length = usize::from_str_radix(line.trim(), 16).ok()?;
     let mut chunk = vec![0; length + 2];
     reader.read_exact(&mut chunk).ok()?;
     chunk.truncate(length);
-    (length > 0).then_some(chunk)
+    Some(chunk)
 }
 
 impl Response {
@@ -415,17 +422,22 @@ impl Response {
         let (status, headers) = read_head(reader);
         let header = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
         let mut body = Vec::new();
+        let mut is_complete = true;
         if header("transfer-encoding") == Some("chunked") {
-            while let Some(chunk) = read_chunk(reader) {
-                body.extend(chunk);
-            }
+            is_complete = loop {
+                match read_chunk_or_end(reader) {
+                    None => break false,
+                    Some(chunk) if chunk.is_empty() => break true,
+                    Some(chunk) => body.extend(chunk),
+                }
+            };
         } else if let Some(length) = header("content-length") {
             body.resize(length.parse().unwrap(), 0);
             reader.read_exact(&mut body).unwrap();
         } else if status >= 200 {
             let _ = reader.read_to_end(&mut body);
         }
-        Response { status, headers, body }
+        Response { status, headers, body, is_complete }
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {

@@ -158,8 +158,7 @@ fn take(delta: Delta, replies: &mut [Delta], screen: &mut Screen<'_>) -> Result<
     if replies.len() == 1 && !screen.is_silent {
         screen.write(&delta.text)?;
     }
-    replies[delta.choice].append(delta);
-    Ok(())
+    Ok(replies[delta.choice].append(delta)?)
 }
 
 /// Ends the line of a single reply, or shows several replies. Returns the text of a single one.

@@ -23,6 +23,7 @@ use crate::metrics::Outcome;
 use crate::openai::reply_json::ChunkWriter;
 use crate::openai::usage::{Extension as Numbers, Usage};
 use crate::reply::Reply;
+use crate::reply::buffer::{OutOfMemory, ReplyBuffer};
 use crate::reply::respond::shutting_down;
 use crate::state::SharedApp;
 
@@ -57,9 +58,9 @@ impl<'a> Dialogue<'a> {
     {
         let mut stopping = std::pin::pin!(self.app.drain.reached(Phase::Stopping));
         for index in 0..self.reply.generation.num_choices() {
-            let mut chunk = String::new();
-            self.writer.opening(index, &mut chunk);
-            socket.send(&chunk).await?;
+            let mut chunk = ReplyBuffer::default();
+            self.writer.opening(index, &mut chunk).map_err(ApiError::from)?;
+            socket.send(chunk.as_bytes()).await?;
         }
         while !self.reply.generation.is_over() {
             let is_busy = self.processing.is_some();
@@ -72,10 +73,10 @@ impl<'a> Dialogue<'a> {
                         Ok(false) => {
                             let summary = self.reply.generation.summary();
                             self.reply.account.close(Outcome::Cancelled, &summary);
-                            return socket.send(&json!({ "type": "cancelled" }).to_string()).await;
+                            return socket.send(json!({ "type": "cancelled" }).to_string().as_bytes()).await;
                         }
                         // A message that is refused changes nothing.
-                        Err(error) => Some(error.to_json()),
+                        Err(error) => Some(error.to_json().into_bytes()),
                     }
                 }
                 message = next_message(socket, is_busy) => match self.admit(message?) {
@@ -83,10 +84,10 @@ impl<'a> Dialogue<'a> {
                         self.processing = Some(processing);
                         None
                     }
-                    Err(error) => Some(error.to_json()),
+                    Err(error) => Some(error.to_json().into_bytes()),
                 },
                 event = self.reply.next_event() => match event.transpose()? {
-                    Some(event) => self.text_of(event),
+                    Some(event) => self.text_of(event).map_err(|_| self.out_of_memory())?,
                     None => None,
                 },
                 () = &mut stopping => {
@@ -126,27 +127,34 @@ impl<'a> Dialogue<'a> {
     }
 
     /// Returns the message that reports an event.
-    fn text_of(&mut self, event: GenerationEvent) -> Option<String> {
-        match event {
+    fn text_of(&mut self, event: GenerationEvent) -> Result<Option<Vec<u8>>, OutOfMemory> {
+        Ok(match event {
             GenerationEvent::Delta(delta) => {
-                let mut chunk = String::new();
-                self.writer.delta(&delta, None, &mut chunk);
-                Some(chunk)
+                let mut chunk = ReplyBuffer::default();
+                self.writer.delta(&delta, None, &mut chunk)?;
+                Some(chunk.into_bytes())
             }
-            GenerationEvent::ControlApplied { output_tokens, .. } => {
-                let name = self.pending.pop_front()?;
-                Some(json!({ "type": name, "output_tokens": output_tokens }).to_string())
-            }
+            GenerationEvent::ControlApplied { output_tokens, .. } => self
+                .pending
+                .pop_front()
+                .map(|name| json!({ "type": name, "output_tokens": output_tokens }).to_string().into_bytes()),
             GenerationEvent::PromptProgress { .. } => None,
-        }
+        })
+    }
+
+    /// Ends the reply because there is no memory for its next chunk.
+    fn out_of_memory(&mut self) -> ApiError {
+        self.reply.fail();
+        OutOfMemory.into()
     }
 
     async fn finish<S: AsyncRead + AsyncWrite + Unpin>(mut self, socket: &mut Socket<S>) -> Result<(), CloseReason> {
         let summary = self.reply.close();
-        let mut chunk = String::new();
-        self.writer.usage(&Usage::new(&summary), &Numbers::new(&self.reply.sampling, &summary), &mut chunk);
-        socket.send(&chunk).await?;
-        socket.send("[DONE]").await
+        let mut chunk = ReplyBuffer::default();
+        let numbers = Numbers::new(&self.reply.sampling, &summary);
+        self.writer.usage(&Usage::new(&summary), &numbers, &mut chunk).map_err(ApiError::from)?;
+        socket.send(chunk.as_bytes()).await?;
+        socket.send(b"[DONE]").await
     }
 }
 

@@ -4,7 +4,7 @@
 use super::close_reason::CloseReason;
 
 /// Maximum bytes of a frame's head that a client sends: two, eight of an extended length, four of a mask.
-const MAX_HEAD_BYTES: usize = 14;
+pub(super) const MAX_HEAD_BYTES: usize = 14;
 /// Maximum payload of a control frame.
 pub(super) const MAX_CONTROL_BYTES: usize = 125;
 

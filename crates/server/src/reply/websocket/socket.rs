@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use super::assembler::{Assembler, PAUSE_BYTES, Step, TextMessage};
 use super::close_reason::CloseReason;
 use super::frame::{self, Opcode};
-use crate::limits::client_memory::HeldMemory;
+use crate::limits::client_memory::{HeldMemory, out_of_memory};
 
 /// Bytes that are read at once.
 const INPUT_BYTES: usize = 4 << 10;
@@ -116,10 +116,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         Ok(work.await)
     }
 
-    /// Sends a message and waits until the connection has taken it.
-    pub(super) async fn send(&mut self, text: &str) -> Result<(), CloseReason> {
+    /// Sends a message of UTF-8 and waits until the connection has taken it.
+    pub(super) async fn send(&mut self, text: &[u8]) -> Result<(), CloseReason> {
         self.output_memory.grow_to(self.output.len().saturating_add(text.len()))?;
-        frame::write(Opcode::Text, text.as_bytes(), &mut self.output);
+        self.output.try_reserve(frame::MAX_HEAD_BYTES + text.len()).map_err(|_| out_of_memory())?;
+        frame::write(Opcode::Text, text, &mut self.output);
         self.flush().await
     }
 

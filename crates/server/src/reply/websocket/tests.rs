@@ -315,7 +315,7 @@ fn unsent_output_takes_memory() {
         let mut socket = Socket::new(server, CALM, assembler);
         let text = "x".repeat(100_000);
         {
-            let mut sending = pin!(socket.send(&text));
+            let mut sending = pin!(socket.send(text.as_bytes()));
             assert!(std::future::poll_fn(|context| Poll::Ready(sending.as_mut().poll(context).is_pending())).await);
             assert!(used.get() >= 100_000);
             let mut received = vec![0; 100_010];
@@ -323,7 +323,7 @@ fn unsent_output_takes_memory() {
             assert!(sent.is_ok() && read.is_ok());
         }
         assert!(used.get() <= PAUSE_BYTES as i64);
-        let refused = socket.send(&"x".repeat(2 << 20)).await.unwrap_err();
+        let refused = socket.send("x".repeat(2 << 20).as_bytes()).await.unwrap_err();
         assert_eq!(refused.code(), Some(1013));
     });
 }
