@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pellucid_engine::EngineHandle;
+use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
 use crate::PromptEncoder;
@@ -27,6 +28,8 @@ pub struct LoadedModel {
     pub context_len: usize,
     /// Number of logits that the model computes; a tokenizer may define fewer tokens.
     pub vocab_size: usize,
+    /// Sampling options of a request that gives none: those that the model's files recommend, and those of the operator.
+    pub sampling: SamplingDefaults,
     /// Time of loading, in seconds since 1970.
     pub created: u64,
     /// Submits requests to the engine. Dropping the model stops the engine.

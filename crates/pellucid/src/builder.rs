@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pellucid_checkpoint::{Checkpoint, FileAccess, Source};
+use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
 use pellucid_generate::{LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, Model as _};
+use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::loading::{hash_notes, load_decoder, plan_kv_memory, shared_prefix};
+use crate::recommended_sampling::recommended_sampling;
 use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, Pellucid};
 
 /// Sequences computed at once unless the builder says otherwise.
@@ -279,7 +281,8 @@ impl Builder {
                 None => (None, None),
             },
         };
-        self.note_suggested_sampling(&checkpoint);
+        let recommended = recommended_sampling(&checkpoint);
+        recommended.warning.into_iter().for_each(|warning| (self.on_event)(LoadEvent::Note(warning)));
         let on_event = &mut self.on_event;
         let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
         let decoder = load_decoder(&checkpoint, self.context_len, &backend, on_event)?;
@@ -321,6 +324,7 @@ impl Builder {
             template_error,
             context_len: config.context_len,
             vocab_size: config.vocab_size,
+            sampling: SamplingDefaults { model: recommended.options, ..SamplingDefaults::default() },
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             engine: EngineHandle::start(engine),
             now: utc_now,
@@ -328,15 +332,6 @@ impl Builder {
         let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.file_bytes());
         let info = ModelInfo { path, files, weight_bytes, device, kv_type: self.kv_type, kv_memory };
         Ok(Loaded { model, info, tenants: self.tenants })
-    }
-
-    fn note_suggested_sampling(&mut self, checkpoint: &Checkpoint) {
-        if let Source::HuggingFace(folder) = checkpoint.source()
-            && let Some(suggested) = folder.suggested_sampling()
-        {
-            let note = format!("note: generation_config.json suggests {suggested}; set it if you want it");
-            (self.on_event)(LoadEvent::Note(note));
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pellucid_engine::EngineStats;
 use pellucid_generate::LoadedModel;
+use pellucid_sampling::{Fallback, GivenOptions, SamplingParams};
 
 use crate::{AsyncReplyStream, Builder, Error, Loaded, ModelInfo, Reply, ReplyStream, Request, generate_all};
 
@@ -102,6 +103,32 @@ impl Pellucid {
     /// Returns the engine's counters; waits for the step that is being computed.
     pub fn stats(&self) -> Result<EngineStats, Error> {
         self.model().engine.stats().map_err(Error::Failed)
+    }
+
+    /// Returns the sampling parameters that `pellucid run` uses with this model: those that its files recommend
+    /// (`generation_config.json`, `general.sampling.*` of a GGUF file), or else Pellucid's default,
+    /// [`PELLUCID_DEFAULT`](crate::PELLUCID_DEFAULT).
+    ///
+    /// A [`Request`](crate::Request) without sampling options is greedy; this makes one that is answered like the
+    /// command line does:
+    ///
+    /// ```
+    /// use pellucid::{Pellucid, Request};
+    ///
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let model = Pellucid::open("models/tiny.gguf")?;
+    /// let request = Request::text("Once upon a time")
+    ///     .sampling(|params| *params = model.default_sampling())
+    ///     .top_p(0.8) // An option that is set afterwards takes precedence.
+    ///     .seed(0)
+    ///     .max_tokens(20);
+    /// println!("{}", model.generate(request)?.text());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn default_sampling(&self) -> SamplingParams {
+        let options = self.model().sampling.resolve(&GivenOptions::default(), Fallback::Pellucid);
+        options.apply(SamplingParams::default(), |text| self.model().tokenizer.encode_within(text))
     }
 
     /// Returns the tokens of a text, without the ids that a model expects before every text.

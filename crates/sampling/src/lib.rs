@@ -9,6 +9,7 @@
 
 mod candidates;
 mod check;
+mod defaults;
 mod digest;
 mod draw;
 mod error;
@@ -29,6 +30,7 @@ mod trace;
 mod tests;
 
 pub use candidates::Workspace;
+pub use defaults::{DefaultSource, Fallback, PELLUCID_DEFAULT, SamplingDefaults};
 pub use digest::{Digest, DigestQuery, OwnedDigest, RACE_MARGIN, Shortlist};
 pub use error::Error;
 pub use history::{Count, History};

@@ -64,6 +64,7 @@ pub fn model() -> LoadedModel {
         template_error: None,
         context_len: CONTEXT_LEN,
         vocab_size,
+        sampling: Default::default(),
         created: 0,
         engine: EngineHandle::start(engine(vocab_size)),
         now: || DateTime { year: 2026, month: 11, day: 17, hour: 12, minute: 0, second: 0 },

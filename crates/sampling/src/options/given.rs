@@ -18,6 +18,10 @@ impl GivenOptions {
         self.values.insert(option.param(), value);
     }
 
+    pub(crate) fn remove(&mut self, param: &str) {
+        self.values.remove(param);
+    }
+
     /// Returns the value of the option with this [`SamplingOption::param`].
     pub fn get(&self, param: &str) -> Option<&Value> {
         self.values.get(param)
@@ -47,9 +51,10 @@ impl GivenOptions {
         }
     }
 
-    /// Whether an option was given that has no effect on greedy decoding.
+    /// Whether an option was given that has no effect on greedy decoding. A seed does not count: it asks for nothing.
     pub fn imply_sampling(&self) -> bool {
-        OPTIONS.iter().any(|option| option.is_sampled_only() && self.values.contains_key(option.param()))
+        let asks = |option: &SamplingOption| option.is_sampled_only() && option.kind() != OptionKind::Seed;
+        OPTIONS.iter().any(|option| asks(option) && self.values.contains_key(option.param()))
     }
 
     /// Refuses a given option that has no effect on `params` because the option that it needs is not set.
@@ -141,7 +146,8 @@ mod tests {
         let mut given = GivenOptions::default();
         given.insert(top_p, Value::Number(0.5));
         let params = given.apply(Preset::Chat.params(), encode);
-        assert_eq!(params, SamplingParams { top_p: 0.5, ..Preset::Chat.params() });
+        let breakers = crate::DRY_BREAKERS.map(encode).to_vec();
+        assert_eq!(params, SamplingParams { top_p: 0.5, dry_sequence_breakers: breakers, ..Preset::Chat.params() });
         let mut changes = GivenOptions::default();
         changes.insert(top_p, Value::Number(0.25));
         let changed = given.changed(changes);

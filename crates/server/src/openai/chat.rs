@@ -72,6 +72,7 @@ impl ChatRequest {
             return Err(ApiError::field("max_tokens", message));
         }
         shared.check_seed(&sampling)?;
+        let sampling = if shared.beam_width.is_none() { sampling.with_defaults(model) } else { sampling };
         shared_fields::check_model(&shared.model, model)?;
         Ok(ChatRequest { chat, shared, sampling })
     }

@@ -113,6 +113,7 @@ impl CompletionRequest {
     /// Checks the request against the model and the tenant, and encodes its prompts.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let CompletionRequest { completion, mut shared, sampling } = self;
+        let sampling = if shared.beam_width.is_none() { sampling.with_defaults(model) } else { sampling };
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;

@@ -4,6 +4,7 @@ use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::sampling::default_parameters;
 use super::shared_fields::check_model;
 use crate::http::error::ApiError;
 
@@ -21,6 +22,10 @@ pub(crate) struct ModelCard {
     /// Maximum tokens of prompt and reply together.
     max_model_len: usize,
     system_fingerprint: String,
+    /// Sampling parameters of a request that gives none: for each field its `value`, and its `source`, which is
+    /// `server` (a flag of the server), `model` (the model's files recommend it) or `openai` (OpenAI's default).
+    #[schema(value_type = Object)]
+    sampling_defaults: serde_json::Value,
 }
 
 /// All names of the served model, each as a model.
@@ -41,6 +46,7 @@ impl ModelCard {
             owned_by: "pellucid",
             max_model_len: model.context_len,
             system_fingerprint: model.fingerprint.clone(),
+            sampling_defaults: default_parameters(model),
         }
     }
 

@@ -1,13 +1,14 @@
 //! The sampling fields of a request, read by the table of options in the crate `sampling`, and the parameters they
 //! stand for.
 //!
-//! Defaults are OpenAI's: temperature 1, everything else neutral. A preset replaces the defaults; fields given beside
-//! it win.
+//! A field that is not given has the value of the server's flags, else the one that the model recommends. A model that
+//! recommends nothing has OpenAI's defaults: temperature 1, everything else neutral. A preset replaces all of these;
+//! fields given beside it win. Beam search does not sample, so it takes no defaults.
 
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{
-    GivenOptions, OPTIONS, OptionKind, Preset, SamplingOption, SamplingParams, StepKind, Value as OptionValue,
-    ValueRef, random_seed,
+    Fallback, GivenOptions, OPTIONS, OptionKind, Preset, SamplingOption, SamplingParams, StepKind,
+    Value as OptionValue, ValueRef, random_seed,
 };
 use serde_json::{Map, Value, json};
 
@@ -24,6 +25,8 @@ pub(crate) struct SamplingFields {
     pub(crate) given: GivenOptions,
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) preset: Option<String>,
+    /// `given` with the defaults below it; `None` if none apply.
+    resolved: Option<GivenOptions>,
 }
 
 impl SamplingFields {
@@ -38,7 +41,19 @@ impl SamplingFields {
             given,
             ignore_eos: fields.boolean("ignore_eos")?,
             preset: fields.string("preset", MAX_NAME_LEN)?,
+            resolved: None,
         })
+    }
+
+    /// Returns these fields with the model's defaults below those that are given.
+    pub(crate) fn with_defaults(self, model: &LoadedModel) -> SamplingFields {
+        let resolve = || model.sampling.resolve(&self.given, Fallback::OpenAi);
+        SamplingFields { resolved: self.preset.is_none().then(resolve), ..self }
+    }
+
+    /// Returns the options in effect over the preset or the neutral values.
+    fn options(&self) -> &GivenOptions {
+        self.resolved.as_ref().unwrap_or(&self.given)
     }
 
     /// Whether no field was given.
@@ -61,8 +76,8 @@ impl SamplingFields {
             None => SamplingParams::default(),
         };
         let end_ids = if self.ignore_eos == Some(true) { Vec::new() } else { model.tokenizer.end_ids().to_vec() };
-        let start = SamplingParams { seed: self.seed().unwrap_or_else(random_seed), end_ids, ..start };
-        let params = self.given.apply(start, |text| model.tokenizer.encode_within(text));
+        let start = SamplingParams { seed: self.options().seed().unwrap_or_else(random_seed), end_ids, ..start };
+        let params = self.options().apply(start, |text| model.tokenizer.encode_within(text));
         params.check()?;
         params.check_effect()?;
         Ok(params)
@@ -74,6 +89,7 @@ impl SamplingFields {
             given: self.given.changed(changes.given),
             ignore_eos: changes.ignore_eos.or(self.ignore_eos),
             preset: changes.preset.or(self.preset),
+            resolved: None,
         }
     }
 }
@@ -160,12 +176,33 @@ pub(crate) fn effective(fields: &SamplingFields, params: &SamplingParams) -> Val
     for option in OPTIONS.iter().filter(|option| option.kind() != OptionKind::Seed) {
         let value = match option.kind() {
             // As texts, because tokens are not what a request gives.
-            OptionKind::Texts { .. } => json!(fields.given.texts(option, params)),
+            OptionKind::Texts { .. } => json!(fields.options().texts(option, params)),
             _ => option.effective(params).map_or(Value::Null, json_value),
         };
         all.insert(option.json_name().to_owned(), value);
     }
     all.insert("ignore_eos".to_owned(), json!(fields.ignore_eos == Some(true)));
+    Value::Object(all)
+}
+
+/// Returns the sampling parameters of a request that gives none, by field, each with the origin of its value. Lists the
+/// temperature, `top_p`, and all others that are not neutral.
+pub(crate) fn default_parameters(model: &LoadedModel) -> Value {
+    let options = model.sampling.resolve(&GivenOptions::default(), Fallback::OpenAi);
+    let params = options.apply(SamplingParams::default(), |text| model.tokenizer.encode_within(text));
+    let mut all = Map::new();
+    for option in OPTIONS {
+        let param = option.param();
+        if !["temperature", "top_p"].contains(&param) && options.get(param).is_none() {
+            continue;
+        }
+        let value = match option.kind() {
+            OptionKind::Texts { .. } => json!(options.texts(option, &params)),
+            _ => option.effective(&params).map_or(Value::Null, json_value),
+        };
+        let source = model.sampling.source_of(param, Fallback::OpenAi);
+        all.insert(option.json_name().to_owned(), json!({ "value": value, "source": source.name() }));
+    }
     Value::Object(all)
 }
 

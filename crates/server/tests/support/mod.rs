@@ -17,6 +17,7 @@ use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit};
 use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
+use pellucid_sampling::SamplingDefaults;
 use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
 use pellucid_tensor::Error as DeviceError;
 use pellucid_testing::{TINY_TEMPLATE, TinyModel, cpu};
@@ -92,6 +93,7 @@ pub struct Setup {
     pub context_len: usize,
     pub model_id: &'static str,
     pub aliases: Vec<String>,
+    pub sampling: SamplingDefaults,
 }
 
 impl Default for Setup {
@@ -109,6 +111,7 @@ impl Default for Setup {
             context_len: CONTEXT,
             model_id: MODEL,
             aliases: Vec::new(),
+            sampling: SamplingDefaults::default(),
         }
     }
 }
@@ -183,6 +186,7 @@ impl Server {
             template_error: None,
             context_len,
             vocab_size,
+            sampling: setup.sampling,
             created: 1_700_000_000,
             engine: EngineHandle::start(engine),
             now: some_day,

@@ -74,7 +74,7 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
             return Err(fixed(name));
         }
     }
-    let fields = sampling.fields.clone().changed(changes);
+    let fields = sampling.fields.clone().changed(changes).with_defaults(model);
     // Defaults are derived again from all given fields, as if the request had contained the changes.
     let SamplingParams { seed, logprobs, .. } = sampling.params;
     let params = SamplingParams { seed, logprobs, ..fields.params(model)? };
