@@ -1,7 +1,9 @@
-//! `pellucid bench`: the speed of a model compared with the machine's limits, and of serving many requests at once.
+//! `pellucid bench`: the speed of a model compared with the machine's limits, and of serving many requests at once; and
+//! its answers to ordinary questions.
 
 mod model;
 mod percentiles;
+mod questions;
 mod serving;
 mod speed;
 mod text;
@@ -17,6 +19,7 @@ use pellucid_model::{QuantScheme, SyntheticModel};
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::sampling::SamplingArgs;
 use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
@@ -31,6 +34,9 @@ use crate::terminal::output::Output;
 ///
 /// The model is a file, or random weights with --shape: the speed does not depend
 /// on the values of the weights.
+///
+/// With --questions, the model answers ordinary questions instead; a reply passes
+/// if it contains an expected text, ends by itself and does not repeat itself.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
@@ -65,9 +71,35 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     serving: ServingArgs,
 
+    /// Answer ordinary questions and count the right answers: 40 built-in
+    /// ones, or those of a TOML file (--questions=FILE)
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with_all = ["shape", "load", "prompt", "batch", "depth"]
+    )]
+    questions: Option<String>,
+
+    /// Maximum tokens of an answer [default: 512]
+    #[arg(
+        long,
+        short = 'n',
+        requires = "questions",
+        value_name = "TOKENS",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    max_tokens: Option<u32>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
 
     #[command(flatten)]
     compute: ComputeArgs,
@@ -168,6 +200,12 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     }
     if let Some(path) = &args.write {
         return model::write(args, path, interrupt);
+    }
+    if let Some(file) = &args.questions {
+        return questions::run(args, file, hub, interrupt, output);
+    }
+    if args.sampling.is_given() {
+        bail!("sampling flags apply to --questions; speed does not depend on them");
     }
     let serves = !(args.serving.concurrency.is_empty() && args.serving.rate.is_empty());
     let measures_speed =
