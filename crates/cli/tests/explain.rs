@@ -138,8 +138,6 @@ fn the_explained_reply_is_the_reply_of_run() {
     let model = tiny_model(&home, Some(TEMPLATE));
     for flags in CHAINS {
         let Explained { end, tokens, .. } = explain(&home, &model, flags);
-        // Without a flag, `explain` takes a preset, and `run` is greedy.
-        let flags = if flags.is_empty() { &["--preset", "chat"] } else { flags };
         let base = ["run", "Hello there", "--model", &model, "--seed", "7", "-n", "12"];
         let ran = home.run(&[&base, flags].concat());
         let has_control = tokens.iter().any(|token| token["id"].as_u64().unwrap() < 5);
@@ -197,12 +195,12 @@ fn greedy_and_default_say_so() {
         let base = ["explain", "Hello", "--model", &model, "-n", "1"];
         home.run(&[&base, flags].concat()).ok().to_owned()
     };
-    assert!(page(&[]).contains("preset chat (the default here)"));
-    assert!(page(&["--seed", "5"]).contains("seed 5 · preset chat (the default here)"));
+    assert!(page(&[]).contains("seed 0 · preset chat (the default)\n"));
+    assert!(page(&["--seed", "5"]).contains("seed 5 · preset chat (the default)\n"));
     let greedy = page(&["--temperature", "0"]);
     assert!(greedy.contains("at temperature 0 the highest logit wins") && !greedy.contains("preset"), "{greedy}");
     // A flag at its neutral value is a flag all the same.
-    assert!(!page(&["--top-k", "0"]).contains("preset"));
+    assert!(page(&["--top-k", "0"]).contains("preset chat (the default) with flags"));
 }
 
 #[test]

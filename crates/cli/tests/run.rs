@@ -26,7 +26,7 @@ fn the_last_line_counts_and_times() {
     let home = Home::new();
     let model = model(&home, Some(TEMPLATE));
     let ran = home.run(&["run", "Hi", "--model", &model, "-n", "5", "--temperature", "1", "--seed", "3"]);
-    let line = ran.stderr.trim().to_owned();
+    let line = ran.stderr.trim().lines().last().unwrap().to_owned();
     // The prompt is `[turn]user: Hi[end][turn]`: three control tokens and eight characters.
     assert!(line.starts_with("[11 in at "), "{line}");
     assert!(
@@ -92,7 +92,7 @@ fn what_cannot_be_is_refused_by_name() {
         (&["run", "hi", "--stop", ""], "--stop"),
         (&["run", "hi", "--best-of", "3", "--stop", "x"], "--best-of"),
         (&["run", "hi", "--min-tokens", "9", "-n", "3"], "--min-tokens (9)"),
-        (&["run", "hi", "--dry-base", "2"], "--dry-multiplier"),
+        (&["run", "hi", "--greedy", "--dry-base", "2"], "--dry-multiplier"),
     ];
     for (args, expected) in cases {
         let ran = home.run(&[args, &["--model", &model]].concat());
@@ -158,15 +158,81 @@ fn beams_keep_to_stop_strings_and_count_their_tokens() {
 }
 
 #[test]
-fn a_flag_of_the_draw_makes_it_draw() {
+fn without_flags_the_default_preset_is_drawn_with_a_fixed_seed() {
     let home = Home::new();
     let model = model(&home, Some(TEMPLATE));
     let run = |more: &[&str]| home.run(&[&["run", "Hello", "--model", &model, "-n", "12"], more].concat());
-    let drawn = run(&["--top-k", "40", "--seed", "5"]);
-    assert!(drawn.stderr.contains("[top_k 40, draw]") && drawn.stderr.contains("seed 5"), "{drawn:?}");
-    let greedy = run(&[]);
-    assert!(!greedy.stderr.contains("draw") && !greedy.stderr.contains("seed"), "{greedy:?}");
-    assert_eq!(run(&["--top-k", "40", "--seed", "5", "--temperature", "0"]).ok(), greedy.ok());
+    let default = run(&[]);
+    assert!(default.stderr.contains("seed 0"), "{default:?}");
+    assert_eq!(run(&[]).ok(), default.ok());
+    assert_eq!(run(&["--preset", "chat"]).ok(), default.ok());
+    assert_ne!(run(&["--seed", "1"]).ok(), default.ok());
+    // A flag changes one option; the others keep their defaults.
+    let warmer = run(&["--temperature", "1.5", "--seed", "5"]);
+    let chain = "[preset chat (the default) with flags: dry multiplier 0.8, base 1.75, allowed length 2, \
+                 temperature 1.5, top_k 40, top_p 0.9, draw]";
+    assert!(warmer.stderr.contains(chain) && warmer.stderr.contains("seed 5"), "{warmer:?}");
+    // Greedy decoding takes no defaults, whichever way it is asked for.
+    let greedy = run(&["--greedy"]);
+    assert!(greedy.stderr.contains("[greedy: temperature 0") && !greedy.stderr.contains("seed"), "{greedy:?}");
+    assert_eq!(run(&["--temperature", "0"]).ok(), greedy.ok());
+    assert_eq!(run(&["--preset", "factual"]).ok(), greedy.ok());
+    for other in [["--temperature", "0.5"], ["--preset", "chat"]] {
+        assert_eq!(run(&[&["--greedy"], &other[..]].concat()).status, Some(2));
+    }
+}
+
+/// The values that the model's own files recommend are used, those that cannot be are named, and flags win.
+#[test]
+fn the_recommendation_of_the_model_comes_before_the_default() {
+    let home = Home::new();
+    let model = model(&home, Some(TEMPLATE));
+    let run =
+        |command: &str, more: &[&str]| home.run(&[&[command, "Hello", "--model", &model, "-n", "12"], more].concat());
+    let file = std::path::Path::new(&model).join("generation_config.json");
+    std::fs::write(&file, r#"{"temperature": 1.2, "top_k": 12, "num_beams": 4, "top_p": 7}"#).unwrap();
+    let ran = run("run", &[]);
+    assert!(ran.stderr.contains("[recommended by the model: temperature 1.2, top_k 12, draw]"), "{ran:?}");
+    let warning = "warning: recommended sampling values were not taken: generation_config.json: top_p \
+                   (expected 0 to 1, found 7), generation_config.json: num_beams (4 is not supported)\n";
+    assert!(ran.stderr.contains(warning), "{ran:?}");
+    assert_eq!(run("run", &["--temperature", "1.2", "--top-k", "12"]).ok(), ran.ok());
+    let flags = run("run", &["--top-k", "3"]);
+    assert!(
+        flags.stderr.contains("[recommended by the model with flags: temperature 1.2, top_k 3, draw]"),
+        "{flags:?}"
+    );
+    assert!(run("explain", &[]).ok().contains("seed 0 · recommended by the model"));
+
+    std::fs::write(&file, r#"{"do_sample": false, "temperature": 0.6, "top_p": 0.9}"#).unwrap();
+    let greedy = run("run", &[]);
+    assert_eq!(greedy.ok(), run("run", &["--greedy"]).ok());
+    assert!(!greedy.stderr.contains("seed"), "{greedy:?}");
+    let several = run("run", &["--choices", "2"]);
+    assert!(several.stderr.contains("recommended by the model: draw]"), "{several:?}");
+}
+
+#[test]
+fn a_reply_without_a_limit_is_cut_and_the_program_says_so() {
+    let home = Home::new();
+    let folder = home.path().join("long");
+    let tiny = pellucid_testing::TinyModel {
+        template: Some(TEMPLATE),
+        context_len: Some(4096),
+        ..pellucid_testing::TinyModel::default()
+    };
+    tiny.write(&folder).unwrap();
+    let run = |more: &[&str]| {
+        // The reply may not end by itself before the limit.
+        let base = ["run", "Hi", "--model", folder.to_str().unwrap(), "--min-tokens", "2048", "--no-loop-guard"];
+        home.run(&[&base, more].concat())
+    };
+    let cut = run(&[]);
+    cut.ok();
+    assert!(cut.stderr.contains("the reply was cut after 2048 tokens; --max-tokens N allows more\n"), "{}", cut.stderr);
+    let told = run(&["--max-tokens", "2048"]);
+    told.ok();
+    assert!(!told.stderr.contains("was cut"), "{}", told.stderr);
 }
 
 #[test]
@@ -174,7 +240,7 @@ fn a_preset_shows_what_it_sets_and_flags_win() {
     let home = Home::new();
     let model = model(&home, Some(TEMPLATE));
     let ran = home.run(&["run", "Hi", "--model", &model, "-n", "2", "--preset", "chat", "--top-k", "7", "--seed", "1"]);
-    assert!(ran.stderr.contains("preset chat: ") && ran.stderr.contains("top_k 7"), "{ran:?}");
+    assert!(ran.stderr.contains("preset chat with flags: ") && ran.stderr.contains("top_k 7"), "{ran:?}");
     assert!(ran.stderr.contains("temperature 0.7"), "{ran:?}");
 }
 

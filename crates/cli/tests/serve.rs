@@ -78,6 +78,39 @@ impl Served {
     }
 }
 
+/// The sampling flags are defaults of requests, in every layer of the settings, over what the model recommends.
+#[test]
+fn sampling_flags_are_defaults_of_requests() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let file = std::path::Path::new(&model).join("generation_config.json");
+    std::fs::write(&file, r#"{"temperature": 0.6, "top_k": 20}"#).unwrap();
+    let flags = ["--model", &model, "--device", "cpu", "--top-p", "0.9", "--dry-multiplier", "0.8"];
+    let served = Served::start(&home, &flags, &[("PELLUCID_MIN_P", "0.05")]);
+    let line = "sampling defaults: temperature 0.6 (model), top_k 20 (model), top_p 0.9 (server), min_p 0.05 (server), \
+                dry_multiplier 0.8 (server)";
+    assert!(served.start_up.contains(line), "{}", served.start_up);
+    let models = served.get("/v1/models", "");
+    for part in [
+        r#""temperature":{"value":0.6,"source":"model"}"#,
+        r#""top_p":{"value":0.9,"source":"server"}"#,
+        r#""min_p":{"value":0.05,"source":"server"}"#,
+    ] {
+        assert!(models.contains(part), "{part}: {models}");
+    }
+    served.terminate();
+    served.ended();
+
+    // A preset replaces the recommendation.
+    let served = Served::start(&home, &["--model", &model, "--device", "cpu", "--preset", "creative"], &[]);
+    let line = "sampling defaults: temperature 1 (server), min_p 0.05 (server), presence_penalty 0.3 (server)";
+    assert!(served.start_up.contains(line), "{}", served.start_up);
+    served.terminate();
+    served.ended();
+    let refused = home.run(&["serve", "--model", &model, "--top-p", "1.5"]);
+    assert!(refused.stderr.contains("--top-p: expected 0 to 1, found 1.5"), "{refused:?}");
+}
+
 #[test]
 fn it_says_what_it_does_serves_and_leaves() {
     let home = Home::new();

@@ -9,6 +9,5 @@ pub(crate) mod command_line;
 pub(crate) mod compute;
 pub(crate) mod prompt;
 pub(crate) mod sampling;
-pub(crate) mod sampling_defaults;
 pub(crate) mod setting_layers;
 pub(crate) mod usage_error;

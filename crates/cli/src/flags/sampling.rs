@@ -1,15 +1,16 @@
-//! The sampling flags, made from the table of options in the crate `sampling`; `run` and `explain` share them.
+//! The sampling flags, made from the table of options in the crate `sampling`; `run`, `explain`, `bench` and `serve`
+//! share them.
 //!
-//! Each flag is optional. An option without its flag has the value of the preset, and without a preset the neutral
-//! value.
+//! Each flag is optional. An option without its flag has the value of the preset; without a preset, the one that the
+//! model recommends, or else Pellucid's default. In `serve` the flags are themselves defaults, of requests.
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::{ArgAction, ValueParser};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use pellucid_engine::{self as engine, BeamParams, EarlyStopping, MAX_WIDTH, Request};
 use pellucid_sampling::{
-    self as sampling, GivenOptions, OPTIONS, OptionKind, Preset, SamplingOption, SamplingParams, StepKind, Value,
-    random_seed,
+    self as sampling, Fallback, GivenOptions, OPTIONS, OptionKind, PELLUCID_DEFAULT, Preset, SamplingDefaults,
+    SamplingOption, SamplingParams, StepKind, Value,
 };
 use pellucid_tokenizer::Tokenizer;
 
@@ -21,6 +22,8 @@ const HELP_WIDTH: usize = 70;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SamplingArgs {
     preset: Option<Preset>,
+    /// Whether to take the most probable token: all options are neutral then, but for those that are given.
+    greedy: bool,
     given: GivenOptions,
     /// Options whose values are tokens, as the user wrote them: only the model's tokenizer knows their ids.
     tokens: Vec<(&'static SamplingOption, Vec<String>)>,
@@ -33,7 +36,10 @@ impl Args for SamplingArgs {
             "Options for a purpose: {}; flags given beside it win",
             listed(&Preset::ALL.map(Preset::name), "or")
         )));
-        OPTIONS.iter().fold(command.arg(preset), |command, option| command.arg(argument(option)))
+        let greedy = Arg::new("greedy").long("greedy").action(ArgAction::SetTrue).help_heading(HEADING);
+        let greedy = greedy.conflicts_with_all(["preset", "temperature"]);
+        let greedy = greedy.help("Take the most probable token each time, with no default options");
+        OPTIONS.iter().fold(command.arg(preset).arg(greedy), |command, option| command.arg(argument(option)))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -43,7 +49,8 @@ impl Args for SamplingArgs {
 
 impl FromArgMatches for SamplingArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut args = SamplingArgs { preset: matches.get_one("preset").copied(), ..SamplingArgs::default() };
+        let preset = matches.get_one("preset").copied();
+        let mut args = SamplingArgs { preset, greedy: matches.get_flag("greedy"), ..SamplingArgs::default() };
         for option in OPTIONS {
             let id = option.param();
             let texts = || matches.get_many::<String>(id).map(|texts| texts.cloned().collect::<Vec<_>>());
@@ -100,15 +107,16 @@ fn help(option: &SamplingOption) -> String {
         OptionKind::Number { .. } | OptionKind::Count { .. } | OptionKind::Seed => "",
     };
     let default = match (option.kind(), option.neutral()) {
-        (OptionKind::Seed, _) => " [default: a random one, shown with the reply]".to_owned(),
+        (OptionKind::Seed, _) => " [default: 0, shown with the reply; in serve a random one]".to_owned(),
         (OptionKind::Steps, _) => {
             let names: Vec<&str> = StepKind::movable().map(StepKind::name).collect();
             format!(" [default: {}]", names.join(", "))
         }
         _ if option.param() == "temperature" => {
-            " [default: the preset's; else 1 if a flag asks for sampling, else 0; a chat without sampling \
-             flags uses the preset chat]"
-                .to_owned()
+            format!(
+                " [default: the model's recommendation, else {}; so for all options]",
+                PELLUCID_DEFAULT.params().temperature
+            )
         }
         (OptionKind::Tokens { .. } | OptionKind::TokenBias { .. }, _) | (_, None) => String::new(),
         (_, Some(value)) if option.needed_option().is_some() => unbroken(&format!("[default: {value}]")),
@@ -199,9 +207,38 @@ impl BeamArgs {
 }
 
 impl SamplingArgs {
-    /// Returns the parameters that the flags describe. `default_temperature` applies when neither a flag nor a preset
-    /// gives one.
-    pub(crate) fn params(&self, tokenizer: &Tokenizer, default_temperature: f32) -> Result<SamplingParams> {
+    /// Returns the parameters that the flags describe, with `defaults` below them.
+    pub(crate) fn params(&self, tokenizer: &Tokenizer, defaults: &SamplingDefaults) -> Result<SamplingParams> {
+        let given = self.given(tokenizer)?;
+        let start = SamplingParams { end_ids: tokenizer.end_ids().to_vec(), ..self.start() };
+        let params = self.resolved(&given, defaults).apply(start, |text| tokenizer.encode_within(text));
+        self.checked(&params)?;
+        Ok(params)
+    }
+
+    /// Rejects flags that are wrong as defaults of a server with any model.
+    pub(crate) fn check_for_server(&self) -> Result<()> {
+        self.checked(&self.given.apply(self.start(), |_| vec![0]))
+    }
+
+    /// Returns the defaults of a server with these flags. A preset and `--greedy` replace the model's recommendation.
+    pub(crate) fn for_server(&self, tokenizer: &Tokenizer, model: GivenOptions) -> Result<SamplingDefaults> {
+        let start = self.start();
+        let mut server = GivenOptions::of(&start);
+        let is_replaced = self.preset.is_some() || self.greedy;
+        if let Some(option) = SamplingOption::by_param("temperature").filter(|_| is_replaced) {
+            server.insert(option, Value::Number(start.temperature));
+        }
+        let server = server.changed(self.given(tokenizer)?);
+        let model = if is_replaced { GivenOptions::default() } else { model };
+        let defaults = SamplingDefaults { model, server };
+        let options = defaults.resolve(&GivenOptions::default(), Fallback::OpenAi);
+        self.checked(&options.apply(SamplingParams::default(), |text| tokenizer.encode_within(text)))?;
+        Ok(defaults)
+    }
+
+    /// Returns the given options, with tokens as their ids.
+    fn given(&self, tokenizer: &Tokenizer) -> Result<GivenOptions> {
         let mut given = self.given.clone();
         for (option, words) in &self.tokens {
             let flag = format!("--{}", option.flag());
@@ -213,19 +250,15 @@ impl SamplingArgs {
             };
             given.insert(option, value);
         }
-        let start = SamplingParams {
-            seed: random_seed(),
-            end_ids: tokenizer.end_ids().to_vec(),
-            ..self.start(default_temperature)
-        };
-        let params = given.apply(start, |text| tokenizer.encode_within(text));
-        self.checked(&params)?;
-        Ok(params)
+        Ok(given)
     }
 
-    /// Returns these flags with another preset, or none, below them.
-    pub(crate) fn with_preset(self, preset: Option<Preset>) -> SamplingArgs {
-        SamplingArgs { preset, ..self }
+    /// Returns the given options with the defaults below them, unless a preset or `--greedy` replaces these.
+    fn resolved(&self, given: &GivenOptions, defaults: &SamplingDefaults) -> GivenOptions {
+        match (self.preset, self.greedy) {
+            (None, false) => defaults.resolve(given, Fallback::Pellucid),
+            _ => given.clone(),
+        }
     }
 
     /// Returns these flags with one more, named as on the command line, without its dashes. A preset replaces all.
@@ -246,14 +279,17 @@ impl SamplingArgs {
         let mut tokens: Vec<_> = self.tokens.clone();
         tokens.retain(|(option, _)| !change.tokens.iter().any(|(other, _)| other.param() == option.param()));
         tokens.extend(change.tokens);
-        let changed = SamplingArgs { preset: self.preset, given: self.given.clone().changed(change.given), tokens };
-        changed.check(1.0)?;
+        // A temperature replaces `--greedy`, which is one.
+        let greedy = self.greedy && change.given.get("temperature").is_none();
+        let given = self.given.clone().changed(change.given);
+        let changed = SamplingArgs { preset: self.preset, greedy, given, tokens };
+        changed.check()?;
         Ok(changed)
     }
 
     /// Rejects flags that are wrong with any model, so that the user learns of it before one is loaded.
-    pub(crate) fn check(&self, default_temperature: f32) -> Result<()> {
-        self.checked(&self.without_tokenizer(default_temperature))
+    pub(crate) fn check(&self) -> Result<()> {
+        self.checked(&self.without_tokenizer())
     }
 
     fn checked(&self, params: &SamplingParams) -> Result<()> {
@@ -262,20 +298,22 @@ impl SamplingArgs {
     }
 
     /// Returns the parameters as far as they do not depend on the tokenizer: texts become arbitrary tokens.
-    fn without_tokenizer(&self, default_temperature: f32) -> SamplingParams {
-        self.given.apply(self.start(default_temperature), |_| vec![0])
+    fn without_tokenizer(&self) -> SamplingParams {
+        self.resolved(&self.given, &SamplingDefaults::default()).apply(self.start(), |_| vec![0])
     }
 
-    fn start(&self, default_temperature: f32) -> SamplingParams {
-        match self.preset {
-            Some(preset) => preset.params(),
-            None => SamplingParams { temperature: default_temperature, ..SamplingParams::default() },
+    fn start(&self) -> SamplingParams {
+        match (self.preset, self.greedy) {
+            (Some(preset), _) => preset.params(),
+            (None, true) => SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            (None, false) => SamplingParams::default(),
         }
     }
 
     /// Rejects flags that have no effect on beam search.
     pub(crate) fn check_beside(&self, beams: BeamParams, num_choices: usize, best_of: usize) -> Result<()> {
-        let mut sampling = self.without_tokenizer(1.0);
+        // Beam search takes no defaults.
+        let mut sampling = self.given.apply(SamplingParams::default(), |_| vec![0]);
         // Only the number of stop tokens matters here, not their ids.
         let is_stop = |option: &SamplingOption| option.param() == "stop_ids";
         let num_stops = self.tokens.iter().find(|(option, _)| is_stop(option)).map_or(0, |(_, words)| words.len());
@@ -290,10 +328,40 @@ impl SamplingArgs {
         })
     }
 
-    /// Whether a flag was given that has an effect only on sampling: then the temperature is 1 unless a flag says
-    /// otherwise.
-    pub(crate) fn imply_sampling(&self) -> bool {
-        self.given.imply_sampling()
+    /// Returns the parameters of beam search, which takes no defaults.
+    pub(crate) fn without_defaults(&self, tokenizer: &Tokenizer) -> Result<SamplingParams> {
+        let start = SamplingParams { end_ids: tokenizer.end_ids().to_vec(), ..SamplingParams::default() };
+        let params = self.given(tokenizer)?.apply(start, |text| tokenizer.encode_within(text));
+        self.checked(&params)?;
+        Ok(params)
+    }
+
+    /// Describes the origin of the options: a preset, `--greedy`, or the defaults, and flags.
+    pub(crate) fn origin(&self, defaults: &SamplingDefaults) -> String {
+        let base = match self.preset {
+            Some(preset) => format!("preset {preset}"),
+            None if self.greedy => "greedy".to_owned(),
+            None if self.given.replaces_defaults() => return "flags".to_owned(),
+            None if defaults.model.is_empty() => format!("preset {PELLUCID_DEFAULT} (the default)"),
+            None => "recommended by the model".to_owned(),
+        };
+        let is_changed = self.changes_distribution() || !self.tokens.is_empty();
+        if is_changed { base + " with flags" } else { base }
+    }
+
+    /// Whether a flag was given that says how to sample.
+    pub(crate) fn is_given(&self) -> bool {
+        self.preset.is_some() || self.greedy || self.changes_distribution() || !self.tokens.is_empty()
+    }
+
+    /// Whether an option was given, other than the seed.
+    fn changes_distribution(&self) -> bool {
+        OPTIONS.iter().any(|option| option.kind() != OptionKind::Seed && self.given.get(option.param()).is_some())
+    }
+
+    /// Whether a flag asks for the most probable token.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.greedy || self.given.get("temperature") == Some(&Value::Number(0.0))
     }
 
     pub(crate) fn min_tokens(&self) -> Option<u32> {
@@ -376,14 +444,14 @@ mod tests {
         let command = SamplingArgs::augment_args(clap::Command::new("flags")).no_binary_name(true);
         let matches = command.try_get_matches_from(flags).expect("flags that can be read");
         let args = SamplingArgs::from_arg_matches(&matches).expect("flags that can be read");
-        args.check(1.0).expect_err("a refusal").to_string()
+        args.check().expect_err("a refusal").to_string()
     }
 
     #[test]
     fn one_option_can_be_changed_and_the_others_stay() {
         let preset = SamplingArgs { preset: Some(Preset::Chat), ..SamplingArgs::default() };
         let changed = preset.changed("temperature", "0.25").and_then(|args| args.changed("top_k", "7")).unwrap();
-        let params = changed.without_tokenizer(1.0);
+        let params = changed.without_tokenizer();
         assert_eq!((params.temperature, params.top_k, params.top_p), (0.25, 7, Preset::Chat.params().top_p));
         assert!(changed.changed("preset", "code").unwrap().given.is_empty());
         let error = |name, value| preset.changed(name, value).unwrap_err().to_string();
@@ -397,7 +465,7 @@ mod tests {
         assert_eq!(refused(&["--top-p", "1.5"]), "--top-p: expected 0 to 1, found 1.5");
         assert_eq!(refused(&["--mirostat", "200"]), "--mirostat: expected 0 to 100, found 200");
         assert_eq!(refused(&["--xtc-threshold", "0.2"]), "--xtc-threshold does nothing without --xtc-probability");
-        assert_eq!(refused(&["--dry-base", "1.75"]), "--dry-base does nothing without --dry-multiplier");
+        assert_eq!(refused(&["--dry-base", "1.75", "--greedy"]), "--dry-base does nothing without --dry-multiplier");
         assert_eq!(
             refused(&["--dry-breaker", "x", "--dry-multiplier", "0"]),
             "--dry-breaker does nothing without --dry-multiplier"

@@ -205,7 +205,7 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
         return questions::run(args, file, hub, interrupt, output);
     }
     if args.sampling.is_given() {
-        bail!("sampling flags apply to --questions; speed does not depend on them");
+        bail_usage!("sampling flags apply to --questions; speed does not depend on them");
     }
     let serves = !(args.serving.concurrency.is_empty() && args.serving.rate.is_empty());
     let measures_speed =

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::BenchArgs;
 use crate::flags::prompt::Prompt;
+use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
 use crate::terminal::format::grouped;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -87,12 +88,12 @@ struct Checked {
 }
 
 pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
-    let questions = read(file)?;
-    args.sampling.check()?;
+    let questions = read(file).or_usage()?;
+    args.sampling.check().or_usage()?;
     let path = hub.resolve(args.model.as_deref())?;
     let builder = args.compute.builder(&path, hub)?.max_sequences(NUM_SEQUENCES).max_waiting(questions.len());
     let model = args.compute.load(builder)?.model;
-    let sampling = args.sampling.params(&model.tokenizer, &model.sampling)?;
+    let sampling = args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?;
     let max_tokens = args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize;
     let settings = format!("{}: {}", args.sampling.origin(&model.sampling), steps(&sampling, &model)?);
     let started = Instant::now();

@@ -9,6 +9,7 @@ pub(super) fn header(
     model: &str,
     prompt: &[u32],
     preset: Option<&str>,
+    origin: &str,
     params: &SamplingParams,
     chain: &[(StepKind, String)],
 ) -> Value {
@@ -19,6 +20,7 @@ pub(super) fn header(
         "model": model,
         "prompt_ids": prompt,
         "preset": preset,
+        "origin": origin,
         "seed": params.seed,
         "parameters": parameters(params),
         "chain": steps,

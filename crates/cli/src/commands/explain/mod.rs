@@ -12,13 +12,13 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
 use pellucid_generate::{Finish, LoadedModel};
-use pellucid_sampling::{MAX_LOGPROBS, Sampler, SamplingParams, StepKind};
+use pellucid_sampling::{MAX_LOGPROBS, Preset, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::flags::compute::ComputeArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
-use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
+use crate::flags::sampling::SamplingArgs;
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::format;
@@ -30,16 +30,13 @@ use page::{Page, Written};
 /// Time between two checks for Ctrl-C while waiting for the engine.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
 
-const SAMPLING_DEFAULTS: SamplingDefaults = SamplingDefaults { preset: Some(CHAT_DEFAULT), temperature: 1.0 };
-
 /// Show how each token of a reply is chosen
 ///
 /// Each token gets a table: a row for each candidate and a column for each step
 /// of the sampling chain with the probability after it, `cut` where the step
 /// removed the candidate, and bars for the model's own probability and for the
 /// final one. Below it are the draw, the model's own rank of the token, and the
-/// text so far. Without sampling flags, the preset `chat` is explained; with
-/// them, options that are not given are neutral and the temperature is 1.
+/// text so far. With the same flags, the tokens are those of `pellucid run`.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ExplainArgs {
@@ -79,7 +76,7 @@ pub(crate) struct ExplainArgs {
     no_loop_guard: bool,
 
     #[command(flatten)]
-    sampling: ChainArgs,
+    sampling: SamplingArgs,
 
     #[command(flatten)]
     compute: ComputeArgs,
@@ -103,15 +100,15 @@ pub(crate) fn run(
     let question = args.prompt.read(hub)?;
     let Some(prompt) = question.prompt else { bail_usage!("there is no prompt to explain: give a PROMPT") };
     let path = hub.resolve(question.model.as_deref())?;
-    args.sampling.check(SAMPLING_DEFAULTS).or_usage()?;
+    args.sampling.check().or_usage()?;
     let model = args.compute.open_with(&path, 1, hub, &args.prompt.template)?.model;
-    let params = args.sampling.params(&model.tokenizer, SAMPLING_DEFAULTS).or_usage()?;
+    let params = args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?;
     let prompt = args.prompt.for_model(prompt, &model)?;
-    let preset = args.sampling.preset(SAMPLING_DEFAULTS);
     let explanation = Explanation {
         name: path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy())),
         params,
-        preset: preset.map(|preset| (preset.name(), args.sampling.is_given())),
+        preset: args.sampling.preset(),
+        origin: args.sampling.origin(&model.sampling),
         max_tokens: args.max_tokens as usize,
         loop_guard: !args.no_loop_guard,
         num_candidates: args.candidates as usize,
@@ -130,8 +127,10 @@ pub(crate) struct Explanation {
     /// Name of the model, for the title.
     pub(crate) name: String,
     pub(crate) params: SamplingParams,
-    /// Name of the preset, and whether the user gave it.
-    pub(crate) preset: Option<(&'static str, bool)>,
+    /// The preset that the user gave.
+    pub(crate) preset: Option<Preset>,
+    /// Origin of the options, in words.
+    pub(crate) origin: String,
     pub(crate) max_tokens: usize,
     pub(crate) loop_guard: bool,
     /// Candidates to show for each token.
@@ -167,16 +166,11 @@ impl Explanation {
             interrupt,
         };
         if self.is_json {
-            let preset = self.preset.map(|(preset, _)| preset);
-            write_line(output, &json::header(&self.name, &ids, preset, &params, &chain))?;
+            let preset = self.preset.map(Preset::name);
+            write_line(output, &json::header(&self.name, &ids, preset, &self.origin, &params, &chain))?;
         } else {
-            let preset = match self.preset {
-                Some((preset, true)) => format!(" · preset {preset}"),
-                Some((preset, false)) => format!(" · preset {preset} (the default here)"),
-                None => String::new(),
-            };
             let seed = if params.temperature == 0.0 { String::new() } else { format!(" · seed {}", params.seed) };
-            let title = format!("{}{seed}{preset}", self.name);
+            let title = format!("{}{seed} · {}", self.name, self.origin);
             write!(output, "{}", explainer.page.head(&title, &ids, &chain))?;
         }
         output.flush()?;

@@ -21,10 +21,14 @@ use super::report::Report;
 /// Time between two checks for Ctrl-C while waiting for the engine.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
 
+/// Maximum tokens of a reply if `--max-tokens` is not given, so that no reply runs on for minutes.
+pub(super) const DEFAULT_MAX_TOKENS: usize = 2048;
+
 pub(super) struct Answerer<'a> {
     pub(super) model: LoadedModel,
     pub(super) interrupt: &'a Interrupt,
     pub(super) sampling: SamplingParams,
+    /// Value of `--max-tokens`; see [`DEFAULT_MAX_TOKENS`].
     pub(super) max_tokens: Option<usize>,
     pub(super) num_choices: usize,
     pub(super) loop_guard: bool,
@@ -50,7 +54,7 @@ impl Answerer<'_> {
     pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<Answer> {
         let ids = prompt.ids(&self.model)?;
         let request = Request {
-            max_tokens: self.max_tokens,
+            max_tokens: self.limit(ids.len()),
             num_choices: self.num_choices,
             loop_guard: self.loop_guard,
             best_of: self.best_of,
@@ -90,7 +94,18 @@ impl Answerer<'_> {
         };
         self.note_loops(&generation);
         log::note(&report.line());
+        let is_cut = generation.summary().finishes.iter().flatten().any(|finish| *finish == Finish::MaxTokens);
+        if is_cut && self.max_tokens.is_none() {
+            log::note(&format!("the reply was cut after {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more"));
+        }
         Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
+    }
+
+    /// Returns the maximum tokens of a reply. `None` is what the context holds, if that is less than the default.
+    fn limit(&self, num_prompt_tokens: usize) -> Option<usize> {
+        let default = DEFAULT_MAX_TOKENS.max(self.sampling.min_tokens as usize);
+        let fits = num_prompt_tokens + default <= self.model.context_len;
+        self.max_tokens.or_else(|| fits.then_some(default))
     }
 
     /// Collects the replies, and shows a single one as it arrives. Returns whether Ctrl-C ended it.

@@ -11,12 +11,11 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use pellucid_engine::MAX_WIDTH;
 use pellucid_generate::LoadedModel;
-use pellucid_sampling::{Preset, Sampler, SamplingParams, StepKind};
+use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 
 use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::flags::prompt::PromptArgs;
-use crate::flags::sampling::BeamArgs;
-use crate::flags::sampling_defaults::{CHAT_DEFAULT, ChainArgs, SamplingDefaults};
+use crate::flags::sampling::{BeamArgs, SamplingArgs};
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -38,7 +37,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// Maximum tokens to generate [default: until the context is full]
+    /// Maximum tokens of a reply [default: 2048, or what the context holds]
     #[arg(long, short = 'n', value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
 
@@ -65,7 +64,7 @@ pub(crate) struct RunArgs {
     json: bool,
 
     #[command(flatten)]
-    sampling: ChainArgs,
+    sampling: SamplingArgs,
 
     #[command(flatten)]
     beams: BeamArgs,
@@ -89,20 +88,14 @@ pub(crate) fn run(
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     check_combination(args, width)?;
-    // Several replies and beam search use the model's own probabilities. A single reply is greedy unless a flag asks
-    // for sampling, so that the same prompt gives the same reply. A chat is sampled: greedy small models tend to repeat
-    // themselves.
-    let defaults = SamplingDefaults {
-        preset: (prompt.is_none() && width == 1).then_some(CHAT_DEFAULT),
-        temperature: if width > 1 || args.sampling.flags().imply_sampling() { 1.0 } else { 0.0 },
-    };
-    args.sampling.check(defaults).or_usage()?;
+    args.sampling.check().or_usage()?;
     if let Some(beams) = beams {
-        args.sampling.flags().check_beside(beams, args.choices, best_of).or_usage()?;
+        args.sampling.check_beside(beams, args.choices, best_of).or_usage()?;
     }
     if prompt.is_none() {
         check_chat_flags(args, width)?;
     }
+    let is_chat = prompt.is_none();
     let open = |path: &Path| -> Result<Answerer<'_>> {
         let begun = Instant::now();
         let loaded = args.compute.open_with(path, width, hub, &args.prompt.template)?;
@@ -111,9 +104,17 @@ pub(crate) fn run(
             log::note(&format!("[{}]", memory_text(&loaded.info)));
         }
         let model = loaded.model;
-        let sampling = args.sampling.params(&model.tokenizer, defaults).or_usage()?;
-        if beams.is_none() {
-            show_chain(args.sampling.preset(defaults), &sampling, &model)?;
+        let mut sampling = match beams {
+            // Beam search takes the model's own probabilities.
+            Some(_) => args.sampling.without_defaults(&model.tokenizer).or_usage()?,
+            None => args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?,
+        };
+        if width > 1 && sampling.temperature == 0.0 && !args.sampling.is_greedy() {
+            // The model recommends greedy decoding, with which all replies would be the same.
+            sampling.temperature = 1.0;
+        }
+        if beams.is_none() && (is_chat || args.sampling.is_given() || !model.sampling.model.is_empty()) {
+            log::note(&format!("[{}]", chain_text(&args.sampling, &sampling, &model)?));
         }
         Ok(Answerer {
             model,
@@ -139,7 +140,7 @@ pub(crate) fn run(
     }
     check_chat(&answerer.model)?;
     let history = hub.store.root().join("chat_history");
-    let mut chat = Chat::open(history, args.prompt.system.clone(), args.sampling.clone(), defaults)?;
+    let mut chat = Chat::open(history, args.prompt.system.clone(), args.sampling.clone())?;
     let mut path = path;
     while let ChatEnd::Model(name) = chat.run(&mut answerer, wants_color && std::io::stdout().is_terminal(), output)? {
         let max_tokens = answerer.max_tokens;
@@ -203,34 +204,23 @@ fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
         bail_usage!("--best-of cannot be combined with --stop, because it ranks whole replies");
     }
-    if args.beams.is_given() && args.sampling.flags().preset().is_some() {
+    if args.beams.is_given() && args.sampling.preset().is_some() {
         bail_usage!("--beams cannot be combined with --preset, because beam search does not sample");
     }
-    match (args.sampling.flags().min_tokens(), args.max_tokens) {
+    match (args.sampling.min_tokens(), args.max_tokens) {
         (Some(min), Some(max)) if min > max => bail_usage!("--min-tokens ({min}) must not exceed --max-tokens ({max})"),
         _ => Ok(()),
     }
 }
 
-/// Shows the sampling steps in their order, unless there is only a temperature.
-fn show_chain(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedModel) -> Result<()> {
-    let sampler = Sampler::new(sampling, model.vocab_size)?;
-    let is_plain = |kind| matches!(kind, StepKind::Temperature | StepKind::Draw | StepKind::Mask);
-    if preset.is_some() || !sampler.steps().all(|(kind, _)| is_plain(kind)) {
-        log::note(&format!("[{}]", chain_text(preset, sampling, model)?));
-    }
-    Ok(())
-}
-
-/// Returns the preset and the sampling steps with their settings.
-fn chain_text(preset: Option<Preset>, sampling: &SamplingParams, model: &LoadedModel) -> Result<String> {
+/// Returns the origin of the sampling options, and the sampling steps with their settings.
+fn chain_text(args: &SamplingArgs, sampling: &SamplingParams, model: &LoadedModel) -> Result<String> {
     let sampler = Sampler::new(sampling, model.vocab_size)?;
     let name = |(kind, setting): (StepKind, String)| match setting.as_str() {
         "" => kind.name().to_owned(),
         setting => format!("{} {setting}", kind.name()),
     };
-    let preset = preset.map_or_else(String::new, |preset| format!("preset {preset}: "));
     // The mask of a grammar is never set here.
     let steps: Vec<String> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).map(name).collect();
-    Ok(format!("{preset}{}", steps.join(", ")))
+    Ok(format!("{}: {}", args.origin(&model.sampling), steps.join(", ")))
 }

@@ -11,6 +11,7 @@ use super::DEFAULT_HOST;
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
 use crate::flags::compute::ComputeArgs;
+use crate::flags::sampling::SamplingArgs;
 use crate::terminal::log::LogFormat;
 
 /// Serve a model over HTTP with the OpenAI API
@@ -18,6 +19,10 @@ use crate::terminal::log::LogFormat;
 /// Every flag can also be set in the file of --config (`port = 8000`) and in
 /// the environment (PELLUCID_PORT=8000). Flags override the environment, the
 /// environment overrides the file, the file overrides the defaults.
+///
+/// The sampling flags are defaults of requests that do not give these options.
+/// Without a flag, the model's own recommendation applies, or else OpenAI's
+/// defaults: temperature 1, everything else neutral. /v1/models shows them.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ServeArgs {
@@ -102,6 +107,10 @@ pub(crate) struct ServeArgs {
         hide_possible_values = true
     )]
     pub(super) log_level: LogLevel,
+
+    /// Defaults of requests that do not give these options.
+    #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
 
     #[command(flatten)]
     pub(super) compute: ComputeArgs,

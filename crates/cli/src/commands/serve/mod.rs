@@ -13,6 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use pellucid::Loaded;
 use pellucid_generate::LoadedModel;
+use pellucid_sampling::{Fallback, GivenOptions, OPTIONS, SamplingDefaults, SamplingOption, SamplingParams};
 use pellucid_server::{Drain, Ended, LogLosses, Options, SharedTenants, Tenants};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
@@ -33,15 +34,17 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let tls = access::tls(args).or_usage()?;
     check_exposure(args, &tenants).or_usage()?;
     let template = args.template.read().or_usage()?;
+    args.sampling.check_for_server().or_usage()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
     let loaded = load(args, &path, &tenants, hub, template.clone())?;
     let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute, template.as_deref())?;
     let name = || fingerprint::model_name(args.model.as_deref(), &path);
+    let sampling = args.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone()).or_usage()?;
     let id = args.served_model_name.clone().unwrap_or_else(name);
     let aliases = fingerprint::aliases(&id, &args.alias);
-    let model = LoadedModel { id, aliases, fingerprint, ..loaded.model };
+    let model = LoadedModel { id, aliases, fingerprint, sampling, ..loaded.model };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
     info!(
@@ -53,6 +56,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         device = loaded.info.device,
         "loaded"
     );
+    info!("{}", sampling_text(&model.sampling));
     if let Some(error) = &model.template_error {
         warn!("{error}; chat requests are rejected");
     }
@@ -84,6 +88,18 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         }
         Ended::EngineStopped => bail!("the engine has stopped; see the log for the reason"),
     }
+}
+
+/// Describes the sampling of a request that gives no options: each value with its source.
+fn sampling_text(defaults: &SamplingDefaults) -> String {
+    let options = defaults.resolve(&GivenOptions::default(), Fallback::OpenAi);
+    let params = options.apply(SamplingParams::default(), |_| Vec::new());
+    let is_shown = |option: &&SamplingOption| option.param() == "temperature" || options.get(option.param()).is_some();
+    let shown = OPTIONS.iter().filter(is_shown).map(|option| {
+        let value = option.effective(&params).map_or_else(String::new, |value| format!(" {value}"));
+        format!("{}{value} ({})", option.param(), defaults.source_of(option.param(), Fallback::OpenAi))
+    });
+    format!("sampling defaults: {}", shown.collect::<Vec<_>>().join(", "))
 }
 
 /// Rejects a server without keys that the network can reach, unless the operator allows it explicitly.

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::answer::{Answer, Answerer};
+use super::answer::{Answer, Answerer, DEFAULT_MAX_TOKENS};
 use crate::commands::explain::Explanation;
 use crate::flags::prompt::Prompt;
-use crate::flags::sampling_defaults::{ChainArgs, SamplingDefaults};
+use crate::flags::sampling::SamplingArgs;
 use crate::terminal::format::grouped;
 use crate::terminal::log::note as say;
 use crate::terminal::output::{Output, is_output_error};
@@ -26,8 +26,7 @@ const CANDIDATES: usize = 8;
 pub(super) struct Chat {
     input: Input,
     conversation: Conversation,
-    sampling: ChainArgs,
-    defaults: SamplingDefaults,
+    sampling: SamplingArgs,
     /// The file of the last `/save` or `/load`, which `/save` may write again.
     file: Option<PathBuf>,
 }
@@ -40,15 +39,10 @@ pub(super) enum ChatEnd {
 }
 
 impl Chat {
-    pub(super) fn open(
-        history: PathBuf,
-        system: Option<String>,
-        sampling: ChainArgs,
-        defaults: SamplingDefaults,
-    ) -> Result<Chat> {
+    pub(super) fn open(history: PathBuf, system: Option<String>, sampling: SamplingArgs) -> Result<Chat> {
         let input = Input::open(history)?;
         say("/help lists the commands, Ctrl-C stops a reply, Ctrl-D ends the chat");
-        Ok(Chat { input, conversation: Conversation::new(system), sampling, defaults, file: None })
+        Ok(Chat { input, conversation: Conversation::new(system), sampling, file: None })
     }
 
     /// Chats with one model until the user leaves it.
@@ -59,7 +53,7 @@ impl Chat {
         output: &mut Output,
     ) -> Result<ChatEnd> {
         // The end tokens and the tokens of texts differ between models.
-        answerer.sampling = self.sampling.params(&answerer.model.tokenizer, self.defaults)?;
+        answerer.sampling = self.sampling.params(&answerer.model.tokenizer, &answerer.model.sampling)?;
         let mut session = Session { chat: self, answerer, is_colored, last: None };
         loop {
             let message = match session.chat.input.read()? {
@@ -120,9 +114,9 @@ impl Session<'_, '_> {
     /// Answers a message. The oldest turns that no longer fit into the context are forgotten.
     fn answer(&mut self, message: &str, output: &mut Output) -> Result<(Prompt, Answer)> {
         let mut num_dropped = 0;
-        // A reply needs room too; without a limit it gets a quarter of the context at least.
+        // A reply needs tokens of the context too: up to its limit, but at most half of them.
         let context_len = self.answerer.model.context_len;
-        let for_reply = self.answerer.max_tokens.unwrap_or(context_len / 4).min(context_len / 2);
+        let for_reply = self.answerer.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(context_len / 2);
         loop {
             let prompt = Prompt::Chat(self.chat.conversation.messages_and(message));
             let num_ids = prompt.ids(&self.answerer.model)?.len();
@@ -175,8 +169,9 @@ impl Session<'_, '_> {
             let tokens = tokens.with_context(|| format!("max-tokens: expected a number above 0, found {value}"))?;
             self.answerer.max_tokens = Some(tokens);
         } else {
-            let sampling = self.chat.sampling.changed(name, value, self.chat.defaults)?;
-            self.answerer.sampling = sampling.params(&self.answerer.model.tokenizer, self.chat.defaults)?;
+            let sampling = self.chat.sampling.changed(name, value)?;
+            let model = &self.answerer.model;
+            self.answerer.sampling = sampling.params(&model.tokenizer, &model.sampling)?;
             self.chat.sampling = sampling;
         }
         say(&format!("(from the next reply on: {})", self.settings()?));
@@ -185,14 +180,11 @@ impl Session<'_, '_> {
 
     /// Returns the sampling steps, the seed and the limit of a reply.
     fn settings(&self) -> Result<String> {
-        let preset = self.chat.sampling.preset(self.chat.defaults);
-        let mut text = super::chain_text(preset, &self.answerer.sampling, &self.answerer.model)?;
+        let mut text = super::chain_text(&self.chat.sampling, &self.answerer.sampling, &self.answerer.model)?;
         if self.answerer.sampling.temperature > 0.0 {
             text += &format!(", seed {}", self.answerer.sampling.seed);
         }
-        if let Some(tokens) = self.answerer.max_tokens {
-            text += &format!(", max-tokens {tokens}");
-        }
+        text += &format!(", max-tokens {}", self.answerer.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
         Ok(text)
     }
 
@@ -233,7 +225,8 @@ impl Session<'_, '_> {
         let explanation = Explanation {
             name: self.answerer.model.id.clone(),
             params: self.answerer.sampling.clone(),
-            preset: None,
+            origin: self.chat.sampling.origin(&self.answerer.model.sampling),
+            preset: self.chat.sampling.preset(),
             loop_guard: self.answerer.loop_guard,
             max_tokens: max_tokens.map_or(all, |tokens| all.min(tokens as usize)),
             num_candidates: CANDIDATES,
