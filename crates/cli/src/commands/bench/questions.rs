@@ -190,7 +190,7 @@ fn answer(
         let Poll::Ready(event) = generation.next_within(INTERRUPT_CHECK) else { continue };
         match event.transpose()? {
             None => return Ok(replies),
-            Some(GenerationEvent::Delta(delta)) => replies[delta.choice].append(delta),
+            Some(GenerationEvent::Delta(delta)) => replies[delta.choice].append(delta)?,
             Some(_) => {}
         }
     }
