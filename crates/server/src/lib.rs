@@ -20,6 +20,7 @@ mod limits;
 mod log_losses;
 mod metrics;
 mod openai;
+mod pages;
 mod random;
 mod reply;
 mod state;
@@ -63,7 +64,7 @@ pub fn run(
         .enable_io()
         .enable_time()
         .build()?;
-    let app = Arc::new(state::App::new(model, options, drain));
+    let app = Arc::new(state::App::new(model, options, drain, listener.local_addr().ok(), tls.is_some()));
     let router = http::router::router(&app);
     runtime.block_on(async move {
         let _ = http::blocking::run(|_| Ok(())).await;

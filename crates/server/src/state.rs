@@ -2,6 +2,7 @@
 
 use pellucid_generate::LoadedModel;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::limits::failed_keys::FailedKeys;
 use crate::limits::shared_tenants::SharedTenants;
 use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
+use crate::pages::base_url::own_url;
 
 /// Limits on what clients may use.
 #[derive(Debug, Clone)]
@@ -86,6 +88,8 @@ pub struct Options {
     pub loopback_hosts_only: bool,
     /// Whether to export metrics under vLLM's names too, which inference gateways read.
     pub vllm_metrics: bool,
+    /// The device that computes, in words, for the page of a server without keys.
+    pub device: String,
     /// Lines of the log that were lost, which the program counts and the metrics report.
     pub log_losses: Arc<LogLosses>,
 }
@@ -104,13 +108,25 @@ pub(crate) struct App {
     pub(crate) client_memory: Arc<ClientMemory>,
     pub(crate) cors_origins: Vec<String>,
     pub(crate) loopback_hosts_only: bool,
+    pub(crate) device: String,
+    /// Scheme, host and port at which the server listens.
+    pub(crate) own_url: String,
+    /// Whether connections are encrypted.
+    pub(crate) has_tls: bool,
 }
 
 pub(crate) type SharedApp = Arc<App>;
 
 impl App {
-    pub(crate) fn new(model: LoadedModel, options: Options, drain: Drain) -> App {
-        let Options { limits, tenants, proxies, cors_origins, loopback_hosts_only, vllm_metrics, log_losses } = options;
+    pub(crate) fn new(
+        model: LoadedModel,
+        options: Options,
+        drain: Drain,
+        address: Option<SocketAddr>,
+        has_tls: bool,
+    ) -> App {
+        let Options { limits, tenants, proxies, cors_origins, loopback_hosts_only, vllm_metrics, device, log_losses } =
+            options;
         let metrics = Metrics::new(&model.id, vllm_metrics, log_losses);
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
@@ -131,6 +147,9 @@ impl App {
             proxies,
             cors_origins,
             loopback_hosts_only,
+            device,
+            own_url: own_url(address, has_tls),
+            has_tls,
         }
     }
 }

@@ -97,7 +97,8 @@ impl Proxies {
         address.to_canonical().is_loopback() || self.is_trusted(address)
     }
 
-    fn is_trusted(&self, address: IpAddr) -> bool {
+    /// Whether `address` is a declared proxy.
+    pub(crate) fn is_trusted(&self, address: IpAddr) -> bool {
         self.trusted.iter().any(|network| network.contains(address.to_canonical()))
     }
 

@@ -1,4 +1,5 @@
-//! Authentication middleware. Once keys are set, every path but `/health` needs one, unknown paths included.
+//! Authentication middleware. Once keys are set, every path but `/health`, `/` and `/docs` needs one, unknown paths
+//! included.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use axum::middleware::Next;
 
 use super::drain::Phase;
@@ -86,8 +87,8 @@ fn check(app: &SharedApp, request: &Request<Body>) -> Result<Caller, ApiError> {
     let tenants = app.tenants.current();
     let key = key(request.headers()).filter(|_| tenants.has_keys()).map(|key| tenants.hash_of(key));
     let tenant = match &key {
-        // Keys are not checked for `/health`, which is answered to everyone alike.
-        _ if request.uri().path() == "/health" => tenants.anonymous(),
+        // Keys are not checked for these routes, which are answered to everyone alike.
+        _ if is_public(request) => tenants.anonymous(),
         Some(key) => find_throttled(app, &tenants, key, request)?,
         None => tenants.find(None).inspect_err(|_| app.metrics.count_failed_key("missing"))?,
     };
@@ -112,6 +113,16 @@ fn find_throttled(
     let found = tenants.find_hashed(key);
     app.failed_keys.record(address, key, found.is_ok(), now);
     found.inspect_err(|_| app.metrics.count_failed_key("wrong"))
+}
+
+/// Whether a request needs no key: health checks, and the pages for people.
+fn is_public(request: &Request<Body>) -> bool {
+    let is_read = [Method::GET, Method::HEAD].contains(request.method());
+    match request.uri().path() {
+        "/health" => true,
+        "/" | "/docs" => is_read,
+        _ => false,
+    }
 }
 
 /// Whether a request only monitors the server; such requests are answered during shutdown.

@@ -23,6 +23,8 @@ use super::routes;
 use crate::connection::client_address::ClientAddress;
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
+use crate::pages::docs::DocsPage;
+use crate::pages::home;
 use crate::random;
 use crate::reply::{respond, websocket};
 use crate::state::SharedApp;
@@ -44,11 +46,17 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::ready))
         .routes(routes!(routes::metrics))
         .split_for_parts();
-    let table = Arc::new(RouteTable::new(&api, &["/openapi.json"]));
+    let table = Arc::new(RouteTable::new(&api, &["/", "/docs", "/openapi.json"]));
     let (unknown, wrong) = (table.clone(), table);
-    let document = openapi::document(api, app.tenants.has_keys(), &app.model);
+    let has_keys = app.tenants.has_keys();
+    // Without a key, the page must not name the model.
+    let docs = openapi::document(api.clone(), has_keys, (!has_keys).then_some(&app.model));
+    let docs = DocsPage::new(&docs, &app.own_url, has_keys);
+    let document = openapi::document(api, has_keys, Some(&app.model));
     let document: Arc<str> = document.to_string().into();
     let mut router = router
+        .route("/", get(home::home))
+        .route("/docs", get(async move || docs.respond()))
         .route("/openapi.json", get(async move || respond::json(document.to_string())))
         .fallback(async move |State(app): State<SharedApp>, request: Request<Body>| {
             unknown_route(&app, &request, &unknown)

@@ -201,6 +201,7 @@ impl Server {
             cors_origins: setup.cors_origins,
             loopback_hosts_only: setup.loopback_hosts_only,
             vllm_metrics: true,
+            device: "a device for tests".into(),
             log_losses: Arc::default(),
         };
         let signalled = drain.clone();

@@ -75,6 +75,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         proxies: args.proxies(),
         cors_origins: args.cors_origin.clone(),
         vllm_metrics: args.vllm_metrics,
+        device: loaded.info.device,
         log_losses,
     };
     match pellucid_server::run(model, options, listener, tls, drain).context("the server cannot run")? {

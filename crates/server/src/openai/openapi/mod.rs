@@ -5,6 +5,7 @@ pub(crate) mod schemas;
 use std::borrow::Cow;
 
 use pellucid_generate::LoadedModel;
+use pellucid_sampling::MAX_VOCAB_SIZE;
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{Object, Schema};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
@@ -67,18 +68,18 @@ impl ToSchema for CompletionRequest {
 }
 
 /// Returns an example of a request.
-fn example(name: &str, model: &LoadedModel) -> Option<Value> {
+fn example(name: &str, model: &str) -> Option<Value> {
     let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
-    let mut request = match name {
-        "ChatRequest" => json!({ "messages": messages, "max_tokens": 16, "temperature": 0.7, "seed": 1 }),
-        "CompletionRequest" => json!({ "prompt": "The sky is", "max_tokens": 16, "stop": ["."] }),
-        "TokenizeRequest" => json!({ "prompt": "The sky is" }),
-        "DetokenizeRequest" => json!({ "tokens": [1, 2, 3] }),
-        "TemplateRequest" => json!({ "messages": messages }),
+    Some(match name {
+        "ChatRequest" => {
+            json!({ "model": model, "messages": messages, "max_tokens": 16, "temperature": 0.7, "seed": 1 })
+        }
+        "CompletionRequest" => json!({ "model": model, "prompt": "The sky is", "max_tokens": 16, "stop": ["."] }),
+        "TokenizeRequest" => json!({ "model": model, "prompt": "The sky is" }),
+        "DetokenizeRequest" => json!({ "model": model, "tokens": [1, 2, 3] }),
+        "TemplateRequest" => json!({ "model": model, "messages": messages }),
         _ => return None,
-    };
-    request["model"] = json!(model.id);
-    Some(request)
+    })
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
@@ -92,8 +93,8 @@ const STRICT: [&str; 7] = [
     "ChatMessage",
 ];
 
-/// Returns the document for clients.
-pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) -> Value {
+/// Returns the document for clients. Without `model`, it holds nothing that depends on the served model.
+pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedModel>) -> Value {
     api.info = InfoBuilder::new()
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
@@ -115,8 +116,9 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
         schema["additionalProperties"] = json!({ "type": "null" });
         // A model may have more logits than its tokenizer has tokens; only tokens can be decoded.
         let has_text = name == "DetokenizeRequest";
-        fit_ids(schema, if has_text { model.tokenizer.vocab_size() } else { model.vocab_size });
-        if let Some(Value::Object(property)) = schema.pointer_mut("/properties/model") {
+        let vocab_size = |model: &LoadedModel| if has_text { model.tokenizer.vocab_size() } else { model.vocab_size };
+        fit_ids(schema, model.map_or(MAX_VOCAB_SIZE, vocab_size));
+        if let (Some(model), Some(Value::Object(property))) = (model, schema.pointer_mut("/properties/model")) {
             let may_be_null = property.get("type").is_some_and(Value::is_array);
             let mut names: Vec<Value> = model.names().map(Value::from).collect();
             if may_be_null {
@@ -124,7 +126,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: &LoadedModel) ->
             }
             property.insert("enum".into(), names.into());
         }
-        if let Some(example) = example(name, model) {
+        if let Some(example) = example(name, model.map_or("MODEL", |model| &model.id)) {
             schema["examples"] = json!([example]);
         }
         if name == "TokenizeRequest" {
