@@ -20,6 +20,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::Error;
+use parser::Refused;
 use program::Program;
 use scan::Cache;
 
@@ -58,7 +59,11 @@ impl Pattern {
             let expected = format!("at most {MAX_PATTERN_BYTES} bytes");
             return Err(Error::invalid(key, expected, format!("{} bytes", text.len())));
         }
-        let program = parser::parse(text).and_then(|node| Program::compile(&node)).map_err(|refused| {
+        let compiled = parser::parse(text).and_then(|node| Program::compile(&node)).and_then(|program| {
+            let what = "more than 64 states and a table of transitions that is too large";
+            if scan::is_bounded(&program) { Ok(program) } else { Err(Refused { what: what.to_owned(), at: 0 }) }
+        });
+        let program = compiled.map_err(|refused| {
             let position = text[..refused.at].chars().count() + 1;
             let shown: String = text.chars().take(80).collect();
             Error::invalid(

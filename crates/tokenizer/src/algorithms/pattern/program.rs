@@ -63,8 +63,8 @@ impl PartialEq for Program {
     }
 }
 
-/// Maximum states of an automaton. Patterns of known models have at most 2,100; matching takes time in proportion.
-const MAX_STATES: usize = 4096;
+/// Maximum states of an automaton. Patterns of known models have at most 2,100; most have fewer than 100.
+const MAX_STATES: usize = 2304;
 /// Maximum look-aheads and look-behinds.
 const MAX_LOOKS: usize = 64;
 /// Maximum combinations of a class of characters with the conditions of look-behinds.

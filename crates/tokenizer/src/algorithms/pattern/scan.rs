@@ -7,8 +7,10 @@
 //!
 //! The sets of states are numbered and their transitions are cached, so a character usually costs two table lookups.
 //! The first pass keeps one set for each block of the text; the second computes the others again, block by block. The
-//! cache is emptied between blocks if it has grown too large, so its memory is bounded for every pattern and text. The
-//! worst case, a set not seen before at each character, costs one visit of every state for each character and pass.
+//! cache is emptied between blocks if it has grown too large, so its memory is bounded for every pattern and text. A
+//! pattern of more than 64 states is accepted only if the sets of all texts fit the cache, so each is computed once. The
+//! worst case of a smaller one, a set not seen before at each character, costs one visit of every state for each
+//! character and pass.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,8 +22,13 @@ use super::program::{Program, State, StateId};
 const BLOCK_CHARS: usize = 512;
 /// Bytes from which the cache is emptied before the next block.
 const CACHE_BYTES: usize = 4 << 20;
+/// States of a pattern whose table may be larger than the cache.
+const FREE_STATES: usize = 64;
+/// Maximum visits of states to compute a whole table: about 0.2 seconds. The largest known table takes 1.6 million.
+const MAX_TABLE_WORK: usize = 1 << 26;
 const UNKNOWN: u32 = u32::MAX;
-const FOUND: u32 = u32::MAX - 1;
+const UNKNOWN_STATE: u16 = u16::MAX;
+const FOUND: u16 = u16::MAX - 1;
 
 /// The states from which a match can be completed, as bits.
 type Viable = Arc<[u64]>;
@@ -33,7 +40,7 @@ pub(super) struct Cache {
     /// For each set and symbol, the set one character earlier.
     earlier: Vec<u32>,
     /// For each set and state, the `Char` state to go to, or `FOUND`.
-    chosen: Vec<u32>,
+    chosen: Vec<u16>,
     /// The set of each position of the current block.
     block: Vec<u32>,
     stack: Vec<StateId>,
@@ -75,7 +82,7 @@ impl Cache {
     }
 
     fn bytes(&self) -> usize {
-        4 * (self.earlier.len() + self.chosen.len()) + 16 * self.sets.len() * self.visited.len()
+        4 * self.earlier.len() + 2 * self.chosen.len() + 16 * self.sets.len() * self.visited.len()
     }
 
     fn empty_if_large(&mut self) {
@@ -95,7 +102,7 @@ impl Cache {
         self.numbers.insert(set.clone(), number);
         self.sets.push(set);
         self.earlier.resize(self.sets.len() * num_symbols(program), UNKNOWN);
-        self.chosen.resize(self.sets.len() * program.states.len(), UNKNOWN);
+        self.chosen.resize(self.sets.len() * program.states.len(), UNKNOWN_STATE);
         number
     }
 
@@ -152,15 +159,15 @@ impl Cache {
 
     /// Returns the `Char` state that a match goes to from `state`, or `FOUND` if it ends here.
     #[inline]
-    fn choose(&mut self, program: &Program, set: u32, state: StateId) -> u32 {
+    fn choose(&mut self, program: &Program, set: u32, state: StateId) -> u16 {
         let slot = set as usize * program.states.len() + state as usize;
-        if self.chosen[slot] == UNKNOWN {
+        if self.chosen[slot] == UNKNOWN_STATE {
             self.chosen[slot] = self.first_viable(program, set, state);
         }
         self.chosen[slot]
     }
 
-    fn first_viable(&mut self, program: &Program, set: u32, state: StateId) -> u32 {
+    fn first_viable(&mut self, program: &Program, set: u32, state: StateId) -> u16 {
         let viable = &self.sets[set as usize];
         self.visited.fill(0);
         self.stack.clear();
@@ -171,7 +178,8 @@ impl Cache {
             }
             set_bit(&mut self.visited, state);
             match program.states[state as usize] {
-                State::Char { .. } => return state,
+                // A program has fewer than 2^15 states.
+                State::Char { .. } => return state as u16,
                 State::Match => break,
                 State::Split(first, second) => self.stack.extend([second, first]),
                 State::Ahead { next, .. } | State::Behind { next, .. } => self.stack.push(next),
@@ -286,6 +294,33 @@ impl Cache {
         };
         open.is_none()
     }
+}
+
+/// Whether matching takes a bounded number of table lookups for each character: the sets of all texts are few enough for
+/// the cache, or the pattern is small.
+pub(super) fn is_bounded(program: &Program) -> bool {
+    if program.states.len() <= FREE_STATES {
+        return true;
+    }
+    let num_behind = program.behind_values.len();
+    let mut cache = Cache::new(program);
+    for behind in 0..num_behind {
+        let at_end = cache.viable(program, None, behind);
+        cache.number(program, at_end);
+    }
+    let mut work = 0;
+    let mut set = 0;
+    while set < cache.sets.len() {
+        for symbol in 0..num_symbols(program) {
+            work += program.states.len();
+            if work > MAX_TABLE_WORK || cache.bytes() > CACHE_BYTES {
+                return false;
+            }
+            cache.step_back(program, set as u32, symbol / num_behind, symbol % num_behind);
+        }
+        set += 1;
+    }
+    true
 }
 
 fn num_symbols(program: &Program) -> usize {
