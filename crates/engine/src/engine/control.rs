@@ -10,7 +10,8 @@ use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, FinishReason};
 
 impl Engine {
-    /// Applies every message that has arrived since the last step.
+    /// Applies the messages that have arrived since the last step, of each request up to its first update: an update
+    /// rebuilds the sampler and its history, and a flood of them must not make the steps of other requests longer.
     pub(super) fn apply_controls(&mut self, now: Instant) {
         let Engine { running, waiting, cache, model, .. } = self;
         let vocab_size = model.config().vocab_size;
@@ -18,6 +19,7 @@ impl Engine {
         let mut ended: Vec<(GroupId, Result<(), Error>)> = Vec::new();
         for (id, group) in running.iter_mut().map(|(id, group)| (*id, group)).chain(waiting) {
             while let Some(control) = group.sink.control() {
+                let is_update = matches!(control, Control::Update(_));
                 // The end of a choice is acknowledged by `ChoiceEnd`.
                 let is_acknowledged = !matches!(control, Control::End { .. });
                 let outcome = group.apply(control, cache, vocab_size);
@@ -27,6 +29,9 @@ impl Engine {
                 }
                 if is_acknowledged {
                     group.sink.send(Event::ControlApplied { output_tokens: group.stats.output_tokens });
+                }
+                if is_update {
+                    break;
                 }
             }
         }

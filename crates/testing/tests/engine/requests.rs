@@ -29,6 +29,31 @@ fn every_control_message_is_acknowledged_once() {
 }
 
 #[test]
+fn a_flood_of_updates_is_applied_one_in_each_step() {
+    let mut engine = fake(OPTIONS, |_| ());
+    let collected = EventCollector::default();
+    let updated = request(vec![1, 2, 3], 1);
+    engine.submit(updated.clone(), Box::new(collected.clone())).expect("an accepted request");
+    (0..2).for_each(|_| assert!(engine.step()));
+    for _ in 0..5 {
+        collected.send_control(Control::Update(Box::new(updated.sampling.clone())));
+    }
+    collected.send_control(Control::Pause);
+    for num_applied in 1..=4 {
+        engine.step();
+        assert_eq!(collected.outcome().controls_applied.len(), num_applied);
+    }
+    engine.step();
+    assert_eq!(collected.outcome().controls_applied.len(), 5, "the last update");
+    engine.step();
+    assert_eq!(collected.outcome().controls_applied.len(), 6, "what comes after it waits for the next step");
+    collected.send_control(Control::Resume);
+    finish(&mut engine);
+    let alone = serve(&mut fake(OPTIONS, |_| ()), &[updated])[0].tokens.clone();
+    assert_eq!(collected.outcome().tokens, alone, "updates that change nothing change nothing");
+}
+
+#[test]
 fn limits_are_enforced_and_named() {
     let mut engine = fake(OPTIONS, |_| ());
     let plain = |max_tokens| Request { max_tokens, ..Request::new(vec![1, 2, 3], SamplingParams::default()) };
