@@ -1,5 +1,6 @@
 //! A server process with the tiny model or a given one, watched through `/proc` and `/metrics`, and killed on drop.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -76,6 +77,18 @@ impl Server {
         Ok(std::fs::read_dir(format!("/proc/{}/fd", self.process.id()))?.count())
     }
 
+    /// Returns the processor time of the server's threads so far, in seconds, by their name without its number.
+    pub(crate) fn thread_seconds(&self) -> Outcome<BTreeMap<String, f64>> {
+        let mut seconds = BTreeMap::new();
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
+            // A thread that ends meanwhile is left out.
+            let Ok(stat) = std::fs::read_to_string(thread?.path().join("stat")) else { continue };
+            let (name, time) = parse_stat(&stat).ok_or("a line of /proc that cannot be read")?;
+            *seconds.entry(name).or_default() += time;
+        }
+        Ok(seconds)
+    }
+
     /// Returns an error if the process has ended.
     pub(crate) fn check_alive(&mut self) -> Outcome<()> {
         match self.process.try_wait()? {
@@ -83,6 +96,23 @@ impl Server {
             Some(status) => Err(format!("the server ended: {status}").into()),
         }
     }
+}
+
+/// Returns the processor time of this program so far, in seconds.
+pub(crate) fn own_seconds() -> Outcome<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    Ok(parse_stat(&stat).ok_or("a line of /proc that cannot be read")?.1)
+}
+
+/// Returns the name, without a number at its end, and the processor time in seconds from a `stat` file of `/proc`.
+fn parse_stat(stat: &str) -> Option<(String, f64)> {
+    /// Clock ticks per second in `/proc`, the same on every Linux.
+    const TICKS: f64 = 100.0;
+    let (head, rest) = stat.rsplit_once(") ")?;
+    let name = head.split_once(" (")?.1.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-');
+    // User and system time are fields 14 and 15 of the line; the state is field 3.
+    let ticks = |field: usize| rest.split(' ').nth(field - 3)?.parse::<f64>().ok();
+    Some((name.to_owned(), (ticks(14)? + ticks(15)?) / TICKS))
 }
 
 /// Reads one value of `/metrics`.

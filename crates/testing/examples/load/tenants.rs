@@ -1,6 +1,7 @@
 //! Two tenants: one sends a stream after the other, alone and while the other tenant misbehaves in each way that a
 //! client can. Reports what the first one keeps of its throughput, and its time to the first token.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use serde_json::json;
 
 use super::Arguments;
 use super::client::Client;
-use super::server::{MODEL, Outcome, Server};
+use super::server::{MODEL, Outcome, Server, own_seconds};
 
 const QUIET: &str = "key-of-the-quiet-tenant";
 const OTHER: &str = "key-of-the-other-tenant";
@@ -46,6 +47,8 @@ struct Served {
     num_refused: usize,
     first_token: Vec<Duration>,
     seconds: f64,
+    /// Cores that the server's threads used, by name, and this program.
+    cores: BTreeMap<String, f64>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome<()> {
@@ -65,8 +68,10 @@ fn measure_all(server: &mut Server, arguments: &Arguments) -> Outcome<()> {
     // Warm up.
     serve_quiet(server, time / 4, arguments, &num_prompts)?;
     let mut starved = Vec::new();
-    println!("| the other tenant | tokens/s | of alone | first token p50, ms | of alone | refused |");
-    println!("|---|---|---|---|---|---|");
+    println!(
+        "| the other tenant | tokens/s | of alone | first token p50, ms | of alone | refused | cores used (alone) |"
+    );
+    println!("|---|---|---|---|---|---|---|");
     for (name, num_threads, attack) in ATTACKS {
         // The speed of a shared machine changes, so each attack is compared with its own run alone.
         let alone = serve_quiet(server, time, arguments, &num_prompts)?;
@@ -95,14 +100,15 @@ fn measure_all(server: &mut Server, arguments: &Arguments) -> Outcome<()> {
         let rate = |served: &Served| served.num_tokens as f64 / served.seconds;
         let ratio = rate(&beside) / rate(&alone);
         println!(
-            "| {name} | {:.1} of {:.1} | {:.0} % | {:.1} of {:.1} | {:.1} | {} |",
+            "| {name} | {:.1} of {:.1} | {:.0} % | {:.2} of {:.2} | {:.1} | {} | {} |",
             rate(&beside),
             rate(&alone),
             100.0 * ratio,
             beside.median_ms(),
             alone.median_ms(),
             beside.median_ms() / alone.median_ms(),
-            beside.num_refused
+            beside.num_refused,
+            beside.cores_text(&alone)
         );
         if beside.num_tokens == 0 || (arguments.is_strict && ratio < GOAL) {
             starved.push(name);
@@ -115,6 +121,15 @@ fn measure_all(server: &mut Server, arguments: &Arguments) -> Outcome<()> {
 }
 
 impl Served {
+    /// Returns the cores used by the threads that used any, and in parentheses those of the run alone.
+    fn cores_text(&self, alone: &Served) -> String {
+        let used = self.cores.iter().filter(|(_, cores)| **cores >= 0.05);
+        let text = |(name, cores): (&String, &f64)| {
+            format!("{name} {cores:.1} ({:.1})", alone.cores.get(name).copied().unwrap_or(0.0))
+        };
+        used.map(text).collect::<Vec<_>>().join(", ")
+    }
+
     fn median_ms(&self) -> f64 {
         let mut times = self.first_token.clone();
         times.sort();
@@ -126,6 +141,12 @@ impl Served {
 fn serve_quiet(server: &Server, time: Duration, arguments: &Arguments, num_prompts: &AtomicUsize) -> Outcome<Served> {
     let mut client = server.client()?.with_key(QUIET);
     let mut served = Served::default();
+    let seconds = || -> Outcome<BTreeMap<String, f64>> {
+        let mut seconds = server.thread_seconds()?;
+        seconds.insert("clients".into(), own_seconds()?);
+        Ok(seconds)
+    };
+    let before = seconds()?;
     let started = Instant::now();
     while started.elapsed() < time {
         let number = num_prompts.fetch_add(1, Ordering::Relaxed);
@@ -149,6 +170,10 @@ fn serve_quiet(server: &Server, time: Duration, arguments: &Arguments, num_promp
         }
     }
     served.seconds = started.elapsed().as_secs_f64();
+    served.cores = seconds()?;
+    for (name, used) in &mut served.cores {
+        *used = (*used - before.get(name).copied().unwrap_or(0.0)) / served.seconds;
+    }
     Ok(served)
 }
 
