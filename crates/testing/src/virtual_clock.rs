@@ -34,6 +34,14 @@ impl VirtualClock {
         Duration::from_nanos(self.elapsed_ns.load(Ordering::SeqCst))
     }
 
+    /// Calls `act` at an earlier time: something that happened while the last step ran.
+    pub fn at<T>(&self, time: Duration, act: impl FnOnce() -> T) -> T {
+        let now = self.elapsed_ns.swap(time.as_nanos() as u64, Ordering::SeqCst);
+        let result = act();
+        self.elapsed_ns.store(now, Ordering::SeqCst);
+        result
+    }
+
     /// Advances the time by the duration of a step.
     pub(crate) fn run(&self, batch: &Batch) {
         let (mut read, mut compared) = (0.0, 0.0);

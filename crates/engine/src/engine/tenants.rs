@@ -1,11 +1,12 @@
 //! The accounts of the time that tenants share: plans a step with them, and charges each tenant for its part.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::{Engine, PlannedChunk};
 use crate::kv_cache::TenantId;
-use crate::scheduler::{Pending, Plan, Rows, Turn, Work};
+use crate::scheduler::{Arrivals, Pending, Plan, Rows, Turn, Work};
+use crate::sequence_group::GroupId;
 
 /// Time for which a tenant without requests is expected to come back. Until then prompts of other tenants are computed
 /// in short chunks, so that its next request does not wait for a long step.
@@ -18,6 +19,8 @@ pub(super) struct RecentTenants {
     last_planned: HashMap<TenantId, Instant>,
     /// Tenants of the last planned step, and its duration.
     last_tenants: BTreeSet<TenantId>,
+    /// Tenants that came after a step without them, with their first request, until that has a token.
+    newcomers: BTreeMap<TenantId, GroupId>,
     last_step: Duration,
 }
 
@@ -26,7 +29,7 @@ impl RecentTenants {
     fn record(&mut self, tenants: BTreeSet<TenantId>, now: Instant) -> Vec<TenantId> {
         self.last_planned.retain(|_, &mut planned| now - planned < EXPECTED_FOR);
         self.last_planned.extend(tenants.iter().map(|&tenant| (tenant, now)));
-        let new = tenants.difference(&self.last_tenants).copied().collect();
+        let new: Vec<TenantId> = tenants.difference(&self.last_tenants).copied().collect();
         self.last_tenants = tenants;
         new
     }
@@ -38,15 +41,22 @@ impl Engine {
         let now = self.clock.now();
         let Engine { recent, running, time_share, .. } = self;
         let new = recent.record(pending.iter().map(|pending| pending.tenant).collect(), now);
-        let is_expected = recent.last_planned.len() > 1;
+        let first_of = |tenant: TenantId| running.iter().find(|(_, group)| group.tenant() == tenant);
+        recent.newcomers.extend(new.iter().filter_map(|&tenant| Some((tenant, *first_of(tenant)?.0))));
+        recent.newcomers.retain(|_, id| running.get(id).is_some_and(|group| group.first_token.is_none()));
         // A tenant that is new in this step may have come while the last one ran.
         let waited = |tenant: TenantId| {
-            let groups = running.values().filter(|group| group.tenant() == tenant && new.contains(&tenant));
+            let groups = running.values().filter(|group| group.tenant() == tenant);
             let waited = groups.map(|group| now - group.arrived).min().unwrap_or_default();
-            waited.min(recent.last_step).as_secs_f64()
+            (tenant, waited.min(recent.last_step).as_secs_f64())
+        };
+        let arrivals = Arrivals {
+            newcomers: recent.newcomers.keys().copied().collect(),
+            waited: new.into_iter().map(waited).collect(),
+            is_expected: recent.last_planned.len() > 1,
         };
         let rows = Rows { budget: self.options.step_tokens, chunk_len: self.options.chunk_len };
-        time_share.plan(pending, rows, &self.served, &self.costs, waited, is_expected)
+        time_share.plan(pending, rows, &self.served, &self.costs, &arrivals)
     }
 
     /// Learns from a step that took `time`, and charges each tenant for its part of it.

@@ -61,6 +61,9 @@ impl AddAssign for Work {
 pub struct StepCosts {
     by_rows: [f64; NUM_KNOTS],
     num_measured: [u32; NUM_KNOTS],
+    /// Number of measured steps, and the number of the last one near each row count.
+    num_steps: u64,
+    last_measured: [u64; NUM_KNOTS],
     per_read: f64,
     per_compared: f64,
 }
@@ -93,6 +96,13 @@ impl StepCosts {
         [rows, self.per_read * work.num_read as f64, self.per_compared * work.num_compared as f64]
     }
 
+    /// Whether none of the last `num_steps` steps had about the number of rows of `work`, so that its predicted time is
+    /// derived from other steps.
+    pub fn is_stale(&self, work: Work, num_steps: u64) -> bool {
+        let near = knots(work.num_rows).into_iter().filter(|(_, weight)| *weight >= 0.5);
+        near.map(|(knot, _)| self.last_measured[knot]).all(|last| last == 0 || self.num_steps - last >= num_steps)
+    }
+
     /// Learns from a step that took `seconds`.
     pub fn measure(&mut self, work: Work, seconds: f64) {
         if work.num_rows == 0 || !seconds.is_finite() || seconds <= 0.0 {
@@ -107,6 +117,7 @@ impl StepCosts {
             self.by_rows = std::array::from_fn(|knot| unit * prior(knot));
             (self.per_read, self.per_compared) = (unit / PRIOR_READ, unit / PRIOR_COMPARED);
         }
+        self.num_steps += 1;
         let parts = self.parts(work);
         let predicted: f64 = parts.iter().sum();
         let error = seconds.min(MAX_SURPRISE * predicted) - predicted;
@@ -118,7 +129,10 @@ impl StepCosts {
             let rate = RATE.max(1.0 / (1.0 + f64::from(self.num_measured[knot])));
             let change = rate * part_of_error(parts[0]) * weight / norm;
             self.by_rows[knot] = (self.by_rows[knot] + change).max(self.by_rows[knot] / 4.0);
-            self.num_measured[knot] += u32::from(weight >= 0.5);
+            if weight >= 0.5 {
+                self.num_measured[knot] += 1;
+                self.last_measured[knot] = self.num_steps;
+            }
         }
         self.per_read += RATE * part_of_error(parts[1]) / work.num_read as f64;
         self.per_compared += RATE * part_of_error(parts[2]) / work.num_compared as f64;
@@ -200,6 +214,19 @@ mod tests {
         assert!((costs.predict(work) - 0.01).abs() < 1e-9);
         (0..20).for_each(|_| costs.measure(work, 0.03));
         assert!((costs.predict(work) / 0.03 - 1.0).abs() < 0.1, "{}", costs.predict(work));
+    }
+
+    #[test]
+    fn a_number_of_rows_that_was_not_measured_lately_is_stale() {
+        let mut costs = StepCosts::default();
+        let (one, many) = (Work::chunk(10, 1), Work::chunk(10, 16));
+        assert!(costs.is_stale(one, 3), "nothing was measured");
+        costs.measure(one, 0.01);
+        assert!(!costs.is_stale(one, 3) && costs.is_stale(many, 3));
+        (0..2).for_each(|_| costs.measure(many, 0.02));
+        assert!(!costs.is_stale(one, 3) && !costs.is_stale(many, 3));
+        costs.measure(many, 0.02);
+        assert!(costs.is_stale(one, 3) && !costs.is_stale(many, 3));
     }
 
     #[test]

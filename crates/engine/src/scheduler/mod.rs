@@ -10,6 +10,7 @@
 //! - [`within_share`]: a tenant's share of what fills up.
 
 mod cost;
+mod fill;
 mod share;
 mod time_share;
 
@@ -19,7 +20,7 @@ use crate::kv_cache::TenantId;
 
 pub use cost::{StepCosts, Work};
 pub use share::within_share;
-pub use time_share::{Plan, Rows, TimeShare, Turn};
+pub use time_share::{Arrivals, Plan, Rows, TimeShare, Turn};
 
 /// The tokens that a running sequence has left to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,17 @@ pub struct Pending {
 /// of the budget goes to prompts, in chunks of at most `chunk_len`. Tenants get equal parts of it; a part that a tenant
 /// has no use for goes to the others, the least served first.
 pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &Served) -> Vec<usize> {
+    share_out_weighted(pending, budget, chunk_len, served, |_| 1.0)
+}
+
+/// Like [`share_out`], with parts of the budget in proportion to the weights of the tenants.
+fn share_out_weighted(
+    pending: &[Pending],
+    budget: usize,
+    chunk_len: usize,
+    served: &Served,
+    weight: impl Fn(TenantId) -> f64,
+) -> Vec<usize> {
     let mut given = vec![0; pending.len()];
     let mut left = budget;
     for (given, pending) in given.iter_mut().zip(pending).filter(|(_, pending)| pending.is_decode) {
@@ -63,7 +75,8 @@ pub fn share_out(pending: &[Pending], budget: usize, chunk_len: usize, served: &
     // equals gets the remainder of the division.
     tenants.sort_by_key(|&(tenant, sum)| (sum, std::cmp::Reverse(served.cost(tenant))));
     for (turn, &(tenant, sum)) in tenants.iter().enumerate() {
-        let mut part = sum.min(left / (tenants.len() - turn));
+        let weights: f64 = tenants[turn..].iter().map(|&(tenant, _)| weight(tenant)).sum();
+        let mut part = sum.min((left as f64 * weight(tenant) / weights) as usize);
         left -= part;
         for i in (0..pending.len()).filter(|&i| pending[i].tenant == tenant && wanted(i) > 0) {
             given[i] = wanted(i).min(part);

@@ -16,25 +16,24 @@
 //!
 //! The time that a tenant waited for a step that was running when it came is a debt too.
 
-use super::{Pending, Served, StepCosts, Work, share_out};
+use super::fill::Fill;
+use super::{Pending, Served, StepCosts, Work, share_out_weighted};
 use crate::kv_cache::TenantId;
 
 /// Part of the time of other tenants that is kept back, because the cheapest tenant's time is an estimate.
 const MARGIN: f64 = 1.0 / 16.0;
-/// Part by which their time is extended while one of them was served less than the cheapest tenants. Short chunks are
-/// less efficient than long ones, so a tenant with a prompt gets less from the same time.
-const BONUS: f64 = 1.0 / 4.0;
-/// Rows that CPUs and GPUs compute together. A chunk that is cut ends where a group of rows is full.
-const TILE: usize = 16;
+/// Part by which their time is extended while one of them was served less than the cheapest tenants, or is a newcomer:
+/// its first token is waited for, and short chunks are less efficient than long ones, so that it would get less than
+/// its part from the same time. The cheapest of two tenants keeps 1 / (2 + `BONUS`), 46 % of its speed.
+const BONUS: f64 = 3.0 / 16.0;
 /// A tenant whose rows cost at most this multiple of the cheapest tenant's is computed in every step too.
-const LIGHT: f64 = 1.5;
-/// A chunk of a prompt may be cut if it costs at least this multiple of its overhead. Fewer would cost the tenant more
-/// than the margin; more would make the other tenants wait longer at a time.
-const MIN_OVERHEADS: f64 = 16.0;
-/// That multiple while no other tenant has requests, but one is expected. It waits for the whole chunk then.
+const LIGHT: f64 = 1.1;
+/// Overheads that a chunk must cost while no other tenant has requests, but one is expected: it waits for the whole
+/// chunk then.
 const SHORT_OVERHEADS: f64 = 4.0;
-/// Number of shared steps after which one computes the cheapest tenants alone, to measure their time.
-const PROBE_AFTER: u32 = 64;
+/// Number of steps after which one computes the cheapest tenants alone, to measure their time, if none had about their
+/// number of rows. Everything is shared by that time, and a guess may be far off.
+const PROBE_AFTER: u64 = 64;
 /// Maximum debt from steps that took longer than predicted, in times of the cheapest tenant.
 const MAX_DEBT: f64 = 16.0;
 
@@ -74,12 +73,32 @@ pub enum Turn {
     },
 }
 
+/// Tenants that came, or may come back.
+#[derive(Debug, Clone, Default)]
+pub struct Arrivals {
+    /// Tenants that came after a step without them and have no token since.
+    pub newcomers: Vec<TenantId>,
+    /// Tenants that came while the last step ran, and the seconds that they waited for it.
+    pub waited: Vec<(TenantId, f64)>,
+    /// Another tenant had requests a moment ago and may come back.
+    pub is_expected: bool,
+}
+
+impl Arrivals {
+    fn is_newcomer(&self, tenant: TenantId) -> bool {
+        self.newcomers.contains(&tenant)
+    }
+
+    fn waited(&self, tenant: TenantId) -> f64 {
+        self.waited.iter().find(|(other, _)| *other == tenant).map_or(0.0, |(_, seconds)| *seconds)
+    }
+}
+
 /// The account of the time that tenants share.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TimeShare {
     /// Seconds that the next step may take beyond its own credit; a debt if negative.
     credit: f64,
-    num_unprobed: u32,
     /// Number of plans, by which the turn of sequences that were skipped equally often rotates.
     num_plans: usize,
 }
@@ -94,18 +113,17 @@ struct Party {
 }
 
 impl TimeShare {
-    /// Shares out a step. `waited` returns the seconds that a tenant waited for the last step because it had not come
-    /// when that step began. `is_expected` says that another tenant had requests a moment ago and may come back.
+    /// Shares out a step.
     pub fn plan(
         &mut self,
         pending: &[Pending],
         rows: Rows,
         served: &Served,
         costs: &StepCosts,
-        waited: impl Fn(TenantId) -> f64,
-        is_expected: bool,
+        arrivals: &Arrivals,
     ) -> Plan {
-        let wanted = share_out(pending, rows.budget, rows.chunk_len, served);
+        let weight = |tenant| if arrivals.is_newcomer(tenant) { 1.0 + BONUS } else { 1.0 };
+        let wanted = share_out_weighted(pending, rows.budget, rows.chunk_len, served, weight);
         self.num_plans = self.num_plans.wrapping_add(1);
         let parties = parties(pending, &wanted, costs, self.num_plans);
         let quantum = parties.iter().map(|party| party.alone).fold(f64::INFINITY, f64::min);
@@ -114,30 +132,37 @@ impl TimeShare {
             return Plan { given: wanted, turn: Turn::Alone };
         }
         if parties.len() < 2 {
-            let given = if is_expected { cut_to_short_step(pending, wanted, costs) } else { wanted };
+            let given = if arrivals.is_expected { cut_to_short_step(pending, wanted, costs) } else { wanted };
             return Plan { given, turn: Turn::Alone };
         }
         let (light, mut heavy): (Vec<Party>, Vec<Party>) =
             parties.into_iter().partition(|party| party.alone <= LIGHT * quantum);
         let num_tenants = light.len() + heavy.len();
-        self.credit -= light.iter().map(|party| waited(party.tenant)).fold(0.0, f64::max);
+        // The others had the time for which a newcomer waited, so it is theirs to make good.
+        let waited = |parties: &[Party]| parties.iter().map(|party| arrivals.waited(party.tenant)).fold(0.0, f64::max);
+        if !heavy.is_empty() {
+            self.credit += (waited(&heavy) - waited(&light)).min(MAX_DEBT * quantum);
+        }
         let least = |parties: &[Party]| parties.iter().map(|party| served.cost(party.tenant)).min();
         let is_behind = !heavy.is_empty() && least(&heavy) < least(&light);
-        let part = if is_behind { 1.0 + BONUS } else { 1.0 - MARGIN };
+        let has_newcomer = heavy.iter().any(|party| arrivals.is_newcomer(party.tenant));
+        let part = if is_behind || has_newcomer { 1.0 + BONUS } else { 1.0 - MARGIN };
         let credited = quantum * (1.0 + (num_tenants - 1) as f64 * part);
         let budget = self.credit + credited;
 
-        let mut fill = Fill { pending, wanted: &wanted, costs, given: vec![0; pending.len()], work: Work::default() };
+        let mut fill = Fill::new(pending, &wanted, costs);
         light.iter().flat_map(|party| &party.order).for_each(|&i| fill.take(i, wanted[i]));
         let base = costs.predict(fill.work);
         let mut saved: f64 = 0.0;
-        let is_probe = self.num_unprobed >= PROBE_AFTER;
-        heavy.sort_by_key(|party| served.cost(party.tenant));
+        // Prompts are measured often enough, and a newcomer would wait long for a step of another one's prompt.
+        let is_decode = light.iter().flat_map(|party| &party.order).all(|&i| pending[i].is_decode);
+        let is_probe = is_decode && costs.is_stale(fill.work, PROBE_AFTER);
+        heavy.sort_by_key(|party| (!arrivals.is_newcomer(party.tenant), served.cost(party.tenant)));
         for (turn, party) in heavy.iter().enumerate().filter(|_| !is_probe) {
             let slack = budget - costs.predict(fill.work);
             let part = slack / (heavy.len() - turn) as f64;
             // The tenant whose turn it is may need more than its part for work that cannot be cut.
-            let missing = fill.serve(party, part, if turn == 0 { slack } else { part });
+            let missing = fill.serve(&party.order, part, if turn == 0 { slack } else { part });
             saved = saved.max(missing);
         }
         let num_light: usize = light.iter().flat_map(|party| &party.order).map(|&i| wanted[i]).sum();
@@ -161,7 +186,6 @@ impl TimeShare {
         let correction = base.map_or(1.0, |base| (seconds / base).max(1.0));
         let floor = self.credit.min(-MAX_DEBT * quantum);
         self.credit = (self.credit + correction * credited - seconds).max(floor).min(saved.max(0.0));
-        self.num_unprobed = if base.is_some() { 0 } else { self.num_unprobed + 1 };
     }
 
     /// Whether the steps so far took longer than the tenants' shares. The next step must be planned anew then.
@@ -211,7 +235,7 @@ fn put_in_turn(order: &mut [usize], pending: &[Pending], turn: usize) {
 /// Limits the prompts of a step to the shortest chunk that is efficient: the next step of a tenant that is about to
 /// come back waits for this one.
 fn cut_to_short_step(pending: &[Pending], wanted: Vec<usize>, costs: &StepCosts) -> Vec<usize> {
-    let mut fill = Fill { pending, wanted: &wanted, costs, given: vec![0; pending.len()], work: Work::default() };
+    let mut fill = Fill::new(pending, &wanted, costs);
     let (decode, prompts): (Vec<usize>, Vec<usize>) = (0..pending.len()).partition(|&i| pending[i].is_decode);
     decode.into_iter().for_each(|i| fill.take(i, wanted[i]));
     let Some(&first) = prompts.iter().find(|&&i| wanted[i] > 0) else { return wanted };
@@ -230,88 +254,6 @@ fn cut_to_short_step(pending: &[Pending], wanted: Vec<usize>, costs: &StepCosts)
         fill.take(first, 1);
     }
     fill.given
-}
-
-/// A step while it is filled.
-struct Fill<'a> {
-    pending: &'a [Pending],
-    wanted: &'a [usize],
-    costs: &'a StepCosts,
-    given: Vec<usize>,
-    work: Work,
-}
-
-impl Fill<'_> {
-    fn take(&mut self, i: usize, num_rows: usize) {
-        self.given[i] += num_rows;
-        if num_rows > 0 {
-            self.work += Work::chunk(self.pending[i].depth, num_rows);
-        }
-    }
-
-    /// Returns the time by which a chunk lengthens the step.
-    fn cost(&self, i: usize, num_rows: usize) -> f64 {
-        let more = if num_rows > 0 { Work::chunk(self.pending[i].depth, num_rows) } else { Work::default() };
-        self.costs.predict(self.work.and(more)) - self.costs.predict(self.work)
-    }
-
-    /// Returns the time of the shortest chunk whose overhead is small, or of the whole chunk if that is less.
-    fn least_chunk_cost(&self, i: usize, num_overheads: f64) -> f64 {
-        let (one, all) = (self.cost(i, 1), self.cost(i, self.wanted[i]));
-        let per_row = (all - one) / (self.wanted[i].max(2) - 1) as f64;
-        all.min(one + num_overheads * (one - per_row).max(0.0))
-    }
-
-    /// Returns the largest number of rows of a sequence that lengthen the step by at most `seconds`.
-    fn rows_within(&self, i: usize, seconds: f64) -> usize {
-        let (mut low, mut high) = (0, self.wanted[i]);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if self.cost(i, middle) <= seconds { low = middle } else { high = middle - 1 }
-        }
-        low
-    }
-
-    /// Shortens a chunk that does not compute all that is wanted, so that the step has whole tiles, unless that would
-    /// be less than half.
-    fn whole_tiles(&self, i: usize, num_rows: usize) -> usize {
-        let rest = (self.work.num_rows + num_rows) % TILE;
-        if num_rows < self.wanted[i] && 2 * rest <= num_rows { num_rows - rest } else { num_rows }
-    }
-
-    /// Serves a tenant's sequences in turn. Together they may cost `part`; the first may cost `first`. Returns the time
-    /// to save for a sequence that did not fit, or 0.
-    fn serve(&mut self, party: &Party, part: f64, first: f64) -> f64 {
-        let start = self.costs.predict(self.work);
-        let mut rest = party.order.as_slice();
-        while let Some((&head, tail)) = rest.split_first() {
-            let num_joined = tail.iter().take_while(|&&i| self.pending[i].joins_previous).count();
-            let (joined, tail) = tail.split_at(num_joined);
-            let spent = self.costs.predict(self.work) - start;
-            let left = if spent > 0.0 { part - spent } else { first };
-            if self.pending[head].is_decode {
-                let mut work = self.work;
-                [&[head], joined].concat().iter().for_each(|&i| work += Work::chunk(self.pending[i].depth, 1));
-                let cost = self.costs.predict(work) - self.costs.predict(self.work);
-                if cost > left {
-                    return cost;
-                }
-                [&[head], joined].concat().iter().for_each(|&i| self.take(i, self.wanted[i]));
-            } else {
-                let needed = self.least_chunk_cost(head, MIN_OVERHEADS);
-                if needed > left {
-                    return needed;
-                }
-                let num_rows = self.whole_tiles(head, self.rows_within(head, left).max(1));
-                self.take(head, num_rows);
-                if num_rows < self.wanted[head] {
-                    return 0.0;
-                }
-            }
-            rest = tail;
-        }
-        0.0
-    }
 }
 
 #[cfg(test)]
@@ -360,7 +302,7 @@ mod tests {
         let (mut share, mut costs, mut served) = (TimeShare::default(), trained(), Served::default());
         let (mut pending, mut rows, mut time) = (pending.to_vec(), vec![0; pending.len()], 0.0);
         for _ in 0..num_steps {
-            let Plan { given, turn } = share.plan(&pending, ROWS, &served, &costs, |_| 0.0, false);
+            let Plan { given, turn } = share.plan(&pending, ROWS, &served, &costs, &Arrivals::default());
             let work = work_of(&pending, &given);
             let seconds = machine(work);
             costs.measure(work, seconds);
@@ -379,7 +321,7 @@ mod tests {
     fn a_tenant_alone_is_not_limited() {
         let pending = [prompt(A, 5000, 900), decode(A, 3000), decode(A, 10)];
         let mut share = TimeShare::default();
-        let plan = share.plan(&pending, ROWS, &Served::default(), &trained(), |_| 0.0, false);
+        let plan = share.plan(&pending, ROWS, &Served::default(), &trained(), &Arrivals::default());
         assert_eq!((plan.given, plan.turn), (vec![254, 1, 1], Turn::Alone));
     }
 
@@ -422,7 +364,7 @@ mod tests {
     fn everything_is_computed_if_it_fits() {
         let pending = [decode(A, 50), decode(B, 60), decode(TenantId(3), 70), decode(A, 80)];
         let mut share = TimeShare::default();
-        let plan = share.plan(&pending, ROWS, &Served::default(), &trained(), |_| 0.0, false);
+        let plan = share.plan(&pending, ROWS, &Served::default(), &trained(), &Arrivals::default());
         assert_eq!(plan.given, [1; 4]);
     }
 
@@ -430,12 +372,13 @@ mod tests {
     fn the_time_that_a_newcomer_waited_is_made_good() {
         let (mut share, costs, served) = (TimeShare::default(), trained(), Served::default());
         let pending = [decode(B, 10), prompt(A, 100, 1000)];
-        let first = share.plan(&pending, ROWS, &served, &costs, |tenant| f64::from(tenant == B) * 0.05, false);
+        let arrivals = Arrivals { newcomers: vec![B], waited: vec![(B, 0.05)], is_expected: false };
+        let first = share.plan(&pending, ROWS, &served, &costs, &arrivals);
         assert_eq!(first.given, [1, 0]);
         assert!(share.is_in_debt());
         let mut num_alone = 0;
         loop {
-            let plan = share.plan(&pending, ROWS, &served, &costs, |_| 0.0, false);
+            let plan = share.plan(&pending, ROWS, &served, &costs, &Arrivals::default());
             if plan.given[1] > 0 {
                 break;
             }
@@ -446,10 +389,54 @@ mod tests {
     }
 
     #[test]
+    fn a_newcomer_gets_more_than_its_part_until_its_first_token() {
+        let (mut share, costs, served) = (TimeShare::default(), trained(), Served::default());
+        let replies = decode(A, 15_000);
+        let pending = [replies, replies, replies, replies, prompt(B, 0, 1000)];
+        let rows = |newcomers: Vec<TenantId>, share: &mut TimeShare| {
+            let arrivals = Arrivals { newcomers, ..Arrivals::default() };
+            // The newcomer is not behind, so that its arrival alone decides.
+            let mut served = served.clone();
+            served.charge(B, 1_000_000_000);
+            share.plan(&pending, ROWS, &served, &costs, &arrivals).given[4]
+        };
+        let (usual, new) = (rows(vec![], &mut share), rows(vec![B], &mut share));
+        assert!(new > usual && usual > 0, "{new} rows for a newcomer, {usual} otherwise");
+        let others = [decode(A, 3000), prompt(A, 0, 1000), prompt(B, 0, 1000)];
+        let arrivals = Arrivals { newcomers: vec![B], ..Arrivals::default() };
+        let plan = share.plan(&others, ROWS, &served, &costs, &arrivals);
+        assert!(plan.given[2] > plan.given[1], "more rows than the prompts of others: {:?}", plan.given);
+    }
+
+    #[test]
+    fn the_wait_of_a_newcomer_is_made_good_whoever_is_cheaper() {
+        let (costs, served) = (trained(), Served::default());
+        let pending = [decode(A, 100), prompt(B, 0, 1000)];
+        let rows = |seconds: f64| {
+            let arrivals = Arrivals { newcomers: vec![B], waited: vec![(B, seconds)], is_expected: false };
+            TimeShare::default().plan(&pending, ROWS, &served, &costs, &arrivals).given[1]
+        };
+        assert!(rows(0.05) > 4 * rows(0.0), "{} rows after a wait, {} without", rows(0.05), rows(0.0));
+    }
+
+    #[test]
+    fn time_that_is_too_short_for_a_tile_is_saved() {
+        // Replies of one tenant, whose steps have room for less than two tiles of the other one's prompt.
+        let mut pending: Vec<Pending> = (0..16).map(|_| decode(A, 100)).collect();
+        pending.push(prompt(B, 0, 1_000_000));
+        let (time, rows) = run(&pending, 500);
+        let alone = machine(work_of(&pending[..16], &[1; 16])) * 500.0;
+        let prompt_alone = machine(Work::chunk(0, 256)) / 256.0 * rows[16] as f64;
+        assert!(alone / time > 0.45, "{:.0} % for the replies", 100.0 * alone / time);
+        assert!(prompt_alone / time > 0.45, "{:.0} % for the prompt", 100.0 * prompt_alone / time);
+    }
+
+    #[test]
     fn a_tenant_that_may_come_back_finds_short_steps() {
         let (mut share, costs, served) = (TimeShare::default(), trained(), Served::default());
         let pending = [decode(A, 10), prompt(A, 5000, 1000)];
-        let plan = share.plan(&pending, ROWS, &served, &costs, |_| 0.0, true);
+        let arrivals = Arrivals { is_expected: true, ..Arrivals::default() };
+        let plan = share.plan(&pending, ROWS, &served, &costs, &arrivals);
         assert!(plan.given[0] == 1 && (4..128).contains(&plan.given[1]), "{:?}", plan.given);
     }
 
@@ -466,8 +453,12 @@ mod tests {
             }).collect();
             let (mut share, mut costs, served) = (TimeShare::default(), StepCosts::default(), Served::default());
             for (i, seconds) in times.into_iter().enumerate() {
-                let wanted = share_out(&pending, ROWS.budget, ROWS.chunk_len, &served);
-                let plan = share.plan(&pending, ROWS, &served, &costs, |_| (i % 3) as f64 * 0.01, is_expected);
+                let newcomer = TenantId(i as u32 % 5);
+                let weight = |tenant| if tenant == newcomer { 1.0 + BONUS } else { 1.0 };
+                let wanted = share_out_weighted(&pending, ROWS.budget, ROWS.chunk_len, &served, weight);
+                let (newcomers, waited) = (vec![newcomer], vec![(TenantId(1), (i % 3) as f64 * 0.01)]);
+                let arrivals = Arrivals { newcomers, waited, is_expected };
+                let plan = share.plan(&pending, ROWS, &served, &costs, &arrivals);
                 prop_assert!(plan.given.iter().sum::<usize>() > 0, "a step computes something");
                 for (given, wanted) in plan.given.iter().zip(wanted) {
                     prop_assert!(*given <= wanted);
