@@ -60,6 +60,8 @@ fn run() -> Result<()> {
         Command::Bench(args) => commands::bench::run(args, &hub, &interrupt, &mut output),
         Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
         Command::Quantize(args) => commands::quantize::run(args, &hub, &interrupt, &mut output),
+        Command::Completions(args) => commands::completions::completions(args, &mut output),
+        Command::Man(args) => commands::completions::man(args, &mut output),
     }?;
     Ok(output.flush()?)
 }

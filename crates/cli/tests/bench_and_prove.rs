@@ -28,6 +28,19 @@ fn replies_are_batch_invariant_over_thousands_of_prompts() {
 }
 
 #[test]
+fn a_proof_ends_with_a_verdict() {
+    let ran = Home::new().run(&["prove", &golden("llama3"), "--prompts", "8", "--longest", "20", "--reply", "3"]);
+    assert!(ran.ok().ends_with("proved: no reply depended on the other requests, to the bit\n"), "{ran:?}");
+}
+
+#[test]
+fn the_self_test_proves_batch_invariance_too() {
+    let ran = Home::new().run(&["selftest", "--device", "cpu"]);
+    let line = ran.ok().lines().find(|line| line.contains("prove: ")).unwrap();
+    assert!(line.starts_with("ok "), "{ran:?}");
+}
+
+#[test]
 fn a_context_that_is_too_small_is_told() {
     let ran = Home::new().run(&["prove", &golden("llama3"), "--longest", "4000"]);
     assert!(ran.usage().contains("--longest and --reply need 4016 tokens, but the model's context holds"), "{ran:?}");

@@ -47,8 +47,11 @@ fn tokens_in_json() {
     let (home, model) = with_vocabulary();
     let ran = home.run_with_input(&["tokenize", &model, "--json", "--special"], " hello\u{1f600}".as_bytes());
     let tokens: Value = serde_json::from_str(ran.ok()).unwrap();
-    assert_eq!(tokens[0], json!({ "id": 261, "piece": "<s>", "bytes": b"<s>", "kind": "control" }));
-    assert_eq!(tokens[1], json!({ "id": 260, "piece": "Ġhello", "bytes": b" hello", "kind": "normal" }));
+    assert_eq!(tokens[0], json!({ "id": 261, "text": "<s>", "piece": "<s>", "bytes": b"<s>", "kind": "control" }));
+    assert_eq!(
+        tokens[1],
+        json!({ "id": 260, "text": " hello", "piece": "Ġhello", "bytes": b" hello", "kind": "normal" })
+    );
     let bytes: Vec<_> = (2..6).map(|index| tokens[index]["bytes"][0].as_u64().unwrap()).collect();
     assert_eq!(bytes, [0xf0, 0x9f, 0x98, 0x80]);
 }
@@ -126,7 +129,7 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
         "  in all        1.5 MB (1,536,000 bytes)",
         "                = 4 sequences of 1,000 tokens",
         "     259  hello                           68 65 6c 6c 6f",
-        "     260  Ġhello                          20 68 65 6c 6c 6f",
+        "     260  ␣hello                          20 68 65 6c 6c 6f",
     ] {
         assert!(text.lines().any(|found| found == line), "no line {line:?} in\n{text}");
     }
@@ -228,4 +231,12 @@ fn usage_errors_and_help() {
             assert!(help.ok().lines().all(|line| line.chars().count() <= 80), "{}", help.ok());
         }
     }
+}
+
+#[test]
+fn tokens_are_shown_as_text_and_not_as_letters_of_byte_pairs() {
+    let (home, model) = with_vocabulary();
+    let table = home.run(&["inspect", &model, " hello\u{1f600}\n"]).ok().to_owned();
+    assert!(table.contains("     260  ␣hello ") && table.contains("  \\xf0 "), "{table}");
+    assert!(table.contains("  ⏎ ") && !table.contains(['Ġ', 'Ċ', 'ð']), "{table}");
 }

@@ -198,6 +198,8 @@ fn a_signal_has_its_own_exit_status_in_every_command() {
             [(waiting, "waiting for the end of standard input"), (pulling, "to download once"), (serving, "listening")]
         {
             let (mut child, _log) = started(command, words);
+            // Waiting for the child would close its standard input.
+            let _input = child.stdin.take();
             signal(&child, name);
             assert_eq!(child.wait().unwrap().code(), Some(status), "{name} {words}");
             let mut text = String::new();
@@ -232,4 +234,20 @@ fn every_command_has_help_within_80_columns() {
         let long: Vec<&str> = ran.ok().lines().filter(|line| line.chars().count() > 80).collect();
         assert!(long.is_empty(), "{command}: {long:?}");
     }
+}
+
+#[test]
+fn completions_and_manual_pages_name_every_command() {
+    let home = Home::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = home.run(&["completions", shell]).ok().to_owned();
+        assert!(["explain", "models", "kv-memory"].iter().all(|word| script.contains(word)), "{shell}");
+    }
+    assert!(home.run(&["completions", "tcsh"]).usage().contains("bash"));
+    let folder = home.path().join("man");
+    let written = home.run(&["man", "--out", folder.to_str().unwrap()]).ok().to_owned();
+    assert!(written.lines().count() > 14, "{written}");
+    let page = std::fs::read_to_string(folder.join("pellucid-run.1")).unwrap();
+    assert!(page.contains("Answer a prompt") && page.contains("json"), "{page}");
+    assert!(!folder.join("pellucid-man.1").exists(), "the command for packagers is hidden");
 }

@@ -1,6 +1,7 @@
 //! One module for each command: its flags, and `run`.
 
 pub(crate) mod bench;
+pub(crate) mod completions;
 pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod inspect;

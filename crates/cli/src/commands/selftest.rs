@@ -3,17 +3,22 @@
 
 use std::io::Write;
 use std::panic;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use pellucid::{Device, DeviceOptions, Isa};
 use pellucid_selftest::Report;
+use pellucid_tensor::Backend;
 
 use crate::flags::compute::open_device;
 use crate::terminal::output::Output;
 
 /// Check a device against formulas and the reference implementation
 ///
-/// Checks every operation, and tiny models of every architecture.
+/// Checks every operation, and tiny models of every architecture; then that
+/// replies do not depend on other requests, as `pellucid prove` does.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct SelftestArgs {
@@ -54,13 +59,32 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
     });
     panic::set_hook(hook);
     written?;
-    let failed = reports.iter().filter(|report| report.failure.is_some()).count();
+    let mut failed = reports.iter().filter(|report| report.failure.is_some()).count();
+    let mut num_checks = reports.len();
+    if !args.fast {
+        let report = prove(&backend, folder.path(), isa);
+        failed += usize::from(report.failure.is_some());
+        num_checks += 1;
+        line(output, &report)?;
+    }
     if failed > 0 {
         output.flush()?;
-        bail!("{failed} of {} checks failed on {}", reports.len(), backend.description());
+        bail!("{failed} of {num_checks} checks failed on {}", backend.description());
     }
-    writeln!(output, "all {} checks passed", reports.len())?;
+    writeln!(output, "all {num_checks} checks passed")?;
     Ok(())
+}
+
+/// Compares replies in batches with those of requests alone, as `pellucid prove` does with the user's model.
+fn prove(backend: &Arc<dyn Backend>, folder: &Path, isa: Option<Isa>) -> Report {
+    let begun = Instant::now();
+    let cpu = DeviceOptions { device: Some(Device::Cpu), threads: Some(1), isa, ..DeviceOptions::default() };
+    let failure = crate::commands::prove::quick(backend, folder, || open_device(cpu)).err();
+    Report {
+        name: "prove: replies do not depend on other requests".into(),
+        took: begun.elapsed(),
+        failure: failure.map(|error| format!("{error:#}")),
+    }
 }
 
 fn line(output: &mut Output, report: &Report) -> Result<()> {

@@ -3,9 +3,10 @@
 //! `main` parses a [`Cli`] and gets the [`Hub`] that it describes.
 
 use crate::commands::{
-    bench::BenchArgs, devices::DevicesArgs, explain::ExplainArgs, inspect::InspectArgs, list::ListArgs,
-    models::ModelsArgs, perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs,
-    rm::RmArgs, run::RunArgs, selftest::SelftestArgs, serve::ServeArgs, tokenize::TokenizeArgs,
+    bench::BenchArgs, completions::CompletionsArgs, completions::ManArgs, devices::DevicesArgs, explain::ExplainArgs,
+    inspect::InspectArgs, list::ListArgs, models::ModelsArgs, perplexity::PerplexityArgs, prove::ProveArgs,
+    pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs, serve::ServeArgs,
+    tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
 use crate::flags::usage_error::{self, OrUsage};
@@ -58,6 +59,9 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Prove(ProveArgs),
     Quantize(QuantizeArgs),
+    Completions(CompletionsArgs),
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 #[derive(Debug, Args)]

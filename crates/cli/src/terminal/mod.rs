@@ -1,5 +1,6 @@
 //! The terminal: standard input and output, the log, Ctrl-C, and numbers, sizes and tokens as people read them.
 
+pub(crate) mod cells;
 pub(crate) mod format;
 pub(crate) mod interrupt;
 pub(crate) mod log;

@@ -1,29 +1,34 @@
 //! Tokens as tables and as JSON, for `inspect` and `tokenize`.
 
+use crate::terminal::cells::{beginning, left_aligned, visible};
 use crate::terminal::format::escaped;
 use anyhow::{Result, bail};
-use pellucid_tokenizer::{TokenKind, Tokenizer};
+use pellucid_tokenizer::{TokenInfo, TokenKind, Tokenizer};
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// Maximum bytes of a token that fit beside its piece in 80 columns.
+/// Maximum bytes of a token that fit beside its text in 80 columns.
 const SHOWN_BYTES: usize = 12;
-/// Columns of the piece.
-const PIECE_WIDTH: usize = 30;
+/// Columns of the text.
+const TEXT_WIDTH: usize = 30;
 
-/// Returns an array with an object for each token: id, piece as the model file spells it, bytes as numbers, kind.
+/// Returns an array with an object for each token: id, text (U+FFFD for a part of a character), piece as the model file
+/// spells it, bytes as numbers, kind.
 pub(crate) fn to_json(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Value> {
     let mut tokens = Vec::with_capacity(ids.len());
     for id in ids {
         let Some(token) = tokenizer.token(*id) else { return Err(outside(tokenizer, *id)) };
-        tokens.push(json!({ "id": id, "piece": token.piece, "bytes": token.bytes, "kind": kind_text(token.kind) }));
+        let text = String::from_utf8_lossy(&token.bytes);
+        tokens.push(json!({
+            "id": id, "text": text, "piece": token.piece, "bytes": token.bytes, "kind": kind_text(token.kind),
+        }));
     }
     Ok(Value::Array(tokens))
 }
 
-/// Writes a line for each token.
+/// Writes a line for each token: `␣` is a space, `⏎` a line end, `\xe2` a byte that is a part of a character.
 pub(crate) fn write_table(tokenizer: &Tokenizer, ids: &[u32], output: &mut impl Write) -> Result<()> {
-    writeln!(output, "{:>8}  {:PIECE_WIDTH$}  bytes", "id", "piece")?;
+    writeln!(output, "{:>8}  {:TEXT_WIDTH$}  bytes", "id", "text")?;
     for id in ids {
         let Some(token) = tokenizer.token(*id) else { return Err(outside(tokenizer, *id)) };
         let mut bytes: Vec<_> = token.bytes.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
@@ -31,15 +36,16 @@ pub(crate) fn write_table(tokenizer: &Tokenizer, ids: &[u32], output: &mut impl 
             bytes.pop();
             bytes.push(format!(".. {}", token.bytes.len()));
         }
-        writeln!(output, "{id:>8}  {:PIECE_WIDTH$}  {}", shortened(&escaped(token.piece)), bytes.join(" "))?;
+        let text = left_aligned(&beginning(&text_of(&token), TEXT_WIDTH), TEXT_WIDTH);
+        writeln!(output, "{id:>8}  {text}  {}", bytes.join(" "))?;
     }
     Ok(())
 }
 
-/// Returns the piece of an id; `None` if the vocabulary does not have it.
-pub(crate) fn piece(tokenizer: &Tokenizer, id: u64) -> Option<String> {
+/// Returns the text of an id; `None` if the vocabulary does not have it.
+pub(crate) fn text(tokenizer: &Tokenizer, id: u64) -> Option<String> {
     let token = tokenizer.token(u32::try_from(id).ok()?)?;
-    Some(escaped(token.piece))
+    Some(text_of(&token))
 }
 
 /// Rejects ids that the vocabulary does not have.
@@ -70,11 +76,9 @@ fn outside(tokenizer: &Tokenizer, id: u32) -> anyhow::Error {
     anyhow::anyhow!("the id {id} is outside the vocabulary, which has {} tokens", tokenizer.vocab_size())
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(PIECE_WIDTH) {
-        Some(_) => text.chars().take(PIECE_WIDTH - 2).chain("..".chars()).collect(),
-        None => text.to_owned(),
-    }
+/// Returns the text of a token, made visible; a token without bytes has its piece.
+fn text_of(token: &TokenInfo<'_>) -> String {
+    if token.bytes.is_empty() { escaped(token.piece) } else { visible(&token.bytes) }
 }
 
 fn kind_text(kind: TokenKind) -> &'static str {
@@ -99,11 +103,5 @@ mod tests {
         for text in ["-1", "1.5", "4294967296", "{\"id\": 1}", "a", "1e3"] {
             assert!(parse_ids(text).is_err(), "{text:?} was taken");
         }
-    }
-
-    #[test]
-    fn long_pieces_are_cut() {
-        assert_eq!(shortened(&"é".repeat(30)), "é".repeat(30));
-        assert_eq!(shortened(&"é".repeat(31)), "é".repeat(28) + "..");
     }
 }

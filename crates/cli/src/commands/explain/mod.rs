@@ -1,6 +1,5 @@
 //! `pellucid explain`: how each token of a reply was chosen, step by step.
 
-mod cells;
 mod json;
 pub(crate) use json::parameters as sampling_json;
 mod page;
@@ -21,10 +20,10 @@ use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
+use crate::terminal::cells::Paint;
 use crate::terminal::format;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::output::Output;
-use cells::Paint;
 use page::{Page, Written};
 
 /// Time between two checks for Ctrl-C while waiting for the engine.

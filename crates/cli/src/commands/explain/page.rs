@@ -3,10 +3,10 @@
 use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
 
-use super::cells::{
+use super::table::{CandidateRow, Cell, Table};
+use crate::terminal::cells::{
     Ink, Paint, bar, beginning, ending, left_aligned, one_line, right_aligned, share, visible, width, wrapped,
 };
-use super::table::{CandidateRow, Cell, Table};
 
 use crate::terminal::format::grouped;
 

@@ -83,8 +83,8 @@ impl<'a> Report<'a> {
         };
         let types: Vec<_> = self.types.iter().map(type_json).collect();
         let special_json = |(purpose, id): &(&str, u64)| {
-            let piece = tokenizer.and_then(|tokenizer| token_table::piece(tokenizer, *id));
-            json!({ "for": purpose, "id": id, "piece": piece })
+            let text = tokenizer.and_then(|tokenizer| token_table::text(tokenizer, *id));
+            json!({ "for": purpose, "id": id, "piece": text })
         };
         let special: Vec<_> = numbers.special_ids.iter().map(special_json).collect();
         let mut report = json!({

@@ -50,8 +50,8 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
     line("chat template", if checkpoint.chat_template().is_some() { "yes" } else { "no" }.to_owned())?;
     for (index, (purpose, id)) in numbers.special_ids.iter().enumerate() {
         let label = if index == 0 { "special ids" } else { "" };
-        let piece = tokenizer.and_then(|tokenizer| token_table::piece(tokenizer, *id)).unwrap_or_default();
-        line(label, format!("{id:>7}  {purpose:12} {piece}").trim_end().to_owned())?;
+        let text = tokenizer.and_then(|tokenizer| token_table::text(tokenizer, *id)).unwrap_or_default();
+        line(label, format!("{id:>7}  {purpose:12} {text}").trim_end().to_owned())?;
     }
     if let Some(prefix) = tokenizer.map(Tokenizer::prefix).filter(|prefix| !prefix.is_empty()) {
         let ids: Vec<_> = prefix.iter().map(u32::to_string).collect();

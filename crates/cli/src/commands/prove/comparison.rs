@@ -11,7 +11,7 @@ use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, M
 use pellucid_tensor::Backend;
 use serde::Serialize;
 
-use super::{ProveArgs, requests};
+use super::{Plan, requests};
 
 /// The replies under one setting, such as "chunks of 7", compared with the expected ones.
 #[derive(Debug, Serialize)]
@@ -76,6 +76,10 @@ impl ModelOnDevice {
         ModelOnDevice { config: model.config().clone(), model: Arc::new(Mutex::new(model)), backend }
     }
 
+    pub(super) fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
     fn engine(&self, options: EngineOptions) -> Result<Engine> {
         let shared = SharedModel { config: self.config.clone(), model: self.model.clone() };
         Ok(Engine::new(Box::new(shared), self.backend.clone(), options)?)
@@ -90,20 +94,20 @@ struct Comparison<'a> {
 }
 
 pub(super) fn run(
-    args: &ProveArgs,
+    plan: Plan,
     requests: &[Request],
     device: ModelOnDevice,
     single_threaded: Option<impl FnOnce() -> Result<ModelOnDevice>>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<SettingResult>> {
-    let per_request = (args.longest as usize + args.reply as usize).div_ceil(BLOCK_LEN) + 1;
-    let together = args.together as usize;
-    let stored = |request: &Request| (request.prompt.len() + args.reply as usize).div_ceil(BLOCK_LEN);
+    let per_request = (plan.longest as usize + plan.reply as usize).div_ceil(BLOCK_LEN) + 1;
+    let together = plan.together as usize;
+    let stored = |request: &Request| (request.prompt.len() + plan.reply as usize).div_ceil(BLOCK_LEN);
     let options = EngineOptions {
         // Enough that the second round finds the whole first round in the prefix cache.
         num_blocks: per_request * together + requests.iter().map(stored).sum::<usize>(),
         block_len: BLOCK_LEN,
-        kv_dtype: args.compute.kv_type.dtype(),
+        kv_dtype: plan.kv_dtype,
         max_sequences: together,
         step_tokens: 256.max(together),
         chunk_len: 256,
@@ -246,6 +250,7 @@ fn reply_of(events: Receiver<Event>) -> Result<ReplyBits> {
 
 #[cfg(test)]
 mod tests {
+    use pellucid_tensor::DType;
     use pellucid_testing::FakeModel;
 
     use super::*;
@@ -268,10 +273,10 @@ mod tests {
     }
 
     fn num_different(device: impl Fn() -> ModelOnDevice) -> usize {
-        let args = ProveArgs::sample(40, 100, 40);
-        let requests = requests::random(&args, 24);
+        let plan = Plan { prompts: 40, longest: 100, reply: 40, together: 8, seed: 0, kv_dtype: DType::F16 };
+        let requests = requests::random(plan, 24);
         let results =
-            run(&args, &requests, device(), Some(|| Ok(device())), &mut |_| ()).expect("every request is served");
+            run(plan, &requests, device(), Some(|| Ok(device())), &mut |_| ()).expect("every request is served");
         assert!(
             results.iter().any(|result| result.cached_tokens > 0)
                 && results.iter().any(|result| result.preemptions > 0)

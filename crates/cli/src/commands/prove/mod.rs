@@ -4,9 +4,13 @@ mod comparison;
 mod requests;
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use pellucid_checkpoint::Checkpoint;
 use pellucid_model::Model;
+use pellucid_tensor::{Backend, DType};
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
@@ -21,7 +25,8 @@ use comparison::{ModelOnDevice, SettingResult};
 /// Random prompts are answered one at a time; then all again in batches, in
 /// another order, in chunks of several sizes, with and without cached prefixes,
 /// with preemption, and, on a CPU, on one thread. Half are greedy, half are
-/// sampled. Tokens and log probabilities must agree to the bit.
+/// sampled. Tokens and log probabilities must agree to the bit. The last line is
+/// the verdict; the exit status is 1 if a reply differs.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
@@ -58,6 +63,45 @@ pub(crate) struct ProveArgs {
     compute: ComputeArgs,
 }
 
+/// The requests of a comparison, and the format of keys and values.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    prompts: u32,
+    longest: u32,
+    reply: u32,
+    together: u32,
+    seed: u64,
+    kv_dtype: DType,
+}
+
+/// The comparison of `selftest`: seconds on a CPU.
+const QUICK: Plan = Plan { prompts: 48, longest: 80, reply: 12, together: 8, seed: 0, kv_dtype: DType::F16 };
+
+/// Compares replies of the tiny model that the program contains on a device. Fails if one differs; returns the number
+/// of replies. `single_threaded` opens the CPU with one thread.
+pub(crate) fn quick(
+    backend: &Arc<dyn Backend>,
+    folder: &Path,
+    single_threaded: impl FnOnce() -> Result<Arc<dyn Backend>>,
+) -> Result<usize> {
+    let path = folder.join("tiny.gguf");
+    std::fs::write(&path, pellucid::TINY_MODEL).with_context(|| format!("could not write {}", path.display()))?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let open = |backend: Arc<dyn Backend>| -> Result<ModelOnDevice> {
+        Ok(ModelOnDevice::new(pellucid::load_decoder(&checkpoint, None, &backend, &mut |_| ())?, backend))
+    };
+    let device = open(backend.clone())?;
+    let requests = requests::random(QUICK, device.vocab_size());
+    let single_threaded = (!backend.is_asynchronous()).then_some(|| open(single_threaded()?));
+    let rows = comparison::run(QUICK, &requests, device, single_threaded, &mut |_| ())?;
+    for row in &rows {
+        if row.num_different > 0 {
+            bail!("{}: {} of {} replies differ from those alone", row.name, row.num_different, row.num_replies);
+        }
+    }
+    Ok(rows.iter().map(|row| row.num_replies).sum())
+}
+
 pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()> {
     let checkpoint = args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?;
     let backend = args.compute.backend()?;
@@ -67,7 +111,15 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     if positions > context {
         bail_usage!("--longest and --reply need {positions} tokens, but the model's context holds {context}");
     }
-    let requests = requests::random(args, model.config().vocab_size);
+    let plan = Plan {
+        prompts: args.prompts,
+        longest: args.longest,
+        reply: args.reply,
+        together: args.together,
+        seed: args.seed,
+        kv_dtype: args.compute.kv_type.dtype(),
+    };
+    let requests = requests::random(plan, model.config().vocab_size);
     let device = backend.description();
     let shows = std::io::stderr().is_terminal();
     let mut tell = |text: &str| {
@@ -81,23 +133,36 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     };
     // A GPU has no such setting, and another device may have other bits.
     let single_threaded = (!backend.is_asynchronous()).then_some(single_threaded);
-    let rows = comparison::run(args, &requests, ModelOnDevice::new(model, backend), single_threaded, &mut tell)?;
+    let rows = comparison::run(plan, &requests, ModelOnDevice::new(model, backend), single_threaded, &mut tell)?;
     tell("");
     let num_different = rows.iter().map(|row| row.num_different).sum::<usize>();
     if args.json {
         let result = json!({
             "device": device, "prompts": args.prompts, "reply_tokens": args.reply,
-            "settings": rows, "different": num_different,
+            "settings": rows, "different": num_different, "verdict": verdict_name(num_different),
         });
         output.write_json(&result)?;
     } else {
         print(output, args, &device, &rows)?;
+        writeln!(output, "{}", verdict(num_different))?;
     }
     if num_different > 0 {
         output.flush()?;
-        bail!("{num_different} replies differ from those of the requests alone; please report it");
+        bail!("{num_different} replies differ from those of the requests alone; please report it with this output");
     }
     Ok(())
+}
+
+fn verdict_name(num_different: usize) -> &'static str {
+    if num_different == 0 { "proved" } else { "refuted" }
+}
+
+/// Returns the last line of the report.
+fn verdict(num_different: usize) -> String {
+    match num_different {
+        0 => "proved: no reply depended on the other requests, to the bit".to_owned(),
+        count => format!("REFUTED: {} replies depended on the other requests", grouped(count as u64)),
+    }
 }
 
 fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[SettingResult]) -> Result<()> {
@@ -122,19 +187,4 @@ fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[SettingRe
         grouped(tokens as u64)
     )?;
     Ok(())
-}
-
-#[cfg(test)]
-impl ProveArgs {
-    /// Returns the flags of a test.
-    fn sample(prompts: u32, longest: u32, reply: u32) -> ProveArgs {
-        #[derive(clap::Parser)]
-        struct Parsed {
-            #[command(flatten)]
-            args: ProveArgs,
-        }
-        let numbers = [("--prompts", prompts), ("--longest", longest), ("--reply", reply), ("--together", 8)];
-        let flags = numbers.iter().flat_map(|(flag, number)| [flag.to_string(), number.to_string()]);
-        <Parsed as clap::Parser>::parse_from(std::iter::once("prove".to_owned()).chain(flags)).args
-    }
 }

@@ -1,4 +1,4 @@
-//! Cells of the tables of `explain`: visible text, padding to terminal columns, percentages, bars and colour.
+//! Cells of tables: visible text, padding to terminal columns, percentages, bars and colour.
 //!
 //! Knows nothing of tokens or sampling.
 
@@ -6,12 +6,12 @@ use unicode_width::UnicodeWidthChar;
 
 /// Writes text in colour if it is on. Colour never carries information that the text lacks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Paint {
-    pub(super) is_on: bool,
+pub(crate) struct Paint {
+    pub(crate) is_on: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Ink {
+pub(crate) enum Ink {
     Plain,
     Faint,
     Strong,
@@ -24,7 +24,7 @@ pub(super) enum Ink {
 }
 
 impl Paint {
-    pub(super) fn ink(self, ink: Ink, text: &str) -> String {
+    pub(crate) fn ink(self, ink: Ink, text: &str) -> String {
         let code = match ink {
             Ink::Plain => return text.to_owned(),
             Ink::Faint => "2",
@@ -41,7 +41,7 @@ impl Paint {
 
 /// Makes the bytes of a token visible: `␣` for a space, `⏎` for a line end, `\xe2` for a byte that is not a whole
 /// character.
-pub(super) fn visible(bytes: &[u8]) -> String {
+pub(crate) fn visible(bytes: &[u8]) -> String {
     let mut shown = String::new();
     for chunk in bytes.utf8_chunks() {
         chunk.valid().chars().for_each(|c| if c == ' ' { shown.push('␣') } else { push_visible(c, &mut shown) });
@@ -51,7 +51,7 @@ pub(super) fn visible(bytes: &[u8]) -> String {
 }
 
 /// Makes a text visible on one line like [`visible`], but keeps its spaces.
-pub(super) fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     text.chars().for_each(|c| push_visible(c, &mut shown));
     shown
@@ -80,12 +80,12 @@ fn is_unseen(c: char) -> bool {
 }
 
 /// Returns the number of terminal columns of a text.
-pub(super) fn width(text: &str) -> usize {
+pub(crate) fn width(text: &str) -> usize {
     text.chars().map(|c| c.width().unwrap_or(0)).sum()
 }
 
 /// Returns the beginning of a text that fits into `columns`, with `…` if it was cut.
-pub(super) fn beginning(text: &str, columns: usize) -> String {
+pub(crate) fn beginning(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
@@ -100,23 +100,23 @@ pub(super) fn beginning(text: &str, columns: usize) -> String {
 }
 
 /// Returns the end of a text that fits into `columns`, with `…` if it was cut.
-pub(super) fn ending(text: &str, columns: usize) -> String {
+pub(crate) fn ending(text: &str, columns: usize) -> String {
     let backwards = |text: &str| text.chars().rev().collect::<String>();
     backwards(&beginning(&backwards(text), columns))
 }
 
 /// Pads a text on the right.
-pub(super) fn left_aligned(text: &str, columns: usize) -> String {
+pub(crate) fn left_aligned(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
 /// Pads a text on the left.
-pub(super) fn right_aligned(text: &str, columns: usize) -> String {
+pub(crate) fn right_aligned(text: &str, columns: usize) -> String {
     format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
 /// Breaks a text into lines of at most `columns` columns.
-pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {
@@ -131,7 +131,7 @@ pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
 }
 
 /// Formats a probability as a percentage of at most six columns.
-pub(super) fn share(probability: f64) -> String {
+pub(crate) fn share(probability: f64) -> String {
     let percent = 100.0 * probability;
     match percent {
         _ if percent == 0.0 => "0%".into(),
@@ -145,7 +145,7 @@ pub(super) fn share(probability: f64) -> String {
 }
 
 /// Draws a bar of at most `columns` columns with a resolution of an eighth of a column.
-pub(super) fn bar(fraction: f64, columns: usize) -> String {
+pub(crate) fn bar(fraction: f64, columns: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     // NaN converts to 0.
     let eighths = (fraction.clamp(0.0, 1.0) * (8 * columns) as f64).round() as usize;
