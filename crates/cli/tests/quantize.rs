@@ -70,6 +70,21 @@ fn a_folder_becomes_a_file_that_reads_and_answers_alike() {
     assert_eq!(reply(&folder), reply(&file));
 }
 
+/// A file samples as its folder does.
+#[test]
+fn the_recommended_sampling_options_are_written() {
+    let home = Home::new();
+    let (folder, file) = (byte_model(&home), path(&home, "sampled.gguf"));
+    let config = json!({ "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "typical_p": 0.9 });
+    std::fs::write(Path::new(&folder).join("generation_config.json"), config.to_string()).unwrap();
+    let ran = home.run(&["quantize", &folder, &file, "--type", "f32", "--json"]);
+    let report: Value = serde_json::from_str(ran.ok()).unwrap();
+    assert_eq!(report["notes"], json!(["the recommended typical_p is not written to the file"]), "{report}");
+    let chain = "[recommended by the model: repetition_penalty 1.1, temperature 0.6, top_k 20, top_p 0.95, draw]";
+    let ran = home.run(&["run", "Hello there", "-m", &file, "-n", "3"]);
+    assert!(ran.stderr.contains(chain), "{ran:?}");
+}
+
 #[test]
 fn a_folder_without_a_tokenizer_is_written_and_told() {
     let home = Home::new();

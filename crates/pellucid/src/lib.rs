@@ -22,6 +22,7 @@ pub use error::Error;
 pub use kv_type::KvType;
 pub use loading::{LoadEvent, hash_notes, load_decoder, plan_kv_memory};
 pub use model::Pellucid;
+pub use recommended_sampling::{Recommendation, recommended_sampling};
 pub use reply::{Choice, Reply};
 pub use request::{Message, Request};
 pub use stream::{AsyncReplyStream, ReplyStream};

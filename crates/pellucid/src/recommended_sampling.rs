@@ -62,12 +62,14 @@ const GGUF_STEPS: [(&str, &[StepKind]); 9] = [
 /// llama.cpp's default of `mirostat_tau`.
 const MIROSTAT_TAU: f32 = 5.0;
 
-/// What the files of a model recommend.
+/// Sampling options that the files of a model recommend.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Recommendation {
-    pub(crate) options: GivenOptions,
+#[non_exhaustive]
+pub struct Recommendation {
+    /// The options; none if the files recommend nothing.
+    pub options: GivenOptions,
     /// One line that names the values that were not taken.
-    pub(crate) warning: Option<String>,
+    pub warning: Option<String>,
 }
 
 /// Values that were read so far, and those that were refused.
@@ -77,8 +79,8 @@ struct Reading {
     refused: Vec<String>,
 }
 
-/// Reads the recommendation of a model. The keys of a GGUF file take precedence over a file beside it.
-pub(crate) fn recommended_sampling(checkpoint: &Checkpoint) -> Recommendation {
+/// Reads the sampling options that the files of a model recommend. The keys of a GGUF file take precedence over a file beside it.
+pub fn recommended_sampling(checkpoint: &Checkpoint) -> Recommendation {
     let mut reading = Reading::default();
     match checkpoint.source() {
         Source::HuggingFace(folder) => {

@@ -38,17 +38,6 @@ pub struct HuggingFace {
 }
 
 impl HuggingFace {
-    /// Returns the sampling settings of `generation_config.json` as text, such as `temperature 0.7, top_p 0.8`. They
-    /// are only shown, never applied automatically.
-    pub fn suggested_sampling(&self) -> Option<String> {
-        const NAMES: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
-        let config = self.generation_config.as_ref()?;
-        let given =
-            |name: &&str| config.get(name).filter(|value| value.is_number()).map(|value| format!("{name} {value}"));
-        let given: Vec<String> = NAMES.iter().filter_map(given).collect();
-        (!given.is_empty()).then(|| given.join(", "))
-    }
-
     /// Returns `model_type` of `config.json`.
     pub fn model_type(&self) -> Result<&str, Error> {
         match self.config.get("model_type") {

@@ -8,6 +8,7 @@ use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, Value, write_converted};
 use pellucid_model::{GgufModel, GgufTensor, QuantScheme, TensorRole};
+use pellucid_sampling::{OPTIONS, Value as OptionValue};
 use pellucid_tensor::{DType, quant};
 use pellucid_tokenizer::write_gguf;
 use serde_json::json;
@@ -22,8 +23,8 @@ use crate::terminal::output::Output;
 /// Quantize a model to a GGUF file
 ///
 /// Reads a GGUF file or a Hugging Face folder (safetensors) in F32, F16 or BF16
-/// and writes a GGUF file of the given type, with the folder's tokenizer and chat
-/// template. A model that GGUF cannot represent is rejected; lost settings are
+/// and writes a GGUF file of the given type, with the folder's tokenizer, chat
+/// template and recommended sampling options. A model that GGUF cannot represent is rejected; lost settings are
 /// listed.
 ///
 /// The _m types give more bits to the tensors that matter most. The table shows
@@ -140,13 +141,41 @@ fn described(checkpoint: &Checkpoint, metadata: &Metadata, scheme: QuantScheme) 
         Source::Gguf(_) => Vec::new(),
         Source::HuggingFace(folder) => {
             let mut notes = add_folder(folder, checkpoint.path(), &mut new)?;
-            notes.extend(folder.suggested_sampling().map(|suggested| {
-                format!("the sampling options of generation_config.json are not written to the file: {suggested}")
-            }));
+            notes.extend(add_sampling(checkpoint, &mut new));
             notes
         }
     };
     Ok((new, notes))
+}
+
+/// Adds the sampling options that a folder recommends, under the names of llama.cpp. Returns notes about those that have
+/// none.
+fn add_sampling(checkpoint: &Checkpoint, metadata: &mut Metadata) -> Vec<String> {
+    const KEYS: [(&str, &str); 5] = [
+        ("temperature", "temp"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("repetition_penalty", "penalty_repeat"),
+    ];
+    let recommended = pellucid::recommended_sampling(checkpoint);
+    let mut notes: Vec<String> = recommended.warning.into_iter().collect();
+    for option in OPTIONS {
+        let Some(value) = recommended.options.get(option.param()) else { continue };
+        let key = KEYS.iter().find(|(param, _)| *param == option.param());
+        let value = match value {
+            OptionValue::Number(number) => Some(Value::F32(*number)),
+            OptionValue::Count(count) => i32::try_from(*count).ok().map(Value::I32),
+            _ => None,
+        };
+        match (key, value) {
+            (Some((_, key)), Some(value)) => {
+                metadata.insert(format!("general.sampling.{key}"), value);
+            }
+            _ => notes.push(format!("the recommended {} is not written to the file", option.param())),
+        }
+    }
+    notes
 }
 
 /// Adds the name and the tokenizer of a folder to the metadata.
