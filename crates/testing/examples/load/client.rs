@@ -27,6 +27,16 @@ fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::InvalidData, format!("not a reply: {what}"))
 }
 
+/// Reads a line, without its end.
+pub(crate) fn read_line(reader: &mut impl BufRead) -> Result<String> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    line.truncate(line.trim_end().len());
+    Ok(line)
+}
+
 impl Client {
     pub(crate) fn connect(address: SocketAddr) -> Result<Client> {
         let stream = TcpStream::connect(address)?;
@@ -73,12 +83,12 @@ impl Client {
         let mut stream = self.reader.get_ref();
         stream.write_all(&[head.as_bytes(), body].concat())?;
         let asked = Instant::now();
-        let line = self.line()?;
+        let line = read_line(&mut self.reader)?;
         let answered_in = asked.elapsed();
         let status = line.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| malformed(&line))?;
         let (mut length, mut is_chunked, mut retry_after_s, mut closes) = (0, false, None, false);
         loop {
-            let line = self.line()?.to_ascii_lowercase();
+            let line = read_line(&mut self.reader)?.to_ascii_lowercase();
             match line.split_once(": ") {
                 None => break,
                 Some(("content-length", value)) => length = value.parse().map_err(|_| malformed(&line))?,
@@ -112,18 +122,9 @@ impl Client {
         Ok(Reply { status, body, retry_after_s, answered_in })
     }
 
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.reader.read_line(&mut line)? == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        line.truncate(line.trim_end().len());
-        Ok(line)
-    }
-
     /// Appends the next chunk; false at the end.
     fn chunk(&mut self, body: &mut String) -> Result<bool> {
-        let line = self.line()?;
+        let line = read_line(&mut self.reader)?;
         let length = usize::from_str_radix(&line, 16).map_err(|_| malformed(&line))?;
         let mut bytes = vec![0; length + 2];
         self.reader.read_exact(&mut bytes)?;

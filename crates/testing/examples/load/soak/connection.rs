@@ -1,9 +1,11 @@
 //! A connection of the soak test: requests as bytes that were written once, with a key; whole replies, streams, and a
 //! WebSocket. Any departure from the protocol is an error, which the test counts as a lost reply.
 
-use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
+use std::io::{BufReader, Error, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
+
+use crate::client::read_line;
 
 /// Read timeout; a server that sends nothing for this long has lost the request.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -124,21 +126,12 @@ impl Connection {
         Ok((head[0], payload))
     }
 
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.reader.read_line(&mut line)? == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        line.truncate(line.trim_end().len());
-        Ok(line)
-    }
-
     fn head(&mut self) -> Result<Head> {
-        let line = self.line()?;
+        let line = read_line(&mut self.reader)?;
         let status = line.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| malformed(&line))?;
         let mut head = Head { status, length: 0, is_chunked: false, closes: false };
         loop {
-            let line = self.line()?.to_ascii_lowercase();
+            let line = read_line(&mut self.reader)?.to_ascii_lowercase();
             match line.split_once(": ") {
                 None => return Ok(head),
                 Some(("content-length", value)) => head.length = value.parse().map_err(|_| malformed(&line))?,
@@ -151,7 +144,7 @@ impl Connection {
 
     /// Appends the next chunk; false at the end.
     fn chunk(&mut self, body: &mut Vec<u8>) -> Result<bool> {
-        let line = self.line()?;
+        let line = read_line(&mut self.reader)?;
         let length = usize::from_str_radix(&line, 16).map_err(|_| malformed(&line))?;
         let start = body.len();
         body.resize(start + length + 2, 0);
