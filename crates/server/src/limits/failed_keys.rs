@@ -78,7 +78,7 @@ mod tests {
         let (start, failed) = (Instant::now(), FailedKeys::new(3));
         let address = |last: u8| AddressKey::of(IpAddr::from([192, 0, 2, last]));
         let attempt = |last: u8, key: u8, is_correct: bool, now: Instant| {
-            let key = [key; 32];
+            let key = KeyHash([key; 32]);
             let checked = failed.check(address(last), &key, now).map_err(|error| error.retry_after_s.unwrap());
             checked.inspect(|()| failed.record(address(last), &key, is_correct, now))
         };
@@ -106,8 +106,8 @@ mod tests {
         let (now, failed) = (Instant::now(), FailedKeys::new(1));
         for number in 0..2 * CAPACITY as u32 {
             let address = AddressKey::of(IpAddr::from(number.to_be_bytes()));
-            failed.record(address, &[0; 32], false, now);
-            failed.record(address, &[1; 32], true, now);
+            failed.record(address, &KeyHash([0; 32]), false, now);
+            failed.record(address, &KeyHash([1; 32]), true, now);
         }
         let table = failed.table.lock().unwrap();
         assert_eq!((table.failures.len(), table.accepted.len()), (CAPACITY, CAPACITY));

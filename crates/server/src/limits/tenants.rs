@@ -4,6 +4,7 @@
 //! neither the time of a refusal nor a memory dump reveals a key. The tenant depends on the key alone; nothing in a
 //! request's body changes it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,7 +27,15 @@ use crate::random;
 const KEY_LENGTHS: std::ops::RangeInclusive<usize> = 8..=512;
 
 /// Keyed hash of an API key.
-pub(crate) type KeyHash = [u8; 32];
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct KeyHash(pub(super) [u8; 32]);
+
+impl fmt::Debug for KeyHash {
+    /// Shows nothing of the hash: debug output ends up in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHash")
+    }
+}
 
 /// A tenant with the state of its limits.
 #[derive(Debug)]
@@ -55,7 +64,6 @@ struct Budgets {
 }
 
 /// All tenants with their keys.
-#[derive(Debug)]
 pub struct Tenants {
     /// Exactly one if there are no keys.
     tenants: Vec<Arc<Tenant>>,
@@ -65,6 +73,14 @@ pub struct Tenants {
     secret: [u8; 32],
     /// Tenants of earlier keys files that this one does not list. One that returns keeps its id and its usage.
     removed: Vec<Arc<Tenant>>,
+}
+
+impl fmt::Debug for Tenants {
+    /// Shows neither the secret nor the hashes of keys: with both, keys could be guessed from a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.tenants.iter().map(|tenant| tenant.config.name.as_str()).collect();
+        f.debug_struct("Tenants").field("names", &names).field("num_keys", &self.keys.len()).finish_non_exhaustive()
+    }
 }
 
 impl Tenants {
@@ -182,7 +198,7 @@ impl Tenants {
     }
 
     fn hash(&self, digest: &[u8; 32]) -> KeyHash {
-        *blake3::keyed_hash(&self.secret, digest).as_bytes()
+        KeyHash(*blake3::keyed_hash(&self.secret, digest).as_bytes())
     }
 
     /// Returns a pseudonym for a client's text, which differs with every start of the server.
@@ -217,7 +233,7 @@ impl Tenants {
     pub(crate) fn find_hashed(&self, hash: &KeyHash) -> Result<Arc<Tenant>, ApiError> {
         let mut found = None;
         for (known, index) in &self.keys {
-            if bool::from(known.ct_eq(hash)) {
+            if bool::from(known.0.ct_eq(&hash.0)) {
                 found = Some(*index);
             }
         }
@@ -435,7 +451,8 @@ mod tests {
             let error = tenants.find(wrong).unwrap_err();
             assert_eq!((error.status.as_u16(), error.detail.code), (401, Some("invalid_api_key")));
         }
-        assert!(!format!("{tenants:?}").contains("first-key"), "keys are kept hashed");
+        let shown = format!("{tenants:?} {:?}", tenants.keys[0]);
+        assert_eq!(shown, "Tenants { names: [\"a\", \"b\"], num_keys: 2, .. } (KeyHash, 0)", "no secret and no hash");
     }
 
     #[test]
