@@ -225,6 +225,28 @@ fn control_messages_are_charged_like_requests() {
     assert_eq!(refused.refused(429).1.as_deref(), Some("requests_per_minute"));
 }
 
+/// A client can cancel its reply when it has no requests left; other messages are refused.
+#[test]
+fn a_reply_can_be_cancelled_beyond_the_limit_of_requests() {
+    let mut a = tenant("a", "key-of-a");
+    a.requests_per_minute = Some(1);
+    a.metrics = true;
+    let server = Server::with(Setup { tenants: vec![a], ..Setup::default() });
+    server.hold_steps();
+    let (_, mut socket) = Socket::open(&server, "Authorization: Bearer key-of-a\r\n");
+    socket.send(&chat_body(""));
+    for refused in ["{\"type\":\"pause\"}", "{\"type\":\"cancel\",\"more\":1}", "nonsense"] {
+        socket.send(refused);
+        let error = std::iter::from_fn(|| Some(socket.json())).find(|message| message.get("error").is_some()).unwrap();
+        assert_eq!(error["error"]["code"], "requests_per_minute", "{refused}");
+    }
+    socket.send(" { \"type\" : \"cancel\" } ");
+    let last = std::iter::from_fn(|| Some(socket.json())).find(|message| message.get("type").is_some()).unwrap();
+    assert_eq!(last, json!({ "type": "cancelled" }));
+    assert_eq!(socket.ending().1, Some(1000));
+    server.release_steps();
+}
+
 /// Rules that exclude every token are refused by name, in a request and in an update.
 #[test]
 fn banning_all_tokens_is_refused() {

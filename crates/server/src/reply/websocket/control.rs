@@ -50,6 +50,12 @@ impl ControlMessage {
         Ok(message)
     }
 
+    /// Whether a message cancels the reply, and is valid.
+    pub(super) fn is_cancel(message: &[u8]) -> bool {
+        let Some(mut fields) = Json::parse(message).ok().and_then(|value| Fields::of(value).ok()) else { return false };
+        matches!(fields.take("type"), Some(Json::String(kind)) if kind == "cancel") && fields.finish().is_ok()
+    }
+
     /// Returns the message for the engine, with the `type` of its acknowledgement; `None` cancels the reply.
     pub(super) fn for_engine(&self) -> Option<(&'static str, Control)> {
         match self {

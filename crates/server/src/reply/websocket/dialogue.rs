@@ -4,7 +4,7 @@
 //! read when the one before it was applied or refused.
 
 use std::collections::VecDeque;
-use std::future::pending;
+use std::future::{pending, ready};
 use std::pin::Pin;
 
 use pellucid_generate::GenerationEvent;
@@ -29,6 +29,9 @@ use crate::state::SharedApp;
 
 /// Maximum bytes of a control message.
 pub(super) const MAX_CONTROL_MESSAGE: usize = 64 << 10;
+/// Maximum bytes of a cancellation that is recognized on the connection's own thread. A longer one is parsed apart and
+/// charged, like any message.
+const MAX_CANCEL_BYTES: usize = 128;
 /// Maximum control messages that the engine has not applied yet; further ones are refused.
 const MAX_PENDING_CONTROLS: usize = 16;
 
@@ -102,8 +105,12 @@ impl<'a> Dialogue<'a> {
         self.finish(socket).await
     }
 
-    /// Charges a control message like a request and begins to process it.
+    /// Charges a control message like a request and begins to process it. A cancellation costs nothing and is always
+    /// admitted: it ends the reply, so there is at most one, and refusing it would go on with work that nobody wants.
     fn admit(&self, message: TextMessage) -> Result<Processing, ApiError> {
+        if message.bytes.len() <= MAX_CANCEL_BYTES && ControlMessage::is_cancel(&message.bytes) {
+            return Ok(Box::pin(ready(Ok(ControlMessage::Cancel))));
+        }
         if self.pending.len() >= MAX_PENDING_CONTROLS {
             let message = "control messages arrive faster than they are applied; wait for acknowledgements";
             return Err(ApiError::too_many("too_many_messages", message, 1));
