@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
 
-use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, ROLES, RenderLimits, Segment, Tokenizer};
+use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, MemoryGrant, ROLES, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
 use crate::Error;
@@ -22,6 +22,7 @@ pub struct PromptEncoder<'m> {
     now: fn() -> DateTime,
     max_tokens: Option<usize>,
     cancel: Option<&'m AtomicBool>,
+    grant: Option<&'m MemoryGrant>,
 }
 
 /// A conversation to render.
@@ -49,7 +50,7 @@ impl<'m> PromptEncoder<'m> {
         template: Option<&'m ChatTemplate>,
         now: fn() -> DateTime,
     ) -> PromptEncoder<'m> {
-        PromptEncoder { tokenizer, template, now, max_tokens: None, cancel: None }
+        PromptEncoder { tokenizer, template, now, max_tokens: None, cancel: None, grant: None }
     }
 
     /// Makes the encoder refuse text that cannot fit into `context_len` tokens before it encodes it: encoding a very
@@ -61,6 +62,11 @@ impl<'m> PromptEncoder<'m> {
     /// Makes rendering a template end with [`pellucid_tokenizer::Error::Cancelled`] once the flag is set.
     pub fn cancelled_by(self, cancel: &'m AtomicBool) -> PromptEncoder<'m> {
         PromptEncoder { cancel: Some(cancel), ..self }
+    }
+
+    /// Makes rendering a template ask for memory; [`Error::OutOfMemory`] ends it when the memory is refused.
+    pub fn granted_by(self, grant: &'m MemoryGrant) -> PromptEncoder<'m> {
+        PromptEncoder { grant: Some(grant), ..self }
     }
 
     /// Returns the ids of a conversation. The template writes the model's first token itself.
@@ -92,7 +98,8 @@ impl<'m> PromptEncoder<'m> {
             now: Some((self.now)()),
             ..Conversation::default()
         };
-        let limits = RenderLimits { cancel: self.cancel, ..RenderLimits::for_size(conversation.num_bytes()) };
+        let usual = RenderLimits::for_size(conversation.num_bytes());
+        let limits = RenderLimits { cancel: self.cancel, grant: self.grant, ..usual };
         Ok(template.render_within(&conversation, limits)?)
     }
 

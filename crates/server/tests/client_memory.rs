@@ -92,6 +92,26 @@ fn an_announced_length_takes_no_memory() {
     until_held(&server, |held| held == 0.0);
 }
 
+/// Strings that a chat template holds while it renders count, beyond those of the body and the prompt.
+#[test]
+fn a_template_takes_memory_while_it_renders() {
+    let body = json!({ "messages": [{ "role": "user", "content": "a".repeat(70_000) }] }).to_string();
+    let server = |max_client_memory: usize| {
+        Server::with(Setup { limits: Limits { max_client_memory, ..Limits::default() }, ..Setup::default() })
+    };
+    // The body, its parsed values and the prompt take 12 bytes for each character, the template several more.
+    let small = server(1 << 20);
+    let refused = small.post("/apply-template", &body);
+    assert_eq!(refused.refused(413).1.as_deref(), Some("request_too_large"));
+    assert_eq!(refused.header("retry-after"), None, "it can never succeed");
+    small.until(MEMORY, 0.0);
+    // Positive control: a text of the same length without a template fits.
+    small.post("/tokenize", &json!({ "prompt": "a".repeat(70_000) }).to_string()).ok();
+    let large = server(4 << 20);
+    large.post("/apply-template", &body).ok();
+    large.until(MEMORY, 0.0);
+}
+
 /// Asks for a reply that is larger than the buffers of a connection, and reads nothing of it.
 fn unread(server: &Server, num_bytes: usize) -> TcpStream {
     let body = json!({ "prompt": "a".repeat(num_bytes), "return_token_strs": true }).to_string();
@@ -170,7 +190,8 @@ fn replies_with_log_probabilities_are_charged() {
     server.until(MEMORY, 0.0);
     // Eight choices repeat the log probabilities of the prompt.
     let refused = ask(&format!("{prompt},\"logprobs\":20,\"n\":8"));
-    assert_eq!(refused.refused(503).1.as_deref(), Some("client_memory"));
-    assert!(refused.header("retry-after").is_some());
+    assert_eq!(refused.refused(413).1.as_deref(), Some("request_too_large"));
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("can have 262144;"), "{}", refused.text());
+    assert_eq!(refused.header("retry-after"), None, "it can never succeed");
     server.until(MEMORY, 0.0);
 }

@@ -20,7 +20,7 @@ mod tokenizer;
 mod unicode_categories;
 mod vocabulary;
 
-pub use chat::{ChatTemplate, Conversation, DateTime, ROLES, RenderLimits, Segment, message};
+pub use chat::{ChatTemplate, Conversation, DateTime, MemoryGrant, ROLES, RenderLimits, Segment, message};
 pub use error::Error;
 pub use formats::write_gguf;
 pub use stop_filter::StopFilter;

@@ -4,8 +4,9 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use pellucid_tokenizer::{ChatTemplate, Conversation, Error, RenderLimits, Segment, Tokenizer, message};
+use pellucid_tokenizer::{ChatTemplate, Conversation, Error, MemoryGrant, RenderLimits, Segment, Tokenizer, message};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -266,6 +267,36 @@ fn appending_takes_linear_time() {
     assert_eq!(text(&render_with(split, &json!({}), None).unwrap()), "nk>");
 }
 
+/// A rendering asks for memory in steps, and ends when it is refused.
+#[test]
+fn memory_of_a_rendering_is_granted_in_steps() {
+    let source =
+        "{% set ns = namespace(x='') %}{% for i in range(40) %}{% set ns.x = ns.x ~ 'a' * 20000 %}{% endfor %}";
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let grant = |most: usize| {
+        let asked = asked.clone();
+        MemoryGrant(Arc::new(move |bytes| {
+            asked.lock().unwrap().push(bytes);
+            bytes <= most
+        }))
+    };
+    let within = |grant: &MemoryGrant| {
+        let limits = RenderLimits { grant: Some(grant), ..RenderLimits::for_size(0) };
+        render_with(source, &json!({}), Some(limits))
+    };
+    within(&grant(usize::MAX)).unwrap();
+    let asked_for = std::mem::take(&mut *asked.lock().unwrap());
+    assert!(asked_for.len() >= 2 && asked_for.is_sorted(), "{asked_for:?}");
+    assert!(*asked_for.last().unwrap() >= 800_000, "{asked_for:?}");
+    let refused = within(&grant(300_000)).unwrap_err();
+    assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
+    // A short conversation needs no grant.
+    asked.lock().unwrap().clear();
+    let limits = RenderLimits { grant: Some(&grant(0)), ..RenderLimits::for_size(0) };
+    render_with("{{ 'short' }}", &json!({}), Some(limits)).unwrap();
+    assert!(asked.lock().unwrap().is_empty());
+}
+
 #[test]
 fn rendering_can_be_cancelled_and_limited() {
     let cancel = AtomicBool::new(true);
@@ -396,7 +427,7 @@ proptest! {
         if wrap {
             source = format!("{{{{ {source} }}}}");
         }
-        let limits = RenderLimits { max_work: 100_000, max_bytes: 1 << 20, cancel: None };
+        let limits = RenderLimits { max_work: 100_000, max_bytes: 1 << 20, ..RenderLimits::for_size(0) };
         let _ = render_with(&source, &Value::Object(Map::new()), Some(limits));
     }
 }

@@ -12,7 +12,7 @@ use super::blocking::{self, Cancel};
 use super::error::ApiError;
 use super::json::{Json, MAX_VALUES};
 use crate::connection::transfer_rate::TransferRate;
-use crate::limits::client_memory::{HeldMemory, out_of_memory};
+use crate::limits::client_memory::{HeldMemory, out_of_memory, working_for};
 use crate::limits::tenants::{Permit, Tenant};
 use crate::state::App;
 
@@ -180,7 +180,8 @@ impl ReadBody {
             let value = cancel.check().and_then(|()| memory.grow_to(bytes.capacity() + work_bytes(&bytes)));
             let value = value.and_then(|()| Json::parse(&bytes).map_err(|error| error.of(name)));
             drop(bytes);
-            work(value.and_then(|value| cancel.check().map(|()| value)), memory)
+            let value = value.and_then(|value| cancel.check().map(|()| value));
+            working_for(memory.empty(), || work(value, memory))
         };
         if is_long { blocking::run(process).await } else { process(&Cancel::default()) }
     }

@@ -1,4 +1,5 @@
-//! Texts and lists whose size grows with a request. If there is no memory for one, the request fails and the server goes on.
+//! Texts and lists whose size grows with a request. If there is no memory for one, the request fails and the server
+//! goes on.
 
 use super::error::ApiError;
 use crate::limits::client_memory::out_of_memory;

@@ -4,10 +4,12 @@
 //! With several tenants, each may hold as much as is still free: see [`within_share`]. One greedy tenant ends at half
 //! of the budget, two end at a third each, and a tenant that holds nothing finds free memory.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use axum::http::StatusCode;
 use pellucid_engine::TenantId;
 use pellucid_engine::scheduler::within_share;
 use prometheus_client::metrics::gauge::Gauge;
@@ -61,6 +63,22 @@ impl ClientMemory {
         Ok(())
     }
 
+    /// Refuses a request that would be refused even if no other one held memory: trying again is of no use.
+    fn check_possible(&self, held: usize, more: usize) -> Result<(), ApiError> {
+        let num_tenants = self.num_tenants.load(Ordering::Relaxed);
+        if within_share(held, held, self.total, more, num_tenants) {
+            return Ok(());
+        }
+        // A share of several tenants that is taken in steps ends at half.
+        let limit = if num_tenants > 1 && held > 0 { self.total / 2 } else { self.total };
+        let message = format!(
+            "the request and its reply need {} bytes of the server's memory, but one request can have {limit}; \
+             send a shorter one",
+            held.saturating_add(more)
+        );
+        Err(ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message))
+    }
+
     fn give_back(&self, tenant: TenantId, less: usize) {
         let mut used = self.lock();
         used.all -= less;
@@ -98,20 +116,52 @@ pub(crate) struct HeldMemory {
     tenant: TenantId,
     /// A multiple of [`UNIT`].
     bytes: usize,
+    /// Bytes that the same request holds in other accounts.
+    elsewhere: usize,
+}
+
+thread_local! {
+    /// Account of the request for which this thread works.
+    static WORKING: RefCell<Option<HeldMemory>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`, which can take memory of the request of `account` by [`working_account`].
+pub(crate) fn working_for<T>(account: HeldMemory, work: impl FnOnce() -> T) -> T {
+    struct Clear;
+    impl Drop for Clear {
+        fn drop(&mut self) {
+            WORKING.take();
+        }
+    }
+    WORKING.set(Some(account));
+    let _clear = Clear;
+    work()
+}
+
+/// Returns an empty account of the request for which this thread works; `None` outside of [`working_for`].
+pub(crate) fn working_account() -> Option<HeldMemory> {
+    WORKING.with_borrow(|account| account.as_ref().map(HeldMemory::empty))
 }
 
 impl HeldMemory {
+    /// Returns another account of the same request that holds nothing.
+    pub(crate) fn empty(&self) -> HeldMemory {
+        let elsewhere = self.elsewhere + self.bytes;
+        HeldMemory { memory: self.memory.clone(), tenant: self.tenant, bytes: 0, elsewhere }
+    }
+
     /// Returns an account of `tenant` that holds nothing yet.
     pub(crate) fn none(memory: &Arc<ClientMemory>, tenant: &Tenant) -> HeldMemory {
-        HeldMemory { memory: memory.clone(), tenant: tenant.id, bytes: 0 }
+        HeldMemory { memory: memory.clone(), tenant: tenant.id, bytes: 0, elsewhere: 0 }
     }
 
     /// Takes memory until at least `bytes` are held; does nothing if they are. On an error, what was held before is
     /// kept.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let bytes = bytes.checked_next_multiple_of(UNIT).ok_or_else(full)?;
+        let bytes = bytes.checked_next_multiple_of(UNIT).unwrap_or(usize::MAX);
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 {
+            self.memory.check_possible(self.elsewhere + self.bytes, more)?;
             self.memory.take(self.tenant, more)?;
             self.bytes = bytes;
         }
@@ -164,8 +214,10 @@ mod tests {
     fn take_all(memory: &Arc<ClientMemory>, tenant: &Tenant) -> (HeldMemory, &'static str) {
         let mut held = HeldMemory::none(memory, tenant);
         loop {
-            if let Err(error) = held.grow_to(held.bytes + 1) {
-                return (held, error.detail.code.unwrap());
+            let mut one = HeldMemory::none(memory, tenant);
+            match one.grow_to(1) {
+                Ok(()) => held.merge(one),
+                Err(error) => return (held, error.detail.code.unwrap()),
             }
         }
     }
@@ -191,6 +243,27 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_can_never_fit_is_not_told_to_try_again() {
+        let tenants = tenants(2);
+        for (num_tenants, limit) in [(1, 10 * UNIT), (2, 5 * UNIT)] {
+            let memory = memory(10, num_tenants);
+            let mut held = HeldMemory::none(&memory, &tenants[0]);
+            held.grow_to(1).unwrap();
+            let error = held.grow_to(limit + 1).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.retry_after_s), (413, None));
+            assert!(error.detail.message.contains(&format!("can have {limit};")), "{}", error.detail.message);
+            assert_eq!(held.grow_to(usize::MAX).unwrap_err().status.as_u16(), 413);
+            // Positive control: at the limit it is granted, and refused for now while others hold memory.
+            held.grow_to(limit).unwrap();
+            held.shrink_to(1);
+            let mut other = HeldMemory::none(&memory, &tenants[1]);
+            other.grow_to(2 * UNIT).unwrap();
+            let error = held.grow_to(limit).unwrap_err();
+            assert!(error.retry_after_s.is_some(), "{error:?}");
+        }
+    }
+
+    #[test]
     fn memory_is_given_back_exactly_once() {
         let tenant = &tenants(1)[0];
         let memory = memory(10, 1);
@@ -198,7 +271,10 @@ mod tests {
         held.grow_to(UNIT + 1).unwrap();
         held.grow_to(5).unwrap();
         assert_eq!(memory.lock().all, 2 * UNIT);
-        assert_eq!(held.grow_to(11 * UNIT).unwrap_err().retry_after_s, Some(1));
+        let mut other = HeldMemory::none(&memory, tenant);
+        other.grow_to(2 * UNIT).unwrap();
+        assert_eq!(held.grow_to(9 * UNIT).unwrap_err().retry_after_s, Some(1));
+        drop(other);
         assert!(held.grow_to(usize::MAX).is_err());
         assert_eq!(memory.lock().all, 2 * UNIT, "a refusal changes nothing");
         let mut other = HeldMemory::none(&memory, tenant);

@@ -1,7 +1,9 @@
 //! The messages of a conversation: read and checked, then rendered and encoded by `pellucid_generate::PromptEncoder`.
 
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
 use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder};
-use pellucid_tokenizer::{Error as TokenizerError, Segment, message};
+use pellucid_tokenizer::{Error as TokenizerError, MemoryGrant, Segment, message};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
@@ -11,7 +13,7 @@ use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
 use crate::http::long_text::{append, with_capacity};
-use crate::limits::client_memory::out_of_memory;
+use crate::limits::client_memory::{out_of_memory, working_account};
 
 /// Maximum messages of one conversation, and parts of one message.
 const MAX_MESSAGES: usize = 4096;
@@ -182,11 +184,11 @@ pub(crate) fn encode(
 ) -> Result<Vec<u32>, ApiError> {
     let messages = to_values(messages)?;
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
-    let cancel = blocking::current();
-    let encoder = encoder.cancelled_by(cancel.flag());
-    let ids = encoder.encode_chat(&prompt).map_err(|error| prompt_error("messages", error))?;
-    check_names(&prompt, encoder)?;
-    Ok(ids)
+    rendering(encoder, |encoder| {
+        let ids = encoder.encode_chat(&prompt).map_err(|error| prompt_error("messages", error))?;
+        check_names(&prompt, encoder)?;
+        Ok(ids)
+    })
 }
 
 /// Returns a conversation as the template renders it.
@@ -198,11 +200,32 @@ pub(crate) fn render(
 ) -> Result<Vec<Segment>, ApiError> {
     let messages = to_values(messages)?;
     let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables };
+    rendering(encoder, |encoder| {
+        let segments = encoder.render(&prompt).map_err(|error| prompt_error("messages", error))?;
+        check_names(&prompt, encoder)?;
+        Ok(segments)
+    })
+}
+
+/// Passes `work` an encoder whose renderings end when the client disconnects, and take what their strings need from the
+/// tenant's memory until `work` is done.
+fn rendering<T>(
+    encoder: PromptEncoder<'_>,
+    work: impl FnOnce(PromptEncoder<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
     let cancel = blocking::current();
-    let encoder = encoder.cancelled_by(cancel.flag());
-    let segments = encoder.render(&prompt).map_err(|error| prompt_error("messages", error))?;
-    check_names(&prompt, encoder)?;
-    Ok(segments)
+    let refusal = Arc::new(OnceLock::new());
+    let (account, refused) = (Mutex::new(working_account()), refusal.clone());
+    let grant = MemoryGrant(Arc::new(move |bytes| {
+        let mut account = account.lock().unwrap_or_else(PoisonError::into_inner);
+        let granted = account.as_mut().map_or(Ok(()), |account| account.grow_to(bytes));
+        granted.map_err(|error| refused.set(error)).is_ok()
+    }));
+    let outcome = work(encoder.cancelled_by(cancel.flag()).granted_by(&grant));
+    match (outcome, refusal.get()) {
+        (Err(_), Some(error)) => Err(error.clone()),
+        (outcome, _) => outcome,
+    }
 }
 
 /// Refuses a `name` that would have no effect.

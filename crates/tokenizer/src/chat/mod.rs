@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 
 pub use date_time::DateTime;
-pub use jinja::RenderLimits;
+pub use jinja::{MemoryGrant, RenderLimits};
 pub use segment::Segment;
 
 /// The roles of messages. Templates write roles into the prompt as trusted text, so no other value is accepted.

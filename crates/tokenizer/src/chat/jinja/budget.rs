@@ -4,7 +4,9 @@
 //! allocates. So a template ends with an error, whatever it computes, and never with the process.
 
 use std::cell::Cell;
+use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::failure::{Failure, Kind, Outcome};
@@ -17,6 +19,22 @@ const POLL_INTERVAL: u64 = 4096;
 /// Bytes that are copied, compared or searched for one unit of work.
 const BYTES_PER_UNIT: usize = 16;
 
+/// Grants memory for a rendering beyond 64 KiB. It is called with all bytes that the rendering is to hold, rounded up
+/// to 256 KiB; `false` ends the rendering with [`crate::Error::OutOfMemory`].
+#[derive(Clone)]
+pub struct MemoryGrant(pub Arc<dyn Fn(usize) -> bool + Send + Sync>);
+
+impl fmt::Debug for MemoryGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MemoryGrant")
+    }
+}
+
+/// Bytes that a rendering may hold before it asks for memory.
+const FREE_BYTES: usize = 64 << 10;
+/// Bytes are granted in multiples of this.
+const GRANT_BYTES: usize = 256 << 10;
+
 /// Bounds of one rendering.
 #[derive(Debug, Clone, Copy)]
 pub struct RenderLimits<'c> {
@@ -28,13 +46,15 @@ pub struct RenderLimits<'c> {
     pub max_bytes: usize,
     /// Ends the rendering with an error once it is set.
     pub cancel: Option<&'c AtomicBool>,
+    /// Grants the memory up to `max_bytes`; `None` grants everything.
+    pub grant: Option<&'c MemoryGrant>,
 }
 
 impl RenderLimits<'_> {
     /// Returns the usual limits for a conversation of `num_bytes` bytes: about a second of work, and memory for
     /// several copies of the conversation.
     pub fn for_size(num_bytes: usize) -> RenderLimits<'static> {
-        RenderLimits { max_work: 24_000_000, max_bytes: (32 << 20) + 12 * num_bytes, cancel: None }
+        RenderLimits { max_work: 24_000_000, max_bytes: (32 << 20) + 12 * num_bytes, cancel: None, grant: None }
     }
 }
 
@@ -42,6 +62,27 @@ impl RenderLimits<'_> {
 pub(super) struct Meter {
     held: Cell<usize>,
     limit: usize,
+    /// Bytes that may be held without a further grant.
+    granted: Cell<usize>,
+    grant: Option<MemoryGrant>,
+}
+
+impl Meter {
+    /// Takes memory until `total` bytes are held.
+    fn hold(&self, total: usize) -> Outcome<()> {
+        if total > self.limit {
+            return Err(Failure::new(Kind::TooLarge { limit: self.limit }));
+        }
+        if let Some(MemoryGrant(grant)) = self.grant.as_ref().filter(|_| total > self.granted.get()) {
+            let granted = total.next_multiple_of(GRANT_BYTES);
+            if !grant(granted) {
+                return Err(Failure::out_of_memory(total));
+            }
+            self.granted.set(granted);
+        }
+        self.held.set(total);
+        Ok(())
+    }
 }
 
 /// Bytes that one value holds, released when it is dropped.
@@ -53,11 +94,7 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn grow_to(&mut self, bytes: usize) -> Outcome<()> {
         let more = bytes.saturating_sub(self.bytes);
-        let total = self.meter.held.get().saturating_add(more);
-        if total > self.meter.limit {
-            return Err(Failure::new(Kind::TooLarge { limit: self.meter.limit }));
-        }
-        self.meter.held.set(total);
+        self.meter.hold(self.meter.held.get().saturating_add(more))?;
         self.bytes += more;
         Ok(())
     }
@@ -97,7 +134,12 @@ impl<'c> Budget<'c> {
             next_poll: Cell::new(limits.max_work),
             depth: Cell::new(0),
             limits,
-            meter: Rc::new(Meter { held: Cell::new(0), limit: limits.max_bytes }),
+            meter: Rc::new(Meter {
+                held: Cell::new(0),
+                limit: limits.max_bytes,
+                granted: Cell::new(FREE_BYTES),
+                grant: limits.grant.cloned(),
+            }),
         }
     }
 

@@ -37,7 +37,7 @@ use self::value::{Builtin, Dict, Value};
 use super::{Conversation, Segment};
 use crate::error::Error;
 
-pub use self::budget::RenderLimits;
+pub use self::budget::{MemoryGrant, RenderLimits};
 
 /// A compiled template.
 pub(super) struct Template {
