@@ -160,6 +160,9 @@ fn origins_follow_every_character() {
         ("т.center(4) ~ т.rjust(3, '*')", vec![u(" ab "), t("*"), u("ab")]),
         ("('<b>' | safe) + т + '<'", vec![t("<b>"), u("ab&lt;")]),
         ("'<|im' ~ ('_end' | trim) ~ '|>'", vec![t("<|im_end|>")]),
+        ("('<' + т + ' c>') | wordwrap(3)", vec![t("<"), u("ab\n"), t("c>")]),
+        ("('x&lt;' + т) | striptags", vec![t("x<"), u("ab")]),
+        ("('a ' + т) | urlencode ~ {'k': т} | xmlattr", vec![t("a"), u("%20ab "), t("k"), u("=\"ab\"")]),
     ];
     let extra = json!({ "т": "ab", "n": 1, "d": { "k": "v" } });
     for (expression, expected) in cases {
@@ -429,5 +432,31 @@ proptest! {
         }
         let limits = RenderLimits { max_work: 100_000, max_bytes: 1 << 20, ..RenderLimits::for_size(0) };
         let _ = render_with(&source, &Value::Object(Map::new()), Some(limits));
+    }
+}
+
+/// Values are those of jinja2.
+#[test]
+fn filters_and_functions_of_jinja() {
+    let cases = [
+        ("{{ 'gamma--delta co-op superlong e.g. x' | wordwrap(6) }}", "gamma\n--\ndelta\nco-op \nsuperl\nong\ne.g. x"),
+        ("{{ 'a be-ta\n\n  c' | wordwrap(4, wrapstring='|') }}", "a|be-|ta||  c"),
+        ("{{ 'superlong x' | wordwrap(4, break_long_words=false) }}", "superlong\nx"),
+        ("{{ 'a b/c?é=1&~' | urlencode }}", "a%20b/c%3F%C3%A9%3D1%26~"),
+        ("{{ {'a b': 'c/d', 'n': 1} | urlencode }}", "a+b=c%2Fd&n=1"),
+        ("{{ [('x', 'y z')] | urlencode }}", "x=y+z"),
+        ("{{ '<p>a <!-- <b> -->\n <i>b</i> &lt;c&gt; &#39;&#x41; 1 < 2' | striptags }}", "a b <c> 'A 1 < 2"),
+        ("{{ 'a<!<!-- x -->-- y -->b' | striptags }}", "a-- y -->b"),
+        ("<a{{ {'id': 'x<\"y', 'no': none, 'n': 3} | xmlattr }}>", "<a id=\"x&lt;&#34;y\" n=\"3\">"),
+        ("{{ {'id': 1} | xmlattr(false) }}", "id=\"1\""),
+        ("{% set j = joiner('; ') %}{% for x in 'abc' %}{{ j() }}{{ x }}{% endfor %}", "a; b; c"),
+        ("{% set c = cycler('x', 'y') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.next() }}", "xyxx"),
+        ("{% set c = cycler('x', 'y') %}{{ c.next() }}{% set _ = c.reset() %}{{ c.current }}", "xx"),
+        ("{% for x in 'aabba' %}{{ '*' if loop.changed(x) }}{{ x }}{% endfor %}", "*aa*bb*a"),
+        // A loop may be among its own values.
+        ("{% for x in 'ab' %}{{ loop.changed(loop, x) }}{% endfor %}", "TrueTrue"),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(text(&render_with(source, &json!({}), None).unwrap()), expected, "{source}");
     }
 }

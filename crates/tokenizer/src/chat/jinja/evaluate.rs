@@ -36,6 +36,9 @@ pub(super) struct Evaluator<'p, 'b, 'c> {
     pub(super) budget: &'b Budget<'c>,
     pub(super) now: Option<DateTime>,
     pub(super) namespaces: Vec<Namespace>,
+    /// The values of the last `loop.changed` of each loop that called it. They live as long as the rendering, so a loop
+    /// among its own values leaks nothing.
+    last_changed: Vec<List>,
     literals: Vec<Option<Text>>,
     globals: Vec<Option<Value>>,
     locals: Vec<(Symbol, Value)>,
@@ -71,6 +74,7 @@ impl<'p, 'b, 'c> Evaluator<'p, 'b, 'c> {
             budget,
             now,
             namespaces: Vec::new(),
+            last_changed: Vec::new(),
             literals: vec![None; program.strings.len()],
             globals: vec![None; program.names.len()],
             locals: Vec::new(),
@@ -298,7 +302,13 @@ impl<'p, 'b, 'c> Evaluator<'p, 'b, 'c> {
             return self.scoped(|this| this.statements(&node.otherwise).map(drop));
         }
         let recursive = node.is_recursive.then(|| Arc::clone(node));
-        let state = Rc::new(Loop { items: items.clone(), index0: Cell::new(0), depth0, node: recursive });
+        let state = Rc::new(Loop {
+            items: items.clone(),
+            index0: Cell::new(0),
+            depth0,
+            node: recursive,
+            changed: Cell::new(None),
+        });
         let name = self.special.loop_;
         for (index, item) in items.values().iter().enumerate() {
             state.index0.set(index);
@@ -314,6 +324,19 @@ impl<'p, 'b, 'c> Evaluator<'p, 'b, 'c> {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether the values differ from those of the loop's last call, if there was one.
+    pub(super) fn has_changed(&mut self, state: &Loop, values: List) -> Outcome<bool> {
+        let Some(slot) = state.changed.get() else {
+            state.changed.set(Some(self.last_changed.len()));
+            self.last_changed.push(values);
+            return Ok(true);
+        };
+        let last = Value::List(self.last_changed[slot].clone());
+        let is_same = last.equals(&Value::List(values.clone()), self.budget)?;
+        self.last_changed[slot] = values;
+        Ok(!is_same)
     }
 
     /// Runs a recursive loop for other items and returns its text.

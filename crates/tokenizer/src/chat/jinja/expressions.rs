@@ -193,6 +193,12 @@ impl Evaluator<'_, '_, '_> {
             Value::Macro(closure) => self.call_macro(closure, arguments),
             Value::Method(method) => self.call_method(&method.0, &method.1, arguments),
             Value::Function(builtin) => self.call_builtin(*builtin, arguments),
+            Value::Cycle(cycle) if cycle.is_joiner => {
+                let [] = arguments.bind("joiner", [])?;
+                let current = cycle.current();
+                cycle.position.set(1);
+                Ok(current)
+            }
             Value::Loop(state) => {
                 let state = Rc::clone(state);
                 self.call_loop(&state, arguments)
@@ -220,6 +226,7 @@ impl Evaluator<'_, '_, '_> {
             }
             Value::Namespace(index) => self.namespaces[*index].attributes.get(name).cloned(),
             Value::Loop(state) => loop_attribute(state, name),
+            Value::Cycle(cycle) if name == "current" && !cycle.is_joiner => Some(cycle.current()),
             Value::Macro(closure) if name == "name" => {
                 Some(Value::text(&self.program.names[closure.node.name as usize], true, self.budget)?)
             }

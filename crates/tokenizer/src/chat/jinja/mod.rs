@@ -113,6 +113,8 @@ impl Template {
             ("range", Builtin::Range),
             ("dict", Builtin::Dict),
             ("namespace", Builtin::Namespace),
+            ("joiner", Builtin::Joiner),
+            ("cycler", Builtin::Cycler),
             ("raise_exception", Builtin::RaiseException),
             ("strftime_now", Builtin::StrftimeNow),
         ];

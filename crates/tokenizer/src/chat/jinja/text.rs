@@ -176,6 +176,10 @@ impl<'b, 'c> TextBuilder<'b, 'c> {
         self.buffer.push(text, trusted, self.budget)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.buffer.text.len()
+    }
+
     pub(super) fn push_char(&mut self, c: char, trusted: bool) -> Outcome<()> {
         self.push(c.encode_utf8(&mut [0; 4]), trusted)
     }

@@ -31,6 +31,7 @@ pub(super) enum Value {
     Namespace(usize),
     Loop(Rc<Loop>),
     Macro(Rc<Closure>),
+    Cycle(Rc<Cycle>),
     /// A method of a value, not called yet.
     Method(Rc<(Value, String)>),
     Function(Builtin),
@@ -42,6 +43,8 @@ pub(super) enum Builtin {
     Range,
     Dict,
     Namespace,
+    Joiner,
+    Cycler,
     RaiseException,
     StrftimeNow,
 }
@@ -213,6 +216,25 @@ pub(super) struct Loop {
     pub(super) depth0: usize,
     /// The loop to call with other items, if it is recursive.
     pub(super) node: Option<Arc<For>>,
+    /// The evaluator's number for the values of `loop.changed`, after its first call.
+    pub(super) changed: Cell<Option<usize>>,
+}
+
+/// A `cycler`, or a `joiner`, which gives an empty text at its first call and its separator at all others.
+pub(super) struct Cycle {
+    pub(super) items: List,
+    pub(super) position: Cell<usize>,
+    pub(super) is_joiner: bool,
+}
+
+impl Cycle {
+    pub(super) fn new(items: Vec<Value>, is_joiner: bool, budget: &Budget<'_>) -> Outcome<Cycle> {
+        Ok(Cycle { items: List::new(items, Sequence::List, budget)?, position: Cell::new(0), is_joiner })
+    }
+
+    pub(super) fn current(&self) -> Value {
+        self.items.values().get(self.position.get()).cloned().unwrap_or(Value::None)
+    }
 }
 
 /// A macro with the variables of the loops and macros around its definition.
@@ -274,6 +296,7 @@ impl Value {
             Value::Dict(dict) => dict.depth,
             Value::Macro(closure) => closure.depth,
             Value::Loop(state) => state.items.items.depth + 1,
+            Value::Cycle(cycle) => cycle.items.items.depth + 1,
             Value::Method(method) => method.0.depth() + 1,
             _ => 0,
         }
@@ -298,6 +321,13 @@ impl Value {
             Value::Dict(_) => "dict",
             Value::Namespace(_) => "Namespace",
             Value::Loop(_) => "LoopContext",
+            Value::Cycle(cycle) => {
+                if cycle.is_joiner {
+                    "Joiner"
+                } else {
+                    "Cycler"
+                }
+            }
             Value::Macro(_) => "Macro",
             Value::Method(_) | Value::Function(_) => "function",
         }
@@ -346,6 +376,7 @@ impl Value {
             }
             (Value::Namespace(a), Value::Namespace(b)) => a == b,
             (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
+            (Value::Cycle(a), Value::Cycle(b)) => Rc::ptr_eq(a, b),
             (Value::Macro(a), Value::Macro(b)) => Rc::ptr_eq(a, b),
             (Value::Method(a), Value::Method(b)) => a.1 == b.1 && a.0.equals(&b.0, budget)?,
             (Value::Function(a), Value::Function(b)) => a == b,

@@ -2,7 +2,8 @@
 
 use super::case::{Case, change_case};
 use super::text_methods::{lines, pad, replace, required, strip};
-use super::{CallArguments, count_argument, int_argument, is_set, text_argument};
+use super::wordwrap::wordwrap;
+use super::{CallArguments, count_argument, int_argument, is_set, text_argument, web_filters};
 use crate::chat::jinja::budget::Budget;
 use crate::chat::jinja::evaluate::Evaluator;
 use crate::chat::jinja::failure::{Failure, Outcome};
@@ -11,7 +12,7 @@ use crate::chat::jinja::print::{self, JsonLayout, to_text};
 use crate::chat::jinja::text::{Text, TextBuilder};
 use crate::chat::jinja::value::{Sequence, Value};
 
-const FILTERS: [&str; 47] = [
+const FILTERS: [&str; 51] = [
     "abs",
     "attr",
     "batch",
@@ -51,6 +52,7 @@ const FILTERS: [&str; 47] = [
     "slice",
     "sort",
     "string",
+    "striptags",
     "sum",
     "title",
     "tojson",
@@ -58,7 +60,10 @@ const FILTERS: [&str; 47] = [
     "truncate",
     "unique",
     "upper",
+    "urlencode",
     "wordcount",
+    "wordwrap",
+    "xmlattr",
 ];
 
 pub(super) fn is_filter(name: &str) -> bool {
@@ -155,6 +160,10 @@ impl Evaluator<'_, '_, '_> {
                 let count = text.str().split(|c: char| !is_word(c)).filter(|word| !word.is_empty()).count();
                 Ok(Value::Int(count as i128, false))
             }
+            "wordwrap" => wordwrap(&to_text(&value, budget)?, arguments, budget),
+            "urlencode" => web_filters::urlencode(&value, arguments, budget),
+            "striptags" => web_filters::striptags(&value, arguments, budget),
+            "xmlattr" => web_filters::xmlattr(&value, arguments, budget),
             "tojson" => tojson(&value, arguments, budget),
             "format" => self.printf_filter(&to_text(&value, budget)?, arguments),
             "abs" => match &value {

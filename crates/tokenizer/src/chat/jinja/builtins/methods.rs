@@ -5,7 +5,7 @@ use super::CallArguments;
 use super::text_methods::{self, TEXT_METHODS};
 use crate::chat::jinja::evaluate::Evaluator;
 use crate::chat::jinja::failure::{Failure, Outcome};
-use crate::chat::jinja::value::{Dict, Sequence, Value};
+use crate::chat::jinja::value::{Dict, List, Sequence, Value};
 
 /// Whether a value's type has a method that templates may call.
 pub(in crate::chat::jinja) fn is_method(value: &Value, name: &str) -> bool {
@@ -14,7 +14,8 @@ pub(in crate::chat::jinja) fn is_method(value: &Value, name: &str) -> bool {
         Value::Dict(_) => matches!(name, "get" | "items" | "keys" | "values" | "copy"),
         Value::List(list) if list.kind == Sequence::List => matches!(name, "index" | "count" | "copy"),
         Value::List(list) if list.kind == Sequence::Tuple => matches!(name, "index" | "count"),
-        Value::Loop(_) => name == "cycle",
+        Value::Loop(_) => matches!(name, "cycle" | "changed"),
+        Value::Cycle(cycle) => !cycle.is_joiner && matches!(name, "next" | "reset"),
         Value::Float(_) => name == "is_integer",
         _ => false,
     }
@@ -70,6 +71,17 @@ impl Evaluator<'_, '_, '_> {
                     "count" => Ok(Value::Int(count, false)),
                     _ => Err(Failure::error("index: the value is not in the list")),
                 }
+            }
+            Value::Loop(state) if name == "changed" => {
+                let values = List::new(arguments.positional, Sequence::Tuple, budget)?;
+                self.has_changed(state, values).map(Value::Bool)
+            }
+            Value::Cycle(cycle) => {
+                let [] = arguments.bind(name, [])?;
+                let current = cycle.current();
+                let is_next = name == "next";
+                cycle.position.set(if is_next { (cycle.position.get() + 1) % cycle.items.len() } else { 0 });
+                Ok(if is_next { current } else { Value::None })
             }
             Value::Loop(state) => match &arguments.positional[..] {
                 [] => Err(Failure::error("no items for cycling given")),

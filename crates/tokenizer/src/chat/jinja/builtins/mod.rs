@@ -9,13 +9,17 @@ mod methods;
 mod sequence_filters;
 mod tests;
 mod text_methods;
+mod web_filters;
+mod wordwrap;
+
+use std::rc::Rc;
 
 use super::budget::Budget;
 use super::evaluate::Evaluator;
 use super::failure::{Failure, Kind, Outcome};
 use super::print::to_text;
 use super::text::Text;
-use super::value::{Builtin, Dict, List, Sequence, Value};
+use super::value::{Builtin, Cycle, Dict, List, Sequence, Value};
 
 pub(super) use methods::{is_method, is_refused};
 
@@ -138,6 +142,18 @@ impl Evaluator<'_, '_, '_> {
                     self.set_attribute(namespace, &name, value)?;
                 }
                 Ok(Value::Namespace(namespace))
+            }
+            Builtin::Joiner => {
+                let [separator] = arguments.bind("joiner", ["sep"])?;
+                let separator = separator.map_or_else(|| Value::text(", ", true, budget), Ok)?;
+                let items = vec![Value::text("", true, budget)?, separator];
+                Ok(Value::Cycle(Rc::new(Cycle::new(items, true, budget)?)))
+            }
+            Builtin::Cycler => {
+                if arguments.positional.is_empty() {
+                    return Err(Failure::error("cycler: at least one item has to be provided"));
+                }
+                Ok(Value::Cycle(Rc::new(Cycle::new(arguments.positional, false, budget)?)))
             }
             Builtin::RaiseException => {
                 let [message] = arguments.bind("raise_exception", ["message"])?;

@@ -46,6 +46,7 @@ impl Evaluator<'_, '_, '_> {
             "callable" => {
                 matches!(value, Value::Macro(_) | Value::Method(_) | Value::Function(_) | Value::Undefined(_))
                     || matches!(value, Value::Loop(_))
+                    || matches!(value, Value::Cycle(cycle) if cycle.is_joiner)
             }
             "sameas" => match (value, argument()?) {
                 (Value::Bool(a), Value::Bool(b)) => a == b,
