@@ -419,7 +419,7 @@ impl Tokenizer {
             }
             Ok(text)
         };
-        decode().map_err(|_: TryReserveError| Error::OutOfMemory { bytes: ids.len() * size_of::<u32>() })
+        decode().map_err(|_: TryReserveError| Error::OutOfMemory { bytes: size_of_val(ids) })
     }
 
     /// Decodes ids to text, with U+FFFD for bytes that are not UTF-8.

@@ -1,7 +1,7 @@
 //! Classes of characters as the reference library has them, which come from tables of Unicode 8 and 9.
 //!
-//! They are made from the tables of `regex-syntax`, restricted to characters of that age; the few characters whose class
-//! has changed since are named. A test compares every character with the reference.
+//! They are made from the tables of `regex-syntax`, restricted to characters of that age; the few characters whose
+//! class has changed since are named. A test compares every character with the reference.
 
 use std::sync::OnceLock;
 

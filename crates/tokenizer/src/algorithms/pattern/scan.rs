@@ -8,8 +8,8 @@
 //! The sets of states are numbered and their transitions are cached, so a character usually costs two table lookups.
 //! The first pass keeps one set for each block of the text; the second computes the others again, block by block. The
 //! cache is emptied between blocks if it has grown too large, so its memory is bounded for every pattern and text. A
-//! pattern of more than 64 states is accepted only if the sets of all texts fit the cache, so each is computed once. The
-//! worst case of a smaller one, a set not seen before at each character, costs one visit of every state for each
+//! pattern of more than 64 states is accepted only if the sets of all texts fit the cache, so each is computed once.
+//! The worst case of a smaller one, a set not seen before at each character, costs one visit of every state for each
 //! character and pass.
 
 use std::collections::HashMap;
@@ -296,8 +296,8 @@ impl Cache {
     }
 }
 
-/// Whether matching takes a bounded number of table lookups for each character: the sets of all texts are few enough for
-/// the cache, or the pattern is small.
+/// Whether matching takes a bounded number of table lookups for each character: the sets of all texts are few enough
+/// for the cache, or the pattern is small.
 pub(super) fn is_bounded(program: &Program) -> bool {
     if program.states.len() <= FREE_STATES {
         return true;

@@ -160,6 +160,9 @@ impl std::fmt::Debug for Text {
     }
 }
 
+/// Ranges of bytes of a text, each with whether the template wrote it.
+pub(super) type OriginParts = Vec<(Range<usize>, bool)>;
+
 /// Makes a text from parts.
 pub(super) struct TextBuilder<'b, 'c> {
     buffer: Buffer,
@@ -209,7 +212,7 @@ impl<'b, 'c> TextBuilder<'b, 'c> {
     }
 
     /// Takes the text out, with the origin of its parts as ranges of bytes.
-    pub(super) fn into_parts(self) -> Outcome<(String, Vec<(Range<usize>, bool)>)> {
+    pub(super) fn into_parts(self) -> Outcome<(String, OriginParts)> {
         let mut parts = Vec::new();
         reserve_exact(&mut parts, self.buffer.runs.len())?;
         parts.extend(self.buffer.parts(0..self.buffer.text.len()));

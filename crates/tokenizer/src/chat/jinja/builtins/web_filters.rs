@@ -113,7 +113,7 @@ pub(super) fn striptags(value: &Value, arguments: CallArguments, budget: &Budget
             continue;
         }
         if c == '<' {
-            // What is not closed is text, to the end.
+            // A tag that is not closed is text, to the end.
             push_words(&text, at..text.len(), trusted, &mut is_between, &mut plain)?;
             break;
         }
