@@ -1,21 +1,25 @@
-//! Repository tasks that are no part of the product: `cargo run -p xtask -- TASK`.
+//! Repository tasks that are no part of the product: `cargo xtask TASK`.
 //!
-//! `kernels` compiles the CUDA kernels; `tidy` checks the rules of `docs/style.md` that a machine can check.
+//! `kernels` compiles the CUDA kernels; `tidy` checks the rules of `docs/style.md` that a machine can check; `dist`
+//! makes packages of the program.
 #![forbid(unsafe_code)]
 
+mod dist;
 mod kernels;
 mod tidy;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: xtask kernels [--nvcc PATH] [--only ARCHITECTURE] [--check]
-       xtask tidy [--all]";
+       xtask tidy [--all]
+       xtask dist [--program FILE] [--only KIND,...] [--out FOLDER] [--release-url URL]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.split_first() {
         Some((task, rest)) if task == "kernels" => kernels::compile_kernels(rest),
         Some((task, rest)) if task == "tidy" => tidy::run(rest),
+        Some((task, rest)) if task == "dist" => dist::run(rest),
         _ => Err(anyhow::anyhow!("{USAGE}")),
     };
     match result {
