@@ -268,8 +268,9 @@ def test_every_route_but_health_needs_a_key(guarded):
     assert len(listed) >= 11, listed
     unlisted = [
         ("GET", "/openapi.json"),
-        ("GET", "/"),
-        ("GET", "/docs"),
+        ("POST", "/"),
+        ("POST", "/docs"),
+        ("GET", "/docs/"),
         ("GET", "/v1"),
         ("GET", "/v1/models/a/b"),
         ("POST", "/health/../metrics"),
@@ -296,6 +297,10 @@ def test_every_route_but_health_needs_a_key(guarded):
             if method != "HEAD":
                 assert reply.error["code"] == "invalid_api_key"
     assert guarded.get("/health").status == 200
+    # The pages for people need no key and do not name the model.
+    for path in ("/", "/docs"):
+        page = guarded.get(path)
+        assert page.status == 200 and f'"{MODEL}"' not in page.body.decode()
     for method, path in listed:
         for headers in ({"key": ALICE}, {"x_api_key": ALICE}):
             assert (

@@ -59,6 +59,22 @@ def test_a_stream_equals_the_whole_reply(chat):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def test_fields_of_the_platform_change_nothing(chat):
+    fields = {
+        "metadata": {"topic": "demo"},
+        "store": False,
+        "service_tier": "auto",
+        "user": "user-1",
+        "safety_identifier": "user-1",
+        "prompt_cache_key": "key",
+        "prompt_cache_retention": "in_memory",
+        "parallel_tool_calls": False,
+        "tools": [],
+    }
+    assert chat(**fields).choices[0].message.content == chat().choices[0].message.content
+    assert chat(seed=-1).model_extra["pellucid"]["seed"] >= 0
+
+
 def test_replies_can_be_sent_back(client, chat):
     """Replies can be sent back as the library's objects and as dictionaries; both contain null fields."""
     usual = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "logit_bias": {"2": -100}, "seed": 7}

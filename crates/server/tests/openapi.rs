@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{Server, chat_body, completion_body};
+use support::{Server, Setup, chat_body, completion_body};
 
 #[test]
 fn the_parser_knows_every_field_and_has_its_range() {
@@ -72,4 +72,15 @@ fn every_route_documents_its_responses() {
             }
         }
     }
+}
+
+#[test]
+fn names_of_messages_are_documented_where_the_template_writes_them() {
+    let name = |server: &Server| {
+        server.get("/openapi.json").ok()["components"]["schemas"]["ChatMessage"]["properties"]["name"]["type"].clone()
+    };
+    assert_eq!(name(&Server::start()), "null");
+    let template = "{% for m in messages %}[turn]{{ m.name or m.role }}: {{ m.content }}[end]{% endfor %}";
+    let server = Server::with(Setup { template, ..Setup::default() });
+    assert_eq!(name(&server), serde_json::json!(["string", "null"]));
 }

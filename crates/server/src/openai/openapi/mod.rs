@@ -4,8 +4,9 @@ pub(crate) mod schemas;
 
 use std::borrow::Cow;
 
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{ChatPrompt, LoadedModel};
 use pellucid_sampling::MAX_VOCAB_SIZE;
+use pellucid_tokenizer::message;
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{Object, Schema};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
@@ -129,6 +130,10 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
         if let Some(example) = example(name, model.map_or("MODEL", |model| &model.id)) {
             schema["examples"] = json!([example]);
         }
+        if name == "ChatMessage" && model.is_some_and(|model| !writes_names(model)) {
+            let description = "Only null: the model's chat template does not write names.";
+            schema["properties"]["name"] = json!({ "type": "null", "description": description });
+        }
         if name == "TokenizeRequest" {
             let only = |given: &str, kind: &str, others: &[&str]| {
                 let mut properties = json!({ given: { "type": kind } });
@@ -142,6 +147,15 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
         }
     }
     document
+}
+
+/// Whether the model's chat template writes the names of messages.
+fn writes_names(model: &LoadedModel) -> bool {
+    ["user", "system"].into_iter().any(|role| {
+        let mut named = message(role, "a");
+        named["name"] = json!("b");
+        matches!(model.prompts().unwritten_name(&ChatPrompt::new(&[named])), Ok(None))
+    })
 }
 
 /// Sets the maximum of token ids to that of the vocabulary.
