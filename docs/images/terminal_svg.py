@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Renders colored terminal output from standard input as an SVG on standard output.
 
-pellucid explain --color always --raw --preset chat --seed 2 -n 1 "The sky at night is" |
+pellucid explain --color always --raw --seed 2 -n 1 "The sky at night is" |
     sed -n '/━ token/,/━ the end/p' | sed '$d' |
     docs/images/terminal_svg.py \
-        'pellucid explain --raw --preset chat --seed 2 "The sky at night is"' > docs/images/explain.svg
+        'pellucid explain --raw --seed 2 "The sky at night is"' > docs/images/explain.svg
 
 Each character has an explicit x, so the columns line up whatever the width of the viewer's font is.
 """

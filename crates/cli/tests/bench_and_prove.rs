@@ -95,3 +95,28 @@ fn a_random_model_can_be_written_and_used() {
     let refused = home.run(&["bench", &golden("llama3"), "--depth", "100000"]);
     assert!(refused.usage().contains("the model's context holds"), "{refused:?}");
 }
+
+#[test]
+fn questions_are_answered_and_counted() {
+    let home = Home::new();
+    let file = home.path().join("questions.toml");
+    let questions = "[[question]]\nname = 'story'\nask = 'Once upon a time'\nexpect = [['girl', 'boy']]\n\
+                     [[question]]\nname = 'sum'\nask = 'What is 1 + 1?'\nexpect = [['no such text']]\n";
+    std::fs::write(&file, questions).unwrap();
+    let flag = format!("--questions={}", file.display());
+    let run = |more: &[&str]| home.run(&[&["bench", "tiny", &flag, "-n", "400", "--greedy"], more].concat());
+    let result: Value = serde_json::from_str(run(&["--json"]).ok()).unwrap();
+    assert_eq!((&result["passed"], &result["total"]), (&1.into(), &2.into()), "{result}");
+    let [story, sum] = [0, 1].map(|index| &result["questions"][index]);
+    assert_eq!(story["verdict"], "pass", "{result}");
+    // The story model does not answer: its reply is wrong, or does not end.
+    assert_ne!(sum["verdict"], "pass", "{result}");
+    // The reply and its number of tokens are those of `run`.
+    let ran = home.run(&["run", "--model", "tiny", "-n", "400", "--greedy", "--json", "Once upon a time"]);
+    let reply: Value = serde_json::from_str(ran.ok()).unwrap();
+    assert_eq!(story["reply"], reply["text"], "{reply}");
+    assert!(story["tokens"].as_u64().unwrap() > 20, "{story}");
+    let table = run(&[]).ok().to_owned();
+    assert!(table.contains("story") && table.contains("1 of 2 passed (50.0 %): "), "{table}");
+    assert!(home.run(&["bench", "tiny", "--top-k", "3"]).stderr.contains("sampling flags apply to --questions"));
+}

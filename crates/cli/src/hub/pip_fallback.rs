@@ -306,7 +306,7 @@ mod tests {
         let script = "echo 'OSError: [Errno 28] No space left on device' >&2; exit 2";
         assert!(run(script).starts_with("the disk is full"));
         let script = "echo \"$0: No module named pip\" >&2; exit 1";
-        assert!(run(script).starts_with("pip is not installed for python3; install both with"));
+        assert!(run(script).starts_with("pip is not installed for python3; install python3 and pip with"));
     }
 
     /// Three packages, of which the second cannot be fetched at first: the next run begins with it.

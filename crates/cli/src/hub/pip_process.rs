@@ -45,7 +45,7 @@ const KEPT: [&str; 11] = [
 ];
 
 /// Advice for a machine without pip.
-const INSTALL_PIP: &str = "install both with the system's packages (Debian and Ubuntu: `apt install python3-pip`, \
+const INSTALL_PIP: &str = "install python3 and pip with the system's packages (Debian and Ubuntu: `apt install python3-pip`, \
                            Fedora: `dnf install python3-pip`) and run the command again";
 /// Bytes that pip may write beside the archive and a temporary copy of it: pages of the index.
 const EXTRA_BYTES: u64 = 64 << 20;

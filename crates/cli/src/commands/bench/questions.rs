@@ -157,14 +157,14 @@ fn read(file: &str) -> Result<Vec<Question>> {
     Ok(questions)
 }
 
-/// Returns the replies in the order of the questions.
+/// Returns the replies in the order of the questions, each with its number of tokens.
 fn answer(
     model: &LoadedModel,
     questions: &[Question],
     sampling: &SamplingParams,
     max_tokens: usize,
     interrupt: &Interrupt,
-) -> Result<Vec<Delta>> {
+) -> Result<Vec<(Delta, usize)>> {
     let mut prompts = Vec::with_capacity(questions.len());
     for question in questions {
         let ask = question.ask.trim();
@@ -189,14 +189,17 @@ fn answer(
         }
         let Poll::Ready(event) = generation.next_within(INTERRUPT_CHECK) else { continue };
         match event.transpose()? {
-            None => return Ok(replies),
+            None => {
+                let num_tokens = |index| generation.stats(index).map_or(0, |stats| stats.output_tokens);
+                return Ok(replies.into_iter().enumerate().map(|(index, reply)| (reply, num_tokens(index))).collect());
+            }
             Some(GenerationEvent::Delta(delta)) => replies[delta.choice].append(delta)?,
             Some(_) => {}
         }
     }
 }
 
-fn check(question: &Question, reply: Delta) -> Checked {
+fn check(question: &Question, (reply, tokens): (Delta, usize)) -> Checked {
     let text = reply.text.to_lowercase();
     let is_right =
         question.expect.iter().all(|texts| texts.iter().any(|expected| text.contains(&expected.to_lowercase())));
@@ -206,7 +209,7 @@ fn check(question: &Question, reply: Delta) -> Checked {
         Some(Finish::EndToken(_) | Finish::StopToken(_)) => Verdict::Wrong,
         _ => Verdict::Cut,
     };
-    Checked { name: question.name.clone(), verdict, tokens: reply.tokens.len(), reply: reply.text }
+    Checked { name: question.name.clone(), verdict, tokens, reply: reply.text }
 }
 
 fn count(checked: &[Checked], verdict: Verdict) -> usize {
@@ -251,7 +254,7 @@ mod tests {
             expect: vec![vec!["Rome".into(), "Roma".into()], vec!["it".into()]],
         };
         let verdict = |text: &str, finish: Option<Finish>| {
-            check(&question, Delta { text: text.into(), finish, ..Delta::new(0) }).verdict
+            check(&question, (Delta { text: text.into(), finish, ..Delta::new(0) }, 3)).verdict
         };
         let end = || Some(Finish::EndToken(None));
         assert_eq!(verdict("ROMA, Italy", end()), Verdict::Pass);

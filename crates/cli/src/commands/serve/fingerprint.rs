@@ -22,7 +22,7 @@ pub(super) fn model_name(given: Option<&str>, path: &Path) -> String {
     match given {
         None => {
             let is_file = |model: &&known_models::KnownModel| path.file_name().is_some_and(|name| name == model.file);
-            return known_models::MODELS.iter().find(is_file).unwrap_or(&known_models::DEFAULT).name.to_owned();
+            return known_models::MODELS.iter().find(is_file).unwrap_or(known_models::DEFAULT).name.to_owned();
         }
         Some(name) if !Path::new(name).exists() => return name.to_owned(),
         Some(_) => {}
