@@ -47,7 +47,9 @@ fn run() -> Result<()> {
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
-        Command::Explain(args) => commands::explain::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
+        Command::Explain(args) => {
+            commands::explain::run(args, &hub, &interrupt, cli.wants_color(), cli.columns(), &mut output)
+        }
         Command::Models(args) => commands::models::run(args, &hub, &mut output),
         Command::Pull(args) => commands::pull::run(args, &hub, &mut output),
         Command::List(args) => commands::list::run(args, &hub, &mut output),

@@ -181,7 +181,7 @@ fn the_page_fits_eighty_columns_and_has_no_codes() {
                 assert!(!line.ends_with(' '), "{flags:?}: {line:?}");
             }
             assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{flags:?}");
-            assert_eq!(page.matches("━━━ token ").count(), page.matches(" ▶ ").count(), "{flags:?}");
+            assert_eq!(page.matches("━━━ token ").count(), page.matches("\n ▶ ").count(), "{flags:?}");
             assert!(page.contains("━━━ the end ━"), "{flags:?}");
         }
     }
@@ -240,4 +240,29 @@ fn what_cannot_be_is_refused_by_name() {
         let ran = home.run(&[args, &["--model", &model]].concat());
         assert!(ran.status != Some(0) && ran.stderr.contains(expected) && ran.stdout.is_empty(), "{args:?}: {ran:?}");
     }
+}
+
+#[test]
+fn the_page_uses_the_width_that_it_has() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let chain = ["--temperature", "1.3", "--top-k", "20", "--top-p", "0.95", "--seed", "4"];
+    let page = |columns: Option<&str>, flags: &[&str]| {
+        let args = [&["explain", "Hello there", "-m", &model, "-n", "3"], &chain[..], flags].concat();
+        let mut command = home.command(&args);
+        command.envs(columns.map(|columns| ("COLUMNS", columns)));
+        support::Ran::from(command.output().unwrap()).ok().to_owned()
+    };
+    let longest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
+    for columns in ["50", "80", "120", "200"] {
+        let text = page(Some(columns), &[]);
+        assert_eq!(longest(&text), columns.parse::<usize>().unwrap(), "{columns}: {text}");
+        assert!(text.contains("how to read the tables") && text.contains("\n ▶ "), "{text}");
+        let wide = text.contains("too narrow for the columns");
+        assert!(!wide, "four steps fit into {columns} columns: {text}");
+    }
+    assert_eq!(longest(&page(None, &[])), 80, "a pipe");
+    assert_eq!(longest(&page(Some("120"), &["--width", "60"])), 60, "the flag goes before the environment");
+    assert_eq!(longest(&page(Some("7"), &[])), 50, "narrower terminals wrap the lines themselves");
+    assert_eq!(page(Some("x"), &[]), page(None, &[]));
 }

@@ -15,7 +15,7 @@ use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::loading::{hash_notes, load_decoder, plan_kv_memory, shared_prefix};
 use crate::recommended_sampling::recommended_sampling;
-use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, Pellucid};
+use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid};
 
 /// Sequences computed at once unless the builder says otherwise.
 const DEFAULT_MAX_SEQUENCES: usize = 8;
@@ -259,12 +259,14 @@ impl Builder {
 
     /// Opens the model like [`open`](Builder::open), for programs that use [`pellucid_generate`] directly.
     pub fn load(mut self) -> Result<Loaded, Error> {
+        (self.on_event)(LoadEvent::Phase(LoadPhase::Files));
         let checkpoint = Checkpoint::open_with(&self.path, &self.file_access).map_err(Error::Open)?;
         let path = self.path.clone();
         hash_notes(&checkpoint).for_each(|note| (self.on_event)(LoadEvent::Note(note)));
         // An unsupported architecture is reported before a missing tokenizer.
         pellucid_model::read_config(&checkpoint)
             .map_err(|source| Error::Load { path: path.clone(), source: Box::new(source) })?;
+        (self.on_event)(LoadEvent::Phase(LoadPhase::Vocabulary));
         let mut tokenizer = Tokenizer::from_checkpoint(&checkpoint)
             .map_err(|source| Error::Tokenizer { path: path.clone(), source: Box::new(source) })?;
         // A template that does not compile is an error of the requests that need it.
@@ -284,8 +286,10 @@ impl Builder {
         let recommended = recommended_sampling(&checkpoint);
         recommended.warning.into_iter().for_each(|warning| (self.on_event)(LoadEvent::Note(warning)));
         let on_event = &mut self.on_event;
+        on_event(LoadEvent::Phase(LoadPhase::Device));
         let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
         let decoder = load_decoder(&checkpoint, self.context_len, &backend, on_event)?;
+        on_event(LoadEvent::Phase(LoadPhase::Memory));
         let config = decoder.config().clone();
         let kv_memory = plan_kv_memory(&config, &*backend, self.kv_type, self.kv_memory, self.max_sequences)?;
         let chunk_len = backend.chunk_len();

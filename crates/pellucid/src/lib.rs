@@ -20,7 +20,7 @@ pub use builder::{Builder, Loaded, ModelInfo};
 pub use device::{Device, DeviceError, DeviceOptions};
 pub use error::Error;
 pub use kv_type::KvType;
-pub use loading::{LoadEvent, hash_notes, load_decoder, plan_kv_memory};
+pub use loading::{LoadEvent, LoadPhase, hash_notes, load_decoder, plan_kv_memory};
 pub use model::Pellucid;
 pub use recommended_sampling::{Recommendation, recommended_sampling};
 pub use reply::{Choice, Reply};

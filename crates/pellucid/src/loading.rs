@@ -3,6 +3,7 @@
 //! [`Builder::open`](crate::Builder::open) calls them in order. Programs that drive a model without an engine, such as
 //! benchmarks, call the public ones directly.
 
+use std::fmt;
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
@@ -20,6 +21,8 @@ use crate::{Error, KvType};
 pub enum LoadEvent {
     /// A sentence that a user may want to read, such as why a GPU was skipped.
     Note(String),
+    /// The next part of opening a model begins.
+    Phase(LoadPhase),
     /// Tensors are on the device.
     Weights {
         /// Tensors loaded so far.
@@ -27,6 +30,34 @@ pub enum LoadEvent {
         /// Tensors of the model.
         total: usize,
     },
+}
+
+/// A part of opening a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadPhase {
+    /// The model's files are mapped, or read into memory, and their headers checked.
+    Files,
+    /// The vocabulary and the chat template are read.
+    Vocabulary,
+    /// The device is opened.
+    Device,
+    /// The weights are packed in the order in which the device's kernels read them.
+    Weights,
+    /// Memory for keys and values is reserved, and the engine started.
+    Memory,
+}
+
+impl fmt::Display for LoadPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LoadPhase::Files => "reading the files",
+            LoadPhase::Vocabulary => "reading the vocabulary",
+            LoadPhase::Device => "opening the device",
+            LoadPhase::Weights => "packing the weights",
+            LoadPhase::Memory => "reserving memory",
+        })
+    }
 }
 
 /// Returns a note for each weight file that was read into memory: its SHA-256, and whether it is the expected one.
@@ -44,6 +75,7 @@ pub fn load_decoder(
     backend: &Arc<dyn Backend>,
     on_event: &mut dyn FnMut(LoadEvent),
 ) -> Result<Decoder, Error> {
+    on_event(LoadEvent::Phase(LoadPhase::Weights));
     let options = pellucid_model::LoadOptions { context_len };
     let loaded = Decoder::load(checkpoint, backend.clone(), options, &mut |loaded, total| {
         on_event(LoadEvent::Weights { loaded, total });

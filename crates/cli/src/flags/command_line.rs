@@ -124,6 +124,11 @@ impl Cli {
         path("NO_COLOR").is_none() && path("TERM").is_none_or(|terminal| terminal.as_os_str() != "dumb")
     }
 
+    /// Columns that the environment gives in COLUMNS; `None` if it does not, or not a number.
+    pub(crate) fn columns(&self) -> Option<usize> {
+        std::env::var("COLUMNS").ok()?.trim().parse().ok().filter(|&columns| columns > 0)
+    }
+
     /// Returns the store and hub that the flags and the environment describe.
     pub(crate) fn hub(&self, interrupt: Interrupt) -> Result<Hub> {
         let root = match &self.store.models_dir {

@@ -4,7 +4,8 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use anyhow::{Error, Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -193,6 +194,13 @@ fn device_in_flags(error: DeviceError) -> Error {
     if is_usage { UsageError::because(error) } else { error }
 }
 
+/// Returns the memory that this process uses now, where the system tells it.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| 1024 * kibibytes)
+}
+
 /// Describes the memory of a model in one line.
 pub(crate) fn memory_text(info: &ModelInfo) -> String {
     let plan = &info.kv_memory;
@@ -207,31 +215,50 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
     )
 }
 
+/// Time of loading after which a terminal shows what is done.
+const LOADING_PATIENCE: Duration = Duration::from_millis(300);
+
 /// Progress of loading on a terminal, and notes. Clears itself when the last clone is dropped.
 #[derive(Clone)]
 struct LoadingBar {
     bar: ProgressBar,
+    /// Dropped with the last clone, which keeps the bar from appearing any more.
+    _done: mpsc::Sender<()>,
 }
 
 impl LoadingBar {
     fn new() -> LoadingBar {
-        if !std::io::stderr().is_terminal() {
-            return LoadingBar { bar: ProgressBar::hidden() };
+        let bar = ProgressBar::hidden();
+        let (done, is_done) = mpsc::channel();
+        if std::io::stderr().is_terminal() {
+            bar.set_style(style("{spinner} {msg}"));
+            let shown = bar.clone();
+            // Without a thread there is no progress to see, and the model is loaded all the same.
+            let _ = std::thread::Builder::new().spawn(move || {
+                if is_done.recv_timeout(LOADING_PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    shown.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
+                    shown.enable_steady_tick(Duration::from_millis(100));
+                    // Waits for the last clone, and clears what was drawn after its own attempt to do so.
+                    let _ = is_done.recv();
+                    shown.finish_and_clear();
+                }
+            });
         }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-        let style = ProgressStyle::with_template("loading {bar:24} {percent} % {eta}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        LoadingBar { bar }
+        LoadingBar { bar, _done: done }
     }
 
     fn show(&self, event: LoadEvent) {
         match event {
+            LoadEvent::Phase(phase) => {
+                self.bar.set_style(style("{spinner} {msg}"));
+                self.bar.set_message(phase.to_string());
+            }
             LoadEvent::Weights { loaded, total } => {
-                self.bar.set_length(total as u64);
-                self.bar.set_position(loaded as u64);
-                if loaded == total {
-                    self.bar.finish_and_clear();
+                if self.bar.length().is_none() {
+                    self.bar.set_style(style("{msg} {bar:24} {percent} % {eta}"));
+                    self.bar.set_length(total as u64);
                 }
+                self.bar.set_position(loaded as u64);
             }
             LoadEvent::Note(note) => self.bar.suspend(|| log::note(&note)),
             _ => {}
@@ -243,4 +270,9 @@ impl Drop for LoadingBar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Parses a template; one that does not parse gives the default bar.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

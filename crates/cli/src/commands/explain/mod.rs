@@ -26,6 +26,9 @@ use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::output::Output;
 use page::{Page, Written};
 
+/// Columns of a page that is written to a file or pipe.
+const DEFAULT_COLUMNS: usize = 80;
+
 /// Time between two checks for Ctrl-C while waiting for the engine.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
 
@@ -66,6 +69,11 @@ pub(crate) struct ExplainArgs {
     #[arg(long, verbatim_doc_comment)]
     json: bool,
 
+    /// Columns of the page, 50 to 200
+    /// [default: COLUMNS, or the terminal's, else 80]
+    #[arg(long, verbatim_doc_comment, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(50..=200))]
+    width: Option<u16>,
+
     /// When to use colour; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     color: ColorWhen,
@@ -88,12 +96,13 @@ enum ColorWhen {
     Never,
 }
 
-/// Runs the command. `wants_color` is the environment's setting; the flag takes precedence.
+/// Runs the command. `wants_color` and `columns` are the environment's settings; flags take precedence.
 pub(crate) fn run(
     args: &ExplainArgs,
     hub: &Hub,
     interrupt: &Interrupt,
     wants_color: bool,
+    columns: Option<usize>,
     output: &mut Output,
 ) -> Result<()> {
     let question = args.prompt.read(hub)?;
@@ -116,6 +125,7 @@ pub(crate) fn run(
             when => when == ColorWhen::Always,
         },
         is_json: args.json,
+        columns: args.width.map(usize::from).or(columns),
     };
     explanation.write(&model, &prompt, interrupt, output)
 }
@@ -136,6 +146,8 @@ pub(crate) struct Explanation {
     pub(crate) num_candidates: usize,
     pub(crate) is_colored: bool,
     pub(crate) is_json: bool,
+    /// Columns of the page; `None` is the width of the terminal.
+    pub(crate) columns: Option<usize>,
 }
 
 impl Explanation {
@@ -153,6 +165,8 @@ impl Explanation {
             .filter(|(kind, _)| *kind != StepKind::Mask)
             .collect();
         let ids = prompt.ids(model)?;
+        let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
+        let columns = self.columns.or_else(terminal).unwrap_or(DEFAULT_COLUMNS);
         let explainer = Explainer {
             page: Page {
                 tokenizer: &model.tokenizer,
@@ -160,6 +174,7 @@ impl Explanation {
                 vocab_size: model.vocab_size,
                 num_rows: self.num_candidates,
                 paint: Paint { is_on: self.is_colored },
+                width: columns.clamp(*page::WIDTHS.start(), *page::WIDTHS.end()),
             },
             is_json: self.is_json,
             interrupt,

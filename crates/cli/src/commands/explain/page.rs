@@ -1,4 +1,5 @@
-//! The trace for people, in 80 columns: the sampling chain in words, then each token's table, draw and text so far.
+//! The trace for people, in 50 to 200 columns: the sampling chain in words, a legend, then each token's table, draw
+//! and text so far.
 
 use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
@@ -10,15 +11,18 @@ use crate::terminal::cells::{
 
 use crate::terminal::format::grouped;
 
-const WIDTH: usize = 80;
+/// Columns of a page: narrower ones have no place for a table, and lines of wider ones are hard to follow.
+pub(super) const WIDTHS: std::ops::RangeInclusive<usize> = 50..=200;
+/// Columns below which a page is narrow: tables give up their bars, and formulas are left out.
+const NARROW: usize = 72;
 const MARGIN: &str = "   ";
-/// Width of a candidate's text with the mark before it, in columns of the terminal.
-const NAME: usize = 19;
 /// Width of the model's own probability.
 const MODEL: usize = 7;
 /// Width of the gap between the table and its last bars.
 const GAP: usize = 2;
-const LONGEST_BAR: usize = 22;
+const LONGEST_BAR: usize = 40;
+/// Width of the shortest bar that is worth its place.
+const SHORTEST_BAR: usize = 4;
 /// Width of the label of a line below the table.
 const TOPIC: usize = 9;
 
@@ -28,6 +32,8 @@ pub(super) struct Page<'t> {
     pub(super) vocab_size: usize,
     pub(super) num_rows: usize,
     pub(super) paint: Paint,
+    /// Columns, one of [`WIDTHS`].
+    pub(super) width: usize,
 }
 
 /// The text so far.
@@ -42,18 +48,18 @@ impl Page<'_> {
     /// Returns the part that is common to all tokens: title, prompt and chain.
     pub(super) fn head(&self, title: &str, prompt: &[u32], chain: &[(StepKind, String)]) -> String {
         let mut lines: Vec<String> =
-            wrapped(title, WIDTH).iter().map(|line| self.paint.ink(Ink::Strong, line)).collect();
+            wrapped(title, self.width).iter().map(|line| self.paint.ink(Ink::Strong, line)).collect();
         lines.push(String::new());
         lines.push(format!("prompt, {} tokens", prompt.len()));
         lines.extend(self.prompt(prompt));
         lines.push(String::new());
-        lines.push("steps that change the model's probabilities, in this order".into());
+        lines.extend(wrapped("steps that change the model's probabilities, in this order", self.width));
         for (number, (kind, setting)) in (1..).zip(chain) {
             let label = format!("{number:>4}  {} {setting}", kind.name());
             let meaning = kind.meaning(self.params);
-            let indent = 24;
-            let mut meaning = wrapped(&meaning, WIDTH - indent).into_iter();
-            let label = label.trim_end();
+            let indent = if self.width < NARROW { 6 } else { 24 };
+            let mut meaning = wrapped(&meaning, self.width - indent).into_iter();
+            let label = &beginning(label.trim_end(), self.width);
             let strong = self.paint.ink(Ink::Strong, label);
             if width(label) < indent - 1 {
                 let fill = " ".repeat(indent - width(label));
@@ -63,6 +69,10 @@ impl Page<'_> {
             }
             lines.extend(meaning.map(|line| " ".repeat(indent) + &line));
         }
+        lines.push(String::new());
+        lines.push("how to read the tables".into());
+        let legend = LEGEND.iter().flat_map(|text| wrapped(text, self.width - MARGIN.len()));
+        lines.extend(legend.map(|line| MARGIN.to_owned() + &line));
         lines.push(String::new());
         joined(&lines)
     }
@@ -78,13 +88,13 @@ impl Page<'_> {
         if kept.len() < all.len() {
             lines.push(format!("{MARGIN}…"));
         }
-        lines.extend(kept.iter().map(|line| format!("{MARGIN}{}", beginning(line, WIDTH - MARGIN.len()))));
+        lines.extend(kept.iter().map(|line| format!("{MARGIN}{}", beginning(line, self.width - MARGIN.len()))));
         lines.into_iter().map(|line| self.paint.ink(Ink::Faint, &line)).collect()
     }
 
     /// Returns the table of one token. `number` counts from 1.
     pub(super) fn token(&self, number: usize, trace: &TokenTrace, logprobs: &Logprobs, written: &Written) -> String {
-        let table = Table::new(trace, logprobs, self.num_rows, self.vocab_size);
+        let table = Table::new(trace, logprobs, self.num_rows, self.vocab_size, max_columns(self.width));
         let mut lines =
             vec![self.rule(&format!("token {number} · position {} · id {}", trace.position, trace.draw.winner.id))];
         lines.extend(self.table(&table, trace));
@@ -97,7 +107,7 @@ impl Page<'_> {
             // Avoids -0.0.
             (-own / std::f64::consts::LN_2).max(0.0)
         );
-        lines.push(self.line("model", &surprise));
+        lines.extend(self.paragraph("model", &surprise));
         lines.extend(self.text(trace.draw.winner.id, written));
         lines.push(String::new());
         joined(&lines)
@@ -105,22 +115,26 @@ impl Page<'_> {
 
     fn rule(&self, title: &str) -> String {
         let line = format!("━━━ {title} ");
-        let rest = "━".repeat(WIDTH.saturating_sub(width(&line)));
+        let rest = "━".repeat(self.width.saturating_sub(width(&line)));
         self.paint.ink(Ink::Strong, &(line + &rest))
     }
 
     fn table(&self, table: &Table<'_>, trace: &TokenTrace) -> Vec<String> {
-        let shape = Shape::new(table.columns.len());
+        let shape = Shape::new(self.width, table.columns.len());
         let faint = |text: String| self.paint.ink(Ink::Faint, &text);
         let mut lines = Vec::new();
         let labels: Vec<String> = table.columns.iter().map(|step| step.kind.label(self.params).to_owned()).collect();
         let settings: Vec<String> =
             table.columns.iter().map(|step| beginning(&step.kind.short_setting(self.params), shape.step - 1)).collect();
-        let (chance, draw) = if shape.bar >= 9 { ("chance in", "the draw") } else { ("", "draw") };
+        let (chance, draw) = match shape.last_bar {
+            9.. => ("chance in", "the draw"),
+            SHORTEST_BAR.. => ("", "draw"),
+            _ => ("", ""),
+        };
         let heads = |first: &str, model: &str, cells: &[String], last: &str| {
             let cells: String = cells.iter().map(|cell| right_aligned(cell, shape.step)).collect();
-            let model = left_aligned(&right_aligned(model, MODEL), MODEL + 1 + shape.bar);
-            let line = format!("{}{model}{cells}{}{last}", left_aligned(first, NAME), " ".repeat(GAP));
+            let model = left_aligned(&right_aligned(model, MODEL), MODEL + shape.model_part());
+            let line = format!("{}{model}{cells}{}{last}", left_aligned(first, shape.name), " ".repeat(GAP));
             line.trim_end().to_owned()
         };
         lines.push(faint(heads("   candidate", "model", &labels, chance)));
@@ -135,7 +149,9 @@ impl Page<'_> {
         if !table.without_column.is_empty() {
             let names: Vec<&str> = table.without_column.iter().map(|step| step.name).collect();
             let text = format!("too narrow for the columns of {}", names.join(", "));
-            lines.extend(wrapped(&text, WIDTH - MARGIN.len()).into_iter().map(|line| faint(MARGIN.to_owned() + &line)));
+            lines.extend(
+                wrapped(&text, self.width - MARGIN.len()).into_iter().map(|line| faint(MARGIN.to_owned() + &line)),
+            );
         }
         lines
     }
@@ -149,15 +165,18 @@ impl Page<'_> {
             (false, false) => Ink::Plain,
         };
         let mark = if is_winner { " ▶ " } else { MARGIN };
-        let name = left_aligned(&beginning(&self.name(row.id), NAME - MARGIN.len() - 1), NAME - MARGIN.len());
+        let name =
+            left_aligned(&beginning(&self.name(row.id), shape.name - MARGIN.len() - 1), shape.name - MARGIN.len());
         let mut line = self.paint.ink(ink, &format!("{mark}{name}{}", right_aligned(&cell_text(row.model), MODEL)));
-        let before = bar(row.model.probability() / full, shape.bar);
-        line += &format!(" {}", self.paint.ink(Ink::Before, &left_aligned(&before, shape.bar)));
+        if shape.model_bar > 0 {
+            let before = bar(row.model.probability() / full, shape.model_bar);
+            line += &format!(" {}", self.paint.ink(Ink::Before, &left_aligned(&before, shape.model_bar)));
+        }
         for &cell in &row.after {
             let ink = if cell == Cell::Cut { Ink::Cut } else { ink };
             line += &self.paint.ink(ink, &right_aligned(&cell_text(cell), shape.step));
         }
-        let after = bar(row.last.probability() / full, shape.bar);
+        let after = bar(row.last.probability() / full, shape.last_bar);
         let ink = if is_winner { Ink::Winner } else { Ink::After };
         line += &format!("{}{}", " ".repeat(GAP), self.paint.ink(ink, &after));
         line.trim_end().to_owned()
@@ -174,7 +193,7 @@ impl Page<'_> {
             } else {
                 format!("none: {} is the only one left", name(winner.id))
             };
-            return vec![self.line("race", &why)];
+            return self.paragraph("race", &why);
         };
         let entrants = grouped(trace.draw.entrants as u64);
         let what = format!("{entrants} run; each takes the time -ln(u) / p, and the shortest wins");
@@ -185,20 +204,24 @@ impl Page<'_> {
         } else {
             format!("{} would have needed {} times as long", name(second.id), times(second.time / winner.time))
         };
-        vec![
-            self.line("race", &what),
-            self.lane("1st", winner, slowest, Ink::Winner),
-            self.lane("2nd", second, slowest, Ink::After),
-            self.line("", &odds),
-        ]
+        let mut lines = self.paragraph("race", &what);
+        lines.push(self.lane("1st", winner, slowest, Ink::Winner));
+        lines.push(self.lane("2nd", second, slowest, Ink::After));
+        lines.extend(self.paragraph("", &odds));
+        lines
     }
 
     fn lane(&self, place: &str, runner: RunnerTrace, slowest: f64, ink: Ink) -> String {
-        let name = left_aligned(&beginning(&self.name(runner.id), 15), 15);
         let time = right_aligned(&figures(runner.time), 9);
-        let formula = format!("-ln({}) / {} = {time}", figures(runner.u), figures(runner.probability));
-        let head = format!("{place} {name} {}", right_aligned(&formula, 36));
-        let columns = WIDTH - MARGIN.len() - TOPIC - width(&head) - 1;
+        let head = if self.width < NARROW {
+            let name = left_aligned(&beginning(&self.name(runner.id), 10), 10);
+            format!("{place} {name} {time}")
+        } else {
+            let name = left_aligned(&beginning(&self.name(runner.id), 15), 15);
+            let formula = format!("-ln({}) / {} = {time}", figures(runner.u), figures(runner.probability));
+            format!("{place} {name} {}", right_aligned(&formula, 36))
+        };
+        let columns = self.width.saturating_sub(MARGIN.len() + TOPIC + width(&head) + 1).min(LONGEST_BAR);
         let lane = bar(runner.time / slowest, columns);
         let line = format!("{MARGIN}{}{head} {}", " ".repeat(TOPIC), self.paint.ink(ink, &lane));
         line.trim_end().to_owned()
@@ -206,7 +229,7 @@ impl Page<'_> {
 
     /// Returns the end of the text with the new token marked, by colour or by a line below it.
     fn text(&self, id: u32, written: &Written) -> Vec<String> {
-        let columns = WIDTH - MARGIN.len() - TOPIC;
+        let columns = self.width - MARGIN.len() - TOPIC;
         // An incomplete character has no text yet, so its bytes are shown.
         let fresh = if written.fresh.is_empty() { self.name(id) } else { one_line(&written.fresh) };
         let fresh = beginning(&fresh, columns / 2);
@@ -216,6 +239,13 @@ impl Page<'_> {
             lines.push(self.line("", &format!("{}{}", " ".repeat(width(&before)), "^".repeat(width(&fresh)))));
         }
         lines
+    }
+
+    /// Returns a text with its topic, in lines.
+    fn paragraph(&self, topic: &str, text: &str) -> Vec<String> {
+        let lines = wrapped(text, self.width - MARGIN.len() - TOPIC);
+        let first = std::iter::once(topic).chain(std::iter::repeat(""));
+        lines.iter().zip(first).map(|(line, topic)| self.line(topic, line)).collect()
     }
 
     fn line(&self, topic: &str, text: &str) -> String {
@@ -233,30 +263,74 @@ impl Page<'_> {
 
     pub(super) fn foot(&self, how: &str, text: &str) -> String {
         let mut lines = vec![self.rule("the end")];
-        lines.extend(wrapped(how, WIDTH - MARGIN.len()).into_iter().map(|line| MARGIN.to_owned() + &line));
+        lines.extend(wrapped(how, self.width - MARGIN.len()).into_iter().map(|line| MARGIN.to_owned() + &line));
         lines.push(String::new());
-        lines.extend(text.trim_end().lines().flat_map(|line| wrapped(&one_line(line), WIDTH - MARGIN.len())).map(
+        lines.extend(text.trim_end().lines().flat_map(|line| wrapped(&one_line(line), self.width - MARGIN.len())).map(
             |line| {
                 // A word longer than a line is cut; `run` shows the whole text.
-                format!("{MARGIN}{}", beginning(&line, WIDTH - MARGIN.len())).trim_end().to_owned()
+                format!("{MARGIN}{}", beginning(&line, self.width - MARGIN.len())).trim_end().to_owned()
             },
         ));
         joined(&lines)
     }
 }
 
-/// Column widths, which depend on the number of steps.
+/// Explains the tables to someone who sees one for the first time.
+const LEGEND: [&str; 4] = [
+    "A row is a token that could come next; ␣ is a space, ⏎ a line end. ▶ marks the one that was drawn.",
+    "\"model\" is the probability that the model gives it. Each column to the right has the probability after one step: \
+     what a step takes from some tokens, the others gain.",
+    "\"cut\": this step removed the token; \"·\": an earlier one did; \"…\": not recorded. \"still in\" counts the \
+     tokens that are left.",
+    "Bars, where there is room, show the probability by the model (left) and in the draw (right), on one scale.",
+];
+
+/// Returns the number of steps that have a column in a page of `width` columns.
+fn max_columns(width: usize) -> usize {
+    let bars = if width < NARROW { 0 } else { 1 + GAP + 2 * SHORTEST_BAR };
+    (width - name_width(width) - MODEL - bars) / MIN_STEP
+}
+
+/// Width of a candidate's text with the mark before it, in columns of the terminal.
+fn name_width(width: usize) -> usize {
+    match width {
+        ..NARROW => 14,
+        NARROW..120 => 19,
+        _ => 27,
+    }
+}
+
+/// Columns that a step needs.
+const MIN_STEP: usize = 7;
+
+/// Column widths, which depend on the page and on the number of steps.
 struct Shape {
+    name: usize,
     /// Columns of a step.
     step: usize,
-    bar: usize,
+    /// Columns of the bars beside the model's probability; 0 without such bars.
+    model_bar: usize,
+    /// Columns of the bars of the draw; 0 without such bars.
+    last_bar: usize,
 }
 
 impl Shape {
-    fn new(num_steps: usize) -> Shape {
-        let step = if num_steps > 4 { 7 } else { 8 };
-        let bars = WIDTH - NAME - MODEL - 1 - GAP - num_steps * step;
-        Shape { step, bar: (bars / 2).min(LONGEST_BAR) }
+    fn new(width: usize, num_steps: usize) -> Shape {
+        let name = name_width(width);
+        let rest = |step: usize| width.saturating_sub(name + MODEL + num_steps * step);
+        let step = if width >= NARROW && rest(MIN_STEP + 1) >= 1 + GAP + 2 * 9 { MIN_STEP + 1 } else { MIN_STEP };
+        let rest = rest(step);
+        let (model_bar, last_bar) = match rest.saturating_sub(1 + GAP) / 2 {
+            half @ SHORTEST_BAR.. => (half.min(LONGEST_BAR), half.min(LONGEST_BAR)),
+            _ if rest >= GAP + SHORTEST_BAR => (0, rest - GAP),
+            _ => (0, 0),
+        };
+        Shape { name, step, model_bar, last_bar }
+    }
+
+    /// Columns between the model's probability and the first step.
+    fn model_part(&self) -> usize {
+        if self.model_bar > 0 { 1 + self.model_bar } else { 0 }
     }
 }
 
@@ -272,7 +346,8 @@ fn rest_line(table: &Table<'_>, shape: &Shape) -> String {
         if left > shown { share((1.0 - sum).max(0.0)) } else { String::new() }
     };
     let model = rest(table.entered, &mut table.rows.iter().map(|row| row.model));
-    let mut line = left_aligned("   all others", NAME) + &right_aligned(&model, MODEL) + &" ".repeat(1 + shape.bar);
+    let mut line =
+        left_aligned("   all others", shape.name) + &right_aligned(&model, MODEL) + &" ".repeat(shape.model_part());
     for (index, step) in table.columns.iter().enumerate() {
         line += &right_aligned(&rest(step.left, &mut table.rows.iter().map(|row| row.after[index])), shape.step);
     }
@@ -329,9 +404,17 @@ mod tests {
 
     #[test]
     fn every_number_of_steps_fits() {
-        for num_steps in 0..=6 {
-            let shape = Shape::new(num_steps);
-            assert!(shape.bar >= 4 && NAME + MODEL + 1 + GAP + num_steps * shape.step + 2 * shape.bar <= WIDTH);
+        for width in WIDTHS {
+            assert!(max_columns(width) >= 4, "{width}");
+            for num_steps in 0..=max_columns(width) {
+                let Shape { name, step, model_bar, last_bar } = Shape::new(width, num_steps);
+                let bars =
+                    if model_bar > 0 { 1 + model_bar } else { 0 } + if last_bar > 0 { GAP + last_bar } else { 0 };
+                let total = name + MODEL + num_steps * step + bars;
+                assert!(total <= width && step >= MIN_STEP, "{num_steps} steps in {width} columns: {total}");
+            }
         }
+        let bar = Shape::new(80, 6).last_bar;
+        assert!(bar >= SHORTEST_BAR && max_columns(80) == 6, "{bar}");
     }
 }

@@ -6,9 +6,6 @@ use std::collections::BTreeSet;
 
 use pellucid_sampling::{Logprobs, StepTrace, TokenTrace};
 
-/// Maximum steps that fit into 80 columns.
-const MAX_COLUMNS: usize = 6;
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Cell {
     /// The candidate is left, with this probability.
@@ -51,14 +48,21 @@ pub(super) struct Table<'t> {
 }
 
 impl<'t> Table<'t> {
-    pub(super) fn new(trace: &'t TokenTrace, logprobs: &Logprobs, num_rows: usize, vocab_size: usize) -> Table<'t> {
+    /// Returns the table with at most `num_rows` rows and `max_columns` steps.
+    pub(super) fn new(
+        trace: &'t TokenTrace,
+        logprobs: &Logprobs,
+        num_rows: usize,
+        vocab_size: usize,
+        max_columns: usize,
+    ) -> Table<'t> {
         let mut columns: Vec<&StepTrace> = trace.steps.iter().collect();
         let mut without_column = Vec::new();
-        if columns.len() > MAX_COLUMNS {
+        if columns.len() > max_columns {
             let (acted, idle) = columns.into_iter().partition(|step| acts(step));
             (columns, without_column) = (acted, idle);
             // The last steps matter most, because they decide between the remaining candidates.
-            let surplus = columns.len().saturating_sub(MAX_COLUMNS);
+            let surplus = columns.len().saturating_sub(max_columns);
             without_column.extend(columns.drain(..surplus));
         }
         let history = |id| Path::new(trace, logprobs, id);
@@ -211,7 +215,7 @@ mod tests {
     fn a_row_follows_its_candidate_through_the_steps() {
         let params = SamplingParams { temperature: 0.5, top_k: 3, ..SamplingParams::default() };
         let (trace, logprobs) = traced(&params, &LOGITS);
-        let table = Table::new(&trace, &logprobs, 7, 7);
+        let table = Table::new(&trace, &logprobs, 7, 7, 6);
         assert_eq!(table.rows.iter().map(|row| row.id).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
         let near = |cell: Cell, expected: f64| (cell.probability() - expected).abs() < 0.005;
         assert!(near(table.rows[0].model, 0.83) && near(table.rows[0].after[0], 0.99), "{:?}", table.rows[0]);
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn the_model_alone_still_has_rows() {
         let (trace, logprobs) = traced(&SamplingParams::default(), &LOGITS);
-        let table = Table::new(&trace, &logprobs, 4, 7);
+        let table = Table::new(&trace, &logprobs, 4, 7, 6);
         assert!(table.columns.is_empty() && table.entered == 7);
         assert!(table.rows.iter().any(|row| row.id == trace.draw.winner.id) && table.rows.len() == 4);
         assert!(table.rows.iter().all(|row| row.last == row.model));
@@ -247,7 +251,7 @@ mod tests {
             let (trace, logprobs) = traced(&params, &logits);
             let winner = trace.draw.winner.id;
             num_unrecorded += usize::from(trace.steps[2].candidates.iter().all(|candidate| candidate.id != winner));
-            let table = Table::new(&trace, &logprobs, 8, 100);
+            let table = Table::new(&trace, &logprobs, 8, 100, 6);
             let row = table.rows.iter().find(|row| row.id == winner).unwrap();
             // By definition: the first 80 candidates, and those of them that reach 0.9 at temperature 2.
             let weight = |id: u32, temperature: f64| (f64::from(logits[id as usize]) / temperature).exp();
@@ -266,7 +270,7 @@ mod tests {
     fn a_removed_candidate_has_a_row() {
         let params = SamplingParams { top_k: 6, ..SamplingParams::default() };
         let (trace, logprobs) = traced(&params, &LOGITS);
-        let table = Table::new(&trace, &logprobs, 4, 7);
+        let table = Table::new(&trace, &logprobs, 4, 7, 6);
         let removed = table.rows.iter().find(|row| row.id == 6).expect("the seventh is cut and shown");
         assert_eq!(removed.after, [Cell::Cut]);
     }
@@ -286,9 +290,9 @@ mod tests {
             ..SamplingParams::default()
         };
         let (trace, logprobs) = traced(&params, &LOGITS);
-        let table = Table::new(&trace, &logprobs, 7, 7);
+        let table = Table::new(&trace, &logprobs, 7, 7, 6);
         assert_eq!(trace.steps.len(), 9);
-        assert!(table.columns.len() <= MAX_COLUMNS);
+        assert!(table.columns.len() <= 6);
         assert_eq!(table.columns.len() + table.without_column.len(), 9);
     }
 }

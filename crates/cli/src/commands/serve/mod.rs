@@ -18,9 +18,10 @@ use pellucid_server::{Drain, Ended, LogLosses, Options, SharedTenants, Tenants};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::flags::compute::memory_text;
+use crate::flags::compute::{memory_text, resident_bytes};
 use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
+use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
 use flags::LogLevel;
@@ -61,6 +62,14 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         warn!("{error}; chat requests are rejected");
     }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
+    if let Some(resident) = resident_bytes() {
+        info!(
+            "memory: {} in use now, {} reserved for weights, keys and values, up to {} for requests and replies",
+            bytes_text(resident),
+            bytes_text(loaded.info.kv_memory.bytes() + loaded.info.weight_bytes),
+            bytes_text(args.limits().max_client_memory as u64)
+        );
+    }
     let drain = Drain::default();
     let asked = drain.clone();
     interrupt.on_signal(move || asked.signal());
@@ -68,6 +77,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     reload::start(args, &tenants, tls.as_ref(), interrupt);
     // After the handlers of signals: a supervisor may send one as soon as it reads this line.
     info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
+    info!("try: {}", curl_text(&format!("{scheme}://{address}"), &model, tenants.has_keys()));
     let options = Options {
         limits: args.limits(),
         loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
@@ -101,6 +111,17 @@ fn sampling_text(defaults: &SamplingDefaults) -> String {
         format!("{}{value} ({})", option.param(), defaults.source_of(option.param(), Fallback::OpenAi))
     });
     format!("sampling defaults: {}", shown.collect::<Vec<_>>().join(", "))
+}
+
+/// Returns a command line that asks the server a question.
+fn curl_text(url: &str, model: &LoadedModel, has_keys: bool) -> String {
+    let url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
+    let key = if has_keys { " -H \"Authorization: Bearer $KEY\"" } else { "" };
+    let (path, body) = match model.template {
+        Some(_) => ("chat/completions", r#"{"messages": [{"role": "user", "content": "Hello"}]}"#),
+        None => ("completions", r#"{"prompt": "Once upon a time"}"#),
+    };
+    format!("curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'")
 }
 
 /// Rejects a server without keys that the network can reach, unless the operator allows it explicitly.

@@ -7,14 +7,17 @@ mod input;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use pellucid_sampling::OPTIONS;
 
 use super::answer::{Answer, Answerer, DEFAULT_MAX_TOKENS};
 use crate::commands::explain::Explanation;
 use crate::flags::prompt::Prompt;
 use crate::flags::sampling::SamplingArgs;
+use crate::flags::usage_error::without_os_codes;
 use crate::terminal::format::grouped;
 use crate::terminal::log::note as say;
 use crate::terminal::output::{Output, is_output_error};
+use crate::terminal::spelling;
 use command::ChatCommand;
 use conversation::Conversation;
 use input::{Entered, Input};
@@ -86,10 +89,22 @@ fn report(done: Result<()>) -> Result<()> {
     match done {
         Err(error) if is_output_error(&error) => Err(error),
         Err(error) => {
-            say(&format!("error: {error:#}"));
+            say(&format!("error: {}", without_os_codes(&format!("{error:#}"))));
             Ok(())
         }
         Ok(()) => Ok(()),
+    }
+}
+
+/// Rejects the name of an option that does not exist and is close to one that does.
+fn check_option(name: &str) -> Result<()> {
+    let name = name.trim_start_matches('-').replace('_', "-");
+    let known = || OPTIONS.iter().map(|option| option.flag()).chain(["max-tokens", "preset"]);
+    match spelling::closest(&name, known()) {
+        Some(close) if !known().any(|known| known == name) => {
+            bail!("there is no option {name}: did you mean {close}?")
+        }
+        _ => Ok(()),
     }
 }
 
@@ -169,6 +184,7 @@ impl Session<'_, '_> {
             let tokens = tokens.with_context(|| format!("max-tokens: expected a number above 0, found {value}"))?;
             self.answerer.max_tokens = Some(tokens);
         } else {
+            check_option(name)?;
             let sampling = self.chat.sampling.changed(name, value)?;
             let model = &self.answerer.model;
             self.answerer.sampling = sampling.params(&model.tokenizer, &model.sampling)?;
@@ -232,6 +248,7 @@ impl Session<'_, '_> {
             num_candidates: CANDIDATES,
             is_colored: self.is_colored,
             is_json: false,
+            columns: None,
         };
         let done = explanation.write(&self.answerer.model, prompt, self.answerer.interrupt, output);
         // Ctrl-C ends the explanation and not the chat.
