@@ -128,8 +128,8 @@ impl SequenceGroup {
         self.sink.hold(Event::Done(self.stats));
     }
 
-    /// Queues the tokens of the `num_choices` best choices. Replies that the loop guard ended come last: the tokens of a
-    /// loop are so probable that it would win.
+    /// Queues the tokens of the `num_choices` best choices. Replies that the loop guard ended come last: the tokens of
+    /// a loop are so probable that it would win.
     fn hold_best(&mut self) {
         self.sequences.sort_by(|a, b| {
             let by_logprob = b.mean_logprob().total_cmp(&a.mean_logprob());

@@ -15,8 +15,8 @@ use super::server::{MODEL, Outcome, Server, metric, own_seconds};
 
 const QUIET: &str = "key-of-the-quiet-tenant";
 const OTHER: &str = "key-of-the-other-tenant";
-/// Goal for the throughput beside a misbehaving tenant, relative to that without one. The median time to the first token
-/// may double and take a step more.
+/// Goal for the throughput beside a misbehaving tenant, relative to that without one. The median time to the first
+/// token may double and take a step more.
 const GOAL: f64 = 0.45;
 
 /// A way to misbehave: its name, and the work of one of its threads until the flag is set.

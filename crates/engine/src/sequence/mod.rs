@@ -1,11 +1,15 @@
 //! One sequence of a request: its tokens, its block table and its sampler.
 
+mod loop_guard;
+
 use pellucid_sampling::{History, Sampler, State};
 
 use crate::engine::look_ahead::SequenceLookAhead;
 use crate::kv_cache::{BlockTable, KvCache};
-use crate::loop_guard::LoopGuard;
 use crate::{Error, FinishReason, Request, TokenEvent, fallible};
+
+use loop_guard::LoopGuard;
+pub use loop_guard::{MAX_PERIOD, Repetition};
 
 /// Output tokens for which a new sequence has room, so that a long prompt is not copied for the first of them.
 const NUM_SPARE: usize = 256;
