@@ -1,4 +1,5 @@
-//! `--chat-template` through the built program: it replaces the model's own template, and a bad one is an error at start.
+//! `--chat-template` through the built program: it replaces the model's own template, and a bad one is an error at
+//! start.
 
 mod support;
 

@@ -148,8 +148,8 @@ fn described(checkpoint: &Checkpoint, metadata: &Metadata, scheme: QuantScheme) 
     Ok((new, notes))
 }
 
-/// Adds the sampling options that a folder recommends, under the names of llama.cpp. Returns notes about those that have
-/// none.
+/// Adds the sampling options that a folder recommends, under the names of llama.cpp. Returns notes about those that
+/// have none.
 fn add_sampling(checkpoint: &Checkpoint, metadata: &mut Metadata) -> Vec<String> {
     const KEYS: [(&str, &str); 5] = [
         ("temperature", "temp"),

