@@ -28,7 +28,7 @@ pub struct LoadedModel {
     pub context_len: usize,
     /// Number of logits that the model computes; a tokenizer may define fewer tokens.
     pub vocab_size: usize,
-    /// Sampling options of a request that gives none: those that the model's files recommend, and those of the operator.
+    /// Sampling options of a request that gives none: those that the model's files recommend, and the operator's.
     pub sampling: SamplingDefaults,
     /// Time of loading, in seconds since 1970.
     pub created: u64,

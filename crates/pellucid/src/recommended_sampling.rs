@@ -79,7 +79,8 @@ struct Reading {
     refused: Vec<String>,
 }
 
-/// Reads the sampling options that the files of a model recommend. The keys of a GGUF file take precedence over a file beside it.
+/// Reads the sampling options that the files of a model recommend. The keys of a GGUF file take precedence over a file
+/// beside it.
 pub fn recommended_sampling(checkpoint: &Checkpoint) -> Recommendation {
     let mut reading = Reading::default();
     match checkpoint.source() {

@@ -9,7 +9,6 @@
 
 mod candidates;
 mod check;
-mod defaults;
 mod digest;
 mod draw;
 mod error;
@@ -30,15 +29,14 @@ mod trace;
 mod tests;
 
 pub use candidates::Workspace;
-pub use defaults::{DefaultSource, Fallback, PELLUCID_DEFAULT, SamplingDefaults};
 pub use digest::{Digest, DigestQuery, OwnedDigest, RACE_MARGIN, Shortlist};
 pub use error::Error;
 pub use history::{Count, History};
 pub use logprobs::Logprobs;
 pub use options::{
-    DRY_BREAKERS, GivenOptions, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKER_LEN, MAX_DRY_BREAKERS, MAX_LISTED_TOKENS,
-    MAX_LOGPROBS, MAX_TEMPERATURE, MAX_VOCAB_SIZE, OPTIONS, OptionKind, SamplingOption, SamplingParams, Value,
-    ValueRef,
+    DRY_BREAKERS, DefaultSource, Fallback, GivenOptions, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKER_LEN, MAX_DRY_BREAKERS,
+    MAX_LISTED_TOKENS, MAX_LOGPROBS, MAX_TEMPERATURE, MAX_VOCAB_SIZE, OPTIONS, OptionKind, PELLUCID_DEFAULT,
+    SamplingDefaults, SamplingOption, SamplingParams, Value, ValueRef,
 };
 pub use philox::{philox, uniform};
 pub use preset::Preset;

@@ -18,7 +18,7 @@ impl GivenOptions {
         self.values.insert(option.param(), value);
     }
 
-    pub(crate) fn remove(&mut self, param: &str) {
+    pub(super) fn remove(&mut self, param: &str) {
         self.values.remove(param);
     }
 
@@ -51,7 +51,7 @@ impl GivenOptions {
         }
     }
 
-    /// Whether an option was given that has no effect on greedy decoding. A seed does not count: it asks for nothing.
+    /// Whether an option was given that has no effect on greedy decoding. The seed does not count.
     pub fn imply_sampling(&self) -> bool {
         let asks = |option: &SamplingOption| option.is_sampled_only() && option.kind() != OptionKind::Seed;
         OPTIONS.iter().any(|option| asks(option) && self.values.contains_key(option.param()))

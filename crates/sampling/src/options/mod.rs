@@ -4,6 +4,7 @@
 //! Everything that names an option reads that table: [`SamplingParams`] and its checks, the fields of a JSON request
 //! and their OpenAPI schema, the flags of the command line, and the table in `docs/sampling.md`.
 
+mod defaults;
 mod define;
 mod given;
 mod spec;
@@ -13,6 +14,7 @@ mod value;
 #[cfg(test)]
 pub(crate) mod document;
 
+pub use defaults::{DefaultSource, Fallback, PELLUCID_DEFAULT, SamplingDefaults};
 pub use given::GivenOptions;
 pub use spec::{OptionKind, SamplingOption};
 pub use table::{
