@@ -35,7 +35,7 @@ fn the_client_chooses_the_format() {
     }
 }
 
-/// Checks that each sample belongs to a family that was announced before it, and returns the samples by name and labels.
+/// Checks that each sample belongs to a family that was announced before it. Returns the samples by name and labels.
 fn check(text: &str, is_open_metrics: bool) -> HashMap<String, f64> {
     let (mut helps, mut kinds, mut samples) = (HashMap::new(), HashMap::new(), HashMap::new());
     for line in text.lines().filter(|line| *line != "# EOF") {

@@ -18,7 +18,7 @@ fn browse(server: &Server, path: &str) -> String {
     reply.text()
 }
 
-/// Checks that a page may load nothing, and that browsers take it for nothing but a page.
+/// Checks that a page may load no other file, and that browsers show it as a page only.
 #[track_caller]
 fn check_headers(reply: &Response) {
     let policy = reply.header("content-security-policy").unwrap();
@@ -148,7 +148,7 @@ fn names_from_a_model_are_text() {
         for markup in ["<script", "<img", "onerror='", "\u{202e}"] {
             assert!(!lower.contains(markup), "{path}: {markup}");
         }
-        // What the markup of the page opens it closes, so the name closed nothing.
+        // Every element is closed as often as it is opened, so the name has closed none.
         for element in ["pre", "code", "section", "article", "main", "dl", "figure"] {
             let opened = page.matches(&format!("<{element}>")).count() + page.matches(&format!("<{element} ")).count();
             assert_eq!(opened, page.matches(&format!("</{element}>")).count(), "{path}: {element}");
