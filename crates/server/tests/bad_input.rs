@@ -82,7 +82,7 @@ fn bodies_that_are_not_requests() {
     let fine = server.request("POST", "/tokenize", &charset, b"{\"prompt\":\"a\"}");
     assert_eq!(fine.status, 200, "{}", fine.text());
     server.get("/v1/nothing").refused(404);
-    server.post("/", "{}").refused(404);
+    server.post("/", "{}").refused(405);
     let wrong = server.post("/health", "{}");
     assert_eq!(wrong.header("allow"), Some("GET,HEAD"));
     wrong.refused(405);
