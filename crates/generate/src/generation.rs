@@ -148,12 +148,14 @@ impl Generation {
     }
 
     /// Sends a control message to the request of a prompt. New sampling parameters also change from which token on stop
-    /// strings take effect; they must have passed [`pellucid_engine::EngineHandle::check_sampling`].
+    /// strings take effect, when the engine has applied them; they must have passed [`pellucid_engine::EngineHandle::check_sampling`].
     pub fn control(&mut self, prompt: usize, control: Control) {
-        if let Control::Update(params) = &control {
-            for choice in &mut self.prompts[prompt].choices {
-                choice.set_min_tokens(params.min_tokens as usize);
-            }
+        let pending = &mut self.prompts[prompt].pending_controls;
+        match &control {
+            Control::Update(params) => pending.push_back(Some(params.min_tokens as usize)),
+            // The end of a choice is not acknowledged.
+            Control::End { .. } => {}
+            _ => pending.push_back(None),
         }
         self.receiver.control(prompt, control);
     }
@@ -236,6 +238,10 @@ impl Generation {
                 fallible::push_back(&mut self.ready, GenerationEvent::PromptProgress { prompt, computed, total })?;
             }
             Event::ControlApplied { output_tokens } => {
+                let PromptReplies { pending_controls, choices, .. } = &mut self.prompts[prompt];
+                if let Some(min_tokens) = pending_controls.pop_front().flatten() {
+                    choices.iter_mut().for_each(|choice| choice.set_min_tokens(min_tokens));
+                }
                 fallible::push_back(&mut self.ready, GenerationEvent::ControlApplied { prompt, output_tokens })?;
             }
             event => {

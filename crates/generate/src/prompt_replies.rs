@@ -1,5 +1,6 @@
 //! The replies to one prompt: takes the engine's events and returns the pieces of text that they release.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,6 +28,8 @@ pub(crate) struct PromptReplies {
     /// `best_of` or beam search generates more than it returns.
     ranks_replies: bool,
     end_ids: Vec<u32>,
+    /// `min_tokens` of each control message that the engine has not acknowledged, if the message changes it.
+    pub(crate) pending_controls: VecDeque<Option<usize>>,
     pub(crate) cached_tokens: usize,
     pub(crate) timing: Timing,
     /// The engine's own numbers, when the request is done.
@@ -64,6 +67,7 @@ impl PromptReplies {
             drops_output: prompt.drops_output,
             ranks_replies: request.beams.is_some() || request.best_of > request.num_choices,
             end_ids: request.sampling.end_ids.clone(),
+            pending_controls: VecDeque::new(),
             cached_tokens: 0,
             timing: Timing::new(submitted),
             stats: None,
