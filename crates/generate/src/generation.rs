@@ -148,7 +148,8 @@ impl Generation {
     }
 
     /// Sends a control message to the request of a prompt. New sampling parameters also change from which token on stop
-    /// strings take effect, when the engine has applied them; they must have passed [`pellucid_engine::EngineHandle::check_sampling`].
+    /// strings take effect, when the engine has applied them. They must have passed
+    /// [`pellucid_engine::EngineHandle::check_sampling`].
     pub fn control(&mut self, prompt: usize, control: Control) {
         let pending = &mut self.prompts[prompt].pending_controls;
         match &control {

@@ -279,6 +279,29 @@ mod tests {
         }
     }
 
+    /// The request lasts until its last byte is written: the piece that the connection still has owns it.
+    #[test]
+    fn the_last_piece_owns_the_request() {
+        for num_pieces in [1, 3] {
+            let token = Arc::new(());
+            let mut parts = JsonParts::default();
+            parts.text("a".repeat(num_pieces * PIECE_BYTES - TEXT_STEP));
+            let mut body = response(parts, token.clone()).unwrap().into_body();
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            let mut pieces = Vec::new();
+            while let Poll::Ready(Some(frame)) = http_body::Body::poll_frame(Pin::new(&mut body), &mut context) {
+                pieces.push(frame.unwrap().into_data().unwrap());
+            }
+            assert_eq!(pieces.len(), num_pieces);
+            drop(body);
+            let last = pieces.pop();
+            drop(pieces);
+            assert_eq!(Arc::strong_count(&token), 2, "{num_pieces} pieces, of which the last is not written");
+            drop(last);
+            assert_eq!(Arc::strong_count(&token), 1);
+        }
+    }
+
     #[test]
     fn pieces_join_to_the_same_json() {
         let text = "é\u{1F600}\"\\\n\u{0}".repeat(3000);

@@ -179,6 +179,21 @@ fn frames_without_content_are_limited() {
     }
 }
 
+/// However much input there is, answers wait in a bounded buffer until they are written.
+#[test]
+fn answers_to_pings_pause_the_input() {
+    let mut assembler = assembler(1 << 20, 1000).0;
+    let pings = frame(0x89, &[b'x'; 125]).repeat(200);
+    let (mut rest, mut output, mut num_pauses) = (pings.as_slice(), Vec::new(), 0);
+    while let Step::NeedsFlush = assembler.process(&mut rest, &mut output).unwrap() {
+        assert!((PAUSE_BYTES..PAUSE_BYTES + 127).contains(&output.len()), "{} bytes", output.len());
+        output.clear();
+        num_pauses += 1;
+    }
+    assert_eq!(num_pauses, 200 * 127 / (PAUSE_BYTES + 127));
+    assert!(rest.is_empty());
+}
+
 /// Lets the client write frames and the server process them until neither can go on; returns the bytes that the client
 /// could write, and the reason to close. The client reads if `reads`.
 async fn pump(
