@@ -28,7 +28,7 @@ pub(super) fn kind(schema: &Value) -> String {
     for key in ["anyOf", "oneOf"] {
         if let Some(options) = schema[key].as_array().filter(|_| schema["properties"].is_null()) {
             let mut kinds: Vec<String> =
-                options.iter().filter(|option| option["type"] != "null").map(|option| with_limits(option)).collect();
+                options.iter().filter(|option| option["type"] != "null").map(with_limits).collect();
             kinds.dedup();
             return kinds.join(" or ");
         }
