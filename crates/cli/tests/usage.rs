@@ -173,9 +173,14 @@ fn started(mut command: Command, words: &str) -> (Child, mpsc::Receiver<String>)
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || stderr.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     loop {
-        let line = lines.recv_timeout(Duration::from_secs(120)).unwrap_or_else(|_| panic!("it never said {words:?}"));
-        if line.contains(words) {
-            return (child, lines);
+        match lines.recv_timeout(Duration::from_secs(120)) {
+            Ok(line) if line.contains(words) => return (child, lines),
+            Ok(_) => {}
+            Err(_) => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("it never said {words:?}");
+            }
         }
     }
 }
