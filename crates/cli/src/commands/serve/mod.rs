@@ -118,10 +118,11 @@ fn curl_text(url: &str, model: &LoadedModel, has_keys: bool) -> String {
     let url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
     let key = if has_keys { " -H \"Authorization: Bearer $KEY\"" } else { "" };
     let (path, body) = match model.template {
-        Some(_) => ("chat/completions", r#"{"messages": [{"role": "user", "content": "Hello"}]}"#),
-        None => ("completions", r#"{"prompt": "Once upon a time"}"#),
+        Some(_) => ("chat/completions", r#""messages": [{"role": "user", "content": "Hello"}]"#),
+        None => ("completions", r#""prompt": "Once upon a time""#),
     };
-    format!("curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'")
+    let id = serde_json::Value::from(model.id.as_str());
+    format!("curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\": {id}, {body}}}'")
 }
 
 /// Rejects a server without keys that the network can reach, unless the operator allows it explicitly.
