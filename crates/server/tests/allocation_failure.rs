@@ -246,7 +246,7 @@ fn a_refused_allocation_ends_one_request_and_nothing_else() {
     let several = fields(json!({ "messages": user(&parts), "n": 3, "max_tokens": 40, "temperature": 1, "seed": 1,
                                  "logprobs": true, "top_logprobs": 20 }));
     let escaped = fields(json!({ "messages": [{ "role": "developer", "content": "\n\"é\"\t".repeat(1500) }] }));
-    let turn = |i: usize| json!({ "role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "ab" });
+    let turn = |i: usize| json!({ "role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "ab" });
     let turns = (0..400).map(turn);
     let turns = fields(json!({ "messages": turns.collect::<Vec<_>>() }));
     let traced = fields(json!({ "messages": user(&json!("Hi")), "max_tokens": 80, "temperature": 1, "seed": 1,
