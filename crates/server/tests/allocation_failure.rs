@@ -296,8 +296,10 @@ fn a_refused_allocation_ends_one_request_and_nothing_else() {
             sweep(&server, "turns of a template", || post(&server, "/apply-template", &turns_template)),
         ),
     ];
-    for (name, count) in counts {
-        assert!(count >= 1, "{name}: no allocation failed");
+    // The chunks of these two are large only if the reader is late and several tokens gather in one.
+    let depends_on_timing = ["streamed trace", "log probabilities"];
+    for (name, count) in counts.iter().filter(|(name, _)| !depends_on_timing.contains(name)) {
+        assert!(*count >= 1, "{name}: no allocation failed");
     }
     let total: usize = counts.iter().map(|(_, count)| count).sum();
     assert!(total >= 100, "only {total} allocations failed");

@@ -82,7 +82,7 @@ fn the_end_depends_on_the_reply_alone() {
     let chunked = EngineOptions { step_tokens: 7, chunk_len: 2, max_sequences: 4, ..OPTIONS_OF_LOOPS };
     for options in [OPTIONS_OF_LOOPS, preempting, chunked] {
         for is_asynchronous in [false, true] {
-            let mut engine = engine(options.clone(), |model| {
+            let mut engine = engine(options, |model| {
                 model.is_asynchronous = is_asynchronous;
                 model.digest_len = is_asynchronous.then_some(8);
             });
