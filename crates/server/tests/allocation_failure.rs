@@ -99,14 +99,49 @@ unsafe impl GlobalAlloc for Failing {
 static FAILING: Failing = Failing;
 
 /// Returns the library that allocates, by the innermost frame that is not the standard library's; `None` for the
-/// server and the crates below it.
+/// server and the crates below it. A frame has a source file, or, without debug information, a path as its symbol.
 fn library(trace: &str) -> Option<String> {
-    let places = trace.lines().filter_map(|line| line.trim_start().strip_prefix("at "));
-    let mut own = places.filter(|place| !place.contains("/rustc/") && !place.contains("allocation_failure.rs"));
-    let place = own.next()?;
-    let (_, rest) = place.split_once("/registry/src/")?;
-    let folder = rest.split('/').nth(1)?;
-    folder.rsplit_once('-').map(|(name, _)| name.to_owned())
+    let mut lines = trace.lines().map(str::trim_start).peekable();
+    while let Some(line) = lines.next() {
+        let place = lines.next_if(|next| next.starts_with("at "));
+        let found = match place {
+            Some(place) => library_of_file(place),
+            None => library_of_symbol(line.split_once(": ").map_or(line, |(_, symbol)| symbol)),
+        };
+        match found {
+            Origin::Standard => {}
+            Origin::Library(name) => return Some(name),
+            Origin::Own => return None,
+        }
+    }
+    None
+}
+
+/// The code that a frame belongs to.
+enum Origin {
+    /// The standard library, or this test's allocator.
+    Standard,
+    Library(String),
+    Own,
+}
+
+fn library_of_file(place: &str) -> Origin {
+    if place.contains("/rustc/") || place.contains("allocation_failure.rs") {
+        return Origin::Standard;
+    }
+    let folder = place.split_once("/registry/src/").and_then(|(_, rest)| rest.split('/').nth(1));
+    let name = folder.and_then(|folder| folder.rsplit_once('-'));
+    name.map_or(Origin::Own, |(name, _)| Origin::Library(name.to_owned()))
+}
+
+fn library_of_symbol(symbol: &str) -> Origin {
+    let path = symbol.trim_start_matches(['<', '&', '*', '(', '[']);
+    let name = path.split([':', '<', ' ']).next().unwrap_or_default();
+    match name {
+        "std" | "core" | "alloc" | "allocation_failure" | "__rustc" => Origin::Standard,
+        _ if name.starts_with("pellucid") => Origin::Own,
+        _ => Origin::Library(name.to_owned()),
+    }
 }
 
 /// Calls `request` while its `n`-th large allocation fails. Returns whether one failed, and whether there were `n`.
