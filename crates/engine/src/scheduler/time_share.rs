@@ -22,9 +22,9 @@ use crate::kv_cache::TenantId;
 
 /// Part of the time of other tenants that is kept back, because the cheapest tenant's time is an estimate.
 const MARGIN: f64 = 1.0 / 16.0;
-/// Part by which their time is extended while one of them was served less than the cheapest tenants, or is a newcomer:
-/// its first token is waited for, and short chunks are less efficient than long ones, so that it would get less than
-/// its part from the same time. The cheapest of two tenants keeps 1 / (2 + `BONUS`), 46 % of its speed.
+/// Part by which their time is extended while one of them is a newcomer: its first token is waited for, and short
+/// chunks are less efficient than long ones, so that it would get less than its part from the same time. The cheapest
+/// of two tenants keeps 1 / (2 + `BONUS`), 46 % of its speed.
 const BONUS: f64 = 3.0 / 16.0;
 /// A tenant whose rows cost at most this multiple of the cheapest tenant's is computed in every step too.
 const LIGHT: f64 = 1.1;
@@ -34,6 +34,9 @@ const SHORT_OVERHEADS: f64 = 4.0;
 /// Number of steps after which one computes the cheapest tenants alone, to measure their time, if none had about their
 /// number of rows. Everything is shared by that time, and a guess may be far off.
 const PROBE_AFTER: u64 = 64;
+/// Multiple of its predicted time from which on a step shows that the prediction was wrong, not that the machine is
+/// noisy.
+const FAR_TOO_LONG: f64 = 1.5;
 /// Maximum debt from steps that took longer than predicted, in times of the cheapest tenant.
 const MAX_DEBT: f64 = 16.0;
 
@@ -146,7 +149,11 @@ impl TimeShare {
         let least = |parties: &[Party]| parties.iter().map(|party| served.cost(party.tenant)).min();
         let is_behind = !heavy.is_empty() && least(&heavy) < least(&light);
         let has_newcomer = heavy.iter().any(|party| arrivals.is_newcomer(party.tenant));
-        let part = if is_behind || has_newcomer { 1.0 + BONUS } else { 1.0 - MARGIN };
+        let part = match (has_newcomer, is_behind) {
+            (true, _) => 1.0 + BONUS,
+            (false, true) => 1.0,
+            (false, false) => 1.0 - MARGIN,
+        };
         let credited = quantum * (1.0 + (num_tenants - 1) as f64 * part);
         let budget = self.credit + credited;
 
@@ -181,9 +188,10 @@ impl TimeShare {
             self.credit = (self.credit + seconds).min(0.0);
             return;
         };
-        // A step of the cheapest tenants alone measures their time. If it was underestimated, so was the credit;
-        // without this, an estimate that is far too low would keep the other tenants waiting.
-        let correction = base.map_or(1.0, |base| (seconds / base).max(1.0));
+        // A step of the cheapest tenants alone measures their time. If it was underestimated by far, so was the credit;
+        // without this, such an estimate would keep the other tenants waiting. Small differences are noise: to credit
+        // those that are too long and not to debit those that are too short would lengthen every step.
+        let correction = base.map_or(1.0, |base| if seconds > FAR_TOO_LONG * base { seconds / base } else { 1.0 });
         let floor = self.credit.min(-MAX_DEBT * quantum);
         self.credit = (self.credit + correction * credited - seconds).max(floor).min(saved.max(0.0));
     }
