@@ -109,6 +109,14 @@ impl<'m> PromptEncoder<'m> {
         !is_reserved && self.template.is_some_and(|template| template.reads(name))
     }
 
+    /// Returns the variables of the template that callers may set, sorted.
+    pub fn variables(&self) -> Vec<&str> {
+        let read = self.template.into_iter().flat_map(ChatTemplate::variables);
+        let mut variables: Vec<&str> = read.filter(|name| self.accepts_variable(name)).collect();
+        variables.sort_unstable();
+        variables
+    }
+
     /// Returns the first message whose `name` does not reach the prompt, because the template does not write names of
     /// messages of its role. The conversation is rendered once more for each role that has names.
     pub fn unwritten_name(&self, prompt: &ChatPrompt<'_>) -> Result<Option<usize>, Error> {

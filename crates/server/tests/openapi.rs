@@ -84,3 +84,23 @@ fn names_of_messages_are_documented_where_the_template_writes_them() {
     let server = Server::with(Setup { template, ..Setup::default() });
     assert_eq!(name(&server), serde_json::json!(["string", "null"]));
 }
+
+#[test]
+fn variables_of_the_template_are_documented() {
+    let template =
+        "{% if enable_thinking %}think{% endif %}{% set own = 1 %}{{ messages[0].content ~ own ~ bos_token }}";
+    let server = Server::with(Setup { template, ..Setup::default() });
+    let document = server.get("/openapi.json").ok();
+    for name in ["ChatRequest", "TokenizeRequest", "TemplateRequest"] {
+        let variables = &document["components"]["schemas"][name]["properties"]["chat_template_kwargs"];
+        let names: Vec<&String> = variables["properties"].as_object().unwrap().keys().collect();
+        assert_eq!(names, ["enable_thinking"], "{name}");
+        assert_eq!(variables["additionalProperties"], false, "{name}");
+    }
+    let ask = |variable: &str| {
+        let body =
+            format!(r#"{{"messages":[{{"role":"user","content":"a"}}],"chat_template_kwargs":{{"{variable}":true}}}}"#);
+        server.post("/tokenize", &body).status
+    };
+    assert_eq!((ask("enable_thinking"), ask("own"), ask("other")), (200, 400, 400));
+}

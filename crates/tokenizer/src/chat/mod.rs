@@ -78,6 +78,11 @@ impl ChatTemplate {
         self.template.reads(variable)
     }
 
+    /// Returns the variables that the template reads without setting them, in no order.
+    pub fn variables(&self) -> impl Iterator<Item = &str> {
+        self.template.variables()
+    }
+
     /// Whether the template's source contains this text in quotes. A template that never quotes a role does not treat
     /// it specially.
     pub fn quotes(&self, text: &str) -> bool {

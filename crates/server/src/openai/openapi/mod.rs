@@ -134,6 +134,9 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
             let description = "Only null: the model's chat template does not write names.";
             schema["properties"]["name"] = json!({ "type": "null", "description": description });
         }
+        if let (Some(model), Some(property)) = (model, schema.pointer_mut("/properties/chat_template_kwargs")) {
+            fit_variables(property, model);
+        }
         if name == "TokenizeRequest" {
             let only = |given: &str, kind: &str, others: &[&str]| {
                 let mut properties = json!({ given: { "type": kind } });
@@ -156,6 +159,15 @@ fn writes_names(model: &LoadedModel) -> bool {
         named["name"] = json!("b");
         matches!(model.prompts().unwritten_name(&ChatPrompt::new(&[named])), Ok(None))
     })
+}
+
+/// Names the variables of the model's chat template.
+fn fit_variables(schema: &mut Value, model: &LoadedModel) {
+    let encoder = model.prompts();
+    let value = || json!({ "type": ["boolean", "number", "string"] });
+    let variables = encoder.variables().into_iter().map(|name| (name.to_owned(), value()));
+    schema["properties"] = Value::Object(variables.collect());
+    schema["additionalProperties"] = json!(false);
 }
 
 /// Sets the maximum of token ids to that of the vocabulary.

@@ -63,6 +63,11 @@ impl Template {
         self.undeclared.contains(variable)
     }
 
+    /// Returns the variables that the template reads without setting them, in no order.
+    pub(super) fn variables(&self) -> impl Iterator<Item = &str> {
+        self.undeclared.iter().map(String::as_str)
+    }
+
     /// Renders a conversation; `tokens` are trusted variables.
     pub(super) fn render(
         &self,
