@@ -132,15 +132,16 @@ impl Recorder {
     }
 
     pub(crate) fn finish(self, position: u32, outcome: &Outcome, logprob: f32) -> TokenTrace {
-        let Snapshot { members, probabilities, .. } = self.last;
+        let last = self.last;
         let trace = |runner: Runner| RunnerTrace {
             id: runner.id,
-            probability: probabilities.of(runner.logit),
+            // As in the last step. The race may hold another logit than the set if the token's is infinite there.
+            probability: last.probability(runner.id).unwrap_or_else(|| last.probabilities.of(runner.logit)),
             u: unit(runner.word),
-            time: libm::exp(runner.log_time) * probabilities.total,
+            time: libm::exp(runner.log_time) * last.probabilities.total,
         };
-        let draw =
-            DrawTrace { entrants: members.len(), winner: trace(outcome.winner), runner_up: outcome.second.map(trace) };
+        let entrants = last.members.len();
+        let draw = DrawTrace { entrants, winner: trace(outcome.winner), runner_up: outcome.second.map(trace) };
         TokenTrace { position, steps: self.steps, draw, logprob }
     }
 }
