@@ -4,6 +4,7 @@
 //! makes packages of the program.
 #![forbid(unsafe_code)]
 
+mod cargo_metadata;
 mod dist;
 mod kernels;
 mod tidy;

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
+
+use crate::cargo_metadata;
 
 /// Names of the files in a package's folder that hold its licence begin with one of these, in any case.
 const FILE_NAMES: [&str; 5] = ["license", "licence", "copying", "notice", "unlicense"];
@@ -13,14 +14,7 @@ const FILE_NAMES: [&str; 5] = ["license", "licence", "copying", "notice", "unlic
 /// Returns one text: for each library its name, version and licence, then every licence text once, with the libraries
 /// that it belongs to.
 pub(super) fn of_libraries(root: &Path) -> Result<String> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let arguments = ["metadata", "--format-version=1", "--locked", "--filter-platform", &triple];
-    let output = Command::new(cargo).args(arguments).current_dir(root).output()?;
-    if !output.status.success() {
-        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
+    let metadata = cargo_metadata::read(root)?;
     let linked = linked_packages(&metadata).context("cargo metadata has no package pellucid-cli")?;
     let mut list = String::new();
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();

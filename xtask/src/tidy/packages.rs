@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use serde_json::Value;
 
 use super::Finding;
 use super::exceptions::Exceptions;
 use super::tree::Tree;
+use crate::cargo_metadata;
 
 /// Packages that this machine builds, as `cargo metadata` describes them.
 #[derive(Debug, Default)]
@@ -29,16 +29,9 @@ pub(super) struct Package {
 }
 
 impl Metadata {
-    /// Asks Cargo. Packages of other platforms are left out, because they may never have been downloaded.
+    /// Asks Cargo.
     pub(super) fn read(root: &Path) -> Result<Self> {
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let mut command = Command::new(cargo);
-        command.args(["metadata", "--format-version=1", "--locked", "--filter-platform", &host_triple()?]);
-        let output = command.current_dir(root).output().context("cargo metadata could not be started")?;
-        if !output.status.success() {
-            bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        Ok(Self::parse(&serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?))
+        Ok(Self::parse(&cargo_metadata::read(root)?))
     }
 
     fn parse(metadata: &Value) -> Self {
@@ -61,15 +54,6 @@ impl Metadata {
 
 fn strings(value: &Value) -> impl Iterator<Item = &str> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str)
-}
-
-/// The platform that the compiler builds for by default, such as `x86_64-unknown-linux-gnu`.
-fn host_triple() -> Result<String> {
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
-    let output = Command::new(rustc).arg("-vV").output().context("rustc -vV could not be started")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).context("rustc -vV names no host")
 }
 
 pub(super) fn check(tree: &Tree, metadata: &Metadata, exceptions: &Exceptions) -> Result<Vec<Finding>> {
