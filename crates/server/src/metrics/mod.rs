@@ -153,26 +153,19 @@ impl Metrics {
         if has_vllm {
             let labels = [("model_name".into(), model.to_owned().into())].into_iter();
             let theirs = registry.sub_registry_with_labels(labels);
-            theirs.register(
-                "vllm:request_queue_time_seconds",
-                "As pellucid_request_queue_seconds",
-                times.queue.clone(),
-            );
-            theirs.register(
-                "vllm:time_to_first_token_seconds",
-                "As pellucid_time_to_first_token_seconds",
-                times.first_token.clone(),
-            );
-            theirs.register(
-                "vllm:time_per_output_token_seconds",
-                "As pellucid_time_per_output_token_seconds",
-                times.output_token.clone(),
-            );
-            theirs.register(
-                "vllm:e2e_request_latency_seconds",
-                "As pellucid_request_seconds",
-                times.end_to_end.clone(),
-            );
+            let aliases = [
+                ("vllm:request_queue_time_seconds", "As pellucid_request_queue_seconds", &times.queue),
+                ("vllm:time_to_first_token_seconds", "As pellucid_time_to_first_token_seconds", &times.first_token),
+                (
+                    "vllm:time_per_output_token_seconds",
+                    "As pellucid_time_per_output_token_seconds",
+                    &times.output_token,
+                ),
+                ("vllm:e2e_request_latency_seconds", "As pellucid_request_seconds", &times.end_to_end),
+            ];
+            for (name, help, histogram) in aliases {
+                theirs.register(name, help, histogram.clone());
+            }
         }
         Metrics {
             times,
