@@ -2,7 +2,7 @@
 
 use pellucid_sampling::{Logprobs, SamplingParams, TokenTrace};
 
-use crate::{Beam, Error, Repetition, RequestStats};
+use crate::{Beam, Error, Proposal, Repetition, RequestStats};
 
 /// Something that happened to a request. Events arrive in order; the last one is `Done` or `Failed`.
 #[derive(Debug, Clone)]
@@ -66,6 +66,8 @@ pub struct TokenEvent {
     pub logprobs: Option<Logprobs>,
     /// The effect of each step of the sampler, if the request asks for it.
     pub trace: Option<Box<TokenTrace>>,
+    /// What a drafter proposed here, if one did. The token is the same with and without it.
+    pub proposal: Option<Proposal>,
 }
 
 /// Why a choice ended.

@@ -23,6 +23,7 @@ mod request_limits;
 pub mod scheduler;
 mod sequence;
 mod sequence_group;
+mod speculation;
 mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};
@@ -36,4 +37,7 @@ pub use memory_plan::{ContextDoesNotFit, KvBudget, KvNeed, MemoryPlan};
 pub use request::{MAX_WIDTH, Request};
 pub use request_limits::RequestLimits;
 pub use sequence::{MAX_PERIOD, Repetition};
+pub use speculation::{
+    DraftContext, DraftCounts, Drafter, DrafterKind, MAX_DRAFT_LEN, Proposal, SpeculationOptions, SpeculationStats,
+};
 pub use stats::{EngineStats, RequestStats};

@@ -33,6 +33,10 @@ pub struct Request {
     pub loop_guard: bool,
     /// Send a trace of the sampler's steps with every token.
     pub trace: bool,
+    /// Let drafters propose tokens. The reply is the same without them.
+    pub speculate: bool,
+    /// Output that the client expects, as tokens; a drafter proposes from it.
+    pub prediction: Vec<u32>,
     /// Requests of the same tenant with a higher priority start first.
     pub priority: i32,
     /// Time from submission after which the reply ends with the tokens that it has.
@@ -53,6 +57,8 @@ impl Request {
             score_prompt: false,
             loop_guard: false,
             trace: false,
+            speculate: true,
+            prediction: Vec::new(),
             priority: 0,
             deadline: None,
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::SpeculationStats;
+
 /// Counts and times of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RequestStats {
@@ -23,6 +25,8 @@ pub struct RequestStats {
     pub total_time: Duration,
     /// Steps that generated a token after the first.
     pub decode_steps: usize,
+    /// Drafted and accepted tokens.
+    pub speculation: SpeculationStats,
 }
 
 impl RequestStats {
@@ -54,6 +58,8 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// The part of `cached_tokens` that was found in prefixes that the operator declared shared.
     pub shared_cached_tokens: u64,
+    /// Drafted and accepted tokens of all requests.
+    pub speculation: SpeculationStats,
     /// Requests that ended with a complete reply or by their deadline.
     pub finished_requests: u64,
     /// Requests whose client disconnected.

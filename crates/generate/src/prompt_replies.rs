@@ -171,7 +171,7 @@ impl PromptReplies {
             // The search counts the end token among a beam's ids.
             let end = ids.last().copied().filter(|last| self.end_ids.contains(last));
             for &id in &ids[..ids.len() - usize::from(end.is_some())] {
-                let delta = choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None });
+                let delta = choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None, proposal: None });
                 if !delta.is_empty() {
                     fallible::push(&mut deltas, delta)?;
                 }

@@ -16,7 +16,13 @@ fn choice(tokenizer: &Arc<Tokenizer>, stop: &[&str], min_tokens: usize, reports_
 }
 
 fn event(id: u32) -> TokenEvent {
-    TokenEvent { choice: 0, id, logprobs: Some(Logprobs { chosen: -1.0, top: Vec::new() }), trace: None }
+    TokenEvent {
+        choice: 0,
+        id,
+        logprobs: Some(Logprobs { chosen: -1.0, top: Vec::new() }),
+        trace: None,
+        proposal: None,
+    }
 }
 
 /// The ids of a text, one for each byte.

@@ -186,7 +186,7 @@ impl Engine {
             sequence.num_sampled += 1;
             sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
             let logprobs = choice.logprobs.filter(|_| reports_logprobs);
-            let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace };
+            let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace, proposal: None };
             let mut end_token = None;
             if finish.is_some() {
                 end_token = Some(event);

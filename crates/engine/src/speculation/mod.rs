@@ -1,0 +1,34 @@
+//! Speculation: cheap drafters propose the next tokens of a sequence, and the model checks them all in one step.
+//!
+//! The model samples its own token at each drafted position, with the same keyed draw as without a draft, and a drafted
+//! token is accepted if it is that token. Because no row of a step depends on another, a reply is the same, token for
+//! token, with any drafter or none; drafts decide only how fast it comes.
+
+mod drafter;
+mod stats;
+
+pub use drafter::{DraftContext, Drafter, DrafterKind};
+pub use stats::{DraftCounts, Proposal, SpeculationStats};
+
+/// Maximum tokens of a draft.
+pub const MAX_DRAFT_LEN: usize = 15;
+
+/// Which drafters an engine has besides a draft model, and how far they go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpeculationOptions {
+    /// Propose what followed the same n-gram earlier in the prompt or the output.
+    pub ngram: bool,
+    /// Propose what followed the longest suffix in the tenant's recent output.
+    pub suffix: bool,
+    /// Maximum tokens of a draft, up to [`MAX_DRAFT_LEN`].
+    pub max_draft_len: usize,
+    /// Draft this many tokens in every step, whatever it costs; for tests and benchmarks. `None` chooses the length
+    /// that promises the most tokens per second.
+    pub fixed_draft_len: Option<usize>,
+}
+
+impl SpeculationOptions {
+    /// No drafter.
+    pub const OFF: SpeculationOptions =
+        SpeculationOptions { ngram: false, suffix: false, max_draft_len: MAX_DRAFT_LEN, fixed_draft_len: None };
+}
