@@ -39,8 +39,9 @@ pub struct Chunk<'a> {
     pub blocks: &'a [u32],
     /// The rows of this chunk whose logits are wanted, counted from its start.
     pub wanted: Range<usize>,
-    /// A digest to compute in place of the one wanted row of logits.
-    pub query: Option<RowQuery>,
+    /// The digests to compute in place of the wanted rows of logits: one query for each wanted row, or none if the rows
+    /// themselves are wanted.
+    pub queries: &'a [RowQuery],
 }
 
 /// The chunks of a step, flattened.
@@ -84,8 +85,8 @@ impl Batch {
             self.positions.push(position as u32);
             self.slots.push((block * block_len + position % block_len) as u32);
         }
-        assert!(chunk.query.is_none() || chunk.wanted.len() == 1, "a query is for one row");
-        self.queries.extend(chunk.wanted.clone().map(|_| chunk.query));
+        assert!(chunk.queries.is_empty() || chunk.queries.len() == chunk.wanted.len(), "a query for each wanted row");
+        self.queries.extend((0..chunk.wanted.len()).map(|row| chunk.queries.get(row).copied()));
         self.wanted.extend(chunk.wanted.map(|row| (first_row + row) as u32));
         self.sequences
             .push(SequenceSpan { rows: first_row..self.ids.len(), blocks: first_block..self.block_tables.len() });

@@ -29,7 +29,7 @@ pub trait Model: Send {
         false
     }
 
-    /// Whether chunks of a batch may have a [`query`](crate::Chunk::query) for a digest.
+    /// Whether chunks of a batch may have a [`queries`](crate::Chunk::queries) for digests.
     fn supports_digests(&self) -> bool {
         false
     }

@@ -56,20 +56,16 @@ impl Runner {
 
     /// Runs one step of several chunks and returns the logits of all their rows.
     pub fn step(&mut self, chunks: &mut [(&mut TestSequence, &[u32])]) -> Vec<Vec<f32>> {
-        let logits = self.step_with_queries(chunks, &vec![None; chunks.len()]);
+        let logits = self.step_with_queries(chunks, &vec![&[][..]; chunks.len()]);
         (0..logits.num_rows()).map(|row| logits.row(row).to_vec()).collect()
     }
 
-    /// Runs one step of several chunks; a chunk with a query may get digests instead of rows.
-    pub fn step_with_queries(
-        &mut self,
-        chunks: &mut [(&mut TestSequence, &[u32])],
-        queries: &[Option<RowQuery>],
-    ) -> Logits {
+    /// Runs one step of several chunks; a chunk with queries, one for each row, may get digests instead of rows.
+    pub fn step_with_queries(&mut self, chunks: &mut [(&mut TestSequence, &[u32])], queries: &[&[RowQuery]]) -> Logits {
         let mut batch = Batch::default();
-        for ((sequence, ids), &query) in chunks.iter_mut().zip(queries) {
+        for ((sequence, ids), &queries) in chunks.iter_mut().zip(queries) {
             let (first_position, blocks, wanted) = (sequence.len, &sequence.blocks, 0..ids.len());
-            batch.push(Chunk { ids: ChunkIds::Tokens(ids), first_position, blocks, wanted, query }, BLOCK_LEN);
+            batch.push(Chunk { ids: ChunkIds::Tokens(ids), first_position, blocks, wanted, queries }, BLOCK_LEN);
             sequence.len += ids.len();
         }
         let mut logits = Logits::default();

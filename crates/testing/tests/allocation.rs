@@ -82,7 +82,7 @@ fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize
                     first_position: step,
                     blocks: &[sequence],
                     wanted: 0..1,
-                    query: None,
+                    queries: &[],
                 },
                 BLOCK_LEN,
             );

@@ -46,12 +46,13 @@ impl Engine {
                 Some(row) => ChunkIds::Assumed { row },
                 None => ChunkIds::Tokens(&sequence.tokens[planned.positions.clone()]),
             };
+            let query = self.digest_query(planned);
             let chunk = Chunk {
                 ids,
                 first_position: planned.positions.start,
                 blocks: table.blocks(),
                 wanted: planned.wanted.clone(),
-                query: self.digest_query(planned),
+                queries: query.as_slice(),
             };
             batch.push(chunk, self.options.block_len);
         }

@@ -121,29 +121,43 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
 }
 
 /// Checks digests at the end of steps. Of two sequences with the same tokens, one gets its whole row and the other a
-/// digest, which must be that of the row; queries differ in every step. A third sequence is alone in its batch.
+/// digest, which must be that of the row; queries differ in every step. A third sequence is alone in its batch. Then
+/// chunks of several rows, each with a query of its own.
 pub(crate) fn digests_of_steps(backend: &Arc<dyn Backend>, golden: &Golden) {
     let prompt = &golden.prompts[0];
     let mut runner = Runner::load(&golden.folder, backend.clone(), golden.context_len(prompt.len()), 8);
     let sequence = |blocks: [u32; 2]| TestSequence { blocks: blocks.to_vec(), len: 0 };
     let (mut first, mut second, mut alone) = (sequence([0, 1]), sequence([3, 2]), sequence([5, 4]));
+    let query = |seed: u64, position: usize| RowQuery {
+        temperature: 0.5 + 0.1 * position as f64,
+        race: Some((seed, position as u32 + 1)).filter(|_| position % 5 != 4),
+        shortlist: None,
+    };
+    let same = |seed: u64, position: usize, row: &[f32], digest: Option<&RowDigest>| {
+        let what = format!("position {position}, seed {seed}");
+        let num_top = backend.digest_len(row.len()).expect("it digests short rows");
+        let digest = digest.expect("a digest was asked for");
+        digests::assert_same_digest(&what, row, &query(seed, position), num_top, digest);
+    };
     for (position, token) in prompt.iter().enumerate() {
         let ids = std::slice::from_ref(token);
-        let query = |seed: u64| RowQuery {
-            temperature: 0.5 + 0.1 * position as f64,
-            race: Some((seed, position as u32 + 1)).filter(|_| position % 5 != 4),
-            shortlist: None,
-        };
-        let logits = runner.step_with_queries(&mut [(&mut first, ids), (&mut second, ids)], &[None, Some(query(7))]);
-        let row = logits.row(0).to_vec();
-        let num_top = backend.digest_len(row.len()).expect("it digests short rows");
-        let same = |seed: u64, digest: Option<&RowDigest>| {
-            let what = format!("position {position}, seed {seed}");
-            digests::assert_same_digest(&what, &row, &query(seed), num_top, digest.expect("a digest was asked for"));
-        };
+        let queries = [7, 8].map(|seed| [query(seed, position)]);
+        let logits = runner.step_with_queries(&mut [(&mut first, ids), (&mut second, ids)], &[&[], &queries[0]]);
+        let row = logits.row(0);
         assert!(logits.digest(0).is_none(), "a row that was wanted whole");
-        same(7, logits.digest(1));
-        same(8, runner.step_with_queries(&mut [(&mut alone, ids)], &[Some(query(8))]).digest(0));
+        same(7, position, row, logits.digest(1));
+        same(8, position, row, runner.step_with_queries(&mut [(&mut alone, ids)], &[&queries[1]]).digest(0));
+    }
+    for len in [2, 5, 16] {
+        let (mut first, mut second) = (sequence([0, 1]), sequence([3, 2]));
+        for ids in prompt.chunks(len) {
+            let start = first.len;
+            let queries: Vec<RowQuery> = (0..ids.len()).map(|row| query(9, start + row)).collect();
+            let logits = runner.step_with_queries(&mut [(&mut first, ids), (&mut second, ids)], &[&[], &queries]);
+            for row in 0..ids.len() {
+                same(9, start + row, logits.row(row), logits.digest(ids.len() + row));
+            }
+        }
     }
 }
 

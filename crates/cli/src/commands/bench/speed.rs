@@ -137,7 +137,7 @@ impl SpeedBench<'_> {
             self.batch.clear();
             let wanted = if position + ids.len() == tokens { ids.len() - 1..ids.len() } else { 0..0 };
             let (ids, first_position) = (ChunkIds::Tokens(ids), position);
-            self.batch.push(Chunk { ids, first_position, blocks: &blocks, wanted, query: None }, BLOCK_LEN);
+            self.batch.push(Chunk { ids, first_position, blocks: &blocks, wanted, queries: &[] }, BLOCK_LEN);
             self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits[0])?;
             position += len;
         }
@@ -199,7 +199,8 @@ impl SpeedBench<'_> {
                 Some(tokens) => ChunkIds::Tokens(&tokens[sequence..=sequence]),
                 None => ChunkIds::Assumed { row: sequence },
             };
-            self.batch.push(Chunk { ids, first_position: position, blocks, wanted: 0..1, query }, BLOCK_LEN);
+            let queries = query.as_slice();
+            self.batch.push(Chunk { ids, first_position: position, blocks, wanted: 0..1, queries }, BLOCK_LEN);
         }
     }
 
