@@ -23,16 +23,16 @@ pub struct RequestStats {
     pub decode_time: Duration,
     /// From submission to the end.
     pub total_time: Duration,
-    /// Steps that generated a token after the first.
-    pub decode_steps: usize,
+    /// Tokens after the first; of several sequences, those of the one that got most in each step.
+    pub tokens_after_first: usize,
     /// Drafted and accepted tokens.
     pub speculation: SpeculationStats,
 }
 
 impl RequestStats {
-    /// Returns the mean time of a step after the first token; `None` if there was no such step.
+    /// Returns the mean time of a token after the first; `None` if there was none.
     pub fn time_per_output_token(&self) -> Option<Duration> {
-        self.decode_time.checked_div(u32::try_from(self.decode_steps).ok()?)
+        self.decode_time.checked_div(u32::try_from(self.tokens_after_first).ok()?)
     }
 }
 
@@ -52,7 +52,7 @@ pub struct EngineStats {
     pub forward_time: Duration,
     /// Computed tokens of prompts, and tokens that were computed again after a preemption.
     pub prefill_tokens: u64,
-    /// Computed tokens of replies, one for each sequence and step.
+    /// Computed tokens of replies: one for each sequence and step, and the drafted tokens that were accepted.
     pub decode_tokens: u64,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,

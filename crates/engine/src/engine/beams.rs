@@ -2,7 +2,7 @@
 //! continues.
 
 use super::Engine;
-use super::commit::ChunkRows;
+use super::sample::ChunkRows;
 use crate::kv_cache::KvCache;
 use crate::sequence::Sequence;
 use crate::sequence_group::GroupId;

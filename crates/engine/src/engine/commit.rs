@@ -1,45 +1,15 @@
-//! Commits a step: records what was computed, samples tokens, sends events, and ends replies.
+//! Commits a step: records what was computed, sends events, and ends replies. `sample` samples the tokens.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use pellucid_sampling::{Choice, Digest, End, Input, Logprobs, TokenTrace, Workspace};
-use pellucid_tensor::RowDigest;
+use pellucid_sampling::{Logprobs, Workspace};
 
 use super::run::internal_error;
-use super::{Engine, PlannedChunk, Step};
-use crate::kv_cache::KvCache;
-use crate::sequence::Sequence;
+use super::sample::ChunkRows;
+use super::{Engine, Step};
 use crate::sequence_group::{GroupId, SequenceGroup};
-use crate::{Error, Event, FinishReason, TokenEvent, fallible};
-
-/// A chunk of a step that has ended, with the logits of its wanted rows.
-pub(super) struct ChunkRows<'a> {
-    pub(super) chunk: &'a PlannedChunk,
-    step: &'a Step,
-    /// The token that was sampled from the digest of the chunk's one wanted row, if the digest was enough.
-    sampled: Option<Choice>,
-}
-
-impl<'a> ChunkRows<'a> {
-    fn row(&self, row: usize) -> &'a [f32] {
-        self.step.logits.row(self.chunk.first_wanted_row + row)
-    }
-
-    /// Index of the chunk's last wanted row among the wanted rows of the step.
-    fn last_index(&self) -> usize {
-        self.chunk.first_wanted_row + self.chunk.wanted.len() - 1
-    }
-
-    pub(super) fn last(&self) -> &'a [f32] {
-        self.step.logits.row(self.last_index())
-    }
-
-    /// The digest of the last wanted row; `None` if the whole row was fetched.
-    fn digest(&self) -> Option<&'a RowDigest> {
-        (!self.chunk.wanted.is_empty()).then(|| self.step.logits.digest(self.last_index())).flatten()
-    }
-}
+use crate::{Error, Event, fallible};
 
 impl Engine {
     /// Commits the chunks of a step; ends their requests if it failed.
@@ -98,34 +68,21 @@ impl Engine {
         if complete.is_empty() {
             return Ok(());
         }
-        if group.first_token.is_none() {
+        let is_first = group.first_token.is_none();
+        if is_first {
             group.first_token = Some(now);
             group.stats.time_to_first_token = now - group.arrived;
-        } else {
-            group.stats.decode_steps += 1;
         }
-        if group.search.is_some() {
+        let num_tokens = if group.search.is_some() {
             self.advance_beams(id, &complete)?;
+            1
         } else {
-            self.sample_tokens(id, complete)?;
+            self.sample_tokens(id, complete)?
+        };
+        if let Some(group) = self.running.get_mut(&id).filter(|_| !is_first) {
+            group.stats.tokens_after_first += num_tokens;
         }
         self.finish_if_done(id, now);
-        Ok(())
-    }
-
-    /// Samples from digests. If a digest does not determine the token, the row is read later. If the row is gone,
-    /// because the next step is on the device already, the chunk is left out and its position is computed again.
-    fn sample_digests(&mut self, id: GroupId, parts: &mut Vec<ChunkRows<'_>>) -> Result<(), Error> {
-        let Engine { running, workspace, .. } = self;
-        let group = running.get_mut(&id).expect("a planned request runs");
-        for rows in parts.iter_mut() {
-            let sequence = &mut group.sequences[rows.chunk.sequence];
-            if let Some(digest) = rows.digest() {
-                rows.sampled = sample_digest(sequence, digest, workspace)?;
-                sequence.look_ahead.set_needs_row(rows.sampled.is_none() && rows.step.rows_are_gone);
-            }
-        }
-        parts.retain(|rows| rows.digest().is_none() || !group.sequences[rows.chunk.sequence].look_ahead.needs_row());
         Ok(())
     }
 
@@ -137,78 +94,13 @@ impl Engine {
         for ChunkRows { chunk, .. } in parts {
             let sequence = &mut group.sequences[chunk.sequence];
             debug_assert_eq!(sequence.num_computed, chunk.positions.start);
-            sequence.num_computed = chunk.positions.end;
+            // Whether the drafted tokens were right is known when they are sampled.
+            sequence.num_computed = chunk.positions.end - chunk.draft_len();
             let table = sequence.table.as_mut().expect("a running sequence has blocks");
             cache.index_full_blocks(table, &sequence.tokens[..sequence.num_computed]);
             let counter = if chunk.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
-            *counter += chunk.num_tokens() as u64;
+            *counter += (chunk.num_tokens() - chunk.draft_len()) as u64;
         }
-    }
-
-    /// Samples the next token of every sequence that is complete. After the prompt, all choices sample from the
-    /// prompt's last row.
-    fn sample_tokens(&mut self, id: GroupId, complete: Vec<ChunkRows<'_>>) -> Result<(), Error> {
-        let Engine { running, cache, workspace, model, spare_row, .. } = self;
-        let group = running.get_mut(&id).expect("a planned request runs");
-        let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
-        if group.sequences.len() < group.request.width() {
-            fork_choices(group, cache, vocab_size)?;
-        }
-        let shares_prompt =
-            complete.len() == 1 && group.sequences.iter().all(|s| s.tokens.len() == group.request.prompt.len());
-        // A row that several sequences sample from is always fetched whole, so `sampled` is empty for it.
-        let targets: Vec<(usize, &ChunkRows<'_>)> = if shares_prompt {
-            let wanted = (0..group.sequences.len()).filter(|&i| group.sequences[i].finish.is_none());
-            wanted.map(|i| (i, &complete[0])).collect()
-        } else {
-            complete.iter().map(|part| (part.chunk.sequence, part)).collect()
-        };
-        let (holds_back, trace) = (group.holds_back(), group.request.trace);
-        let reports_logprobs = group.request.sampling.logprobs.is_some();
-        for (i, rows) in targets {
-            let sequence = &mut group.sequences[i];
-            sequence.reserve()?;
-            let (choice, trace) = match (&rows.sampled, rows.digest()) {
-                (Some(choice), _) => (choice.clone(), None),
-                (None, Some(_)) => {
-                    spare_row.resize(vocab_size, 0.0);
-                    model.read_row(rows.last_index(), spare_row)?;
-                    sample_row(sequence, spare_row, trace, workspace)?
-                }
-                (None, None) => sample_row(sequence, rows.last(), trace, workspace)?,
-            };
-            sequence.look_ahead.sampled(choice.token, rows.digest().and_then(|digest| digest.assumed));
-            let mut finish = match choice.end {
-                Some(End::EndOfSequence) => Some(FinishReason::End),
-                Some(End::Stop) => Some(FinishReason::Stop),
-                None => None,
-            };
-            sequence.num_sampled += 1;
-            sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
-            let logprobs = choice.logprobs.filter(|_| reports_logprobs);
-            let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace, proposal: None };
-            let mut end_token = None;
-            if finish.is_some() {
-                end_token = Some(event);
-            } else {
-                sequence.tokens.push(choice.token);
-                sequence.history.push(choice.token);
-                group.stats.output_tokens += 1;
-                if holds_back {
-                    fallible::push(&mut sequence.held, event)?;
-                } else {
-                    group.sink.hold(Event::Token(event));
-                }
-                finish = sequence.finish_at_limit(&group.request, context_len);
-            }
-            if let Some(reason) = finish {
-                sequence.end(reason, cache);
-                if !holds_back {
-                    group.sink.hold(Event::ChoiceEnd { choice: sequence.choice, reason, token: end_token });
-                }
-            }
-        }
-        Ok(())
     }
 
     fn finish_if_done(&mut self, id: GroupId, now: Instant) {
@@ -221,47 +113,6 @@ impl Engine {
         self.ended.push(group.sink);
         self.stats.finished_requests += 1;
     }
-}
-
-/// Creates the other choices of a request, which share the blocks of its prompt.
-fn fork_choices(group: &mut SequenceGroup, cache: &mut KvCache, vocab_size: usize) -> Result<(), Error> {
-    for choice in group.sequences.len()..group.request.width() {
-        let first = &group.sequences[0];
-        let mut sequence = Sequence::new(choice, &group.request.prompt, group.request.sampler(choice, vocab_size)?)?;
-        sequence.num_computed = first.num_computed;
-        sequence.table = first.table.as_ref().map(|table| cache.fork(table)).transpose()?;
-        group.sequences.push(sequence);
-    }
-    // Some may have been ended by a control message during prefill.
-    for &choice in &group.unwanted {
-        group.sequences[choice].end(FinishReason::Stop, cache);
-    }
-    Ok(())
-}
-
-/// Samples from the digest of a row of logits; `None` if the digest does not determine the token.
-fn sample_digest(sequence: &Sequence, digest: &RowDigest, workspace: &mut Workspace) -> Result<Option<Choice>, Error> {
-    let position = sequence.tokens.len() as u32;
-    let Some(query) = sequence.sampler.query(position).filter(|_| digest.is_plain) else { return Ok(None) };
-    let RowDigest { ref top, has_all, totals, ref finalists, .. } = *digest;
-    let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
-    Ok(sequence.sampler.sample_digest(&digest, position, workspace)?)
-}
-
-/// Samples from a row of logits.
-fn sample_row(
-    sequence: &mut Sequence,
-    logits: &[f32],
-    trace: bool,
-    workspace: &mut Workspace,
-) -> Result<(Choice, Option<Box<TokenTrace>>), Error> {
-    let Sequence { sampler, history, state, tokens, .. } = sequence;
-    let input = Input { logits, history, position: tokens.len() as u32, mask: None };
-    if trace {
-        let (choice, trace) = sampler.trace(&input, state, workspace)?;
-        return Ok((choice, Some(Box::new(trace))));
-    }
-    Ok((sampler.sample(&input, state, workspace)?, None))
 }
 
 /// Computes the log probabilities of the prompt tokens that this chunk's rows predict, and sends them when all are

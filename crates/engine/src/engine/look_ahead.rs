@@ -119,7 +119,11 @@ impl Engine {
         for chunk in chunks {
             let group = &self.running[&chunk.group];
             let sequence = &group.sequences[chunk.sequence];
-            if !chunk.is_decode || !sequence.look_ahead.is_predictable || self.digest_query(chunk).is_none() {
+            if !chunk.is_decode
+                || chunk.draft_len() > 0
+                || !sequence.look_ahead.is_predictable
+                || self.digest_query(chunk).is_none()
+            {
                 return None;
             }
             let position = chunk.positions.end;

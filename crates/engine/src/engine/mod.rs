@@ -5,10 +5,10 @@
 //! - `admission`: starts waiting requests, in fair turns. Before that, at the same moment between two steps,
 //!   `cancellation` removes requests that nobody reads any more, `control` applies messages such as pause, and
 //!   `deadline` ends requests that took too long.
-//! - `schedule`: a chunk for each running sequence; `preemption` when there is no memory for it; `tenants` keeps the
+//! - `schedule`: a chunk for each running sequence; `drafting` adds drafted tokens to it; `preemption` when there is no memory for it; `tenants` keeps the
 //!   accounts of the time that each tenant's chunks took.
 //! - `run`: the forward pass; `look_ahead` launches the next one before this one has ended; `failure` if it fails.
-//! - `commit`: samples, sends events, ends replies; `beams` for beam search.
+//! - `commit`: sends events, ends replies; `sample` for its tokens, `beams` for beam search.
 
 mod admission;
 mod beams;
@@ -16,11 +16,13 @@ mod cancellation;
 mod commit;
 mod control;
 mod deadline;
+mod drafting;
 mod failure;
 pub(crate) mod look_ahead;
 mod options;
 mod preemption;
 mod run;
+mod sample;
 mod schedule;
 mod step;
 mod tenants;
@@ -41,6 +43,7 @@ use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::{Served, StepCosts, TimeShare};
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
+use crate::speculation::Speculation;
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
 pub use options::{EngineOptions, Overcommit};
@@ -77,6 +80,7 @@ pub struct Engine {
     is_lost: bool,
     batch: Batch,
     look_ahead: LookAhead,
+    speculation: Speculation,
     /// Logits of earlier steps, kept for their memory.
     spare_logits: Vec<Logits>,
     /// Memory for a row of logits whose digest did not determine the token.
@@ -145,6 +149,7 @@ impl Engine {
             is_lost: false,
             batch: Batch::default(),
             look_ahead: LookAhead::default(),
+            speculation: Speculation::default(),
             spare_logits: Vec::new(),
             spare_row: Vec::new(),
             workspace: Workspace::default(),

@@ -44,6 +44,7 @@ impl Engine {
             let table = sequence.table.as_ref().expect("a planned sequence has blocks");
             let ids = match planned.token_from_row {
                 Some(row) => ChunkIds::Assumed { row },
+                None if planned.draft_len() > 0 => ChunkIds::Tokens(&sequence.drafts.rows()[..planned.num_tokens()]),
                 None => ChunkIds::Tokens(&sequence.tokens[planned.positions.clone()]),
             };
             let query = self.digest_query(planned);

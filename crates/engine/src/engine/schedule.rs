@@ -18,6 +18,7 @@ impl Engine {
         if let Some(step) = self.take_launched_step() {
             return Some(step);
         }
+        self.forget_drafts();
         let (chunks, turn) = self.plan_chunks();
         self.is_stalled = chunks.is_empty();
         (!chunks.is_empty()).then(|| Step::new(chunks, turn, self.spare_logits.pop().unwrap_or_default()))
@@ -64,6 +65,7 @@ impl Engine {
             let given = share_out(&pending, self.options.step_tokens, self.options.chunk_len, &self.served);
             chunks = self.take_chunks(&candidates, &pending, &given);
         }
+        self.add_drafts(&mut chunks);
         let mut num_wanted = 0;
         for chunk in &mut chunks {
             chunk.first_wanted_row = num_wanted;

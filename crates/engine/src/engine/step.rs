@@ -46,6 +46,11 @@ impl PlannedChunk {
         self.positions.len()
     }
 
+    /// Number of drafted tokens: the rows after the first of a sequence that decodes.
+    pub(super) fn draft_len(&self) -> usize {
+        if self.is_decode { self.num_tokens() - 1 } else { 0 }
+    }
+
     pub(super) fn work(&self) -> Work {
         Work::chunk(self.positions.start, self.num_tokens())
     }

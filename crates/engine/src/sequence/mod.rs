@@ -6,6 +6,7 @@ use pellucid_sampling::{History, Sampler, State};
 
 use crate::engine::look_ahead::SequenceLookAhead;
 use crate::kv_cache::{BlockTable, KvCache};
+use crate::speculation::SequenceDrafts;
 use crate::{Error, FinishReason, Request, TokenEvent, fallible};
 
 use loop_guard::LoopGuard;
@@ -29,6 +30,7 @@ pub(crate) struct Sequence {
     pub(crate) finish: Option<FinishReason>,
     pub(crate) loop_guard: LoopGuard,
     pub(crate) look_ahead: SequenceLookAhead,
+    pub(crate) drafts: SequenceDrafts,
     /// Number of steps since the last one that computed something of it, while it could be computed.
     pub(crate) num_skipped: u32,
     /// Tokens held back for `best_of`.
@@ -54,6 +56,7 @@ impl Sequence {
             finish: None,
             loop_guard: LoopGuard::default(),
             look_ahead: SequenceLookAhead::default(),
+            drafts: SequenceDrafts::default(),
             num_skipped: 0,
             held: Vec::new(),
             num_sampled: 0,

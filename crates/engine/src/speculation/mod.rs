@@ -5,9 +5,13 @@
 //! token, with any drafter or none; drafts decide only how fast it comes.
 
 mod drafter;
+mod sequence_drafts;
+mod state;
 mod stats;
 
 pub use drafter::{DraftContext, Drafter, DrafterKind};
+pub(crate) use sequence_drafts::SequenceDrafts;
+pub(crate) use state::{Draft, Speculation};
 pub use stats::{DraftCounts, Proposal, SpeculationStats};
 
 /// Maximum tokens of a draft.
@@ -31,4 +35,9 @@ impl SpeculationOptions {
     /// No drafter.
     pub const OFF: SpeculationOptions =
         SpeculationOptions { ngram: false, suffix: false, max_draft_len: MAX_DRAFT_LEN, fixed_draft_len: None };
+
+    /// Returns the maximum length of a draft.
+    pub(crate) fn max_len(&self) -> usize {
+        self.fixed_draft_len.unwrap_or(self.max_draft_len).min(MAX_DRAFT_LEN)
+    }
 }

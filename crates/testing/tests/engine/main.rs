@@ -7,4 +7,5 @@ mod look_ahead;
 mod loop_guard;
 mod memory_shares;
 mod requests;
+mod speculation;
 mod support;

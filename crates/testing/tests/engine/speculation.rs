@@ -1,0 +1,65 @@
+//! Replies with drafters are those without them, token for token and bit for bit.
+
+use std::collections::HashMap;
+
+use pellucid_engine::{DraftContext, Drafter, Engine, EngineOptions, Overcommit, Request};
+
+use crate::support::{OPTIONS, bits, fake, prompts, request, serve};
+
+/// Knows the replies, and spoils each proposed token whose number is a multiple of `spoiled_every`.
+struct Recorded {
+    replies: HashMap<Vec<u32>, Vec<u32>>,
+    spoiled_every: usize,
+    num_proposed: usize,
+}
+
+impl Drafter for Recorded {
+    fn propose(&mut self, context: &DraftContext<'_>, max_len: usize, draft: &mut Vec<u32>) {
+        let (prompt, output) = context.tokens.split_at(context.prompt_len);
+        let Some(reply) = self.replies.get(prompt).filter(|reply| reply.starts_with(output)) else { return };
+        for &token in reply[output.len()..].iter().take(max_len) {
+            self.num_proposed += 1;
+            let is_spoiled = self.num_proposed.is_multiple_of(self.spoiled_every);
+            draft.push(if is_spoiled { (token + 1) % 24 } else { token });
+        }
+    }
+}
+
+fn requests() -> Vec<Request> {
+    let with_seed = |(seed, prompt)| Request { max_tokens: Some(25), ..request(prompt, seed) };
+    (0..).zip(prompts(12, 24)).map(with_seed).collect()
+}
+
+fn check(mut make: impl FnMut() -> Engine) {
+    let requests = requests();
+    let plain: Vec<_> =
+        requests.iter().map(|request| serve(&mut make(), std::slice::from_ref(request)).remove(0)).collect();
+    for spoiled_every in [1, 2, 3, 7, usize::MAX] {
+        for alone in [true, false] {
+            let replies = requests.iter().zip(&plain).map(|(r, o)| (r.prompt.clone(), o.tokens[0].clone())).collect();
+            let mut engine = make();
+            engine.add_drafter(Box::new(Recorded { replies, spoiled_every, num_proposed: 0 }));
+            let outcomes = if alone {
+                requests.iter().map(|request| serve(&mut engine, std::slice::from_ref(request)).remove(0)).collect()
+            } else {
+                serve(&mut engine, &requests)
+            };
+            for (outcome, plain) in outcomes.iter().zip(&plain) {
+                assert_eq!(bits(outcome), bits(plain), "spoiled every {spoiled_every}, alone: {alone}");
+            }
+            let counts = engine.stats().speculation.total();
+            assert!(counts.drafted > 0);
+            match spoiled_every {
+                1 => assert_eq!(counts.accepted, 0),
+                usize::MAX => assert_eq!(counts.rejected(), 0, "{counts:?}"),
+                _ => assert!(counts.accepted > 0 && counts.rejected() > 0),
+            }
+        }
+    }
+}
+
+#[test]
+fn drafts_change_no_bit() {
+    check(|| fake(OPTIONS, |_| ()));
+    check(|| fake(EngineOptions { num_blocks: 60, overcommit: Overcommit::Always, ..OPTIONS }, |_| ()));
+}
