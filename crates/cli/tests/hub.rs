@@ -258,19 +258,27 @@ fn lengths_other_than_expected_are_refused() {
 
 #[test]
 fn refusals_say_what_to_do() {
-    for (status, word) in [
-        (401, "HF_TOKEN is not set"),
-        (403, "accept its terms"),
-        (404, "does not exist"),
-        (429, "limits the rate"),
-        (500, "has an internal error"),
+    // The hub answers 401 for a repository that does not exist: a name that is wrong is an error of usage.
+    for (status, exit, word) in [
+        (401, 2, "HF_TOKEN is not set"),
+        (403, 1, "accept its terms"),
+        (404, 2, "o/r does not exist"),
+        (429, 1, "limits the rate"),
+        (500, 1, "has an internal error"),
     ] {
         let hub = Server::start(move |_| Reply::new(status, "secret body"));
         let home = Home::new();
-        let ran = home.run_at(&hub, &["pull", "o/r"]);
-        assert!(ran.error().contains(word) && ran.error().contains(&status.to_string()), "{ran:?}");
-        assert!(home.files().is_empty());
+        for args in [&["pull", "o/r"][..], &["run", "-m", "o/r", "hi"], &["serve", "-m", "o/r:Q4_0"]] {
+            let ran = home.run_at(&hub, args);
+            let message = if exit == 2 { ran.usage() } else { ran.error() };
+            assert!(message.contains(word) && message.contains(&status.to_string()), "{args:?}: {ran:?}");
+            assert!(home.files().is_empty());
+        }
     }
+    // With a token, 401 says that the hub does not accept the token.
+    let hub = Server::start(|_| Reply::new(401, ""));
+    let run = Home::new().command(&["pull", "o/r"]).env("HF_ENDPOINT", &hub.url).env("HF_TOKEN", "hf_x").output();
+    assert!(support::Ran::from(run.unwrap()).error().contains("HF_TOKEN was not accepted"));
     let hub = Server::start(|_| Reply::new(200, "<html>not a listing</html>"));
     assert!(Home::new().run_at(&hub, &["pull", "o/r"]).error().contains("invalid file listing"));
     let hub = Server::start(|_| Reply::redirect("/again"));
@@ -337,7 +345,9 @@ fn a_repository_with_several_models_asks_for_a_choice() {
     let home = Home::new();
     let without_default = good_hub(&[("m-Q5_0.gguf", &four), ("m-Q8_0.gguf", &eight)]);
     let ran = home.run_at(&without_default, &["pull", "o/r"]);
-    assert!(ran.error().contains("m-Q5_0.gguf (100 B)") && ran.error().contains("m-Q8_0.gguf"), "{ran:?}");
+    assert!(ran.usage().contains("m-Q5_0.gguf (100 B)") && ran.usage().contains("m-Q8_0.gguf"), "{ran:?}");
+    let ran = home.run_at(&without_default, &["run", "-m", "o/r:Q2_K", "hi"]);
+    assert!(ran.usage().contains("matches `o/r:Q2_K`; it holds"), "{ran:?}");
     let ran = home.run_at(&hub, &["pull", "o/r"]);
     assert!(ran.ok().ends_with("m-Q4_K_M.gguf\n"), "{ran:?}");
     assert!(ran.stderr.contains("pulling o/r/m-Q4_K_M.gguf from 127.0.0.1: 100 B"), "{ran:?}");
@@ -483,6 +493,36 @@ fn the_default_model_says_what_was_tried() {
     let ran = home.run_at(&hub, &["pull", "smollm2-135m-instruct"]);
     assert!(ran.error().contains("announced 5 bytes"), "{ran:?}");
     assert!(!home.files().iter().any(|file| file.ends_with(".gguf")));
+}
+
+#[test]
+fn a_model_that_only_the_hub_has_says_so() {
+    let home = Home::new();
+    let ran = home.run(&["pull", "qwen3:0.6b"]);
+    for word in [
+        "the model qwen3-0.6b could not be fetched",
+        "127.0.0.1 refused the connection",
+        "Only the hub has it",
+        "needs no hub: qwen2.5-coder-1.5b, qwen2.5-coder-0.5b, smollm2, tiny",
+        "Qwen3-0.6B-Q8_0.gguf (sha256 9465e63a22ad",
+    ] {
+        assert!(ran.error().contains(word), "{word}: {ran:?}");
+    }
+    assert!(ran.stderr.contains("639.4 MB to download once"), "{ran:?}");
+    assert!(home.files().is_empty(), "{:?}", home.files());
+    // A hub that announces another file is refused before a byte is kept.
+    let hub = Server::start(|_| Reply::new(200, "short"));
+    let ran = home.run_at(&hub, &["pull", "qwen3-0.6b"]);
+    assert!(ran.error().contains("announced 5 bytes") && ran.error().contains("Only the hub"), "{ran:?}");
+    assert!(home.files().is_empty(), "{:?}", home.files());
+
+    let listed = home.run(&["models"]);
+    let line = listed.ok().lines().find(|line| line.starts_with("llama3.2-3b ")).unwrap_or_default();
+    for word in ["2.0 GB", "3.2 to 20.8 GB", "hub", "summaries", "(Llama 3.2 licence)"] {
+        assert!(line.contains(word), "{word}: {listed:?}");
+    }
+    let models: Value = serde_json::from_str(home.run(&["models", "--json"]).ok()).unwrap();
+    assert!(models.as_array().unwrap().iter().all(|model| model["memory_bytes"].is_u64()), "{models}");
 }
 
 #[test]

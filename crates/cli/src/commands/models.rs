@@ -10,7 +10,7 @@ use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Show the names of models with their sizes, or name a local file
+/// Show the names of models with sizes and memory, or name a local file
 ///
 /// Lists models that are known to work well, which are downloaded on first use,
 /// pulled models, and names that were given to files. Every command that takes
@@ -40,10 +40,34 @@ struct AddArgs {
     path: PathBuf,
 }
 
+/// Positions of the context for which the list shows the smaller memory: enough for a chat.
+const CHAT_CONTEXT: u64 = 8192;
+
+/// Free memory that a known model needs.
+struct Memory {
+    /// For a context of `CHAT_CONTEXT` positions.
+    chat: u64,
+    /// For a whole context, the default.
+    whole: u64,
+}
+
+impl Memory {
+    /// Formats both values, or one if they are equal in print: `1.4 to 2.3 GB`.
+    fn text(&self) -> String {
+        let (chat, whole) = (bytes_text(self.chat), bytes_text(self.whole));
+        match (chat.split_once(' '), whole.split_once(' ')) {
+            _ if chat == whole => whole,
+            (Some((number, unit)), Some((_, same))) if unit == same => format!("{number} to {whole}"),
+            _ => format!("{chat} to {whole}"),
+        }
+    }
+}
+
 /// A line of the list.
 struct Row {
     name: String,
     bytes: Option<u64>,
+    memory: Option<Memory>,
     state: &'static str,
     /// Purpose and licence of a known model, repository of another pulled one, or path.
     about: String,
@@ -63,16 +87,29 @@ pub(crate) fn run(args: &ModelsArgs, hub: &Hub, output: &mut Output) -> Result<(
     let rows = rows(hub)?;
     if args.json {
         let models: Vec<_> = (rows.iter())
-            .map(|row| json!({ "name": row.name, "bytes": row.bytes, "state": row.state, "about": row.about }))
+            .map(|row| {
+                let memory = row.memory.as_ref();
+                json!({
+                    "name": row.name, "bytes": row.bytes, "state": row.state, "about": row.about,
+                    "memory_bytes": memory.map(|memory| memory.whole),
+                    "memory_bytes_8k_context": memory.map(|memory| memory.chat),
+                })
+            })
             .collect();
         return Ok(output.write_json(&models)?);
     }
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).clamp(4, 40);
-    writeln!(output, "{:width$}  {:>8}  {:9}  ABOUT", "NAME", "SIZE", "STATE")?;
+    writeln!(output, "{:width$}  {:>8}  {:>17}  {:9}  ABOUT", "NAME", "SIZE", "MEMORY", "STATE")?;
     for row in &rows {
         let size = row.bytes.map_or_else(|| "?".to_owned(), bytes_text);
-        writeln!(output, "{:width$}  {size:>8}  {:9}  {}", row.name, row.state, row.about)?;
+        let memory = row.memory.as_ref().map_or_else(String::new, Memory::text);
+        writeln!(output, "{:width$}  {size:>8}  {memory:>17}  {:9}  {}", row.name, row.state, row.about)?;
     }
+    writeln!(
+        output,
+        "\nMEMORY is the free memory for the weights and one context: with --context {CHAT_CONTEXT}, and the model's \
+         whole one."
+    )?;
     Ok(())
 }
 
@@ -84,6 +121,7 @@ fn rows(hub: &Hub) -> Result<Vec<Row>> {
         rows.push(Row {
             name: model.name.to_owned(),
             bytes: Some(model.bytes),
+            memory: Some(Memory { chat: model.memory_for(CHAT_CONTEXT), whole: model.memory_bytes() }),
             state: match (model.is_embedded(), is_there) {
                 (true, _) => "built in",
                 (false, true) => "pulled",
@@ -95,13 +133,14 @@ fn rows(hub: &Hub) -> Result<Vec<Row>> {
     for (name, path) in hub.store.names()? {
         let bytes = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file).map(|found| found.len());
         let state = if path.exists() { "local" } else { "missing" };
-        rows.push(Row { name, bytes, state, about: path.display().to_string() });
+        rows.push(Row { name, bytes, memory: None, state, about: path.display().to_string() });
     }
     for manifest in manifests {
         if known_models::find(&manifest.name).is_none() {
             let damaged = hub.store.damage(&manifest).is_some();
             rows.push(Row {
                 bytes: Some(manifest.bytes()),
+                memory: None,
                 state: if damaged { "damaged" } else { "pulled" },
                 about: format!("{}/{}", manifest.owner, manifest.repo),
                 name: manifest.name,

@@ -5,6 +5,7 @@
 use super::failure::Failure;
 use super::http::{Client, HubResponse, escaped, origin, text};
 use super::name::{ModelRef, Pick, check_path, check_target};
+use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::terminal::format::bytes_text;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -101,7 +102,8 @@ pub(crate) fn fetch(client: &Client, model: &ModelRef, revision: &str) -> Result
 pub(crate) fn check_status(client: &Client, answer: &HubResponse, what: &str) -> Result<(), Failure> {
     let host = &answer.host;
     let token = if client.has_token() { "the token in HF_TOKEN was not accepted" } else { "HF_TOKEN is not set" };
-    let message = match answer.response.status().as_u16() {
+    let status = answer.response.status().as_u16();
+    let message = match status {
         200 | 206 => return Ok(()),
         // The hub answers 401 also for repositories that do not exist, so as not to reveal private ones.
         401 => format!("{host} requires a token for {what} (401): it does not exist, or is private or gated ({token})"),
@@ -110,10 +112,15 @@ pub(crate) fn check_status(client: &Client, answer: &HubResponse, what: &str) ->
         }
         404 => format!("{what} does not exist at {host} (404); check the spelling and the revision"),
         429 => format!("{host} limits the rate of requests (429); try again in a few minutes"),
-        status @ 500.. => format!("{host} has an internal error ({status}); try again later"),
-        status => format!("{host} answered {status} for {what}"),
+        500.. => format!("{host} has an internal error ({status}); try again later"),
+        _ => format!("{host} answered {status} for {what}"),
     };
-    Err(Failure::remote(message))
+    // A name that the hub does not know is an error of usage.
+    Err(match status {
+        404 => Failure::Remote(UsageError::because(message)),
+        401 if !client.has_token() => Failure::Remote(UsageError::because(message)),
+        _ => Failure::remote(message),
+    })
 }
 
 fn remote_file(entry: Entry) -> Result<RemoteFile> {
@@ -154,14 +161,14 @@ pub(crate) fn select(model: &ModelRef, files: &[RemoteFile]) -> Result<Selection
     let selection = match (chosen.as_slice(), &model.pick) {
         ([one], _) => Selection { format: Format::Gguf, files: whole(one)? },
         ([], Pick::Any) if groups.is_empty() => folder(model, files)?,
-        ([], _) if groups.is_empty() => bail!("{}/{} holds no GGUF file", model.owner, model.repo),
-        ([], _) => bail!(
+        ([], _) if groups.is_empty() => bail_usage!("{}/{} holds no GGUF file", model.owner, model.repo),
+        ([], _) => bail_usage!(
             "no GGUF file of {}/{} matches `{model}`; it holds\n{}",
             model.owner,
             model.repo,
             choices(groups.values())
         ),
-        (several, _) => bail!(
+        (several, _) => bail_usage!(
             "{model} matches {} GGUF models; name one as {}/{}:TAG (such as Q4_K_M) or by its file:\n{}",
             several.len(),
             model.owner,

