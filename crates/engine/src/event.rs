@@ -66,7 +66,7 @@ pub struct TokenEvent {
     pub logprobs: Option<Logprobs>,
     /// The effect of each step of the sampler, if the request asks for it.
     pub trace: Option<Box<TokenTrace>>,
-    /// What a drafter proposed here, if one did. The token is the same with and without it.
+    /// The token that a drafter proposed here, if one did. The token is the same with and without it.
     pub proposal: Option<Proposal>,
 }
 

@@ -122,7 +122,7 @@ impl Engine {
             if !chunk.is_decode
                 || chunk.draft_len() > 0
                 || !sequence.look_ahead.is_predictable
-                || self.digest_query(chunk).is_none()
+                || self.digest_queries(chunk).is_empty()
             {
                 return None;
             }

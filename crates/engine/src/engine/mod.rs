@@ -5,13 +5,12 @@
 //! - `admission`: starts waiting requests, in fair turns. Before that, at the same moment between two steps,
 //!   `cancellation` removes requests that nobody reads any more, `control` applies messages such as pause, and
 //!   `deadline` ends requests that took too long.
-//! - `schedule`: a chunk for each running sequence; `drafting` adds drafted tokens to it; `preemption` when there is no memory for it; `tenants` keeps the
-//!   accounts of the time that each tenant's chunks took.
+//! - `schedule`: a chunk for each running sequence; `drafting` adds drafted tokens to it; `preemption` when there is no
+//!   memory for it; `tenants` keeps the accounts of the time that each tenant's chunks took.
 //! - `run`: the forward pass; `look_ahead` launches the next one before this one has ended; `failure` if it fails.
 //! - `commit`: sends events, ends replies; `sample` for its tokens, `beams` for beam search.
 
 mod admission;
-mod beams;
 mod cancellation;
 mod commit;
 mod control;
@@ -22,7 +21,6 @@ pub(crate) mod look_ahead;
 mod options;
 mod preemption;
 mod run;
-mod sample;
 mod schedule;
 mod step;
 mod tenants;

@@ -47,13 +47,13 @@ impl Engine {
                 None if planned.draft_len() > 0 => ChunkIds::Tokens(&sequence.drafts.rows()[..planned.num_tokens()]),
                 None => ChunkIds::Tokens(&sequence.tokens[planned.positions.clone()]),
             };
-            let query = self.digest_query(planned);
+            let queries = self.digest_queries(planned);
             let chunk = Chunk {
                 ids,
                 first_position: planned.positions.start,
                 blocks: table.blocks(),
                 wanted: planned.wanted.clone(),
-                queries: query.as_slice(),
+                queries: &queries,
             };
             batch.push(chunk, self.options.block_len);
         }
@@ -65,23 +65,27 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns what a digest must contain to sample a chunk's token without its row of logits; `None` if the whole row
-    /// is needed.
-    pub(super) fn digest_query(&self, chunk: &PlannedChunk) -> Option<RowQuery> {
+    /// Returns the queries of the digests from which the tokens of a chunk can be sampled without its rows of logits:
+    /// one for each wanted row, or none if the rows are needed.
+    pub(super) fn digest_queries(&self, chunk: &PlannedChunk) -> Vec<RowQuery> {
         let group = &self.running[&chunk.group];
         let sequence = &group.sequences[chunk.sequence];
-        let next = chunk.positions.end;
-        let samples_one =
-            chunk.wanted.len() == 1 && next >= sequence.tokens.len() && group.sequences.len() == group.request.width();
+        let first = chunk.positions.end - chunk.draft_len();
+        let samples_all = chunk.wanted.len() == 1 + chunk.draft_len()
+            && first >= sequence.tokens.len()
+            && group.sequences.len() == group.request.width();
         let request = &group.request;
         let needs_row =
             request.trace || group.search.is_some() || request.score_prompt || sequence.look_ahead.needs_row();
-        if !self.model.supports_digests() || !samples_one || needs_row {
-            return None;
+        if !self.model.supports_digests() || !samples_all || needs_row {
+            return Vec::new();
         }
-        let DigestQuery { temperature, race, shortlist } = sequence.sampler.query(next as u32)?;
-        let shortlist = shortlist.map(|list| Shortlist { draw: list.draw, k: list.k, p: list.p, min_p: list.min_p });
-        Some(RowQuery { temperature, race, shortlist })
+        let query = |position: usize| {
+            let DigestQuery { temperature, race, shortlist } = sequence.sampler.query(position as u32)?;
+            let shortlist = shortlist.map(|s| Shortlist { draw: s.draw, k: s.k, p: s.p, min_p: s.min_p });
+            Some(RowQuery { temperature, race, shortlist })
+        };
+        (first..=chunk.positions.end).map(query).collect::<Option<_>>().unwrap_or_default()
     }
 }
 

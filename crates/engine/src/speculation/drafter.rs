@@ -1,8 +1,8 @@
-//! What a drafter is: it sees the tokens of one sequence and proposes those that may follow.
+//! The trait of drafters: a drafter sees the tokens of one sequence and proposes those that may follow.
 
 use crate::TenantId;
 
-/// Who proposed a token.
+/// A kind of drafter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DrafterKind {
     /// A smaller model with the same vocabulary.

@@ -2,7 +2,7 @@
 
 use super::{DraftCounts, DrafterKind, Proposal};
 
-/// What speculation keeps for a sequence.
+/// The draft of a sequence in the step that is planned.
 #[derive(Debug, Default)]
 pub(crate) struct SequenceDrafts {
     /// Identifies the sequence for drafters, once one was asked; 0 until then.

@@ -14,7 +14,7 @@ pub(crate) struct Speculation {
     trusts_drafts: bool,
 }
 
-/// What a drafter proposes for one sequence.
+/// A proposal for one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) drafter: Option<DrafterKind>,

@@ -1,4 +1,4 @@
-//! What drafters proposed and how much of it the model chose.
+//! Counts of the tokens that drafters proposed and of those that the model chose.
 
 use std::ops::AddAssign;
 
@@ -58,10 +58,10 @@ impl AddAssign for SpeculationStats {
     }
 }
 
-/// What a drafter proposed for the position of a token.
+/// A proposal for the position of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proposal {
-    /// Who proposed it.
+    /// Its drafter.
     pub drafter: DrafterKind,
     /// The proposed token; accepted if it is the token that the model chose.
     pub token: u32,

@@ -63,3 +63,14 @@ fn drafts_change_no_bit() {
     check(|| fake(OPTIONS, |_| ()));
     check(|| fake(EngineOptions { num_blocks: 60, overcommit: Overcommit::Always, ..OPTIONS }, |_| ()));
 }
+
+#[test]
+fn drafts_of_an_asynchronous_device_with_digests_change_no_bit() {
+    for wrong_every in [None, Some(3)] {
+        check(|| {
+            fake(OPTIONS, |model| {
+                (model.is_asynchronous, model.digest_len, model.wrong_every) = (true, Some(8), wrong_every);
+            })
+        });
+    }
+}

@@ -1,15 +1,18 @@
 //! Commits a step: records what was computed, sends events, and ends replies. `sample` samples the tokens.
 
+mod beams;
+mod sample;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use pellucid_sampling::{Logprobs, Workspace};
 
 use super::run::internal_error;
-use super::sample::ChunkRows;
 use super::{Engine, Step};
 use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, fallible};
+use sample::ChunkRows;
 
 impl Engine {
     /// Commits the chunks of a step; ends their requests if it failed.

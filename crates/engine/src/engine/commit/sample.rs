@@ -4,7 +4,7 @@
 use pellucid_sampling::{Choice, Digest, End, Input, TokenTrace, Workspace};
 use pellucid_tensor::RowDigest;
 
-use super::{Engine, PlannedChunk, Step};
+use super::super::{Engine, PlannedChunk, Step};
 use crate::kv_cache::KvCache;
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};

@@ -1,7 +1,7 @@
 //! Commits a step of a beam search: hands the logits of all beams to the search, and forks the sequences that it
 //! continues.
 
-use super::Engine;
+use super::super::Engine;
 use super::sample::ChunkRows;
 use crate::kv_cache::KvCache;
 use crate::sequence::Sequence;
