@@ -75,6 +75,18 @@ impl History {
         }
     }
 
+    /// Removes the last tokens, so that `len` tokens are left. Undoes [`History::push`]; the prompt stays.
+    pub fn truncate(&mut self, len: usize) {
+        while self.ids.len() > len.max(self.prompt_len) {
+            let last = self.ids.len() - 1;
+            if self.ids.len() > self.window {
+                self.enter(last - self.window);
+            }
+            self.leave(last);
+            self.ids.pop();
+        }
+    }
+
     fn enter(&mut self, index: usize) {
         let count = self.counts.entry(self.ids[index]).or_default();
         *(if index < self.prompt_len { &mut count.prompt } else { &mut count.output }) += 1;
@@ -117,6 +129,22 @@ mod tests {
                 history.push(step * step % 7);
                 assert_eq!(history.counts().collect::<Vec<_>>(), recount(&history, size), "{window:?}, step {step}");
             }
+        }
+    }
+
+    #[test]
+    fn truncate_undoes_pushes() {
+        for window in [None, Some(0), Some(1), Some(3), Some(8), Some(100)] {
+            let mut history = History::new(&[5, 5, 1, 2, 9], window);
+            (0u32..10).for_each(|step| history.push(step * step % 7));
+            let (ids, counts) = (history.ids.clone(), history.counts.clone());
+            for num_more in 0..30 {
+                (0..num_more).for_each(|step| history.push(step * 3 % 5));
+                history.truncate(ids.len());
+                assert_eq!((&history.ids, &history.counts), (&ids, &counts), "{window:?}, {num_more} tokens");
+            }
+            history.truncate(0);
+            assert_eq!(history.ids, [5, 5, 1, 2, 9], "the prompt stays");
         }
     }
 }

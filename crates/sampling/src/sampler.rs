@@ -110,6 +110,11 @@ impl Sampler {
         })
     }
 
+    /// Returns the number of logits of a row.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
     /// Returns the steps with their settings, in the order in which they run.
     pub fn steps(&self) -> impl Iterator<Item = (StepKind, String)> + '_ {
         self.steps.iter().map(|ChainStep { kind, step }| (*kind, step.setting()))
