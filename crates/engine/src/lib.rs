@@ -38,6 +38,7 @@ pub use request::{MAX_WIDTH, Request};
 pub use request_limits::RequestLimits;
 pub use sequence::{MAX_PERIOD, Repetition};
 pub use speculation::{
-    DraftContext, DraftCounts, Drafter, DrafterKind, MAX_DRAFT_LEN, Proposal, SpeculationOptions, SpeculationStats,
+    DraftContext, DraftCounts, DraftModel, DraftModelOptions, Drafter, DrafterKind, MAX_DRAFT_LEN, Proposal,
+    SpeculationOptions, SpeculationStats, WantedDraft,
 };
 pub use stats::{EngineStats, RequestStats};

@@ -111,6 +111,11 @@ impl KvCache {
         self.blocks.len()
     }
 
+    /// Returns the number of positions in a block.
+    pub fn block_len(&self) -> usize {
+        self.block_len
+    }
+
     /// Returns the number of blocks that hold `num_positions` positions.
     pub fn blocks_for(&self, num_positions: usize) -> usize {
         num_positions.div_ceil(self.block_len)

@@ -55,6 +55,14 @@ impl KvCache {
         &self.quotas
     }
 
+    /// Takes over the operator's settings of another cache: its shared prefixes, and its quotas in proportion to the
+    /// number of blocks, at least one block.
+    pub fn follow_settings(&mut self, other: &KvCache) {
+        let scaled = |quota: usize| quota as u128 * self.num_blocks() as u128 / other.num_blocks().max(1) as u128;
+        self.quotas = other.quotas.iter().map(|(&tenant, &quota)| (tenant, scaled(quota).max(1) as usize)).collect();
+        self.shared_prefixes.clone_from(&other.shared_prefixes);
+    }
+
     /// Returns the blocks that a tenant holds.
     pub fn usage(&self, tenant: TenantId) -> TenantUsage {
         self.usage.get(&tenant).copied().unwrap_or_default()

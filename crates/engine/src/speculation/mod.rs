@@ -4,11 +4,13 @@
 //! token is accepted if it is that token. Because no row of a step depends on another, a reply is the same, token for
 //! token, with any drafter or none; drafts decide only how fast it comes.
 
+mod draft_model;
 mod drafter;
 mod sequence_drafts;
 mod state;
 mod stats;
 
+pub use draft_model::{DraftModel, DraftModelOptions, WantedDraft};
 pub use drafter::{DraftContext, Drafter, DrafterKind};
 pub(crate) use sequence_drafts::SequenceDrafts;
 pub(crate) use state::{Draft, Speculation};
