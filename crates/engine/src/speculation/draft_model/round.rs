@@ -208,12 +208,13 @@ impl DraftModel {
             let sequence = sequences.get(job.sequence).expect("it was planned");
             let end = rows.first_position + rows.num_rows;
             let sampler = wanted[job.index].sampler;
+            let query = (rows.samples && has_digests).then(|| sample::query(sampler, end as u32)).flatten();
             let chunk = Chunk {
                 ids: ChunkIds::Tokens(&sequence.tokens[rows.first_position..end]),
                 first_position: rows.first_position,
                 blocks: sequence.table.blocks(),
                 wanted: rows.num_rows - usize::from(rows.samples)..rows.num_rows,
-                query: (rows.samples && has_digests).then(|| sample::query(sampler, end as u32)).flatten(),
+                queries: query.as_slice(),
             };
             batch.push(chunk, options.block_len);
         }
