@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pellucid_engine::{Beam, Control, Error, Event, EventSink, FinishReason, RequestStats};
+use pellucid_engine::{Beam, Control, Error, Event, EventSink, FinishReason, RequestStats, TokenEvent};
 
 /// Everything that the engine sent for a request.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +14,8 @@ pub struct Outcome {
     /// Bits of the sampled tokens' log probabilities, for each choice, if the request asked for log probabilities.
     pub logprob_bits: Vec<Vec<u32>>,
     pub finish: Vec<Option<FinishReason>>,
+    /// The tokens of each choice with everything that was sent with them, and last the token that ended the choice.
+    pub events: Vec<Vec<TokenEvent>>,
     /// Number of output tokens when each control message was applied.
     pub controls_applied: Vec<usize>,
     pub prompt_logprobs: Vec<f32>,
@@ -32,6 +34,7 @@ impl Outcome {
         self.tokens.resize(len, Vec::new());
         self.logprob_bits.resize(len, Vec::new());
         self.finish.resize(len, None);
+        self.events.resize(len, Vec::new());
     }
 }
 
@@ -91,12 +94,14 @@ impl EventSink for EventCollector {
             Event::Token(token) => {
                 outcome.choice(token.choice);
                 outcome.tokens[token.choice].push(token.id);
-                if let Some(logprobs) = token.logprobs {
+                if let Some(logprobs) = &token.logprobs {
                     outcome.logprob_bits[token.choice].push(logprobs.chosen.to_bits());
                 }
+                outcome.events[token.choice].push(token);
             }
-            Event::ChoiceEnd { choice, reason, .. } => {
+            Event::ChoiceEnd { choice, reason, token } => {
                 outcome.choice(choice);
+                outcome.events[choice].extend(token);
                 outcome.finish[choice] = Some(reason);
             }
             Event::Beams { beams, reason } => {

@@ -25,7 +25,9 @@ pub use event_collector::{EventCollector, Outcome};
 pub use golden::{Golden, goldens, goldens_folder};
 pub use runner::{Runner, TestSequence};
 
-use crate::suites::{batch_invariance, digests, fused_operations, look_ahead, models, operations, residual_stream};
+use crate::suites::{
+    batch_invariance, digests, fused_operations, look_ahead, models, operations, residual_stream, speculation,
+};
 
 /// The result of one check.
 #[derive(Debug)]
@@ -81,6 +83,16 @@ pub fn run(
                 let load =
                     || -> Box<dyn Model> { Box::new(Runner::load(&golden.folder, backend.clone(), None, 1).model) };
                 look_ahead::look_ahead_keeps_replies(&load, backend);
+            });
+        }
+    }
+    if keeps_bits {
+        for name in ["llama3", "qwen3-moe", "gpt2"] {
+            check(&format!("drafts change no reply, {name}"), &|| {
+                let golden = embedded_goldens::write(name, folder);
+                let load =
+                    || -> Box<dyn Model> { Box::new(Runner::load(&golden.folder, backend.clone(), None, 1).model) };
+                speculation::drafts_change_no_reply(&load, backend);
             });
         }
     }

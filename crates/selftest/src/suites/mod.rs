@@ -10,6 +10,7 @@ pub(crate) mod models;
 pub mod operations;
 mod random_data;
 pub mod residual_stream;
+pub mod speculation;
 mod tolerance;
 
 pub use random_data::RandomData;

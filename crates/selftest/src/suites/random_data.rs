@@ -16,6 +16,11 @@ impl RandomData {
         z ^ (z >> 31)
     }
 
+    /// Returns a number below `bound`, which is above 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
     /// Returns a roughly normal number: the sum of four uniform numbers, scaled to unit variance.
     fn normal(&mut self) -> f32 {
         let sum: f64 = (0..4).map(|_| self.next() as f64 / u64::MAX as f64 - 0.5).sum();

@@ -1,6 +1,6 @@
 //! A seeded simulator of the engine: random arrivals, lengths, cancellations, floods, pauses, changed parameters,
 //! replies ended early, beam searches, scored prompts, deadlines, quotas and little memory, with a fake model that may
-//! look ahead and assume wrong tokens.
+//! look ahead and assume wrong tokens, and with drafters that may be wrong or hostile.
 //!
 //! After every step, the engine's accounts of blocks are audited. Every successful reply must be the one that the
 //! model's pure function gives, and every request must end. A failure names its seed; to repeat it alone, run
@@ -8,13 +8,14 @@
 //!
 //! `tenants` simulates a tenant that misbehaves, and measures in virtual time what another one gets.
 
+mod drafters;
 mod tenants;
 
 use std::time::Duration;
 
 use pellucid_engine::{
-    BeamParams, Control, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason, Overcommit, Request,
-    Scope, TenantId,
+    BeamParams, Control, DraftCounts, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason,
+    Overcommit, Request, Scope, TenantId,
 };
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_selftest::{EventCollector, Outcome};
@@ -62,6 +63,7 @@ fn a_million_operations_keep_the_engine_consistent() {
         return;
     }
     let (mut operations, mut ahead, mut discarded) = (0, 0, 0);
+    let mut drafts = DraftCounts::default();
     let mut seed = 0;
     while operations < OPERATIONS {
         let outcome = std::panic::catch_unwind(|| simulate(seed));
@@ -70,16 +72,18 @@ fn a_million_operations_keep_the_engine_consistent() {
                 operations += count;
                 ahead += stats.steps_ahead;
                 discarded += stats.tokens_discarded;
+                drafts += stats.speculation.total();
             }
             Err(_) => panic!("seed {seed} failed; repeat it with PELLUCID_SEED={seed}"),
         }
         seed += 1;
     }
-    eprintln!("{operations} operations, {seed} seeds; {ahead} steps ahead, {discarded} tokens discarded");
+    eprintln!("{operations} operations, {seed} seeds; {ahead} steps ahead, {discarded} tokens discarded; {drafts:?}");
     assert!(
         ahead > 10_000 && discarded > 1_000,
         "{ahead} steps were launched ahead, {discarded} tokens were discarded"
     );
+    assert!(drafts.accepted > 50_000 && drafts.rejected() > 50_000, "{drafts:?}");
 }
 
 fn simulate(seed: u64) -> (usize, EngineStats) {
@@ -107,6 +111,7 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
     engine.set_clock(Box::new(clock));
+    drafters::draw(&mut engine, &mut random);
     if random.chance(3) {
         engine.cache_mut().set_quota(TenantId(1), 10 + random.below(12));
     }
@@ -218,6 +223,7 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
     let best_of = request.num_choices + if random.chance(12) { 1 + random.below(2) } else { 0 };
     let request = Request {
         best_of,
+        speculate: !random.chance(8),
         score_prompt: random.chance(15),
         deadline: random.chance(40).then_some(Duration::ZERO),
         ..request
