@@ -23,7 +23,7 @@ mod request_limits;
 pub mod scheduler;
 mod sequence;
 mod sequence_group;
-mod speculation;
+pub mod speculation;
 mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};

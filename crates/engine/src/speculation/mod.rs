@@ -4,14 +4,20 @@
 //! token is accepted if it is that token. Because no row of a step depends on another, a reply is the same, token for
 //! token, with any drafter or none; drafts decide only how fast it comes.
 
+mod acceptance;
+mod draft_length;
 mod draft_model;
 mod drafter;
+mod scored_draft;
 mod sequence_drafts;
 mod state;
 mod stats;
 
+pub use acceptance::Acceptance;
+pub use draft_length::{Candidate, DraftLengths, Limits, choose};
 pub use draft_model::{DraftModel, DraftModelOptions, WantedDraft};
 pub use drafter::{DraftContext, Drafter, DrafterKind};
+pub use scored_draft::{Level, NUM_LEVELS, ScoredDraft};
 pub(crate) use sequence_drafts::SequenceDrafts;
 pub(crate) use state::{Draft, Speculation};
 pub use stats::{DraftCounts, Proposal, SpeculationStats};
