@@ -1,0 +1,7 @@
+//! The draft model alone: its proposals are those of decoding with it, whatever was rejected before, and nothing that
+//! it does wrong goes further than an empty draft.
+
+mod catch_up;
+mod hostile;
+mod proposals;
+mod support;
