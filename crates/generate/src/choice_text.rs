@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use pellucid_engine::{Error, TokenEvent, fallible};
+use pellucid_engine::{Error, Proposal, TokenEvent, fallible};
 use pellucid_sampling::{Logprobs, TokenTrace};
 use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
 
@@ -22,7 +22,7 @@ pub struct Delta {
     /// Tokens whose text ends in this piece, where the request reports log probabilities.
     pub tokens: Vec<ReplyToken>,
     /// How each token was chosen, where the request asks for traces.
-    pub traces: Vec<TokenTrace>,
+    pub traces: Vec<ReplyTrace>,
     /// Why the choice ended; set in its last piece.
     pub finish: Option<Finish>,
     /// Score of a beam; set in its last piece.
@@ -48,6 +48,28 @@ impl Delta {
         self.finish = next.finish.or(self.finish.take());
         self.score = next.score.or(self.score);
         Ok(())
+    }
+}
+
+/// How a token was chosen.
+#[derive(Debug, Clone)]
+pub struct ReplyTrace {
+    /// The effect of each step of the sampler.
+    pub token: TokenTrace,
+    /// The token that a drafter proposed for this position, if one did. It had no influence on the choice.
+    pub proposal: Option<Proposal>,
+}
+
+impl ReplyTrace {
+    /// Returns the trace of a token; `None` if the request does not ask for traces.
+    pub(crate) fn of(token: TokenEvent) -> Option<ReplyTrace> {
+        let TokenEvent { trace, proposal, .. } = token;
+        trace.map(|trace| ReplyTrace { token: *trace, proposal })
+    }
+
+    /// Whether the proposed token is the one that was chosen; `None` without a proposal.
+    pub fn is_accepted(&self) -> Option<bool> {
+        self.proposal.map(|proposal| proposal.token == self.token.draw.winner.id)
     }
 }
 
@@ -101,7 +123,7 @@ struct HeldToken {
     /// The token is released when this number of bytes is.
     end: usize,
     token: ReplyToken,
-    trace: Option<Box<TokenTrace>>,
+    trace: Option<Box<ReplyTrace>>,
 }
 
 impl ChoiceText {
@@ -149,7 +171,7 @@ impl ChoiceText {
     }
 
     /// Adds a token and returns what can be shown now. Tokens after the end are ignored.
-    pub fn push(&mut self, token: TokenEvent) -> Delta {
+    pub fn push(&mut self, mut token: TokenEvent) -> Delta {
         let Some(stream) = self.stream.as_mut().filter(|_| self.finish.is_none()) else {
             return Delta::new(self.choice);
         };
@@ -162,8 +184,9 @@ impl ChoiceText {
         if self.reports_logprobs || token.trace.is_some() {
             // A token that completes no character is released with the one that does.
             let end = self.num_decoded + usize::from(piece.is_empty());
-            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs, offset, at_start };
-            self.held.push_back(HeldToken { end, token: reply_token, trace: token.trace });
+            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs.take(), offset, at_start };
+            let trace = ReplyTrace::of(token).map(Box::new);
+            self.held.push_back(HeldToken { end, token: reply_token, trace });
         }
         let text = if self.num_tokens < self.min_tokens {
             // Text is held back here only if `min_tokens` was raised in flight.
@@ -217,7 +240,7 @@ impl ChoiceText {
         Some(Delta { finish: stopped, ..delta })
     }
 
-    fn remaining_traces(&mut self) -> impl Iterator<Item = TokenTrace> {
+    fn remaining_traces(&mut self) -> impl Iterator<Item = ReplyTrace> {
         self.held.drain(..).filter_map(|held| held.trace).map(|trace| *trace)
     }
 

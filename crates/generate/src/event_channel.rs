@@ -13,7 +13,8 @@ use std::time::Instant;
 use pellucid_engine::{Control, Event, EventSink, fallible};
 
 /// Events that a reader may be behind before its requests are held up. A step adds at most two for each sequence of a
-/// request. (The replies of `best_of` arrive all at once; the request's own limits bound them.)
+/// request, and one for each drafted token that it accepts. (The replies of `best_of` arrive all at once; the request's
+/// own limits bound them.)
 pub(crate) const MAX_BACKLOG: usize = 64;
 
 /// An event with the number of its prompt.

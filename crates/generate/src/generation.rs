@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pellucid_engine::{Control, Error, Event, Request, RequestStats, fallible};
+use pellucid_engine::{Control, Error, Event, Request, RequestStats, SpeculationStats, fallible};
 
 use crate::event_channel::{EventReceiver, PromptEvent, channel};
 use crate::prompt_replies::PromptReplies;
@@ -186,12 +186,15 @@ impl Generation {
     pub fn summary(&self) -> Summary {
         let total_time = self.submitted.elapsed();
         let longest = |time: &dyn Fn(&PromptReplies) -> Option<Duration>| self.prompts.iter().filter_map(time).max();
+        let mut speculation = SpeculationStats::default();
+        self.prompts.iter().for_each(|prompt| speculation += prompt.speculation());
         let finishes = self.prompts.iter().flat_map(|prompt| &prompt.choices).map(|choice| choice.finish().cloned());
         Summary {
             prompt_tokens: self.prompts.iter().map(|prompt| prompt.num_prompt).sum(),
             completion_tokens: self.num_output_tokens(),
             cached_tokens: self.prompts.iter().map(|prompt| prompt.cached_tokens).sum(),
             preemptions: self.prompts.iter().filter_map(|prompt| Some(prompt.stats?.preemptions)).sum(),
+            speculation,
             queue_time: longest(&|prompt| prompt.timing.queue_time(prompt.stats.as_ref())).unwrap_or(total_time),
             time_to_first_token: longest(&|prompt| prompt.timing.time_to_first_token(prompt.stats.as_ref())),
             decode_time: longest(&|prompt| prompt.timing.decode_time(prompt.stats.as_ref())).unwrap_or_default(),

@@ -19,7 +19,7 @@ mod prompt;
 mod prompt_replies;
 mod summary;
 
-pub use choice_text::{ChoiceText, Delta, ReplyToken, TextRules};
+pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use error::Error;
 pub use finish::Finish;

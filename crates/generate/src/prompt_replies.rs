@@ -4,14 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pellucid_engine::{Beam, Error, Event, FinishReason, RequestStats, TokenEvent, fallible};
+use pellucid_engine::{
+    Beam, DraftCounts, Error, Event, FinishReason, RequestStats, SpeculationStats, TokenEvent, fallible,
+};
 use pellucid_sampling::Logprobs;
 use pellucid_tokenizer::{TextStream, Tokenizer};
 
 use crate::choice_text::TextRules;
 use crate::generation::PromptRequest;
 use crate::summary::Timing;
-use crate::{ChoiceText, Delta, Finish, ReplyToken};
+use crate::{ChoiceText, Delta, Finish, ReplyToken, ReplyTrace};
 
 #[derive(Debug)]
 pub(crate) struct PromptReplies {
@@ -32,6 +34,8 @@ pub(crate) struct PromptReplies {
     pub(crate) pending_controls: VecDeque<Option<usize>>,
     pub(crate) cached_tokens: usize,
     pub(crate) timing: Timing,
+    /// Drafted tokens at the positions of the reply so far.
+    proposed: SpeculationStats,
     /// The engine's own numbers, when the request is done.
     pub(crate) stats: Option<RequestStats>,
 }
@@ -70,6 +74,7 @@ impl PromptReplies {
             pending_controls: VecDeque::new(),
             cached_tokens: 0,
             timing: Timing::new(submitted),
+            proposed: SpeculationStats::default(),
             stats: None,
         })
     }
@@ -95,13 +100,15 @@ impl PromptReplies {
                 if self.drops_output {
                     return Ok(Vec::new());
                 }
+                self.count_proposal(&token);
                 vec![self.choices[token.choice].push(token)]
             }
             Event::ChoiceEnd { choice, reason, token } => {
+                token.iter().for_each(|token| self.count_proposal(token));
                 let mut delta = self.choices[choice].end(Finish::new(reason, token.as_ref()));
                 // The token that ended the choice is not part of the reply; its trace is reported.
                 if delta.finish.is_some() {
-                    delta.traces.extend(token.and_then(|token| token.trace).map(|trace| *trace));
+                    delta.traces.extend(token.and_then(ReplyTrace::of));
                 }
                 vec![delta]
             }
@@ -130,6 +137,20 @@ impl PromptReplies {
         // Ranked replies that were not returned count. Tokens that the engine computed behind a stop string, before it
         // was told of it, do not.
         self.stats.filter(|_| self.ranks_replies).map_or(shown, |stats| stats.output_tokens.max(shown))
+    }
+
+    /// Returns the counts of drafted tokens: the engine's own when the request is done. A reply that a stop string ends
+    /// does not wait for those; its counts hold what was proposed for the tokens that it has.
+    pub(crate) fn speculation(&self) -> SpeculationStats {
+        self.stats.map_or(self.proposed, |stats| stats.speculation)
+    }
+
+    /// Counts what was proposed for a token, unless its choice has ended.
+    fn count_proposal(&mut self, token: &TokenEvent) {
+        if let (Some(proposal), None) = (token.proposal, self.choices[token.choice].finish()) {
+            let accepted = u64::from(proposal.token == token.id);
+            self.proposed.add(proposal.drafter, DraftCounts { drafted: 1, accepted });
+        }
     }
 
     pub(crate) fn longest_choice(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pellucid_engine::RequestStats;
+use pellucid_engine::{RequestStats, SpeculationStats};
 
 use crate::Finish;
 
@@ -18,6 +18,8 @@ pub struct Summary {
     pub cached_tokens: usize,
     /// Times that a request was preempted and computed again.
     pub preemptions: usize,
+    /// Tokens that drafters proposed, and those of them that the model chose. The replies are the same without them.
+    pub speculation: SpeculationStats,
     /// From submission to the first step that computed for the request.
     pub queue_time: Duration,
     /// From submission to the first token; `None` when there was no token.

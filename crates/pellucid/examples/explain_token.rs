@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompt = "Lily was very";
     let request = Request::text(prompt).temperature(0.8).top_k(5).top_p(0.9).seed(11).max_tokens(1).trace();
     let reply = model.generate(request)?;
-    let trace = &reply.choices[0].traces[0];
+    let trace = &reply.choices[0].traces[0].token;
 
     println!("{prompt}...\n");
     for step in &trace.steps {

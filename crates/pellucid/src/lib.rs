@@ -31,6 +31,9 @@ pub use tiny_model::TINY_MODEL;
 // Types of the crates below that appear in this crate's interface.
 pub use pellucid_checkpoint::FileAccess;
 pub use pellucid_cpu::Isa;
-pub use pellucid_engine::{BeamParams, EarlyStopping, EngineStats, MemoryPlan, Overcommit, Repetition, TenantId};
-pub use pellucid_generate::{Delta, Finish, ReplyToken, Summary};
+pub use pellucid_engine::{
+    BeamParams, DraftCounts, DrafterKind, EarlyStopping, EngineStats, MemoryPlan, Overcommit, Proposal, Repetition,
+    SpeculationStats, TenantId,
+};
+pub use pellucid_generate::{Delta, Finish, ReplyToken, ReplyTrace, Summary};
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use pellucid_generate::{Delta, Finish, ReplyToken, Summary};
-use pellucid_sampling::TokenTrace;
+use pellucid_generate::{Delta, Finish, ReplyToken, ReplyTrace, Summary};
 
 /// The answer to a request. Displays as the text of its first choice.
 #[derive(Debug, Clone)]
@@ -29,7 +28,7 @@ pub struct Choice {
     pub tokens: Vec<ReplyToken>,
     /// How each token was chosen, the one that ended the reply included, if
     /// [`Request::trace`](crate::Request::trace) was set.
-    pub traces: Vec<TokenTrace>,
+    pub traces: Vec<ReplyTrace>,
     /// Score of a beam: the sum of log probabilities, divided by the length to the power of the length penalty.
     pub score: Option<f64>,
 }

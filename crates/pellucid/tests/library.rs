@@ -251,7 +251,7 @@ fn traces_and_log_probabilities_explain_each_token() {
     let reply = model.generate(text(PROMPT).top_k(5).seed(2).logprobs(3).trace()).unwrap();
     let choice = &reply.choices[0];
     assert!(!choice.tokens.is_empty() && choice.traces.len() >= choice.tokens.len(), "the end token has a trace too");
-    for (token, trace) in choice.tokens.iter().zip(&choice.traces) {
+    for (token, trace) in choice.tokens.iter().zip(choice.traces.iter().map(|trace| &trace.token)) {
         assert_eq!(token.id, trace.draw.winner.id);
         assert_eq!(token.logprobs.as_ref().unwrap().chosen, trace.logprob);
         assert!(trace.draw.entrants <= 5 && trace.steps.iter().any(|step| step.name == "top_k"));

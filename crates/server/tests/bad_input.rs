@@ -220,7 +220,6 @@ fn fields_are_honoured_or_refused_by_name() {
         ("store", "true"),
         ("service_tier", "\"flex\""),
         ("web_search_options", "{}"),
-        ("prediction", "{}"),
         ("reasoning_effort", "\"low\""),
         ("verbosity", "\"low\""),
         ("prompt_cache_retention", "\"24h\""),

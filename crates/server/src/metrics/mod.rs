@@ -6,7 +6,7 @@ mod text_format;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use pellucid_engine::EngineStats;
+use pellucid_engine::{DrafterKind, EngineStats};
 use pellucid_generate::Summary;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
@@ -242,7 +242,7 @@ impl Metrics {
 
     /// Returns gauges and counters under vLLM's names, which inference gateways read.
     fn vllm(&self, engine: &EngineStats) -> VllmCollector {
-        let cache_use = kv_use(engine);
+        let (cache_use, drafts) = (kv_use(engine), engine.speculation.total());
         VllmCollector {
             labels: ModelLabels { model_name: self.model.clone() },
             gauges: [
@@ -256,6 +256,8 @@ impl Metrics {
                 ("vllm:generation_tokens", "As pellucid_generated_tokens", self.generated_tokens.get()),
                 ("vllm:num_preemptions", "As pellucid_preemptions", engine.preemptions),
                 ("vllm:prefix_cache_hits", "As pellucid_prefix_hit_tokens, all scopes", engine.cached_tokens),
+                ("vllm:spec_decode_num_draft_tokens", "As pellucid_draft_tokens, all of them", drafts.drafted),
+                ("vllm:spec_decode_num_accepted_tokens", "As pellucid_draft_tokens, accepted ones", drafts.accepted),
             ],
         }
     }
@@ -289,7 +291,7 @@ struct ModelLabels {
 struct VllmCollector {
     labels: ModelLabels,
     gauges: [(&'static str, &'static str, f64); 4],
-    counters: [(&'static str, &'static str, u64); 4],
+    counters: [(&'static str, &'static str, u64); 6],
 }
 
 impl Collector for VllmCollector {
@@ -323,6 +325,12 @@ struct EngineCollector {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ScopeLabels {
     scope: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DraftLabels {
+    drafter: &'static str,
+    result: &'static str,
 }
 
 impl Collector for EngineCollector {
@@ -368,6 +376,17 @@ impl Collector for EngineCollector {
         let mut family = encoder.encode_descriptor(&name, help, None, own.metric_type())?;
         own.encode(family.encode_family(&ScopeLabels { scope: "own" })?)?;
         let shared = ConstCounter::new(stats.shared_cached_tokens);
-        shared.encode(family.encode_family(&ScopeLabels { scope: "shared" })?)
+        shared.encode(family.encode_family(&ScopeLabels { scope: "shared" })?)?;
+        let help = "Tokens that a drafter proposed and the model checked, by drafter and result";
+        let name = format!("{}draft_tokens", self.prefix);
+        let mut family = encoder.encode_descriptor(&name, help, None, own.metric_type())?;
+        for drafter in DrafterKind::ALL {
+            let counts = stats.speculation.of(drafter);
+            for (result, count) in [("accepted", counts.accepted), ("rejected", counts.rejected())] {
+                let labels = DraftLabels { drafter: drafter.name(), result };
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -10,6 +10,7 @@ use super::messages::{self, ChatMessage};
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, SharedFields};
+use super::speculation;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::json::Json;
@@ -38,6 +39,9 @@ pub(crate) struct ChatFields {
     /// Variables of the model's chat template, such as `enable_thinking`.
     #[schema(schema_with = schemas::variables)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    /// The text that the reply is expected to contain, which makes it faster and not different.
+    #[schema(schema_with = schemas::prediction)]
+    pub(crate) prediction: Option<String>,
 }
 
 /// A chat request whose fields were read.
@@ -60,6 +64,7 @@ impl ChatRequest {
             logprobs: fields.boolean("logprobs")?,
             top_logprobs: fields.whole("top_logprobs", 0..=i64::from(MAX_LOGPROBS))?,
             chat_template_kwargs,
+            prediction: speculation::read_prediction(&mut fields)?,
         };
         let sampling = SamplingFields::read(&mut fields)?;
         refuse_others(&mut fields)?;
@@ -70,6 +75,10 @@ impl ChatRequest {
         if chat.max_tokens.is_some() && chat.max_completion_tokens.is_some() {
             let message = "max_tokens and max_completion_tokens mean the same: give one of them";
             return Err(ApiError::field("max_tokens", message));
+        }
+        if chat.prediction.is_some() && shared.speculate == Some(false) {
+            let message = "prediction contradicts speculate: false: give one of them";
+            return Err(ApiError::field("prediction", message));
         }
         shared.check_seed(&sampling)?;
         let sampling = if shared.beam_width.is_none() { sampling.with_defaults(model) } else { sampling };
@@ -86,7 +95,10 @@ impl ChatRequest {
         shared_fields::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));
         let params = shared_fields::sampling_params(&sampling, logprobs, model)?;
-        let request = shared.request(ids, params, max_tokens, limits, tenant)?;
+        let mut request = shared.request(ids, params, max_tokens, limits, tenant)?;
+        if let Some(text) = &chat.prediction {
+            request.prediction = speculation::encode_prediction(text, model)?;
+        }
         Ok(Spec {
             dialect: Dialect::Chat,
             streaming: shared.streaming(),
@@ -118,7 +130,6 @@ fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse("modalities", is_text, "this server generates only text")?;
     fields.refuse("audio", |_| false, "this server does not support audio")?;
     fields.refuse("web_search_options", |_| false, "this server opens no outbound connections")?;
-    fields.refuse("prediction", |_| false, LATER)?;
     fields.refuse("reasoning_effort", |_| false, LATER)?;
     fields.refuse("verbosity", |value| is_word(value, &["medium"]), "the models served here have no such setting")?;
     fields.refuse(

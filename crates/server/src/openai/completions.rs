@@ -71,6 +71,7 @@ impl CompletionRequest {
             |value| matches!(value, Json::String(text) if text.is_empty()),
             "this server does not support insertion",
         )?;
+        fields.refuse("prediction", |_| false, "only /v1/chat/completions has it")?;
         fields.finish()?;
         let request = CompletionRequest { completion, shared, sampling };
         request.check()?;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, ReplyToken};
-use pellucid_sampling::{RunnerTrace, TokenTrace};
+use pellucid_generate::{Delta, ReplyToken, ReplyTrace};
+use pellucid_sampling::RunnerTrace;
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -189,7 +189,8 @@ impl CompletionLogprobs {
 }
 
 /// Returns how a token was chosen, in the format of `pellucid explain --json`.
-pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
+pub(crate) fn trace(shown: &ReplyTrace, tokenizer: &Tokenizer) -> Value {
+    let trace = &shown.token;
     let text = |id: u32| text_of(&tokenizer.shown_bytes(id, false));
     let runner = |runner: RunnerTrace| {
         json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u,
@@ -213,5 +214,11 @@ pub(crate) fn trace(trace: &TokenTrace, tokenizer: &Tokenizer) -> Value {
             "winner": runner(trace.draw.winner),
             "runner_up": trace.draw.runner_up.map(runner),
         },
+        "proposal": shown.proposal.map(|proposal| json!({
+            "drafter": proposal.drafter.name(),
+            "id": proposal.token,
+            "text": text(proposal.token),
+            "accepted": shown.is_accepted(),
+        })),
     })
 }

@@ -114,7 +114,8 @@ fn read_one(path: String, value: Json) -> Result<ChatMessage, ApiError> {
     Ok(ChatMessage { role, content, name })
 }
 
-fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
+/// Reads the content of a message or of a prediction: text, or parts of text.
+pub(super) fn read_content(path: &str, value: Json) -> Result<String, ApiError> {
     let parts = match value {
         Json::String(text) => return Ok(text),
         Json::Array(_) => fields::array(path, value, MAX_PARTS)?,

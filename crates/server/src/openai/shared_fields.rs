@@ -62,6 +62,9 @@ pub(crate) struct SharedFields {
     pub(crate) loop_guard: Option<bool>,
     /// Report how each token was chosen.
     pub(crate) trace: Option<bool>,
+    /// Let the server's drafters propose tokens. The reply is the same without them.
+    #[schema(default = true)]
+    pub(crate) speculate: Option<bool>,
     /// Time limit in milliseconds, at which the reply ends.
     #[schema(minimum = 1, maximum = 86400000)]
     pub(crate) timeout_ms: Option<u64>,
@@ -103,6 +106,7 @@ impl SharedFields {
             cache_salt: fields.string("cache_salt", MAX_WORD_LEN)?,
             loop_guard: fields.boolean("loop_guard")?,
             trace: fields.boolean("trace")?,
+            speculate: fields.boolean("speculate")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
             client: ClientFields::read(fields)?,
         };
@@ -192,6 +196,7 @@ impl SharedFields {
             beams,
             loop_guard: self.loop_guard == Some(true),
             trace: self.trace == Some(true),
+            speculate: self.speculate != Some(false),
             // The engine serves higher values first; the API follows vLLM, where lower values come first.
             priority: -self.priority.unwrap_or(0),
             deadline: Some(deadline),

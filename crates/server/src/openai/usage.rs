@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use pellucid_engine::Repetition;
+use pellucid_engine::{DrafterKind, Repetition};
 use pellucid_generate::{Finish, Summary};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::sampling::effective;
+use super::speculation::SpeculationReport;
 use crate::reply::Sampling;
 
 /// Numbers of tokens.
@@ -35,8 +36,10 @@ pub(crate) struct PromptDetails {
 pub(crate) struct CompletionDetails {
     reasoning_tokens: usize,
     audio_tokens: usize,
-    accepted_prediction_tokens: usize,
-    rejected_prediction_tokens: usize,
+    /// Tokens of `prediction` that were proposed and that the model chose as well.
+    accepted_prediction_tokens: u64,
+    /// Tokens of `prediction` that were proposed and not chosen. They are no part of `completion_tokens`.
+    rejected_prediction_tokens: u64,
 }
 
 /// Information beyond OpenAI's fields.
@@ -52,6 +55,7 @@ pub(crate) struct Extension {
     cached_tokens: usize,
     /// Times that the request was preempted and computed again.
     preemptions: usize,
+    speculation: SpeculationReport,
     timings: Timings,
     /// Why each choice ended, in their order.
     endings: Vec<EndingDetail>,
@@ -65,7 +69,7 @@ pub(crate) struct Timings {
     /// From submission to the first token.
     #[schema(required)]
     time_to_first_token_ms: Option<f64>,
-    /// Mean time between tokens.
+    /// Mean time between tokens, however many a step accepts.
     #[schema(required)]
     time_per_output_token_ms: Option<f64>,
     decode_ms: f64,
@@ -94,6 +98,7 @@ pub(crate) struct EndingDetail {
 
 impl Usage {
     pub(crate) fn new(summary: &Summary) -> Usage {
+        let prediction = summary.speculation.of(DrafterKind::Prediction);
         Usage {
             prompt_tokens: summary.prompt_tokens,
             completion_tokens: summary.completion_tokens,
@@ -102,8 +107,8 @@ impl Usage {
             completion_tokens_details: CompletionDetails {
                 reasoning_tokens: 0,
                 audio_tokens: 0,
-                accepted_prediction_tokens: 0,
-                rejected_prediction_tokens: 0,
+                accepted_prediction_tokens: prediction.accepted,
+                rejected_prediction_tokens: prediction.rejected(),
             },
         }
     }
@@ -119,6 +124,7 @@ impl Extension {
             end_token_ids: sampling.params.end_ids.clone(),
             cached_tokens: summary.cached_tokens,
             preemptions: summary.preemptions,
+            speculation: SpeculationReport::new(&summary.speculation, sampling.is_beam_search),
             timings: Timings {
                 queue_ms: milliseconds(summary.queue_time),
                 time_to_first_token_ms: summary.time_to_first_token.map(milliseconds),

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, ReplyToken, Summary};
-use pellucid_sampling::{CandidateTrace, StepTrace, TokenTrace};
+use pellucid_generate::{Delta, ReplyToken, ReplyTrace, Summary};
+use pellucid_sampling::{CandidateTrace, StepTrace};
 
 use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use super::reply_json::{Envelope, finish_reason};
@@ -17,11 +17,11 @@ const ALLOCATION_BYTES: usize = 16;
 
 /// Memory that the pieces of a choice take until the reply is written.
 pub(crate) fn delta_bytes(delta: &Delta) -> usize {
-    let trace = |trace: &TokenTrace| {
+    let trace = |trace: &ReplyTrace| {
         let step = |step: &StepTrace| {
             size_of::<StepTrace>() + step.setting.len() + step.candidates.len() * size_of::<CandidateTrace>()
         };
-        size_of::<TokenTrace>() + trace.steps.iter().map(step).sum::<usize>()
+        size_of::<ReplyTrace>() + trace.token.steps.iter().map(step).sum::<usize>()
     };
     let tokens = delta.tokens.iter();
     let tokens = tokens.map(|token| token_bytes(token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())));

@@ -54,8 +54,10 @@ impl Spec {
             let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
             let scores = if request.score_prompt { num_choices * token_bytes(num_top) } else { 0 };
             let echoed = echo.as_ref().map_or(0, |text| (1 + num_choices) * text.len());
-            // The engine and the reader of the reply have the ids.
-            request.prompt.len() * (2 * size_of::<u32>() + scores) + echoed
+            // The engine and the reader of the reply have the ids; the engine also has those of a prediction, and an
+            // index of its n-grams of the same size.
+            let predicted = 2 * size_of::<u32>() * request.prediction.len();
+            request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
         };
         self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
-use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit};
+use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit};
 use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
 use pellucid_sampling::SamplingDefaults;
@@ -94,6 +94,7 @@ pub struct Setup {
     pub model_id: &'static str,
     pub aliases: Vec<String>,
     pub sampling: SamplingDefaults,
+    pub drafter: Option<Box<dyn Drafter>>,
 }
 
 impl Default for Setup {
@@ -112,6 +113,7 @@ impl Default for Setup {
             model_id: MODEL,
             aliases: Vec::new(),
             sampling: SamplingDefaults::default(),
+            drafter: None,
         }
     }
 }
@@ -173,6 +175,7 @@ impl Server {
         let quotas: Vec<_> = tenants.kv_quotas().collect();
         let tenants = SharedTenants::from(tenants);
         let mut engine = Engine::new(Box::new(model), backend, options).unwrap();
+        setup.drafter.into_iter().for_each(|drafter| engine.add_drafter(drafter));
         for (tenant, tokens) in quotas {
             let blocks = engine.cache().blocks_for(tokens as usize);
             engine.cache_mut().set_quota(tenant, blocks);

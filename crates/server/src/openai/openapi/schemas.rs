@@ -53,6 +53,14 @@ pub(crate) fn content() -> RefOr<Schema> {
         { "type": "string" }, { "type": "array", "minItems": 1, "maxItems": 1024, "items": part }] }))
 }
 
+pub(crate) fn prediction() -> RefOr<Schema> {
+    let description = "The text that the reply is expected to contain, such as a file that is to be edited: a drafter \
+                       proposes from it. The reply is the same without it";
+    let object = json!({ "type": "object", "required": ["type", "content"], "additionalProperties": false,
+        "properties": { "type": { "type": "string", "enum": ["content"] }, "content": content() } });
+    schema(json!({ "description": description, "anyOf": [object, { "type": "null" }] }))
+}
+
 pub(crate) fn all_ids() -> RefOr<Schema> {
     schema(json!({ "description": "Token ids", "type": "array", "maxItems": 1 << 20, "items": id() }))
 }
@@ -258,6 +266,21 @@ mod tests {
                 json!([{ "type": "image", "text": "a" }]),
                 json!(null),
                 json!([{ "type": "text", "text": "a", "more": 1 }]),
+            ],
+        );
+        check(
+            prediction,
+            &[
+                json!(null),
+                json!({ "type": "content", "content": "a" }),
+                json!({ "type": "content", "content": [part] }),
+            ],
+            &[
+                json!({}),
+                json!("a"),
+                json!({ "type": "text", "content": "a" }),
+                json!({ "type": "content", "content": 5 }),
+                json!({ "type": "content", "content": "a", "more": 1 }),
             ],
         );
         check(all_ids, &[json!([]), json!([0, 5])], &[json!(["a"]), json!([-1]), json!([0.5]), json!(null)]);

@@ -89,7 +89,7 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
 }
 
 /// Request fields that are known but cannot be changed in flight.
-const FIXED: [&str; 16] = [
+const FIXED: [&str; 18] = [
     "model",
     "messages",
     "max_tokens",
@@ -106,6 +106,8 @@ const FIXED: [&str; 16] = [
     "trace",
     "timeout_ms",
     "chat_template_kwargs",
+    "speculate",
+    "prediction",
 ];
 
 fn fixed(name: &str) -> ApiError {
