@@ -1,88 +1,266 @@
 //! Lengthens the chunks of a step by what drafters propose. A draft uses only rows and blocks of KV memory that nobody
 //! else needs: it never delays another sequence's row, and never causes a preemption.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use pellucid_model::Model;
+
 use super::{Engine, PlannedChunk};
-use crate::speculation::Draft;
-use crate::{DraftContext, Drafter, SpeculationOptions};
+use crate::kv_cache::Reservation;
+use crate::scheduler::{Turn, Work};
+use crate::sequence::Sequence;
+use crate::speculation::{Candidate, DraftModel, DraftModelOptions, Level, Limits, WantedDraft, choose};
+use crate::{DraftContext, Drafter, DrafterKind, Error, MAX_DRAFT_LEN, SpeculationOptions};
+
+/// Factor by which drafts may lengthen a step that several tenants share: the others gain nothing from them.
+const MAX_SHARED_LENGTHENING: f64 = 1.05;
+
+/// A sequence that decodes in the step that is planned.
+struct Prospect {
+    /// Index of its chunk.
+    chunk: usize,
+    /// Whether the draft model would draft for it; a lookup otherwise.
+    is_for_model: bool,
+    candidate: Candidate,
+}
 
 impl Engine {
     /// Sets which drafters propose tokens. Without this there are none.
     pub fn set_speculation(&mut self, options: SpeculationOptions) {
-        self.speculation.options = options;
+        self.drafters.options = options;
     }
 
     /// Adds a drafter of the program's own.
     pub fn add_drafter(&mut self, drafter: Box<dyn Drafter>) {
-        self.speculation.add(drafter);
+        self.drafters.add(drafter);
+    }
+
+    /// Adds a draft model: a smaller model with the same vocabulary, on the same device. It gets KV memory of
+    /// `num_blocks` blocks. The operator's settings of the cache must be final by then.
+    pub fn set_draft_model(&mut self, model: Box<dyn Model>, num_blocks: usize) -> Result<(), Error> {
+        let options = DraftModelOptions {
+            num_blocks,
+            block_len: self.options.block_len,
+            kv_dtype: self.options.kv_dtype,
+            chunk_len: self.options.chunk_len,
+            step_tokens: self.options.step_tokens,
+            secret: self.options.secret,
+        };
+        let mut model = DraftModel::new(model, self.backend.clone(), options)?;
+        model.follow_settings(&self.cache);
+        self.drafters.model = Some(model);
+        Ok(())
     }
 
     /// Accepts every drafted token unchecked, so that replies change. A proof that replies do not change must fail with
     /// it.
     #[doc(hidden)]
     pub fn trust_drafts(&mut self) {
-        self.speculation.trust_drafts();
+        self.drafters.trust_drafts();
     }
 
-    /// Adds drafts to the chunks of sequences that decode.
-    pub(super) fn add_drafts(&mut self, chunks: &mut [PlannedChunk]) {
-        if !self.speculation.has_drafters() {
-            return;
+    /// Adds drafts to the chunks of sequences that decode. Returns the time that a draft model took for them.
+    pub(super) fn add_drafts(&mut self, chunks: &mut [PlannedChunk], turn: Turn) -> Duration {
+        if !self.may_draft() {
+            return Duration::ZERO;
         }
-        let mut rows_left = self.options.step_tokens - chunks.iter().map(PlannedChunk::num_tokens).sum::<usize>();
-        for chunk in chunks.iter_mut().filter(|chunk| chunk.is_decode) {
-            let draft = self.propose(chunk, rows_left);
-            let Some(drafter) = draft.drafter else { continue };
-            self.grow_for_draft(chunk, draft.tokens.len());
-            let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
-            let sequence = &mut group.sequences[chunk.sequence];
-            let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
-            sequence.drafts.plan(last, &draft.tokens, drafter);
-            chunk.positions.end += draft.tokens.len();
-            chunk.wanted = 0..chunk.num_tokens();
-            rows_left -= draft.tokens.len();
+        let prospects = self.prospects(chunks);
+        let lengths = self.draft_lengths(chunks, &prospects, turn);
+        let mut for_model: Vec<(usize, usize)> = Vec::new();
+        for (prospect, len) in prospects.iter().zip(lengths).filter(|(_, len)| *len > 0) {
+            if prospect.is_for_model {
+                for_model.push((prospect.chunk, len));
+                continue;
+            }
+            let chunk = &mut chunks[prospect.chunk];
+            let draft = *self.sequence_of(chunk).drafts.best().expect("a prospect has a proposal");
+            self.plan_draft(chunk, &draft.tokens()[..len], draft.drafter);
+        }
+        if for_model.is_empty() { Duration::ZERO } else { self.draft_with_model(chunks, &for_model) }
+    }
+
+    /// Whether a step with these chunks would be better with drafts, as far as is known before its tokens are.
+    pub(super) fn would_draft(&mut self, chunks: &[PlannedChunk]) -> bool {
+        if !self.may_draft() {
+            return false;
+        }
+        let prospects = self.prospects(chunks);
+        if let Some(len) = self.drafters.options.fixed_draft_len {
+            return len > 0 && prospects.iter().any(|prospect| prospect.candidate.len > 0);
+        }
+        let limits = self.draft_limits(chunks, Turn::Alone);
+        let candidates: Vec<Candidate> = prospects.iter().map(|prospect| prospect.candidate).collect();
+        choose(&self.costs, work_of(chunks), &candidates, limits).iter().any(|&len| len > 0)
+    }
+
+    fn may_draft(&self) -> bool {
+        !self.drafters.is_empty() || self.running.values().any(|group| !group.request.prediction.is_empty())
+    }
+
+    /// Asks the drafters about every sequence that decodes.
+    fn prospects(&mut self, chunks: &[PlannedChunk]) -> Vec<Prospect> {
+        let mut prospects: Vec<Prospect> = Vec::new();
+        for (index, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_decode) {
+            let max_len = self.max_draft_len(chunk);
+            let mut candidate = Candidate::without_draft(chunk.positions.start);
+            if max_len > 0 {
+                let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
+                let (tenant, prompt_len) = (group.tenant(), group.request.prompt.len());
+                let Sequence { drafts, tokens, .. } = &mut group.sequences[chunk.sequence];
+                let context = DraftContext { tenant, sequence: 0, tokens, prompt_len };
+                self.drafters.look_up(context, drafts, self.model.config().vocab_size);
+                if let Some((acceptance, draft)) = drafts.acceptance.as_ref().zip(drafts.best()) {
+                    candidate.len = draft.len().min(max_len);
+                    candidate.rates = acceptance.rates(draft);
+                }
+            }
+            prospects.push(Prospect { chunk: index, is_for_model: false, candidate });
+        }
+        self.add_model_prospects(chunks, &mut prospects);
+        prospects
+    }
+
+    /// Replaces lookups by the draft model where it promises more tokens per second.
+    fn add_model_prospects(&self, chunks: &[PlannedChunk], prospects: &mut [Prospect]) {
+        let Some(model) = &self.drafters.model else { return };
+        let plain_seconds = self.costs.predict(work_of(chunks));
+        let seconds_per_token =
+            model.step_seconds(prospects.iter().map(|prospect| chunks[prospect.chunk].positions.end));
+        for prospect in prospects {
+            let chunk = &chunks[prospect.chunk];
+            let sequence = self.sequence_of(chunk);
+            let max_len = self.max_draft_len(chunk);
+            let is_usable = model.num_behind(sequence.drafts.id, sequence.tokens.len()).is_some();
+            let Some(acceptance) = sequence.drafts.acceptance.as_ref().filter(|_| is_usable && max_len > 0) else {
+                continue;
+            };
+            let rate = acceptance.rate(DrafterKind::DraftModel, Level::LOWEST);
+            let candidate =
+                Candidate { len: max_len, rates: [rate; MAX_DRAFT_LEN], seconds_per_token, ..prospect.candidate };
+            if promise(&candidate, plain_seconds) > promise(&prospect.candidate, plain_seconds) {
+                (prospect.is_for_model, prospect.candidate) = (true, candidate);
+            }
         }
     }
 
-    /// Returns what is proposed for a chunk's sequence, as far as there are rows and blocks for it.
-    fn propose(&mut self, chunk: &PlannedChunk, rows_left: usize) -> Draft {
-        let config = self.model.config();
-        let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
+    /// Returns the number of tokens that may be drafted for a chunk's sequence: within its limits, and within the
+    /// blocks that it has or that are reserved for its request.
+    fn max_draft_len(&self, chunk: &PlannedChunk) -> usize {
+        let group = &self.running[&chunk.group];
         if !group.request.speculate || group.search.is_some() {
-            return Draft::default();
+            return 0;
         }
-        let tokens_left = group.request.max_positions(config) - group.sequences[chunk.sequence].tokens.len();
-        let tenant = group.tenant();
-        let sequence = &mut group.sequences[chunk.sequence];
-        // Blocks that the sequence has or that are reserved for it.
-        let num_blocks = sequence.table.as_ref().map_or(0, |table| table.blocks().len())
-            + group.reservation.as_ref().map_or(0, crate::kv_cache::Reservation::num_blocks);
-        let room = (num_blocks * self.options.block_len).saturating_sub(chunk.positions.end);
+        let sequence = &group.sequences[chunk.sequence];
+        let num_held = sequence.table.as_ref().map_or(0, |table| table.blocks().len());
+        let num_reserved = group.reservation.as_ref().map_or(0, Reservation::num_blocks);
+        let room = ((num_held + num_reserved) * self.options.block_len).saturating_sub(chunk.positions.end);
         // The row after the last drafted token gives a token as well.
-        let max_len = self.speculation.options.max_len().min(tokens_left.saturating_sub(1)).min(rows_left).min(room);
-        if max_len == 0 {
-            return Draft::default();
-        }
-        let prompt_len = group.request.prompt.len();
-        let context = DraftContext { tenant, sequence: 0, tokens: &sequence.tokens, prompt_len };
-        self.speculation.propose(context, &mut sequence.drafts, config.vocab_size, max_len)
+        let tokens_left = group.request.max_positions(self.model.config()) - sequence.tokens.len();
+        self.drafters.options.max_len().min(tokens_left.saturating_sub(1)).min(room)
     }
 
-    /// Takes the blocks for the drafted positions, of which [`Engine::propose`] left enough.
-    fn grow_for_draft(&mut self, chunk: &PlannedChunk, draft_len: usize) {
+    fn draft_lengths(&mut self, chunks: &[PlannedChunk], prospects: &[Prospect], turn: Turn) -> Vec<usize> {
+        let limits = self.draft_limits(chunks, turn);
+        let candidates: Vec<Candidate> = prospects.iter().map(|prospect| prospect.candidate).collect();
+        if let Some(len) = self.drafters.options.fixed_draft_len {
+            let mut rows_left = limits.num_rows;
+            let fixed = candidates.iter().map(|candidate| {
+                let len = len.min(candidate.len).min(rows_left);
+                rows_left -= len;
+                len
+            });
+            return fixed.collect();
+        }
+        self.drafters.lengths.choose(&self.costs, work_of(chunks), &candidates, limits)
+    }
+
+    fn draft_limits(&self, chunks: &[PlannedChunk], turn: Turn) -> Limits {
+        let num_rows: usize = chunks.iter().map(PlannedChunk::num_tokens).sum();
+        let max_lengthening = if turn == Turn::Alone { f64::INFINITY } else { MAX_SHARED_LENGTHENING };
+        Limits { num_rows: self.options.step_tokens.saturating_sub(num_rows), max_lengthening }
+    }
+
+    /// Runs the draft model for the chunks with these indices and draft lengths. Returns the time that it took.
+    fn draft_with_model(&mut self, chunks: &mut [PlannedChunk], wanted: &[(usize, usize)]) -> Duration {
+        let started = self.clock.now();
+        let Engine { running, drafters, clock, .. } = self;
+        let (mut requests, mut of_chunk): (Vec<WantedDraft<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (id, group) in running.iter_mut() {
+            let scope = group.request.scope;
+            for (i, sequence) in group.sequences.iter_mut().enumerate() {
+                let is_wanted = |(chunk, _): &&(usize, usize)| {
+                    let chunk = &chunks[*chunk];
+                    (chunk.group, chunk.sequence) == (*id, i)
+                };
+                let Some(&(chunk, max_len)) = wanted.iter().find(is_wanted) else { continue };
+                drafters.know(sequence.drafts.id);
+                of_chunk.push(chunk);
+                requests.push(WantedDraft {
+                    sequence: sequence.drafts.id,
+                    scope,
+                    tokens: &sequence.tokens,
+                    max_len,
+                    sampler: &sequence.sampler,
+                    history: &mut sequence.history,
+                    state: sequence.state,
+                    draft: Vec::new(),
+                });
+            }
+        }
+        let model = drafters.model.as_mut().expect("it has prospects");
+        model.propose(&mut requests, &**clock);
+        let drafts: Vec<Vec<u32>> = requests.into_iter().map(|request| request.draft).collect();
+        let vocab_size = self.model.config().vocab_size;
+        for (chunk, draft) in of_chunk.into_iter().zip(drafts) {
+            let num_valid = draft.iter().take_while(|&&token| (token as usize) < vocab_size).count();
+            if num_valid > 0 {
+                self.plan_draft(&mut chunks[chunk], &draft[..num_valid], DrafterKind::DraftModel);
+            }
+        }
+        self.clock.now() - started
+    }
+
+    /// Lengthens a chunk by a draft, for which [`Engine::max_draft_len`] left enough blocks.
+    fn plan_draft(&mut self, chunk: &mut PlannedChunk, draft: &[u32], drafter: DrafterKind) {
+        chunk.positions.end += draft.len();
+        chunk.wanted = 0..chunk.num_tokens();
         let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
         let reservation = group.reservation.as_mut().expect("a running request has a reservation");
-        let table = group.sequences[chunk.sequence].table.as_mut().expect("a running sequence has blocks");
-        self.cache.grow(table, reservation, chunk.positions.end + draft_len).expect("these blocks are reserved");
+        let sequence = &mut group.sequences[chunk.sequence];
+        let table = sequence.table.as_mut().expect("a running sequence has blocks");
+        self.cache.grow(table, reservation, chunk.positions.end).expect("these blocks are reserved");
+        let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
+        sequence.drafts.plan(last, draft, drafter);
+        if drafter == DrafterKind::DraftModel {
+            sequence.drafts.add_drafted(draft);
+        }
+    }
+
+    fn sequence_of(&self, chunk: &PlannedChunk) -> &Sequence {
+        &self.running[&chunk.group].sequences[chunk.sequence]
     }
 
     /// Lets drafters forget the sequences that have ended.
     pub(super) fn forget_drafts(&mut self) {
-        if !self.speculation.has_drafters() {
+        if self.drafters.is_empty() {
             return;
         }
         let waiting = self.waiting.values().flatten().map(|(_, group)| group);
-        let groups = self.running.values().chain(waiting);
-        let live: Vec<u64> = groups.flat_map(|group| &group.sequences).map(|sequence| sequence.drafts.id).collect();
-        self.speculation.retain(|id| live.contains(&id));
+        let sequences = self.running.values().chain(waiting).flat_map(|group| &group.sequences);
+        let live: BTreeSet<u64> = sequences.map(|sequence| sequence.drafts.id).collect();
+        self.drafters.retain(&live);
     }
+}
+
+/// Returns the largest number of expected tokens per second that a draft promises to its sequence alone, if a step
+/// with it took as long as one without.
+fn promise(candidate: &Candidate, plain_seconds: f64) -> f64 {
+    let promise =
+        |len: usize| (1.0 + candidate.expected(len)) / (plain_seconds + len as f64 * candidate.seconds_per_token);
+    (0..=candidate.len).map(promise).fold(0.0, f64::max)
+}
+
+fn work_of(chunks: &[PlannedChunk]) -> Work {
+    chunks.iter().fold(Work::default(), |work, chunk| work.and(chunk.work()))
 }

@@ -137,6 +137,9 @@ impl Engine {
                 return None;
             }
         }
+        if self.would_draft(chunks) {
+            return None;
+        }
         let has_blocks = next.iter().all(|chunk| self.take_block_ahead(chunk));
         (!next.is_empty() && has_blocks).then_some(next)
     }

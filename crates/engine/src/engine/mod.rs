@@ -41,7 +41,7 @@ use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::{Served, StepCosts, TimeShare};
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
-use crate::speculation::Speculation;
+use crate::speculation::Drafters;
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
 pub use options::{EngineOptions, Overcommit};
@@ -78,7 +78,7 @@ pub struct Engine {
     is_lost: bool,
     batch: Batch,
     look_ahead: LookAhead,
-    speculation: Speculation,
+    drafters: Drafters,
     /// Logits of earlier steps, kept for their memory.
     spare_logits: Vec<Logits>,
     /// Memory for a row of logits whose digest did not determine the token.
@@ -111,7 +111,7 @@ impl Engine {
     fn end_step(&mut self, step: Step, started: Instant) {
         let (Some(launched), Some(finished)) = (step.launched, step.finished) else { return };
         let now = self.clock.now();
-        self.settle(&step.chunks, step.turn, now - started);
+        self.settle(&step, now - started);
         self.spare_logits.push(step.logits);
         self.stats.steps += 1;
         self.stats.step_time += now - started;
@@ -147,7 +147,7 @@ impl Engine {
             is_lost: false,
             batch: Batch::default(),
             look_ahead: LookAhead::default(),
-            speculation: Speculation::default(),
+            drafters: Drafters::default(),
             spare_logits: Vec::new(),
             spare_row: Vec::new(),
             workspace: Workspace::default(),

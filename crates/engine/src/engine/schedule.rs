@@ -19,9 +19,19 @@ impl Engine {
             return Some(step);
         }
         self.forget_drafts();
-        let (chunks, turn) = self.plan_chunks();
+        let (mut chunks, turn) = self.plan_chunks();
         self.is_stalled = chunks.is_empty();
-        (!chunks.is_empty()).then(|| Step::new(chunks, turn, self.spare_logits.pop().unwrap_or_default()))
+        if self.is_stalled {
+            return None;
+        }
+        let drafting_time = self.add_drafts(&mut chunks, turn);
+        let mut num_wanted = 0;
+        for chunk in &mut chunks {
+            chunk.first_wanted_row = num_wanted;
+            num_wanted += chunk.wanted.len();
+        }
+        let step = Step::new(chunks, turn, self.spare_logits.pop().unwrap_or_default());
+        Some(Step { drafting_time, ..step })
     }
 
     /// Gives every running sequence a chunk, as the scheduler shares out the rows, and takes the blocks for it.
@@ -64,12 +74,6 @@ impl Engine {
         if chunks.is_empty() && turn != Turn::Alone {
             let given = share_out(&pending, self.options.step_tokens, self.options.chunk_len, &self.served);
             chunks = self.take_chunks(&candidates, &pending, &given);
-        }
-        self.add_drafts(&mut chunks);
-        let mut num_wanted = 0;
-        for chunk in &mut chunks {
-            chunk.first_wanted_row = num_wanted;
-            num_wanted += chunk.wanted.len();
         }
         (chunks, turn)
     }

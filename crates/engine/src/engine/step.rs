@@ -1,7 +1,7 @@
 //! A step on its way through the device, and the chunks that it consists of.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pellucid_model::Logits;
 
@@ -15,6 +15,8 @@ pub(crate) struct Step {
     /// The tenants that it was planned for.
     pub(super) turn: Turn,
     pub(super) logits: Logits,
+    /// Time that a draft model took for its drafts.
+    pub(super) drafting_time: Duration,
     /// When the device began with it; `None` until it is launched.
     pub(super) launched: Option<Instant>,
     /// When its logits arrived.
@@ -59,6 +61,14 @@ impl PlannedChunk {
 impl Step {
     /// A step that is not launched yet. `logits` are those of an earlier step, kept for their memory.
     pub(super) fn new(chunks: Vec<PlannedChunk>, turn: Turn, logits: Logits) -> Step {
-        Step { chunks, turn, logits, launched: None, finished: None, rows_are_gone: false }
+        Step {
+            chunks,
+            turn,
+            logits,
+            drafting_time: Duration::ZERO,
+            launched: None,
+            finished: None,
+            rows_are_gone: false,
+        }
     }
 }

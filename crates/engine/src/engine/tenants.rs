@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use super::{Engine, PlannedChunk};
+use super::{Engine, Step};
 use crate::kv_cache::TenantId;
-use crate::scheduler::{Arrivals, Pending, Plan, Rows, Turn, Work};
+use crate::scheduler::{Arrivals, Pending, Plan, Rows, Work};
 use crate::sequence_group::GroupId;
 
 /// Time for which a tenant without requests is expected to come back. Until then prompts of other tenants are computed
@@ -60,18 +60,20 @@ impl Engine {
     }
 
     /// Learns from a step that took `time`, and charges each tenant for its part of it.
-    pub(super) fn settle(&mut self, chunks: &[PlannedChunk], turn: Turn, time: Duration) {
+    pub(super) fn settle(&mut self, step: &Step, time: Duration) {
         let mut works: Vec<(TenantId, Work)> = Vec::new();
         let mut all = Work::default();
-        for chunk in chunks {
+        for chunk in &step.chunks {
             all += chunk.work();
             match works.iter_mut().find(|(tenant, _)| *tenant == chunk.tenant) {
                 Some((_, work)) => *work += chunk.work(),
                 None => works.push((chunk.tenant, chunk.work())),
             }
         }
-        self.costs.measure(all, time.as_secs_f64());
-        self.time_share.settle(turn, time.as_secs_f64());
+        let seconds = time.saturating_sub(step.drafting_time).as_secs_f64();
+        self.costs.measure(all, seconds);
+        self.drafters.finish_step(seconds);
+        self.time_share.settle(step.turn, time.as_secs_f64());
         self.recent.last_step = time;
         let alone: Vec<f64> = works.iter().map(|&(_, work)| self.costs.predict(work)).collect();
         let sum: f64 = alone.iter().sum();

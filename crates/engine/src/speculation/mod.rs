@@ -8,18 +8,18 @@ mod acceptance;
 mod draft_length;
 mod draft_model;
 mod drafter;
+mod drafters;
 mod scored_draft;
 mod sequence_drafts;
-mod state;
 mod stats;
 
 pub use acceptance::Acceptance;
 pub use draft_length::{Candidate, DraftLengths, Limits, choose};
 pub use draft_model::{DraftModel, DraftModelOptions, WantedDraft};
 pub use drafter::{DraftContext, Drafter, DrafterKind};
+pub(crate) use drafters::Drafters;
 pub use scored_draft::{Level, NUM_LEVELS, ScoredDraft};
 pub(crate) use sequence_drafts::SequenceDrafts;
-pub(crate) use state::{Draft, Speculation};
 pub use stats::{DraftCounts, Proposal, SpeculationStats};
 
 /// Maximum tokens of a draft.

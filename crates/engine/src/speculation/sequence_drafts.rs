@@ -1,19 +1,56 @@
-//! The draft of one sequence, from the plan of a step to its commit.
+//! The proposals for one sequence and the draft that is checked, from the plan of a step to its commit.
 
-use super::{DraftCounts, DrafterKind, Proposal};
+use super::{Acceptance, DraftCounts, DrafterKind, Level, Proposal, ScoredDraft};
 
-/// The draft of a sequence in the step that is planned.
+/// The proposals for a sequence, and how often those before them were right.
 #[derive(Debug, Default)]
 pub(crate) struct SequenceDrafts {
     /// Identifies the sequence for drafters, once one was asked; 0 until then.
     pub(crate) id: u64,
-    /// The last token of the sequence and the drafted tokens after it: the rows of the step that is planned. Empty
-    /// without a draft.
+    /// Rates at which the drafters are right for this sequence, once one was asked.
+    pub(crate) acceptance: Option<Acceptance>,
+    /// Number of tokens that the sequence had when proposals were looked up; 0 if they are not of use any more.
+    looked_up_at: usize,
+    /// Proposals of lookups and of a draft model for the same position.
+    proposed: Vec<ScoredDraft>,
+    /// The last token of the sequence and the drafted tokens after it: the rows of the step that is planned.
     rows: Vec<u32>,
     drafter: Option<DrafterKind>,
 }
 
 impl SequenceDrafts {
+    /// Begins to look up proposals for a sequence of `num_tokens` tokens. Returns false if that was done before.
+    pub(crate) fn begin(&mut self, num_tokens: usize) -> bool {
+        let is_new = self.looked_up_at != num_tokens;
+        if is_new {
+            self.looked_up_at = num_tokens;
+            self.proposed.clear();
+        }
+        is_new
+    }
+
+    /// Adds a proposal.
+    pub(crate) fn add(&mut self, draft: ScoredDraft) {
+        // Without memory for it, there is one proposal less.
+        if !draft.is_empty() && self.proposed.try_reserve(1).is_ok() {
+            self.proposed.push(draft);
+        }
+    }
+
+    /// Adds the proposal of a draft model, so that it is observed.
+    pub(crate) fn add_drafted(&mut self, tokens: &[u32]) {
+        let mut draft = ScoredDraft::new(DrafterKind::DraftModel);
+        tokens.iter().for_each(|&token| draft.push(token, Level::LOWEST));
+        self.add(draft);
+    }
+
+    /// Returns the proposal of which most tokens are expected to be right.
+    pub(crate) fn best(&self) -> Option<&ScoredDraft> {
+        let acceptance = self.acceptance.as_ref()?;
+        let order = |a: &&ScoredDraft, b: &&ScoredDraft| acceptance.expected(a).total_cmp(&acceptance.expected(b));
+        self.proposed.iter().max_by(order)
+    }
+
     /// Sets the draft of the step that is planned; `last` is the last token of the sequence.
     pub(crate) fn plan(&mut self, last: u32, draft: &[u32], drafter: DrafterKind) {
         self.rows.clear();
@@ -27,19 +64,27 @@ impl SequenceDrafts {
         &self.rows
     }
 
-    /// Returns the number of drafted tokens.
-    pub(crate) fn len(&self) -> usize {
-        self.rows.len().saturating_sub(1)
-    }
-
-    /// Returns what was proposed for the token that row `row` of the step gives.
+    /// Returns the proposal for the token that row `row` of the step gives.
     pub(crate) fn proposal(&self, row: usize) -> Option<Proposal> {
         Some(Proposal { drafter: self.drafter?, token: *self.rows.get(row + 1)? })
     }
 
-    /// Returns who drafted and how much, of which the model chose `accepted` tokens; `None` without a draft.
+    /// Returns the counts of the planned draft, of which the model chose `accepted` tokens; `None` without a draft.
     pub(crate) fn counts(&self, accepted: usize) -> Option<(DrafterKind, DraftCounts)> {
-        let counts = DraftCounts { drafted: self.len() as u64, accepted: accepted as u64 };
-        Some((self.drafter?, counts))
+        let drafted = self.rows.len().saturating_sub(1) as u64;
+        Some((self.drafter?, DraftCounts { drafted, accepted: accepted as u64 }))
+    }
+
+    /// Compares all proposals with the tokens that the model chose, for the estimates of the sequence and for `shared`
+    /// ones.
+    pub(crate) fn observe(&mut self, chosen: &[u32], shared: &mut Acceptance) {
+        let SequenceDrafts { acceptance, proposed, looked_up_at, .. } = self;
+        for draft in proposed.drain(..) {
+            shared.observe(&draft, chosen);
+            acceptance.iter_mut().for_each(|acceptance| {
+                acceptance.observe(&draft, chosen);
+            });
+        }
+        *looked_up_at = 0;
     }
 }

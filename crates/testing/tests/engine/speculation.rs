@@ -2,7 +2,11 @@
 
 use std::collections::HashMap;
 
-use pellucid_engine::{DraftContext, Drafter, Engine, EngineOptions, Overcommit, Request};
+use pellucid_engine::{
+    DraftContext, Drafter, DrafterKind, Engine, EngineOptions, Overcommit, Request, SpeculationOptions,
+};
+
+use pellucid_testing::FakeModel;
 
 use crate::support::{OPTIONS, bits, fake, prompts, request, serve};
 
@@ -38,6 +42,7 @@ fn check(mut make: impl FnMut() -> Engine) {
         for alone in [true, false] {
             let replies = requests.iter().zip(&plain).map(|(r, o)| (r.prompt.clone(), o.tokens[0].clone())).collect();
             let mut engine = make();
+            engine.set_speculation(SpeculationOptions { fixed_draft_len: Some(5), ..SpeculationOptions::OFF });
             engine.add_drafter(Box::new(Recorded { replies, spoiled_every, num_proposed: 0 }));
             let outcomes = if alone {
                 requests.iter().map(|request| serve(&mut engine, std::slice::from_ref(request)).remove(0)).collect()
@@ -72,5 +77,29 @@ fn drafts_of_an_asynchronous_device_with_digests_change_no_bit() {
                 (model.is_asynchronous, model.digest_len, model.wrong_every) = (true, Some(8), wrong_every);
             })
         });
+    }
+}
+
+#[test]
+fn a_draft_model_changes_no_bit_and_the_same_model_is_always_right() {
+    let requests = requests();
+    for is_asynchronous in [false, true] {
+        let change = |model: &mut FakeModel| {
+            model.is_asynchronous = is_asynchronous;
+            model.digest_len = is_asynchronous.then_some(24);
+        };
+        let plain: Vec<_> = serve(&mut fake(OPTIONS, change), &requests).iter().map(bits).collect();
+        for fixed_draft_len in [None, Some(4)] {
+            let mut engine = fake(OPTIONS, change);
+            engine.set_speculation(SpeculationOptions { fixed_draft_len, ..SpeculationOptions::OFF });
+            let mut draft = FakeModel::new(24, 60);
+            change(&mut draft);
+            engine.set_draft_model(Box::new(draft), 400).expect("a draft model");
+            let outcomes: Vec<_> = serve(&mut engine, &requests).iter().map(bits).collect();
+            assert_eq!(outcomes, plain);
+            let counts = engine.stats().speculation.of(DrafterKind::DraftModel);
+            assert!(counts.drafted > 20, "{counts:?}");
+            assert_eq!(counts.rejected(), 0, "{counts:?}");
+        }
     }
 }

@@ -93,11 +93,11 @@ impl Engine {
     /// Samples the tokens of one sequence: from the first row, and from each further row while what was drafted for it
     /// is what was sampled. Returns the number of tokens.
     fn sample_sequence(&mut self, id: GroupId, i: usize, rows: &ChunkRows<'_>) -> Result<usize, Error> {
-        let Engine { running, cache, workspace, model, spare_row, speculation, stats, .. } = self;
+        let Engine { running, cache, workspace, model, spare_row, drafters, stats, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
         let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
         let (draft_len, first) = (rows.chunk.draft_len(), rows.first_to_sample());
-        let (mut num_tokens, mut num_accepted) = (0, 0);
+        let (mut chosen, mut num_accepted) = (Vec::new(), 0);
         for row in 0..=draft_len {
             let sequence = &mut group.sequences[i];
             sequence.reserve()?;
@@ -127,21 +127,25 @@ impl Engine {
                 cache.index_full_blocks(table, &sequence.tokens[..sequence.num_computed]);
             }
             let proposal = sequence.drafts.proposal(row).filter(|_| row < draft_len);
-            if let Some(proposal) = proposal.filter(|_| speculation.trusts_drafts()) {
+            if let Some(proposal) = proposal.filter(|_| drafters.trusts_drafts()) {
                 choice.token = proposal.token;
             }
             let is_accepted = proposal.is_some_and(|proposal| proposal.token == choice.token);
             num_accepted += usize::from(is_accepted);
-            num_tokens += 1;
+            chosen.push(choice.token);
             if commit_token(group, i, (choice, trace, proposal), cache, context_len)? || !is_accepted {
                 break;
             }
         }
-        if let Some((drafter, counts)) = group.sequences[i].drafts.counts(num_accepted).filter(|_| draft_len > 0) {
+        let tenant = group.tenant();
+        let sequence = &mut group.sequences[i];
+        if let Some((drafter, counts)) = sequence.drafts.counts(num_accepted).filter(|_| draft_len > 0) {
             group.stats.speculation.add(drafter, counts);
             stats.speculation.add(drafter, counts);
+            drafters.num_accepted += num_accepted;
         }
-        Ok(num_tokens)
+        drafters.observe(tenant, &mut sequence.drafts, &chosen);
+        Ok(chosen.len())
     }
 }
 

@@ -54,7 +54,7 @@ impl Candidate {
     }
 
     /// Returns the number of drafted tokens that are expected to be right.
-    pub(super) fn expected(&self, len: usize) -> f64 {
+    pub(crate) fn expected(&self, len: usize) -> f64 {
         let mut probability = 1.0;
         let each = self.rates.iter().take(len.min(self.len)).map(|rate| {
             probability *= rate;
