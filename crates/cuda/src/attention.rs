@@ -8,7 +8,7 @@ use crate::kernels::attention::prefill::{self, AttentionParameter, Kernel, Work}
 use crate::kernels::attention::store_kv::{self, ExpandParameter, RotateParameter, StoreParameter};
 use crate::kernels::rows::elementwise;
 use crate::memory::{floats, floats_mut, read};
-use crate::step::{self, RUN};
+use crate::step::{self, ChunkLen, RUN};
 
 /// Maximum bytes of the results of tiles that are merged by a later kernel. One row may have more.
 const MAX_PARTIAL: usize = 256 << 20;
@@ -116,15 +116,17 @@ impl Gpu {
         }
         self.storage(attention.kv)?;
         let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
-        let decodes = attention.sequences.iter().all(|sequence| sequence.rows.len() == 1);
+        let chunk_len = ChunkLen::of(attention.sequences);
+        let row_by_row = chunk_len != ChunkLen::Long;
         let storage = match kernel {
-            Kernel::Panels { storage, .. } if decodes => Some(storage),
+            Kernel::Panels { storage, .. } if row_by_row => Some(storage),
             _ => None,
         };
-        // Only the kernels for one token of each sequence rotate and store it themselves.
-        let rotate = match storage {
-            Some(_) => rotate,
-            None => {
+        // Only the kernels for one token of each sequence rotate and store it themselves: with several, a row reads the
+        // keys of the rows before it.
+        let rotate = match (storage, chunk_len) {
+            (Some(_), ChunkLen::One) => rotate,
+            _ => {
                 rotate.map_or(Ok(()), |rotate| store_kv::rotate_and_store(&self.device, &rotate))?;
                 None
             }
@@ -135,12 +137,12 @@ impl Gpu {
             values: read(&attention.kv.values),
             tables: self.index(Purpose::BlockTables, attention.block_tables)?,
         };
-        if kernel.expands() && !decodes {
+        if kernel.expands() && !row_by_row {
             blocks = self.expand_kv(&attention, blocks)?;
             kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
         }
         let (num_kv_heads, head_size) = (shape.num_kv_heads, shape.head_size);
-        let work = Work { num_rows, num_kv_heads, head_size, longest, decodes };
+        let work = Work { num_rows, num_kv_heads, head_size, longest, row_by_row };
         let tiles = kernel.split_tiles(&self.device, work);
         // If tiles wait to be merged, a limited number of rows at a time: every row gets as much memory as the longest
         // needs.

@@ -23,6 +23,33 @@ pub(crate) const MAX_RECORDED_ROWS: usize = 512;
 /// recently used one is dropped.
 const MAX_RECORDINGS: usize = 256;
 
+/// Maximum rows of a sequence whose rows attend one by one, and of a step of such sequences. With more rows, keys and
+/// values that are read once for several rows save more than the distribution of tiles over blocks.
+const MAX_SHORT_CHUNK: usize = 16;
+const MAX_SHORT_ROWS: usize = 256;
+
+/// The lengths of a step's chunks, as far as kernels and recordings depend on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum ChunkLen {
+    /// Every sequence has one row.
+    One,
+    /// No sequence has more than [`MAX_SHORT_CHUNK`] rows, as when drafted tokens are verified.
+    Short,
+    Long,
+}
+
+impl ChunkLen {
+    pub(crate) fn of(sequences: &[SequenceSpan]) -> ChunkLen {
+        let longest = sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(1);
+        let num_rows: usize = sequences.iter().map(|sequence| sequence.rows.len()).sum();
+        match longest {
+            0..=1 => ChunkLen::One,
+            2..=MAX_SHORT_CHUNK if num_rows <= MAX_SHORT_ROWS => ChunkLen::Short,
+            _ => ChunkLen::Long,
+        }
+    }
+}
+
 /// The slices of the current step and the addresses of their copies on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
@@ -70,6 +97,7 @@ fn found<T>(known: Option<(usize, usize, u64)>, slice: &[T]) -> Option<u64> {
 /// The properties of a step that must be equal for a recording to serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
+    chunk_len: ChunkLen,
     num_rows: usize,
     num_wanted: usize,
     /// Number of wanted rows, or 0.
@@ -225,12 +253,13 @@ impl CudaBackend {
         memo: &mut StepMemo,
         run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let decodes = index.sequences.iter().all(|sequence| sequence.rows.len() == 1);
-        if !decodes || index.ids.len() > MAX_RECORDED_ROWS || index.ids.is_empty() {
+        let chunk_len = ChunkLen::of(index.sequences);
+        if chunk_len == ChunkLen::Long || index.ids.len() > MAX_RECORDED_ROWS || index.ids.is_empty() {
             return run();
         }
         let longest = index.positions.iter().max().map_or(0, |&position| position as usize + 1);
         let key = Key {
+            chunk_len,
             num_rows: index.ids.len(),
             num_wanted: index.wanted.len(),
             num_queries: index.queries.len(),
@@ -321,8 +350,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn lengths_of_chunks() {
+        let of = |lens: &[usize]| {
+            let mut start = 0;
+            let spans: Vec<SequenceSpan> = (lens.iter())
+                .map(|len| {
+                    start += len;
+                    SequenceSpan { rows: start - len..start, blocks: 0..1 }
+                })
+                .collect();
+            ChunkLen::of(&spans)
+        };
+        assert_eq!(of(&[1; 400]), ChunkLen::One);
+        assert_eq!(of(&[1, 5, 16]), ChunkLen::Short);
+        assert_eq!(of(&[16; 16]), ChunkLen::Short);
+        assert_eq!(of(&[16; 17]), ChunkLen::Long);
+        assert_eq!(of(&[1, 17]), ChunkLen::Long);
+    }
+
+    #[test]
     fn the_least_recently_used_recording_is_dropped() {
-        let key = |num_rows| Key { num_rows, num_wanted: num_rows, num_queries: 0, tiles: 1, kv_address: 0 };
+        let key = |num_rows| Key {
+            chunk_len: ChunkLen::One,
+            num_rows,
+            num_wanted: num_rows,
+            num_queries: 0,
+            tiles: 1,
+            kv_address: 0,
+        };
         let mut recordings = Recordings::new(0);
         for num_rows in 0..MAX_RECORDINGS {
             assert!(recordings.find(&key(num_rows)).is_none());

@@ -126,7 +126,7 @@ pub fn attention_rows(backend: &dyn Backend) {
         (DType::BF16, 256, 4, Some(400), 32),
         (DType::Q8_0, 256, 2, None, 32),
     ] {
-        let chunks = &[(0, ROW_POSITIONS), (500, 530), (1000, 1003), (61, 700)];
+        let chunks = &[(0, ROW_POSITIONS), (500, 530), (1000, 1003), (61, 700), (508, 514), (1020, 1036), (62, 64)];
         attention_case(&mut harness, AttentionShape { dtype, head_size, num_heads, window, block_len }, chunks);
     }
 }

@@ -18,7 +18,7 @@ const TOLERANCE: f32 = 1e-4;
 const ROUNDED_TOLERANCE: f32 = 0.05;
 
 /// Checks layers of a published model's shape with random weights: a prompt's logits have the same bits in one chunk,
-/// token by token, and with two sequences at a time.
+/// token by token, and with two sequences at a time, which have one row each or up to 16.
 pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str) {
     let shape = SyntheticModel::named(shape).expect("a known shape").shallow();
     let scheme = QuantScheme::named(scheme).expect("a known quantization scheme");
@@ -39,6 +39,25 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
             let rows = runner.step(&mut [(a, &[*id]), (b, &[*id])]);
             let row = &expected[i * rows[0].len()..][..rows[0].len()];
             assert!(rows.iter().all(|logits| bits(logits) == row), "two sequences at a time give other bits at {i}");
+        }
+        // As when drafted tokens are verified. From the third step on, a device may replay a recorded step.
+        let vocab_size = expected.len() / prompt.len();
+        for len in 2..=16 {
+            let mut pair = [10, 20].map(|first| TestSequence { blocks: blocks(first), len: 0 });
+            for start in (0..prompt.len() - len).step_by(len) {
+                let [a, b] = &mut pair;
+                // The second sequence has shorter chunks, and computes the last position of each again, as after a
+                // rejected token.
+                let (other, short) = (b.len, 1 + start / len % len);
+                let chunks = &mut [(a, &prompt[start..start + len]), (b, &prompt[other..other + short])];
+                let rows = runner.step(chunks).concat();
+                let row = |position: usize| &expected[position * vocab_size..][..vocab_size];
+                let positions = (start..start + len).chain(other..other + short);
+                for (found, position) in rows.chunks_exact(vocab_size).zip(positions) {
+                    assert!(bits(found) == row(position), "chunks of {len} and {short} give other bits at {position}");
+                }
+                pair[1].len -= usize::from(short > 1);
+            }
         }
     }
 }

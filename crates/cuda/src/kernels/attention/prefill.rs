@@ -176,8 +176,8 @@ impl Kernel {
             Kernel::Plain(_) => {
                 tiles > 1 && work.num_rows * work.num_kv_heads < 4 * device.num_multiprocessors() as usize
             }
-            Kernel::Flash(_) => work.decodes,
-            Kernel::Panels { storage, .. } => work.decodes && !decode::takes_all(device, storage, work),
+            Kernel::Flash(_) => work.row_by_row,
+            Kernel::Panels { storage, .. } => work.row_by_row && !decode::takes_all(device, storage, work),
         };
         if splits { tiles.next_power_of_two() } else { 0 }
     }
@@ -190,8 +190,8 @@ pub(crate) struct Work {
     pub(crate) num_kv_heads: usize,
     pub(crate) head_size: usize,
     pub(crate) longest: usize,
-    /// Every sequence has one row.
-    pub(crate) decodes: bool,
+    /// Every row attends as if it were a sequence of its own.
+    pub(crate) row_by_row: bool,
 }
 
 /// `TILE_EXTRA` of attention_scores.cu.
