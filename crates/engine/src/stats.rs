@@ -60,6 +60,8 @@ pub struct EngineStats {
     pub shared_cached_tokens: u64,
     /// Drafted and accepted tokens of all requests.
     pub speculation: SpeculationStats,
+    /// Errors of the draft model: failed steps, and logits that could not be sampled. Requests do not notice them.
+    pub draft_errors: u64,
     /// Requests that ended with a complete reply or by their deadline.
     pub finished_requests: u64,
     /// Requests whose client disconnected.

@@ -106,9 +106,9 @@ impl Engine {
             let mut candidate = Candidate::without_draft(chunk.positions.start);
             if max_len > 0 {
                 let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
-                let (tenant, prompt_len) = (group.tenant(), group.request.prompt.len());
+                let (scope, prompt_len) = (group.request.scope, group.request.prompt.len());
                 let Sequence { drafts, tokens, .. } = &mut group.sequences[chunk.sequence];
-                let context = DraftContext { tenant, sequence: 0, tokens, prompt_len };
+                let context = DraftContext { scope, sequence: 0, tokens, prompt_len };
                 self.drafters.look_up(context, drafts, self.model.config().vocab_size);
                 if let Some((acceptance, draft)) = drafts.acceptance.as_ref().zip(drafts.best()) {
                     candidate.len = draft.len().min(max_len);

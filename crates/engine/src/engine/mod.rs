@@ -41,7 +41,7 @@ use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::{Served, StepCosts, TimeShare};
 use crate::sequence::Sequence;
 use crate::sequence_group::{GroupId, SequenceGroup};
-use crate::speculation::Drafters;
+use crate::speculation::{DraftModel, Drafters};
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
 pub use options::{EngineOptions, Overcommit};
@@ -230,7 +230,8 @@ impl Engine {
     pub fn audit(&self) -> Result<(), String> {
         let groups = || self.running.values().chain(self.waiting.values().flatten().map(|(_, group)| group));
         let tables = groups().flat_map(|group| &group.sequences).filter_map(|sequence| sequence.table.as_ref());
-        self.cache.audit(tables, groups().filter_map(|group| group.reservation.as_ref()))
+        self.cache.audit(tables, groups().filter_map(|group| group.reservation.as_ref()))?;
+        self.drafters.model.as_ref().map_or(Ok(()), DraftModel::audit)
     }
 
     /// Whether the last step found nothing to compute.
@@ -253,6 +254,7 @@ impl Engine {
             blocks_reserved: self.cache.num_reserved(),
             blocks_idle: self.cache.num_idle(),
             num_blocks: self.cache.num_blocks(),
+            draft_errors: self.drafters.model.as_ref().map_or(0, DraftModel::num_errors),
             ..self.stats
         }
     }

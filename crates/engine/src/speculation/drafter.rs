@@ -1,6 +1,6 @@
 //! The trait of drafters: a drafter sees the tokens of one sequence and proposes those that may follow.
 
-use crate::TenantId;
+use crate::Scope;
 
 /// A kind of drafter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,8 +47,8 @@ impl DrafterKind {
 /// The sequence that a drafter continues.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftContext<'a> {
-    /// Tenant of the request.
-    pub tenant: TenantId,
+    /// Tenant and salt of the request. A drafter that keeps text must keep it apart for each scope.
+    pub scope: Scope,
     /// Identifies the sequence while it exists.
     pub sequence: u64,
     /// Prompt and output.

@@ -19,7 +19,7 @@ pub(crate) struct Drafters {
     /// Drafted tokens that were accepted in the step that is committed.
     pub(crate) num_accepted: usize,
     custom: Vec<Box<dyn Drafter>>,
-    /// How often the drafters were right for each tenant, from which new sequences start.
+    /// Acceptance rates of each tenant, from which new sequences start.
     acceptance: BTreeMap<TenantId, Acceptance>,
     last_id: u64,
     /// Sequences that drafters keep something for.
@@ -73,7 +73,7 @@ impl Drafters {
             self.last_id += 1;
             drafts.id = self.last_id;
         }
-        let shared = self.acceptance.get(&context.tenant);
+        let shared = self.acceptance.get(&context.scope.tenant);
         drafts.acceptance.get_or_insert_with(|| match shared {
             Some(shared) => Acceptance::of_sequence(shared),
             None => Acceptance::of_sequence(&Acceptance::shared()),
