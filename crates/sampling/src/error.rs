@@ -41,4 +41,7 @@ pub enum Error {
     NotANumber { token: u32 },
     #[error("every token is excluded; allow more tokens")]
     NothingLeft,
+    /// The grammar of a reply cannot go on: its work exceeds a limit, or no token of the vocabulary fits.
+    #[error("the grammar cannot be followed any further: {0}")]
+    Grammar(String),
 }

@@ -42,5 +42,5 @@ pub use philox::{philox, uniform};
 pub use preset::Preset;
 pub use random_seed::random_seed;
 pub use sampler::{Choice, End, Input, Sampler, State};
-pub use steps::{Effect, StepKind};
+pub use steps::{Effect, StepKind, TokenConstraint, TokenMatcher};
 pub use trace::{CandidateTrace, DrawTrace, RunnerTrace, StepTrace, TokenTrace};

@@ -3,6 +3,7 @@
 //! A new step is a file here with a `DESCRIPTION`, a line in the list below, and its options in `options/table.rs`; see
 //! `docs/guides/add-a-sampler-step.md`. `sampler.rs` builds the chain and runs it.
 
+mod constraint;
 mod dry;
 mod frequency_presence;
 mod grammar_mask;
@@ -21,6 +22,7 @@ mod typical;
 mod weighted_draw;
 mod xtc;
 
+pub use constraint::{TokenConstraint, TokenMatcher};
 pub use step::Effect;
 pub(crate) use step::{Context, Description, Step};
 

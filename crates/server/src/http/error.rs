@@ -173,6 +173,9 @@ impl From<SamplingError> for ApiError {
                     "the sampling parameters exclude every token, so no reply is possible",
                 );
             }
+            SamplingError::Grammar(_) => {
+                return ApiError::invalid(error.to_string()).code("grammar_too_complex");
+            }
             SamplingError::VocabularySize { .. }
             | SamplingError::NumLogits { .. }
             | SamplingError::MaskLength { .. }

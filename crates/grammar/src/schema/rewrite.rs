@@ -1,0 +1,78 @@
+//! Rewrites parts of a schema that the parser reads less strictly than their definition.
+//!
+//! - `date`, `time` and `date-time`: the parser allows February 29 in every year and a 60th second in every minute. RFC
+//!   3339 has leap days in leap years only; a leap second depends on the time zone, so none is allowed here.
+//! - Counts such as `2.0` are written as integers.
+
+use serde_json::{Value, json};
+
+use super::keywords::{Keyword, Shape};
+
+/// A year other than 0000, which many libraries refuse.
+const YEAR: &str = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)";
+const LEAP_YEAR: &str = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)";
+const DAY: &str = "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)\
+                   |02-(?:0[1-9]|1[0-9]|2[0-8]))";
+const TIME: &str =
+    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
+
+/// Returns the expression of a format that the parser reads less strictly.
+fn pattern(format: &str) -> Option<String> {
+    let date = format!("(?:{YEAR}-{DAY}|{LEAP_YEAR}-02-29)");
+    match format {
+        "date" => Some(format!("^{date}$")),
+        "time" => Some(format!("^{TIME}$")),
+        "date-time" => Some(format!("^{date}T{TIME}$")),
+        _ => None,
+    }
+}
+
+/// Returns the integer that a number such as `2.0` stands for.
+pub(super) fn integer(value: &Value) -> Option<u64> {
+    let whole = |number: f64| (number.fract() == 0.0 && (0.0..1e15).contains(&number)).then_some(number as u64);
+    value.as_u64().or_else(|| value.as_f64().and_then(whole))
+}
+
+/// Rewrites a schema that passed the check.
+pub(crate) fn rewrite(schema: &mut Value) {
+    let Value::Object(members) = schema else { return };
+    for (name, value) in members.iter_mut() {
+        let Keyword::Enforced(shape) = Keyword::of(name) else { continue };
+        match (shape, value) {
+            (Shape::Schema | Shape::SchemaOrList, value @ Value::Object(_)) => rewrite(value),
+            (Shape::SchemaOrList | Shape::SchemaList, Value::Array(schemas)) => schemas.iter_mut().for_each(rewrite),
+            (Shape::SchemaMap, Value::Object(schemas)) => schemas.values_mut().for_each(rewrite),
+            (Shape::Count | Shape::StringCount, value) => {
+                if let Some(count) = integer(value) {
+                    *value = count.into();
+                }
+            }
+            _ => {}
+        }
+    }
+    let Some(pattern) = members.get("format").and_then(Value::as_str).and_then(pattern) else { return };
+    members.shift_remove("format");
+    let condition = json!({ "pattern": pattern });
+    match members.get_mut("allOf") {
+        Some(Value::Array(parts)) => parts.push(condition),
+        _ => drop(members.insert("allOf".to_owned(), json!([condition]))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_schemas_are_rewritten() {
+        let mut schema = json!({
+            "properties": { "format": { "format": "time" }, "minItems": { "minItems": 2.0 } },
+            "const": { "format": "time" },
+            "format": "uuid"
+        });
+        rewrite(&mut schema);
+        assert!(schema["properties"]["format"]["allOf"][0]["pattern"].is_string());
+        assert_eq!(schema["properties"]["minItems"], json!({ "minItems": 2 }));
+        assert_eq!((&schema["const"]["format"], &schema["format"]), (&json!("time"), &json!("uuid")));
+    }
+}
