@@ -1,5 +1,7 @@
 //! A compiler for the tiny model's vocabulary, and replies that are sampled at random from the masks of a grammar.
 
+#![allow(dead_code, unreachable_pub)] // Each test and the example use a part of it.
+
 use std::sync::{Arc, LazyLock};
 
 use pellucid_checkpoint::Checkpoint;
