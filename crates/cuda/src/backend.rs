@@ -7,7 +7,7 @@ use std::time::Instant;
 use pellucid_tensor::{
     Activation, Attend, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, GatedMlpCall, HostFloats,
     HostWeight, Input, KvLayer, Linear, Output, Residual, Rope, RotateAndStore, Routing, RowDigest, RowQuery,
-    StepIndex, StepMemo, StoreKv, TableRows, Tensor,
+    StepIndex, StepMemo, StoreKv, TableRows, Tensor, TokenSlots,
 };
 
 use crate::cublas::CublasLt;
@@ -192,6 +192,22 @@ impl Backend for CudaBackend {
 
     fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
         digest::read(&mut self.gpu(), ticket, out)
+    }
+
+    fn token_slots(&self) -> TokenSlots {
+        elementwise::TOKEN_SLOTS
+    }
+
+    fn keep_assumed(&self, num_rows: usize, slot: usize) -> Result<(), Error> {
+        digest::keep_assumed(&mut self.gpu(), num_rows, slot)
+    }
+
+    fn fetch_kept(&self, num_slots: usize) -> Result<(), Error> {
+        digest::fetch_kept(&mut self.gpu(), num_slots)
+    }
+
+    fn read_kept(&self, out: &mut Vec<u32>) -> Result<(), Error> {
+        digest::read_kept(&mut self.gpu(), out)
     }
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pellucid_tensor::{DType, Error, TokenSource};
 
 use crate::cublas::CublasLt;
-use crate::digest::Arrivals;
+use crate::digest::{Arrivals, AssumedTokens};
 use crate::driver::{Buffer, Device};
 use crate::experts::on_device;
 use crate::kernels::rows::elementwise;
@@ -23,12 +23,14 @@ pub(crate) struct Gpu {
     counters: Option<Buffer>,
     frequencies: Vec<(Vec<u32>, Buffer)>,
     pub(crate) conversions: Vec<Conversion>,
-    /// Host memory in which the tables of a step are put together.
-    pub(crate) step_tables: Ring<u32>,
+    /// Host memory in which the tables of a step are put together. The pieces suffice for the steps of the longest
+    /// draft, the step that verifies it, and one more, so that none of them waits for another to end.
+    pub(crate) step_tables: Ring<u32, 18>,
     /// Host memory through which weights are sent to the device.
     pub(crate) staging: Staging,
     pub(crate) expert_tables: on_device::Tables,
     pub(crate) arrivals: Arrivals,
+    pub(crate) assumed: AssumedTokens,
     /// Present under `--fast`: the bits of its products may depend on the number of rows.
     pub(crate) cublas: Option<CublasLt>,
 }
@@ -89,6 +91,7 @@ impl Gpu {
             staging: Staging::new(),
             expert_tables: on_device::Tables::new(),
             arrivals: Arrivals::default(),
+            assumed: AssumedTokens::default(),
             cublas,
         }
     }

@@ -209,23 +209,23 @@ impl<T> Drop for Piece<T> {
     }
 }
 
-/// Two pieces used alternately: one is filled while the device may still copy the other.
+/// Pieces used in turn: one is filled while the device may still copy the others.
 #[derive(Debug)]
-pub(crate) struct Ring<T> {
-    pieces: [Option<Piece<T>>; 2],
+pub(crate) struct Ring<T, const NUM_PIECES: usize> {
+    pieces: [Option<Piece<T>>; NUM_PIECES],
     current: usize,
 }
 
-impl<T> Default for Ring<T> {
+impl<T, const NUM_PIECES: usize> Default for Ring<T, NUM_PIECES> {
     fn default() -> Self {
-        Ring { pieces: [None, None], current: 0 }
+        Ring { pieces: std::array::from_fn(|_| None), current: 0 }
     }
 }
 
-impl<T: Plain> Ring<T> {
+impl<T: Plain, const NUM_PIECES: usize> Ring<T, NUM_PIECES> {
     /// The next piece, of at least `len` values.
     pub(crate) fn next(&mut self, device: &Arc<Device>, len: usize) -> Result<&mut Piece<T>, Error> {
-        self.current = 1 - self.current;
+        self.current = (self.current + 1) % NUM_PIECES;
         Piece::of_len(&mut self.pieces[self.current], device, len)
     }
 }

@@ -197,6 +197,10 @@ impl Gpu {
     fn begin_step(&mut self, index: &StepIndex<'_>) -> Result<(), Error> {
         // By the first step all weights are on the device.
         self.staging.clear();
+        if let Some(id) = index.ids.iter().find(|&&id| !self.assumed.has(id, index.kv_address)) {
+            let why = format!("{id:?} is not a token that the device has: launch the step that makes it right before");
+            return Err(self.device.refuse("taking an assumed token", why));
+        }
         let ids: Vec<u32> = index.ids.iter().map(|&id| elementwise::token_code(id)).collect();
         let row_tables = row_tables(index.sequences, index.ids.len());
         let queries: Vec<u32> = index.queries.iter().flat_map(|query| Query::from(query).words()).collect();
@@ -243,7 +247,11 @@ impl CudaBackend {
             self.device.begin_run();
             run()
         });
-        self.gpu().current = Current::default();
+        let mut gpu = self.gpu();
+        gpu.current = Current::default();
+        if result.is_ok() && !index.queries.is_empty() {
+            gpu.assumed.made(index.kv_address, index.queries.len());
+        }
         result
     }
 

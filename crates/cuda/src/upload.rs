@@ -29,7 +29,7 @@ const PIECE: usize = 4 << 20;
 const MAX_READERS: usize = 8;
 
 /// The pinned memory of each reader, kept from weight to weight.
-pub(crate) type Staging = Vec<Ring<u8>>;
+pub(crate) type Staging = Vec<Ring<u8, 2>>;
 
 /// Sends a table or a vector, whose values stay exactly what they are.
 pub(crate) fn table(gpu: &mut Gpu, weight: HostWeight) -> Result<Tensor, Error> {
@@ -163,7 +163,7 @@ impl Transfer<'_> {
     }
 
     /// Sends pieces that no other reader has taken, through `ring` and a slot of device memory.
-    fn read_pieces(&self, next: &AtomicUsize, ring: &mut Ring<u8>, slot: u64) -> Result<(), Error> {
+    fn read_pieces(&self, next: &AtomicUsize, ring: &mut Ring<u8, 2>, slot: u64) -> Result<(), Error> {
         loop {
             let first_row = next.fetch_add(1, Ordering::Relaxed) * self.rows_at_once();
             if first_row >= self.weight.rows || self.outgrew.load(Ordering::Relaxed) {
@@ -174,7 +174,7 @@ impl Transfer<'_> {
         }
     }
 
-    fn send_rows(&self, rows: Range<usize>, ring: &mut Ring<u8>, slot: u64) -> Result<(), Error> {
+    fn send_rows(&self, rows: Range<usize>, ring: &mut Ring<u8, 2>, slot: u64) -> Result<(), Error> {
         let HostWeight { dtype, cols, ref bytes, .. } = *self.weight;
         let row_bytes = dtype.bytes_for(cols).expect("rows are whole blocks");
         let from = &bytes[rows.start * row_bytes..rows.end * row_bytes];

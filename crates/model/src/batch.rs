@@ -18,6 +18,8 @@ pub enum ChunkIds<'a> {
     Assumed {
         row: usize,
     },
+    /// Tokens of which only the device may know some.
+    Sources(&'a [TokenSource]),
 }
 
 impl ChunkIds<'_> {
@@ -25,6 +27,7 @@ impl ChunkIds<'_> {
         match self {
             ChunkIds::Tokens(tokens) => tokens.len(),
             ChunkIds::Assumed { .. } => 1,
+            ChunkIds::Sources(sources) => sources.len(),
         }
     }
 }
@@ -78,6 +81,7 @@ impl Batch {
         match chunk.ids {
             ChunkIds::Tokens(tokens) => self.ids.extend(tokens.iter().map(|&token| TokenSource::Token(token))),
             ChunkIds::Assumed { row } => self.ids.push(TokenSource::Assumed { row: row as u32 }),
+            ChunkIds::Sources(sources) => self.ids.extend_from_slice(sources),
         }
         self.block_tables.extend_from_slice(chunk.blocks);
         for position in positions {

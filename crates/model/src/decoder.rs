@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows};
+use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows, TokenSlots};
 
 use crate::activations::{Activations, Entry, normed};
 use crate::architectures::{self, Blueprint};
@@ -131,6 +131,21 @@ impl Decoder {
             queries => self.backend.digest(&self.activations.logits, queries),
         }
     }
+
+    /// Starts the operations of a step.
+    fn launch_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
+        // `self.queries` are those of the step before.
+        batch.check(&self.config, self.queries.len())?;
+        let backend = self.backend.clone();
+        self.activations.resize(&*backend, batch)?;
+        let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
+        batch.write_queries(&mut queries);
+        let index = batch.index(kv, &queries);
+        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, &queries, kv));
+        self.memo = memo;
+        self.queries = queries;
+        Ok(result?)
+    }
 }
 
 impl Model for Decoder {
@@ -144,18 +159,8 @@ impl Model for Decoder {
     }
 
     fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        // `self.queries` are those of the step before.
-        batch.check(&self.config, self.queries.len())?;
-        let backend = self.backend.clone();
-        self.activations.resize(&*backend, batch)?;
-        let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
-        batch.write_queries(&mut queries);
-        let index = batch.index(kv, &queries);
-        let result = backend.step(&index, &mut memo, &mut || self.compute(batch, &queries, kv));
-        self.memo = memo;
-        self.queries = queries;
-        result?;
-        Ok(logits.await_rows(&*backend, &batch.queries, self.config.vocab_size)?)
+        self.launch_step(batch, kv)?;
+        Ok(logits.await_rows(&*self.backend, &batch.queries, self.config.vocab_size)?)
     }
 
     fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
@@ -170,6 +175,24 @@ impl Model for Decoder {
 
     fn supports_digests(&self) -> bool {
         self.backend.digest_len(self.config.vocab_size).is_some()
+    }
+
+    fn token_slots(&self) -> TokenSlots {
+        self.backend.token_slots()
+    }
+
+    fn launch_draft(&mut self, batch: &Batch, kv: &mut KvMemory, slot: usize) -> Result<(), Error> {
+        assert!(batch.queries.iter().all(Option::is_some), "every wanted row of a draft step has a query");
+        self.launch_step(batch, kv)?;
+        Ok(self.backend.keep_assumed(batch.num_wanted(), slot)?)
+    }
+
+    fn fetch_drafts(&mut self, num_slots: usize) -> Result<(), Error> {
+        Ok(self.backend.fetch_kept(num_slots)?)
+    }
+
+    fn read_drafts(&mut self, out: &mut Vec<u32>) -> Result<(), Error> {
+        Ok(self.backend.read_kept(out)?)
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {

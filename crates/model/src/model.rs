@@ -1,5 +1,7 @@
 //! The trait that the engine runs: a batch in, logits out.
 
+use pellucid_tensor::TokenSlots;
+
 use crate::{Batch, DecoderConfig, Error, KvMemory, Logits};
 
 /// Computes logits from token ids. [`Decoder`](crate::Decoder) implements it for every supported family.
@@ -32,6 +34,34 @@ pub trait Model: Send {
     /// Whether chunks of a batch may have a [`queries`](crate::Chunk::queries) for digests.
     fn supports_digests(&self) -> bool {
         false
+    }
+
+    /// Returns the slots of the device for the tokens of [`Model::launch_draft`].
+    fn token_slots(&self) -> TokenSlots {
+        TokenSlots::default()
+    }
+
+    /// Starts a forward pass of which only the tokens are used that the device assumes for the wanted rows, each of
+    /// which has a query. The device keeps them in a slot, from which the rows of later steps of every model on it can
+    /// take them ([`TokenSource::Kept`](pellucid_tensor::TokenSource::Kept)). Such steps are not finished, and any
+    /// number of them may be launched; steps that were launched before must be finished first if their whole rows of
+    /// logits are wanted.
+    fn launch_draft(&mut self, batch: &Batch, kv: &mut KvMemory, slot: usize) -> Result<(), Error> {
+        let _ = (batch, kv, slot);
+        unreachable!("`token_slots` says that there are none")
+    }
+
+    /// Starts to copy the tokens of the first `num_slots` slots to the host.
+    fn fetch_drafts(&mut self, num_slots: usize) -> Result<(), Error> {
+        let _ = num_slots;
+        unreachable!("`token_slots` says that there are none")
+    }
+
+    /// Waits for the tokens that were fetched last, and appends them to `out`: [`TokenSlots::num_rows`] for each slot,
+    /// of which those that were kept have a meaning.
+    fn read_drafts(&mut self, out: &mut Vec<u32>) -> Result<(), Error> {
+        let _ = out;
+        unreachable!("`token_slots` says that there are none")
     }
 
     /// Reads a wanted row of logits of the batch that was launched last, for which only the digest was returned.

@@ -26,7 +26,8 @@ pub use golden::{Golden, goldens, goldens_folder};
 pub use runner::{Runner, TestSequence};
 
 use crate::suites::{
-    batch_invariance, digests, fused_operations, look_ahead, models, operations, residual_stream, speculation,
+    batch_invariance, chained_drafts, digests, fused_operations, look_ahead, models, operations, residual_stream,
+    speculation,
 };
 
 /// The result of one check.
@@ -95,6 +96,12 @@ pub fn run(
                 speculation::drafts_change_no_reply(&load, backend);
             });
         }
+    }
+    if backend.token_slots().num_slots > 0 {
+        check("chained drafts equal single steps", &|| {
+            let [draft, target] = ["llama3", "qwen3-moe"].map(|name| embedded_goldens::write(name, folder));
+            chained_drafts::chained_drafts_equal_single_steps(backend, &draft, &target);
+        });
     }
     // A device that keeps rows of logits in its own memory also fuses operations on wide rows, which no golden has.
     if keeps_bits && digests_rows {

@@ -16,7 +16,7 @@ pub use backend::{
     Activation, Attend, Attention, Backend, DigestTicket, Error, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape,
     HostFloats, HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope, RopeStyle,
     RotateAndStore, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist, StepIndex, StepMemo, StoreKv, TableRows,
-    TokenSource,
+    TokenSlots, TokenSource,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

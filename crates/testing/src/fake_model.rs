@@ -4,14 +4,14 @@
 //! wrong block, a missing copy, a stale slot or tokens of another request therefore change its output. The expected
 //! output needs no engine.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits, MlpKind, Model, NormKind, Positions};
 use pellucid_sampling::OwnedDigest;
 use pellucid_selftest::suites::digests::digest_query;
 use pellucid_tensor::{
-    Activation, Backend, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor, TokenSource,
+    Activation, Backend, Error as DeviceError, HeadShape, RowDigest, RowQuery, StoreKv, Tensor, TokenSlots, TokenSource,
 };
 
 use crate::VirtualClock;
@@ -44,9 +44,20 @@ pub struct FakeModel {
     rows: Vec<Vec<f32>>,
     /// The assumed tokens of the last launched step.
     assumed: Vec<u32>,
+    /// The tokens that the fake device keeps. Models that share them are on the same device.
+    pub slots: Arc<Mutex<FakeSlots>>,
     num_digests: usize,
     num_launched: usize,
     num_finished: usize,
+}
+
+/// Slots of a fake device for tokens.
+#[derive(Debug, Default)]
+pub struct FakeSlots {
+    /// The slots that models report.
+    pub size: TokenSlots,
+    kept: Vec<Vec<u32>>,
+    fetched: Vec<u32>,
 }
 
 impl FakeModel {
@@ -91,6 +102,7 @@ impl FakeModel {
             clock: None,
             rows: Vec::new(),
             assumed: Vec::new(),
+            slots: Arc::default(),
             num_digests: 0,
             num_launched: 0,
             num_finished: 0,
@@ -99,6 +111,10 @@ impl FakeModel {
 
     pub fn backend(&self) -> Arc<CpuBackend> {
         self.backend.clone()
+    }
+
+    fn slots(&self) -> MutexGuard<'_, FakeSlots> {
+        self.slots.lock().expect("no test panics while it holds the slots")
     }
 
     /// Returns the logits after these tokens.
@@ -147,6 +163,7 @@ impl Model for FakeModel {
         let token = |&id: &TokenSource| match id {
             TokenSource::Token(token) => token,
             TokenSource::Assumed { row } => self.assumed[row as usize],
+            TokenSource::Kept { slot, row } => self.slots().kept[slot as usize][row as usize],
         };
         let ids: Vec<u32> = batch.ids().iter().map(token).collect();
         if let Some(bomb) = self.bomb {
@@ -206,6 +223,35 @@ impl Model for FakeModel {
 
     fn supports_digests(&self) -> bool {
         self.digest_len.is_some()
+    }
+
+    fn token_slots(&self) -> TokenSlots {
+        self.slots().size
+    }
+
+    fn launch_draft(&mut self, batch: &Batch, kv: &mut KvMemory, slot: usize) -> Result<(), Error> {
+        self.launch(batch, kv, &mut Logits::default())?;
+        self.num_finished += 1;
+        let mut slots = self.slots();
+        assert!(slot < slots.size.num_slots && self.assumed.len() <= slots.size.num_rows, "a slot for the tokens");
+        let num_slots = slots.size.num_slots;
+        slots.kept.resize(num_slots, Vec::new());
+        slots.kept[slot].clone_from(&self.assumed);
+        Ok(())
+    }
+
+    fn fetch_drafts(&mut self, num_slots: usize) -> Result<(), Error> {
+        let mut slots = self.slots();
+        let num_rows = slots.size.num_rows;
+        // A device copies the tokens that were never kept as well.
+        let tokens = |kept: &Vec<u32>| (0..num_rows).map(|row| kept.get(row).copied().unwrap_or(u32::MAX)).collect();
+        slots.fetched = slots.kept[..num_slots].iter().flat_map::<Vec<u32>, _>(tokens).collect();
+        Ok(())
+    }
+
+    fn read_drafts(&mut self, out: &mut Vec<u32>) -> Result<(), Error> {
+        out.extend_from_slice(&self.slots().fetched);
+        Ok(())
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {

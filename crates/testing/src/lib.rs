@@ -11,7 +11,7 @@ mod tiny_model;
 mod virtual_clock;
 
 pub use cpu::{cpu, exact_isa};
-pub use fake_model::FakeModel;
+pub use fake_model::{FakeModel, FakeSlots};
 pub use invariance_cases::{InvarianceCase, invariance_cases};
 pub use tiny_model::{TINY_TEMPLATE, TinyModel, tiny_model};
 pub use virtual_clock::{Machine, VirtualClock};

@@ -2,6 +2,7 @@
 //! itself to the bit.
 
 pub mod batch_invariance;
+pub(crate) mod chained_drafts;
 pub mod digests;
 pub mod fused_operations;
 mod harness;

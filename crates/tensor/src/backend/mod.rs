@@ -19,7 +19,7 @@ pub use arguments::{
     Activation, Attend, Attention, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape, HostWeight, Input, KvLayer, Linear,
     Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, SequenceSpan, StoreKv,
 };
-pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSource};
+pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSlots, TokenSource};
 
 use std::any::Any;
 use std::fmt;
@@ -143,7 +143,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = (logits, queries);
         unreachable!("`digest_len` says that there are no digests")
     }
-    /// Starts to copy the `num_rows` digests that were made last. They can be read until two more are fetched.
+    /// Starts to copy the `num_rows` digests that were made last. They can be read until four more are fetched.
     fn fetch_digests(&self, num_rows: usize) -> Result<DigestTicket, Error> {
         let _ = num_rows;
         unreachable!("`digest_len` says that there are no digests")
@@ -152,6 +152,28 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn read_digests(&self, ticket: DigestTicket, out: &mut [RowDigest]) -> Result<(), Error> {
         let _ = (ticket, out);
         unreachable!("`digest_len` says that there are no digests")
+    }
+    /// Returns the slots for [`Backend::keep_assumed`].
+    fn token_slots(&self) -> TokenSlots {
+        TokenSlots::default()
+    }
+    /// Keeps the tokens that the device assumed for the `num_rows` digests that it made last, 0 for a row where it
+    /// assumed none. Steps of every model on the device can take them ([`TokenSource::Kept`]), until the slot is used
+    /// again.
+    fn keep_assumed(&self, num_rows: usize, slot: usize) -> Result<(), Error> {
+        let _ = (num_rows, slot);
+        unreachable!("`token_slots` says that there are none")
+    }
+    /// Starts to copy the tokens of the first `num_slots` slots to the host. The next fetch overwrites them.
+    fn fetch_kept(&self, num_slots: usize) -> Result<(), Error> {
+        let _ = num_slots;
+        unreachable!("`token_slots` says that there are none")
+    }
+    /// Waits for the tokens that were fetched last, and appends them to `out`: for each slot, its maximum of tokens, of
+    /// which those that were kept have a meaning.
+    fn read_kept(&self, out: &mut Vec<u32>) -> Result<(), Error> {
+        let _ = out;
+        unreachable!("`token_slots` says that there are none")
     }
 
     // Steps.

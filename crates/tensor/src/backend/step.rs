@@ -12,9 +12,11 @@ use crate::SequenceSpan;
 pub enum TokenSource {
     /// This token.
     Token(u32),
-    /// The token that the device assumed for this row of the digests that it made last. Where it assumed none, any
-    /// token may be read, and the results of the row are meaningless.
+    /// The token that the device assumed for this row of the digests that it made last, in a step with the same KV
+    /// memory. Where it assumed none, any token may be read, and the results of the row are meaningless.
     Assumed { row: u32 },
+    /// The token in this row of a slot, see [`Backend::keep_assumed`](crate::Backend::keep_assumed).
+    Kept { slot: u32, row: u32 },
 }
 
 impl TokenSource {
@@ -22,7 +24,7 @@ impl TokenSource {
     pub fn token(self) -> Option<u32> {
         match self {
             TokenSource::Token(token) => Some(token),
-            TokenSource::Assumed { .. } => None,
+            TokenSource::Assumed { .. } | TokenSource::Kept { .. } => None,
         }
     }
 }
@@ -117,3 +119,12 @@ pub struct RowDigest {
 /// Identifies digests that are being copied to the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DigestTicket(pub u64);
+
+/// The slots in which a device keeps assumed tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TokenSlots {
+    /// Number of slots; 0 if the device keeps no tokens.
+    pub num_slots: usize,
+    /// Maximum tokens of a slot.
+    pub num_rows: usize,
+}

@@ -1,6 +1,6 @@
 //! Launches of `elementwise.cu`: operations on each row, or on each value of it.
 
-use pellucid_tensor::{Activation, Error, RopeStyle, TokenSource};
+use pellucid_tensor::{Activation, Error, RopeStyle, TokenSlots, TokenSource};
 
 use crate::driver::{Device, Grid};
 use crate::kernels::{GROUP_COLS, Operand};
@@ -123,14 +123,19 @@ pub(crate) fn activation_code(activation: Activation) -> u32 {
     }
 }
 
-/// `ASSUMED` of elementwise.cu: an id with this bit is a row of the tokens that the digests of the last step assumed.
+/// `ASSUMED` of elementwise.cu: an id with this bit is an index of the tokens that digests assumed.
 const ASSUMED: u32 = 1 << 31;
+
+/// Slots in which assumed tokens are kept, and the tokens of each. Those of the digests that were made last follow.
+pub(crate) const TOKEN_SLOTS: TokenSlots = TokenSlots { num_slots: 16, num_rows: 128 };
+pub(crate) const NUM_KEPT: usize = TOKEN_SLOTS.num_slots * TOKEN_SLOTS.num_rows;
 
 /// The code of a row's token on the device.
 pub(crate) fn token_code(id: TokenSource) -> u32 {
     match id {
         TokenSource::Token(token) => token,
-        TokenSource::Assumed { row } => ASSUMED | row,
+        TokenSource::Assumed { row } => ASSUMED | (NUM_KEPT as u32 + row),
+        TokenSource::Kept { slot, row } => ASSUMED | (slot * TOKEN_SLOTS.num_rows as u32 + row),
     }
 }
 
