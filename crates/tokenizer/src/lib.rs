@@ -19,6 +19,7 @@ mod text_stream;
 mod tokenizer;
 mod unicode_categories;
 mod vocabulary;
+mod vocabulary_difference;
 
 pub use chat::{ChatTemplate, Conversation, DateTime, MemoryGrant, ROLES, RenderLimits, Segment, message};
 pub use error::Error;
@@ -27,3 +28,4 @@ pub use stop_filter::StopFilter;
 pub use text_stream::TextStream;
 pub use tokenizer::Tokenizer;
 pub use vocabulary::{TokenInfo, TokenKind};
+pub use vocabulary_difference::VocabularyDifference;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tokenizer::{Error, TokenKind, Tokenizer};
+use pellucid_tokenizer::{Error, TokenKind, Tokenizer, VocabularyDifference};
 
 /// A value of a GGUF key, of the kinds that tokenizers use.
 #[derive(Clone)]
@@ -197,4 +197,48 @@ fn odd_scores_do_no_harm() {
     let scores: Vec<f32> = scores.iter().copied().cycle().take(15).collect();
     let tokenizer = load(&with(&sentencepiece(), "tokenizer.ggml.scores", Some(Field::Scores(scores)))).unwrap();
     assert_eq!(tokenizer.decode(&tokenizer.encode("ab</s>a b"), false), "ab</s>a b");
+}
+
+/// A vocabulary with the tokens of [`byte_level`] and more, each with its kind.
+fn byte_level_and(more: &[(&str, i32)]) -> Tokenizer {
+    let mut tokens = vec!["a", "b", "Ġ", "ab", "Ġab", "<|im_end|>", "<bos>", "n", "Ċ"];
+    let mut kinds = vec![1, 1, 1, 1, 1, 1, 3, 1, 1];
+    for (token, kind) in more {
+        tokens.push(token);
+        kinds.push(*kind);
+    }
+    let fields = with(&byte_level(), "tokenizer.ggml.tokens", Some(texts(&tokens)));
+    load(&with(&fields, "tokenizer.ggml.token_type", Some(Field::Numbers(kinds)))).unwrap()
+}
+
+#[test]
+fn vocabularies_are_compared_by_the_bytes_of_their_ids() {
+    let plain = byte_level_and(&[]);
+    let difference = |other: &Tokenizer| VocabularyDifference::find(&plain, other);
+    assert_eq!(difference(&byte_level_and(&[])), None);
+    assert_eq!(difference(&byte_level_and(&[("[PAD9]", 5), ("[PAD10]", 5)])), None, "padding");
+    assert_eq!(VocabularyDifference::find(&byte_level_and(&[("x", 5)]), &byte_level_and(&[("y", 5)])), None);
+    assert_eq!(VocabularyDifference::find(&byte_level_and(&[("x", 1)]), &byte_level_and(&[("x", 4)])), None, "kinds");
+
+    let longer = difference(&byte_level_and(&[("[PAD9]", 5), ("Ġn", 1)])).expect("one has a further token");
+    assert_eq!((longer.id, &longer.first, longer.second.as_deref()), (10, &None, Some(&b" n"[..])));
+    assert_eq!(longer.to_string(), "token 10 is not used in the first vocabulary and \" n\" in the second");
+    let other =
+        with(&byte_level(), "tokenizer.ggml.tokens", Some(texts(&["a", "c", "Ġ", "d", "e", "f", "g", "n", "Ċ"])));
+    let other = load(&with(&other, "tokenizer.ggml.merges", Some(texts(&[])))).unwrap();
+    let first = difference(&other).expect("several differ");
+    assert_eq!(first.to_string(), "token 1 is \"b\" in the first vocabulary and \"c\" in the second");
+    let spm = load(&sentencepiece()).unwrap();
+    assert_eq!(difference(&spm).expect("nothing is equal").id, 0);
+}
+
+#[test]
+fn differing_tokens_are_shown_escaped_and_shortened() {
+    let long = "é".repeat(10_000);
+    let shown = |piece: &str| {
+        let difference = VocabularyDifference::find(&byte_level_and(&[]), &byte_level_and(&[(piece, 3)]));
+        difference.expect("a further token").to_string()
+    };
+    assert!(shown(&long).len() < 200);
+    assert!(shown("\u{1b}[31mred").contains(r"\u{1b}[31mred"), "{}", shown("\u{1b}[31mred"));
 }
