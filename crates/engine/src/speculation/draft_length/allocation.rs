@@ -239,17 +239,30 @@ impl<'a> Step<'a> {
         let slow = self.candidates.iter().filter(|candidate| candidate.is_slow() && max_slow > 0);
         let drafting =
             slow.map(|slow| slow.start_seconds + slow.seconds_per_token * max_slow as f64).fold(0.0, f64::max);
-        let taken = rows.iter().filter(|row| !self.candidates[row.candidate].is_slow() || row.position < max_slow);
         let (mut work, mut gain, mut fresh_rows) = (self.base, 0.0, self.base.num_rows);
+        let mut lengths = vec![0; self.candidates.len()];
+        let mut taken: Vec<usize> = Vec::new();
         let mut best: Option<(usize, f64, f64)> = None;
-        for (count, row) in taken.clone().take(limits.num_rows).enumerate() {
+        for row in rows {
             let draft = &self.candidates[row.candidate];
-            work += Work { num_rows: 1, num_read: 1, num_compared: (draft.depth + row.position + 2) as u64 };
-            gain += row.probability;
-            let extra = self.costs.predict(work) - self.base_seconds + drafting;
-            if !self.is_within(limits, extra) {
+            // A row that did not fit ends its draft.
+            let is_next = lengths[row.candidate] == row.position;
+            if !is_next || (draft.is_slow() && row.position >= max_slow) {
+                continue;
+            }
+            if taken.len() == limits.num_rows {
                 break;
             }
+            let longer =
+                work.and(Work { num_rows: 1, num_read: 1, num_compared: (draft.depth + row.position + 2) as u64 });
+            let extra = self.costs.predict(longer) - self.base_seconds + drafting;
+            if !self.is_within(limits, extra) {
+                continue;
+            }
+            work = longer;
+            gain += row.probability;
+            lengths[row.candidate] += 1;
+            taken.push(row.candidate);
             let mut seconds = self.plain_seconds + extra;
             if explores {
                 if !self.costs.is_stale(work, STALE_STEPS) {
@@ -264,12 +277,11 @@ impl<'a> Step<'a> {
             let rate = (self.candidates.len() as f64 + gain) / seconds;
             let affordable = extra <= budget + CREDIT * gain * self.token_seconds();
             if affordable && rate > best.map_or(best_rate, |(_, rate, _)| rate) {
-                best = Some((count + 1, rate, extra));
+                best = Some((taken.len(), rate, extra));
             }
         }
         best.map(|(count, rate, extra_seconds)| {
-            let mut lengths = vec![0; self.candidates.len()];
-            taken.take(count).for_each(|row| lengths[row.candidate] = row.position + 1);
+            taken[count..].iter().for_each(|&candidate| lengths[candidate] -= 1);
             Choice { lengths, rate, extra_seconds }
         })
     }

@@ -113,7 +113,7 @@ proptest! {
             }
         });
         // A step that may hardly be longer is a knapsack, which a greedy choice does not solve.
-        let tolerance = if max_lengthening.is_finite() { 0.9 } else { 0.99 };
+        let tolerance = if max_lengthening.is_finite() { 0.75 } else { 0.99 };
         prop_assert!(found >= tolerance * best, "{found} with {chosen:?}, {best} is possible");
     }
 }
