@@ -5,22 +5,30 @@
 //! token, with any drafter or none; drafts decide only how fast it comes.
 
 mod acceptance;
+mod cursor;
 mod draft_length;
 mod draft_model;
 mod drafter;
 mod drafters;
+mod ngram;
+mod ngram_table;
+mod prediction;
 mod scored_draft;
 mod sequence_drafts;
 mod stats;
+mod suffix;
 
 pub use acceptance::Acceptance;
 pub use draft_length::{Candidate, DraftLengths, Limits, choose};
 pub use draft_model::{DraftModel, DraftModelOptions, WantedDraft};
 pub use drafter::{DraftContext, Drafter, DrafterKind};
 pub(crate) use drafters::Drafters;
+pub use ngram::NgramDrafter;
+pub use prediction::PredictionDrafter;
 pub use scored_draft::{Level, NUM_LEVELS, ScoredDraft};
 pub(crate) use sequence_drafts::SequenceDrafts;
 pub use stats::{DraftCounts, Proposal, SpeculationStats};
+pub use suffix::{SuffixLimits, SuffixStore};
 
 /// Maximum tokens of a draft.
 pub const MAX_DRAFT_LEN: usize = 15;
