@@ -315,17 +315,24 @@ fn rendering_can_be_cancelled_and_limited() {
 }
 
 #[test]
-fn errors_name_the_line() {
+fn errors_name_line_and_column() {
     let error = |source: &str| render_with(source, &json!({}), None).unwrap_err().to_string();
-    assert_eq!(error("\n\n{{ x.y }}"), "chat template failed: 'x' is undefined (line 3)");
-    assert_eq!(error("\n{% if %}"), "chat template does not compile: unexpected '%}', expected an expression (line 2)");
+    assert_eq!(error("\n\n{{ x.y }}"), "chat template failed: 'x' is undefined (line 3, column 4)");
+    // Columns count characters, also after text that is removed around a tag.
+    assert_eq!(error("\nété {{- 1 }}{{ x.y }}"), "chat template failed: 'x' is undefined (line 2, column 16)");
     assert_eq!(
-        error("{% for x in y %}\n"),
-        "chat template does not compile: unexpected the end of the template, expected 'endfor' or 'else' (line 1)"
+        error("\n{% if %}"),
+        "chat template does not compile: unexpected '%}', expected an expression (line 2, column 7)"
     );
     assert_eq!(
+        error("{% for x in y %}\n"),
+        "chat template does not compile: unexpected the end of the template, expected 'endfor' or 'else' \
+         (line 1, column 15)"
+    );
+    assert_eq!(error("a\nb {# c"), "chat template does not compile: missing end of comment tag (line 2, column 3)");
+    assert_eq!(
         error("{{ [].append(1) }}"),
-        "chat template failed: access to attribute 'append' of 'list' object is unsafe (line 1)"
+        "chat template failed: access to attribute 'append' of 'list' object is unsafe (line 1, column 4)"
     );
     assert!(error("{{ 1 | nothing }}").contains("no filter named 'nothing'"));
 }

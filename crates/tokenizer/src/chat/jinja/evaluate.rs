@@ -156,7 +156,7 @@ impl<'p, 'b, 'c> Evaluator<'p, 'b, 'c> {
         self.budget.enter()?;
         let mut flow = Flow::Next;
         for statement in body {
-            flow = self.statement(statement).map_err(|failure| failure.at(statement.line))?;
+            flow = self.statement(statement).map_err(|failure| failure.at(statement.place))?;
             if flow != Flow::Next {
                 break;
             }

@@ -1,9 +1,16 @@
-//! Reasons why a template does not compile or a rendering ends early, with the line of the template.
+//! Reasons why a template does not compile or a rendering ends early, with the place in the template.
 
 use crate::error::Error;
 
 /// Result of a step of parsing or evaluation.
 pub(super) type Outcome<T> = Result<T, Failure>;
+
+/// A line and column of a template, in characters from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) line: u32,
+    pub(super) column: u32,
+}
 
 #[derive(Debug)]
 pub(super) enum Kind {
@@ -25,7 +32,7 @@ pub(super) enum Kind {
 
 /// Boxed, so that results stay small.
 #[derive(Debug)]
-pub(super) struct Failure(Box<(Kind, Option<u32>)>);
+pub(super) struct Failure(Box<(Kind, Option<Place>)>);
 
 impl Failure {
     pub(super) fn new(kind: Kind) -> Failure {
@@ -41,9 +48,9 @@ impl Failure {
         Failure::new(Kind::OutOfMemory { bytes })
     }
 
-    /// Sets the line, unless an inner statement did.
-    pub(super) fn at(mut self, line: u32) -> Failure {
-        self.0.1.get_or_insert(line);
+    /// Sets the place, unless an inner statement did.
+    pub(super) fn at(mut self, place: Place) -> Failure {
+        self.0.1.get_or_insert(place);
         self
     }
 
@@ -57,7 +64,7 @@ impl Failure {
             Kind::Cancelled => "cancelled",
         };
         match self.0.1 {
-            Some(line) => format!("{message} (line {line})"),
+            Some(Place { line, column }) => format!("{message} (line {line}, column {column})"),
             None => message.to_owned(),
         }
     }

@@ -1,7 +1,7 @@
 //! Template source to tokens, with Jinja's white-space control as the reference implementation sets it: `trim_blocks`
 //! removes the line end after a block tag or a comment, `lstrip_blocks` the white space before one on its line.
 
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, Place};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
@@ -24,24 +24,25 @@ const OPERATORS: [&str; 26] = [
     ":", "|", ",", ";",
 ];
 
-/// Returns the tokens, each with its line.
-pub(super) fn tokens(source: &str) -> Outcome<Vec<(Token, u32)>> {
+/// Returns the tokens, each with the place of its first character.
+pub(super) fn tokens(source: &str) -> Outcome<Vec<(Token, Place)>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
-    let mut lexer = Lexer { source, at: 0, line: 1, counted: 0, line_starts: true, tokens: Vec::new() };
-    lexer.run().map_err(|failure| failure.at(lexer.line))?;
+    let mut lexer =
+        Lexer { source, at: 0, place: Place { line: 1, column: 1 }, counted: 0, line_starts: true, tokens: Vec::new() };
+    lexer.run().map_err(|failure| failure.at(lexer.place))?;
     Ok(lexer.tokens)
 }
 
 struct Lexer<'s> {
     source: &'s str,
     at: usize,
-    /// Line of the byte `counted`.
-    line: u32,
+    /// Place of the byte `counted`.
+    place: Place,
     counted: usize,
     /// Whether the text at `at` begins a line.
     line_starts: bool,
-    tokens: Vec<(Token, u32)>,
+    tokens: Vec<(Token, Place)>,
 }
 
 impl<'s> Lexer<'s> {
@@ -49,15 +50,20 @@ impl<'s> Lexer<'s> {
         &self.source[self.at..]
     }
 
+    /// Moves `place` to `at`.
     fn count_lines(&mut self) {
         let passed = &self.source[self.counted..self.at];
-        self.line += passed.bytes().filter(|&byte| byte == b'\n').count() as u32;
+        self.place.line += passed.bytes().filter(|&byte| byte == b'\n').count() as u32;
+        self.place.column = match passed.rfind('\n') {
+            Some(end) => passed[end..].chars().count() as u32,
+            None => self.place.column + passed.chars().count() as u32,
+        };
         self.counted = self.at;
     }
 
     fn push(&mut self, token: Token) {
         self.count_lines();
-        self.tokens.push((token, self.line));
+        self.tokens.push((token, self.place));
     }
 
     fn run(&mut self) -> Outcome<()> {

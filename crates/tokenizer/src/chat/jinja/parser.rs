@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, Place};
 use super::lexer::{self, Token};
 use super::syntax::{Expression, For, Function, Macro, Program, Statement, StatementKind, StringId, Symbol, Target};
 
@@ -13,7 +13,7 @@ const MAX_NESTING: usize = 100;
 pub(super) fn parse(source: &str) -> Outcome<Program> {
     let tokens = lexer::tokens(source)?;
     let mut parser = Parser { tokens, at: 0, nesting: 0, names: Interner::default(), strings: Interner::default() };
-    let body = parser.statements(&[]).map_err(|failure| failure.at(parser.line()))?;
+    let body = parser.statements(&[]).map_err(|failure| failure.at(parser.place()))?;
     Ok(Program { body, names: parser.names.list, strings: parser.strings.list })
 }
 
@@ -36,7 +36,7 @@ impl Interner {
 }
 
 pub(super) struct Parser {
-    tokens: Vec<(Token, u32)>,
+    tokens: Vec<(Token, Place)>,
     at: usize,
     nesting: usize,
     names: Interner,
@@ -44,8 +44,9 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    pub(super) fn line(&self) -> u32 {
-        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |(_, line)| *line)
+    pub(super) fn place(&self) -> Place {
+        let start = Place { line: 1, column: 1 };
+        self.tokens.get(self.at).or(self.tokens.last()).map_or(start, |(_, place)| *place)
     }
 
     pub(super) fn symbol(&mut self, name: &str) -> Symbol {
@@ -118,7 +119,7 @@ impl Parser {
             Some(Token::Int(_) | Token::Float(_)) => "a number".to_owned(),
             Some(Token::Operator(operator)) => format!("'{operator}'"),
         };
-        Failure::error(format!("unexpected {found}, expected {expected}")).at(self.line())
+        Failure::error(format!("unexpected {found}, expected {expected}")).at(self.place())
     }
 
     /// Enters one level of nesting; the caller subtracts it.
@@ -126,7 +127,7 @@ impl Parser {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
             let message = format!("statements and expressions nest deeper than {MAX_NESTING} levels");
-            return Err(Failure::error(message).at(self.line()));
+            return Err(Failure::error(message).at(self.place()));
         }
         Ok(())
     }
@@ -140,28 +141,29 @@ impl Parser {
         self.enter()?;
         let mut body = Vec::new();
         loop {
-            let line = self.line();
+            let place = self.place();
             match self.next() {
                 None if ends.is_empty() => break,
                 None => return Err(self.unexpected(&format!("'{}'", ends.join("' or '")))),
                 Some(Token::Data(text)) => {
                     let kind = StatementKind::Data(self.string(&text));
-                    body.push(Statement { line, kind });
+                    body.push(Statement { place, kind });
                 }
                 Some(Token::VariableBegin) => {
+                    let place = self.place();
                     let kind = StatementKind::Print(self.tuple(true)?);
                     if self.next() != Some(Token::VariableEnd) {
                         self.at -= 1;
                         return Err(self.unexpected("'}}'"));
                     }
-                    body.push(Statement { line, kind });
+                    body.push(Statement { place, kind });
                 }
                 Some(Token::BlockBegin) => {
                     if ends.iter().any(|end| self.is_name(end)) {
                         break;
                     }
-                    let line = self.line();
-                    self.statement(line, &mut body).map_err(|failure| failure.at(line))?;
+                    let place = self.place();
+                    self.statement(place, &mut body).map_err(|failure| failure.at(place))?;
                     self.expect_block_end()?;
                 }
                 Some(_) => {
@@ -196,7 +198,7 @@ impl Parser {
         Ok(body)
     }
 
-    fn statement(&mut self, line: u32, out: &mut Vec<Statement>) -> Outcome<()> {
+    fn statement(&mut self, place: Place, out: &mut Vec<Statement>) -> Outcome<()> {
         let name = self.expect_name()?;
         let kind = match name.as_str() {
             "if" => self.condition()?,
@@ -236,7 +238,7 @@ impl Parser {
             "print" => {
                 while self.current() != Some(&Token::BlockEnd) {
                     let kind = StatementKind::Print(self.expression()?);
-                    out.push(Statement { line, kind });
+                    out.push(Statement { place, kind });
                     if self.current() != Some(&Token::BlockEnd) {
                         self.expect_operator(",")?;
                     }
@@ -247,7 +249,7 @@ impl Parser {
             "continue" => StatementKind::Continue,
             other => return Err(Failure::error(format!("unknown tag '{other}'"))),
         };
-        out.push(Statement { line, kind });
+        out.push(Statement { place, kind });
         Ok(())
     }
 
@@ -317,7 +319,7 @@ impl Parser {
         }
         let name = self.expect_name()?;
         if matches!(name.as_str(), "true" | "false" | "none" | "True" | "False" | "None") {
-            return Err(Failure::error(format!("cannot assign to '{name}'")).at(self.line()));
+            return Err(Failure::error(format!("cannot assign to '{name}'")).at(self.place()));
         }
         let symbol = self.symbol(&name);
         if with_attributes && self.skip_operator(".") {
@@ -347,7 +349,7 @@ impl Parser {
             let symbol = self.symbol(&name);
             let default = if self.skip_operator("=") { Some(self.expression()?) } else { None };
             if default.is_none() && parameters.last().is_some_and(|(_, default)| default.is_some()) {
-                return Err(Failure::error("non-default argument follows default argument").at(self.line()));
+                return Err(Failure::error("non-default argument follows default argument").at(self.place()));
             }
             parameters.push((symbol, default));
         }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::failure::Place;
+
 /// A name, as an index into [`Program::names`].
 pub(super) type Symbol = u32;
 /// A string of the template, as an index into [`Program::strings`].
@@ -18,7 +20,7 @@ pub(super) struct Program {
 
 #[derive(Debug)]
 pub(super) struct Statement {
-    pub(super) line: u32,
+    pub(super) place: Place,
     pub(super) kind: StatementKind,
 }
 
