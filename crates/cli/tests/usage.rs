@@ -63,7 +63,7 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
         (&["serve", "--port", "99999"], "'--port <PORT>': expected 0 to 65535"),
         (&["serve", "-m", &model, "--keys-file", "none.toml"], "cannot read the keys file none.toml"),
         (&["serve", "-m", &model, "--host", "0.0.0.0"], "there are no keys"),
-        (&["serve", "--config", no_toml], "bad.toml, line 2: this is not TOML: "),
+        (&["serve", "--config", no_toml], "bad.toml, line 2: this is not TOML; expected a name"),
         (&["models", "add", "x", "none.gguf"], "there is no file or folder none.gguf"),
     ];
     for (args, expected) in cases {

@@ -140,5 +140,9 @@ fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
 fn not_toml(path: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error {
     let at = error.span().map_or(0, |span| span.start.min(text.len()));
     let line = 1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
-    anyhow!("{}, line {line}: this is not TOML: {}", path.display(), error.message().replace('\n', ", "))
+    let reason = match error.message().starts_with("duplicate key") {
+        true => "this name is set twice",
+        false => "this is not TOML; expected a name, `=` and a value, such as `port = 8080` or `model = \"smollm2\"`",
+    };
+    anyhow!("{}, line {line}: {reason}", path.display())
 }

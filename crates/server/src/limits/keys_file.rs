@@ -112,38 +112,85 @@ impl KeysFile {
     }
 }
 
+/// Advice for a file that is not in the format at all.
+const EXAMPLE: &str = "expected lines such as `[[tenant]]`, `name = \"a\"` and `keys = [\"...\"]`";
+
 fn from_json(text: &str) -> Result<KeysFile, KeysError> {
     serde_json::from_str(text).map_err(|error| {
-        let reason = if error.is_data() { expected(&error.to_string()) } else { "this is not JSON".into() };
-        KeysError::Syntax { line: error.line(), column: error.column(), reason }
+        let (line, column) = (error.line(), error.column());
+        let reason = if error.is_data() {
+            let lines = text.split_inclusive('\n');
+            let start: usize = lines.take(line.saturating_sub(1)).map(str::len).sum();
+            expected(&error.to_string(), text.get(..start + column).unwrap_or(text))
+        } else {
+            "this is not JSON: expected {\"tenant\": [{\"name\": \"a\", \"keys\": [\"...\"]}]}".into()
+        };
+        KeysError::Syntax { line, column, reason }
     })
 }
 
 fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
-    let refused = |error: toml::de::Error, reason: String| {
+    let before = |error: &toml::de::Error| {
         let start = error.span().map_or(0, |span| span.start);
-        let before = text.get(..start).unwrap_or_default();
+        text.get(..start).unwrap_or_default()
+    };
+    let refused = |error: &toml::de::Error, reason: String| {
+        let before = before(error);
         let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
         KeysError::Syntax { line: before.matches('\n').count() + 1, column, reason }
     };
     // The first pass finds syntax errors, whose messages are dropped because they quote the text; the second finds
-    // wrong types, whose messages `expected` can shorten.
+    // wrong types, whose messages `expected` replaces.
     let read: Result<toml::Table, _> = toml::from_str(text);
-    read.map_err(|error| refused(error, "this is not TOML".into()))?;
+    read.map_err(|error| {
+        let is_twice = error.message().starts_with("duplicate key");
+        let reason = if is_twice { "this name is set twice".into() } else { format!("this is not TOML: {EXAMPLE}") };
+        refused(&error, reason)
+    })?;
     toml::from_str(text).map_err(|error| {
-        let reason = expected(error.message());
-        refused(error, reason)
+        // The line up to the value has the name of the field.
+        let reason = expected(error.message(), before(&error));
+        refused(&error, reason)
     })
 }
 
-/// Returns the part of a parser's message that says what was expected. The part that quotes what was found may hold a
-/// key.
-fn expected(message: &str) -> String {
-    match message.rsplit_once(", expected ") {
-        // `serde_json` appends line and column, which the error has already.
-        Some((_, wanted)) => format!("expected {}", wanted.split(" at line ").next().unwrap_or_default()),
-        None if message.starts_with("missing field `name`") => "a tenant without a name".into(),
-        None => "unexpected value".into(),
+/// Names of the fields of a tenant.
+const FIELDS: [&str; 10] = [
+    "name",
+    "keys",
+    "keys_sha256",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+    "kv_tokens",
+    "logprobs_per_minute",
+    "trace",
+    "metrics",
+];
+
+/// Says what was expected, from the message of a parser and the text before the place that it names. The part of the
+/// message that quotes what was found may hold a key, and so may any other text of the file.
+fn expected(message: &str, before: &str) -> String {
+    if message.starts_with("missing field") {
+        return "a tenant without a name: expected `name = \"...\"`".into();
+    }
+    let wanted = message.rsplit_once(", expected ").map_or("", |(_, wanted)| wanted);
+    // `serde_json` appends line and column, which the error has already.
+    let wanted = match wanted.split(" at line ").next().unwrap_or_default() {
+        "`tenant`" => return format!("unknown name: {EXAMPLE}"),
+        names if names.starts_with("one of `") => return format!("unknown name: expected {names}"),
+        "struct TenantConfig" | "struct KeysFile" => return format!("wrong type of value: {EXAMPLE}"),
+        "a sequence" => "a list of texts, as in [\"...\"]",
+        "a string" => "a text in quotes",
+        "a boolean" => "true or false",
+        "u32" => "a whole number from 0 to 4294967295",
+        _ => "another value",
+    };
+    let words = before.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let field = words.filter_map(|word| FIELDS.iter().find(|field| **field == word)).next();
+    match field {
+        Some(field) => format!("{field}: expected {wanted}"),
+        None => format!("expected {wanted}"),
     }
 }
 
@@ -158,26 +205,39 @@ mod tests {
             |text: &str| KeysFile::parse(text).and_then(|file| Tenants::new(file.tenant)).unwrap_err().to_string();
         assert_eq!(refused(""), "the keys file has no tenant");
         let place = "the keys file is not valid at ";
-        for (text, reason) in [
-            ("[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\" x]", "line 3, column 22: this is not TOML"),
-            ("[[tenant]]\nname = \"a\"\nsecret-key = 1\nsecret-key = 1", "line 4, column 1: this is not TOML"),
-            ("[[tenant]]\nname = \"a\"\nkeys = \"secret-key\"", "line 3, column 8: expected a sequence"),
-            ("[[tenant]]\nname = \"a\"\nkeys = \"secret, expected this-key\"", "line 3, column 8: expected a sequence"),
-            ("[[tenant]]\nname = \"a\"\nkeys = [\"b\", 1234]", "line 3, column 14: expected a string"),
-            ("[[tenant]]\nname = \"a\"\nkv_tokens = \"secret-key\"", "line 3, column 13: expected u32"),
-            ("[[tenant]]\nkeys = [\"secret-key\"]", "line 1, column 1: a tenant without a name"),
-            ("{\"tenant\": [{\"name\": \"a\", \"keys\": \"secret-key\"}]}", "line 1, column 46: expected a sequence"),
-            ("{\"tenant\": [{\"name\": \"a\",\n\"kv_tokens\": \"secret-key\"}]}", "line 2, column 25: expected u32"),
-            ("{\"tenant\": [{\"name\": secret-key}]}", "line 1, column 22: this is not JSON"),
-            ("{\"tenant\": [{\"keys\": [\"secret-key\"]}]}", "line 1, column 36: a tenant without a name"),
+        let list = "keys: expected a list of texts, as in [\"...\"]";
+        let number = "kv_tokens: expected a whole number from 0 to 4294967295";
+        let nameless = "a tenant without a name: expected `name = \"...\"`";
+        for (text, at, reason) in [
+            ("[[tenant]]\nname = \"a\"\nkeys = [\"secret-key\" x]", "3, column 22", "this is not TOML: expected lines"),
+            ("[[tenant]]\nname = \"a\"\nkeys = \"secret-key", "3, column 19", "this is not TOML: expected lines"),
+            ("secret-key", "1, column 11", "this is not TOML: expected lines"),
+            ("[[tenant]]\nname = \"a\"\nsecret-key = 1\nsecret-key = 1", "4, column 1", "this name is set twice"),
+            ("[[tenant]]\nname = \"a\"\nkeys = \"secret-key\"", "3, column 8", list),
+            ("[[tenant]]\nname = \"a\"\nkeys = \"secret, expected this-key\"", "3, column 8", list),
+            ("[[tenant]]\nname = \"a\"\nkeys = [\"b\", 1234]", "3, column 14", "keys: expected a text in quotes"),
+            ("[[tenant]]\nname = 1", "2, column 8", "name: expected a text in quotes"),
+            ("[[tenant]]\nname = \"a\"\ntrace = 1", "3, column 9", "trace: expected true or false"),
+            ("[[tenant]]\nname = \"a\"\nkv_tokens = \"secret-key\"", "3, column 13", number),
+            ("[[tenant]]\nname = \"a\"\nkv_tokens = -1", "3, column 13", number),
+            ("[[tenant]]\nname = \"a\"\nkv_tokens = 5000000000", "3, column 13", number),
+            ("[[tenant]]\nkeys = [\"secret-key\"]", "1, column 1", nameless),
+            ("tenant = [\"secret-key\"]", "1, column 11", "wrong type of value: expected lines"),
+            ("secret-key = 1", "1, column 1", "unknown name: expected lines such as `[[tenant]]`"),
+            ("{\"tenant\": [{\"name\": \"a\", \"keys\": \"secret-key\"}]}", "1, column 46", list),
+            ("{\"tenant\": [{\"name\": \"a\",\n\"kv_tokens\": \"secret-key\"}]}", "2, column 25", number),
+            ("{\"tenant\": [{\"name\": secret-key}]}", "1, column 22", "this is not JSON: expected {\"tenant\""),
+            ("{\"tenant\": [{\"keys\": [\"secret-key\"]}]}", "1, column 36", nameless),
         ] {
-            assert_eq!(refused(text), format!("{place}{reason}"), "{text}");
+            let message = refused(text);
+            assert!(message.starts_with(&format!("{place}line {at}: {reason}")), "{text}: {message}");
+            assert!(!message.contains("secret"), "{message}");
         }
         for text in ["[[tenant]]\nname = \"a\"\nsecret-key = 1", "{\"tenant\": [{\"secret-key\": 1}]}"] {
             let message = refused(text);
             assert!(!message.contains("secret") && message.contains("expected one of `name`, `keys`"), "{message}");
+            assert!(FIELDS.iter().all(|field| message.contains(&format!("`{field}`"))), "{message}");
         }
-        assert!(refused("secret-key = 1").ends_with("line 1, column 1: expected `tenant`"));
         assert!(refused("[[tenant]]\nname = \"a\"").contains("no key"));
         assert!(
             refused("[[tenant]]\nname = \"secret key\"\nkeys = [\"b\"]")
