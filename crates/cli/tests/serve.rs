@@ -117,9 +117,15 @@ fn it_says_what_it_does_serves_and_leaves() {
     let model = tiny_model(&home, Some(TEMPLATE));
     let served =
         Served::start(&home, &["--model", &model, "--device", "cpu"], &[("PELLUCID_API_KEY", "a-long-secret")]);
-    for word in
-        ["model=\"model\"", "device=\"cpu", "memory: weights", " in use now, ", "keys=true", "http://127.0.0.1:"]
-    {
+    for word in [
+        "model=\"model\"",
+        "device=\"cpu",
+        "memory: weights",
+        ", scratch ",
+        " in use now, ",
+        "keys=true",
+        "http://127.0.0.1:",
+    ] {
         assert!(served.start_up.contains(word), "{word} in {}", served.start_up);
     }
     assert!(served.get("/health", "").starts_with("HTTP/1.1 200"));

@@ -100,6 +100,17 @@ impl Activations {
         })
     }
 
+    /// Returns the bytes of a step of `num_rows` rows, of which `num_wanted` need logits.
+    pub(crate) fn bytes(&self, num_rows: usize, num_wanted: usize) -> u64 {
+        let Residual { hidden, update, .. } = &self.residual;
+        let rows = [hidden, update, &self.normed, &self.queries, &self.keys, &self.spare_keys, &self.values];
+        let more = [&self.attended, &self.gate, &self.up, &self.router];
+        let wanted = [&self.last, &self.last_normed, &self.logits];
+        let bytes_of = |tensor: &Tensor| tensor.dtype().bytes_for(tensor.cols()).unwrap_or(0) as u64;
+        let row: u64 = rows.into_iter().chain(more).chain(&self.angles).map(bytes_of).sum();
+        row * num_rows as u64 + wanted.into_iter().map(bytes_of).sum::<u64>() * num_wanted as u64
+    }
+
     pub(crate) fn resize(&mut self, backend: &dyn Backend, batch: &Batch) -> Result<(), DeviceError> {
         let tensors = [
             &mut self.residual.hidden,

@@ -65,6 +65,12 @@ impl Decoder {
         self.weights.token_cost(&self.config)
     }
 
+    /// Returns the memory of the activations and logits of a step of `num_rows` rows, of which `num_wanted` need
+    /// logits.
+    pub fn step_bytes(&self, num_rows: usize, num_wanted: usize) -> u64 {
+        self.activations.bytes(num_rows, num_wanted)
+    }
+
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }

@@ -85,6 +85,8 @@ pub struct ModelInfo {
     pub kv_type: KvType,
     /// Size of the KV cache.
     pub kv_memory: MemoryPlan,
+    /// Scratch memory: bytes of the activations and logits of the largest step.
+    pub scratch_bytes: u64,
 }
 
 impl Builder {
@@ -305,6 +307,7 @@ impl Builder {
             secret: secret(),
         };
         let device = backend.description();
+        let scratch_bytes = decoder.step_bytes(options.step_tokens, options.max_sequences);
         let mut engine = Engine::new(Box::new(decoder), backend, options).map_err(Error::Start)?;
         for &(tenant, num_tokens) in &self.quotas {
             let num_blocks = engine.cache().blocks_for(num_tokens);
@@ -334,7 +337,7 @@ impl Builder {
             now: utc_now,
         };
         let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.file_bytes());
-        let info = ModelInfo { path, files, weight_bytes, device, kv_type: self.kv_type, kv_memory };
+        let info = ModelInfo { path, files, weight_bytes, device, kv_type: self.kv_type, kv_memory, scratch_bytes };
         Ok(Loaded { model, info, tenants: self.tenants })
     }
 }

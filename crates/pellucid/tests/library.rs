@@ -308,6 +308,18 @@ fn open_error(builder: pellucid::Builder) -> Error {
 }
 
 #[test]
+fn scratch_memory_is_that_of_the_largest_step() {
+    let scratch = |num_sequences: usize| {
+        let builder = Pellucid::builder(TINY).device(Device::Cpu).threads(1).max_sequences(num_sequences);
+        builder.load().unwrap().info.scratch_bytes
+    };
+    // Another sequence adds the last hidden row, its norm and a row of logits: 64 + 64 + 512 values of 4 bytes.
+    assert_eq!(scratch(2) - scratch(1), (64 + 64 + 512) * 4);
+    // A step of a chunk has many more rows than sequences.
+    assert!(scratch(1) > 100 * (64 + 64 + 512) * 4, "{}", scratch(1));
+}
+
+#[test]
 fn errors_of_opening_name_the_cause() {
     let cpu = |path: &str| Pellucid::builder(path).device(Device::Cpu);
     let missing = open_error(cpu("/nowhere/model.gguf"));

@@ -206,12 +206,13 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
     let plan = &info.kv_memory;
     let contexts = plan.num_tokens() as f64 / plan.need.context_len as f64;
     format!(
-        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {})",
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}), scratch {}",
         bytes_text(info.weight_bytes),
         bytes_text(plan.bytes()),
         info.kv_type.dtype(),
         grouped(plan.num_tokens() as u64),
         grouped(plan.need.context_len as u64),
+        bytes_text(info.scratch_bytes),
     )
 }
 

@@ -64,9 +64,9 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
     if let Some(resident) = resident_bytes() {
         info!(
-            "memory: {} in use now, {} reserved for weights, keys and values, up to {} for requests and replies",
+            "memory: {} in use now, {} reserved for weights, keys, values and steps, up to {} for requests and replies",
             bytes_text(resident),
-            bytes_text(loaded.info.kv_memory.bytes() + loaded.info.weight_bytes),
+            bytes_text(loaded.info.kv_memory.bytes() + loaded.info.weight_bytes + loaded.info.scratch_bytes),
             bytes_text(args.limits().max_client_memory as u64)
         );
     }
