@@ -37,6 +37,17 @@ fn fields_of_the_platform_are_checked_and_change_nothing() {
         assert_eq!(text(server.chat(&fields).ok()), plain, "{fields}");
         assert_eq!(text(server.complete(&fields).ok()), plain_completion, "{fields}");
     }
+    // A request that names a tier learns which one was used; another one does not.
+    for tier in ["auto", "default"] {
+        let field = format!("\"service_tier\":\"{tier}\"");
+        for reply in [server.chat(&field), server.complete(&field)] {
+            assert_eq!(reply.ok()["service_tier"], "default", "{field}");
+        }
+        let chunks = server.chat(&format!("{field},\"stream\":true")).text().to_owned();
+        let data: Vec<&str> = chunks.lines().filter(|line| line.starts_with("data: {")).collect();
+        assert!(!data.is_empty() && data.iter().all(|line| line.contains("\"service_tier\":\"default\"")), "{chunks}");
+    }
+    assert!(server.chat("\"service_tier\":null").ok().get("service_tier").is_none());
     for field in [
         "\"parallel_tool_calls\":true",
         "\"parallel_tool_calls\":false",

@@ -106,6 +106,7 @@ impl ChatRequest {
             sampling,
             logprobs,
             user: shared.end_user(),
+            service_tier: shared.client.tier_used(),
             stop: shared.stop,
         })
     }

@@ -31,7 +31,7 @@ pub(crate) struct ClientFields {
     /// Only false: this server stores no requests.
     #[schema(schema_with = schemas::store)]
     pub(crate) store: Option<bool>,
-    /// Only `auto` and `default`, which have no effect: there is one tier.
+    /// Only `auto` and `default`. There is one tier, `default`, which the reply names then.
     #[schema(schema_with = schemas::service_tier)]
     pub(crate) service_tier: Option<String>,
     /// A hint for routing between servers. It has no effect: prefixes are cached for the tenant with or without it.
@@ -52,7 +52,12 @@ impl ClientFields {
                 Some(true) => return Err(unsupported("store", no_storage)),
                 store => store,
             },
-            service_tier: one_of(fields, "service_tier", &["auto", "default"], "there is one tier; use priority")?,
+            service_tier: one_of(
+                fields,
+                "service_tier",
+                &["auto", "default"],
+                "expected auto or default, there is one tier",
+            )?,
             prompt_cache_key: characters(fields, "prompt_cache_key", MAX_IDENTIFIER)?,
             // OpenAI's documentation has both spellings.
             prompt_cache_retention: one_of(
@@ -62,6 +67,11 @@ impl ClientFields {
                 "prefixes are kept while there is memory",
             )?,
         })
+    }
+
+    /// Returns the tier that the reply names: as in OpenAI's API the one used, if the request names one.
+    pub(crate) fn tier_used(&self) -> Option<&'static str> {
+        self.service_tier.as_ref().map(|_| "default")
     }
 }
 

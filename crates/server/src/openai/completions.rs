@@ -151,6 +151,7 @@ impl CompletionRequest {
             sampling,
             logprobs: completion.logprobs,
             user: shared.end_user(),
+            service_tier: shared.client.tier_used(),
             stop: shared.stop,
         })
     }

@@ -26,6 +26,9 @@ pub(crate) struct ChatCompletion {
     created: u64,
     model: String,
     system_fingerprint: String,
+    /// `default`, if the request names a tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
     choices: Vec<ChatChoice>,
     usage: Usage,
     pellucid: Extension,
@@ -70,6 +73,9 @@ pub(crate) struct Completion {
     created: u64,
     model: String,
     system_fingerprint: String,
+    /// `default`, if the request names a tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
     choices: Vec<CompletionChoice>,
     usage: Usage,
     pellucid: Extension,
@@ -140,6 +146,8 @@ pub(crate) struct Envelope {
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) fingerprint: String,
+    /// Tier that the reply names.
+    pub(crate) service_tier: Option<&'static str>,
     pub(crate) tokenizer: Arc<Tokenizer>,
 }
 
@@ -160,6 +168,7 @@ impl Envelope {
             created: now.map_or(0, |since| since.as_secs()),
             model: model.id.clone(),
             fingerprint: model.fingerprint.clone(),
+            service_tier: None,
             tokenizer: model.tokenizer.clone(),
         }
     }
@@ -210,6 +219,7 @@ impl Envelope {
                     created: self.created,
                     model: self.model,
                     system_fingerprint: self.fingerprint,
+                    service_tier: self.service_tier,
                     usage,
                     pellucid,
                 })
@@ -229,6 +239,7 @@ impl Envelope {
                     created: self.created,
                     model: self.model,
                     system_fingerprint: self.fingerprint,
+                    service_tier: self.service_tier,
                     usage,
                     pellucid,
                 })
@@ -272,8 +283,10 @@ impl ChunkWriter {
             Dialect::Completions => "text_completion",
         };
         let word = |text: &str| Value::from(text).to_string();
+        let tier = envelope.service_tier.map_or_else(String::new, |tier| format!("\"service_tier\":\"{tier}\","));
         let head = format!(
-            "{{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},\"system_fingerprint\":{},\"choices\":[",
+            "{{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},\"system_fingerprint\":{},{tier}\
+             \"choices\":[",
             word(&envelope.id),
             envelope.created,
             word(&envelope.model),

@@ -57,6 +57,10 @@ impl Envelope {
         parts.value(&self.model);
         parts.literal(",\"system_fingerprint\":");
         parts.value(&self.fingerprint);
+        if let Some(tier) = self.service_tier {
+            parts.literal(",\"service_tier\":");
+            parts.value(&tier);
+        }
         parts.literal(",\"choices\":[");
         for (i, delta) in choices.into_iter().enumerate() {
             parts.literal(if i > 0 { ",{" } else { "{" });
@@ -130,6 +134,7 @@ mod tests {
             created: 5,
             model: "tiny/é".into(),
             fingerprint: "pellucid-test".into(),
+            service_tier: logprobs.map(|_| "default"),
             tokenizer: Arc::new(tokenizer),
         }
     }

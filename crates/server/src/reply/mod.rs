@@ -43,6 +43,8 @@ pub(crate) struct Spec {
     pub(crate) logprobs: Option<u32>,
     pub(crate) streaming: Option<Streaming>,
     pub(crate) user: Option<String>,
+    /// The tier that the reply names, if the request named one.
+    pub(crate) service_tier: Option<&'static str>,
 }
 
 impl Spec {

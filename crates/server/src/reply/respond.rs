@@ -32,7 +32,8 @@ pub(crate) fn submit(
         return Err(error);
     }
     let mut account = Account::open(app, permit, &caller.request_id, &spec);
-    let envelope = Envelope::new(spec.dialect, spec.logprobs, &app.model);
+    let envelope =
+        Envelope { service_tier: spec.service_tier, ..Envelope::new(spec.dialect, spec.logprobs, &app.model) };
     let (request, sampling) = spec.into_generation();
     match Generation::submit(&app.model, request) {
         Ok(generation) => Ok((Reply { generation, sampling, account }, envelope)),
