@@ -1,4 +1,5 @@
-//! Rules on packages: the licences of dependencies and duplicate versions, also where cargo-deny is not installed.
+//! Rules on packages: the licences of dependencies, duplicate versions, also where cargo-deny is not installed, and
+//! libraries for tests only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -59,7 +60,37 @@ fn strings(value: &Value) -> impl Iterator<Item = &str> {
 pub(super) fn check(tree: &Tree, metadata: &Metadata, exceptions: &Exceptions) -> Result<Vec<Finding>> {
     let mut findings = licences(metadata, &exceptions.licences);
     findings.extend(duplicates(tree.text("Cargo.lock")?));
+    findings.extend(test_only(metadata));
     Ok(findings)
+}
+
+/// The package of the program.
+const PRODUCT: &str = "pellucid-cli";
+/// Libraries that the product replaces by its own code. Tests may compare with them; in the product they would bring
+/// back their dependencies, a sixth of the time of a clean build.
+const TEST_ONLY: [&str; 2] = ["tokenizers", "minijinja"];
+
+/// `test-only`: the program does not depend on a library of `TEST_ONLY`, not even through another package.
+fn test_only(metadata: &Metadata) -> Vec<Finding> {
+    let by_name: BTreeMap<&str, &Package> = metadata.packages.iter().map(|package| (&*package.name, package)).collect();
+    // Each reached package with the one that needs it.
+    let mut reached = BTreeMap::from([(PRODUCT, None)]);
+    let mut open = vec![PRODUCT];
+    while let Some(name) = open.pop() {
+        for needed in by_name.get(name).into_iter().flat_map(|package| &package.dependencies) {
+            if by_name.contains_key(&**needed) && !reached.contains_key(&**needed) {
+                reached.insert(needed, Some(name));
+                open.push(needed);
+            }
+        }
+    }
+    let mut findings = Vec::new();
+    for name in TEST_ONLY.into_iter().filter(|name| reached.contains_key(name)) {
+        let path: Vec<&str> = std::iter::successors(Some(name), |name| reached[name]).collect();
+        let message = format!("the program must not depend on it; needed by {}", path[1..].join(", needed by "));
+        findings.push(Finding::new("test-only", name, 0, message));
+    }
+    findings
 }
 
 /// `licence`: every package can be used under a licence of the list in `xtask/exceptions.toml`.
@@ -163,6 +194,29 @@ mod tests {
         let findings = licences(&Metadata { packages }, &list());
         let names: Vec<&str> = findings.iter().map(|finding| finding.path.as_str()).collect();
         assert_eq!(names, ["bad", "silent"]);
+    }
+
+    #[test]
+    fn a_library_for_tests_is_kept_out_of_the_program() {
+        let package = |name: &str, dependencies: &[&str]| Package {
+            name: name.to_owned(),
+            dependencies: dependencies.iter().map(|name| (*name).to_owned()).collect(),
+            ..Package::default()
+        };
+        let with = |dependencies: &[&str]| Metadata {
+            packages: vec![
+                package("pellucid-cli", &["pellucid-tokenizer", "clap"]),
+                package("pellucid-tokenizer", dependencies),
+                package("pellucid-testing", &["tokenizers"]),
+                package("regex", &["pellucid-cli"]),
+                package("tokenizers", &["regex"]),
+            ],
+        };
+        assert!(test_only(&with(&["regex"])).is_empty());
+        let findings = test_only(&with(&["regex", "tokenizers"]));
+        assert_eq!(findings.len(), 1);
+        assert_eq!(findings[0].path, "tokenizers");
+        assert!(findings[0].message.ends_with("needed by pellucid-tokenizer, needed by pellucid-cli"), "{findings:?}");
     }
 
     #[test]
