@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use pellucid_generate::{ChatPrompt, LoadedModel};
@@ -12,6 +13,9 @@ use crate::flags::chat_template::TemplateArgs;
 use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::{log, stdin};
+
+/// Maximum time to the first byte of standard input beside a prompt.
+const FIRST_BYTE_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
@@ -74,7 +78,8 @@ impl PromptArgs {
         for path in &self.file {
             texts.push((format!("File {}", path.display()), stdin::read_file(path)?));
         }
-        let piped = stdin::read_context()?;
+        // Without a prompt, standard input is the prompt, and waiting for it is what was asked for.
+        let piped = stdin::read_context(prompt.as_ref().map(|_| FIRST_BYTE_LIMIT))?;
         let prompt = match (prompt, piped) {
             (Some(prompt), piped) => {
                 texts.extend(piped.map(|text| ("Standard input".to_owned(), text)));
