@@ -151,13 +151,19 @@ impl Engine {
         if !group.request.speculate || group.search.is_some() {
             return 0;
         }
-        let sequence = &group.sequences[chunk.sequence];
-        let num_held = sequence.table.as_ref().map_or(0, |table| table.blocks().len());
-        let num_reserved = group.reservation.as_ref().map_or(0, Reservation::num_blocks);
-        let room = ((num_held + num_reserved) * self.options.block_len).saturating_sub(chunk.positions.end);
+        let (sequence, room) = (&group.sequences[chunk.sequence], self.draft_room(chunk));
         // The row after the last drafted token gives a token as well.
         let tokens_left = group.request.max_positions(self.model.config()) - sequence.tokens.len();
         self.drafters.options.max_len().min(tokens_left.saturating_sub(1)).min(room)
+    }
+
+    /// Returns the number of positions after a chunk in the blocks that its sequence has or that are reserved for its
+    /// request now.
+    fn draft_room(&self, chunk: &PlannedChunk) -> usize {
+        let group = &self.running[&chunk.group];
+        let num_held = group.sequences[chunk.sequence].table.as_ref().map_or(0, |table| table.blocks().len());
+        let num_reserved = group.reservation.as_ref().map_or(0, Reservation::num_blocks);
+        ((num_held + num_reserved) * self.options.block_len).saturating_sub(chunk.positions.end)
     }
 
     fn draft_lengths(&mut self, chunks: &[PlannedChunk], prospects: &[Prospect], turn: Turn) -> Vec<usize> {
@@ -221,8 +227,13 @@ impl Engine {
         self.clock.now() - started
     }
 
-    /// Lengthens a chunk by a draft, for which [`Engine::max_draft_len`] left enough blocks.
+    /// Lengthens a chunk by a draft. The draft is cut if the drafts of the request's other sequences have taken the
+    /// blocks that [`Engine::max_draft_len`] counted on.
     fn plan_draft(&mut self, chunk: &mut PlannedChunk, draft: &[u32], drafter: DrafterKind) {
+        let draft = &draft[..draft.len().min(self.draft_room(chunk))];
+        if draft.is_empty() {
+            return;
+        }
         chunk.positions.end += draft.len();
         chunk.wanted = 0..chunk.num_tokens();
         let group = self.running.get_mut(&chunk.group).expect("a planned request runs");

@@ -5,7 +5,7 @@ use pellucid_selftest::suites::RandomData;
 use pellucid_selftest::suites::speculation::drafters::{EdgeDrafter, RandomDrafter};
 use pellucid_testing::FakeModel;
 
-use crate::{Random, VOCAB};
+use crate::{CONTEXT, Random, VOCAB};
 
 /// Proposes the most probable tokens of the model's pure function, which greedy requests without penalties get; one in
 /// `error_every` is wrong.
@@ -28,7 +28,7 @@ impl Drafter for Oracle {
     }
 }
 
-/// Gives an engine up to three drafters, or none.
+/// Gives an engine up to three drafters and a draft model, or none.
 pub(crate) fn draw(engine: &mut Engine, random: &mut Random) {
     if random.chance(3) {
         return;
@@ -43,6 +43,13 @@ pub(crate) fn draw(engine: &mut Engine, random: &mut Random) {
     if !random.chance(3) {
         let random_data = RandomData(random.below(1000) as u64);
         engine.add_drafter(Box::new(Oracle { random: random_data, error_every: 2 + random.below(20) }));
+    }
+    if random.chance(4) {
+        let mut model = FakeModel::new(VOCAB, CONTEXT);
+        // A sequence with this token gets NaN instead of a draft.
+        model.poison = random.chance(3).then(|| random.below(VOCAB) as u32);
+        model.fails_at = random.chance(4).then(|| random.below(300));
+        engine.set_draft_model(Box::new(model), 1 + random.below(60)).expect("memory for a small model");
     }
     if random.chance(6) {
         engine.add_drafter(Box::new(RandomDrafter::new(random.below(1000) as u64, VOCAB)));
