@@ -130,6 +130,11 @@ pub fn drafts_change_no_reply(load: &dyn Fn() -> Box<dyn Model>, backend: &Arc<d
     run("a drafter of invalid ids", 6, &|engine| {
         engine.add_drafter(Box::new(EdgeDrafter { vocab_size, num_calls: 0 }));
     });
+    let counts = run("the model as its own draft model", 4, &|engine| {
+        engine.set_draft_model(load(), OPTIONS.num_blocks).expect("memory for a small model");
+    });
+    assert!(2 * counts.accepted > counts.drafted, "the model as its own draft model: {counts:?}");
+
     // The positive control: if drafts were not checked, the comparison would notice.
     let mut unchecked = engine();
     unchecked.set_speculation(SpeculationOptions { fixed_draft_len: Some(4), ..SpeculationOptions::OFF });
