@@ -116,7 +116,7 @@ impl Request {
             return Err(Error::PromptTooLong { prompt, context });
         }
         let vocab_size = config.vocab_size;
-        if let Some(&id) = self.prompt.iter().find(|&&id| id as usize >= vocab_size) {
+        if let Some(&id) = self.prompt.iter().chain(&self.prediction).find(|&&id| id as usize >= vocab_size) {
             return Err(Error::IdOutsideVocabulary { id, vocab_size });
         }
         let widest = MAX_WIDTH.min(max_sequences);

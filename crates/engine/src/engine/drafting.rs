@@ -109,7 +109,7 @@ impl Engine {
                 let (scope, prompt_len) = (group.request.scope, group.request.prompt.len());
                 let Sequence { drafts, tokens, .. } = &mut group.sequences[chunk.sequence];
                 let context = DraftContext { scope, sequence: 0, tokens, prompt_len };
-                self.drafters.look_up(context, drafts, self.model.config().vocab_size);
+                self.drafters.look_up(context, &group.request.prediction, drafts, self.model.config().vocab_size);
                 if let Some((acceptance, draft)) = drafts.acceptance.as_ref().zip(drafts.best()) {
                     candidate.len = draft.len().min(max_len);
                     candidate.rates = acceptance.rates(draft);

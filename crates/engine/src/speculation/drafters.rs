@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Acceptance, DraftContext, DraftLengths, DraftModel, Drafter, DrafterKind, Level, ScoredDraft, SequenceDrafts,
-    SpeculationOptions,
+    SpeculationOptions, SuffixStore,
 };
-use crate::TenantId;
+use crate::{Scope, TenantId};
 
 /// Maximum tenants whose acceptance rates are kept.
 const MAX_TENANTS: usize = 1024;
@@ -19,6 +19,7 @@ pub(crate) struct Drafters {
     /// Drafted tokens that were accepted in the step that is committed.
     pub(crate) num_accepted: usize,
     custom: Vec<Box<dyn Drafter>>,
+    suffix: SuffixStore,
     /// Acceptance rates of each tenant, from which new sequences start.
     acceptance: BTreeMap<TenantId, Acceptance>,
     last_id: u64,
@@ -35,6 +36,7 @@ impl Default for Drafters {
             lengths: DraftLengths::default(),
             num_accepted: 0,
             custom: Vec::new(),
+            suffix: SuffixStore::default(),
             acceptance: BTreeMap::new(),
             last_id: 0,
             known: BTreeSet::new(),
@@ -64,8 +66,14 @@ impl Drafters {
     }
 
     /// Looks up proposals for a sequence, unless that was done for the same tokens before. They stay with the sequence
-    /// until it has a further token.
-    pub(crate) fn look_up(&mut self, context: DraftContext<'_>, drafts: &mut SequenceDrafts, vocab_size: usize) {
+    /// until it has a further token. `prediction` is the output that the client expects.
+    pub(crate) fn look_up(
+        &mut self,
+        context: DraftContext<'_>,
+        prediction: &[u32],
+        drafts: &mut SequenceDrafts,
+        vocab_size: usize,
+    ) {
         if !drafts.begin(context.tokens.len()) {
             return;
         }
@@ -79,7 +87,12 @@ impl Drafters {
             None => Acceptance::of_sequence(&Acceptance::shared()),
         });
         let context = DraftContext { sequence: drafts.id, ..context };
+        let SpeculationOptions { ngram, suffix, .. } = self.options;
         let max_len = self.options.max_len();
+        drafts.look_up(&context, prediction, ngram, max_len);
+        if suffix {
+            drafts.add(self.suffix.propose(context.scope, context.tokens, max_len));
+        }
         for drafter in &mut self.custom {
             self.known.insert(drafts.id);
             let mut tokens = Vec::new();
@@ -98,6 +111,13 @@ impl Drafters {
         }
         let shared = self.acceptance.entry(tenant).or_insert_with(Acceptance::shared);
         drafts.observe(chosen, shared);
+    }
+
+    /// Keeps the output of a sequence that has ended, for later sequences of its scope.
+    pub(crate) fn keep_output(&mut self, scope: Scope, output: &[u32]) {
+        if self.options.suffix {
+            self.suffix.add(scope, output);
+        }
     }
 
     /// Learns from a step that took `seconds` without drafting.

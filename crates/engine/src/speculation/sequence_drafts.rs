@@ -1,6 +1,8 @@
 //! The proposals for one sequence and the draft that is checked, from the plan of a step to its commit.
 
-use super::{Acceptance, DraftCounts, DrafterKind, Level, Proposal, ScoredDraft};
+use super::{
+    Acceptance, DraftContext, DraftCounts, DrafterKind, Level, NgramDrafter, PredictionDrafter, Proposal, ScoredDraft,
+};
 
 /// The proposals for a sequence, and how often those before them were right.
 #[derive(Debug, Default)]
@@ -9,6 +11,8 @@ pub(crate) struct SequenceDrafts {
     pub(crate) id: u64,
     /// Rates at which the drafters are right for this sequence, once one was asked.
     pub(crate) acceptance: Option<Acceptance>,
+    ngram: Option<NgramDrafter>,
+    prediction: Option<PredictionDrafter>,
     /// Number of tokens that the sequence had when proposals were looked up; 0 if they are not of use any more.
     looked_up_at: usize,
     /// Proposals of lookups and of a draft model for the same position.
@@ -27,6 +31,22 @@ impl SequenceDrafts {
             self.proposed.clear();
         }
         is_new
+    }
+
+    /// Looks up what the sequence itself and the client's prediction propose.
+    pub(crate) fn look_up(&mut self, context: &DraftContext<'_>, prediction: &[u32], ngram: bool, max_len: usize) {
+        if self.prediction.is_none() && !prediction.is_empty() {
+            // Without memory for it, nothing is proposed.
+            self.prediction = PredictionDrafter::new(prediction).ok();
+        }
+        if let Some(drafter) = &mut self.prediction {
+            let draft = drafter.propose(&context.tokens[context.prompt_len..], max_len);
+            self.add(draft);
+        }
+        if ngram {
+            let draft = self.ngram.get_or_insert_default().propose(context.tokens, max_len);
+            self.add(draft);
+        }
     }
 
     /// Adds a proposal.

@@ -215,7 +215,6 @@ fn a_changed_temperature_counts_from_the_token_after_it() {
 }
 
 #[test]
-#[ignore = "the engine does not call this drafter yet"]
 fn tenants_share_no_drafts() {
     let of = |tenant: u32| {
         let mut request = Request { max_tokens: Some(30), ..request(vec![1, 2, 3, 4], 0) };
@@ -263,7 +262,6 @@ fn a_request_may_switch_speculation_off() {
 }
 
 #[test]
-#[ignore = "the engine does not call this drafter yet"]
 fn predicted_output_is_a_draft() {
     let plain = requests(9);
     let expected = serve(&mut fake(OPTIONS, |_| ()), &plain);

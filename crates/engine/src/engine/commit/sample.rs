@@ -145,6 +145,9 @@ impl Engine {
             drafters.num_accepted += num_accepted;
         }
         drafters.observe(tenant, &mut sequence.drafts, &chosen);
+        if sequence.finish.is_some() {
+            drafters.keep_output(group.request.scope, &sequence.tokens[group.request.prompt.len()..]);
+        }
         Ok(chosen.len())
     }
 }
