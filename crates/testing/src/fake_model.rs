@@ -56,8 +56,17 @@ pub struct FakeModel {
 pub struct FakeSlots {
     /// The slots that models report.
     pub size: TokenSlots,
+    /// Number of times that tokens were fetched.
+    pub num_fetches: usize,
     kept: Vec<Vec<u32>>,
     fetched: Vec<u32>,
+}
+
+impl FakeSlots {
+    /// Slots of this number and length, all empty.
+    pub fn new(size: TokenSlots) -> FakeSlots {
+        FakeSlots { size, ..FakeSlots::default() }
+    }
 }
 
 impl FakeModel {
@@ -242,6 +251,7 @@ impl Model for FakeModel {
 
     fn fetch_drafts(&mut self, num_slots: usize) -> Result<(), Error> {
         let mut slots = self.slots();
+        slots.num_fetches += 1;
         let num_rows = slots.size.num_rows;
         // A device copies the tokens that were never kept as well.
         let tokens = |kept: &Vec<u32>| (0..num_rows).map(|row| kept.get(row).copied().unwrap_or(u32::MAX)).collect();

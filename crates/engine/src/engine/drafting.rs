@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use pellucid_model::Model;
 
-use super::{Engine, PlannedChunk};
+use super::{Engine, PlannedChunk, Step};
 use crate::kv_cache::Reservation;
 use crate::scheduler::{Turn, Work};
 use crate::sequence::Sequence;
-use crate::speculation::{Candidate, DraftModel, DraftModelOptions, Level, Limits, WantedDraft, choose};
+use crate::speculation::{Candidate, ChainedDraft, DraftModel, DraftModelOptions, Level, Limits, WantedDraft, choose};
 use crate::{DraftContext, Drafter, DrafterKind, Error, MAX_DRAFT_LEN, SpeculationOptions};
 
 /// Factor by which drafts may lengthen a step that several tenants share: the others gain nothing from them.
@@ -215,6 +215,13 @@ impl Engine {
             }
         }
         let model = drafters.model.as_mut().expect("it has prospects");
+        if let Some(drafts) = model.launch_chain(&requests) {
+            for (chunk, draft) in of_chunk.into_iter().zip(drafts) {
+                self.plan_chained(&mut chunks[chunk], draft);
+            }
+            self.drafters.chain_launched = Some(started);
+            return Duration::ZERO;
+        }
         model.propose(&mut requests, &**clock);
         let drafts: Vec<Vec<u32>> = requests.into_iter().map(|request| request.draft).collect();
         let vocab_size = self.model.config().vocab_size;
@@ -234,18 +241,56 @@ impl Engine {
         if draft.is_empty() {
             return;
         }
-        chunk.positions.end += draft.len();
+        let sequence = self.lengthen(chunk, draft.len());
+        let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
+        sequence.drafts.plan(last, draft, drafter);
+        if drafter == DrafterKind::DraftModel {
+            sequence.drafts.add_drafted(draft);
+        }
+    }
+
+    /// Lengthens a chunk by a draft that only the device knows. It is cut as by [`Engine::plan_draft`].
+    fn plan_chained(&mut self, chunk: &mut PlannedChunk, draft: ChainedDraft) {
+        let draft = ChainedDraft { len: draft.len.min(self.draft_room(chunk)), ..draft };
+        if draft.len == 0 {
+            return;
+        }
+        let sequence = self.lengthen(chunk, draft.len);
+        let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
+        sequence.drafts.plan_chained(last, draft);
+    }
+
+    /// Waits for the drafted tokens of a step that was launched while only the device knew them.
+    pub(super) fn finish_chain(&mut self, step: &mut Step) -> Result<(), Error> {
+        let Engine { running, drafters, clock, .. } = self;
+        let Some((launched, model)) = drafters.chain_launched.take().zip(drafters.model.as_mut()) else {
+            return Ok(());
+        };
+        let drafts = model.finish_chain(&**clock, launched)?;
+        for chunk in step.chunks.iter().filter(|chunk| chunk.draft_len() > 0) {
+            let sequence =
+                &mut running.get_mut(&chunk.group).expect("a planned request runs").sequences[chunk.sequence];
+            if let Some(row) = sequence.drafts.chained_row() {
+                sequence.drafts.set_chained(&drafts[row][..chunk.draft_len()]);
+            }
+        }
+        // The device begins with the step itself when the draft is complete.
+        let now = clock.now();
+        step.drafting_time += now - launched;
+        step.launched = Some(now);
+        Ok(())
+    }
+
+    /// Lengthens a chunk by `draft_len` rows, takes the blocks for them, and returns its sequence.
+    fn lengthen(&mut self, chunk: &mut PlannedChunk, draft_len: usize) -> &mut Sequence {
+        chunk.positions.end += draft_len;
         chunk.wanted = 0..chunk.num_tokens();
         let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
         let reservation = group.reservation.as_mut().expect("a running request has a reservation");
         let sequence = &mut group.sequences[chunk.sequence];
         let table = sequence.table.as_mut().expect("a running sequence has blocks");
         self.cache.grow(table, reservation, chunk.positions.end).expect("these blocks are reserved");
-        let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
-        sequence.drafts.plan(last, draft, drafter);
-        if drafter == DrafterKind::DraftModel {
-            sequence.drafts.add_drafted(draft);
-        }
+        sequence
     }
 
     fn sequence_of(&self, chunk: &PlannedChunk) -> &Sequence {

@@ -19,7 +19,11 @@ impl Engine {
             self.launch_ahead(step);
         }
         self.deliver();
+        if launched.is_err() {
+            self.drafters.chain_launched = None;
+        }
         launched?;
+        self.finish_chain(step)?;
         let outcome = contain_panics(|| self.model.finish(&mut step.logits));
         step.finished = Some(self.clock.now());
         outcome
@@ -42,8 +46,10 @@ impl Engine {
         for planned in &step.chunks {
             let sequence = &self.running[&planned.group].sequences[planned.sequence];
             let table = sequence.table.as_ref().expect("a planned sequence has blocks");
+            let sources = if planned.draft_len() > 0 { sequence.drafts.sources() } else { Vec::new() };
             let ids = match planned.token_from_row {
                 Some(row) => ChunkIds::Assumed { row },
+                None if !sources.is_empty() => ChunkIds::Sources(&sources),
                 None if planned.draft_len() > 0 => ChunkIds::Tokens(&sequence.drafts.rows()[..planned.num_tokens()]),
                 None => ChunkIds::Tokens(&sequence.tokens[planned.positions.clone()]),
             };

@@ -1,6 +1,7 @@
 //! The drafters of an engine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use super::{
     Acceptance, DraftContext, DraftLengths, DraftModel, Drafter, DrafterKind, Level, ScoredDraft, SequenceDrafts,
@@ -15,6 +16,8 @@ const MAX_TENANTS: usize = 1024;
 pub(crate) struct Drafters {
     pub(crate) options: SpeculationOptions,
     pub(crate) model: Option<DraftModel>,
+    /// When the chain of draft steps was launched whose tokens only the device knows.
+    pub(crate) chain_launched: Option<Instant>,
     pub(crate) lengths: DraftLengths,
     /// Drafted tokens that were accepted in the step that is committed.
     pub(crate) num_accepted: usize,
@@ -33,6 +36,7 @@ impl Default for Drafters {
         Drafters {
             options: SpeculationOptions::OFF,
             model: None,
+            chain_launched: None,
             lengths: DraftLengths::default(),
             num_accepted: 0,
             custom: Vec::new(),

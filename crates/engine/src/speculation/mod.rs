@@ -20,7 +20,7 @@ mod suffix;
 
 pub use acceptance::Acceptance;
 pub use draft_length::{Candidate, DraftLengths, Limits, choose};
-pub use draft_model::{DraftModel, DraftModelOptions, WantedDraft};
+pub use draft_model::{ChainedDraft, DraftModel, DraftModelOptions, WantedDraft};
 pub use drafter::{DraftContext, Drafter, DrafterKind};
 pub(crate) use drafters::Drafters;
 pub use ngram::NgramDrafter;

@@ -1,7 +1,10 @@
 //! The proposals for one sequence and the draft that is checked, from the plan of a step to its commit.
 
+use pellucid_tensor::TokenSource;
+
 use super::{
-    Acceptance, DraftContext, DraftCounts, DrafterKind, Level, NgramDrafter, PredictionDrafter, Proposal, ScoredDraft,
+    Acceptance, ChainedDraft, DraftContext, DraftCounts, DrafterKind, Level, NgramDrafter, PredictionDrafter, Proposal,
+    ScoredDraft,
 };
 
 /// The proposals for a sequence, and how often those before them were right.
@@ -20,6 +23,8 @@ pub(crate) struct SequenceDrafts {
     /// The last token of the sequence and the drafted tokens after it: the rows of the step that is planned.
     rows: Vec<u32>,
     drafter: Option<DrafterKind>,
+    /// The drafted tokens, while only the device knows them. `rows` has only the last token of the sequence by then.
+    chained: Option<ChainedDraft>,
 }
 
 impl SequenceDrafts {
@@ -77,6 +82,34 @@ impl SequenceDrafts {
         self.rows.push(last);
         self.rows.extend_from_slice(draft);
         self.drafter = Some(drafter);
+        self.chained = None;
+    }
+
+    /// Sets a draft that only the device knows; `last` is the last token of the sequence.
+    pub(crate) fn plan_chained(&mut self, last: u32, draft: ChainedDraft) {
+        self.plan(last, &[], DrafterKind::DraftModel);
+        self.chained = Some(draft);
+    }
+
+    /// Returns the row of a draft that only the device knows.
+    pub(crate) fn chained_row(&self) -> Option<usize> {
+        self.chained.map(|draft| draft.row)
+    }
+
+    /// Sets the tokens of a draft that only the device knew.
+    pub(crate) fn set_chained(&mut self, tokens: &[u32]) {
+        self.chained = None;
+        self.rows.extend_from_slice(tokens);
+        self.add_drafted(tokens);
+    }
+
+    /// Returns the sources of the tokens of the planned step, if only the device knows some of them.
+    pub(crate) fn sources(&self) -> Vec<TokenSource> {
+        let kept = |draft: ChainedDraft| {
+            (0..draft.len).map(move |slot| TokenSource::Kept { slot: slot as u32, row: draft.row as u32 })
+        };
+        let known = self.rows.iter().map(|&token| TokenSource::Token(token));
+        self.chained.map_or_else(Vec::new, |draft| known.chain(kept(draft)).collect())
     }
 
     /// Returns the tokens of the planned step: the last of the sequence, and the drafted ones.

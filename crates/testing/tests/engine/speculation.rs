@@ -1,12 +1,15 @@
 //! Replies with drafters are those without them, token for token and bit for bit.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use pellucid_engine::{
     DraftContext, Drafter, DrafterKind, Engine, EngineOptions, Overcommit, Request, SpeculationOptions,
 };
 
-use pellucid_testing::FakeModel;
+use pellucid_testing::{FakeModel, FakeSlots};
+
+use pellucid_tensor::TokenSlots;
 
 use crate::support::{OPTIONS, bits, fake, prompts, request, serve};
 
@@ -101,5 +104,40 @@ fn a_draft_model_changes_no_bit_and_the_same_model_is_always_right() {
             assert!(counts.drafted > 20, "{counts:?}");
             assert_eq!(counts.rejected(), 0, "{counts:?}");
         }
+    }
+}
+
+#[test]
+fn drafts_that_only_the_device_knows_change_no_bit() {
+    let requests = requests();
+    for (wrong_every, size) in [
+        (None, TokenSlots { num_slots: 16, num_rows: 128 }),
+        (Some(3), TokenSlots { num_slots: 16, num_rows: 128 }),
+        // Too few slots for the draft, and too few rows for all sequences at once: some drafts are not chained.
+        (Some(3), TokenSlots { num_slots: 2, num_rows: 128 }),
+        (Some(5), TokenSlots { num_slots: 16, num_rows: 2 }),
+    ] {
+        let slots = Arc::new(Mutex::new(FakeSlots::new(size)));
+        let change = |model: &mut FakeModel| {
+            (model.is_asynchronous, model.digest_len, model.slots) = (true, Some(24), slots.clone());
+        };
+        let plain: Vec<_> = serve(&mut fake(OPTIONS, change), &requests).iter().map(bits).collect();
+        for fixed_draft_len in [None, Some(4)] {
+            let mut engine = fake(OPTIONS, change);
+            engine.set_speculation(SpeculationOptions { fixed_draft_len, ..SpeculationOptions::OFF });
+            let mut draft = FakeModel::new(24, 60);
+            change(&mut draft);
+            draft.wrong_every = wrong_every;
+            engine.set_draft_model(Box::new(draft), 400).expect("a draft model");
+            let outcomes: Vec<_> = serve(&mut engine, &requests).iter().map(bits).collect();
+            assert_eq!(outcomes, plain);
+            let counts = engine.stats().speculation.of(DrafterKind::DraftModel);
+            assert!(counts.drafted > 20 && counts.accepted > 0, "{counts:?}");
+            if size.num_slots == 16 && size.num_rows == 128 {
+                assert_eq!(counts.rejected() > 0, wrong_every.is_some(), "{counts:?}");
+            }
+        }
+        let num_fetches = slots.lock().expect("no test panicked").num_fetches;
+        assert!(num_fetches > 3 || size.num_slots == 2, "{num_fetches} chains were launched with {size:?}");
     }
 }

@@ -13,6 +13,7 @@
 //! then on; after a lost device, or [`MAX_FAILED_STEPS`] failed steps in a row, all drafts are empty.
 //! [`DraftModel::take_error`] returns the first error that nobody has seen yet.
 
+mod chain;
 mod round;
 mod sample;
 mod sequences;
@@ -29,6 +30,9 @@ use crate::kv_cache::{KvCache, Scope};
 use crate::scheduler::{StepCosts, Work};
 use crate::{Clock, Error};
 
+pub use chain::ChainedDraft;
+
+use chain::Link;
 use sample::SampleMemory;
 use sequences::DraftSequences;
 
@@ -88,6 +92,8 @@ pub struct DraftModel {
     batch: Batch,
     logits: Logits,
     memory: SampleMemory,
+    /// The chain of draft steps whose tokens were not read yet, the longest drafts first.
+    chain: Vec<Link>,
     /// Number of steps that failed since the last one that did not.
     num_failed_steps: u32,
     is_disabled: bool,
@@ -116,6 +122,7 @@ impl DraftModel {
             batch: Batch::default(),
             logits: Logits::default(),
             memory: SampleMemory::default(),
+            chain: Vec::new(),
             num_failed_steps: 0,
             is_disabled: false,
             error: None,

@@ -17,13 +17,13 @@ use crate::{Clock, Error, MAX_DRAFT_LEN};
 pub(super) const MAX_READY_ROWS: usize = MAX_DRAFT_LEN + 1;
 
 /// A sequence that still takes part in the rounds of a call.
-struct Job {
+pub(super) struct Job {
     /// Index in the list of wanted drafts.
     index: usize,
     sequence: u64,
     tenant: TenantId,
     /// Maximum tokens of its draft.
-    max_len: usize,
+    pub(super) max_len: usize,
     /// State after the drafted tokens.
     state: State,
     is_done: bool,
@@ -62,7 +62,7 @@ impl DraftModel {
     }
 
     /// Returns the sequences that can take part, after comparing what is stored of each with its tokens.
-    fn jobs(&mut self, wanted: &[WantedDraft<'_>]) -> Vec<Job> {
+    pub(super) fn jobs(&mut self, wanted: &[WantedDraft<'_>]) -> Vec<Job> {
         let mut jobs: Vec<Job> = Vec::with_capacity(wanted.len());
         for (index, wanted) in wanted.iter().enumerate() {
             let (sequence, len) = (wanted.sequence, wanted.tokens.len());
@@ -277,12 +277,17 @@ impl DraftModel {
 
     /// Ends the drafts of a failed step. It is not known which sequence was the reason.
     fn fail_round(&mut self, jobs: &mut [Job], round: &[PlannedRows], error: Error) {
+        let sequences: Vec<u64> = round.iter().map(|rows| jobs[rows.job].sequence).collect();
+        round.iter().for_each(|rows| jobs[rows.job].is_done = true);
+        self.fail_sequences(&sequences, error);
+    }
+
+    /// Gives up the sequences of a failed step.
+    pub(super) fn fail_sequences(&mut self, sequences: &[u64], error: Error) {
         self.num_failed_steps += 1;
-        for rows in round {
-            let job = &mut jobs[rows.job];
-            job.is_done = true;
-            self.sequences.release(job.sequence);
-            self.failed.insert(job.sequence);
+        for &sequence in sequences {
+            self.sequences.release(sequence);
+            self.failed.insert(sequence);
         }
         if matches!(error, Error::DeviceLost(_)) || self.num_failed_steps >= MAX_FAILED_STEPS {
             self.disable(error);
