@@ -202,6 +202,10 @@ impl Backend for CudaBackend {
         digest::keep_assumed(&mut self.gpu(), num_rows, slot)
     }
 
+    fn replace_kept(&self, slot: usize, tokens: &[u32]) -> Result<(), Error> {
+        digest::replace_kept(&mut self.gpu(), slot, tokens)
+    }
+
     fn fetch_kept(&self, num_slots: usize) -> Result<(), Error> {
         digest::fetch_kept(&mut self.gpu(), num_slots)
     }

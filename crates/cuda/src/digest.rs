@@ -81,6 +81,15 @@ pub(crate) fn keep_assumed(gpu: &mut Gpu, num_rows: usize, slot: usize) -> Resul
     Ok(())
 }
 
+/// Replaces the tokens in a slot.
+pub(crate) fn replace_kept(gpu: &mut Gpu, slot: usize, tokens: &[u32]) -> Result<(), Error> {
+    assert!(slot < TOKEN_SLOTS.num_slots && tokens.len() <= gpu.assumed.kept[slot], "tokens that are kept");
+    let to = assumed_tokens(gpu, 0)? + 4 * (slot * TOKEN_SLOTS.num_rows) as u64;
+    let piece = gpu.step_tables.next(&gpu.device, tokens.len())?;
+    piece.values_mut()?[..tokens.len()].copy_from_slice(tokens);
+    piece.upload(tokens.len(), to)
+}
+
 /// Starts to copy the first slots to the host.
 pub(crate) fn fetch_kept(gpu: &mut Gpu, num_slots: usize) -> Result<(), Error> {
     assert!(num_slots <= TOKEN_SLOTS.num_slots);

@@ -164,6 +164,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = (num_rows, slot);
         unreachable!("`token_slots` says that there are none")
     }
+    /// Replaces the tokens that a slot keeps, for benchmarks that force what is drafted.
+    fn replace_kept(&self, slot: usize, tokens: &[u32]) -> Result<(), Error> {
+        let _ = (slot, tokens);
+        unreachable!("`token_slots` says that there are none")
+    }
     /// Starts to copy the tokens of the first `num_slots` slots to the host. The next fetch overwrites them.
     fn fetch_kept(&self, num_slots: usize) -> Result<(), Error> {
         let _ = num_slots;

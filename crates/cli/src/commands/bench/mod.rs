@@ -1,6 +1,7 @@
 //! `pellucid bench`: the speed of a model compared with the machine's limits, and of serving many requests at once; and
 //! its answers to ordinary questions.
 
+mod acceptance;
 mod model;
 mod percentiles;
 mod questions;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
+use pellucid_engine::MAX_DRAFT_LEN;
 use pellucid_model::Model;
 use pellucid_model::{QuantScheme, SyntheticModel};
 use serde_json::json;
@@ -71,6 +73,9 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     serving: ServingArgs,
 
+    #[command(flatten)]
+    speculation: SpeculationArgs,
+
     /// Answer ordinary questions and count the right answers: 40 built-in
     /// ones, or those of a TOML file (--questions=FILE)
     #[arg(
@@ -127,6 +132,52 @@ struct SpeedArgs {
     /// Rounds; each round measures every case once
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Speculation")]
+struct SpeculationArgs {
+    /// Rates at which the model accepts drafted tokens, forced by the
+    /// benchmark: random weights would accept none. Measures --batch and
+    /// --depth [default: 128] with and without drafts, through the engine
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        value_name = "RATE",
+        value_delimiter = ',',
+        requires_all = ["shape", "draft_shape"],
+        conflicts_with_all = ["load", "prompt"]
+    )]
+    acceptance: Vec<f64>,
+
+    /// Shape of a draft model with random weights
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "acceptance",
+        value_parser = PossibleValuesParser::new(SyntheticModel::ALL.map(|shape| shape.name))
+    )]
+    draft_shape: Option<String>,
+
+    /// Formats of the draft model's weights [default: that of --type]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        requires = "draft_shape",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name))
+    )]
+    draft_type: Option<String>,
+
+    /// Tokens to draft in every step
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "acceptance",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT_LEN as i64)
+    )]
+    draft_tokens: u32,
 }
 
 #[derive(Debug, clap::Args)]
@@ -214,6 +265,11 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
         bail_usage!("--kv-memory applies to the engine and needs --concurrency or --rate");
     }
     let mut ready = model::load(args, hub)?;
+    if let Some(shape) = &args.speculation.draft_shape {
+        let scheme = args.speculation.draft_type.as_ref().or(args.scheme.as_ref());
+        let draft = model::random_on(args, shape, scheme.map(String::as_str), &ready.backend)?;
+        return speculation(args, ready, draft, output);
+    }
     let context = ready.model.config().context_len;
     // Wrong flags are rejected before anything is measured.
     let cases = if measures_speed { speed::cases(&args.speed, context)? } else { Vec::new() };
@@ -243,6 +299,24 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     }
     if args.json {
         output.write_json(&result)?;
+    }
+    Ok(())
+}
+
+/// Measures a model with a draft model.
+fn speculation(args: &BenchArgs, ready: model::Ready, draft: model::Ready, output: &mut Output) -> Result<()> {
+    acceptance::check(&args.speculation, &args.speed, &ready, &draft)?;
+    let machines = [ready.machine()?, draft.machine()?];
+    if !args.json {
+        machines.iter().try_for_each(|machine| text::machine(output, machine))?;
+        output.flush()?;
+    }
+    let results = acceptance::run(&args.speculation, &args.speed, ready, draft)?;
+    if args.json {
+        let [machine, draft] = machines;
+        output.write_json(&json!({ "machine": machine, "draft": draft, "acceptance": results }))?;
+    } else {
+        acceptance::print(output, &results)?;
     }
     Ok(())
 }

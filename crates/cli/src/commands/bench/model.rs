@@ -59,21 +59,34 @@ impl Ready {
 
 pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
     let checkpoint = match &args.shape {
-        Some(_) => random(args)?,
+        Some(shape) => random(shape, args.scheme.as_deref())?,
         None => args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?,
     };
     let backend = args.compute.backend()?;
-    let model = args.compute.decoder(&checkpoint, &backend)?;
+    ready(args, &checkpoint, &backend)
+}
+
+/// Loads random weights onto a device that is open already.
+pub(super) fn random_on(
+    args: &BenchArgs,
+    shape: &str,
+    scheme: Option<&str>,
+    backend: &Arc<dyn Backend>,
+) -> Result<Ready> {
+    ready(args, &random(shape, scheme)?, backend)
+}
+
+fn ready(args: &BenchArgs, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Ready> {
+    let (model, backend) = (args.compute.decoder(checkpoint, backend)?, backend.clone());
     let path = checkpoint.path();
     let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
     Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend, kv_dtype: args.compute.kv_type.dtype() })
 }
 
 /// Creates random weights, and shows progress on a terminal.
-fn random(args: &BenchArgs) -> Result<Checkpoint> {
-    let name = args.shape.as_deref().unwrap_or_default();
+fn random(name: &str, scheme: Option<&str>) -> Result<Checkpoint> {
     let shape = SyntheticModel::named(name).with_context(|| format!("--shape {name}: unknown model"))?;
-    let scheme = args.scheme.as_deref().unwrap_or("q4_k_m");
+    let scheme = scheme.unwrap_or("q4_k_m");
     let scheme = QuantScheme::named(scheme).with_context(|| format!("--type {scheme}: unknown format"))?;
     let shows = std::io::stderr().is_terminal();
     let checkpoint = shape.checkpoint(scheme, 1, &mut |done, all| {
@@ -88,7 +101,7 @@ fn random(args: &BenchArgs) -> Result<Checkpoint> {
 /// Writes the random model to a file, so that other engines can be measured with it.
 pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Result<()> {
     atomic_file::refuse_existing(path)?;
-    let checkpoint = random(args)?;
+    let checkpoint = random(args.shape.as_deref().unwrap_or_default(), args.scheme.as_deref())?;
     let Source::Gguf(metadata) = checkpoint.source() else { unreachable!("a shape has GGUF keys") };
     let tensors: Vec<NewTensor> = (checkpoint.tensors().iter())
         .map(|tensor| NewTensor { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() })
